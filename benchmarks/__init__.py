@@ -1,0 +1,1 @@
+"""Measurements, each run by one command; see docs/operations.md."""

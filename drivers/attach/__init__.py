@@ -1,0 +1,1 @@
+"""How a host reaches its parents."""

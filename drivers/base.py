@@ -1,0 +1,193 @@
+"""The contract between the agent and its drivers.
+
+A stack is attach -> cache -> export, one per image and host; a snapshot gives one VM a disk on top of it. Every call is
+idempotent: asking twice is asking once, and removing what is not there is fine. Calls for one image are serialised by the
+agent; calls for different images run in parallel, so drivers keep no state that is shared between images without a lock.
+
+What exists on the host is the truth, not what a driver remembers: after kill -9 of the agent a new driver object finds
+what the old one made through ``existing()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+BlockNode = Mapping[str, Any]
+"""Options of one QEMU ``--blockdev``, possibly with nested nodes (QEMU: qapi/block-core.json, BlockdevOptions)."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a driver may keep things on this host.
+
+    ``state`` survives a reboot; ``run`` holds sockets and pid files and need not. ``run`` must be short: a unix socket's
+    path has at most 107 bytes (unix(7)).
+    """
+
+    state: Path
+    run: Path
+
+
+@dataclass(frozen=True)
+class Image:
+    """A published, immutable base disk. ``size`` in bytes; ``digest`` is ``sha256:<hex>`` of its whole content."""
+
+    name: str
+    size: int
+    digest: str
+
+    @property
+    def key(self) -> str:
+        """The digest in hexadecimal: names files that hold this image's content, whatever the image is called."""
+        return self.digest.removeprefix("sha256:")
+
+
+@dataclass(frozen=True)
+class Parent:
+    """One host to read misses from. ``address`` is what that host registered at Volt, e.g. ``unix:///run/virtman/serve``."""
+
+    host: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where an export is reached: the host's ``address`` and the name of the export on it."""
+
+    address: str
+    export: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one layer hands to the next: a size in bytes and either a kernel path or a QEMU block node.
+
+    A snapshot has both: the path of the VM's disk and the node that a QEMU opens it with.
+    """
+
+    size: int
+    path: Path | None = None
+    node: BlockNode | None = None
+
+
+class PathState(StrEnum):
+    """State of one route to a parent."""
+
+    ACTIVE = "active"
+    STANDBY = "standby"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class PathStatus:
+    """One route to a parent and whether it is in use."""
+
+    parent: Parent
+    state: PathState
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """``held_bytes``: image content in the cache, all of it fetched from parents; ``file_bytes``: disk space it takes."""
+
+    held_bytes: int
+    file_bytes: int
+
+
+@dataclass(frozen=True)
+class Existing:
+    """What a driver found on the host, by image or VM name; ``details`` are for people and logs."""
+
+    names: frozenset[str]
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+LostParent = Callable[[Image, Parent], None]
+"""Called from a driver's thread when a parent in use was lost and the driver has moved on."""
+
+Died = Callable[[str], None]
+"""Called from a driver's thread with an image's name when the process that serves it died unasked."""
+
+
+class AttachDriver(Protocol):
+    """How a host reaches its parents."""
+
+    def connect(self, image: Image, parents: Sequence[Parent]) -> Device:
+        """Make the image readable through the first parent that lives, keep watching, and never wait for a parent's data."""
+
+    def update(self, image: Image, parents: Sequence[Parent]) -> bool:
+        """Follow a new list. True if the route in use has to change and the stack must be published again to drop it."""
+
+    def disconnect(self, image: str) -> None:
+        """Forget the image's parents and stop watching them."""
+
+    def paths(self, image: str) -> list[PathStatus]:
+        """The routes in the order of the parents."""
+
+    def existing(self) -> Existing:
+        """Images with something of this driver on the host."""
+
+
+class CacheDriver(Protocol):
+    """How a host keeps what it has read."""
+
+    def open(self, image: Image, base: Device) -> Device:
+        """A device that reads from the cache, else from ``base``, and keeps what it read. A damaged cache starts empty."""
+
+    def close(self, image: Image) -> None:
+        """The stack is gone: what was kept stays for the next ``open``."""
+
+    def remove(self, key: str) -> int:
+        """Delete what is kept under an image's key. Returns the bytes of disk space freed."""
+
+    def stats(self, image: Image) -> CacheStats:
+        """What the image's cache holds now."""
+
+    def existing(self) -> Existing:
+        """Keys (``Image.key``) of the images with something kept on this host."""
+
+
+class ExportDriver(Protocol):
+    """How a host serves its children."""
+
+    @property
+    def address(self) -> str:
+        """What this host registers at Volt; children compute an image's endpoint from it."""
+
+    def reserve(self, image: str) -> Endpoint:
+        """Make the endpoint exist now. Children may connect; their reads wait until ``publish``."""
+
+    def publish(self, image: Image, device: Device) -> Endpoint:
+        """Serve ``device`` read-only and return when a client gets answers. Replaces what was served before."""
+
+    def serving(self, image: str) -> bool:
+        """Whether the image is being served at this moment."""
+
+    def allow(self, image: str, children: Sequence[str]) -> None:
+        """Name the hosts that may read. A driver whose endpoint no other machine reaches may rely on file permissions."""
+
+    def withdraw(self, image: str) -> None:
+        """Stop serving and remove the endpoint."""
+
+    def existing(self) -> Existing:
+        """Images with something of this driver on the host: a process, a socket, a target."""
+
+
+class SnapshotDriver(Protocol):
+    """How one VM gets a private writable disk."""
+
+    def create(self, vm: str, origin: Device, size: int) -> Device:
+        """A writable disk of ``size`` bytes whose unwritten ranges read as ``origin``. An existing one is returned as it is."""
+
+    def open(self, vm: str) -> Device:
+        """The existing disk of a VM."""
+
+    def delete(self, vm: str) -> None:
+        """Remove the VM's disk."""
+
+    def existing(self) -> Existing:
+        """VMs with a disk, whole or half made, on this host."""

@@ -1,0 +1,1 @@
+"""How a host keeps what it has read."""

@@ -1,0 +1,1 @@
+"""How a host serves its children."""

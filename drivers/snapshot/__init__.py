@@ -1,0 +1,1 @@
+"""How one VM gets a private writable disk."""

@@ -1,0 +1,1 @@
+"""Clusters on one machine, for the demo, the tests and the benchmarks."""

@@ -1,0 +1,37 @@
+"""Packaging of VirtMan: the agent (virtman), the coordinator (volt) and the drivers."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="virtman",
+    version="0.1.0",
+    description="On-demand, lazy-boot block layer for homogeneous virtual machines",
+    python_requires=">=3.11",
+    packages=find_packages(include=["virtman", "virtman.*", "volt", "volt.*", "drivers", "drivers.*"]),
+    package_data={"volt": ["migrations/*.mako", "migrations/versions/*.py"]},
+    install_requires=[
+        "alembic>=1.13",
+        "click>=8.1",
+        "Flask>=3.0",
+        "flask-openapi3>=4.0,<5",
+        "httpx>=0.27",
+        "libvirt-python>=9.0",
+        "prometheus-client>=0.20",
+        "pycdlib>=1.14",
+        "pydantic>=2.6",
+        "rich>=13.7",
+        "SQLAlchemy>=2.0",
+        "waitress>=3.0",
+    ],
+    extras_require={
+        "test": ["coverage>=7.4", "hypothesis>=6.100", "pytest>=8.0", "testtools>=2.7"],
+        "lint": ["mypy>=1.10", "ruff>=0.5"],
+    },
+    entry_points={
+        "console_scripts": ["virtman = virtman.cli:main", "volt = volt.cli:main"],
+        "virtman.drivers.attach": ["nbd = drivers.attach.nbd:NbdAttach"],
+        "virtman.drivers.cache": ["qcow2 = drivers.cache.qcow2:Qcow2Cache"],
+        "virtman.drivers.export": ["nbd = drivers.export.nbd:NbdExport"],
+        "virtman.drivers.snapshot": ["qcow2 = drivers.snapshot.qcow2:Qcow2Snapshot"],
+    },
+)

@@ -1,0 +1,1 @@
+"""The agent on each host: library, command line and local API."""
