@@ -1,0 +1,260 @@
+"""The only door to Volt for other programs.
+
+Every method returns a model or nothing, and raises a class of ``volt.errors``. A client may be shared by threads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from volt import errors
+from volt.models import (
+    NAME_PATTERN,
+    Assignment,
+    DeadParentReport,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    Host,
+    HostList,
+    HostRequest,
+    HostState,
+    Image,
+    ImageList,
+    ImageTree,
+    JoinRequest,
+    Name,
+    NodeReport,
+    NodeState,
+    Parent,
+    ProblemDocument,
+    PublishRequest,
+    TreeNode,
+)
+from volt.tokens import read_token
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+__all__ = [
+    "NAME_PATTERN",
+    "Assignment",
+    "HeartbeatAnswer",
+    "Host",
+    "HostState",
+    "Image",
+    "ImageTree",
+    "NodeReport",
+    "NodeState",
+    "Parent",
+    "TreeNode",
+    "VoltClient",
+    "render_tree",
+]
+
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+
+PROBLEMS = {problem.type(): problem for problem in errors.Problem.__subclasses__()}
+"""Problem ``type`` to exception class."""
+
+TRANSPORT_ERRORS: dict[type[Exception], type[errors.VoltError]] = {
+    httpx.TimeoutException: errors.VoltTimeout,
+    httpx.NetworkError: errors.VoltUnreachable,
+    httpx.ProxyError: errors.VoltUnreachable,
+    httpx.RemoteProtocolError: errors.VoltUnreachable,
+    httpx.LocalProtocolError: errors.BadRequest,
+    httpx.UnsupportedProtocol: errors.VoltUnreachable,
+    httpx.InvalidURL: errors.VoltUnreachable,
+    httpx.DecodingError: errors.BadAnswer,
+    httpx.TooManyRedirects: errors.BadAnswer,
+}
+"""httpx's errors to ours. The most specific class that fits is used (its place in the exception's own ancestry)."""
+
+
+def translate(error: Exception) -> errors.VoltError:
+    """The error of ours for one of httpx."""
+    for ancestor in type(error).__mro__:
+        if ancestor in TRANSPORT_ERRORS:
+            return TRANSPORT_ERRORS[ancestor](str(error) or type(error).__name__)
+    return errors.VoltUnreachable(f"{type(error).__name__}: {error}")
+
+
+def render_tree(tree: ImageTree) -> Tree:
+    """The tree for rich's console."""
+    from volt import treeview
+
+    return treeview.render(tree)
+
+
+class VoltClient:
+    """Volt at ``url``; ``timeout`` in seconds bounds each wait for the network."""
+
+    def __init__(self, url: str, token_file: Path | None = None, timeout: float = 5.0) -> None:
+        """Read the token file; nothing is sent yet.
+
+        Raises:
+            errors.TokenFileUnusable: the token file is missing, empty, or readable by everyone.
+            errors.VoltUnreachable: the URL is malformed.
+        """
+        headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
+        try:
+            # The coordinator is inside: a proxy of the environment is for the world outside.
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+        except httpx.InvalidURL as error:
+            raise translate(error) from error
+
+    def __enter__(self) -> Self:
+        """Use the client and close it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def register(self, host: str, address: str) -> Host:
+        """Register a host or refresh it; keeps its places in the trees."""
+        return self._call(Host, "PUT", f"/v1/hosts/{_name(host)}", HostRequest, address=address)
+
+    def hosts(self) -> list[Host]:
+        """All registered hosts, by name."""
+        return self._call(HostList, "GET", "/v1/hosts").hosts
+
+    def remove_host(self, host: str) -> None:
+        """Take a host out of all trees and forget it; nothing happens if it is not there.
+
+        Raises:
+            errors.OriginNeeded: it is the only origin of an image.
+        """
+        self._send("DELETE", f"/v1/hosts/{_name(host)}")
+
+    def heartbeat(self, host: str, nodes: list[NodeReport]) -> HeartbeatAnswer:
+        """Say what the host has; learn what changed.
+
+        Raises:
+            errors.HostUnknown: register, then join again.
+        """
+        return self._call(HeartbeatAnswer, "POST", f"/v1/hosts/{_name(host)}/heartbeat", HeartbeatRequest, nodes=nodes)
+
+    def publish(self, name: str, size: int, digest: str, origin: str) -> Image:
+        """Publish an image whose whole content ``origin`` serves from its own copy, or add one more origin.
+
+        Raises:
+            errors.ImageConflict: the name is taken by other content.
+            errors.HostHasNode: the origin reads this image from the tree: leave first.
+            errors.HostUnknown: the origin is not registered.
+        """
+        return self._call(
+            Image, "POST", "/v1/images", PublishRequest, name=name, size=size, digest=digest, origin=origin
+        )
+
+    def images(self) -> list[Image]:
+        """All published images, by name."""
+        return self._call(ImageList, "GET", "/v1/images").images
+
+    def image(self, name: str) -> Image:
+        """One image.
+
+        Raises:
+            errors.ImageUnknown: no such image.
+        """
+        return self._call(Image, "GET", f"/v1/images/{_name(name)}")
+
+    def remove_image(self, name: str) -> None:
+        """Withdraw an image that no host but its origins has.
+
+        Raises:
+            errors.ImageUnknown: no such image.
+            errors.ImageInUse: the hosts that still have it are in ``hosts``.
+        """
+        self._send("DELETE", f"/v1/images/{_name(name)}")
+
+    def join(self, image: str, host: str) -> Assignment:
+        """A place in the image's tree, the same one when asked again.
+
+        Raises:
+            errors.ImageUnknown: no such image.
+            errors.HostUnknown: the host is not registered.
+        """
+        return self._call(Assignment, "POST", f"/v1/images/{_name(image)}/nodes", JoinRequest, host=host)
+
+    def leave(self, image: str, host: str) -> None:
+        """Give the place up; nothing happens if there is none.
+
+        Raises:
+            errors.OriginNeeded: the host is the image's last origin.
+        """
+        self._send("DELETE", f"/v1/images/{_name(image)}/nodes/{_name(host)}")
+
+    def tree(self, image: str) -> ImageTree:
+        """The image's tree.
+
+        Raises:
+            errors.ImageUnknown: no such image.
+        """
+        return self._call(ImageTree, "GET", f"/v1/images/{_name(image)}/tree")
+
+    def report_dead(self, image: str, reporter: str, dead: str) -> Assignment:
+        """Say that a parent does not answer; returns the reporter's parents from now on.
+
+        Raises:
+            errors.NodeUnknown: the reporter has no place in the tree.
+            errors.ImageUnknown: no such image.
+        """
+        return self._call(
+            Assignment, "POST", f"/v1/images/{_name(image)}/reports", DeadParentReport, reporter=reporter, dead=dead
+        )
+
+    def _call(
+        self, answer: type[_Answer], method: str, path: str, request: type[BaseModel] | None = None, **fields: Any
+    ) -> _Answer:
+        try:
+            content = request.model_validate(fields).model_dump_json() if request else None
+        except ValidationError as error:
+            raise errors.BadRequest(_summary(error)) from error
+        response = self._send(method, path, content)
+        try:
+            return answer.model_validate_json(response.content)
+        except ValidationError as error:
+            raise errors.BadAnswer(f"{method} {path}: {_summary(error)}") from error
+
+    def _send(self, method: str, path: str, content: str | None = None) -> httpx.Response:
+        headers = {"Content-Type": "application/json"} if content is not None else {}
+        try:
+            response = self._http.request(method, path, content=content, headers=headers)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise translate(error) from error
+        if not response.is_success:
+            raise _problem(response)
+        return response
+
+
+def _name(value: str) -> str:
+    """The value, if it is a name: a slash or a dot would change the path that it is put in."""
+    try:
+        return _NAME.validate_python(value)
+    except ValidationError as error:
+        raise errors.BadRequest(f"{value!r} is not a name: {_summary(error)}") from error
+
+
+def _problem(response: httpx.Response) -> errors.VoltError:
+    try:
+        document = ProblemDocument.model_validate_json(response.content)
+        return PROBLEMS[document.type](document.detail, tuple(document.hosts))
+    except (ValidationError, KeyError):
+        return errors.BadAnswer(f"{response.request.method} {response.request.url}: status {response.status_code}")
+
+
+def _summary(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'value'}: {e['msg']}" for e in error.errors())

@@ -1,0 +1,227 @@
+"""What goes over Volt's API: the one description that the server validates with and the client returns.
+
+Sizes are bytes, times are UTC, durations are seconds.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+ADDRESS_PATTERN = r"^(unix:///[!-~]+|tcp://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4})$"
+MAX_INTEGER = 2**63 - 1
+
+
+def _port_in_range(address: str) -> str:
+    if address.startswith("tcp://") and int(address.rpartition(":")[2]) > 65535:
+        raise ValueError("the port is above 65535")
+    return address
+
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN, description="Name of a host or an image")]
+Address = Annotated[
+    str,
+    Field(
+        pattern=ADDRESS_PATTERN,
+        max_length=512,
+        description="Where a host serves its images: unix:///run/virtman/serve or tcp://10.0.0.1:3260",
+    ),
+    AfterValidator(_port_in_range),
+]
+Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="SHA-256 of the whole image")]
+Size = Annotated[int, Field(gt=0, le=MAX_INTEGER, multiple_of=512, description="Bytes")]
+Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+
+
+class HostState(StrEnum):
+    """``lost``: its lease ran out and it left all trees. Its next heartbeat makes it ``alive``."""
+
+    ALIVE = "alive"
+    LOST = "lost"
+
+
+class NodeState(StrEnum):
+    """How far a host's place in a tree is confirmed by that host, and so whether others may read from it.
+
+    ``joining`` (may be read from): new, not confirmed yet. ``ready`` (may be read from): confirmed.
+    ``moving``: got another slot and has not confirmed that it reads only from its new parents.
+    ``returning``: was in the tree before, and some node may still read from it by an old list.
+    ``suspect``: a child reported it dead. ``lost``: an origin whose lease ran out.
+    """
+
+    JOINING = "joining"
+    READY = "ready"
+    MOVING = "moving"
+    RETURNING = "returning"
+    SUSPECT = "suspect"
+    LOST = "lost"
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class HostRequest(_Request):
+    """A host registers, or says that its address changed."""
+
+    address: Address
+
+
+class PublishRequest(_Request):
+    """``origin`` has the whole image and serves it from its own copy."""
+
+    name: Name
+    size: Size
+    digest: Digest
+    origin: Name
+
+
+class JoinRequest(_Request):
+    """A host asks for a place in an image's tree."""
+
+    host: Name
+
+
+class DeadParentReport(_Request):
+    """``reporter`` could not read from ``dead``."""
+
+    reporter: Name
+    dead: Name
+
+
+class NodeReport(_Request):
+    """What a host says about one of its images.
+
+    ``revision``: the newest assignment it follows, that is, it reads from the parents of this one and of no older one.
+    ``fetched_bytes``: read from parents so far. ``parent``: the host it reads from now.
+    """
+
+    image: Name
+    revision: Count
+    fetched_bytes: Count = 0
+    parent: Name | None = None
+
+
+class HeartbeatRequest(_Request):
+    """All images that a host has a stack for."""
+
+    nodes: list[NodeReport] = Field(default_factory=list, max_length=10000)
+
+
+class Host(_Answer):
+    """A registered host."""
+
+    name: str
+    address: str
+    state: HostState
+    last_seen: datetime
+
+
+class HostList(_Answer):
+    """All registered hosts, by name."""
+
+    hosts: list[Host]
+
+
+class Parent(_Answer):
+    """A host to read from."""
+
+    host: str
+    address: str
+
+
+class Assignment(_Answer):
+    """A host's place in an image's tree.
+
+    ``parents``: in order of preference, empty only for an origin. ``children``: hosts that may read from this one.
+    ``revision`` grows with every change; follow the highest one seen and never go back.
+    Origins have slots 0, -1, -2, …; every parent's slot is smaller than the slot of its child.
+    """
+
+    image: str
+    size: int
+    digest: str
+    slot: int
+    revision: int
+    state: NodeState
+    parents: list[Parent]
+    children: list[str]
+
+
+class HeartbeatAnswer(_Answer):
+    """``assignments``: those newer than what the host reported, also for nodes that it did not report (it joined, then
+    forgot: it should leave). ``absent``: reported images in whose tree the host has no place: it has to join again.
+    """
+
+    interval_s: float
+    lease_s: float
+    assignments: list[Assignment]
+    absent: list[str]
+
+
+class Image(_Answer):
+    """A published image. ``nodes`` counts the hosts in its tree besides the origins."""
+
+    name: str
+    size: int
+    digest: str
+    origins: list[str]
+    nodes: int
+    revision: int
+
+
+class ImageList(_Answer):
+    """All published images, by name."""
+
+    images: list[Image]
+
+
+class TreeNode(_Answer):
+    """One host in an image's tree; ``children`` are its primary children, ``parent`` the host it says it reads from."""
+
+    host: str
+    slot: int
+    state: NodeState
+    depth: int
+    revision: int
+    confirmed: int
+    fetched_bytes: int
+    parent: str | None
+    children: list[TreeNode]
+
+
+class ImageTree(_Answer):
+    """An image's tree: ``root`` is the origin in slot 0, ``origins`` are the further ones."""
+
+    image: str
+    size: int
+    digest: str
+    revision: int
+    fanout: int
+    root: TreeNode
+    origins: list[TreeNode]
+
+
+class ProblemDocument(BaseModel):
+    """An error (RFC 9457). ``hosts`` names the hosts concerned, if any."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    hosts: list[str] = Field(default_factory=list)
+
+
+class Health(_Answer):
+    """``status`` is ``ok`` when the store answers."""
+
+    status: str

@@ -1,0 +1,37 @@
+"""An image's tree for a terminal."""
+
+from __future__ import annotations
+
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.tree import Tree
+
+from volt.models import ImageTree, NodeState, TreeNode
+
+COLOURS = {
+    NodeState.JOINING: "cyan",
+    NodeState.READY: "green",
+    NodeState.MOVING: "yellow",
+    NodeState.RETURNING: "yellow",
+    NodeState.SUSPECT: "red",
+    NodeState.LOST: "red",
+}
+
+
+def render(tree: ImageTree) -> Tree:
+    """The tree with the origin as its root: one line per host with state, depth, slot and bytes fetched."""
+    drawn = Tree(f"[bold]{escape(tree.image)}[/] {decimal(tree.size)}, fanout {tree.fanout}, revision {tree.revision}")
+    waiting = [(drawn, node) for node in [tree.root, *tree.origins]]
+    for branch, node in waiting:
+        grown = branch.add(_line(node))
+        waiting.extend((grown, child) for child in node.children)
+    return drawn
+
+
+def _line(node: TreeNode) -> str:
+    state = f"[{COLOURS[node.state]}]{node.state}[/]"
+    if node.slot <= 0:
+        return f"[bold]{escape(node.host)}[/] origin {state}"
+    source = f" from {escape(node.parent)}" if node.parent else ""
+    fetched = decimal(node.fetched_bytes)
+    return f"[bold]{escape(node.host)}[/] {state} depth {node.depth} slot {node.slot}, {fetched}{source}"
