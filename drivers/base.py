@@ -119,6 +119,9 @@ class AttachDriver(Protocol):
     def connect(self, image: Image, parents: Sequence[Parent]) -> Device:
         """Make the image readable through the first parent that lives, keep watching, and never wait for a parent's data."""
 
+    def origin(self, image: Image, file: Path) -> Device:
+        """The device of a host that has the whole image in ``file``: it has no parents."""
+
     def update(self, image: Image, parents: Sequence[Parent]) -> bool:
         """Follow a new list. True if the route in use has to change and the stack must be published again to drop it."""
 
@@ -161,11 +164,21 @@ class ExportDriver(Protocol):
     def reserve(self, image: str) -> Endpoint:
         """Make the endpoint exist now. Children may connect; their reads wait until ``publish``."""
 
-    def publish(self, image: Image, device: Device) -> Endpoint:
-        """Serve ``device`` read-only and return when a client gets answers. Replaces what was served before."""
+    def publish(self, image: Image, device: Device, *, replace: bool = False) -> Endpoint:
+        """Serve ``device`` read-only and return when a client gets answers.
+
+        The same device again changes nothing, unless ``replace``: then every old connection to the parents is dropped
+        before this returns, and clients of this export wait meanwhile and see no error.
+        """
+
+    def local(self, image: Image) -> Device:
+        """What this host's own snapshots are made on: the same data that children get."""
 
     def serving(self, image: str) -> bool:
         """Whether the image is being served at this moment."""
+
+    def hit_bytes(self, image: str) -> int:
+        """Bytes that the cache answered without a parent, counted since the image began to be served."""
 
     def allow(self, image: str, children: Sequence[str]) -> None:
         """Name the hosts that may read. A driver whose endpoint no other machine reaches may rely on file permissions."""

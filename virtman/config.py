@@ -1,0 +1,95 @@
+"""The agent's settings, and the folders made of them."""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivers.base import Place
+from virtman.errors import BadRequest, ConfigError, StateLocked
+from virtman.names import check_name
+
+SOCKET_PATH_MAX = 107
+"""unix(7): sun_path has 108 bytes with its terminating zero."""
+LONGEST_SOCKET = len("/parent/") + 63 + len(".sock.new")
+LIBVIRT_GROUP = "libvirt-qemu"
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """``idle_grace``: seconds that a stack nobody needs is kept."""
+
+    name: str
+    state: Path
+    run: Path
+    volt: str
+    volt_token_file: Path | None = None
+    libvirt: str = "qemu:///system"
+    accel: str = "auto"
+    probe_kernel: Path | None = None
+    idle_grace: float = 600.0
+    attach: str = "nbd"
+    cache: str = "qcow2"
+    export: str = "nbd"
+    snapshot: str = "qcow2"
+
+    @property
+    def place(self) -> Place:
+        """Where drivers keep their things."""
+        return Place(self.state, self.run)
+
+    @property
+    def socket(self) -> Path:
+        """The socket of the local API."""
+        return self.run / "agent.sock"
+
+
+def prepare(config: AgentConfig) -> list[int]:
+    """Check the settings, make the folders and lock them for this process. Returns the locks, to be kept open.
+
+    Raises ConfigError, StateLocked.
+    """
+    try:
+        check_name("host", config.name)
+    except BadRequest as error:
+        raise ConfigError(f"{error}; give one with --name") from None
+    for folder in (config.state, config.run):
+        if not folder.is_absolute():
+            raise ConfigError(f"{str(folder)!r} must be an absolute path")
+    room = SOCKET_PATH_MAX - LONGEST_SOCKET
+    if len(os.fsencode(config.run)) > room:
+        raise ConfigError(f"the run folder {config.run} is too long for unix sockets: at most {room} bytes")
+    try:
+        # Others may pass through to a VM's disk or socket that is theirs, and list nothing.
+        for folder in (config.state, config.run):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o711)
+        serve_to_hypervisor(config.run / "serve")
+        return [_lock(folder / "lock") for folder in (config.state, config.run)]
+    except OSError as error:
+        raise ConfigError(f"cannot use {error.filename}: {error.strerror}") from error
+
+
+def serve_to_hypervisor(folder: Path) -> None:
+    """Let QEMU, which libvirt runs as a user of its own, connect to the sockets in ``folder``, and nobody else."""
+    folder.mkdir(exist_ok=True, mode=0o700)
+    try:
+        group = grp.getgrnam(LIBVIRT_GROUP).gr_gid
+    except KeyError:
+        return
+    if os.geteuid() == 0:
+        os.chown(folder, 0, group)
+        folder.chmod(0o710)
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise StateLocked(f"another agent is running on {path.parent}") from None
+    return fd

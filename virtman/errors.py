@@ -1,0 +1,171 @@
+"""What can go wrong in the agent.
+
+VirtmanError
+├── BadRequest               what was asked for cannot be: the message says what is allowed
+│   ├── BadImageFile         the file to publish is not a whole raw or qcow2 image
+│   └── BadSize              a VM's disk cannot have this size
+├── NotFound
+│   ├── UnknownVm
+│   └── UnknownImage
+├── Conflict
+│   ├── VmExists             the name is taken by a VM of another image or size
+│   ├── ImageExists          the name is taken by other content
+│   └── DomainForeign        libvirt has a domain of this name that is not ours
+├── NoRoom                   not enough space on the disk
+├── CoordinatorDown          Volt is needed for this and does not answer
+├── HypervisorError          libvirt is missing, refuses or failed
+├── DriverTrouble            a driver failed; the message is the driver's
+├── StateLocked              another agent uses this state or run folder
+├── StateDamaged             a record of the state folder cannot be read
+├── ConfigError              the agent cannot start with these settings
+├── RepairIncomplete         repair went on after errors; the message has them all
+├── AgentUnreachable         no agent answers on the socket
+└── AgentFailed              the agent answered with an error that has no class of its own
+
+``status`` is the HTTP status and ``kind`` the problem type (RFC 9457) of the local API; the client maps ``kind`` back.
+"""
+
+from __future__ import annotations
+
+
+class VirtmanError(Exception):
+    """Base of all errors that the agent reports; the message is one line for people."""
+
+    status = 500
+    kind = "internal"
+
+
+class BadRequest(VirtmanError):
+    """What was asked for cannot be."""
+
+    status = 400
+    kind = "bad-request"
+
+
+class BadImageFile(BadRequest):
+    """The file to publish is not a whole raw or qcow2 image."""
+
+    status = 422
+    kind = "bad-image-file"
+
+
+class BadSize(BadRequest):
+    """A VM's disk cannot have this size."""
+
+    status = 422
+    kind = "bad-size"
+
+
+class NotFound(VirtmanError):
+    """What was named does not exist."""
+
+    status = 404
+    kind = "not-found"
+
+
+class UnknownVm(NotFound):
+    """No VM of this name on this host."""
+
+    kind = "unknown-vm"
+
+
+class UnknownImage(NotFound):
+    """No image of this name."""
+
+    kind = "unknown-image"
+
+
+class Conflict(VirtmanError):
+    """What was asked for contradicts what exists."""
+
+    status = 409
+    kind = "conflict"
+
+
+class VmExists(Conflict):
+    """The name is taken by a VM of another image or size."""
+
+    kind = "vm-exists"
+
+
+class ImageExists(Conflict):
+    """The name is taken by other content."""
+
+    kind = "image-exists"
+
+
+class DomainForeign(Conflict):
+    """libvirt has a domain of this name that this agent did not define."""
+
+    kind = "domain-foreign"
+
+
+class NoRoom(VirtmanError):
+    """Not enough space on the disk."""
+
+    status = 507
+    kind = "no-room"
+
+
+class CoordinatorDown(VirtmanError):
+    """Volt is needed for this and does not answer."""
+
+    status = 503
+    kind = "coordinator-down"
+
+
+class HypervisorError(VirtmanError):
+    """libvirt is missing, refuses or failed."""
+
+    status = 502
+    kind = "hypervisor"
+
+
+class DriverTrouble(VirtmanError):
+    """A driver failed."""
+
+    kind = "driver"
+
+
+class StateLocked(VirtmanError):
+    """Another agent uses this state or run folder."""
+
+    kind = "state-locked"
+
+
+class StateDamaged(VirtmanError):
+    """A record of the state folder cannot be read."""
+
+    kind = "state-damaged"
+
+
+class ConfigError(VirtmanError):
+    """The agent cannot start with these settings."""
+
+    kind = "config"
+
+
+class RepairIncomplete(VirtmanError):
+    """Repair or teardown went on after errors; the message has them all."""
+
+    kind = "repair-incomplete"
+
+
+class AgentUnreachable(VirtmanError):
+    """No agent answers on the socket."""
+
+    kind = "agent-unreachable"
+
+
+class AgentFailed(VirtmanError):
+    """The agent answered with an error that has no class of its own."""
+
+    kind = "agent-failed"
+
+
+def _tree(cls: type[VirtmanError]) -> list[type[VirtmanError]]:
+    return [cls, *(leaf for child in cls.__subclasses__() for leaf in _tree(child))]
+
+
+BY_KIND: dict[str, type[VirtmanError]] = {cls.kind: cls for cls in _tree(VirtmanError)}
+"""Problem type to class, for the client."""

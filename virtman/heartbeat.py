@@ -1,0 +1,77 @@
+"""The heartbeat: tells Volt that this host lives and what it has, and hands Volt's answer on.
+
+It runs in a thread of its own that does nothing slow, so that no operation on this host can delay it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from virtman.errors import VirtmanError
+from volt.client import HeartbeatAnswer
+
+log = logging.getLogger(__name__)
+
+FIRST_INTERVAL = 1.0
+"""Seconds until the next try when Volt has never answered; afterwards Volt's own interval counts."""
+
+
+class Heartbeat:
+    """``beat`` asks Volt; ``handle`` gets its answer, or None when there was none, and must return quickly."""
+
+    def __init__(self, beat: Callable[[], HeartbeatAnswer], handle: Callable[[HeartbeatAnswer | None], None]) -> None:
+        self._beat = beat
+        self._handle = handle
+        self._wake = threading.Event()
+        self._stopped = False
+        self._interval = FIRST_INTERVAL
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self.connected = False
+        self.trouble: str | None = "not connected yet"
+
+    def start(self) -> None:
+        """Begin, at once."""
+        self._thread.start()
+
+    def soon(self) -> None:
+        """Beat now: something changed that others wait for."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End after the beat that is under way."""
+        self._stopped = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._wake.clear()
+            self._once()
+            self._wake.wait(self._interval)
+
+    def _once(self) -> None:
+        answer = None
+        try:
+            answer = self._beat()
+            self._interval = answer.interval_s
+            self._note(None)
+        except VirtmanError as error:
+            self._note(str(error))
+        except Exception as error:  # a bug must not silence this host
+            log.exception("heartbeat failed")
+            self._note(repr(error))
+        try:
+            self._handle(answer)
+        except Exception:
+            log.exception("handling Volt's answer failed")
+
+    def _note(self, trouble: str | None) -> None:
+        if trouble is not None and self.connected:
+            log.warning("no heartbeat: %s", trouble)
+        elif trouble is None and not self.connected:
+            log.info("connected to Volt")
+        self.connected = trouble is None
+        self.trouble = trouble

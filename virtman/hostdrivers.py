@@ -1,0 +1,17 @@
+"""The four drivers of a host's stack, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from drivers.base import AttachDriver, CacheDriver, ExportDriver, SnapshotDriver
+
+
+@dataclass(frozen=True)
+class HostDrivers:
+    """One driver per layer."""
+
+    attach: AttachDriver
+    cache: CacheDriver
+    export: ExportDriver
+    snapshot: SnapshotDriver

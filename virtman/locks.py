@@ -1,0 +1,35 @@
+"""One lock per name, so that different VMs and images proceed in parallel and the same one is serialised."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class NamedLocks:
+    """Locks that exist while somebody holds or awaits them. Not re-entrant."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[None]:
+        """Hold the lock of ``name``."""
+        with self._guard:
+            lock, users = self._locks.get(name, (threading.Lock(), 0))
+            self._locks[name] = (lock, users + 1)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._guard:
+                lock, users = self._locks.pop(name)
+                if users > 1:
+                    self._locks[name] = (lock, users - 1)
+
+    def held(self) -> bool:
+        """Whether anybody holds or awaits any of the locks."""
+        with self._guard:
+            return bool(self._locks)

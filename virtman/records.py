@@ -1,0 +1,176 @@
+"""What the agent wants and has done, kept so that kill -9 or a power cut at any point loses nothing.
+
+One JSON file per VM and image under the state folder, replaced atomically: written to a temporary file, fsync'ed,
+renamed, and the folder fsync'ed (rename(2), fsync(2)). A record is written before the first act it describes and
+removed after the last, so everything on the host that belongs to a name has a record of that name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from drivers.base import Image, Parent
+from virtman.errors import StateDamaged
+
+
+class Record(BaseModel):
+    """A record on disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class VmPhase(StrEnum):
+    """How far a VM's disk is. ``CREATING`` is undone after a crash, ``DESTROYING`` is finished."""
+
+    CREATING = "creating"
+    READY = "ready"
+    DESTROYING = "destroying"
+
+
+class Boot(Record):
+    """How ``virtman boot`` starts the VM. ``memory`` in MiB."""
+
+    memory: int
+    cpus: int
+    network: str
+
+
+class VmRecord(Record):
+    """One VM's disk: ``size`` in bytes; ``boot`` is set once libvirt may know the VM."""
+
+    name: str
+    image: str
+    size: int | None
+    phase: VmPhase
+    boot: Boot | None = None
+
+
+class Role(StrEnum):
+    """Whether the host published the image or reads it from parents."""
+
+    ORIGIN = "origin"
+    HOST = "host"
+
+
+class ImagePhase(StrEnum):
+    """How far a stack is. ``LEAVING``: nothing is left on this host, but Volt has not been told yet."""
+
+    ATTACHING = "attaching"
+    ATTACHED = "attached"
+    DETACHING = "detaching"
+    LEAVING = "leaving"
+
+
+class ParentRecord(Record):
+    """A parent as Volt named it."""
+
+    host: str
+    address: str
+
+
+class ImageRecord(Record):
+    """One image's stack. ``size`` and ``digest`` are unknown (None) until Volt told them.
+
+    ``assigned`` is the revision of the parents in the record; ``revision`` the last one of which it is certain that the
+    stack reads from its parents and from no others.
+    """
+
+    name: str
+    role: Role
+    phase: ImagePhase
+    size: int | None = None
+    digest: str | None = None
+    slot: int = 0
+    assigned: int = 0
+    revision: int = 0
+    parents: tuple[ParentRecord, ...] = ()
+    children: tuple[str, ...] = ()
+
+    @property
+    def image(self) -> Image:
+        """The image as drivers know it; only where size and digest are known."""
+        if self.size is None or self.digest is None:
+            raise StateDamaged(f"image {self.name!r}: its record has no size and digest yet")
+        return Image(self.name, self.size, self.digest)
+
+    @property
+    def unconfirmed(self) -> bool:
+        """The stack may still read from parents that it should have dropped."""
+        return self.assigned != self.revision
+
+    def parent_list(self) -> list[Parent]:
+        """The parents as drivers know them, in order of preference."""
+        return [Parent(parent.host, parent.address) for parent in self.parents]
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` so that after any crash it holds the old or the new content, whole."""
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).rename(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names created, renamed or removed in ``folder`` durable (fsync(2))."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Shelf(Generic[R]):
+    """The records of one kind, by name. Callers serialise writes to the same name."""
+
+    def __init__(self, folder: Path, kind: type[R]) -> None:
+        self._folder = folder
+        self._kind = kind
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for torn in folder.glob(".*"):
+            torn.unlink()
+
+    def get(self, name: str) -> R | None:
+        """The record, or None. Raises StateDamaged."""
+        path = self._folder / f"{name}.json"
+        try:
+            return self._kind.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise StateDamaged(f"cannot read the record {path}: {error.errors()[0]['msg']}") from error
+
+    def put(self, name: str, record: R) -> None:
+        """Write the record durably."""
+        write_atomically(self._folder / f"{name}.json", record.model_dump_json().encode())
+
+    def remove(self, name: str) -> None:
+        """Remove the record durably, if there is one."""
+        (self._folder / f"{name}.json").unlink(missing_ok=True)
+        sync_folder(self._folder)
+
+    def names(self) -> list[str]:
+        """Names with a record, sorted."""
+        return sorted(path.stem for path in self._folder.glob("[!.]*.json"))
+
+    def all(self) -> list[R]:
+        """All records, by name. Raises StateDamaged."""
+        return [record for name in self.names() if (record := self.get(name)) is not None]

@@ -1,0 +1,43 @@
+"""Runs the agent until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import FrameType
+
+import waitress
+
+from virtman.agent import Agent
+from virtman.api import create_app
+from virtman.config import AgentConfig
+from virtman.steps import Step, log_step
+
+log = logging.getLogger(__name__)
+
+THREADS = 64
+"""Calls at once. A call that waits for an attach holds a thread; the others go on."""
+
+
+def serve(config: AgentConfig, step: Step = log_step) -> None:
+    """Run the agent of ``config`` until SIGTERM or SIGINT. Raises ConfigError, StateLocked."""
+    agent = Agent(config, step)
+    server = waitress.create_server(
+        create_app(agent), unix_socket=str(config.socket), unix_socket_perms="600", threads=THREADS, _quiet=True
+    )
+    agent.start()
+    done = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        done.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    threading.Thread(target=server.run, name="api", daemon=True).start()
+    log.info("agent %s is ready on %s", config.name, config.socket)
+    done.wait()
+    log.info("stopping; stacks and VMs go on")
+    server.close()
+    config.socket.unlink(missing_ok=True)
+    agent.stop()

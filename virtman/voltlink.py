@@ -1,0 +1,80 @@
+"""Volt as this host sees it: every call is in this host's name, and its errors are the agent's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from drivers.base import Image
+from virtman.errors import CoordinatorDown, ImageExists, UnknownImage, VirtmanError
+from volt import errors as volt_errors
+from volt.client import Assignment, HeartbeatAnswer, ImageTree, NodeReport, VoltClient
+from volt.client import Image as PublishedImage
+
+T = TypeVar("T")
+
+ERRORS: dict[type[volt_errors.VoltError], type[VirtmanError]] = {
+    volt_errors.ImageUnknown: UnknownImage,
+    volt_errors.ImageConflict: ImageExists,
+    volt_errors.HostHasNode: ImageExists,
+}
+"""Volt's errors that are about what was asked; all others mean that Volt cannot be used now."""
+
+
+class VoltLink:
+    """One host's calls to Volt. ``address`` is where its children reach it."""
+
+    def __init__(self, client: VoltClient, host: str, address: str) -> None:
+        self._client = client
+        self._host = host
+        self._address = address
+
+    def heartbeat(self, nodes: list[NodeReport]) -> HeartbeatAnswer:
+        """Tell Volt what this host has. Raises CoordinatorDown."""
+        return self._call(lambda: self._client.heartbeat(self._host, nodes))
+
+    def join(self, image: str) -> Assignment:
+        """Take this host's place in the image's tree. Raises UnknownImage, CoordinatorDown."""
+        return self._call(lambda: self._client.join(image, self._host))
+
+    def leave(self, image: str) -> None:
+        """Give the place up; an image or host that Volt does not know has none. Raises CoordinatorDown."""
+        try:
+            self._call(lambda: self._client.leave(image, self._host))
+        except UnknownImage:
+            return
+
+    def publish(self, image: Image) -> Assignment:
+        """Announce an image whose origin is this host. Raises ImageExists, CoordinatorDown."""
+        self._call(lambda: self._client.publish(image.name, image.size, image.digest, self._host))
+        return self.join(image.name)
+
+    def report(self, image: str, dead: str) -> Assignment:
+        """Say that a parent is dead and get new ones. Raises UnknownImage, CoordinatorDown."""
+        return self._call(lambda: self._client.report_dead(image, self._host, dead))
+
+    def images(self) -> list[PublishedImage]:
+        """All published images. Raises CoordinatorDown."""
+        return self._call(self._client.images)
+
+    def tree(self, image: str) -> ImageTree:
+        """An image's tree. Raises UnknownImage, CoordinatorDown."""
+        return self._call(lambda: self._client.tree(image))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _call(self, call: Callable[[], T]) -> T:
+        try:
+            try:
+                return call()
+            except volt_errors.HostUnknown:
+                self._client.register(self._host, self._address)
+                return call()
+        except volt_errors.VoltError as error:
+            raise ERRORS.get(type(error), CoordinatorDown)(f"Volt: {error}") from error
+
+    def register(self) -> None:
+        """Tell Volt this host's address, which may have changed. Raises CoordinatorDown."""
+        self._call(lambda: self._client.register(self._host, self._address))
