@@ -63,8 +63,8 @@ def prepare(config: AgentConfig) -> list[int]:
     if len(os.fsencode(config.run)) > room:
         raise ConfigError(f"the run folder {config.run} is too long for unix sockets: at most {room} bytes")
     try:
-        # Others may pass through to a VM's disk or socket that is theirs, and list nothing.
-        for folder in (config.state, config.run):
+        # The user that QEMU runs as may pass through to the files of its VM, and list nothing.
+        for folder in (config.state, config.run, config.state / "snapshots", config.state / "machines"):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o711)
         serve_to_hypervisor(config.run / "serve")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,12 @@ from virtman.errors import BadRequest
 NAMESPACE = "https://virtman.invalid/domain/1"
 """Marks a domain as ours. It only has to be unique, and names no place."""
 
+QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
+
 USER, NONE = "user", "none"
+
+ET.register_namespace("virtman", NAMESPACE)
+ET.register_namespace("qemu", QEMU_NAMESPACE)
 
 
 @dataclass(frozen=True)
@@ -62,21 +68,18 @@ def domain_xml(machine: Machine) -> str:
     _text(root, "vcpu", str(machine.cpus))
     os = ET.SubElement(root, "os")
     _text(os, "type", "hvm", arch="x86_64", machine="q35")
-    ET.SubElement(os, "boot", dev="hd")
     features = ET.SubElement(root, "features")
     ET.SubElement(features, "acpi")
     if machine.accel == "kvm":
         ET.SubElement(root, "cpu", mode="host-passthrough")
     _text(root, "on_crash", "destroy")
     devices = ET.SubElement(root, "devices")
-    _disk(devices, machine.disk)
-    _seed(devices, machine.seed)
+    _disks(root, devices, machine)
     _network(devices, machine)
     _console(devices, machine.console_log)
     rng = ET.SubElement(devices, "rng", model="virtio")
     _text(rng, "backend", "/dev/urandom", model="random")
     ET.SubElement(devices, "memballoon", model="none")
-    ET.register_namespace("virtman", NAMESPACE)
     return ET.tostring(root, encoding="unicode")
 
 
@@ -84,54 +87,35 @@ def _text(parent: ET.Element, tag: str, text: str, **attributes: str) -> None:
     ET.SubElement(parent, tag, attributes).text = text
 
 
-def _disk(devices: ET.Element, disk: Device) -> None:
-    """On an error the VM stops and awaits its administrator; it is never told (error_policy, rerror_policy)."""
-    if disk.node is not None:
-        element = ET.SubElement(devices, "disk", type="file", device="disk")
-        _driver(element, disk.node["driver"], cache="writeback")
-        _source(element, disk.node)
-        if "backing" in disk.node:
-            _backing(element, disk.node["backing"])
-    else:
+def _disks(root: ET.Element, devices: ET.Element, machine: Machine) -> None:
+    """The VM's disk and seed. On an error the VM stops and awaits its administrator; it is never told of one.
+
+    A disk that QEMU opens as a block node is handed over as it is: libvirt before 9.1 drops the reconnect delay of NBD
+    nodes, without which the VM would see an error when the host's storage daemon is started again. Bus 0 is scanned
+    first, so that the disk is the guest's first one and the seed its second, whatever libvirt adds.
+    """
+    if machine.disk.node is None:
         element = ET.SubElement(devices, "disk", type="block", device="disk")
-        _driver(element, "raw", cache="none")
-        ET.SubElement(element, "source", dev=str(disk.path))
-    ET.SubElement(element, "target", dev="vda", bus="virtio")
+        policy = {"error_policy": "stop", "rerror_policy": "stop"}
+        ET.SubElement(element, "driver", {"name": "qemu", "type": "raw", "cache": "none", **policy})
+        ET.SubElement(element, "source", dev=str(machine.disk.path))
+        ET.SubElement(element, "target", dev="vda", bus="virtio")
+        disks = []
+    else:
+        disks = [("disk", machine.disk.node, "0x10")]
+    seed = {"driver": "raw", "read-only": True, "file": {"driver": "file", "filename": str(machine.seed)}}
+    disks.append(("seed", seed, "0x11"))
+    command_line = ET.SubElement(root, f"{{{QEMU_NAMESPACE}}}commandline")
+    for argument in (argument for disk in disks for argument in _arguments(*disk)):
+        ET.SubElement(command_line, f"{{{QEMU_NAMESPACE}}}arg", value=argument)
 
 
-def _driver(disk: ET.Element, disk_format: str, cache: str) -> None:
-    ET.SubElement(
-        disk,
-        "driver",
-        name="qemu",
-        type=disk_format,
-        cache=cache,
-        discard="unmap",
-        error_policy="stop",
-        rerror_policy="stop",
-    )
-
-
-def _source(parent: ET.Element, node: Mapping[str, Any]) -> None:
-    ET.SubElement(parent, "source", file=node["file"]["filename"])
-
-
-def _backing(disk: ET.Element, node: Mapping[str, Any]) -> None:
-    """The host's export. Written out, since libvirt would drop the reconnect delay of the file's own header."""
-    backing = ET.SubElement(disk, "backingStore", type="network")
-    ET.SubElement(backing, "format", type="raw")
-    source = ET.SubElement(backing, "source", protocol="nbd", name=node["export"])
-    ET.SubElement(source, "host", transport="unix", socket=node["server"]["path"])
-    ET.SubElement(source, "reconnect", delay=str(node["reconnect-delay"]))
-    ET.SubElement(backing, "backingStore")
-
-
-def _seed(devices: ET.Element, seed: Path) -> None:
-    element = ET.SubElement(devices, "disk", type="file", device="disk")
-    ET.SubElement(element, "driver", name="qemu", type="raw")
-    ET.SubElement(element, "source", file=str(seed))
-    ET.SubElement(element, "target", dev="vdb", bus="virtio")
-    ET.SubElement(element, "readonly")
+def _arguments(name: str, node: Mapping[str, Any], address: str) -> list[str]:
+    device = {"driver": "virtio-blk-pci", "id": f"virtman-{name}", "drive": f"virtman-{name}-node", "bus": "pcie.0"}
+    device |= {"addr": address, "werror": "stop", "rerror": "stop"}
+    more = {"bootindex": 1} if name == "disk" else {}
+    blockdev = {**node, "node-name": f"virtman-{name}-node"}
+    return ["-blockdev", json.dumps(blockdev), "-device", json.dumps(device | more)]
 
 
 def _network(devices: ET.Element, machine: Machine) -> None:
@@ -145,6 +129,7 @@ def _network(devices: ET.Element, machine: Machine) -> None:
     if name:
         ET.SubElement(interface, "source", {kind: name})
     ET.SubElement(interface, "model", type="virtio")
+    ET.SubElement(interface, "rom", enabled="no")
 
 
 def _console(devices: ET.Element, log: Path) -> None:
@@ -152,3 +137,5 @@ def _console(devices: ET.Element, log: Path) -> None:
     serial = ET.SubElement(devices, "serial", type="pty")
     ET.SubElement(serial, "log", file=str(log), append="off")
     ET.SubElement(serial, "target", port="0")
+    console = ET.SubElement(devices, "console", type="pty")
+    ET.SubElement(console, "target", type="serial", port="0")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from drivers.base import Device
 from virtman.domain import Machine, domain_xml, owner_of
@@ -31,7 +33,7 @@ class LibvirtMachines:
         self._owner = owner
         self._folder = folder
         self._accel = accel
-        folder.mkdir(parents=True, exist_ok=True, mode=0o711)
+        folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def uri(self) -> str:
@@ -62,6 +64,9 @@ class LibvirtMachines:
                 return
             identity = Identity(vm, machine.uuid, ssh_keys, user_data)
             write_atomically(self._seed(vm), seed_image(identity))
+            _give_to_hypervisor(
+                connection, [self._seed(vm), *([disk.path] if disk.node is not None and disk.path else [])]
+            )
             connection.defineXML(xml).create()
 
     def stop(self, vm: str, *, force: bool) -> None:
@@ -131,6 +136,16 @@ class LibvirtMachines:
             raise HypervisorError(f"libvirt: {error}") from error
         finally:
             connection.close()
+
+
+def _give_to_hypervisor(connection: Any, files: list[Path]) -> None:
+    """Let QEMU open the files as the user that libvirt runs it as; libvirt itself does so only for disks of its XML."""
+    label = ET.fromstring(connection.getCapabilities()).findtext("host/secmodel[model='dac']/baselabel[@type='qemu']")  # noqa: S314
+    if label is None or os.geteuid() != 0:
+        return
+    user, _, group = label.partition(":")
+    for file in files:
+        os.chown(file, int(user), int(group))
 
 
 def _quiet(_context: object, _error: object) -> None:

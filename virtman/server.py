@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from types import FrameType
@@ -22,6 +23,7 @@ THREADS = 64
 
 def serve(config: AgentConfig, step: Step = log_step) -> None:
     """Run the agent of ``config`` until SIGTERM or SIGINT. Raises ConfigError, StateLocked."""
+    os.umask(0o077)  # disks, caches and records are nobody else's to read
     agent = Agent(config, step)
     server = waitress.create_server(
         create_app(agent), unix_socket=str(config.socket), unix_socket_perms="600", threads=THREADS, _quiet=True
