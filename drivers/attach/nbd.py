@@ -1,0 +1,405 @@
+"""Reach parents over NBD on unix sockets.
+
+The storage daemon opens its parent by a symlink, which this driver points at one parent after another. QEMU's NBD
+client holds its requests when the connection breaks, and connects again by the same path: at once, then after 1, 2, 4,
+8, 16 s.
+
+One thread per image holds a connection of its own to the parent in use. It ends when the parent's daemon ends, and then
+the symlink is moved before the daemon's retry after one second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from drivers import nbdprobe
+from drivers.base import Device, Endpoint, Existing, Image, LostParent, Parent, PathState, PathStatus, Place
+from drivers.errors import BadDisk, NoParents, NotAttached, NotServing, ProtocolViolated
+from drivers.export.nbd import RECONNECT_DELAY, socket_of
+from drivers.names import checked, fitting
+
+log = logging.getLogger(__name__)
+
+GREETING_WAIT = 0.5
+"""Seconds that a parent gets to greet again before another one takes over: its agent may be restarting its daemon."""
+
+_HANDSHAKE_TIMEOUT = 2.0
+_FIRST_RETRY = 0.05
+_LAST_RETRY = 1.0
+
+
+class NbdAttach:
+    """Routes to parents as symlinks in ``<run>/parent``."""
+
+    def __init__(self, place: Place, *, lost: LostParent) -> None:
+        self._folder = place.run / "parent"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lost = lost
+        self._lock = threading.Lock()
+        self._routes: dict[str, _Route] = {}
+
+    def origin(self, image: Image, file: Path) -> Device:
+        """The device of a host that has the whole image in ``file``. Raises BadDisk."""
+        if not file.is_file() or file.stat().st_size != image.size:
+            raise BadDisk(f"{file} is not a raw file of {image.size} bytes")
+        return Device(
+            size=image.size,
+            node={"driver": "raw", "read-only": True, "file": {"driver": "file", "filename": str(file)}},
+        )
+
+    def connect(self, image: Image, parents: Sequence[Parent]) -> Device:
+        """Point the image's route at the first parent that listens and watch it; at the first of all if none does.
+
+        A route that is there already is kept when its parent is one of ``parents`` and listens. The device names the
+        route: it changes when the storage daemon may hold on to a parent that is not the one in use any more, so that
+        publishing the device again drops that parent.
+
+        Raises NoParents, BadAddress, BadName, PathTooLong.
+        """
+        with self._lock:
+            route = self._routes.get(checked(image.name))
+        if route is None:
+            route = _Route(self._folder, image, parents, self._lost)
+            with self._lock:
+                self._routes[image.name] = route
+        else:
+            route.follow(parents)
+        return Device(size=image.size, node=_node(route.path, image.name))
+
+    def update(self, image: Image, parents: Sequence[Parent]) -> bool:
+        """Move to the first of ``parents`` that listens. True if the old one has to be dropped by publishing again.
+
+        ``connect`` gives the device of the new route then. The same list again changes nothing.
+
+        Raises NotAttached, NoParents, BadAddress.
+        """
+        return self._route(image.name).follow(parents)
+
+    def disconnect(self, image: str) -> None:
+        """Stop watching and remove the route. Its daemon should be gone by now."""
+        with self._lock:
+            route = self._routes.pop(checked(image), None)
+        if route is not None:
+            route.close()
+        for path in [*self._folder.glob(f"{image}.*.sock"), self._folder / f"{image}.wait"]:
+            path.unlink(missing_ok=True)
+
+    def paths(self, image: str) -> list[PathStatus]:
+        """The routes in the order of the parents. Raises NotAttached."""
+        return self._route(image).paths()
+
+    def existing(self) -> Existing:
+        """Images with a route on the host."""
+        details = {
+            path.name.split(".")[0]: f"reads from {path.readlink()}" if path.is_symlink() else "half removed"
+            for path in self._folder.iterdir()
+        }
+        return Existing(frozenset(details), details)
+
+    def close(self) -> None:
+        """Stop watching, but leave the routes: daemons go on reading, for the next driver object to find."""
+        with self._lock:
+            routes = list(self._routes.values())
+            self._routes.clear()
+        for route in routes:
+            route.close()
+
+    def _route(self, image: str) -> _Route:
+        with self._lock:
+            if image not in self._routes:
+                raise NotAttached(image)
+            return self._routes[image]
+
+
+def _node(path: Path, export: str) -> dict[str, object]:
+    """Reads the parent behind ``path`` and says that every range holds data, without asking the parent.
+
+    QEMU's NBD server asks for the block status of what it is about to read, and sends ranges of zeros without reading
+    them. Each read would so cost a question that travels up the whole tree, and zeros would never be kept: a host could
+    not read them with its parents gone. The quorum of one child answers "data" when its child cannot tell, which
+    blkdebug makes sure of. (QEMU: nbd_co_send_sparse_read in nbd/server.c, quorum_co_block_status in block/quorum.c)
+    """
+    parent = {
+        "driver": "nbd",
+        "server": {"type": "unix", "path": str(path)},
+        "export": export,
+        "reconnect-delay": RECONNECT_DELAY,
+        # A daemon that starts before its parent waits for it; who starts the daemon limits that.
+        "open-timeout": RECONNECT_DELAY,
+    }
+    return {
+        "driver": "quorum",
+        "read-only": True,
+        "read-pattern": "fifo",
+        "vote-threshold": 1,
+        "children": [
+            {
+                "driver": "blkdebug",
+                "inject-error": [{"event": "none", "iotype": "block-status"}],
+                "image": parent,
+            }
+        ],
+    }
+
+
+class _Route:
+    """One image's way to its parents: the symlinks, and the thread that watches the parent in use.
+
+    There is a symlink per generation, all pointing at the parent in use. A daemon knows its own one; a new generation
+    begins when daemons of the earlier ones may hold on to another parent: connected to it, or waiting at its socket.
+    """
+
+    def __init__(self, folder: Path, image: Image, parents: Sequence[Parent], lost: LostParent) -> None:
+        self._folder, self._image, self._lost = folder, image, lost
+        self._sockets = _sockets(image, parents)
+        self._lock = threading.Lock()
+        self._revision = 0  # counts the lists of parents
+        self._alive = True
+        self._stopped = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._generation = max(self._generations(), default=0)
+        self._parent = self._resume() or self._first_listening() or parents[0]
+        self._held_by: Parent | None = self._parent
+        self._point(self._sockets[self._parent])
+        self._thread = threading.Thread(target=self._watch, name=f"parent-of-{image.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def path(self) -> Path:
+        """The symlink of this generation."""
+        return self._link(self._generation)
+
+    def follow(self, parents: Sequence[Parent]) -> bool:
+        """See NbdAttach.update."""
+        sockets = _sockets(self._image, parents)
+        with self._lock:
+            if list(sockets) == list(self._sockets):
+                return False
+            self._sockets = sockets
+            self._revision += 1
+            kept = self._parent if self._parent in sockets else parents[0]
+            moved = self._move(self._first_listening() or kept)
+        os.eventfd_write(self._wake, 1)
+        return moved
+
+    def paths(self) -> list[PathStatus]:
+        """See NbdAttach.paths."""
+        with self._lock:
+            sockets = self._sockets
+            active = self._parent if self._alive else None
+        return [PathStatus(parent, _state(path, active=parent == active)) for parent, path in sockets.items()]
+
+    def close(self) -> None:
+        """Stop watching; the symlinks stay. Not to be called from the LostParent callback."""
+        self._stopped = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        os.close(self._wake)
+
+    # The symlinks. All of these but the first three are called with the lock held.
+
+    def _link(self, generation: int) -> Path:
+        return fitting(self._folder / f"{self._image.name}.{generation}.sock")
+
+    def _generations(self) -> list[int]:
+        found = [path.name.split(".")[1] for path in self._folder.glob(f"{self._image.name}.*.sock")]
+        return [int(generation) for generation in found if generation.isdecimal()]
+
+    def _resume(self) -> Parent | None:
+        """The parent that an earlier driver object has chosen, if it is good enough to stay with."""
+        link = self._link(self._generation)
+        target = link.readlink() if link.is_symlink() else None
+        if target is None or not nbdprobe.listens(target):
+            return None
+        for parent, path in self._sockets.items():
+            if path == target:
+                return parent
+        self._generation += 1  # a running daemon holds on to a parent that is not wanted any more
+        return None
+
+    def _move(self, parent: Parent) -> bool:
+        """Read from ``parent`` from now on. True if a daemon may hold on to another one."""
+        held_elsewhere = self._held_by not in {None, parent}
+        if parent != self._parent:
+            log.info("image %s: reads from parent %s now, not %s", self._image.name, parent.host, self._parent.host)
+        self._generation += held_elsewhere
+        self._parent = self._held_by = parent
+        self._point(self._sockets[parent])
+        return held_elsewhere
+
+    def _point(self, target: Path) -> None:
+        """Point the symlinks of all generations at ``target``, each in one step."""
+        fresh = self._folder / f"{self._image.name}.new.sock"
+        for generation in {*self._generations(), self._generation}:
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(target)
+            fresh.rename(self._link(generation))
+
+    def _first_listening(self) -> Parent | None:
+        return next((parent for parent, path in self._sockets.items() if nbdprobe.listens(path)), None)
+
+    # The thread
+
+    def _watch(self) -> None:
+        while not self._stopped:
+            with self._lock:
+                parent, path = self._parent, self._sockets[self._parent]
+            try:
+                self._hold(parent, path)
+            except (NotServing, ProtocolViolated) as error:
+                log.warning("image %s: parent %s lost: %s", self._image.name, parent.host, error)
+                self._fail_over(parent, path)
+
+    def _hold(self, parent: Parent, path: Path) -> None:
+        """Hold a connection to a parent while it is the one in use. Raises NotServing, ProtocolViolated."""
+        with nbdprobe.knock(path) as sock:
+            # A parent that listens but does not greet is not ready yet: wait for it, as the storage daemon does.
+            if not self._readable(sock, parent):
+                return
+            with self._client(path, sock) as client:
+                self._alive = True
+                if self._readable(client, parent):
+                    raise NotServing(f"the server at {path} hung up")
+
+    def _readable(self, connection: _Pollable, parent: Parent) -> bool:
+        """Wait until there is something to read, or the end; False as soon as the parent is not the one in use."""
+        poller = select.poll()
+        poller.register(connection, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        while True:
+            ready = [fd for fd, _ in poller.poll()]
+            self._drain_wake()
+            if self._stopped or self._parent != parent:
+                return False
+            if connection.fileno() in ready:
+                return True
+
+    def _drain_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def _client(self, path: Path, sock: socket.socket) -> nbdprobe.Client:
+        client = nbdprobe.Client(path, self._image.name, timeout=_HANDSHAKE_TIMEOUT, sock=sock)
+        if client.size != self._image.size:
+            client.close()
+            raise ProtocolViolated(f"the server at {path} has {client.size} bytes, not {self._image.size}")
+        return client
+
+    def _fail_over(self, lost: Parent, path: Path) -> None:
+        """Stay with a parent that serves again soon, else go to the first other one that serves."""
+        with self._lock:
+            revision, sockets = self._revision, self._sockets
+            self._alive = False
+            # A socket that its agent holds open without a daemon behind it takes our daemon's next connection, too.
+            self._held_by = lost if nbdprobe.listens(path) else None
+            held = self._held_by is not None
+        others = {parent: other for parent, other in sockets.items() if parent != lost}
+        found = (self._first_serving({lost: path}) if held else None) or self._first_serving(others)
+        if found is not None:
+            self._settle(found, revision)
+        if found != lost:
+            self._tell(lost)
+        if found is None:
+            self._wait_for_parents(lost)
+
+    def _wait_for_parents(self, lost: Parent) -> None:
+        """All parents are gone: look for any of them to come back, with a bounded back-off.
+
+        Meanwhile the route leads to a socket where nobody greets. A daemon that comes there waits, so that its back-off
+        does not grow to 16 seconds while there is nobody.
+        """
+        log.warning("image %s: no parent serves; reads wait", self._image.name)
+        pause = _FIRST_RETRY
+        with self._waiting_room():
+            while not self._stopped:
+                with self._lock:
+                    revision, sockets = self._revision, self._sockets
+                found = self._first_serving(sockets)
+                if found is None:
+                    self._pause(pause)
+                    pause = min(pause * 2, _LAST_RETRY)
+                elif self._settle(found, revision):
+                    if found != lost:
+                        self._tell(lost)
+                    return
+
+    @contextlib.contextmanager
+    def _waiting_room(self) -> Iterator[None]:
+        path = fitting(self._folder / f"{self._image.name}.wait")
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as room:
+            room.bind(str(path))
+            room.listen()
+            with self._lock:
+                self._point(path)
+            yield
+        path.unlink()
+
+    def _pause(self, seconds: float) -> None:
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        poller.poll(seconds * 1000)
+        self._drain_wake()
+
+    def _first_serving(self, sockets: Mapping[Parent, Path]) -> Parent | None:
+        """The first parent that serves the image; waits up to GREETING_WAIT for any of them."""
+        with contextlib.ExitStack() as stack:
+            waiting: dict[Parent, socket.socket] = {}
+            for parent, path in sockets.items():
+                with contextlib.suppress(NotServing):
+                    waiting[parent] = stack.enter_context(nbdprobe.knock(path))
+            deadline = time.monotonic() + GREETING_WAIT
+            while waiting and not self._stopped and (left := deadline - time.monotonic()) > 0:
+                poller = select.poll()
+                for sock in waiting.values():
+                    poller.register(sock, select.POLLIN)
+                ready = [fd for fd, _ in poller.poll(left * 1000)]
+                for parent in [parent for parent, sock in waiting.items() if sock.fileno() in ready]:
+                    try:
+                        self._client(sockets[parent], waiting.pop(parent)).close()
+                    except (NotServing, ProtocolViolated) as error:
+                        log.info("image %s: parent %s does not serve it: %s", self._image.name, parent.host, error)
+                    else:
+                        return parent
+        return None
+
+    def _settle(self, found: Parent, revision: int) -> bool:
+        """Read from ``found``, unless a new list of parents has come meanwhile."""
+        with self._lock:
+            if revision == self._revision and not self._stopped:
+                self._alive = True
+                self._move(found)
+                return True
+        return False
+
+    def _tell(self, lost: Parent) -> None:
+        try:
+            self._lost(self._image, lost)
+        except Exception:  # whatever the agent's side does, the route has to be watched on
+            log.exception("image %s: telling that parent %s is lost failed", self._image.name, lost.host)
+
+
+class _Pollable(Protocol):
+    def fileno(self) -> int: ...
+
+
+def _sockets(image: Image, parents: Sequence[Parent]) -> dict[Parent, Path]:
+    """The parents in their order with the sockets where they serve the image. Raises NoParents, BadAddress, BadName."""
+    if not parents:
+        raise NoParents(image.name)
+    return {parent: fitting(socket_of(Endpoint(parent.address, image.name))) for parent in parents}
+
+
+def _state(path: Path, *, active: bool) -> PathState:
+    if active:
+        return PathState.ACTIVE
+    return PathState.STANDBY if nbdprobe.listens(path) else PathState.LOST

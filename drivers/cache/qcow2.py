@@ -1,0 +1,264 @@
+"""Keep what was read from the parents in a sparse qcow2 file, by QEMU's copy-on-read.
+
+The file belongs to the image's digest. Its header has no backing name: the parents are the node it is opened over.
+Which ranges it holds is in its own tables, and a range of zeros that was read is held like any other.
+
+A read that cannot be kept, because the disk is full or the file turns out to be damaged, is answered by the parents.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import struct
+from pathlib import Path
+
+from drivers.base import CacheStats, Device, Existing, Image, Place
+from drivers.command import run
+from drivers.errors import (
+    BadDevice,
+    BadDisk,
+    BadName,
+    CommandFailed,
+    CommandTimedOut,
+    DriverError,
+    InUse,
+    NoSpace,
+    NotServing,
+    ProtocolViolated,
+)
+from drivers.export.nbd import CACHE_NODE, cache_export
+from drivers.names import checked
+from drivers.nbdprobe import ALLOCATION_DEPTH, Client
+from drivers.qcow2file import Header, read_header
+
+log = logging.getLogger(__name__)
+
+CLUSTER_SIZE = 64 << 10
+
+RESERVE = 16 << 20
+"""Bytes that must be free to begin a new cache file."""
+
+_PARENT_NODE = "parent"
+_HELD_HERE = 1
+_STATS_TIMEOUT = 2.0
+_CHECK_TIMEOUT = 600.0
+_SECTOR = 512
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+# QEMU locks single bytes of an open image from 100 on (block/file-posix.c, RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE).
+_LOCKS_FROM, _LOCKS_LENGTH = 100, 200
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of fcntl(2) on 64-bit Linux
+_F_OFD_GETLK = 36
+
+_CHECK_FOUND_LEAKS = 3  # qemu-img(1), check
+_KEY = re.compile(r"[0-9A-Za-z]{1,64}", re.ASCII)
+
+
+class Qcow2Cache:
+    """Cache files in ``<state>/cache``. ``reserve``: see RESERVE."""
+
+    def __init__(self, place: Place, *, reserve: int = RESERVE) -> None:
+        self._folder = place.state / "cache"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._sockets = place.run / "serve"
+        self._reserve = reserve
+
+    def open(self, image: Image, base: Device) -> Device:
+        """A device over ``base`` that keeps what it reads. A cache file that is not beyond doubt is thrown away first.
+
+        While a storage daemon has the file open nothing is checked or changed.
+
+        Raises BadDevice, BadDisk if the image's size is no multiple of 512, NoSpace, CommandFailed.
+        """
+        if base.node is None:
+            raise BadDevice(f"image {image.name}: what is below the cache has no QEMU block node")
+        if image.size % _SECTOR:
+            raise BadDisk(f"image {image.name}: its size {image.size} is not a multiple of {_SECTOR}")
+        path = self._path(image.key)
+        if not _in_use(path):
+            doubt = self._doubt(image, path)
+            if doubt:
+                log.warning("image %s: cache %s is thrown away: %s", image.name, path, doubt)
+                path.unlink()
+            if not path.exists():
+                self._create(image, path)
+            self._note_opening(image)
+        return Device(size=image.size, node=_node(path, base))
+
+    def close(self, image: Image) -> None:
+        """Nothing to do: what was kept stays, and the storage daemon has closed the file when it ended."""
+
+    def remove(self, key: str) -> int:
+        """Delete the file of an image's key. Returns the bytes of disk space freed. Raises InUse."""
+        path = self._path(key)
+        if _in_use(path):
+            raise InUse(path)
+        freed = _file_bytes(path)
+        for each in (path, self._note(key), self._fresh(key)):
+            each.unlink(missing_ok=True)
+        return freed
+
+    def stats(self, image: Image) -> CacheStats:
+        """Exactly what the cache holds now; asks the storage daemon, if one has the file open.
+
+        The daemon is also made to write down its tables, so that what was fetched until now is not fetched again if the
+        daemon is killed. Raises NotServing when the daemon does not answer, CommandFailed.
+        """
+        path = self._path(image.key)
+        held = self._served_bytes(image) if _in_use(path) else self._resting_bytes(path)
+        return CacheStats(held_bytes=held, file_bytes=_file_bytes(path))
+
+    def existing(self) -> Existing:
+        """Keys of the images with a file."""
+        details = {path.stem: "half made" for path in self._folder.iterdir()}
+        details |= {path.stem: f"{_file_bytes(path)} bytes on disk" for path in self._folder.glob("*.qcow2")}
+        return Existing(frozenset(details), details)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{_checked_key(key)}.qcow2"
+
+    def _fresh(self, key: str) -> Path:
+        return self._folder / f"{_checked_key(key)}.new"
+
+    def _note(self, key: str) -> Path:
+        return self._folder / f"{_checked_key(key)}.json"
+
+    def _create(self, image: Image, path: Path) -> None:
+        free = shutil.disk_usage(self._folder).free
+        if free < self._reserve:
+            raise NoSpace(path, free, self._reserve)
+        fresh = self._fresh(image.key)
+        # Lazy refcounts set the header's dirty bit while the file is in use; closing it clears the bit after a flush.
+        options = f"cluster_size={CLUSTER_SIZE},lazy_refcounts=on"
+        try:
+            run(["qemu-img", "create", "-q", "-f", "qcow2", "-o", options, str(fresh), str(image.size)])
+        except DriverError:
+            fresh.unlink(missing_ok=True)
+            raise
+        fresh.rename(path)
+
+    def _note_opening(self, image: Image) -> None:
+        """Write down in which boot of the host the file is opened, before it is."""
+        fresh = self._fresh(image.key)
+        fresh.write_text(json.dumps({"image": image.name, "boot_id": _boot_id()}))
+        fresh.rename(self._note(image.key))
+
+    def _opened_in_this_boot(self, image: Image) -> bool:
+        try:
+            note = json.loads(self._note(image.key).read_text())
+        except (FileNotFoundError, ValueError):
+            return False
+        return isinstance(note, dict) and note.get("boot_id") == _boot_id()
+
+    def _doubt(self, image: Image, path: Path) -> str | None:
+        """Why the file must not be used, if so.
+
+        A file that was not closed cleanly is repaired if the host has not gone down since: the kernel kept the order of
+        the killed daemon's writes. After a power cut, tables may have reached the disk and the data they tell of not.
+        """
+        try:
+            header = read_header(path)
+        except FileNotFoundError:
+            return None
+        except BadDisk as error:
+            return str(error)
+        if header.dirty and not self._opened_in_this_boot(image):
+            return "it was open when the host went down"
+        return _misfit(header, image) or _damage(path, repair=header.dirty)
+
+    def _served_bytes(self, image: Image) -> int:
+        socket = self._sockets / f"{checked(image.name)}.sock"
+        name = cache_export(image.name)
+        try:
+            with Client(socket, name, timeout=_STATS_TIMEOUT, context=ALLOCATION_DEPTH) as client:
+                held = sum(extent.length for extent in client.extents() if extent.value == _HELD_HERE)
+                client.flush()
+        except ProtocolViolated as error:
+            raise NotServing(f"the cache of image {image.name} is not served: {error}") from error
+        return held
+
+    def _resting_bytes(self, path: Path) -> int:
+        if not path.exists():
+            return 0
+        output = run(["qemu-img", "map", "-U", "--output=json", "-f", "qcow2", str(path)]).stdout
+        return sum(extent["length"] for extent in json.loads(output) if extent["present"])
+
+
+def _node(path: Path, base: Device) -> dict[str, object]:
+    """Copy-on-read into the file, and the parents directly for a read where that fails.
+
+    QEMU makes a failed write of copy-on-read an error of the read (block/io.c, bdrv_co_do_copy_on_readv). The quorum
+    reads from its first child that does not fail.
+    """
+    cache = {
+        "driver": "qcow2",
+        "node-name": CACHE_NODE,
+        "read-only": False,
+        "file": {"driver": "file", "filename": str(path)},
+        "backing": {**(base.node or {}), "node-name": _PARENT_NODE},
+    }
+    return {
+        "driver": "quorum",
+        "read-only": True,
+        "read-pattern": "fifo",
+        "vote-threshold": 1,
+        "children": [{"driver": "copy-on-read", "read-only": False, "file": cache}, _PARENT_NODE],
+    }
+
+
+def _misfit(header: Header, image: Image) -> str | None:
+    if header.size != image.size:
+        return f"it is for {header.size} bytes, not {image.size}"
+    if header.backing is not None or header.external_data:
+        return "it refers to another file"
+    if header.corrupt:
+        return "QEMU has found it damaged"
+    return None
+
+
+def _damage(path: Path, *, repair: bool) -> str | None:
+    """What is wrong with a file after its repair; leaked clusters are not wrong."""
+    try:
+        run(["qemu-img", "check", "-q", "-f", "qcow2", *(["-r", "all"] if repair else []), str(path)],
+            timeout=_CHECK_TIMEOUT)  # fmt: skip
+    except CommandFailed as error:
+        if error.code == _CHECK_FOUND_LEAKS:
+            return None
+        return error.stderr.strip().split("\n")[0] or str(error)
+    except CommandTimedOut as error:
+        return str(error)
+    return None
+
+
+def _in_use(path: Path) -> bool:
+    """Whether a QEMU has the file open for writing."""
+    try:
+        with path.open("rb") as file:
+            wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _LOCKS_FROM, _LOCKS_LENGTH, 0)
+            found = _FLOCK.unpack(fcntl.fcntl(file, _F_OFD_GETLK, wanted))
+    except FileNotFoundError:
+        return False
+    return bool(found[0] != fcntl.F_UNLCK)
+
+
+def _file_bytes(path: Path) -> int:
+    """Disk space the file takes, 0 if there is none."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _boot_id() -> str:
+    return _BOOT_ID.read_text().strip()
+
+
+def _checked_key(key: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise BadName(key)
+    return key

@@ -1,0 +1,142 @@
+"""What can go wrong in a driver.
+
+DriverError
+├── UnknownDriver       no driver of that name is installed for the layer
+├── ToolMissing         a program that the driver needs is not installed
+├── CommandFailed       a program ended with another exit code than 0
+├── CommandTimedOut     a program did not end in time
+├── DaemonFailed        a storage daemon ended, or did not get ready in time
+├── NotServing          nobody, or not yet somebody, answers as an NBD server at a socket
+├── ProtocolViolated    who answers speaks something else than NBD, or refuses the request
+├── BadName             a name that could leave its folder or confuse a tool
+├── BadAddress          a parent's address that this driver cannot reach
+├── BadDevice           the layer below handed over something this driver cannot build on
+├── BadDisk             a disk of an impossible size, or a file that is not the disk it should be
+├── PathTooLong         a socket's path does not fit into a unix socket address
+├── NoParents           an empty list of parents
+├── NotAttached         the image has no route on this host
+├── NoSpace             the file system is too full
+├── InUse               the file is open in a running daemon
+└── SnapshotMissing     the VM has no disk on this host
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+class DriverError(Exception):
+    """Any failure of a driver."""
+
+
+class UnknownDriver(DriverError):
+    """No driver of that name is installed for the layer."""
+
+    def __init__(self, layer: str, name: str, known: Iterable[str]) -> None:
+        there = ", ".join(sorted(known)) or "none at all (is the package installed?)"
+        super().__init__(f"there is no {layer} driver called {name!r}; installed: {there}")
+
+
+class ToolMissing(DriverError):
+    """A program that the driver needs is not installed."""
+
+    def __init__(self, tool: str) -> None:
+        super().__init__(f"the program {tool} is not installed or not in PATH")
+        self.tool = tool
+
+
+class CommandFailed(DriverError):
+    """A program ended with another exit code than 0."""
+
+    def __init__(self, argv: Sequence[str], code: int, stdout: str, stderr: str) -> None:
+        said = (stderr.strip() or stdout.strip() or "it said nothing").splitlines()[-1]
+        super().__init__(f"{' '.join(argv)} ended with exit code {code}: {said}")
+        self.argv, self.code, self.stdout, self.stderr = tuple(argv), code, stdout, stderr
+
+
+class CommandTimedOut(DriverError):
+    """A program did not end within ``timeout`` seconds and was killed."""
+
+    def __init__(self, argv: Sequence[str], timeout: float, stdout: str, stderr: str) -> None:
+        super().__init__(f"{' '.join(argv)} did not end within {timeout:g} s")
+        self.argv, self.timeout, self.stdout, self.stderr = tuple(argv), timeout, stdout, stderr
+
+
+class DaemonFailed(DriverError):
+    """A storage daemon ended, or did not get ready in time; ``log`` holds its last lines."""
+
+    def __init__(self, image: str, what: str, log: str) -> None:
+        super().__init__(f"the storage daemon of image {image} {what}: {log or 'its log is empty'}")
+        self.image, self.log = image, log
+
+
+class NotServing(DriverError):
+    """Nobody, or not yet somebody, answers as an NBD server at a socket."""
+
+
+class ProtocolViolated(DriverError):
+    """Who answers speaks something else than NBD, or refuses the request."""
+
+
+class BadName(DriverError):
+    """A name that could leave its folder or confuse a tool."""
+
+    def __init__(self, name: str) -> None:
+        shown = name if len(name) <= 80 else f"{name[:80]}…"
+        super().__init__(f"bad name {shown!r}: 1 to 63 letters, digits, '-' and '_', beginning with a letter or digit")
+
+
+class BadAddress(DriverError):
+    """A parent's address that this driver cannot reach."""
+
+
+class BadDevice(DriverError):
+    """The layer below handed over something this driver cannot build on."""
+
+
+class BadDisk(DriverError):
+    """A disk of an impossible size, or a file that is not the disk it should be."""
+
+
+class PathTooLong(DriverError):
+    """A socket's path does not fit into a unix socket address."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        super().__init__(f"the socket path {path} is longer than {limit} bytes: choose a shorter run folder")
+
+
+class NoParents(DriverError):
+    """An empty list of parents."""
+
+    def __init__(self, image: str) -> None:
+        super().__init__(f"image {image} has no parent to read from")
+
+
+class NotAttached(DriverError):
+    """The image has no route on this host."""
+
+    def __init__(self, image: str) -> None:
+        super().__init__(f"image {image} is not attached on this host")
+
+
+class NoSpace(DriverError):
+    """The file system is too full."""
+
+    def __init__(self, path: Path, free: int, needed: int) -> None:
+        super().__init__(f"no room for {path}: {free} bytes free, {needed} needed")
+        self.free, self.needed = free, needed
+
+
+class InUse(DriverError):
+    """The file is open in a running daemon."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is in use by a running storage daemon")
+
+
+class SnapshotMissing(DriverError):
+    """The VM has no disk on this host."""
+
+    def __init__(self, vm: str) -> None:
+        super().__init__(f"VM {vm} has no disk on this host")

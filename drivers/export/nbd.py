@@ -1,0 +1,335 @@
+"""Serve an image by a qemu-storage-daemon on a unix socket: one daemon per image and host.
+
+The socket is bound here, before there is anything to serve, and handed to the daemon. Children may connect at any time:
+they wait in its backlog until the daemon greets them. The driver keeps the socket open, so that children of a daemon
+that died wait for the next one in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drivers import daemon, nbdprobe
+from drivers.base import BlockNode, Device, Died, Endpoint, Existing, Image, Place
+from drivers.daemon import LISTEN_FD, Daemon
+from drivers.errors import BadAddress, BadDevice, DaemonFailed, NotServing, ProtocolViolated
+from drivers.names import checked, fitting
+
+log = logging.getLogger(__name__)
+
+CACHE_NODE = "cache"
+"""A node of this name inside a device is exported a second time, read as it is, to tell what it holds."""
+
+RECONNECT_DELAY = 86400
+"""Seconds a client holds its requests while the server is away. A lost parent is not an error, so: long."""
+
+OPEN_TIMEOUT = 30
+"""Seconds a client keeps trying when it opens an endpoint where nobody listens."""
+
+_SCHEME = "unix://"
+_BACKLOG = 4096
+_FIRST_RETRY = 0.005
+_LAST_RETRY = 0.1
+
+
+def folder_of(address: str) -> Path:
+    """The folder of the sockets of a host that is reached at ``unix://<folder>``. Raises BadAddress."""
+    folder = Path(address.removeprefix(_SCHEME))
+    if not address.startswith(_SCHEME) or not folder.is_absolute():
+        raise BadAddress(f"{address!r} is not an address of this driver: unix:// and an absolute path")
+    return folder
+
+
+def socket_of(endpoint: Endpoint) -> Path:
+    """The socket of an endpoint. Raises BadAddress, BadName."""
+    return folder_of(endpoint.address) / f"{checked(endpoint.export)}.sock"
+
+
+def client_node(endpoint: Endpoint) -> BlockNode:
+    """The node by which a QEMU reads an endpoint and outlives its restarts. Raises BadAddress, BadName."""
+    return {
+        "driver": "nbd",
+        "server": {"type": "unix", "path": str(socket_of(endpoint))},
+        "export": endpoint.export,
+        "reconnect-delay": RECONNECT_DELAY,
+        "open-timeout": OPEN_TIMEOUT,
+    }
+
+
+def cache_export(image: str) -> str:
+    """The name of the second export, see CACHE_NODE; the dot keeps it apart from the names of images."""
+    return f"{image}.cache"
+
+
+@dataclass
+class _Unit:
+    """What one image has here: the socket, while this driver object holds it, and the daemon."""
+
+    listener: socket.socket | None = None
+    daemon: Daemon | None = None
+    read_by_start: int = 0
+
+
+class NbdExport:
+    """Exports on unix sockets in ``<run>/serve``."""
+
+    def __init__(self, place: Place, *, died: Died) -> None:
+        self._folder = place.run / "serve"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._units = {image: _Unit(daemon=found) for image, found in daemon.running(self._folder).items()}
+        self._watcher = _Watcher(died)
+        for image, unit in self._units.items():
+            if unit.daemon is not None:
+                self._watcher.add(image, unit.daemon)
+
+    @property
+    def address(self) -> str:
+        """``unix://`` and the folder of the sockets."""
+        return f"{_SCHEME}{self._folder}"
+
+    def reserve(self, image: str) -> Endpoint:
+        """Bind the image's socket, unless it is bound here or served by a daemon. Raises BadName, PathTooLong."""
+        unit = self._unit(image)
+        if unit.daemon is None or unit.daemon.ended():
+            self._listen(image, unit)
+        return Endpoint(self.address, image)
+
+    def publish(self, image: Image, device: Device, *, replace: bool = False, timeout: float = 60) -> Endpoint:
+        """Serve ``device.node`` and return when a client gets an answer.
+
+        A running daemon is left alone if it serves exactly this node, unless ``replace``; else another takes its place
+        and its clients wait meanwhile. With a parent that is not ready yet this waits, up to ``timeout`` seconds, for
+        that parent. After a failure nothing serves and the endpoint stays reserved.
+
+        Raises BadDevice, BadName, PathTooLong, DaemonFailed, ToolMissing.
+        """
+        argv = self._argv(image.name, device)
+        unit = self._unit(image.name)
+        if unit.daemon is not None and (replace or unit.daemon.ended() or unit.daemon.argv != argv):
+            self._listen(image.name, unit)  # first, so that no child finds nobody when the old daemon goes
+            self._stop(image.name, unit)
+        if unit.daemon is None:
+            listener = self._listen(image.name, unit)
+            unit.daemon = daemon.spawn(argv, self._path(image.name, "log"), listener.fileno())
+        try:
+            self._wait_ready(image, unit.daemon, timeout)
+        except BaseException:
+            self._stop(image.name, unit)
+            raise
+        unit.read_by_start = unit.read_by_start or unit.daemon.bytes_read()
+        self._watcher.add(image.name, unit.daemon)
+        return Endpoint(self.address, image.name)
+
+    def local(self, image: Image) -> Device:
+        """The image as this host serves it, for its own VMs."""
+        return Device(size=image.size, node=client_node(Endpoint(self.address, checked(image.name))))
+
+    def hit_bytes(self, image: str) -> int:
+        """Bytes that the image's daemon has read from files since it was published: what its parents were spared."""
+        unit = self._unit(image)
+        return 0 if unit.daemon is None else max(0, unit.daemon.bytes_read() - unit.read_by_start)
+
+    def serving(self, image: str) -> bool:
+        """Whether a client gets an answer at this moment."""
+        unit = self._unit(image)
+        if unit.daemon is None or unit.daemon.ended():
+            return False
+        try:
+            nbdprobe.Client(self._path(image, "sock"), image, timeout=1).close()
+        except (NotServing, ProtocolViolated):
+            return False
+        return True
+
+    def allow(self, image: str, children: Sequence[str]) -> None:
+        """Nothing to do: who may open the socket is decided by the permissions of its folder."""
+
+    def withdraw(self, image: str) -> None:
+        """Stop the image's daemon and remove its files. Children that wait at the socket are hung up on."""
+        unit = self._unit(image)
+        self._path(image, "sock").unlink(missing_ok=True)
+        self._stop(image, unit)
+        if unit.listener is not None:
+            unit.listener.close()
+        for kind in ("new", "pid", "log"):
+            self._path(image, kind).unlink(missing_ok=True)
+        with self._lock:
+            del self._units[image]
+
+    def existing(self) -> Existing:
+        """Images with a daemon or a file left on the host."""
+        with self._lock:
+            units = dict(self._units)
+        details = {path.stem: "files without a daemon" for path in self._folder.iterdir()}
+        for image, unit in units.items():
+            if unit.daemon is not None and not unit.daemon.ended():
+                details[image] = f"daemon {unit.daemon.pid}"
+        return Existing(frozenset(details), details)
+
+    def close(self) -> None:
+        """Let go of everything without stopping it: daemons go on serving, for the next driver object to find."""
+        self._watcher.close()
+        with self._lock:
+            for unit in self._units.values():
+                if unit.listener is not None:
+                    unit.listener.close()
+            self._units.clear()
+
+    def _unit(self, image: str) -> _Unit:
+        with self._lock:
+            return self._units.setdefault(checked(image), _Unit())
+
+    def _path(self, image: str, kind: str) -> Path:
+        return self._folder / f"{checked(image)}.{kind}"
+
+    def _listen(self, image: str, unit: _Unit) -> socket.socket:
+        """The image's socket, bound in one step if it is not yet: a child finds the old one or the new one."""
+        if unit.listener is not None:
+            return unit.listener
+        path, fresh = fitting(self._path(image, "sock")), self._path(image, "new")
+        fresh.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(fresh))
+            listener.listen(_BACKLOG)
+            fresh.rename(path)
+        except BaseException:
+            listener.close()
+            raise
+        unit.listener = listener
+        return listener
+
+    def _stop(self, image: str, unit: _Unit) -> None:
+        if unit.daemon is not None:
+            self._watcher.remove(image)
+            unit.daemon.stop()
+            unit.daemon, unit.read_by_start = None, 0
+
+    def _argv(self, image: str, device: Device) -> tuple[str, ...]:
+        if device.node is None:
+            raise BadDevice(f"the device of image {image} has no QEMU block node to serve")
+        exports = [_export(image, "top")]
+        if _has_node(device.node, CACHE_NODE):
+            exports.append(_export(cache_export(image), CACHE_NODE) + ",allocation-depth=on")
+        return (
+            "qemu-storage-daemon",
+            "--pidfile",
+            str(self._path(image, "pid")),
+            "--blockdev",
+            json.dumps({**device.node, "node-name": "top"}),
+            "--nbd-server",
+            f"addr.type=fd,addr.str={LISTEN_FD},max-connections=0",
+            *(argument for export in exports for argument in ("--export", export)),
+        )
+
+    def _wait_ready(self, image: Image, started: Daemon, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        for pause in _pauses():
+            try:
+                size = self._greeted(image.name, started, deadline)
+            except (NotServing, ProtocolViolated) as error:
+                # The daemon's socket has a greeter but the export is not there yet, or it ended just now.
+                if started.ended(min(pause, max(0, deadline - time.monotonic()))) or time.monotonic() >= deadline:
+                    raise self._failure(image.name, started, f"is not ready after {timeout:g} s") from error
+                log.debug("waiting for the daemon of image %s: %s", image.name, error)
+                continue
+            if size != image.size:
+                raise self._failure(image.name, started, f"serves {size} bytes, not the image's {image.size}")
+            return
+
+    def _greeted(self, image: str, started: Daemon, deadline: float) -> int:
+        """The size of the export. Raises NotServing when the daemon ends, or does not greet before the deadline."""
+        path = self._path(image, "sock")
+        sock = nbdprobe.knock(path)
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        poller.register(started, select.POLLIN)
+        ready = [fd for fd, _ in poller.poll(max(0, deadline - time.monotonic()) * 1000)]
+        if sock.fileno() not in ready:
+            sock.close()
+            raise NotServing(f"no greeting at {path}")
+        with nbdprobe.Client(path, image, timeout=max(0.1, deadline - time.monotonic()), sock=sock) as client:
+            return client.size
+
+    def _failure(self, image: str, failed: Daemon, what: str) -> DaemonFailed:
+        said = daemon.last_lines(self._path(image, "log"))
+        return DaemonFailed(image, failed.ending() if failed.ended() else what, said)
+
+
+class _Watcher:
+    """One thread that waits for the end of all daemons and tells about those that nobody asked to end."""
+
+    def __init__(self, died: Died) -> None:
+        self._died = died
+        self._lock = threading.Lock()
+        self._daemons: dict[str, Daemon] = {}
+        self._closed = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._watch, name="export-watch", daemon=True)
+        self._thread.start()
+
+    def add(self, image: str, watched: Daemon) -> None:
+        with self._lock:
+            self._daemons[image] = watched
+        os.eventfd_write(self._wake, 1)
+
+    def remove(self, image: str) -> None:
+        with self._lock:
+            self._daemons.pop(image, None)
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        self._closed = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        os.close(self._wake)
+
+    def _watch(self) -> None:
+        while not self._closed:
+            poller = select.poll()
+            poller.register(self._wake, select.POLLIN)
+            with self._lock:
+                watched = dict(self._daemons)
+            for each in watched.values():
+                poller.register(each, select.POLLIN)
+            poller.poll()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            for image, each in watched.items():
+                if each.ended() and self._forget(image, each):
+                    log.warning("the storage daemon of image %s %s", image, each.ending())
+                    self._died(image)
+
+    def _forget(self, image: str, ended: Daemon) -> bool:
+        """Whether it was still watched: one that was asked to stop is not news."""
+        with self._lock:
+            return self._daemons.get(image) is ended and self._daemons.pop(image) is ended
+
+
+def _export(name: str, node: str) -> str:
+    return f"nbd,id={name},node-name={node},name={name},writable=off"
+
+
+def _has_node(node: Any, name: str) -> bool:
+    if isinstance(node, Mapping):
+        return node.get("node-name") == name or any(_has_node(value, name) for value in node.values())
+    return isinstance(node, Sequence) and not isinstance(node, str) and any(_has_node(value, name) for value in node)
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between tries: short at first, bounded."""
+    pause = _FIRST_RETRY
+    while True:
+        yield pause
+        pause = min(pause * 2, _LAST_RETRY)

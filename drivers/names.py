@@ -1,0 +1,27 @@
+"""Names at the door: what drivers build file names, socket names and node names from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from drivers.errors import BadName, PathTooLong
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
+
+SOCKET_PATH_LIMIT = 107
+"""Bytes of a unix socket's path: sun_path has 108 with its ending zero (unix(7))."""
+
+
+def checked(name: str) -> str:
+    """The name itself, if it is one. Raises BadName."""
+    if not _NAME.fullmatch(name):
+        raise BadName(name)
+    return name
+
+
+def fitting(path: Path) -> Path:
+    """The socket path itself, if an address can hold it. Raises PathTooLong."""
+    if len(bytes(path)) > SOCKET_PATH_LIMIT:
+        raise PathTooLong(path, SOCKET_PATH_LIMIT)
+    return path
