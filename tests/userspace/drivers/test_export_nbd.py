@@ -1,0 +1,278 @@
+"""Exports by real storage daemons."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from drivers import daemon
+from drivers.base import Device, Endpoint, Place
+from drivers.errors import BadAddress, BadDevice, BadName, DaemonFailed, PathTooLong
+from drivers.export.nbd import NbdExport, client_node
+from drivers.nbdprobe import Client
+from tests.userspace.drivers.hosts import MIB, Host, HostCase, qemu_io, until
+
+
+class PublishTest(HostCase):
+    def test_published_image_is_readable_byte_by_byte(self) -> None:
+        image, file, (host,) = self.chain(0)
+        self.assert_same(host.uri(image), file)
+
+    def test_published_image_cannot_be_written(self) -> None:
+        image, _, (host,) = self.chain(0)
+        with Client(host.socket(image), image.name, timeout=5) as client:
+            self.assertEqual(image.size, client.size)
+        write = ["qemu-io", "-f", "raw", "-c", "write 0 4k", host.uri(image)]
+        self.assertNotEqual(0, subprocess.run(write, capture_output=True, check=False).returncode)
+
+    def test_endpoint_names_the_folder_of_sockets_and_the_image(self) -> None:
+        image, file = self.make_image()
+        host = self.host("h")
+        endpoint = host.export.publish(image, host.attach.origin(image, file))
+        self.assertEqual(Endpoint(f"unix://{host.place.run}/serve", "img"), endpoint)
+        self.assertEqual(host.export.address, endpoint.address)
+
+    def test_publishing_the_same_device_again_keeps_the_daemon(self) -> None:
+        image, file, (host,) = self.chain(0)
+        before = host.daemon(image).pid
+        host.serve_file(image, file)
+        self.assertEqual(before, host.daemon(image).pid)
+
+    def test_publishing_with_replace_starts_a_new_daemon_and_clients_go_on(self) -> None:
+        image, file, (origin, host) = self.chain(1)
+        before = origin.daemon(image).pid
+        origin.export.publish(image, origin.attach.origin(image, file), replace=True)
+        self.assertNotEqual(before, origin.daemon(image).pid)
+        self.assert_same(host.uri(image), file)
+        self.assertEqual([], origin.died)
+
+    def test_publishing_another_device_replaces_the_daemon(self) -> None:
+        image, _, (host,) = self.chain(0)
+        other = self.root / "other.raw"
+        other.write_bytes(b"\x55" * image.size)
+        host.serve_file(image, other)
+        qemu_io(host.uri(image), "read -P 0x55 0 1M")
+
+    def test_publishing_again_after_the_socket_was_deleted_serves_again(self) -> None:
+        image, file, (host,) = self.chain(0)
+        host.socket(image).unlink()
+        self.assertFalse(host.export.serving(image.name))
+        host.serve_file(image, file)
+        self.assert_same(host.uri(image), file)
+
+    def test_fifty_publishes_of_five_images_at_once_make_five_daemons(self) -> None:
+        host = self.host("h")
+        images = [self.make_image(MIB, f"img{number}") for number in range(5)]
+        with ThreadPoolExecutor(50) as pool:
+            list(pool.map(lambda pair: host.serve_file(*pair), images * 10))
+        self.assertEqual({f"img{number}" for number in range(5)}, set(daemon.running(host.place.run / "serve")))
+        for image, file in images:
+            self.assert_same(host.uri(image), file)
+
+
+class FailedPublishTest(HostCase):
+    def test_failing_daemon_is_reported_with_its_log(self) -> None:
+        image, file, host = *self.make_image(), self.host("h")
+        device = host.attach.origin(image, file)
+        file.unlink()
+        error = self.assertRaises(DaemonFailed, host.export.publish, image, device)
+        self.assertIn("No such file or directory", str(error))
+        self.assertIn("exit code 1", str(error))
+
+    def test_endpoint_stays_reserved_without_a_daemon(self) -> None:
+        image, file, host = *self.make_image(), self.host("h")
+        broken = Device(image.size, node={"driver": "file", "filename": "/nonexistent/file"})
+        self.assertRaises(DaemonFailed, host.export.publish, image, broken)
+        self.assertEqual({}, daemon.running(host.place.run / "serve"))
+        self.assertFalse(host.export.serving(image.name))
+        host.serve_file(image, file)
+        self.assert_same(host.uri(image), file)
+
+    def test_device_of_another_size_is_refused(self) -> None:
+        image, _, host = *self.make_image(), self.host("h")
+        device = Device(image.size, node={"driver": "null-co", "size": MIB})
+        error = self.assertRaises(DaemonFailed, host.export.publish, image, device)
+        self.assertIn(f"serves {MIB} bytes", str(error))
+        self.assertEqual({}, daemon.running(host.place.run / "serve"))
+
+    def test_daemon_without_a_parent_is_given_up_after_the_timeout(self) -> None:
+        image, _, host = *self.make_image(), self.host("h")
+        absent = self.host("absent")
+        absent.export.reserve(image.name)
+        self.assertRaises(DaemonFailed, host.join, image, [absent], timeout=0.3)
+        self.assertEqual({}, daemon.running(host.place.run / "serve"))
+
+    def test_kernel_device_is_refused(self) -> None:
+        image, _, host = *self.make_image(), self.host("h")
+        self.assertRaises(BadDevice, host.export.publish, image, Device(image.size, path=Path("/dev/null")))
+
+    def test_bad_names_and_long_paths_are_refused(self) -> None:
+        host = self.host("h")
+        for name in ("", "a/b", "..", "a.b", "-a", "x" * 64):
+            self.assertRaises(BadName, host.export.reserve, name)
+        deep = NbdExport(Place(self.root, self.root / ("d" * 100)), died=host.died.append)
+        self.addCleanup(deep.close)
+        self.assertRaises(PathTooLong, deep.reserve, "img")
+
+    def test_addresses_of_other_kinds_are_refused(self) -> None:
+        for address in ("http://host", "unix://relative", "/run/serve", ""):
+            self.assertRaises(BadAddress, client_node, Endpoint(address, "img"))
+
+
+class ReserveTest(HostCase):
+    def test_client_that_connects_before_the_daemon_is_greeted_by_it(self) -> None:
+        image, file, host = *self.make_image(), self.host("h")
+        host.export.reserve(image.name)
+        with socket.socket(socket.AF_UNIX) as early:
+            early.connect(str(host.socket(image)))
+            self.assertEqual([], select.select([early], [], [], 0.05)[0])
+            host.serve_file(image, file)
+            early.settimeout(5)
+            self.assertEqual(b"NBDMAGIC", early.recv(8))
+
+    def test_reserving_twice_keeps_the_socket(self) -> None:
+        host = self.host("h")
+        self.assertEqual(host.export.reserve("img"), host.export.reserve("img"))
+        self.assertEqual(frozenset({"img"}), host.export.existing().names)
+
+    def test_reserving_leaves_a_serving_daemon_alone(self) -> None:
+        image, file, (host,) = self.chain(0)
+        host.export.reserve(image.name)
+        self.assert_same(host.uri(image), file)
+
+    def test_reserved_image_is_not_serving(self) -> None:
+        host = self.host("h")
+        host.export.reserve("img")
+        self.assertFalse(host.export.serving("img"))
+
+
+class WithdrawTest(HostCase):
+    def test_withdrawing_leaves_nothing(self) -> None:
+        image, _, (host,) = self.chain(0)
+        host.export.withdraw(image.name)
+        self.assertEqual([], list((host.place.run / "serve").iterdir()))
+        self.assertEqual({}, daemon.running(host.place.run / "serve"))
+        self.assertEqual(frozenset(), host.export.existing().names)
+        self.assertEqual([], host.died)
+
+    def test_withdrawing_what_is_not_there_is_fine(self) -> None:
+        host = self.host("h")
+        host.export.withdraw("img")
+        host.export.withdraw("img")
+
+    def test_withdrawn_image_can_be_published_again(self) -> None:
+        image, file, (host,) = self.chain(0)
+        host.export.withdraw(image.name)
+        host.serve_file(image, file)
+        self.assert_same(host.uri(image), file)
+
+    def test_daemon_whose_parent_is_gone_is_stopped_soon(self) -> None:
+        image, _, (origin, host) = self.chain(1)
+        origin.export.withdraw(image.name)
+        reader = subprocess.Popen(["qemu-io", "-r", "-f", "raw", "-c", "read 0 4k", host.uri(image)])
+        self.addCleanup(reader.wait)
+        self.addCleanup(reader.kill)
+        begin = time.monotonic()
+        host.export.withdraw(image.name)
+        self.assertLess(time.monotonic() - begin, 3)
+        self.assertEqual({}, daemon.running(host.place.run / "serve"))
+
+    def test_allowing_children_is_left_to_file_permissions(self) -> None:
+        self.host("h").export.allow("img", ["h1"])
+
+
+class DeathTest(HostCase):
+    def test_death_of_a_daemon_is_told_once(self) -> None:
+        image, _, (host,) = self.chain(0)
+        host.kill_daemon(image)
+        until(lambda: host.died == [image.name])
+        self.assertFalse(host.export.serving(image.name))
+
+    def test_dead_daemon_leaves_no_zombie(self) -> None:
+        image, _, (host,) = self.chain(0)
+        pid = host.daemon(image).pid
+        host.kill_daemon(image)
+        until(lambda: not Path(f"/proc/{pid}").exists())
+
+    def test_clients_of_a_killed_daemon_wait_for_the_next_one(self) -> None:
+        image, file, (origin, host) = self.chain(1)
+        origin.kill_daemon(image)
+        with ThreadPoolExecutor() as pool:
+            compared = pool.submit(self.assert_same, host.uri(image), file)
+            origin.serve_file(image, file)
+            compared.result(timeout=10)
+
+
+class AdoptionTest(HostCase):
+    def restarted(self, host: Host) -> None:
+        host.let_go()
+        host.start()
+
+    def test_new_driver_finds_the_daemon_and_keeps_it(self) -> None:
+        image, file, (host,) = self.chain(0)
+        before = host.daemon(image).pid
+        self.restarted(host)
+        self.assertTrue(host.export.serving(image.name))
+        host.export.reserve(image.name)
+        host.serve_file(image, file)
+        self.assertEqual(before, host.daemon(image).pid)
+        self.assert_same(host.uri(image), file)
+
+    def test_new_driver_is_told_of_the_death_of_an_old_daemon(self) -> None:
+        image, file, (host,) = self.chain(0)
+        self.restarted(host)
+        host.kill_daemon(image)
+        until(lambda: host.died == [image.name])
+        host.serve_file(image, file)
+        self.assert_same(host.uri(image), file)
+
+    def test_new_driver_replaces_an_old_daemon_without_an_error_for_clients(self) -> None:
+        image, file, (origin, host) = self.chain(1)
+        self.restarted(origin)
+        origin.export.publish(image, origin.attach.origin(image, file), replace=True)
+        self.assert_same(host.uri(image), file)
+
+    def test_new_driver_withdraws_what_the_old_one_published(self) -> None:
+        image, _, (host,) = self.chain(0)
+        self.restarted(host)
+        host.export.withdraw(image.name)
+        self.assertEqual([], list((host.place.run / "serve").iterdir()))
+        self.assertEqual({}, daemon.running(host.place.run / "serve"))
+
+    def test_socket_without_a_daemon_is_found_and_removed(self) -> None:
+        host = self.host("h")
+        host.export.reserve("img")
+        self.restarted(host)
+        self.assertEqual(frozenset({"img"}), host.export.existing().names)
+        host.export.withdraw("img")
+        self.assertEqual(frozenset(), host.export.existing().names)
+
+    def test_daemon_of_another_folder_is_not_ours(self) -> None:
+        image, _, (host,) = self.chain(0)
+        stranger = self.host("other")
+        self.assertEqual(frozenset(), stranger.export.existing().names)
+        stranger.export.withdraw(image.name)
+        self.assertTrue(host.export.serving(image.name))
+
+
+class HitsTest(HostCase):
+    def test_hits_count_what_was_read_from_the_cache(self) -> None:
+        image, _, (_, host) = self.chain(1)
+        self.read(host, image, 0, 2 * MIB)
+        before = host.export.hit_bytes(image.name)
+        self.read(host, image, 0, 2 * MIB)
+        self.assertGreaterEqual(host.export.hit_bytes(image.name) - before, 2 * MIB)
+
+    def test_image_that_is_not_served_has_no_hits(self) -> None:
+        self.assertEqual(0, self.host("h").export.hit_bytes("img"))
+
+    def test_dead_daemon_has_no_hits(self) -> None:
+        image, _, (host,) = self.chain(0)
+        os.kill(host.daemon(image).pid, 9)
+        until(lambda: host.died == [image.name])
+        self.assertEqual(0, host.export.hit_bytes(image.name))

@@ -1,0 +1,193 @@
+"""Volt and hosts as real processes, for tests that kill them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import testtools
+
+from virtman.client import AgentClient
+from virtman.errors import AgentUnreachable
+from volt.client import VoltClient
+
+READY_TIMEOUT = 30.0
+PAUSE = 0.02
+
+
+def wait_until(condition, what: str, timeout: float = READY_TIMEOUT) -> None:  # type: ignore[no-untyped-def]
+    """Poll ``condition`` until it is true; an assertion names ``what`` was awaited in vain."""
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {timeout} s in vain: {what}")
+        time.sleep(PAUSE)
+
+
+class VoltProcess:
+    """A coordinator of the test's own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder = folder
+        self._options = options
+        self._listen = "127.0.0.1:0"
+        self.url = ""
+
+    def start(self) -> None:
+        """Start it, at the same address as before."""
+        argv = [sys.executable, "-m", "volt.cli", "serve", "--listen", self._listen, "--state", str(self._folder)]
+        with (self._folder / "volt.log").open("ab") as log:
+            self._process = subprocess.Popen([*argv, *self._options], stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if "listening on http://" in line:
+                self.url = line.split("listening on ")[1].split()[0]
+                self._listen = self.url.removeprefix("http://")
+                return
+        raise AssertionError(f"volt did not start: {(self._folder / 'volt.log').read_text()}")
+
+    def stop(self) -> None:
+        """Stop it; its store stays."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        self._process.wait(timeout=10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def client(self) -> VoltClient:
+        """A client of it."""
+        return VoltClient(self.url)
+
+
+class HostProcess:
+    """One host with an agent that may be killed and started again on the same folders."""
+
+    def __init__(self, name: str, folder: Path, volt: str) -> None:
+        self.name = name
+        self.state = folder / name
+        self.run = folder / f"r-{name}"
+        self.notes = folder / f"{name}.steps"
+        self._log = folder / f"{name}.log"
+        self._volt = volt
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, die_at: str | None = None) -> AgentClient:
+        """Start the agent and wait until it answers; it kills itself at step ``die_at``."""
+        self.notes.unlink(missing_ok=True)
+        argv = [sys.executable, "-m", "tests.userspace.stepping_agent", self.name, str(self.state), str(self.run)]
+        argv += [self._volt, str(self.notes), *([die_at] if die_at else [])]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        client = self.client()
+        wait_until(lambda: self._answers(client), f"agent {self.name} answers; its log: {self._log}")
+        return client
+
+    def _answers(self, client: AgentClient) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise AssertionError(f"agent {self.name} ended: {self._log.read_text()[-2000:]}")
+        try:
+            client.status()
+        except AgentUnreachable:
+            return False
+        return True
+
+    def client(self) -> AgentClient:
+        """A client of the agent."""
+        return AgentClient(self.run / "agent.sock", timeout=60)
+
+    def kill(self) -> None:
+        """SIGKILL to the agent, and to nothing else."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """End the agent in order; what it serves goes on."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait(timeout=30)
+
+    def wait_dead(self) -> None:
+        """Wait until the agent has killed itself."""
+        assert self._process is not None
+        if self._process.wait(timeout=READY_TIMEOUT) != -signal.SIGKILL:
+            raise AssertionError(f"agent {self.name} was to be killed; its log: {self._log.read_text()[-2000:]}")
+
+    def steps(self) -> list[str]:
+        """The steps that the agent has reached since its start."""
+        return self.notes.read_text().split() if self.notes.exists() else []
+
+    def daemons(self) -> dict[int, str]:
+        """Processes that serve this host's images: command line by process id."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if f"{self.run}/" in line and "qemu-storage-daemon" in line:
+                found[int(entry.name)] = line
+        return found
+
+    def kill_daemons(self) -> None:
+        """SIGKILL to all storage daemons of this host."""
+        for pid in self.daemons():
+            os.kill(pid, signal.SIGKILL)
+
+    def files(self) -> set[str]:
+        """Everything that stacks and VMs leave in the host's folders, without caches and logs."""
+        folders = [self.run / "serve", self.run / "parent", self.state / "snapshots"]
+        folders += [self.state / "records" / "vms", self.state / "records" / "images"]
+        return {f"{folder.name}/{path.name}" for folder in folders if folder.exists() for path in folder.iterdir()}
+
+    def tear_down(self) -> None:
+        """Kill all that this host has started."""
+        self.kill()
+        self.kill_daemons()
+
+
+class HostsTestCase(testtools.TestCase):
+    """A test with a Volt and hosts of its own; everything is killed and removed at its end."""
+
+    volt_options: tuple[str, ...] = ()
+
+    def setUp(self) -> None:
+        """Start Volt."""
+        super().setUp()
+        for tool in ("qemu-storage-daemon", "qemu-img"):
+            if shutil.which(tool) is None:
+                self.skipTest(f"{tool} is missing: install qemu-utils and qemu-system-common")
+        self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.volt = VoltProcess(self.folder, *self.volt_options)
+        self.addCleanup(self.volt.stop)
+        self.volt.start()
+
+    def host(self, name: str) -> HostProcess:
+        """A host that is not started yet."""
+        host = HostProcess(name, self.folder, self.volt.url)
+        self.addCleanup(host.tear_down)
+        return host
+
+    def image_file(self, name: str = "image", size: int = 8 << 20) -> Path:
+        """A file of random content to publish."""
+        path = self.folder / f"{name}.raw"
+        path.write_bytes(os.urandom(size))
+        return path
+
+    def assert_same_content(self, disk: Path, file: Path) -> None:
+        """Every byte of the VM disk is the byte of the file."""
+        compare = subprocess.run(
+            ["qemu-img", "compare", "-f", "qcow2", "-F", "raw", str(disk), str(file)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.assertEqual(0, compare.returncode, compare.stdout + compare.stderr)

@@ -1,0 +1,31 @@
+"""An agent that notes every step it reaches in a file, and kills itself with SIGKILL at one of them.
+
+python -m tests.userspace.stepping_agent NAME STATE RUN VOLT_URL NOTES [STEP]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from virtman.config import AgentConfig
+from virtman.server import serve
+
+
+def main() -> None:
+    """Run the agent of the arguments."""
+    name, state, run, volt, notes, *fatal = sys.argv[1:]
+
+    def step(reached: str) -> None:
+        with Path(notes).open("a") as file:
+            file.write(f"{reached}\n")
+        if reached in fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    serve(AgentConfig(name=name, state=Path(state), run=Path(run), volt=volt, accel="tcg"), step)
+
+
+if __name__ == "__main__":
+    main()
