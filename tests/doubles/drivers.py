@@ -1,0 +1,259 @@
+"""A host in memory, and the four drivers over it.
+
+``Host`` is what is on the machine: daemons, sockets, caches, disks. It outlives the drivers, as a real host outlives
+its agent, so that a test can throw the drivers away in the middle of a call and look at what new ones find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from drivers.base import (
+    CacheStats,
+    Device,
+    Died,
+    Endpoint,
+    Existing,
+    Image,
+    LostParent,
+    Parent,
+    PathState,
+    PathStatus,
+    Place,
+)
+from drivers.errors import DriverError, SnapshotMissing
+from virtman.hostdrivers import HostDrivers
+
+Moment = Callable[[str], None]
+"""Told of each point at which a call of a double may be cut off."""
+
+ADDRESS = "unix:///run/virtman/serve"
+HIT_BYTES = 3 << 20
+BYTES_PER_FETCH = 1 << 20
+
+
+def unnoticed(_moment: str) -> None:
+    """Nobody listens."""
+
+
+@dataclass
+class Disk:
+    """A VM's disk; ``writes`` is what the VM wrote. ``whole`` is False while it is being made."""
+
+    size: int
+    origin: Device
+    whole: bool = False
+    writes: str = ""
+
+
+class Host:
+    """What the drivers made on one machine."""
+
+    known: ClassVar[dict[Path, Host]] = {}
+    """By state folder, for drivers that are made by the name of their class and a ``Place``."""
+
+    def __init__(self) -> None:
+        self.moment: Moment = unnoticed
+        self.failing: dict[str, Exception] = {}
+        """What a call ("export.publish") raises until it is taken out again."""
+        self.calls: list[str] = []
+        self.routes: dict[str, list[Parent]] = {}
+        self.reading: dict[str, set[Parent]] = {}
+        """Parents that the process of an image may have connections to."""
+        self.caches: dict[str, int] = {}
+        self.open_caches: set[str] = set()
+        self.endpoints: set[str] = set()
+        self.served: dict[str, Device] = {}
+        self.allowed: dict[str, list[str]] = {}
+        self.disks: dict[str, Disk] = {}
+
+    @contextmanager
+    def act(self, call: str) -> Iterator[None]:
+        """One call: it may be cut off before and after its effect, or fail before it."""
+        self.calls.append(call)
+        self.moment(f"before {call}")
+        if call in self.failing:
+            raise self.failing[call]
+        yield
+        self.moment(f"after {call}")
+
+    def leftovers(self) -> dict[str, object]:
+        """All that is on the host but caches, which are meant to stay; empty containers left out."""
+        kinds = ("routes", "reading", "open_caches", "endpoints", "served", "allowed", "disks")
+        return {kind: getattr(self, kind) for kind in kinds if getattr(self, kind)}
+
+    def daemon_dies(self, image: str) -> None:
+        """The process that serves an image is killed."""
+        del self.served[image]
+        self.reading.pop(image, None)
+
+
+class AttachDouble:
+    """Routes in the host's memory."""
+
+    def __init__(self, place: Place | Host, *, lost: LostParent) -> None:
+        self.host = _host(place)
+        self.lost = lost
+        self.watched: set[str] = set()
+
+    def connect(self, image: Image, parents: Sequence[Parent]) -> Device:
+        with self.host.act("attach.connect"):
+            if not parents:
+                raise DriverError(f"image {image.name} has no parent to read from")
+            self.host.routes[image.name] = list(parents)
+            self.watched.add(image.name)
+        return Device(image.size, node={"driver": "nbd", "export": image.name})
+
+    def origin(self, image: Image, file: Path) -> Device:
+        with self.host.act("attach.origin"):
+            return Device(image.size, node={"driver": "file", "filename": str(file), "key": image.key})
+
+    def update(self, image: Image, parents: Sequence[Parent]) -> bool:
+        with self.host.act("attach.update"):
+            moved = self.host.routes.get(image.name, [])[:1] != list(parents)[:1]
+            self.host.routes[image.name] = list(parents)
+            if moved:
+                self.host.reading.setdefault(image.name, set()).add(parents[0])
+            return moved
+
+    def disconnect(self, image: str) -> None:
+        with self.host.act("attach.disconnect"):
+            self.host.routes.pop(image, None)
+            self.watched.discard(image)
+
+    def paths(self, image: str) -> list[PathStatus]:
+        parents = self.host.routes.get(image, [])
+        return [
+            PathStatus(parent, PathState.STANDBY if number else PathState.ACTIVE)
+            for number, parent in enumerate(parents)
+        ]
+
+    def existing(self) -> Existing:
+        return Existing(frozenset(self.host.routes))
+
+
+class CacheDouble:
+    """What is kept, by key, in the host's memory."""
+
+    def __init__(self, place: Place | Host) -> None:
+        self.host = _host(place)
+
+    def open(self, image: Image, base: Device) -> Device:
+        with self.host.act("cache.open"):
+            self.host.open_caches.add(image.key)
+            self.host.caches.setdefault(image.key, BYTES_PER_FETCH)
+        return Device(image.size, node={"driver": "qcow2", "key": image.key, "backing": base.node})
+
+    def close(self, image: Image) -> None:
+        with self.host.act("cache.close"):
+            self.host.open_caches.discard(image.key)
+
+    def remove(self, key: str) -> int:
+        with self.host.act("cache.remove"):
+            if key in self.host.open_caches:
+                raise DriverError(f"the cache {key} is in use")
+            return self.host.caches.pop(key, 0)
+
+    def stats(self, image: Image) -> CacheStats:
+        held = self.host.caches.get(image.key, 0)
+        return CacheStats(held, 2 * held)
+
+    def existing(self) -> Existing:
+        return Existing(frozenset(self.host.caches))
+
+
+class ExportDouble:
+    """Endpoints and processes in the host's memory."""
+
+    address = ADDRESS
+
+    def __init__(self, place: Place | Host, *, died: Died) -> None:
+        self.host = _host(place)
+        self.died = died
+
+    def reserve(self, image: str) -> Endpoint:
+        with self.host.act("export.reserve"):
+            self.host.endpoints.add(image)
+        return Endpoint(ADDRESS, image)
+
+    def publish(self, image: Image, device: Device, *, replace: bool = False) -> Endpoint:
+        with self.host.act("export.publish"):
+            same = self.host.served.get(image.name) == device
+            if replace or not same:
+                self.host.reading[image.name] = set(self.host.routes.get(image.name, [])[:1])
+            self.host.endpoints.add(image.name)
+            self.host.served[image.name] = device
+        return Endpoint(ADDRESS, image.name)
+
+    def local(self, image: Image) -> Device:
+        return Device(image.size, node={"driver": "nbd", "export": image.name, "key": image.key})
+
+    def serving(self, image: str) -> bool:
+        return image in self.host.served
+
+    def hit_bytes(self, image: str) -> int:
+        return HIT_BYTES if image in self.host.served else 0
+
+    def allow(self, image: str, children: Sequence[str]) -> None:
+        with self.host.act("export.allow"):
+            self.host.allowed[image] = list(children)
+
+    def withdraw(self, image: str) -> None:
+        with self.host.act("export.withdraw"):
+            for made in (self.host.served, self.host.reading, self.host.allowed):
+                made.pop(image, None)
+            self.host.endpoints.discard(image)
+
+    def existing(self) -> Existing:
+        return Existing(frozenset(self.host.endpoints | self.host.served.keys()))
+
+
+class SnapshotDouble:
+    """Disks in the host's memory; the path of one is made of the VM's name."""
+
+    def __init__(self, place: Place | Host) -> None:
+        self.host = _host(place)
+
+    def create(self, vm: str, origin: Device, size: int) -> Device:
+        with self.host.act("snapshot.create"):
+            disk = self.host.disks.get(vm)
+            if disk is None or not disk.whole:
+                disk = self.host.disks[vm] = Disk(size, origin)
+                self.host.moment("within snapshot.create")
+                disk.whole = True
+        return _device(vm, disk)
+
+    def open(self, vm: str) -> Device:
+        disk = self.host.disks.get(vm)
+        if disk is None or not disk.whole:
+            raise SnapshotMissing(vm)
+        return _device(vm, disk)
+
+    def delete(self, vm: str) -> None:
+        with self.host.act("snapshot.delete"):
+            self.host.disks.pop(vm, None)
+
+    def existing(self) -> Existing:
+        return Existing(frozenset(self.host.disks))
+
+
+def drivers_over(
+    host: Host, *, lost: LostParent = lambda _image, _parent: None, died: Died = lambda _image: None
+) -> HostDrivers:
+    """New drivers on a host that may have things on it already."""
+    return HostDrivers(
+        AttachDouble(host, lost=lost), CacheDouble(host), ExportDouble(host, died=died), SnapshotDouble(host)
+    )
+
+
+def _device(vm: str, disk: Disk) -> Device:
+    path = Path("/disks") / f"{vm}.qcow2"
+    return Device(disk.size, path, {"driver": "qcow2", "filename": str(path), "backing": disk.origin.node})
+
+
+def _host(place: Place | Host) -> Host:
+    return Host.known[place.state] if isinstance(place, Place) else place

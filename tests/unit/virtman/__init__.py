@@ -1,0 +1,1 @@
+"""Tests of the agent's parts, over doubles."""

@@ -1,0 +1,121 @@
+"""One host with its agent's parts, over doubles; the agent can be cut off anywhere and made anew."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from testtools import TestCase
+
+from drivers.base import Image
+from tests.doubles.drivers import Host, drivers_over
+from tests.doubles.machines import MachinesDouble
+from tests.doubles.volt import Seat, VoltDouble, digest_of
+from virtman.imagestore import ImageStore
+from virtman.records import ImagePhase, ImageRecord, Role, Shelf, VmPhase, VmRecord
+from virtman.stacks import Stacks
+from virtman.vms import Vms
+
+
+class Cut(BaseException):
+    """The agent is killed here. No clean-up of the agent's may catch it."""
+
+
+class Scene:
+    """``host``, ``volt`` and ``machines`` outlive the agent; ``stacks`` and ``vms`` do not."""
+
+    def __init__(self, test: TestCase) -> None:
+        self.folder = folder_for(test)
+        self.host = Host()
+        self.volt = VoltDouble()
+        self.machines = MachinesDouble()
+        self.moments: list[str] = []
+        self._cut_at: int | None = None
+        for world in (self.host, self.volt, self.machines):
+            world.moment = self.moment
+        self.start()
+
+    def start(self) -> None:
+        """Make the agent's parts, over what is there."""
+        self.drivers = drivers_over(self.host)
+        self.store = ImageStore(self.folder / "images")
+        self.image_shelf = Shelf(self.folder / "records" / "images", ImageRecord)
+        self.vm_shelf = Shelf(self.folder / "records" / "vms", VmRecord)
+        self.stacks = Stacks(
+            self.drivers, self.image_shelf, self.store, Seat(self.volt), lambda image: self.vms.uses(image), self.moment
+        )
+        self.vms = Vms(
+            self.vm_shelf, self.drivers.snapshot, self.stacks.ensure,
+            lambda record: self.drivers.export.local(record.image), self.machines, self.moment,
+        )  # fmt: skip
+
+    def moment(self, what: str) -> None:
+        """Hear of a point where the agent may be cut off, and cut it off if it is the one."""
+        self.moments.append(what)
+        if len(self.moments) == self._cut_at:
+            raise Cut(what)
+
+    def cut(self, operation: Callable[[Scene], object], number: int) -> str | None:
+        """Cut the agent off at the numbered moment of the operation. Returns the moment; None if it ended before."""
+        self.moments, self._cut_at = [], number
+        try:
+            operation(self)
+        except Cut as cut:
+            return str(cut)
+        finally:
+            self._cut_at = None
+        return None
+
+    def restart(self) -> None:
+        """The agent starts again and repairs, as ``Agent.repair`` does."""
+        self.start()
+        for vm in self.vms.records():
+            self.vms.repair(vm.name)
+        for image in self.stacks.records():
+            self.stacks.restore(image.name)
+        for stray in self.stacks.strays():
+            self.stacks.remove_stray(stray)
+
+    def check(self, test: TestCase) -> None:
+        """What is on the host and at Volt is what the records say, and the records say that all is whole."""
+        images = {record.name: record for record in self.stacks.records()}
+        test.assertEqual({ImagePhase.ATTACHED}, {record.phase for record in images.values()} | {ImagePhase.ATTACHED})
+        test.assertEqual({VmPhase.READY}, {vm.phase for vm in self.vms.records()} | {VmPhase.READY})
+        read = {name: record for name, record in images.items() if record.role is Role.HOST}
+        test.assertEqual(set(images), set(self.host.served), "what is served")
+        test.assertEqual(set(images), self.host.endpoints, "endpoints")
+        test.assertEqual(set(read), set(self.host.routes), "routes")
+        test.assertEqual({record.image.key for record in read.values()}, self.host.open_caches, "open caches")
+        test.assertEqual(set(images), set(self.volt.places), "places in Volt's trees")
+        test.assertEqual({vm.name for vm in self.vms.records()}, set(self.host.disks), "disks")
+        for name, record in images.items():
+            self._check_stack(test, name, record)
+        test.assertEqual([], [path for path in self.folder.rglob(".*") if path.is_file()], "torn files")
+
+    def _check_stack(self, test: TestCase, name: str, record: ImageRecord) -> None:
+        node = self.host.served[name].node
+        assert node is not None
+        test.assertEqual(record.image.key, node["key"], f"content served as {name}")
+        test.assertEqual(set(record.parent_list()[:1]), self.host.reading[name], f"parents of {name}")
+        test.assertFalse(record.unconfirmed)
+
+    def check_empty(self, test: TestCase) -> None:
+        """Nothing of any VM or image is left."""
+        self.check(test)
+        test.assertEqual({}, self.host.leftovers())
+        test.assertEqual([], self.image_shelf.names() + self.vm_shelf.names())
+
+    def put_content(self, name: str) -> Image:
+        """An image whose content is in the store, as a publish finds it."""
+        image = Image(name, 1 << 20, digest_of(name))
+        self.store.path(image).write_bytes(b"content of " + name.encode())
+        return image
+
+
+def folder_for(test: TestCase) -> Path:
+    """A folder of the test's own, with a short path (unix sockets)."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
+    test.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -1,0 +1,204 @@
+"""The agent is cut off at every moment of every operation; the next start finishes or undoes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from testtools import TestCase
+
+from drivers.base import Parent
+from tests.doubles.volt import SERVE
+from tests.unit.virtman.scene import Scene
+from virtman.records import Boot
+
+Act = Callable[[Scene], object]
+
+FEWEST_MOMENTS = 5
+BOOT = Boot(memory=64, cpus=1, network="none")
+
+
+def offered(scene: Scene) -> None:
+    """An image is published by another host; nothing of it is here."""
+    scene.volt.offer("debian")
+
+
+def attached(scene: Scene) -> None:
+    """A VM of the image is here and has written to its disk."""
+    offered(scene)
+    scene.vms.create("old", "debian", None)
+    scene.host.disks["old"].writes = "precious"
+
+
+def two_vms(scene: Scene) -> None:
+    """Two VMs are here; the second is known to the hypervisor."""
+    attached(scene)
+    scene.vms.create("vm", "debian", 1 << 30)
+    scene.vms.set_boot("vm", BOOT)
+    scene.machines.defined.add("vm")
+
+
+def create(scene: Scene) -> None:
+    scene.vms.create("vm", "debian", 1 << 30)
+
+
+class CutOffTest(TestCase):
+    def cut_everywhere(self, given: Act, act: Act, then: Act) -> list[str]:
+        """Cut the act off at its first moment, at its second, …; each time on a new host, restarted and checked."""
+
+        def check_and_then(scene: Scene) -> None:
+            scene.check(self)
+            then(scene)
+
+        return self.cut_and_restart(given, act, check_and_then)
+
+    def cut_and_restart(self, given: Act, act: Act, then: Act) -> list[str]:
+        """As ``cut_everywhere``, where only the test knows what is right after the restart."""
+        moments: list[str] = []
+        for number in count(1):
+            scene = Scene(self)
+            given(scene)
+            moment = scene.cut(act, number)
+            if moment is None:
+                break
+            moments.append(moment)
+            try:
+                scene.restart()
+                then(scene)
+            except BaseException as error:
+                error.add_note(f"cut off at moment {number}: {moment}")
+                raise
+        self.assertGreater(len(moments), FEWEST_MOMENTS)
+        return moments
+
+    def old_vm_is_intact(self, scene: Scene) -> None:
+        self.assertEqual("precious", scene.host.disks["old"].writes)
+        self.assertIn("debian", scene.host.served)
+
+    def nothing_but_perhaps_a_stack(self, scene: Scene) -> None:
+        scene.stacks.remove_if_idle("debian")
+        scene.check_empty(self)
+
+    def test_create_of_the_first_vm_is_undone(self) -> None:
+        moments = self.cut_everywhere(offered, create, self.nothing_left_or_done)
+        self.assertIn("attach:joined", moments)
+        self.assertIn("within snapshot.create", moments)
+
+    def nothing_left_or_done(self, scene: Scene) -> None:
+        if scene.vms.find("vm") is not None:  # cut off after the last act: the VM is there
+            scene.vms.destroy("vm")
+        self.nothing_but_perhaps_a_stack(scene)
+
+    def test_create_can_be_asked_for_again_after_repair(self) -> None:
+        def again(scene: Scene) -> None:
+            create(scene)
+            self.assertEqual(1 << 30, scene.host.disks["vm"].size)
+            scene.check(self)
+
+        self.cut_everywhere(offered, create, again)
+
+    def test_create_of_another_vm_leaves_the_first_one_alone(self) -> None:
+        self.cut_everywhere(attached, create, self.old_vm_is_intact)
+
+    def test_destroy_is_finished_and_other_vms_stay(self) -> None:
+        def gone(scene: Scene) -> None:
+            self.old_vm_is_intact(scene)
+            if scene.vms.find("vm") is not None:  # cut off before anything was recorded
+                scene.vms.destroy("vm")
+            self.assertEqual({"old"}, set(scene.host.disks))
+            self.assertEqual(set(), scene.machines.defined)
+
+        moments = self.cut_everywhere(two_vms, lambda scene: scene.vms.destroy("vm"), gone)
+        self.assertIn("destroy:deleted", moments)
+
+    def test_detach_is_finished(self) -> None:
+        def given(scene: Scene) -> None:
+            offered(scene)
+            scene.stacks.ensure("debian")
+
+        self.cut_everywhere(given, lambda s: s.stacks.remove_if_idle("debian"), self.nothing_but_perhaps_a_stack)
+
+    def test_detach_is_finished_when_volt_is_back(self) -> None:
+        def given(scene: Scene) -> None:
+            offered(scene)
+            scene.stacks.ensure("debian")
+
+        def detach_without_volt(scene: Scene) -> None:
+            scene.volt.down = True
+            try:
+                scene.stacks.remove_if_idle("debian")
+            finally:
+                scene.volt.down = False
+
+        self.cut_everywhere(given, detach_without_volt, self.nothing_but_perhaps_a_stack)
+
+    def test_follow_ends_with_the_new_parents_alone(self) -> None:
+        def follow(scene: Scene) -> None:
+            scene.stacks.follow(scene.volt.assign("debian", ["new", "other"], ["child"]))
+
+        def reads_what_the_record_says(scene: Scene) -> None:
+            self.old_vm_is_intact(scene)
+            scene.stacks.follow(scene.volt.places["debian"])
+            scene.check(self)
+            self.assertEqual({Parent("new", SERVE)}, scene.host.reading["debian"])
+            self.assertEqual(["child"], scene.host.allowed["debian"])
+
+        self.cut_everywhere(attached, follow, reads_what_the_record_says)
+
+    def test_restart_of_a_dead_daemon_is_repeated(self) -> None:
+        def dead(scene: Scene) -> None:
+            attached(scene)
+            scene.host.daemon_dies("debian")
+
+        self.cut_everywhere(dead, lambda scene: scene.stacks.restore("debian"), self.old_vm_is_intact)
+
+    def test_suspend_is_taken_back_by_the_next_start(self) -> None:
+        self.cut_everywhere(attached, lambda scene: scene.stacks.suspend("debian"), self.old_vm_is_intact)
+
+    def test_reboot_during_create_is_repaired(self) -> None:
+        def all_processes_end(scene: Scene) -> None:
+            scene.host.served.clear()
+            scene.host.reading.clear()
+            scene.host.open_caches.clear()
+            scene.restart()
+            scene.check(self)
+
+        self.cut_everywhere(attached, create, all_processes_end)
+
+    def test_publish_can_be_asked_for_again(self) -> None:
+        def publish(scene: Scene) -> None:
+            scene.stacks.add_origin(scene.put_content("mine"))
+
+        def again(scene: Scene) -> None:
+            publish(scene)
+            scene.check(self)
+            self.assertEqual({"mine"}, set(scene.host.served))
+
+        self.cut_and_restart(lambda scene: None, publish, again)
+
+    def test_publish_of_the_same_image_again_never_stops_serving_it(self) -> None:
+        def given(scene: Scene) -> None:
+            scene.stacks.add_origin(scene.put_content("mine"))
+
+        def publish(scene: Scene) -> None:
+            scene.stacks.add_origin(scene.put_content("mine"))
+
+        def served(scene: Scene) -> None:
+            self.assertEqual({"mine"}, set(scene.host.served))
+
+        self.cut_everywhere(given, publish, served)
+
+    def test_removal_of_an_origin_is_finished(self) -> None:
+        def given(scene: Scene) -> None:
+            scene.stacks.add_origin(scene.put_content("mine"))
+            scene.volt.images.clear()
+            scene.volt.places.clear()
+
+        def drop(scene: Scene) -> None:
+            scene.stacks.drop_origin("mine")
+
+        def drop_again(scene: Scene) -> None:
+            drop(scene)
+            scene.check_empty(self)
+
+        self.cut_and_restart(given, drop, drop_again)

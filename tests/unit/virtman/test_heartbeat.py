@@ -1,0 +1,114 @@
+"""The heartbeat."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+
+from testtools import TestCase
+from testtools.matchers import LessThan
+
+from virtman.errors import CoordinatorDown
+from virtman.heartbeat import Heartbeat
+from volt.client import HeartbeatAnswer
+
+SOON = 10.0
+NEVER = 3600.0
+
+
+def answer(interval: float) -> HeartbeatAnswer:
+    return HeartbeatAnswer(interval_s=interval, lease_s=3 * interval, assignments=[], absent=[])
+
+
+class HeartbeatTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.handled: queue.Queue[HeartbeatAnswer | None] = queue.Queue()
+
+    def start(self, *beats: Callable[[], HeartbeatAnswer]) -> Heartbeat:
+        """A heartbeat that gets these answers, then none any more for ever."""
+        left = iter(beats)
+        heartbeat = Heartbeat(lambda: next(left, lambda: answer(NEVER))(), self.handled.put)
+        self.addCleanup(heartbeat.stop)
+        heartbeat.start()
+        return heartbeat
+
+    def down(self) -> HeartbeatAnswer:
+        raise CoordinatorDown("Volt: nobody there")
+
+    def broken(self) -> HeartbeatAnswer:
+        raise ZeroDivisionError("a bug")
+
+    def test_it_beats_at_once_and_hands_the_answer_on(self) -> None:
+        heartbeat = self.start(lambda: answer(NEVER))
+        self.assertEqual(answer(NEVER), self.handled.get(timeout=SOON))
+        self.assertTrue(heartbeat.connected)
+        self.assertIsNone(heartbeat.trouble)
+
+    def test_the_interval_is_the_one_of_the_answer(self) -> None:
+        self.start(lambda: answer(0.01), lambda: answer(0.02), lambda: answer(NEVER))
+        seen = [self.handled.get(timeout=SOON) for _ in range(3)]
+        self.assertEqual([answer(0.01), answer(0.02), answer(NEVER)], seen)
+        self.assertRaises(queue.Empty, self.handled.get, timeout=0.1)
+
+    def test_soon_beats_without_waiting(self) -> None:
+        heartbeat = self.start()
+        self.handled.get(timeout=SOON)
+        heartbeat.soon()
+        self.assertIsNotNone(self.handled.get(timeout=SOON))
+
+    def test_soon_during_a_beat_makes_one_more(self) -> None:
+        heartbeat = self.start(lambda: (heartbeat_soon(), answer(NEVER))[1])
+
+        def heartbeat_soon() -> None:
+            heartbeat.soon()
+
+        self.handled.get(timeout=SOON)
+        self.handled.get(timeout=SOON)
+
+    def test_it_is_not_connected_before_the_first_answer(self) -> None:
+        heartbeat = Heartbeat(lambda: answer(1), self.handled.put)
+        self.assertFalse(heartbeat.connected)
+        self.assertEqual("not connected yet", heartbeat.trouble)
+        heartbeat.stop()
+
+    def test_no_answer_is_noted_and_handed_on_as_none(self) -> None:
+        heartbeat = self.start(self.down)
+        self.assertIsNone(self.handled.get(timeout=SOON))
+        self.assertFalse(heartbeat.connected)
+        self.assertEqual("Volt: nobody there", heartbeat.trouble)
+
+    def test_it_recovers_when_volt_answers_again(self) -> None:
+        heartbeat = self.start(lambda: answer(0.01), self.down, lambda: answer(NEVER))
+        self.assertEqual([answer(0.01), None, answer(NEVER)], [self.handled.get(timeout=SOON) for _ in range(3)])
+        self.assertTrue(heartbeat.connected)
+        self.assertIsNone(heartbeat.trouble)
+
+    def test_a_bug_in_the_beat_does_not_silence_the_host(self) -> None:
+        heartbeat = self.start(self.broken, lambda: answer(NEVER))
+        self.assertIsNone(self.handled.get(timeout=SOON))
+        self.assertEqual("ZeroDivisionError('a bug')", heartbeat.trouble)
+        heartbeat.soon()
+        self.assertEqual(answer(NEVER), self.handled.get(timeout=SOON))
+
+    def test_a_bug_in_the_handler_does_not_silence_the_host(self) -> None:
+        beats: queue.Queue[None] = queue.Queue()
+
+        def handle(_answer: HeartbeatAnswer | None) -> None:
+            beats.put(None)
+            raise ZeroDivisionError
+
+        heartbeat = Heartbeat(lambda: answer(0.01), handle)
+        self.addCleanup(heartbeat.stop)
+        heartbeat.start()
+        for _ in range(3):
+            beats.get(timeout=SOON)
+        self.assertTrue(heartbeat.connected)
+
+    def test_stop_does_not_wait_for_the_interval(self) -> None:
+        heartbeat = self.start()
+        self.handled.get(timeout=SOON)
+        began = time.monotonic()
+        heartbeat.stop()
+        self.assertThat(time.monotonic() - began, LessThan(SOON))

@@ -1,0 +1,51 @@
+"""Which names are let in."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from testtools import TestCase
+from testtools.matchers import HasLength, LessThan
+
+from virtman.errors import BadRequest
+from virtman.names import NAME_PATTERN, check_name
+
+BAD = [
+    "",
+    ".",
+    "..",
+    "a.b",
+    "a/b",
+    "/",
+    "-a",
+    "_a",
+    "a b",
+    "a\n",
+    "\na",
+    "a\0",
+    "é",
+    "٣",
+    "a" * 64,
+    "a" * 300,
+    "--help",
+]
+
+
+class NamesTest(TestCase):
+    def test_letters_digits_hyphens_and_underscores_are_allowed(self) -> None:
+        for name in ("a", "0", "web-1", "Web_2", "a" * 63, "a-", "1_"):
+            self.assertEqual(name, check_name("vm", name))
+
+    def test_everything_else_is_refused_by_name(self) -> None:
+        for name in BAD:
+            error = self.assertRaises(BadRequest, check_name, "vm", name)
+            self.assertIn("vm name", str(error))
+
+    def test_refusal_of_a_long_name_stays_short(self) -> None:
+        error = self.assertRaises(BadRequest, check_name, "vm", "a" * 300)
+        self.assertThat(len(str(error)), LessThan(250))
+
+    @given(st.from_regex(NAME_PATTERN, fullmatch=True).filter(lambda name: not name.endswith("\n")))
+    def test_an_allowed_name_is_one_component_of_a_path(self, name: str) -> None:
+        self.assertThat(check_name("vm", name).split("/"), HasLength(1))
+        self.assertNotIn(".", name)
