@@ -1,0 +1,43 @@
+"""What can go wrong in the lab.
+
+LabError
+├── CommandFailed      a tool ended with another exit code than 0
+├── NoPackageSources   the machine's apt knows no Debian suite to build the guest from
+├── NotReady           something that was started did not answer in time, or ended before it did
+├── LoginFailed        a VM did not reach its login prompt
+└── Leftovers          something outlived its cluster
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class LabError(Exception):
+    """Base of all errors of the lab."""
+
+
+class CommandFailed(LabError):
+    """A tool ended with another exit code than 0; the message has its last lines."""
+
+    def __init__(self, argv: Sequence[str], code: int, output: str) -> None:
+        self.argv = tuple(argv)
+        self.code = code
+        tail = "\n".join(output.strip().splitlines()[-10:])
+        super().__init__(f"{argv[0]} ended with exit code {code}: {' '.join(argv)}\n{tail}")
+
+
+class NoPackageSources(LabError):
+    """The machine's apt knows no Debian suite to build the guest from."""
+
+
+class NotReady(LabError):
+    """Something that was started did not answer in time, or ended before it did."""
+
+
+class LoginFailed(LabError):
+    """A VM did not reach its login prompt."""
+
+
+class Leftovers(LabError):
+    """Something outlived its cluster: processes, sockets, mounts."""

@@ -1,0 +1,271 @@
+"""A small Debian guest as a complete disk: partition table, boot loader, kernel, systemd; a login prompt on ttyS0.
+
+Any QEMU boots it without further arguments. It is built from the machine's own package sources and kept between runs
+under a hash of everything that makes it. Root logs in on the console without a password: it is a guest for tests.
+
+``python -m lab.guest`` builds it and prints where it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import hashlib
+import lzma
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.sources import codename, debian_sources
+from lab.tools import BUILD, CHECKOUT, run
+
+LAB = CHECKOUT / "lab"
+MIB = 1024 * 1024
+DISK_BYTES = 2048 * MIB
+PARTITION_OFFSET = MIB
+
+PACKAGES = (
+    "busybox-static",
+    "kmod",
+    "linux-image-cloud-amd64",
+    "login",
+    "mount",
+    "passwd",
+    "systemd-sysv",
+    "tiny-initramfs",  # stands in for the bigger initramfs tools that the kernel would pull in; ours is made below
+    "udev",
+)
+LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*")
+
+# Each unit costs boot time under emulation, and none of these does anything for a guest without a network or a past.
+MASKED = (
+    "cryptsetup.target",
+    "dev-hugepages.mount",
+    "dev-mqueue.mount",
+    "dpkg-db-backup.timer",
+    "fstrim.timer",
+    "getty-static.service",
+    "integritysetup.target",
+    "kmod-static-nodes.service",
+    "proc-sys-fs-binfmt_misc.automount",
+    "remote-fs.target",
+    "sys-fs-fuse-connections.mount",
+    "sys-kernel-config.mount",
+    "sys-kernel-debug.mount",
+    "sys-kernel-tracing.mount",
+    "systemd-ask-password-console.path",
+    "systemd-ask-password-wall.path",
+    "systemd-binfmt.service",
+    "systemd-firstboot.service",
+    "systemd-initctl.socket",
+    "systemd-journal-flush.service",
+    "systemd-journald-audit.socket",
+    "systemd-logind.service",
+    "systemd-modules-load.service",
+    "systemd-pcrphase-sysinit.service",
+    "systemd-pcrphase.service",
+    "systemd-pstore.service",
+    "systemd-random-seed.service",
+    "systemd-repart.service",
+    "systemd-sysusers.service",
+    "systemd-tmpfiles-clean.timer",
+    "systemd-update-utmp-runlevel.service",
+    "systemd-update-utmp.service",
+    "veritysetup.target",
+)
+FIRST_MODULES = ("virtio_pci", "virtio_blk")
+INITRD_COMMANDS = ("findfs", "insmod", "mount", "sh", "sleep", "switch_root")
+SECOND_MODULES = ("virtio_scsi", "ata_piix", "ahci", "sd_mod")
+
+
+@dataclass(frozen=True)
+class Guest:
+    """The disk (raw, sparse), and the kernel and initrd that are also inside it, for a boot without a boot loader."""
+
+    disk: Path
+    kernel: Path
+    initrd: Path
+
+
+def guest(cache: Path = BUILD / "guest") -> Guest:
+    """The guest, built now if it is not in the cache. Two builders at a time: the second waits for the first."""
+    home = cache / recipe_hash(codename())
+    made = Guest(home / "disk.img", home / "vmlinuz", home / "initrd.img")
+    if not home.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with locked(cache / "lock"):
+            if not home.exists():
+                build_into(home)
+    return made
+
+
+def recipe_hash(suite: str) -> str:
+    """Names a guest by all that makes it: the release, this file and the files that are laid over it."""
+    digest = hashlib.sha256(suite.encode())
+    for path in sorted([Path(__file__), *files_below(LAB / "guest-root"), *files_below(LAB / "guest-initramfs")]):
+        digest.update(f"\0{path.relative_to(LAB)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All regular files below a folder."""
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the file's lock; the kernel drops it when the holder dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def build_into(home: Path) -> None:
+    """Make the guest in a temporary folder and rename it to ``home`` when it is whole. The caller holds the lock."""
+    for abandoned in home.parent.glob("*.tmp"):
+        shutil.rmtree(abandoned)
+    started = time.monotonic()
+    print(f"building the guest from Debian {codename()} packages (about a minute, once)", flush=True)
+    work = Path(tempfile.mkdtemp(dir=home.parent, suffix=".tmp"))
+    try:
+        root = work / "root"
+        install_packages(root, work / "debian.sources")
+        configure(root)
+        make_initrd(root)
+        made = work / "guest"
+        made.mkdir()
+        shutil.copy(root / "boot/vmlinuz", made / "vmlinuz")
+        shutil.copy(root / "boot/initrd.img", made / "initrd.img")
+        make_disk(root, made / "disk.img")
+        made.rename(home)
+    finally:
+        shutil.rmtree(work)
+    print(f"guest ready after {time.monotonic() - started:.0f} s: {home / 'disk.img'}", flush=True)
+
+
+def install_packages(root: Path, sources: Path) -> None:
+    """Unpack and configure the packages in a new folder, as root's own."""
+    sources.write_text("\n".join(source.deb822() for source in debian_sources()))
+    run(
+        ["mmdebstrap", "--variant=essential", "--format=directory", f"--include={','.join(PACKAGES)}"]
+        + [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
+        + [f"--aptopt={option}" for option in apt_transport_options()]
+        + [codename(), str(root), str(sources)]
+    )
+
+
+def apt_transport_options() -> list[str]:
+    """How this machine's apt reaches its sources (proxies, certificates): mmdebstrap does not read it by itself."""
+    settings = run(["apt-config", "dump"]).splitlines()
+    return [line for line in settings if line.startswith(("Acquire::http", "Acquire::https")) and '""' not in line]
+
+
+def configure(root: Path) -> None:
+    """Lay the lab's files over the root and switch off what only costs boot time."""
+    shutil.copytree(LAB / "guest-root", root, dirs_exist_ok=True)
+    (root / "etc/hostname").write_text("guest\n")
+    (root / "etc/hosts").write_text("127.0.0.1 localhost\n")
+    (root / "etc/machine-id").write_text("")  # each VM makes its own at its first boot
+    units = root / "etc/systemd/system"
+    for unit in MASKED:
+        link(units / unit, "/dev/null")
+    link(units / "default.target", "/lib/systemd/system/multi-user.target")
+    for unit in ("nocloud.service", "acpid.service"):
+        link(units / "multi-user.target.wants" / unit, f"/etc/systemd/system/{unit}")
+    run(["chroot", root, "passwd", "--delete", "root"])
+    [kernel] = (root / "boot").glob("vmlinuz-*")
+    kernel.rename(root / "boot/vmlinuz")
+    for path in (root / "boot").glob("initrd.img-*"):
+        path.unlink()
+
+
+def link(path: Path, target: str) -> None:
+    """Make a symlink, replacing what is there."""
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def make_initrd(root: Path) -> None:
+    """An initramfs of busybox, our init and the disk drivers: a tenth of a general one, and quick under emulation."""
+    tree = root / "initramfs"
+    for folder in ("dev", "proc", "sys", "root", "bin"):
+        (tree / folder).mkdir(parents=True)
+    shutil.copy(LAB / "guest-initramfs/init", tree / "init")
+    shutil.copy(root / "bin/busybox", tree / "bin/busybox")
+    for command in INITRD_COMMANDS:
+        (tree / "bin" / command).symlink_to("busybox")
+    [modules] = (root / "lib/modules").iterdir()
+    first = load_order((modules / "modules.dep").read_text(), FIRST_MODULES)
+    second = load_order((modules / "modules.dep").read_text(), SECOND_MODULES)
+    copy_modules(modules, first, tree / "modules/first")
+    copy_modules(modules, [path for path in second if path not in first], tree / "modules/second")
+    names = "\n".join(str(path.relative_to(tree)) for path in sorted(tree.rglob("*")))
+    run(
+        [
+            "unshare",
+            "--root",
+            root,
+            "--wd",
+            "/initramfs",
+            "busybox",
+            "cpio",
+            "-o",
+            "-H",
+            "newc",
+            "-F",
+            "/boot/initrd.img",
+        ],
+        stdin=names + "\n",
+    )
+    shutil.rmtree(tree)
+    # The boot loader reads through the BIOS, a sector run at a time: fewer bytes are worth the unpacking.
+    initrd = root / "boot/initrd.img"
+    initrd.write_bytes(gzip.compress(initrd.read_bytes(), mtime=0))
+
+
+def load_order(modules_dep: str, wanted: Sequence[str]) -> list[str]:
+    """Paths of the wanted modules, each after those it needs: modules.dep(5). Names that are built in are not there."""
+    needs: dict[str, list[str]] = {}
+    by_name: dict[str, str] = {}
+    for line in modules_dep.splitlines():
+        path, _, rest = line.partition(":")
+        needs[path] = rest.split()
+        by_name[Path(path).name.split(".")[0].replace("-", "_")] = path
+    order: list[str] = []
+    for path in (by_name[name] for name in wanted if name in by_name):
+        # A line of modules.dep names all of a module's needs, nearest first.
+        order += [p for p in (*reversed(needs[path]), path) if p not in order]
+    return order
+
+
+def copy_modules(source: Path, paths: Iterable[str], target: Path) -> None:
+    """Copy modules, unpacked and numbered in load order."""
+    target.mkdir(parents=True)
+    for number, path in enumerate(paths):
+        content = (source / path).read_bytes()
+        plain = lzma.decompress(content) if path.endswith(".xz") else content
+        (target / f"{number:02}-{Path(path).name.removesuffix('.xz')}").write_bytes(plain)
+
+
+def make_disk(root: Path, disk: Path) -> None:
+    """One bootable ext4 partition at 1 MiB holding ``root``, and extlinux.
+
+    The loader reads neither 64-bit nor checksummed ext4.
+    """
+    with disk.open("wb") as file:
+        os.truncate(file.fileno(), DISK_BYTES)
+    run(["sfdisk", "--quiet", disk], stdin=f"label: dos\nstart={PARTITION_OFFSET // 512}, type=83, bootable\n")
+    features = ["-t", "ext4", "-L", "guest-root", "-O", "^64bit,^metadata_csum", "-E", f"offset={PARTITION_OFFSET}"]
+    run(["mke2fs", "-q", *features, "-d", root, disk, f"{(DISK_BYTES - PARTITION_OFFSET) // 1024}k"])
+    # In a mount namespace of its own, so that the mount ends with the command whatever happens.
+    run(["unshare", "--mount", "--propagation", "private", LAB / "install-extlinux", disk, str(PARTITION_OFFSET)])
+
+
+if __name__ == "__main__":
+    print(guest().disk)
