@@ -91,11 +91,11 @@ def spawn(argv: Sequence[str], log_file: Path, listener: int) -> Daemon:
             list(argv),
             os.environ,
             file_actions=[
-                # The listener first: the numbers that follow may be in use only by it.
-                (os.POSIX_SPAWN_DUP2, listener, LISTEN_FD),
                 (os.POSIX_SPAWN_DUP2, null, 0),
                 (os.POSIX_SPAWN_DUP2, null, 1),
                 (os.POSIX_SPAWN_DUP2, output, 2),
+                # Last, because one of the others may be open under this number.
+                (os.POSIX_SPAWN_DUP2, listener, LISTEN_FD),
             ],
             setsid=True,
             setsigmask=[],

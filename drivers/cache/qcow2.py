@@ -3,7 +3,7 @@
 The file belongs to the image's digest. Its header has no backing name: the parents are the node it is opened over.
 Which ranges it holds is in its own tables, and a range of zeros that was read is held like any other.
 
-A read that cannot be kept, because the disk is full or the file turns out to be damaged, is answered by the parents.
+A read that cannot be kept, because the disk is full, is answered all the same.
 """
 
 from __future__ import annotations

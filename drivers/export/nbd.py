@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,12 @@ def cache_export(image: str) -> str:
 
 @dataclass
 class _Unit:
-    """What one image has here: the socket, while this driver object holds it, and the daemon."""
+    """What one image has here: the socket, while this driver object holds it, and the daemon.
 
+    ``lock`` is held by every call that changes it.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
     listener: socket.socket | None = None
     daemon: Daemon | None = None
     read_by_start: int = 0
@@ -90,6 +94,7 @@ class NbdExport:
         self._lock = threading.Lock()
         self._units = {image: _Unit(daemon=found) for image, found in daemon.running(self._folder).items()}
         self._watcher = _Watcher(died)
+        self._closed = False
         for image, unit in self._units.items():
             if unit.daemon is not None:
                 self._watcher.add(image, unit.daemon)
@@ -102,8 +107,9 @@ class NbdExport:
     def reserve(self, image: str) -> Endpoint:
         """Bind the image's socket, unless it is bound here or served by a daemon. Raises BadName, PathTooLong."""
         unit = self._unit(image)
-        if unit.daemon is None or unit.daemon.ended():
-            self._listen(image, unit)
+        with unit.lock:
+            if unit.daemon is None or unit.daemon.ended():
+                self._listen(image, unit)
         return Endpoint(self.address, image)
 
     def publish(self, image: Image, device: Device, *, replace: bool = False, timeout: float = 60) -> Endpoint:
@@ -117,19 +123,20 @@ class NbdExport:
         """
         argv = self._argv(image.name, device)
         unit = self._unit(image.name)
-        if unit.daemon is not None and (replace or unit.daemon.ended() or unit.daemon.argv != argv):
-            self._listen(image.name, unit)  # first, so that no child finds nobody when the old daemon goes
-            self._stop(image.name, unit)
-        if unit.daemon is None:
-            listener = self._listen(image.name, unit)
-            unit.daemon = daemon.spawn(argv, self._path(image.name, "log"), listener.fileno())
-        try:
-            self._wait_ready(image, unit.daemon, timeout)
-        except BaseException:
-            self._stop(image.name, unit)
-            raise
-        unit.read_by_start = unit.read_by_start or unit.daemon.bytes_read()
-        self._watcher.add(image.name, unit.daemon)
+        with unit.lock:
+            if unit.daemon is not None and (replace or not self._fits(image.name, unit.daemon, argv)):
+                self._listen(image.name, unit)  # first, so that no child finds nobody when the old daemon goes
+                self._stop(image.name, unit)
+            if unit.daemon is None:
+                listener = self._listen(image.name, unit)
+                unit.daemon = daemon.spawn(argv, self._path(image.name, "log"), listener.fileno())
+            try:
+                self._wait_ready(image, unit.daemon, timeout)
+            except BaseException:
+                self._stop(image.name, unit)
+                raise
+            unit.read_by_start = unit.read_by_start or unit.daemon.bytes_read()
+            self._watcher.add(image.name, unit.daemon)
         return Endpoint(self.address, image.name)
 
     def local(self, image: Image) -> Device:
@@ -158,14 +165,14 @@ class NbdExport:
     def withdraw(self, image: str) -> None:
         """Stop the image's daemon and remove its files. Children that wait at the socket are hung up on."""
         unit = self._unit(image)
-        self._path(image, "sock").unlink(missing_ok=True)
-        self._stop(image, unit)
-        if unit.listener is not None:
-            unit.listener.close()
-        for kind in ("new", "pid", "log"):
-            self._path(image, kind).unlink(missing_ok=True)
-        with self._lock:
-            del self._units[image]
+        with unit.lock:
+            self._path(image, "sock").unlink(missing_ok=True)
+            self._stop(image, unit)
+            if unit.listener is not None:
+                unit.listener.close()
+                unit.listener = None
+            for kind in ("new", "pid", "log"):
+                self._path(image, kind).unlink(missing_ok=True)
 
     def existing(self) -> Existing:
         """Images with a daemon or a file left on the host."""
@@ -179,6 +186,9 @@ class NbdExport:
 
     def close(self) -> None:
         """Let go of everything without stopping it: daemons go on serving, for the next driver object to find."""
+        if self._closed:
+            return
+        self._closed = True
         self._watcher.close()
         with self._lock:
             for unit in self._units.values():
@@ -190,14 +200,20 @@ class NbdExport:
         with self._lock:
             return self._units.setdefault(checked(image), _Unit())
 
+    def _fits(self, image: str, found: Daemon, argv: Sequence[str]) -> bool:
+        """Whether a daemon runs, serves what is wanted, and is the one that the socket's path leads to."""
+        return not found.ended() and found.argv == argv and nbdprobe.listens(self._path(image, "sock"))
+
     def _path(self, image: str, kind: str) -> Path:
         return self._folder / f"{checked(image)}.{kind}"
 
     def _listen(self, image: str, unit: _Unit) -> socket.socket:
         """The image's socket, bound in one step if it is not yet: a child finds the old one or the new one."""
-        if unit.listener is not None:
-            return unit.listener
         path, fresh = fitting(self._path(image, "sock")), self._path(image, "new")
+        if unit.listener is not None:
+            if nbdprobe.listens(path):
+                return unit.listener
+            unit.listener.close()  # somebody has removed the file
         fresh.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -207,6 +223,7 @@ class NbdExport:
         except BaseException:
             listener.close()
             raise
+        log.debug("image %s: bound %s", image, path)
         unit.listener = listener
         return listener
 

@@ -65,9 +65,10 @@ class Qcow2Snapshot:
             header = read_header(path)
         except FileNotFoundError:
             raise SnapshotMissing(vm) from None
-        if header.backing is None or not header.backing.startswith(_BACKING_PREFIX):
-            raise BadDisk(f"{path} is not a disk that was made here: its backing is {header.backing!r}")
-        backing = json.loads(header.backing.removeprefix(_BACKING_PREFIX))["file"]
+        try:
+            backing = json.loads((header.backing or "").removeprefix(_BACKING_PREFIX))
+        except ValueError:
+            raise BadDisk(f"{path} is not a disk that was made here: its backing is {header.backing!r}") from None
         file = {"driver": "file", "filename": str(path)}
         return Device(size=header.size, path=path, node={"driver": "qcow2", "file": file, "backing": backing})
 

@@ -181,7 +181,8 @@ class HostCase(testtools.TestCase):
 
     def assert_same(self, uri: str, file: Path) -> None:
         """The whole disk at ``uri`` equals the file."""
-        compare = ["qemu-img", "compare", "-f", "raw", "-F", "raw", uri, str(file)]
+        image_opts = [] if uri.startswith("json:") else ["-f", "raw"]
+        compare = ["qemu-img", "compare", *image_opts, "-F", "raw", uri, str(file)]
         done = subprocess.run(compare, capture_output=True, text=True, check=False)
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
 

@@ -1,0 +1,261 @@
+"""Routes to parents that die, come back, and change."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from drivers.base import Image, Parent, PathState
+from drivers.errors import BadAddress, BadDisk, BadName, NoParents, NotAttached
+from tests.userspace.drivers.hosts import MIB, Host, HostCase, until
+
+ACTIVE, STANDBY, LOST = PathState.ACTIVE, PathState.STANDBY, PathState.LOST
+
+
+class RouteCase(HostCase):
+    """Two origins, ``a`` and ``b``, and a host ``h`` without a route."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.image, self.file = self.make_image(2 * MIB)
+        self.a, self.b, self.h = self.host("a"), self.host("b"), self.host("h")
+        for origin in (self.a, self.b):
+            origin.serve_file(self.image, self.file)
+
+    def parents(self, *hosts: Host) -> list[Parent]:
+        return [host.parent for host in hosts]
+
+    def route(self) -> Path:
+        """The parent's socket that the newest symlink leads to."""
+        links = (self.h.place.run / "parent").glob("img.*.sock")
+        return max(links, key=lambda path: int(path.name.split(".")[1])).readlink()
+
+    def until_states(self, *states: PathState) -> None:
+        until(lambda: self.h.states(self.image) == list(states))
+
+
+class ConnectTest(RouteCase):
+    def test_first_parent_that_listens_is_used(self) -> None:
+        self.a.export.withdraw("img")
+        self.h.attach.connect(self.image, self.parents(self.a, self.b))
+        self.assertEqual([LOST, ACTIVE], self.h.states(self.image))
+        self.assertEqual(self.b.socket(self.image), self.route())
+
+    def test_without_a_living_parent_the_first_is_looked_for(self) -> None:
+        for origin in (self.a, self.b):
+            origin.export.withdraw("img")
+        self.h.attach.connect(self.image, self.parents(self.a, self.b))
+        self.until_states(LOST, LOST)
+        self.b.serve_file(self.image, self.file)
+        self.until_states(LOST, ACTIVE)
+
+    def test_parent_that_listens_but_does_not_greet_is_waited_for(self) -> None:
+        self.a.export.withdraw("img")
+        self.a.export.reserve("img")
+        self.h.attach.connect(self.image, self.parents(self.a, self.b))
+        self.assertEqual(self.a.socket(self.image), self.route())
+        self.a.serve_file(self.image, self.file)
+        self.h.join(self.image, [self.a, self.b])
+        self.assertEqual([], self.h.lost)
+
+    def test_connecting_twice_gives_the_same_device(self) -> None:
+        first = self.h.attach.connect(self.image, self.parents(self.a, self.b))
+        self.assertEqual(first, self.h.attach.connect(self.image, self.parents(self.a, self.b)))
+
+    def test_zeros_of_the_parent_are_not_asked_for_but_read(self) -> None:
+        device = self.h.attach.connect(self.image, self.parents(self.a))
+        uri = "json:" + json.dumps({"driver": "raw", "file": device.node})
+        listing = subprocess.run(["qemu-img", "map", "--output=json", uri], capture_output=True, check=True).stdout
+        self.assertEqual([True], [extent["data"] for extent in json.loads(listing)])
+        self.assert_same(uri, self.file)
+
+    def test_empty_lists_and_foreign_addresses_are_refused(self) -> None:
+        connect = self.h.attach.connect
+        self.assertRaises(NoParents, connect, self.image, [])
+        self.assertRaises(BadAddress, connect, self.image, [Parent("x", "iscsi://10.0.0.1")])
+        self.assertRaises(BadName, connect, Image("../img", MIB, "sha256:0"), self.parents(self.a))
+        self.assertEqual(frozenset(), self.h.attach.existing().names)
+
+    def test_parent_that_serves_another_size_is_not_read_from(self) -> None:
+        other = Image("img", MIB, self.image.digest)
+        self.h.attach.connect(other, self.parents(self.a))
+        until(lambda: self.h.lost == ["a"])
+
+
+class OriginTest(RouteCase):
+    def test_file_of_the_wrong_size_is_refused(self) -> None:
+        self.file.write_bytes(b"short")
+        self.assertRaises(BadDisk, self.a.attach.origin, self.image, self.file)
+
+    def test_missing_file_is_refused(self) -> None:
+        self.assertRaises(BadDisk, self.a.attach.origin, self.image, self.root / "nothing")
+
+
+class UpdateTest(RouteCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.device = self.h.attach.connect(self.image, self.parents(self.a, self.b))
+
+    def update(self, *hosts: Host) -> bool:
+        return self.h.attach.update(self.image, self.parents(*hosts))
+
+    def test_new_first_parent_is_moved_to(self) -> None:
+        self.assertTrue(self.update(self.b, self.a))
+        self.assertEqual(self.b.socket(self.image), self.route())
+        self.assertEqual([ACTIVE, STANDBY], self.h.states(self.image))
+
+    def test_moving_changes_the_device_so_that_the_old_parent_is_dropped(self) -> None:
+        self.h.join(self.image, [self.a, self.b])
+        before = self.h.daemon(self.image).pid
+        self.update(self.b, self.a)
+        self.h.join(self.image, [self.b, self.a])
+        self.assertNotEqual(before, self.h.daemon(self.image).pid)
+        self.a.export.withdraw("img")
+        self.assert_same(self.h.uri(self.image), self.file)
+        self.assertEqual([], self.h.lost)
+
+    def test_same_list_changes_nothing(self) -> None:
+        self.assertFalse(self.update(self.a, self.b))
+        self.assertEqual(self.device, self.h.attach.connect(self.image, self.parents(self.a, self.b)))
+
+    def test_list_with_the_same_first_parent_keeps_the_route(self) -> None:
+        self.assertFalse(self.update(self.a))
+        self.assertEqual([ACTIVE], self.h.states(self.image))
+
+    def test_dead_first_parent_is_passed_over(self) -> None:
+        self.b.export.withdraw("img")
+        self.assertFalse(self.update(self.b, self.a))
+        self.assertEqual([LOST, ACTIVE], self.h.states(self.image))
+
+    def test_list_of_dead_parents_is_waited_for(self) -> None:
+        self.b.export.withdraw("img")
+        self.assertTrue(self.update(self.b))
+        self.until_states(LOST)
+        self.b.serve_file(self.image, self.file)
+        self.until_states(ACTIVE)
+
+    def test_image_without_a_route_is_refused(self) -> None:
+        other = Image("other", MIB, "sha256:0")
+        self.assertRaises(NotAttached, self.h.attach.update, other, self.parents(self.a))
+        self.assertRaises(NotAttached, self.h.attach.paths, "other")
+
+
+class LossTest(RouteCase):
+    def test_reads_go_on_from_the_next_parent(self) -> None:
+        self.h.join(self.image, [self.a, self.b])
+        self.a.export.withdraw("img")
+        until(lambda: self.h.lost == ["a"])
+        self.assertEqual([LOST, ACTIVE], self.h.states(self.image))
+        self.assert_same(self.h.uri(self.image), self.file)
+
+    def test_parent_whose_agent_restarts_its_daemon_is_not_lost(self) -> None:
+        self.h.join(self.image, [self.a, self.b])
+        self.a.kill_daemon(self.image)
+        self.a.serve_file(self.image, self.file)
+        self.assert_same(self.h.uri(self.image), self.file)
+        self.assertEqual([ACTIVE, STANDBY], self.h.states(self.image))
+        self.assertEqual([], self.h.lost)
+
+    def test_parent_that_only_holds_its_socket_is_left_by_a_new_route(self) -> None:
+        self.h.join(self.image, [self.a, self.b])
+        self.a.kill_daemon(self.image)
+        until(lambda: self.h.lost == ["a"])
+        self.h.join(self.image, [self.a, self.b])
+        self.assert_same(self.h.uri(self.image), self.file)
+        self.assertEqual([STANDBY, ACTIVE], self.h.states(self.image))
+
+    def test_loss_of_all_parents_is_waited_out(self) -> None:
+        self.h.join(self.image, [self.a, self.b])
+        for origin in (self.b, self.a):
+            origin.export.withdraw("img")
+        until(lambda: self.h.lost == ["a"])
+        self.until_states(LOST, LOST)
+        self.b.serve_file(self.image, self.file)
+        self.assert_same(self.h.uri(self.image), self.file)
+        self.assertEqual([LOST, ACTIVE], self.h.states(self.image))
+
+    def test_new_list_ends_the_wait(self) -> None:
+        for origin in (self.a, self.b):
+            origin.export.withdraw("img")
+        self.h.attach.connect(self.image, self.parents(self.a))
+        until(lambda: self.h.lost == ["a"])
+        self.b.serve_file(self.image, self.file)
+        self.assertFalse(self.h.attach.update(self.image, self.parents(self.b)))
+        self.until_states(ACTIVE)
+        self.assertEqual(self.b.socket(self.image), self.route())
+
+    def test_failing_callback_does_not_end_the_watch(self) -> None:
+        self.h.attach.close()
+        calls: list[str] = []
+
+        def fail(_: Image, parent: Parent) -> None:
+            calls.append(parent.host)
+            raise RuntimeError("the agent is confused")
+
+        self.h.attach = type(self.h.attach)(self.h.place, lost=fail)
+        self.h.attach.connect(self.image, self.parents(self.a, self.b))
+        self.a.export.withdraw("img")
+        until(lambda: calls == ["a"])
+        self.a.serve_file(self.image, self.file)
+        self.b.export.withdraw("img")
+        until(lambda: calls == ["a", "b"])
+        self.until_states(ACTIVE, LOST)
+
+
+class RestartTest(RouteCase):
+    def restart(self) -> None:
+        self.h.let_go()
+        self.h.start()
+
+    def test_new_driver_keeps_the_route_in_use(self) -> None:
+        self.h.join(self.image, [self.b])
+        before = self.h.daemon(self.image).pid
+        self.restart()
+        self.h.join(self.image, [self.a, self.b])
+        self.assertEqual(self.b.socket(self.image), self.route())
+        self.assertEqual(before, self.h.daemon(self.image).pid)
+
+    def test_new_driver_leaves_a_parent_that_is_not_wanted_any_more(self) -> None:
+        self.h.join(self.image, [self.b])
+        before = self.h.daemon(self.image).pid
+        self.restart()
+        self.h.join(self.image, [self.a])
+        self.assertEqual(self.a.socket(self.image), self.route())
+        self.assertNotEqual(before, self.h.daemon(self.image).pid)
+
+    def test_new_driver_leaves_a_dead_parent(self) -> None:
+        self.h.join(self.image, [self.b])
+        self.restart()
+        self.b.export.withdraw("img")
+        self.h.join(self.image, [self.b, self.a])
+        self.assert_same(self.h.uri(self.image), self.file)
+
+
+class DisconnectTest(RouteCase):
+    def test_disconnecting_leaves_nothing(self) -> None:
+        self.h.attach.connect(self.image, self.parents(self.a, self.b))
+        self.h.attach.update(self.image, self.parents(self.b, self.a))
+        self.assertEqual(frozenset({"img"}), self.h.attach.existing().names)
+        self.h.attach.disconnect("img")
+        self.assertEqual([], list((self.h.place.run / "parent").iterdir()))
+        self.assertEqual(frozenset(), self.h.attach.existing().names)
+
+    def test_disconnecting_while_waiting_leaves_nothing(self) -> None:
+        for origin in (self.a, self.b):
+            origin.export.withdraw("img")
+        self.h.attach.connect(self.image, self.parents(self.a, self.b))
+        until(lambda: (self.h.place.run / "parent" / "img.wait").exists())
+        self.h.attach.disconnect("img")
+        self.assertEqual([], list((self.h.place.run / "parent").iterdir()))
+
+    def test_disconnecting_what_is_not_there_is_fine(self) -> None:
+        self.h.attach.disconnect("img")
+
+    def test_route_of_an_earlier_driver_is_removed(self) -> None:
+        self.h.attach.connect(self.image, self.parents(self.a))
+        self.h.let_go()
+        self.h.start()
+        self.assertEqual(frozenset({"img"}), self.h.attach.existing().names)
+        self.h.attach.disconnect("img")
+        self.assertEqual(frozenset(), self.h.attach.existing().names)

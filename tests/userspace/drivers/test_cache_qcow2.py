@@ -1,0 +1,279 @@
+"""Caches over a real parent: what they keep, and what they throw away after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from drivers.base import CacheStats, Device
+from drivers.cache.qcow2 import CLUSTER_SIZE, Qcow2Cache
+from drivers.errors import BadDevice, BadDisk, BadName, CommandFailed, InUse, NoSpace, NotServing
+from drivers.qcow2file import read_header
+from tests.userspace.drivers.hosts import MIB, HostCase, qemu_io
+
+
+class CacheCase(HostCase):
+    """An origin ``up`` and a host ``h`` with a stack over it."""
+
+    size = 8 * MIB
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.image, self.file, (self.up, self.h) = self.chain(1, self.size)
+
+    @property
+    def cache_file(self) -> Path:
+        return self.h.place.state / "cache" / f"{self.image.key}.qcow2"
+
+    def stop(self) -> None:
+        """End the stack in good order."""
+        self.h.export.withdraw(self.image.name)
+        self.h.attach.disconnect(self.image.name)
+        self.h.cache.close(self.image)
+
+    def fill(self) -> None:
+        """Read the whole image through the host."""
+        self.assert_same(self.h.uri(self.image), self.file)
+
+    def cut_parents_off(self) -> None:
+        self.up.export.withdraw(self.image.name)
+
+
+class KeepTest(CacheCase):
+    def test_nothing_is_held_before_the_first_read(self) -> None:
+        self.assertEqual(0, self.h.held(self.image))
+
+    def test_a_read_holds_its_clusters(self) -> None:
+        self.read(self.h, self.image, 3 * CLUSTER_SIZE, 2 * CLUSTER_SIZE)
+        self.assertEqual(2 * CLUSTER_SIZE, self.h.held(self.image))
+        self.read(self.h, self.image, 3 * CLUSTER_SIZE, 512)
+        self.assertEqual(2 * CLUSTER_SIZE, self.h.held(self.image))
+
+    def test_what_was_read_needs_no_parent_zeros_included(self) -> None:
+        self.read(self.h, self.image, 2 * MIB, 2 * MIB)  # the second half is zeros
+        self.cut_parents_off()
+        self.assertIn("read 2097152/2097152", qemu_io(self.h.uri(self.image), "read 2M 2M"))
+        self.assertEqual(2 * MIB, self.h.held(self.image))
+
+    def test_stats_are_answered_without_the_parents(self) -> None:
+        self.read(self.h, self.image, 0, MIB)
+        self.cut_parents_off()
+        self.assertEqual(MIB, self.h.held(self.image))
+
+    def test_stats_are_the_same_when_the_stack_is_gone(self) -> None:
+        self.fill()
+        self.assertEqual(self.size, self.h.held(self.image))
+        self.stop()
+        stats = self.h.cache.stats(self.image)
+        self.assertEqual(CacheStats(self.size, self.cache_file.stat().st_blocks * 512), stats)
+
+    def test_image_that_was_never_here_holds_nothing(self) -> None:
+        other = replace(self.image, digest="sha256:" + "0" * 64)
+        self.assertEqual(CacheStats(0, 0), self.h.cache.stats(other))
+
+    def test_last_partial_cluster_is_held_and_correct(self) -> None:
+        image, file = self.make_image(MIB + 512, "odd")
+        self.up.serve_file(image, file)
+        self.h.join(image, [self.up])
+        self.assert_same(self.h.uri(image), file)
+        self.assertEqual(image.size, self.h.held(image))
+
+    def test_stats_of_a_daemon_that_does_not_answer_fail(self) -> None:
+        pid = self.h.daemon(self.image).pid
+        os.kill(pid, 19)
+        self.addCleanup(os.kill, pid, 18)
+        self.assertRaises(NotServing, self.h.cache.stats, self.image)
+
+
+class ReopenTest(CacheCase):
+    def reopen(self) -> None:
+        self.h.join(self.image, [self.up])
+
+    def test_cache_is_used_again(self) -> None:
+        self.fill()
+        self.stop()
+        self.reopen()
+        self.assertEqual(self.size, self.h.held(self.image))
+
+    def test_opening_under_a_running_daemon_changes_nothing(self) -> None:
+        self.fill()
+        before = self.h.daemon(self.image).pid
+        self.reopen()
+        self.assertEqual(before, self.h.daemon(self.image).pid)
+        self.assertEqual(self.size, self.h.held(self.image))
+
+    def test_killed_daemon_costs_only_what_was_read_since_the_last_stats(self) -> None:
+        self.read(self.h, self.image, 0, MIB)
+        self.h.cache.stats(self.image)
+        self.read(self.h, self.image, MIB, MIB)
+        self.h.kill_daemon(self.image)
+        self.assertTrue(read_header(self.cache_file).dirty)
+        self.reopen()
+        self.assertIn(self.h.held(self.image), (MIB, 2 * MIB))
+        self.assertFalse(read_header(self.cache_file).dirty)
+        self.fill()
+
+    def test_cache_open_when_the_host_went_down_is_thrown_away(self) -> None:
+        self.fill()
+        self.h.cache.stats(self.image)
+        self.h.kill_daemon(self.image)
+        note = self.cache_file.with_suffix(".json")
+        note.write_text(json.dumps({"boot_id": "another boot"}))
+        self.reopen()
+        self.assertEqual(0, self.h.held(self.image))
+        self.fill()
+
+    def test_cache_closed_before_the_host_went_down_is_used(self) -> None:
+        self.fill()
+        self.stop()
+        self.cache_file.with_suffix(".json").write_text(json.dumps({"boot_id": "another boot"}))
+        self.reopen()
+        self.assertEqual(self.size, self.h.held(self.image))
+
+    def test_dirty_cache_with_an_unreadable_note_is_thrown_away(self) -> None:
+        for content in ("", "[]", "{}"):
+            self.fill()
+            self.h.cache.stats(self.image)
+            self.h.kill_daemon(self.image)
+            self.cache_file.with_suffix(".json").write_text(content)
+            self.reopen()
+            self.assertEqual(0, self.h.held(self.image))
+
+
+class DamageTest(CacheCase):
+    """A file that was closed cleanly and is not what it was."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.fill()
+        self.stop()
+
+    def assert_thrown_away(self) -> None:
+        self.h.cache.open(self.image, self.h.attach.connect(self.image, [self.up.parent]))
+        self.assertEqual(0, self.h.held(self.image))
+        self.h.join(self.image, [self.up])
+        self.fill()
+
+    def test_damaged_table_is_thrown_away(self) -> None:
+        with self.cache_file.open("r+b") as file:
+            file.seek(40)  # l1_table_offset
+            first_level = int.from_bytes(file.read(8), "big")
+            file.seek(first_level)
+            second_level = int.from_bytes(file.read(8), "big") & 0x00FFFFFFFFFFFE00
+            file.seek(second_level)
+            first_entry = file.read(8)
+            file.seek(second_level + 8)
+            file.write(first_entry)  # two ranges claim the same data
+        self.assert_thrown_away()
+
+    def test_garbage_is_thrown_away(self) -> None:
+        self.cache_file.write_bytes(b"garbage" * 1000)
+        self.assert_thrown_away()
+
+    def test_empty_file_is_thrown_away(self) -> None:
+        self.cache_file.write_bytes(b"")
+        self.assert_thrown_away()
+
+    def test_truncated_file_is_thrown_away(self) -> None:
+        os.truncate(self.cache_file, self.cache_file.stat().st_size // 2)
+        self.assert_thrown_away()
+
+    def test_file_of_another_size_is_thrown_away(self) -> None:
+        self.make("qemu-img", "create", "-f", "qcow2", str(self.cache_file), str(MIB))
+        self.assert_thrown_away()
+
+    def test_file_that_refers_to_another_file_is_thrown_away(self) -> None:
+        size = str(self.image.size)
+        self.make("qemu-img", "create", "-f", "qcow2", "-b", str(self.file), "-F", "raw", str(self.cache_file), size)
+        self.assert_thrown_away()
+
+    def test_file_with_its_data_elsewhere_is_thrown_away(self) -> None:
+        elsewhere = f"data_file={self.root}/elsewhere"
+        size = str(self.image.size)
+        self.make("qemu-img", "create", "-f", "qcow2", "-o", elsewhere, str(self.cache_file), size)
+        self.assert_thrown_away()
+
+    def test_file_marked_corrupt_is_thrown_away(self) -> None:
+        with self.cache_file.open("r+b") as file:
+            file.seek(79)  # the lowest byte of incompatible_features
+            file.write(b"\x02")
+        self.assert_thrown_away()
+
+    def test_file_with_leaked_clusters_only_is_used(self) -> None:
+        with self.cache_file.open("r+b") as file:
+            file.seek(48)  # refcount_table_offset
+            table = int.from_bytes(file.read(8), "big")
+            file.seek(table)
+            block = int.from_bytes(file.read(8), "big")
+            file.seek(block + 2 * (self.cache_file.stat().st_size // CLUSTER_SIZE + 10))
+            file.write(b"\x00\x01")
+        self.h.join(self.image, [self.up])
+        self.assertEqual(self.size, self.h.held(self.image))
+
+    def make(self, *argv: str) -> None:
+        self.cache_file.unlink()
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+
+
+class FullDiskTest(HostCase):
+    def test_reads_go_on_when_the_cache_file_cannot_grow(self) -> None:
+        h = self.host("h")
+        self.small_file_system(h.place.state, 3 * MIB)
+        h.cache = Qcow2Cache(h.place, reserve=MIB)
+        self.addCleanup(h.remove)
+        image, file = self.make_image(16 * MIB)
+        up = self.host("up")
+        up.serve_file(image, file)
+        h.join(image, [up])
+        self.assert_same(h.uri(image), file)
+        self.assertGreater(h.held(image), MIB)
+        self.assert_same(h.uri(image), file)
+
+    def test_new_cache_on_a_full_disk_is_refused(self) -> None:
+        h = self.host("h")
+        h.cache = Qcow2Cache(h.place, reserve=1 << 60)
+        image, file = self.make_image(MIB)
+        up = self.host("up")
+        up.serve_file(image, file)
+        self.assertRaises(NoSpace, h.open, image, [up])
+        self.assertEqual(frozenset(), h.cache.existing().names)
+
+
+class RemoveTest(CacheCase):
+    def test_file_in_use_is_not_removed(self) -> None:
+        self.assertRaises(InUse, self.h.cache.remove, self.image.key)
+        self.fill()
+
+    def test_removing_frees_what_the_file_took(self) -> None:
+        self.fill()
+        self.stop()
+        taken = self.h.cache.stats(self.image).file_bytes
+        self.assertEqual(frozenset({self.image.key}), self.h.cache.existing().names)
+        self.assertEqual(taken, self.h.cache.remove(self.image.key))
+        self.assertEqual([], list(self.cache_file.parent.iterdir()))
+        self.assertEqual(frozenset(), self.h.cache.existing().names)
+
+    def test_removing_what_is_not_there_is_fine(self) -> None:
+        self.assertEqual(0, self.h.cache.remove("0" * 64))
+
+    def test_half_made_file_is_found_and_removed(self) -> None:
+        left = self.cache_file.parent / ("1" * 64 + ".new")
+        left.touch()
+        self.assertIn("1" * 64, self.h.cache.existing().names)
+        self.h.cache.remove("1" * 64)
+        self.assertFalse(left.exists())
+
+
+class RefusalTest(HostCase):
+    def test_bad_input_is_refused_and_nothing_is_made(self) -> None:
+        h = self.host("h")
+        image, _ = self.make_image(MIB)
+        node = Device(MIB, node={"driver": "null-co"})
+        self.assertRaises(BadDevice, h.cache.open, image, Device(MIB, path=Path("/dev/null")))
+        self.assertRaises(BadDisk, h.cache.open, replace(image, size=1000), node)
+        self.assertRaises(BadName, h.cache.open, replace(image, digest="sha256:../../x"), node)
+        self.assertRaises(CommandFailed, h.cache.open, replace(image, size=1 << 62), node)
+        self.assertEqual(frozenset(), h.cache.existing().names)
