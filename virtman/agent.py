@@ -239,7 +239,6 @@ class Agent:
 
     def _image_status(self, record: ImageRecord) -> dict[str, Any]:
         stats = self._upkeep.refresh(record)
-        paths = [] if record.role is Role.ORIGIN else self._drivers.attach.paths(record.name)
         return {
             "image": record.name,
             "role": record.role,
@@ -250,7 +249,10 @@ class Agent:
             "fetched_bytes": stats.held_bytes,
             "cache_file_bytes": stats.file_bytes,
             "cache_hit_bytes": self._drivers.export.hit_bytes(record.name) if record.role is Role.HOST else 0,
-            "paths": [{"host": p.parent.host, "address": p.parent.address, "state": p.state} for p in paths],
+            "paths": [
+                {"host": p.parent.host, "address": p.parent.address, "state": p.state}
+                for p in self._upkeep.paths(record)
+            ],
             "children": list(record.children),
             "vms": [vm.name for vm in self._vms.records() if vm.image == record.name],
         }

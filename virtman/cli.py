@@ -5,6 +5,7 @@ What is slow to import is imported where it is used, so that ``virtman create`` 
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from virtman.errors import BadSize, VirtmanError
 
 if TYPE_CHECKING:
     from virtman.client import AgentClient
+
+WIDE = 250
+"""Columns of a table that no terminal cuts off."""
 
 SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -82,7 +86,13 @@ def table(columns: list[str], rows: list[list[Any]]) -> None:
         drawn.add_column(column, no_wrap=True)
     for row in rows:
         drawn.add_row(*(str(cell) if cell is not None else "-" for cell in row))
-    Console(width=None if sys.stdout.isatty() else 200).print(drawn)
+    if sys.stdout.isatty():
+        Console().print(drawn)
+        return
+    plain = Console(width=WIDE, file=io.StringIO())
+    with plain.capture() as capture:
+        plain.print(drawn)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def size_text(size: int | None) -> str:

@@ -48,9 +48,9 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stopped:
-            self._wake.clear()
             self._once()
             self._wake.wait(self._interval)
+            self._wake.clear()
 
     def _once(self) -> None:
         answer = None

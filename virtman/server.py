@@ -26,7 +26,7 @@ def serve(config: AgentConfig, step: Step = log_step) -> None:
     os.umask(0o077)  # disks, caches and records are nobody else's to read
     agent = Agent(config, step)
     server = waitress.create_server(
-        create_app(agent), unix_socket=str(config.socket), unix_socket_perms="600", threads=THREADS, _quiet=True
+        create_app(agent), unix_socket=str(config.socket), unix_socket_perms="600", threads=THREADS
     )
     agent.start()
     done = threading.Event()

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from drivers.base import CacheStats, Image, Parent, PathState
+from drivers.base import CacheStats, Image, Parent, PathState, PathStatus
+from drivers.errors import NotAttached
 from virtman.hostdrivers import HostDrivers
 from virtman.records import ImagePhase, ImageRecord, Role
 from virtman.stacks import Stacks
@@ -76,10 +77,16 @@ class Upkeep:
 
     def parent_in_use(self, record: ImageRecord) -> str | None:
         """The host that misses are read from now."""
+        return next((path.parent.host for path in self.paths(record) if path.state is PathState.ACTIVE), None)
+
+    def paths(self, record: ImageRecord) -> list[PathStatus]:
+        """The routes to the image's parents; none for an origin, and for a stack that is yet to be restored."""
         if record.role is Role.ORIGIN:
-            return None
-        paths = self._drivers.attach.paths(record.name)
-        return next((path.parent.host for path in paths if path.state is PathState.ACTIVE), None)
+            return []
+        try:
+            return self._drivers.attach.paths(record.name)
+        except NotAttached:
+            return []
 
     def stats(self, image: str) -> CacheStats:
         """What the image's cache held when it was looked at last."""

@@ -62,6 +62,8 @@ class Vms:
         if record is not None and record.phase is VmPhase.READY:
             return self._existing(record, image, size)
         _check_size(size)
+        if record is not None:
+            self._destroy(record)  # its disk is another VM's, or half of one: a create or destroy did not end
         record = VmRecord(name=name, image=image, size=size, phase=VmPhase.CREATING)
         self._shelf.put(name, record)
         self._step("create:recorded")
