@@ -1,0 +1,53 @@
+"""What can go wrong in a benchmark.
+
+BenchmarkError
+├── ToolMissing      a program that a Debian package has
+├── CommandFailed    a program ended with an error
+├── BadImage         the image cannot be used as it is
+├── BadTrace         a trace file cannot be read, or belongs to another image
+├── BootFailed       the recorded VM did not come to its login prompt
+├── DiskFailed       a disk cannot be opened, or a read or write of it failed
+├── WrongBytes       a disk gave other bytes than the image has
+└── TookTooLong      a phase passed its time limit
+"""
+
+from __future__ import annotations
+
+
+class BenchmarkError(Exception):
+    """Base of all; the message is one line for people."""
+
+
+class ToolMissing(BenchmarkError):
+    """``tool`` is in Debian package ``package``."""
+
+    def __init__(self, tool: str, package: str) -> None:
+        super().__init__(f"{tool} is missing: install Debian package {package}")
+
+
+class CommandFailed(BenchmarkError):
+    """A program ended with an error."""
+
+
+class BadImage(BenchmarkError):
+    """The image cannot be used as it is."""
+
+
+class BadTrace(BenchmarkError):
+    """A trace file cannot be read, or belongs to another image."""
+
+
+class BootFailed(BenchmarkError):
+    """The recorded VM did not come to its login prompt."""
+
+
+class DiskFailed(BenchmarkError):
+    """A disk cannot be opened, or a read or write of it failed."""
+
+
+class WrongBytes(BenchmarkError):
+    """A disk gave other bytes than the image has."""
+
+
+class TookTooLong(BenchmarkError):
+    """A phase passed its time limit."""

@@ -1,0 +1,135 @@
+"""Programs that a benchmark starts, and what the processes it looks at have used (proc(5))."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.errors import CommandFailed, TookTooLong, ToolMissing
+
+PACKAGES = {
+    "nbdkit": "nbdkit",
+    "qemu-img": "qemu-utils",
+    "qemu-storage-daemon": "qemu-system-common",
+    "qemu-system-x86_64": "qemu-system-x86",
+}
+"""The Debian packages of the programs that benchmarks run themselves."""
+
+_STOP_GRACE = 5.0
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def say(message: str) -> None:
+    """Progress, for people."""
+    print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
+
+
+def end_by_signal() -> None:
+    """Make SIGTERM raise SystemExit in the main thread, so that a benchmark cleans up when it is told to stop."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+
+
+def tool(name: str) -> str:
+    """The path of a program of PACKAGES. Raises ToolMissing."""
+    path = shutil.which(name)
+    if path is None:
+        raise ToolMissing(name, PACKAGES[name])
+    return path
+
+
+def run(argv: Sequence[str], limit: float = 60.0) -> str:
+    """Run a program to its end, within ``limit`` seconds, and return its output. Raises CommandFailed, TookTooLong."""
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TookTooLong(f"{argv[0]} did not end within {limit:g} s") from error
+    if done.returncode != 0:
+        raise CommandFailed(f"{' '.join(argv)}: exit code {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def running(argv: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of PACKAGES that runs as long as the block; ``how`` goes to Popen. Raises ToolMissing."""
+    process = subprocess.Popen([tool(argv[0]), *argv[1:]], stdin=subprocess.DEVNULL, **how)
+    try:
+        yield process
+    finally:
+        stop([process])
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """End all of them side by side: SIGTERM, and SIGKILL for those that still run after a grace time."""
+    processes = list(processes)
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _STOP_GRACE
+    for process in processes:
+        try:
+            process.wait(max(0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@dataclass(frozen=True)
+class Found:
+    """A process and its command line."""
+
+    pid: int
+    argv: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        """The name of the program."""
+        return Path(self.argv[0]).name
+
+
+def with_path_below(folder: Path) -> list[Found]:
+    """All processes with a path below ``folder`` in an argument of their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            argv = _read(entry / "cmdline").split("\0")[:-1]
+            if any(f"{folder}/" in argument or argument == str(folder) for argument in argv):
+                found.append(Found(int(entry.name), tuple(argv)))
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time that a process has used; 0 when it has ended."""
+    after_name = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    # proc(5): state is field 3, utime 14, stime 15.
+    return (int(after_name[11]) + int(after_name[12])) / _TICKS_PER_SECOND if after_name else 0.0
+
+
+def memory(pid: int) -> dict[str, int]:
+    """Resident memory of a process in bytes: ``rss``, and ``pss``, which shares out what is shared. 0 when it ended."""
+    fields = dict(line.split(":", 1) for line in _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines()[1:])
+    return {name.lower(): int(fields[name].split()[0]) * 1024 if fields else 0 for name in ("Rss", "Pss")}
+
+
+def file_bytes_read(pid: int) -> int:
+    """Bytes that a process has read from files, from the page cache too; sockets do not count (proc(5), io: rchar)."""
+    words = _read(Path(f"/proc/{pid}/io")).split()
+    return int(words[1]) if words else 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""

@@ -1,0 +1,126 @@
+"""The reads of a boot: parsing, keeping, and what they cover."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from testtools import ExpectedException, TestCase
+
+from benchmarks.errors import BadTrace
+from benchmarks.trace import (
+    Read,
+    Trace,
+    boot_set_bytes,
+    clusters,
+    first_touches,
+    load,
+    parse_nbdkit_log,
+    save,
+    untouched_offset,
+)
+
+LOG = """\
+2026-01-02 08:24:13.340357 Preconnect id=1 readonly=1 ...
+2026-01-02 08:24:13.340623 connection=1 Connect export="" tls=0 size=0x80000000 write=0 extents=1
+2026-01-02 08:24:13.500000 connection=1 Read id=1 offset=0x0 count=0x200 ...
+2026-01-02 08:24:13.500100 connection=1 ...Read id=1 return=0
+2026-01-02 08:24:14.750000 connection=1 Read id=2 offset=0x241d600 count=0x3a00 ...
+2026-01-02 08:24:14.750100 connection=1 ...Read id=2 return=0
+2026-01-02 08:24:15.000000 connection=1 Flush id=3 ...
+2026-01-02 08:24:16.000000 connection=1 Disconnect transactions=3
+"""
+
+reads_strategy = st.lists(
+    st.builds(Read, st.just(0.0), st.integers(0, 1 << 20), st.integers(1, 1 << 16)), min_size=1, max_size=30
+)
+
+
+def read(offset: int, length: int) -> Read:
+    return Read(0.0, offset, length)
+
+
+class ParseTest(TestCase):
+    def test_only_the_beginnings_of_reads_count_with_seconds_since_the_first(self) -> None:
+        found = list(parse_nbdkit_log(LOG.splitlines()))
+        self.assertEqual([Read(0.0, 0, 512), Read(1.25, 0x241D600, 0x3A00)], found)
+
+    def test_a_log_without_reads_has_none(self) -> None:
+        self.assertEqual([], list(parse_nbdkit_log(["2026-01-02 08:24:13.340357 Ready thread_model=3"])))
+
+
+class BootSetTest(TestCase):
+    def test_overlapping_and_repeated_reads_count_once(self) -> None:
+        reads = [read(100, 50), read(120, 100), read(100, 50), read(1000, 1)]
+        self.assertEqual(121, boot_set_bytes(reads))
+
+    def test_reads_are_widened_to_whole_clusters(self) -> None:
+        self.assertEqual(3 * 4096, boot_set_bytes([read(4095, 2), read(8192, 1)], 4096))
+
+    def test_the_last_cluster_ends_with_the_image(self) -> None:
+        self.assertEqual(512, boot_set_bytes([read(4096, 1)], 4096, image_bytes=4608))
+
+    @given(reads_strategy, st.sampled_from([1, 512, 4096, 65536]))
+    def test_it_is_the_size_of_the_union(self, reads: list[Read], cluster: int) -> None:
+        wanted = {number for each in reads for number in clusters(each, cluster)}
+        self.assertEqual(len(wanted) * cluster, boot_set_bytes(reads, cluster))
+
+
+class FirstTouchTest(TestCase):
+    def test_a_read_that_brings_no_new_cluster_is_left_out(self) -> None:
+        reads = [read(0, 10), read(4000, 96), read(4000, 97), read(0, 8192), read(8191, 2)]
+        self.assertEqual([0, 2, 4], first_touches(reads, 4096))
+
+    @given(reads_strategy)
+    def test_the_first_touches_alone_cover_everything(self, reads: list[Read]) -> None:
+        firsts = [reads[index] for index in first_touches(reads, 4096)]
+        self.assertEqual(boot_set_bytes(reads, 4096), boot_set_bytes(firsts, 4096))
+
+
+class UntouchedTest(TestCase):
+    def test_the_last_free_range_is_found(self) -> None:
+        self.assertEqual(4096, untouched_offset([read(0, 1), read(8192, 4096)], 12288, 4096))
+
+    def test_a_boot_that_reads_everywhere_is_an_error(self) -> None:
+        with ExpectedException(BadTrace, ".*every 4096 bytes.*"):
+            untouched_offset([read(0, 8192)], 8192, 4096)
+
+
+class FileTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = Path(folder.name) / "traces" / "one.json"
+        self.trace = Trace("sha256:" + "0" * 64, 8192, 9.5, (Read(0.0, 0, 512), Read(0.5, 4096, 4096)))
+
+    def test_a_saved_trace_is_loaded_as_it_was(self) -> None:
+        save(self.trace, self.path)
+        self.assertEqual(self.trace, load(self.path))
+
+    def test_a_missing_file_is_an_error(self) -> None:
+        with ExpectedException(BadTrace, ".*one.json is not a trace.*"):
+            load(self.path)
+
+    def test_other_files_are_an_error(self) -> None:
+        self.path.parent.mkdir()
+        for text in ("", "[]", "{}", '{"version": 1, "reads": [[0, 0]]}', '{"version": 2, "reads": []}'):
+            self.path.write_text(text)
+            with ExpectedException(BadTrace):
+                load(self.path)
+
+    def test_reads_beyond_the_image_are_an_error(self) -> None:
+        save(self.trace, self.path)
+        document = json.loads(self.path.read_text())
+        document["reads"].append([1.0, 8000, 512])
+        self.path.write_text(json.dumps(document))
+        with ExpectedException(BadTrace, ".*beyond the image.*"):
+            load(self.path)
+
+    def test_a_trace_without_reads_is_an_error(self) -> None:
+        save(Trace(self.trace.digest, 8192, 9.5, ()), self.path)
+        with ExpectedException(BadTrace, ".*no reads.*"):
+            load(self.path)
