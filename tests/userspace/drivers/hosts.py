@@ -142,8 +142,8 @@ class HostCase(testtools.TestCase):
         """Mount a file system of ``size`` bytes on a folder."""
         self.require_root()
         folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=True)
-        self.addCleanup(subprocess.run, ["umount", folder], check=True)
+        subprocess.check_call(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)])
+        self.addCleanup(subprocess.check_call, ["umount", str(folder)])
 
     def host(self, name: str) -> Host:
         """A host without anything yet."""

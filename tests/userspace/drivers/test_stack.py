@@ -1,0 +1,205 @@
+"""Whole stacks on several hosts: bytes that cross each link, cut-through, and deaths under load."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from drivers.base import Image
+from drivers.cache.qcow2 import CLUSTER_SIZE
+from tests.userspace.drivers.hosts import MIB, Host, HostCase, qemu_io, until
+from tests.userspace.drivers.relay import Relay
+
+PER_REPLY = 64
+"""Bytes of NBD headers per reply, at most: structured replies of one or two chunks."""
+
+
+class ChainTest(HostCase):
+    def test_four_levels_give_every_byte(self) -> None:
+        image, file, hosts = self.chain(4, 16 * MIB)
+        self.assert_same(hosts[-1].uri(image), file)
+        for host in hosts[1:]:
+            self.assertEqual(image.size, host.held(image))
+
+    def test_hosts_read_on_when_everything_above_is_gone(self) -> None:
+        image, file, hosts = self.chain(3)
+        self.assert_same(hosts[-1].uri(image), file)
+        for host in hosts[:-1]:
+            host.export.withdraw(image.name)
+        self.assert_same(hosts[-1].uri(image), file)
+
+
+class OneFetchTest(HostCase):
+    """What crosses each link, counted on the wire by a HAProxy in it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.require("haproxy")
+        self.image, self.file = self.make_image(16 * MIB)
+        self.all = self.hosts(4)
+        self.all[0].serve_file(self.image, self.file)
+        self.relays = []
+        for number, host in enumerate(self.all[1:]):
+            relay = Relay(self.root / f"relay{number}", self.image, self.all[number])
+            self.addCleanup(relay.close)
+            self.relays.append(relay)
+            host.export.publish(
+                self.image, host.cache.open(self.image, host.attach.connect(self.image, [relay.parent]))
+            )
+
+    def assert_once(self, held: int) -> None:
+        """Every link carried what the host below holds, once, plus headers."""
+        for host in self.all[1:]:
+            self.assertEqual(held, host.held(self.image))
+        for host in self.all[:0:-1]:  # HAProxy counts a connection when it ends
+            host.export.withdraw(self.image.name)
+            host.attach.disconnect(self.image.name)
+        for relay in self.relays:
+            relay.until_idle()
+            overhead = relay.sent() - held
+            self.assertGreaterEqual(overhead, 0)
+            self.assertLess(overhead, PER_REPLY * held // CLUSTER_SIZE + 4096)
+
+    def test_eight_readers_of_one_range_move_it_once(self) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            uri = self.all[-1].uri(self.image)
+            list(pool.map(lambda _: qemu_io(uri, "read 1M 4M"), range(8)))
+        self.assert_once(4 * MIB)
+
+    def test_eight_readers_of_everything_move_it_once(self) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: self.assert_same(self.all[-1].uri(self.image), self.file), range(8)))
+        self.assert_once(self.image.size)
+
+    def test_reading_again_moves_nothing(self) -> None:
+        self.assert_same(self.all[-1].uri(self.image), self.file)
+        self.assert_same(self.all[-1].uri(self.image), self.file)
+        self.assert_once(self.image.size)
+
+    def test_small_read_moves_one_cluster(self) -> None:
+        qemu_io(self.all[-1].uri(self.image), "read 5M 512")
+        self.assert_once(CLUSTER_SIZE)
+
+
+class CutThroughTest(HostCase):
+    def test_child_attaches_before_its_parent_is_published(self) -> None:
+        image, file = self.make_image()
+        origin, host = self.hosts(2)
+        origin.export.reserve(image.name)
+        with ThreadPoolExecutor() as pool:
+            joining = pool.submit(host.join, image, [origin])
+            until(lambda: image.name in host.export.existing().names)
+            origin.serve_file(image, file)
+            joining.result(timeout=10)
+        self.assert_same(host.uri(image), file)
+
+    def test_chain_started_from_its_end_is_ready_soon_after_its_beginning(self) -> None:
+        image, file = self.make_image(MIB)
+        hosts = self.hosts(21)
+        for host in hosts:
+            host.export.reserve(image.name)
+        with ThreadPoolExecutor(20) as pool:
+            joining = [pool.submit(hosts[number].join, image, [hosts[number - 1]]) for number in range(20, 0, -1)]
+            until(lambda: all(len(list((host.place.run / "parent").iterdir())) for host in hosts[1:]))
+            begin = time.perf_counter()
+            hosts[0].serve_file(image, file)
+            for each in joining:
+                each.result(timeout=30)
+            took = time.perf_counter() - begin
+        print(f"20 hosts in a chain ready {took:.2f} s after the origin was asked to serve")  # noqa: T201
+        self.assertLess(took, 5)
+        self.assert_same(hosts[-1].uri(image), file)
+
+
+class Fio:
+    """Random reads of a served image, all the time, until ``result``."""
+
+    def __init__(self, host: Host, image: Image, folder: Path) -> None:
+        self._report = folder / "fio.json"
+        self._process = subprocess.Popen(
+            [
+                "fio", "--name=r", "--ioengine=nbd", f"--uri={host.uri(image)}", "--rw=randread", "--bs=16k",
+                "--iodepth=8", f"--size={image.size}", "--rate=10m", "--time_based", "--runtime=4", "--thread",
+                "--output-format=json", f"--output={self._report}",
+            ],
+            cwd=folder,
+        )  # fmt: skip
+
+    def result(self) -> tuple[int, float]:
+        """Its error and the longest stall of a read in seconds."""
+        self._process.wait(60)
+        report = json.loads(self._report.read_text()[self._report.read_text().index("{") :])
+        (job,) = report["jobs"]
+        return job["error"], job["read"]["clat_ns"]["max"] / 1e9
+
+
+class DeathTest(HostCase):
+    """kill -9 of storage daemons under fio."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.require("fio")
+        self.image, self.file = self.make_image(64 * MIB)
+        self.origin, self.one, self.two, self.child = self.hosts(4)
+        self.origin.serve_file(self.image, self.file)
+        self.one.join(self.image, [self.origin])
+        self.two.join(self.image, [self.origin])
+        self.child.join(self.image, [self.one, self.two, self.origin])
+
+    def under_fio(self, strike: threading.Event, what: str) -> None:
+        fio = Fio(self.child, self.image, self.root)
+        threading.Timer(1, strike.set).start()
+        error, stall = fio.result()
+        print(f"{what}: longest stall {stall:.2f} s")  # noqa: T201
+        self.assertEqual(0, error)
+        self.assertLess(stall, 2)
+        self.assert_same(self.child.uri(self.image), self.file)
+
+    def test_parent_and_its_agent_killed_is_a_stall_and_no_error(self) -> None:
+        strike = threading.Event()
+
+        def kill() -> None:
+            strike.wait()
+            self.one.kill_daemon(self.image)
+            self.one.export.withdraw(self.image.name)  # a dead agent's socket is closed, too
+
+        with ThreadPoolExecutor() as pool:
+            killing = pool.submit(kill)
+            self.under_fio(strike, "kill -9 of the parent's daemon and agent")
+            killing.result()
+        self.assertEqual(["h1"], self.child.lost)
+
+    def test_parents_daemon_restarted_by_its_agent_is_a_short_stall(self) -> None:
+        strike = threading.Event()
+
+        def kill() -> None:
+            strike.wait()
+            self.one.kill_daemon(self.image)
+            self.one.join(self.image, [self.origin])
+
+        with ThreadPoolExecutor() as pool:
+            killing = pool.submit(kill)
+            self.under_fio(strike, "kill -9 of the parent's daemon")
+            killing.result()
+        self.assertEqual([], self.child.lost)
+
+    def test_own_daemon_killed_and_published_again_is_a_short_stall(self) -> None:
+        disk = self.child.snapshot.create("vm", self.child.export.local(self.image), self.image.size)
+        assert disk.path is not None
+        reads = [argument for number in range(2000) for argument in ("-c", f"read {number * 32768} 16k")]
+        reader = subprocess.Popen(["qemu-io", "-r", *reads, str(disk.path)], stdout=subprocess.PIPE)
+        self.addCleanup(reader.wait)
+        until(lambda: self.child.held(self.image) > MIB)
+        self.child.kill_daemon(self.image)
+        self.child.join(self.image, [self.one, self.two, self.origin])
+        said, _ = reader.communicate(timeout=30)
+        waits = [float(seconds) for seconds in re.findall(rb"16 KiB, 1 ops; (\d+\.\d+) sec", said)]
+        print(f"kill -9 of the own daemon: longest stall {max(waits):.2f} s")  # noqa: T201
+        self.assertEqual(2000, len(waits))
+        self.assertLess(max(waits), 2)
+        self.assert_same(self.child.uri(self.image), self.file)
