@@ -54,7 +54,7 @@ class NbdServer:
             self._threads[-1].start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client.makefile("rb") as requests, contextlib.suppress(BrokenPipeError):  # a client that gave up
+        with client.makefile("rb") as requests, contextlib.suppress(ConnectionError):  # a client that gave up
             client.sendall(b"NBDMAGICIHAVEOPT" + struct.pack(">H", 3))
             requests.read(4 + 8 + 4)
             requests.read(int.from_bytes(requests.read(4), "big"))
