@@ -66,7 +66,7 @@ def configured(apt: Path = APT) -> Iterator[Source]:
 
 def codename() -> str:
     """The running Debian release: VERSION_CODENAME of os-release(5)."""
-    release = dict(re.findall(r'(?m)^(\w+)="?([^"\n]*)"?$', Path("/etc/os-release").read_text()))
+    release: dict[str, str] = dict(re.findall(r'(?m)^(\w+)="?([^"\n]*)"?$', Path("/etc/os-release").read_text()))
     return release["VERSION_CODENAME"]
 
 

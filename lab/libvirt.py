@@ -1,0 +1,126 @@
+"""A libvirtd of the lab's own, which shares nothing with one that already runs on the machine.
+
+It lives in a mount namespace where the lab's folders cover those of libvirt, and in a pid namespace, so that its VMs
+end with it whatever happens to the lab. Its socket is outside, in a folder with a short path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lab.process import Service, wait_ended
+from lab.tools import CHECKOUT
+
+LIBVIRTD_CONF = """\
+auth_unix_ro = "none"
+auth_unix_rw = "none"
+"""
+# The lab's disks and sockets are root's. Console logs are written by QEMU itself, so that virtlogd is not needed.
+QEMU_CONF = """\
+user = "root"
+group = "root"
+dynamic_ownership = 0
+remember_owner = 0
+security_driver = "none"
+namespaces = [ ]
+cgroup_controllers = [ ]
+stdio_handler = "file"
+"""
+START_TIMEOUT = 30.0
+MOUNT_POINTS = ("/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt", "/run/libvirt")
+
+
+class PrivateLibvirt:
+    """Context manager; ``uri`` is for libvirt-python, virsh and ``virtman agent --libvirt``."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is made if needed and keeps the logs."""
+        self._folder = folder
+        self._run = Path("/nonexistent")
+        self._service: Service | None = None
+        self._first_process: tuple[int, int] | None = None
+
+    @property
+    def uri(self) -> str:
+        """The connection URI."""
+        return f"qemu+unix:///system?socket={self._run / 'libvirt-sock'}"
+
+    def __enter__(self) -> Self:
+        """Start, and leave nothing if that fails half way."""
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop."""
+        self.stop()
+
+    def start(self) -> None:
+        """Start libvirtd and wait until it answers. Raises NotReady."""
+        for name in ("etc/qemu", "lib", "cache", "log"):
+            (self._folder / name).mkdir(parents=True, exist_ok=True)
+        (self._folder / "etc/libvirtd.conf").write_text(LIBVIRTD_CONF)
+        (self._folder / "etc/qemu.conf").write_text(QEMU_CONF)
+        for point in MOUNT_POINTS:
+            Path(point).mkdir(parents=True, exist_ok=True)
+        self._run = Path(tempfile.mkdtemp(prefix="lv-", dir="/tmp"))
+        namespaces = [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ]
+        self._service = Service(
+            "libvirtd",
+            # If the lab is killed, unshare is killed, and with it the pid namespace.
+            ["setpriv", "--pdeathsig", "KILL", *namespaces, CHECKOUT / "lab/libvirtd-private", self._folder, self._run],
+            self._folder / "libvirtd.out",
+        )
+        self._service.start()
+        self._service.wait_ready(self._answers, START_TIMEOUT)
+        self._first_process = self._find_first_process(self._service.pid)
+
+    def _answers(self) -> bool:
+        import libvirt
+
+        libvirt.registerErrorHandler(lambda _context, _error: None, None)  # it prints what it also raises
+        try:
+            libvirt.open(self.uri).close()
+        except libvirt.libvirtError:
+            return False
+        return True
+
+    @staticmethod
+    def _find_first_process(unshare: int) -> tuple[int, int]:
+        [pid] = Path(f"/proc/{unshare}/task/{unshare}/children").read_text().split()
+        return int(pid), os.pidfd_open(int(pid))
+
+    def stop(self) -> None:
+        """End libvirtd and all its VMs; return when the last is gone. Raises NotReady if one does not end."""
+        if self._service is not None:
+            self._service.kill()
+        if self._first_process is not None:
+            pid, pidfd = self._first_process
+            self._first_process = None
+            try:
+                # The first process of a pid namespace ends last: pid_namespaces(7).
+                wait_ended(pidfd, pid)
+            finally:
+                os.close(pidfd)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._run)
