@@ -59,11 +59,14 @@ class HeartbeatTest(TestCase):
         self.assertIsNotNone(self.handled.get(timeout=SOON))
 
     def test_soon_during_a_beat_makes_one_more(self) -> None:
-        heartbeat = self.start(lambda: (heartbeat_soon(), answer(NEVER))[1])
+        def beat() -> HeartbeatAnswer:
+            if self.handled.empty():
+                heartbeat.soon()
+            return answer(NEVER)
 
-        def heartbeat_soon() -> None:
-            heartbeat.soon()
-
+        heartbeat = Heartbeat(beat, self.handled.put)
+        self.addCleanup(heartbeat.stop)
+        heartbeat.start()
         self.handled.get(timeout=SOON)
         self.handled.get(timeout=SOON)
 

@@ -112,7 +112,7 @@ class ImageRecordTest(TestCase):
     def test_an_image_needs_size_and_digest(self) -> None:
         for fields in ({}, {"size": 512}, {"digest": digest_of("debian")}):
             record = self.record(**fields)
-            self.assertRaises(StateDamaged, lambda record=record: record.image)  # type: ignore[misc]
+            self.assertRaises(StateDamaged, lambda record=record: record.image)
 
     def test_image_and_parents_are_what_drivers_know(self) -> None:
         parents = (ParentRecord(host="a", address="unix:///a"), ParentRecord(host="b", address="unix:///b"))

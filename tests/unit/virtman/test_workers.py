@@ -50,10 +50,16 @@ class WorkersTest(TestCase):
         self.assertTrue(ran.wait(SOON))
 
     def test_only_the_last_of_those_that_wait_runs(self) -> None:
-        go, ran, done = self.blocked("a"), [], threading.Event()
+        go, done = self.blocked("a"), threading.Event()
+        ran: list[str] = []
         self.workers.submit("a", lambda: ran.append("first"))
         self.workers.submit("a", lambda: ran.append("second"))
-        self.workers.submit("a", lambda: (ran.append("third"), done.set()))
+
+        def third() -> None:
+            ran.append("third")
+            done.set()
+
+        self.workers.submit("a", third)
         go.set()
         self.assertTrue(done.wait(SOON))
         self.assertEqual(["third"], ran)

@@ -1,0 +1,114 @@
+"""The agent's settings and folders."""
+
+from __future__ import annotations
+
+import grp
+import os
+import stat
+from pathlib import Path
+
+from testtools import TestCase
+
+from tests.unit.virtman.scene import folder_for
+from virtman.config import LIBVIRT_GROUP, LONGEST_SOCKET, SOCKET_PATH_MAX, AgentConfig, prepare
+from virtman.errors import ConfigError, StateLocked
+
+
+class PrepareTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = folder_for(self)
+
+    def config(self, name: str = "here", state: str | Path = "state", run: str | Path = "run") -> AgentConfig:
+        return AgentConfig(name=name, state=self.folder / state, run=self.folder / run, volt="http://127.0.0.1:1")
+
+    def prepare(self, config: AgentConfig) -> list[int]:
+        locks = prepare(config)
+        for lock in locks:
+            self.addCleanup(os.close, lock)
+        return locks
+
+    def refused(self, config: AgentConfig) -> str:
+        """What prepare says, having made nothing."""
+        error = self.assertRaises(ConfigError, prepare, config)
+        self.assertEqual([], sorted(self.folder.iterdir()))
+        return str(error)
+
+    def test_the_folders_are_made_and_may_be_passed_but_not_listed(self) -> None:
+        config = self.config()
+        self.prepare(config)
+        for folder in (config.state, config.run):
+            self.assertEqual(0o711, stat.S_IMODE(folder.stat().st_mode))
+
+    def test_folders_that_are_there_are_used(self) -> None:
+        self.config().state.mkdir()
+        (self.config().state / "kept").touch()
+        self.prepare(self.config())
+        self.assertTrue((self.config().state / "kept").exists())
+
+    def test_drivers_and_clients_are_told_where(self) -> None:
+        config = self.config()
+        self.assertEqual((config.state, config.run), (config.place.state, config.place.run))
+        self.assertEqual(config.run / "agent.sock", config.socket)
+
+    def test_bad_names_are_refused(self) -> None:
+        for name in ("", "a.b", "a/b", "..", "a" * 64, "a b"):
+            self.assertIn("--name", self.refused(self.config(name=name)))
+
+    def test_relative_paths_are_refused(self) -> None:
+        for config in (
+            AgentConfig("here", Path("state"), self.folder / "run", ""),
+            AgentConfig("here", self.folder / "state", Path("run"), ""),
+        ):
+            self.assertIn("absolute", self.refused(config))
+
+    def test_a_run_folder_must_leave_room_for_the_longest_socket(self) -> None:
+        room = SOCKET_PATH_MAX - LONGEST_SOCKET
+        fits = str(self.folder / "r")
+        fits += "r" * (room - len(fits))
+        self.assertIn(str(room), self.refused(self.config(run=fits + "r")))
+        self.prepare(self.config(run=fits))
+
+    def test_a_run_folder_is_measured_in_bytes(self) -> None:
+        self.assertIn("too long", self.refused(self.config(run="é" * 50)))
+
+    def test_a_second_agent_on_the_same_state_is_refused(self) -> None:
+        self.prepare(self.config())
+        error = self.assertRaises(StateLocked, prepare, self.config(run="other"))
+        self.assertIn(str(self.config().state), str(error))
+
+    def test_a_second_agent_on_the_same_run_folder_is_refused(self) -> None:
+        self.prepare(self.config())
+        error = self.assertRaises(StateLocked, prepare, self.config(state="other"))
+        self.assertIn(str(self.config().run), str(error))
+
+    def test_an_agent_may_follow_when_the_first_has_ended(self) -> None:
+        for lock in prepare(self.config()):
+            os.close(lock)
+        self.prepare(self.config())
+
+    def test_a_lock_is_not_inherited_by_programs_that_the_agent_starts(self) -> None:
+        for lock in self.prepare(self.config()):
+            self.assertFalse(os.get_inheritable(lock))
+
+    def test_a_folder_that_cannot_be_made_is_named(self) -> None:
+        (self.folder / "file").touch()
+        error = self.assertRaises(ConfigError, prepare, self.config(state="file/state"))
+        self.assertIn("file/state", str(error))
+        self.assertIn("Not a directory", str(error))
+
+    def test_a_folder_that_cannot_be_written_is_named(self) -> None:
+        error = self.assertRaises(ConfigError, prepare, self.config(state="/proc/virtman"))
+        self.assertIn("/proc/virtman", str(error))
+
+    def test_only_the_hypervisor_may_pass_to_the_exports(self) -> None:
+        self.prepare(self.config())
+        serve = (self.config().run / "serve").stat()
+        self.assertEqual(0, serve.st_mode & stat.S_IRWXO)
+        try:
+            group = grp.getgrnam(LIBVIRT_GROUP).gr_gid
+        except KeyError:
+            self.skipTest(f"there is no group {LIBVIRT_GROUP}: it comes with Debian's libvirt-daemon-system")
+        if os.geteuid() != 0:
+            self.skipTest("only root can give a folder to the hypervisor's group")
+        self.assertEqual((group, 0o710), (serve.st_gid, stat.S_IMODE(serve.st_mode)))

@@ -1,0 +1,427 @@
+"""One host's stacks."""
+
+from __future__ import annotations
+
+import threading
+
+from testtools import TestCase
+from testtools.matchers import MatchesStructure
+
+from drivers.base import Image, Parent
+from drivers.errors import DriverError
+from tests.doubles.volt import SERVE, digest_of
+from tests.unit.virtman.scene import Scene
+from virtman.errors import CoordinatorDown, ImageExists, UnknownImage
+from virtman.records import ImagePhase, ImageRecord, Role
+
+SOON = 10.0
+TROUBLE = DriverError("the device is on fire")
+
+
+class StacksTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.scene = Scene(self)
+        self.stacks, self.host, self.volt = self.scene.stacks, self.scene.host, self.scene.volt
+
+    def attached(self, name: str = "debian") -> ImageRecord:
+        self.volt.offer(name)
+        return self.stacks.ensure(name)
+
+    def record(self, name: str = "debian") -> ImageRecord:
+        record = self.scene.image_shelf.get(name)
+        assert record is not None
+        return record
+
+
+class EnsureTest(StacksTest):
+    def test_it_attaches_and_confirms_the_parents(self) -> None:
+        record = self.attached()
+        self.assertThat(
+            record,
+            MatchesStructure.byEquality(
+                role=Role.HOST, phase=ImagePhase.ATTACHED, slot=1, size=1 << 20, digest=digest_of("debian")
+            ),
+        )
+        self.assertFalse(record.unconfirmed)
+        self.scene.check(self)
+
+    def test_the_endpoint_exists_before_volt_can_name_it(self) -> None:
+        self.attached()
+        moments = self.scene.moments
+        self.assertLess(moments.index("after export.reserve"), moments.index("before volt.join"))
+
+    def test_asked_again_it_does_nothing(self) -> None:
+        record = self.attached()
+        self.host.calls.clear()
+        self.volt.down = True
+        self.assertEqual(record, self.stacks.ensure("debian"))
+        self.assertEqual([], self.host.calls)
+
+    def test_a_stack_whose_daemon_died_is_built_again_without_volt(self) -> None:
+        self.attached()
+        self.volt.down = True
+        self.host.daemon_dies("debian")
+        self.stacks.ensure("debian")
+        self.scene.check(self)
+
+    def test_an_unknown_image_leaves_nothing(self) -> None:
+        self.assertRaises(UnknownImage, self.stacks.ensure, "debian")
+        self.scene.check_empty(self)
+
+    def test_without_volt_nothing_is_attached(self) -> None:
+        self.volt.offer("debian")
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, self.stacks.ensure, "debian")
+        self.assertEqual({}, self.host.leftovers())
+        self.volt.down = False
+        self.stacks.leave_later("debian")
+        self.scene.check_empty(self)
+
+    def test_a_driver_that_fails_leaves_nothing(self) -> None:
+        for call in ("export.reserve", "attach.connect", "cache.open", "export.publish", "export.allow"):
+            self.volt.offer("debian")
+            self.host.failing = {call: TROUBLE}
+            self.assertIs(TROUBLE, self.assertRaises(DriverError, self.stacks.ensure, "debian"), call)
+            self.scene.check_empty(self)
+
+    def test_the_first_error_is_raised_when_the_undoing_fails_too(self) -> None:
+        self.volt.offer("debian")
+        self.host.failing = {"cache.open": TROUBLE, "export.withdraw": DriverError("stuck")}
+        self.assertIs(TROUBLE, self.assertRaises(DriverError, self.stacks.ensure, "debian"))
+        self.assertEqual({}, self.host.routes, "the undoing went on after its error")
+        self.host.failing = {}
+        self.scene.restart()
+        self.scene.check_empty(self)
+
+    def test_different_images_are_attached_side_by_side(self) -> None:
+        both, meet = threading.Barrier(2, timeout=SOON), []
+
+        def moment(what: str) -> None:
+            if what == "before attach.connect":
+                meet.append(both.wait())
+
+        self.host.moment = moment
+        threads = [threading.Thread(target=self.attached, args=(name,)) for name in ("debian", "alpine")]
+        for thread in threads:
+            self.addCleanup(thread.join, SOON)
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+        self.assertEqual({0, 1}, set(meet))
+
+    def test_the_same_image_is_attached_once(self) -> None:
+        self.volt.offer("debian")
+        threads = [threading.Thread(target=self.stacks.ensure, args=("debian",)) for _ in range(8)]
+        for thread in threads:
+            self.addCleanup(thread.join, SOON)
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+        self.assertEqual(1, self.host.calls.count("attach.connect"))
+        self.scene.check(self)
+
+
+class OriginTest(StacksTest):
+    def publish(self, name: str = "mine") -> ImageRecord:
+        return self.stacks.add_origin(self.scene.put_content(name))
+
+    def test_it_serves_the_content_and_announces_it(self) -> None:
+        record = self.publish()
+        self.assertThat(record, MatchesStructure.byEquality(role=Role.ORIGIN, phase=ImagePhase.ATTACHED, slot=0))
+        self.assertEqual(digest_of("mine"), self.volt.images["mine"].digest)
+        self.scene.check(self)
+
+    def test_children_find_it_served_when_volt_names_it(self) -> None:
+        self.publish()
+        moments = self.scene.moments
+        self.assertLess(moments.index("after export.publish"), moments.index("before volt.publish"))
+
+    def test_a_taken_name_leaves_nothing(self) -> None:
+        self.volt.offer("mine", digest=digest_of("theirs"))
+        self.assertRaises(ImageExists, self.publish)
+        self.assertEqual({}, self.host.leftovers())
+        self.assertEqual([], self.scene.image_shelf.names())
+
+    def test_without_volt_nothing_is_published(self) -> None:
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, self.publish)
+        self.assertEqual({}, self.host.leftovers())
+        self.assertEqual([], self.scene.image_shelf.names())
+
+    def test_a_driver_that_fails_leaves_nothing(self) -> None:
+        for call in ("export.reserve", "attach.origin", "export.publish", "export.allow"):
+            self.host.failing = {call: TROUBLE}
+            self.assertIs(TROUBLE, self.assertRaises(DriverError, self.publish), call)
+            self.scene.check_empty(self)
+
+    def test_undoing_that_fails_is_finished_by_repair(self) -> None:
+        self.host.failing = {"export.publish": TROUBLE, "export.withdraw": DriverError("stuck")}
+        self.assertIs(TROUBLE, self.assertRaises(DriverError, self.publish))
+        self.host.failing = {}
+        self.scene.restart()
+        self.scene.check_empty(self)
+
+    def test_asked_again_without_volt_it_goes_on_serving(self) -> None:
+        record = self.publish()
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, self.publish)
+        self.assertEqual(record, self.record("mine"))
+        self.volt.down = False
+        self.scene.check(self)
+
+    def test_an_origin_is_never_idle(self) -> None:
+        record = self.publish()
+        self.assertFalse(self.stacks.idle(record))
+        self.assertFalse(self.stacks.remove_if_idle("mine"))
+
+    def test_drop_removes_an_origin_that_no_vm_needs(self) -> None:
+        self.publish()
+        del self.volt.images["mine"], self.volt.places["mine"]
+        self.assertTrue(self.stacks.drop_origin("mine"))
+        self.scene.check_empty(self)
+
+    def test_drop_keeps_an_origin_that_a_vm_needs(self) -> None:
+        self.publish()
+        self.scene.vms.create("vm", "mine", None)
+        self.assertFalse(self.stacks.drop_origin("mine"))
+        self.scene.check(self)
+
+    def test_drop_is_for_origins_alone(self) -> None:
+        self.attached()
+        self.assertFalse(self.stacks.drop_origin("debian"))
+        self.assertFalse(self.stacks.drop_origin("unknown"))
+        self.scene.check(self)
+
+    def test_a_vm_on_the_origin_reads_the_published_content(self) -> None:
+        self.publish()
+        self.scene.vms.create("vm", "mine", None)
+        self.assertNotIn("attach.connect", self.host.calls)
+        self.scene.check(self)
+
+    def test_restart_serves_it_again(self) -> None:
+        self.publish()
+        self.host.daemon_dies("mine")
+        self.volt.down = True
+        self.scene.restart()
+        self.scene.check(self)
+
+    def test_an_origin_that_volt_forgot_is_kept(self) -> None:
+        self.publish()
+        self.stacks.rejoin("mine")
+        self.assertIn("mine", self.host.served)
+
+
+class FollowTest(StacksTest):
+    def test_new_parents_are_used_and_old_ones_dropped(self) -> None:
+        self.attached()
+        assignment = self.volt.assign("debian", ["new", "other"], ["child"])
+        self.stacks.follow(assignment)
+        self.assertEqual({Parent("new", SERVE)}, self.host.reading["debian"])
+        self.assertEqual(["child"], self.host.allowed["debian"])
+        self.assertThat(
+            self.record(),
+            MatchesStructure.byEquality(slot=3, revision=assignment.revision, assigned=assignment.revision),
+        )
+
+    def test_new_alternates_alone_do_not_start_the_daemon_again(self) -> None:
+        self.attached()
+        self.host.calls.clear()
+        self.stacks.follow(self.volt.assign("debian", ["other", "alternate"], ["child"]))
+        self.assertNotIn("export.publish", self.host.calls)
+        self.assertFalse(self.record().unconfirmed)
+        self.assertEqual(["child"], self.host.allowed["debian"])
+
+    def test_an_old_assignment_is_ignored(self) -> None:
+        self.attached()
+        old = self.volt.assign("debian", ["old"])
+        self.stacks.follow(self.volt.assign("debian", ["new"]))
+        before = self.record()
+        self.stacks.follow(old)
+        self.assertEqual(before, self.record())
+
+    def test_an_unknown_image_is_ignored(self) -> None:
+        self.volt.offer("debian")
+        self.stacks.follow(self.volt.assign("debian", ["new"]))
+        self.assertEqual([], self.scene.image_shelf.names())
+
+    def test_a_failed_move_is_not_confirmed_and_done_again(self) -> None:
+        self.attached()
+        assignment = self.volt.assign("debian", ["new"])
+        self.host.failing = {"export.publish": TROUBLE}
+        self.assertRaises(DriverError, self.stacks.follow, assignment)
+        self.assertTrue(self.record().unconfirmed)
+        self.host.failing = {}
+        self.stacks.follow(assignment)
+        self.scene.check(self)
+
+    def test_an_origin_learns_its_children(self) -> None:
+        self.stacks.add_origin(self.scene.put_content("mine"))
+        self.host.calls.clear()
+        self.stacks.follow(self.volt.places["mine"].model_copy(update={"revision": 99, "children": ["child"]}))
+        self.assertEqual(["export.allow"], self.host.calls)
+        self.assertEqual(("child",), self.record("mine").children)
+
+    def test_rejoin_takes_a_place_again(self) -> None:
+        self.attached()
+        self.volt.forget("debian")
+        self.stacks.rejoin("debian")
+        self.assertIn("debian", self.volt.places)
+        self.scene.check(self)
+
+    def test_rejoin_of_what_is_not_attached_does_nothing(self) -> None:
+        self.volt.offer("debian")
+        self.stacks.rejoin("debian")
+        self.assertEqual({}, self.volt.places)
+
+    def test_a_lost_parent_is_reported_and_the_answer_followed(self) -> None:
+        image = self.attached().image
+        self.stacks.follow(self.volt.assign("debian", ["dead", "spare"]))
+        self.stacks.parent_lost(image, Parent("dead", SERVE))
+        self.assertEqual([("debian", "dead")], self.volt.reported)
+        self.assertEqual({Parent("spare", SERVE)}, self.host.reading["debian"])
+
+    def test_a_lost_parent_without_volt_changes_nothing(self) -> None:
+        record = self.attached()
+        self.volt.down = True
+        self.stacks.parent_lost(record.image, Parent("other", SERVE))
+        self.assertEqual(record, self.record())
+
+
+class RemovalTest(StacksTest):
+    def test_an_idle_stack_goes_and_its_cache_stays(self) -> None:
+        record = self.attached()
+        self.assertTrue(self.stacks.idle(record))
+        self.assertTrue(self.stacks.remove_if_idle("debian"))
+        self.scene.check_empty(self)
+        self.assertEqual({record.image.key}, set(self.host.caches))
+
+    def test_a_vm_keeps_the_stack(self) -> None:
+        record = self.attached()
+        self.scene.vms.create("vm", "debian", None)
+        self.assertFalse(self.stacks.idle(record))
+        self.assertFalse(self.stacks.remove_if_idle("debian"))
+        self.scene.check(self)
+
+    def test_a_child_keeps_the_stack(self) -> None:
+        self.attached()
+        self.stacks.follow(self.volt.assign("debian", ["other"], ["child"]))
+        self.assertFalse(self.stacks.idle(self.record()))
+        self.assertFalse(self.stacks.remove_if_idle("debian"))
+
+    def test_there_is_nothing_to_remove_of_an_unknown_image(self) -> None:
+        self.assertFalse(self.stacks.remove_if_idle("debian"))
+
+    def test_every_layer_is_removed_though_one_fails(self) -> None:
+        own = {
+            "export.withdraw": {"reading", "endpoints", "served", "allowed"},
+            "cache.close": {"open_caches"},
+            "attach.disconnect": {"routes"},
+        }
+        for call, left in own.items():
+            self.attached()
+            self.host.failing = {call: TROUBLE}
+            self.assertIs(TROUBLE, self.assertRaises(DriverError, self.stacks.remove_if_idle, "debian"))
+            self.assertEqual(left, set(self.host.leftovers()))
+            self.assertIn("debian", self.volt.places, "the place is kept until all is gone")
+            self.host.failing = {}
+            self.stacks.remove_if_idle("debian")
+            self.scene.check_empty(self)
+
+    def test_volt_is_told_later_when_it_is_down(self) -> None:
+        self.attached()
+        self.volt.down = True
+        self.assertTrue(self.stacks.remove_if_idle("debian"))
+        self.assertEqual({}, self.host.leftovers())
+        self.assertEqual(ImagePhase.LEAVING, self.record().phase)
+        self.assertRaises(CoordinatorDown, self.stacks.leave_later, "debian")
+        self.volt.down = False
+        self.stacks.leave_later("debian")
+        self.scene.check_empty(self)
+
+    def test_a_stack_that_is_leaving_can_be_attached_again(self) -> None:
+        self.attached()
+        self.volt.down = True
+        self.stacks.remove_if_idle("debian")
+        self.volt.down = False
+        self.stacks.ensure("debian")
+        self.stacks.leave_later("debian")
+        self.scene.check(self)
+
+    def test_a_place_without_a_stack_is_given_up(self) -> None:
+        self.volt.offer("debian")
+        self.volt.assign("debian", ["other"])
+        self.stacks.leave_unknown("debian")
+        self.assertEqual({}, self.volt.places)
+
+    def test_a_place_with_a_stack_is_kept(self) -> None:
+        self.attached()
+        self.stacks.leave_unknown("debian")
+        self.scene.check(self)
+
+    def test_suspend_stops_serving_and_restore_brings_it_back_without_volt(self) -> None:
+        self.attached()
+        place = self.volt.places["debian"]
+        self.volt.down = True
+        self.stacks.suspend("debian")
+        self.assertEqual({}, self.host.leftovers())
+        self.assertFalse(self.stacks.serving("debian"))
+        self.stacks.restore("debian")
+        self.assertEqual(place, self.volt.places["debian"])
+        self.scene.check(self)
+
+    def test_suspend_and_restore_of_an_unknown_image_do_nothing(self) -> None:
+        self.stacks.suspend("debian")
+        self.stacks.restore("debian")
+        self.assertEqual([], self.host.calls)
+
+
+class RestoreTest(StacksTest):
+    def test_parents_are_watched_again_after_a_restart(self) -> None:
+        self.attached()
+        self.host.calls.clear()
+        self.scene.restart()
+        self.assertEqual(["attach.connect"], self.host.calls, "the daemon is left alone")
+
+    def test_strays_are_layers_without_a_record(self) -> None:
+        self.attached()
+        self.host.endpoints.add("stray")
+        self.host.routes["other-stray"] = []
+        self.assertEqual({"stray", "other-stray"}, self.stacks.strays())
+
+    def test_a_stray_is_removed(self) -> None:
+        self.host.endpoints.add("stray")
+        self.stacks.remove_stray("stray")
+        self.assertEqual({}, self.host.leftovers())
+
+    def test_what_has_a_record_is_no_stray(self) -> None:
+        self.attached()
+        self.stacks.remove_stray("debian")
+        self.scene.check(self)
+
+    def test_records_are_found(self) -> None:
+        record = self.attached()
+        self.assertTrue(self.stacks.known("debian"))
+        self.assertFalse(self.stacks.known("alpine"))
+        self.assertEqual(record, self.stacks.find("debian"))
+        self.assertIsNone(self.stacks.find("alpine"))
+        self.assertEqual([record], self.stacks.records())
+
+    def test_volt_down_all_the_time_after_a_cut_attach_leaves_the_host_clean(self) -> None:
+        self.volt.offer("debian")
+        self.scene.cut(lambda scene: scene.stacks.ensure("debian"), 12)
+        self.volt.down = True
+        self.scene.restart()
+        self.assertEqual({}, self.host.leftovers())
+        self.assertEqual([ImagePhase.LEAVING], [record.phase for record in self.scene.stacks.records()])
+
+
+class ContentTest(StacksTest):
+    def test_an_image_of_another_digest_has_another_cache(self) -> None:
+        first = self.attached()
+        self.stacks.remove_if_idle("debian")
+        self.volt.images.clear()
+        self.volt.offer("debian", digest=digest_of("later"))
+        second = self.stacks.ensure("debian")
+        self.assertEqual({first.image.key, second.image.key}, set(self.host.caches))
+        self.assertEqual({Image("debian", 1 << 20, digest_of("later")).key}, self.host.open_caches)
