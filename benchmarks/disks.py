@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import processes
+from lab.tools import run
 
 BlockNode = Mapping[str, Any]
 """Options of one QEMU --blockdev."""
@@ -50,7 +51,7 @@ def local_disks(folder: Path, image: Path, vms: Mapping[str, list[str]]) -> dict
     first = folder / "empty.qcow2"
     # Of the same layout as VirtMan's own: drivers/snapshot/qcow2.py.
     layout = ["-f", "qcow2", "-o", "cluster_size=128k,extended_l2=on", "-F", "raw", "-b", str(image)]
-    processes.run([processes.tool("qemu-img"), "create", "-q", "-u", *layout, str(first), str(image.stat().st_size)])
+    run([processes.tool("qemu-img"), "create", "-q", "-u", *layout, str(first), str(image.stat().st_size)])
     disks: dict[str, dict[str, BlockNode]] = {}
     for host, names in vms.items():
         disks[host] = {}

@@ -2,7 +2,6 @@
 
 BenchmarkError
 ├── ToolMissing      a program that a Debian package has
-├── CommandFailed    a program ended with an error
 ├── BadImage         the image cannot be used as it is
 ├── BadTrace         a trace file cannot be read, or belongs to another image
 ├── BootFailed       the recorded VM did not come to its login prompt
@@ -23,10 +22,6 @@ class ToolMissing(BenchmarkError):
 
     def __init__(self, tool: str, package: str) -> None:
         super().__init__(f"{tool} is missing: install Debian package {package}")
-
-
-class CommandFailed(BenchmarkError):
-    """A program ended with an error."""
 
 
 class BadImage(BenchmarkError):

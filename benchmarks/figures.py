@@ -12,8 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-BUILD = Path(__file__).resolve().parent.parent / "build"
-"""Where benchmarks keep what they make."""
+from lab.tools import BUILD
 
 MIB = 1 << 20
 

@@ -10,11 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.errors import CommandFailed, TookTooLong, ToolMissing
+from benchmarks.errors import ToolMissing
 
 PACKAGES = {
     "nbdkit": "nbdkit",
@@ -46,19 +45,6 @@ def tool(name: str) -> str:
     return path
 
 
-def run(argv: Sequence[str], limit: float = 60.0) -> str:
-    """Run a program to its end, within ``limit`` seconds, and return its output. Raises CommandFailed, TookTooLong."""
-    try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TookTooLong(f"{argv[0]} did not end within {limit:g} s") from error
-    if done.returncode != 0:
-        raise CommandFailed(f"{' '.join(argv)}: exit code {done.returncode}: {done.stderr.strip()}")
-    return done.stdout
-
-
 @contextlib.contextmanager
 def running(argv: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A program of PACKAGES that runs as long as the block; ``how`` goes to Popen. Raises ToolMissing."""
@@ -83,30 +69,6 @@ def stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-@dataclass(frozen=True)
-class Found:
-    """A process and its command line."""
-
-    pid: int
-    argv: tuple[str, ...]
-
-    @property
-    def program(self) -> str:
-        """The name of the program."""
-        return Path(self.argv[0]).name
-
-
-def with_path_below(folder: Path) -> list[Found]:
-    """All processes with a path below ``folder`` in an argument of their command line."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            argv = _read(entry / "cmdline").split("\0")[:-1]
-            if any(f"{folder}/" in argument or argument == str(folder) for argument in argv):
-                found.append(Found(int(entry.name), tuple(argv)))
-    return found
 
 
 def cpu_seconds(pid: int) -> float:

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from benchmarks import processes
 from benchmarks.errors import BadImage, BadTrace, BootFailed
-from benchmarks.figures import BUILD
 from benchmarks.processes import say
 from benchmarks.trace import Read, Trace, load, parse_nbdkit_log, save
+from lab.process import attempts
+from lab.tools import BUILD, run
 
 LOGIN = re.compile(rb"login: ?$")
 BOOT_LIMIT = 300.0
@@ -76,23 +77,18 @@ def record(image: Path) -> tuple[list[Read], float]:
         _wait_for_listener(server)
         disk = folder / "disk.qcow2"
         create = ["create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", f"nbd+unix:///?socket={server}"]
-        processes.run([processes.tool("qemu-img"), *create, str(disk), str(image.stat().st_size)])
+        run([processes.tool("qemu-img"), *create, str(disk), str(image.stat().st_size)])
         boot_s = _boot(disk)
         with log.open() as lines:
             return list(parse_nbdkit_log(lines)), boot_s
 
 
 def _wait_for_listener(path: Path) -> None:
-    deadline = time.monotonic() + _START_LIMIT
-    pause = 0.005
-    while True:
+    for _ in attempts(_START_LIMIT):
         with socket.socket(socket.AF_UNIX) as sock:
             if sock.connect_ex(str(path)) == 0:
                 return
-        if time.monotonic() > deadline:
-            raise BootFailed(f"nbdkit does not listen after {_START_LIMIT:g} s")
-        time.sleep(pause)
-        pause = min(pause * 2, 0.1)
+    raise BootFailed(f"nbdkit does not listen after {_START_LIMIT:g} s")
 
 
 def _boot(disk: Path) -> float:
