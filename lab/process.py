@@ -51,7 +51,7 @@ class Service:
             )
 
     def wait_ready(self, ready: Callable[[], bool], timeout: float) -> None:
-        """Wait until ``ready()``. Raises NotReady, with the end of the log, if it takes too long or the process ends."""
+        """Wait until ``ready()``. Raises NotReady, with the log's end, if it takes too long or the process ends."""
         log.info("awaiting %s, at most %.0f s", self.name, timeout)
         for _ in attempts(timeout):
             if ready():

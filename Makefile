@@ -1,0 +1,26 @@
+# make demo    boot real VMs through a tree of hosts on this machine; HOSTS=4 VMS=8 choose the size
+# make test    everything that CI runs: lint, unit, userspace and boot tests, coverage
+# make lint    style and types only
+# make clean   remove what was built, installed Debian packages excepted
+
+HOSTS ?= 4
+VMS ?= 8
+
+.PHONY: demo test lint clean bootstrap
+
+demo: bootstrap
+	.venv/bin/python -m lab.demo --hosts $(HOSTS) --vms $(VMS)
+
+test: bootstrap
+	rm -f .coverage .coverage.*
+	.venv/bin/tox run
+
+lint: bootstrap
+	.venv/bin/tox run -e lint
+
+bootstrap:
+	@lab/bootstrap
+
+clean:
+	rm -rf build .venv .tox .coverage .coverage.* *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
