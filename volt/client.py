@@ -34,6 +34,7 @@ from volt.models import (
     ProblemDocument,
     PublishRequest,
     TreeNode,
+    summary,
 )
 from volt.tokens import read_token
 
@@ -222,12 +223,12 @@ class VoltClient:
         try:
             content = request.model_validate(fields).model_dump_json() if request else None
         except ValidationError as error:
-            raise errors.BadRequest(_summary(error)) from error
+            raise errors.BadRequest(summary(error)) from error
         response = self._send(method, path, content)
         try:
             return answer.model_validate_json(response.content)
         except ValidationError as error:
-            raise errors.BadAnswer(f"{method} {path}: {_summary(error)}") from error
+            raise errors.BadAnswer(f"{method} {path}: {summary(error)}") from error
 
     def _send(self, method: str, path: str, content: str | None = None) -> httpx.Response:
         headers = {"Content-Type": "application/json"} if content is not None else {}
@@ -245,7 +246,7 @@ def _name(value: str) -> str:
     try:
         return _NAME.validate_python(value)
     except ValidationError as error:
-        raise errors.BadRequest(f"{value!r} is not a name: {_summary(error)}") from error
+        raise errors.BadRequest(f"{value!r} is not a name: {summary(error)}") from error
 
 
 def _problem(response: httpx.Response) -> errors.VoltError:
@@ -254,7 +255,3 @@ def _problem(response: httpx.Response) -> errors.VoltError:
         return PROBLEMS[document.type](document.detail, tuple(document.hosts))
     except (ValidationError, KeyError):
         return errors.BadAnswer(f"{response.request.method} {response.request.url}: status {response.status_code}")
-
-
-def _summary(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'value'}: {e['msg']}" for e in error.errors())

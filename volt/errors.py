@@ -1,4 +1,3 @@
-# ruff: noqa: N818  the names say the failure; an Error at the end of each would say nothing more
 """What can go wrong between a host, a person and Volt.
 
 VoltError

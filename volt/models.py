@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
@@ -225,3 +225,8 @@ class Health(_Answer):
     """``status`` is ``ok`` when the store answers."""
 
     status: str
+
+
+def summary(error: ValidationError) -> str:
+    """What is wrong with a request or an answer, in one line, without repeating the values."""
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'value'}: {e['msg']}" for e in error.errors())

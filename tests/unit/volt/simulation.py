@@ -1,0 +1,131 @@
+"""Hosts around a tree, as unhelpful as the protocol allows: late, stale, evicted without knowing, and back again.
+
+The edges that may carry data are tracked apart from what Volt believes, and have to be free of loops at all times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+
+from volt.tree import Node, Tree, depth
+
+Lists = dict[str, tuple[tuple[str, ...], frozenset[str]]]
+
+
+@dataclass
+class Agent:
+    """A host. ``using``: lists by revision that it may read by. ``newest``: the highest revision that it has seen."""
+
+    using: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    newest: int = 0
+
+    def receive(self, revision: int, parents: tuple[str, ...]) -> None:
+        """Begin to read by a list while still reading by the ones before; never go back."""
+        if revision > self.newest:
+            self.newest = revision
+            self.using[revision] = parents
+
+    def apply(self) -> None:
+        """Stop reading by all lists but the newest."""
+        self.using = {self.newest: self.using[self.newest]} if self.newest in self.using else {}
+
+
+class Cluster:
+    """A tree and its hosts. Messages stay on their way until they are delivered, in any order."""
+
+    def __init__(self, fanout: int) -> None:
+        """One image with one origin."""
+        self.tree = Tree(fanout)
+        self.agents: dict[str, Agent] = {}
+        self.answers: list[tuple[str, int, tuple[str, ...]]] = []
+        self.confirmations: list[tuple[str, int]] = []
+        self.publish("origin")
+
+    def agent(self, host: str) -> Agent:
+        """The agent of a host."""
+        return self.agents.setdefault(host, Agent())
+
+    @property
+    def members(self) -> list[str]:
+        """Hosts in the tree besides the origins."""
+        return [self.tree.slots[slot].host for slot in range(1, self.tree.last + 1)]
+
+    def publish(self, host: str) -> None:
+        """A host that has the whole image serves it; it reads from nobody and heeds no older list."""
+        self.agents[host] = Agent(newest=self.tree.publish(host).revision)
+
+    def ask(self, host: str) -> None:
+        """Volt answers a heartbeat or a join; the answer is on its way."""
+        node = self.tree.hosts[host]
+        self.answers.append((host, node.revision, self.tree.parents(node)))
+
+    def join(self, host: str) -> None:
+        """Volt gives the host a place; the answer is on its way."""
+        self.tree.join(host)
+        self.ask(host)
+
+    def deliver_answer(self, which: int) -> None:
+        """A host gets an answer, perhaps an old one."""
+        host, revision, parents = self.answers.pop(which % len(self.answers))
+        self.agent(host).receive(revision, parents)
+
+    def send_confirmation(self, host: str) -> None:
+        """A host reads only by its newest list, and says so; the message is on its way."""
+        self.agent(host).apply()
+        self.confirmations.append((host, self.agent(host).newest))
+
+    def deliver_confirmation(self, which: int) -> None:
+        """Volt hears it, perhaps late."""
+        host, revision = self.confirmations.pop(which % len(self.confirmations))
+        if host in self.tree.hosts:
+            self.tree.confirm(host, revision)
+
+    def settle(self) -> None:
+        """Everybody hears and confirms everything."""
+        while any(not node.settled for node in self.tree.hosts.values()):
+            for host in list(self.tree.hosts):
+                self.answers.clear()
+                self.confirmations.clear()
+                self.ask(host)
+                self.deliver_answer(0)
+                self.send_confirmation(host)
+                self.deliver_confirmation(0)
+
+    def lists(self) -> Lists:
+        """Each host's parents and children."""
+        tree = self.tree
+        return {host: (tree.parents(node), frozenset(tree.children(node))) for host, node in tree.hosts.items()}
+
+    def check(self) -> None:
+        """What is true at all times."""
+        tree = self.tree
+        TopologicalSorter(
+            {host: {p for parents in agent.using.values() for p in parents} for host, agent in self.agents.items()}
+        ).prepare()  # raises CycleError
+        assert sorted(tree.slots) == list(range(1 - len(tree.origins), tree.last + 1))
+        for node in tree.hosts.values():
+            self._check_node(node)
+
+    def _check_node(self, node: Node) -> None:
+        tree = self.tree
+        parents = [tree.hosts[host] for host in tree.parents(node)]
+        assert all(parent.slot < node.slot for parent in parents)
+        assert len(set(parents)) == len(parents)
+        assert bool(parents) == (node.slot > 0)
+        assert set(tree.children(node)) == {other for other in tree.hosts if node.host in self._parents_of(other)}
+        assert depth(node.slot, tree.fanout) <= heap_height(tree.last, tree.fanout)
+        assert node.confirmed <= tree.revision >= node.revision >= node.awaited
+
+    def _parents_of(self, host: str) -> tuple[str, ...]:
+        return self.tree.parents(self.tree.hosts[host])
+
+
+def heap_height(last: int, fanout: int) -> int:
+    """Levels below the root of a complete heap whose last slot is this, counted level by level."""
+    height, size, level = 0, 1, 1
+    while size <= last:
+        level *= fanout
+        size += level
+        height += 1
+    return height

@@ -1,0 +1,313 @@
+"""The tree's rules, one by one."""
+
+from __future__ import annotations
+
+from testtools import TestCase
+
+from tests.unit.volt.simulation import Cluster, heap_height
+from volt.models import NodeState
+from volt.tree import Tree, depth, readers, siblings, sources
+
+
+def grown(hosts: int, fanout: int = 2) -> Tree:
+    """A tree of an origin and hosts h1, h2, … in slots 1, 2, …, everybody settled."""
+    tree = Tree(fanout)
+    tree.publish("origin")
+    for number in range(1, hosts + 1):
+        tree.join(f"h{number}")
+    settle(tree)
+    return tree
+
+
+def settle(tree: Tree, but: frozenset[str] = frozenset()) -> None:
+    while waiting := [node for node in tree.hosts.values() if not node.settled and node.host not in but]:
+        for node in waiting:
+            tree.confirm(node.host, node.revision)
+
+
+def parents(tree: Tree, host: str) -> list[str]:
+    return list(tree.parents(tree.hosts[host]))
+
+
+class Slots(TestCase):
+    """Arithmetic of the heap."""
+
+    def test_sources_are_heap_parent_then_its_siblings_then_grandparent(self) -> None:
+        self.assertEqual([3, 4, 1], sources(7, 2))
+        self.assertEqual([4, 3, 1], sources(9, 2))
+        self.assertEqual([5, 6, 4, 1], sources(17, 3))
+
+    def test_slots_below_the_origin_have_no_other_source(self) -> None:
+        self.assertEqual([[], [], []], [sources(slot, 3) for slot in (1, 2, 3)])
+
+    def test_a_chain_has_no_siblings(self) -> None:
+        self.assertEqual([], siblings(5, 1))
+        self.assertEqual([4, 3], sources(5, 1))
+
+    def test_readers_is_the_inverse_of_sources(self) -> None:
+        for fanout in (1, 2, 3, 5):
+            for slot in range(1, 40):
+                expected = {reader for reader in range(1, 1100) if slot in sources(reader, fanout)}
+                self.assertEqual(expected, set(readers(slot, fanout)))
+
+    def test_depth_is_the_height_of_a_complete_heap(self) -> None:
+        for fanout in (1, 2, 3):
+            self.assertEqual([heap_height(slot, fanout) for slot in range(60)], [depth(s, fanout) for s in range(60)])
+
+
+class Joining(TestCase):
+    """Places for new hosts."""
+
+    def test_hosts_fill_the_heap_in_order(self) -> None:
+        tree = grown(7)
+        self.assertEqual([0, 1, 2, 3, 4, 5, 6, 7], sorted(tree.slots))
+        self.assertEqual(["h3", "h4", "h1", "origin"], parents(tree, "h7"))
+
+    def test_joining_twice_is_joining_once(self) -> None:
+        tree = grown(2)
+        revision = tree.revision
+        self.assertIs(tree.join("h2"), tree.hosts["h2"])
+        self.assertEqual(revision, tree.revision)
+
+    def test_a_host_that_has_just_joined_is_offered_at_once(self) -> None:
+        tree = grown(2)
+        tree.join("h3")
+        for _ in range(4):
+            tree.join(f"x{tree.last}")
+        self.assertEqual(NodeState.JOINING, tree.hosts["h3"].state)
+        self.assertEqual("h3", tree.parents(tree.slots[7])[0])
+
+    def test_joining_stamps_the_new_host_and_its_parents_only(self) -> None:
+        tree = grown(9)
+        tree.join("new")
+        stamped = {host for host, node in tree.hosts.items() if node.revision == tree.revision}
+        self.assertEqual({"new", *parents(tree, "new")}, stamped)
+
+    def test_a_child_appears_among_the_children_of_each_of_its_parents(self) -> None:
+        tree = grown(7)
+        for parent in ("h3", "h4", "h1", "origin"):
+            self.assertIn("h7", tree.children(tree.hosts[parent]))
+        self.assertNotIn("h7", tree.children(tree.hosts["h2"]))
+
+
+class Leaving(TestCase):
+    """The last node moves into the hole."""
+
+    def test_the_last_node_takes_the_place(self) -> None:
+        tree = grown(7)
+        tree.leave("h1")
+        self.assertEqual(1, tree.hosts["h7"].slot)
+        self.assertEqual(NodeState.MOVING, tree.hosts["h7"].state)
+        self.assertEqual(6, tree.last)
+
+    def test_nobody_reads_from_a_moved_node_until_it_confirmed(self) -> None:
+        tree = grown(7)
+        tree.leave("h1")
+        self.assertEqual(["h2", "origin"], parents(tree, "h3"))
+        tree.confirm("h7", tree.hosts["h7"].revision)
+        self.assertEqual(["h7", "h2", "origin"], parents(tree, "h3"))
+        self.assertEqual(tree.revision, tree.hosts["h3"].revision)
+
+    def test_an_older_confirmation_does_not_end_a_move(self) -> None:
+        tree = grown(7)
+        before = tree.hosts["h7"].revision
+        tree.leave("h1")
+        tree.confirm("h7", before)
+        self.assertEqual(NodeState.MOVING, tree.hosts["h7"].state)
+
+    def test_a_revision_from_the_future_confirms_nothing(self) -> None:
+        tree = grown(7)
+        tree.leave("h1")
+        tree.confirm("h7", 1000)
+        self.assertEqual((NodeState.MOVING, 1001), (tree.hosts["h7"].state, tree.hosts["h7"].revision))
+        tree.confirm("h7", 1001)
+        self.assertEqual(NodeState.READY, tree.hosts["h7"].state)
+
+    def test_the_last_node_leaves_without_a_move(self) -> None:
+        tree = grown(7)
+        tree.leave("h7")
+        self.assertEqual({NodeState.READY}, {node.state for node in tree.hosts.values()})
+        self.assertNotIn("h7", tree.children(tree.hosts["h3"]))
+
+    def test_a_death_disturbs_as_many_in_a_large_tree_as_in_a_small_one(self) -> None:
+        disturbed = []
+        for size in (50, 1500):
+            tree = grown(size)
+            before = tree.revision
+            tree.leave("h5")
+            settle(tree)
+            disturbed.append(sum(node.revision > before for node in tree.hosts.values()))
+        self.assertTrue(max(disturbed) <= 5 * 2 * 2, disturbed)
+
+
+class Suspecting(TestCase):
+    """Reports of dead parents."""
+
+    def test_a_reported_parent_is_offered_to_nobody(self) -> None:
+        tree = grown(8)
+        tree.suspect("h7", "h3")
+        self.assertEqual(NodeState.SUSPECT, tree.hosts["h3"].state)
+        self.assertEqual(["h4", "h1", "origin"], parents(tree, "h7"))
+        self.assertEqual(["h4", "h1", "origin"], parents(tree, "h8"))
+
+    def test_it_is_offered_again_after_it_confirmed_a_later_assignment(self) -> None:
+        tree = grown(8)
+        before = tree.hosts["h3"].revision
+        tree.suspect("h7", "h3")
+        tree.confirm("h3", before)
+        self.assertEqual(NodeState.SUSPECT, tree.hosts["h3"].state)
+        tree.confirm("h3", tree.hosts["h3"].revision)
+        self.assertEqual("h3", parents(tree, "h7")[0])
+
+    def test_a_report_about_somebody_who_is_no_parent_changes_nothing(self) -> None:
+        tree = grown(8)
+        revision = tree.revision
+        for dead in ("h2", "h8", "stranger"):
+            tree.suspect("h7", dead)
+        self.assertEqual(revision, tree.revision)
+
+    def test_the_only_origin_stays_the_last_resort(self) -> None:
+        tree = grown(3)
+        tree.suspect("h1", "origin")
+        self.assertEqual(NodeState.SUSPECT, tree.hosts["origin"].state)
+        self.assertEqual(["origin"], parents(tree, "h1"))
+        self.assertEqual(["h1", "h2", "origin"], parents(tree, "h3"))
+
+    def test_a_suspect_that_moves_stays_suspect_until_it_confirms_the_move(self) -> None:
+        tree = grown(7)
+        tree.hosts["h7"].state = NodeState.SUSPECT
+        tree.leave("h1")
+        self.assertEqual(NodeState.SUSPECT, tree.hosts["h7"].state)
+        settle(tree)
+        self.assertEqual(NodeState.READY, tree.hosts["h7"].state)
+
+
+class Origins(TestCase):
+    """More than one host with the whole image."""
+
+    def test_further_origins_have_slots_below_zero(self) -> None:
+        tree = grown(3)
+        tree.publish("second")
+        tree.publish("third")
+        self.assertEqual([0, -1, -2], [origin.slot for origin in tree.origins])
+        self.assertEqual(["h1", "h2", "origin", "second", "third"], parents(tree, "h3"))
+
+    def test_who_reads_from_origins_only_gets_the_living_ones_first(self) -> None:
+        tree = grown(3)
+        tree.publish("second")
+        settle(tree)
+        tree.lose("origin")
+        self.assertEqual(["second", "origin"], parents(tree, "h1"))
+        self.assertEqual(["h1", "h2", "origin", "second"], parents(tree, "h3"))
+        self.assertEqual(tree.revision, tree.hosts["h1"].revision)
+
+    def test_a_lost_origin_comes_back(self) -> None:
+        tree = grown(1)
+        tree.lose("origin")
+        self.assertEqual(NodeState.LOST, tree.hosts["origin"].state)
+        settle(tree)
+        self.assertEqual(NodeState.READY, tree.hosts["origin"].state)
+
+    def test_another_origin_takes_the_place_of_one_that_leaves(self) -> None:
+        tree = grown(2)
+        tree.publish("second")
+        tree.leave("origin")
+        self.assertEqual(["second"], [origin.host for origin in tree.origins])
+        self.assertEqual(0, tree.hosts["second"].slot)
+        self.assertEqual(["second"], parents(tree, "h1"))
+
+    def test_the_last_further_origin_leaves(self) -> None:
+        tree = grown(2)
+        tree.publish("second")
+        tree.leave("second")
+        self.assertEqual(["origin"], parents(tree, "h1"))
+
+    def test_a_changed_address_is_news_for_the_children_only(self) -> None:
+        tree = grown(9)
+        tree.readdress("h3")
+        stamped = {host for host, node in tree.hosts.items() if node.revision == tree.revision}
+        self.assertEqual(set(tree.children(tree.hosts["h3"])), stamped)
+
+
+class Returning(TestCase):
+    """Hosts that come back while somebody may still read from them."""
+
+    def test_it_reads_from_origins_only_and_nobody_is_sent_to_it(self) -> None:
+        tree = grown(7)
+        tree.leave("h1")
+        tree.join("h1")
+        self.assertEqual(NodeState.RETURNING, tree.hosts["h1"].state)
+        self.assertEqual(["origin"], parents(tree, "h1"))
+        for number in range(12):
+            self.assertNotIn("h1", tree.parents(tree.join(f"late{number}")))
+
+    def test_it_gets_its_normal_parents_when_all_others_confirmed(self) -> None:
+        tree = grown(7)
+        tree.leave("h1")
+        tree.join("h1")
+        settle(tree)
+        self.assertEqual(NodeState.READY, tree.hosts["h1"].state)
+        self.assertEqual(["h3", "h4", "h7", "origin"], parents(tree, "h1"))
+
+    def test_one_that_confirmed_nothing_since_holds_it_back(self) -> None:
+        tree = grown(7)
+        tree.leave("h1")
+        tree.join("h1")
+        settle(tree, but=frozenset({"h3"}))
+        self.assertEqual(["origin"], parents(tree, "h1"))
+
+    def test_it_returns_to_normal_when_the_one_that_held_it_back_leaves(self) -> None:
+        tree = grown(7)
+        tree.leave("h1")
+        tree.join("h1")
+        settle(tree, but=frozenset({"h3"}))
+        tree.leave("h3")
+        settle(tree)
+        self.assertEqual(NodeState.READY, tree.hosts["h1"].state)
+
+    def test_a_return_that_nobody_can_notice_is_free_at_once_but_not_offered_before_it_confirms(self) -> None:
+        tree = grown(7)
+        tree.leave("h7")
+        settle(tree)
+        tree.join("h7")
+        self.assertEqual(["h3", "h4", "h1", "origin"], parents(tree, "h7"))
+        self.assertEqual(NodeState.MOVING, tree.hosts["h7"].state)
+
+    def test_a_returning_host_that_moves_stays_returning(self) -> None:
+        tree = grown(7)
+        tree.leave("h1")
+        tree.join("h1")
+        tree.leave("h4")
+        self.assertEqual((4, NodeState.RETURNING), (tree.hosts["h1"].slot, tree.hosts["h1"].state))
+
+    def test_a_returning_suspect_is_returning_again_after_it_confirms(self) -> None:
+        tree = grown(7)
+        tree.leave("h1")
+        returned = tree.join("h1")
+        returned.state = NodeState.SUSPECT
+        settle(tree, but=frozenset({"h3"}))
+        self.assertEqual(NodeState.RETURNING, returned.state)
+
+    def test_who_left_without_news_holds_it_back_as_long_as_somebody_may_read_from_that_one(self) -> None:
+        """Here h7 reads from the evicted h3, which reads from h1, which returns into a slot below h7."""
+        cluster = Cluster(2)
+        for number in range(1, 18):
+            cluster.join(f"h{number}")
+        cluster.settle()
+        tree = cluster.tree
+        tree.leave("h1")
+        for host in list(tree.hosts):  # all but h3 hear that h1 left
+            if host != "h3":
+                cluster.ask(host)
+                cluster.deliver_answer(0)
+                cluster.send_confirmation(host)
+                cluster.deliver_confirmation(0)
+        tree.leave("h3")
+        cluster.join("h1")
+        cluster.deliver_answer(0)
+        self.assertEqual("h7", tree.slots[(tree.hosts["h1"].slot - 1) // 2].host)
+        cluster.check()
+        self.assertEqual(["origin"], parents(tree, "h1"))
+        cluster.settle()
+        self.assertEqual("h7", parents(tree, "h1")[0])
+        cluster.check()

@@ -1,0 +1,239 @@
+"""Volt over HTTP. The generated OpenAPI document, at /openapi.json, is also what validates the requests."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from flask import Flask, Response, g, request
+from flask_openapi3.models.info import Info
+from flask_openapi3.openapi import OpenAPI
+from pydantic import BaseModel, ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+from werkzeug.exceptions import HTTPException
+
+from volt import errors
+from volt.coordinator import Coordinator
+from volt.metrics import StoreCollector
+from volt.models import (
+    Assignment,
+    DeadParentReport,
+    Health,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    Host,
+    HostList,
+    HostRequest,
+    Image,
+    ImageList,
+    ImageTree,
+    JoinRequest,
+    Name,
+    ProblemDocument,
+    PublishRequest,
+    summary,
+)
+from volt.tokens import token_matches
+
+log = logging.getLogger(__name__)
+
+MAX_BODY = 4 * 1024 * 1024
+OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
+"""Paths that need no token: they tell nothing about hosts and images."""
+
+PROBLEM = {"content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}}
+
+
+class HostPath(BaseModel):
+    """A host in a path."""
+
+    host: Name
+
+
+class ImagePath(BaseModel):
+    """An image in a path."""
+
+    image: Name
+
+
+class NodePath(BaseModel):
+    """A host's node of an image in a path."""
+
+    image: Name
+    host: Name
+
+
+def create_app(coordinator: Coordinator, token: str | None = None) -> Flask:
+    """The WSGI application. With a token every path but ``OPEN_PATHS`` needs it."""
+    app = OpenAPI(
+        "volt",
+        info=Info(title="Volt", version="1", description="Hosts, images and attach trees of VirtMan"),
+        security_schemes={"token": {"type": "http", "scheme": "bearer"}},
+        responses={"default": {"description": "A problem (RFC 9457)", **PROBLEM}},
+        openapi_extensions={"security": [{"token": []}, {}]},
+        validation_error_status="400",
+        validation_error_model=ProblemDocument,
+        validation_error_callback=_refuse,
+        doc_ui=False,
+    )
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
+    app.url_map.merge_slashes = False  # a path that is not in the document is an error, not a redirection
+    coordinator.metrics.registry.register(StoreCollector(coordinator.store))
+    _observe(app, coordinator, token)
+    _handle_errors(app)
+    _add_hosts(app, coordinator)
+    _add_images(app, coordinator)
+    _add_nodes(app, coordinator)
+    _add_operation(app, coordinator)
+    return app
+
+
+def _observe(app: OpenAPI, coordinator: Coordinator, token: str | None) -> None:
+    @app.before_request
+    def begin() -> None:
+        g.begun = time.monotonic()
+        if token and request.path not in OPEN_PATHS and not token_matches(request.headers.get("Authorization"), token):
+            raise errors.Unauthorized("send the token: Authorization: Bearer …")
+
+    @app.after_request
+    def end(response: Response) -> Response:
+        took = time.monotonic() - g.begun
+        endpoint = str(request.url_rule) if request.url_rule else "none"
+        coordinator.metrics.requests.labels(request.method, endpoint, response.status_code).observe(took)
+        return response
+
+
+def _handle_errors(app: OpenAPI) -> None:
+    @app.errorhandler(errors.Problem)
+    def refused(problem: errors.Problem) -> Response:
+        return _problem(problem)
+
+    @app.errorhandler(HTTPException)
+    def wrong_http(error: HTTPException) -> Response:
+        kinds: dict[int | None, type[errors.Problem]] = {
+            404: errors.NoSuchPath,
+            405: errors.BadMethod,
+            413: errors.TooLarge,
+        }
+        problem = kinds.get(error.code, errors.BadRequest)(f"{request.method} {request.path}: {error.description}")
+        response = _problem(problem)
+        response.headers.extend((k, v) for k, v in error.get_headers() if k == "Allow")
+        return response
+
+    @app.errorhandler(SQLAlchemyError)
+    def store_down(error: SQLAlchemyError) -> Response:
+        log.error("the store failed", exc_info=error)
+        return _problem(errors.StoreDown("the database failed; see Volt's log"))
+
+    @app.errorhandler(Exception)
+    def fault(error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.path, exc_info=error)
+        return _problem(errors.InternalError("see Volt's log"))
+
+
+def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
+    @app.get("/v1/hosts", responses={200: HostList})
+    def list_hosts() -> Response:
+        """All registered hosts, by name."""
+        return _answer(HostList(hosts=volt.hosts()))
+
+    @app.put("/v1/hosts/<host>", responses={200: Host})
+    def register_host(path: HostPath, body: HostRequest) -> Response:
+        """Register a host or refresh it; its places in the trees stay."""
+        return _answer(volt.register(path.host, body.address))
+
+    @app.delete("/v1/hosts/<host>", responses={204: None})
+    def remove_host(path: HostPath) -> Response:
+        """Take a host out of all trees and forget it."""
+        volt.remove_host(path.host)
+        return Response(status=204)
+
+    @app.post("/v1/hosts/<host>/heartbeat", responses={200: HeartbeatAnswer})
+    def heartbeat(path: HostPath, body: HeartbeatRequest) -> Response:
+        """Renew the lease, say what the host has, and learn what changed."""
+        return _answer(volt.heartbeat(path.host, body.nodes))
+
+
+def _add_images(app: OpenAPI, volt: Coordinator) -> None:
+    @app.get("/v1/images", responses={200: ImageList})
+    def list_images() -> Response:
+        """All published images, by name."""
+        return _answer(ImageList(images=volt.images()))
+
+    @app.post("/v1/images", responses={200: Image, 201: Image})
+    def publish_image(body: PublishRequest) -> Response:
+        """Publish an image (201); the same again, or from one more origin (200)."""
+        image, new = volt.publish(body)
+        return _answer(image, 201 if new else 200)
+
+    @app.get("/v1/images/<image>", responses={200: Image})
+    def show_image(path: ImagePath) -> Response:
+        """One image."""
+        return _answer(volt.image(path.image))
+
+    @app.delete("/v1/images/<image>", responses={204: None})
+    def remove_image(path: ImagePath) -> Response:
+        """Withdraw an image that no host but its origins has."""
+        volt.remove_image(path.image)
+        return Response(status=204)
+
+    @app.get("/v1/images/<image>/tree", responses={200: ImageTree})
+    def show_tree(path: ImagePath) -> Response:
+        """The image's tree, nested by primary parent."""
+        return _answer(volt.tree(path.image))
+
+
+def _add_nodes(app: OpenAPI, volt: Coordinator) -> None:
+    @app.post("/v1/images/<image>/nodes", responses={200: Assignment})
+    def join_tree(path: ImagePath, body: JoinRequest) -> Response:
+        """A place in the image's tree, the same one when asked again."""
+        return _answer(volt.join(path.image, body.host))
+
+    @app.delete("/v1/images/<image>/nodes/<host>", responses={204: None})
+    def leave_tree(path: NodePath) -> Response:
+        """Give the place up."""
+        volt.leave(path.image, path.host)
+        return Response(status=204)
+
+    @app.post("/v1/images/<image>/reports", responses={200: Assignment})
+    def report_dead(path: ImagePath, body: DeadParentReport) -> Response:
+        """Say that a parent does not answer; the reporter's assignment from now on."""
+        return _answer(volt.report(path.image, body))
+
+
+def _add_operation(app: OpenAPI, volt: Coordinator) -> None:
+    @app.get("/healthz", responses={200: Health})
+    def health() -> Response:
+        """Whether Volt and its store answer."""
+        volt.store.check()
+        return _answer(Health(status="ok"))
+
+    @app.get("/metrics", doc_ui=False)
+    def metrics() -> Response:
+        return Response(volt.metrics.text(), mimetype="text/plain; version=0.0.4")
+
+    @app.get("/openapi.json", doc_ui=False)
+    def document() -> Response:
+        return Response(app.json.dumps(app.api_doc), mimetype="application/json")
+
+
+def _refuse(error: ValidationError) -> Response:
+    raise errors.BadRequest(summary(error)) from error
+
+
+def _answer(model: BaseModel, status: int = 200) -> Response:
+    return Response(model.model_dump_json(), status=status, mimetype="application/json")
+
+
+def _problem(problem: errors.Problem) -> Response:
+    document = ProblemDocument(
+        type=problem.type(),
+        title=problem.title,
+        status=problem.status,
+        detail=problem.detail,
+        hosts=list(problem.hosts),
+    )
+    response = Response(document.model_dump_json(), status=problem.status, mimetype="application/problem+json")
+    if problem.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response

@@ -1,0 +1,214 @@
+"""The command `volt`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from volt.errors import VoltError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from volt.client import VoltClient
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+URL = click.option(
+    "--url", envvar="VOLT_URL", default="http://127.0.0.1:8700", show_default=True, help="Where Volt is."
+)
+TOKEN_FILE = click.option("--token-file", envvar="VOLT_TOKEN_FILE", type=FILE, help="File with the bearer token.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class Cli(click.Group):
+    """Our errors are one line and exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except VoltError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=Cli)
+def main() -> None:
+    """Volt coordinates hosts that fetch images through trees of each other."""
+
+
+@main.command()
+@click.option(
+    "--listen", envvar="VOLT_LISTEN", default="127.0.0.1:8700", show_default=True, help="HOST:PORT; port 0 picks one."
+)
+@click.option(
+    "--state",
+    envvar="VOLT_STATE",
+    default="/var/lib/volt",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder of the default database.",
+)
+@click.option("--database", envvar="VOLT_DATABASE", help="SQLAlchemy URL.  [default: SQLite in the state folder]")
+@click.option(
+    "--fanout",
+    envvar="VOLT_FANOUT",
+    default=2,
+    show_default=True,
+    help="Primary children of a host, for images published from now on.",
+)
+@TOKEN_FILE
+@click.option(
+    "--heartbeat",
+    envvar="VOLT_HEARTBEAT",
+    default=2.0,
+    show_default=True,
+    help="Seconds between a host's heartbeats; more when there are many hosts.",
+)
+@click.option(
+    "--lease",
+    envvar="VOLT_LEASE",
+    default=10.0,
+    show_default=True,
+    help="Seconds without heartbeat until a host is evicted; five intervals at least.",
+)
+def serve(
+    listen: str, state: Path, database: str | None, fanout: int, token_file: Path | None, heartbeat: float, lease: float
+) -> None:
+    """Serve Volt's API until SIGTERM.
+
+    On an address that is not loopback a token file is needed.
+
+    \b
+    Examples:
+      volt serve
+      volt serve --listen 10.0.0.1:8700 --token-file /etc/volt/token
+      volt serve --database postgresql+psycopg://volt@db/volt
+    """
+    import logging
+
+    from volt.coordinator import Policy
+    from volt.server import Settings, serve
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = Settings(listen, state, database, token_file, Policy(fanout, heartbeat, lease))
+    serve(settings, lambda url: click.echo(f"listening on {url}"))
+
+
+@main.command()
+@click.argument("image")
+@URL
+@TOKEN_FILE
+@AS_JSON
+def tree(image: str, url: str, token_file: Path | None, as_json: bool) -> None:
+    """Draw an image's tree: states, depth, slots, bytes fetched.
+
+    \b
+    Example:
+      volt tree debian-12
+    """
+    with _volt(url, token_file) as volt:
+        shown = volt.tree(image)
+    if as_json:
+        click.echo(shown.model_dump_json(indent=2))
+        return
+    from volt.treeview import render
+
+    _console().print(render(shown))
+
+
+@main.group(invoke_without_command=True)
+@URL
+@TOKEN_FILE
+@AS_JSON
+@click.pass_context
+def hosts(ctx: click.Context, url: str, token_file: Path | None, as_json: bool) -> None:
+    """List the hosts, or remove one.
+
+    \b
+    Examples:
+      volt hosts --json
+      volt hosts remove node-17
+    """
+    ctx.obj = (url, token_file)
+    if ctx.invoked_subcommand:
+        return
+    with _volt(url, token_file) as volt:
+        found = volt.hosts()
+    if as_json:
+        _print_json([host.model_dump(mode="json") for host in found])
+        return
+    _print_table(
+        ["host", "state", "last seen", "address"],
+        [[h.name, h.state, f"{h.last_seen:%Y-%m-%d %H:%M:%S}Z", h.address] for h in found],
+    )
+
+
+@hosts.command()
+@click.argument("name")
+@click.pass_obj
+def remove(obj: tuple[str, Path | None], name: str) -> None:
+    """Take a host out of all trees and forget it."""
+    with _volt(*obj) as volt:
+        volt.remove_host(name)
+
+
+@main.command()
+@URL
+@TOKEN_FILE
+@AS_JSON
+def images(url: str, token_file: Path | None, as_json: bool) -> None:
+    """List the images.
+
+    \b
+    Example:
+      volt images --url http://10.0.0.1:8700 --token-file /etc/volt/token
+    """
+    with _volt(url, token_file) as volt:
+        found = volt.images()
+    if as_json:
+        _print_json([image.model_dump(mode="json") for image in found])
+        return
+    from rich.filesize import decimal
+
+    _print_table(
+        ["image", "size", "hosts", "origins", "digest"],
+        [[i.name, decimal(i.size), str(i.nodes), ", ".join(i.origins), i.digest] for i in found],
+    )
+
+
+@contextmanager
+def _volt(url: str, token_file: Path | None) -> Iterator[VoltClient]:
+    from volt.client import VoltClient
+
+    with VoltClient(url, token_file) as volt:
+        yield volt
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def _print_table(header: list[str], rows: list[list[str]]) -> None:
+    from rich.table import Table
+
+    table = Table(*header, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # A pipe has no width to fit into.
+    return Console() if sys.stdout.isatty() else Console(width=1000, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

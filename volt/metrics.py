@@ -1,0 +1,65 @@
+"""Numbers for Prometheus: counters that the coordinator and the API drive, gauges read from the store when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from sqlalchemy import func, select
+
+from volt.models import HostState
+from volt.store import HostRow, ImageRow, Store, node_table
+from volt.tree import depth
+
+
+class Metrics:
+    """The counters of one Volt."""
+
+    def __init__(self) -> None:
+        """All at zero."""
+        self.registry = CollectorRegistry()
+        self.heartbeats = Counter("volt_heartbeats", "Heartbeats received", registry=self.registry)
+        self.reports = Counter("volt_reports", "Reports of dead parents received", registry=self.registry)
+        self.moves = Counter("volt_moves", "Nodes moved into the place of another one", registry=self.registry)
+        self.requests = Histogram(
+            "volt_request_seconds",
+            "Time to answer a request",
+            ["method", "endpoint", "status"],
+            registry=self.registry,
+        )
+
+    def text(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class StoreCollector(Collector):
+    """Gauges read from the store."""
+
+    def __init__(self, store: Store) -> None:
+        """Nothing is read yet."""
+        self._store = store
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Nothing: the registry would read the store to find the names."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Hosts by state, nodes by image and state, depth by image."""
+        hosts = GaugeMetricFamily("volt_hosts", "Registered hosts", labels=["state"])
+        nodes = GaugeMetricFamily("volt_nodes", "Hosts in an image's tree", labels=["image", "state"])
+        deepest = GaugeMetricFamily("volt_tree_depth", "Hops from the deepest host to the origin", labels=["image"])
+        n = node_table.c
+        with self._store.read() as session:
+            counted = dict(session.execute(select(HostRow.state, func.count()).group_by(HostRow.state)).tuples().all())
+            for state in HostState:
+                hosts.add_metric([state], counted.get(state, 0))
+            by_state = select(ImageRow.name, n.state, func.count()).join(node_table).group_by(ImageRow.name, n.state)
+            for image, node_state, count in session.execute(by_state).tuples():
+                nodes.add_metric([image, node_state], count)
+            lowest = select(ImageRow.name, ImageRow.fanout, func.max(n.slot)).join(node_table).group_by(ImageRow.id)
+            for image, fanout, slot in session.execute(lowest).tuples():
+                deepest.add_metric([image], depth(slot, fanout))
+        yield from (hosts, nodes, deepest)

@@ -1,0 +1,142 @@
+"""`volt serve`: the API under waitress, and the thread that lets leases run out."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import waitress
+
+from volt.api import MAX_BODY, create_app
+from volt.coordinator import Coordinator, Policy
+from volt.errors import CannotServe, ListenRefused, StoreUnusable
+from volt.store import Store
+from volt.tokens import read_token
+
+log = logging.getLogger(__name__)
+
+THREADS = 8
+MAX_CONNECTIONS = 20000
+"""Each agent keeps one connection open."""
+MAX_FANOUT = 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `volt serve` was told. ``database`` is an SQLAlchemy URL; by default a file in ``state``."""
+
+    listen: str = "127.0.0.1:8700"
+    state: Path = Path("/var/lib/volt")
+    database: str | None = None
+    token_file: Path | None = None
+    policy: Policy = field(default_factory=Policy)
+
+
+def serve(settings: Settings, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT. ``announce`` gets the URL once connections are taken.
+
+    Raises:
+        CannotServe: it cannot start.
+        TokenFileUnusable: the token file is missing, empty, or readable by everyone.
+    """
+    _check(settings.policy)
+    token = read_token(settings.token_file) if settings.token_file else None
+    listener = _listen(settings.listen, open_to_all=token is None)
+    try:
+        store = Store(settings.database or _default_database(settings.state))
+        try:
+            _run(listener, Coordinator(store, settings.policy), token, announce)
+        finally:
+            store.close()
+    finally:
+        listener.close()
+
+
+def _run(listener: socket.socket, coordinator: Coordinator, token: str | None, announce: Callable[[str], None]) -> None:
+    server = waitress.create_server(
+        create_app(coordinator, token),
+        sockets=[listener],
+        threads=THREADS,
+        connection_limit=_allow_connections(),
+        asyncore_use_poll=True,
+        max_request_body_size=MAX_BODY,
+        ident="volt",
+    )
+    stopping = threading.Event()
+    expiry = threading.Thread(target=_expire, args=(coordinator, stopping), name="leases", daemon=True)
+    expiry.start()
+    signal.signal(signal.SIGTERM, _stop)
+    announce(_url(listener))
+    try:
+        server.run()  # ends with SystemExit or KeyboardInterrupt, having finished what is being answered
+    finally:
+        stopping.set()
+        expiry.join(timeout=5)
+        server.close()
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _expire(coordinator: Coordinator, stopping: threading.Event) -> None:
+    wait = 0.0
+    while not stopping.wait(wait):
+        try:
+            wait = max(0.1, coordinator.expire())
+        except Exception:  # a database that is away comes back; leases must go on then
+            log.exception("cannot let leases run out; trying again")
+            wait = 1.0
+
+
+def _check(policy: Policy) -> None:
+    if not 1 <= policy.fanout <= MAX_FANOUT:
+        raise CannotServe(f"fanout must be between 1 and {MAX_FANOUT}, not {policy.fanout}")
+    if policy.heartbeat_s <= 0 or policy.lease_s <= 0:
+        raise CannotServe("heartbeat and lease must be above 0 seconds")
+
+
+def _default_database(state: Path) -> str:
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnusable(f"cannot make the state folder: {error}") from error
+    return f"sqlite:///{state.absolute() / 'volt.db'}"
+
+
+def _listen(address: str, open_to_all: bool) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+    except (OSError, ValueError, OverflowError) as error:
+        raise ListenRefused(f"cannot listen on {address!r}: want HOST:PORT ({error})") from error
+    if open_to_all and not ipaddress.ip_address(str(target[0]).partition("%")[0]).is_loopback:
+        raise ListenRefused(f"{address} is open to other machines: give a --token-file, or listen on 127.0.0.1")
+    try:
+        return socket.create_server((str(target[0]), int(target[1])), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        raise ListenRefused(f"cannot listen on {address}: {error}") from error
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _allow_connections() -> int:
+    """As many as there may be open files; that limit is raised as far as it goes. Some are left for the database."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + 100
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= limit:
+        return MAX_CONNECTIONS
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit - 100

@@ -1,0 +1,316 @@
+"""An image's attach tree: who may read from whom, and why that never makes a loop.
+
+Slots 1, 2, … are a complete k-ary heap below slot 0; the heap parent of slot i is (i - 1) // k. Origins, which hold
+the whole image and read from nobody, are in slots 0, -1, -2, …; together they play the part of slot 0. A host reads
+from its heap parent, else from the heap parent's siblings, else from its grandparent, else from an origin: always
+from a smaller slot.
+
+A host learns of a change late, and it may go on for long with an old list of parents. So the edges that may carry
+data are more than those of the current lists: a host may use any list that it was given since the one it last
+confirmed. It promises to follow the newest list that it has seen, never to go back, and to confirm a list only when
+it reads from the parents of no older one. Nothing is promised about hosts that left or were evicted: those keep all
+edges they had.
+
+Call what a host can reach over edges that may carry data its *reach*. A node is *offered* as a parent only while its
+reach holds no node with a slot above its own, returning ones aside. Then no loop can come to be: an edge is added only
+from a node to an offered node with a smaller slot, whose reach does not hold the former. These rules keep it so:
+
+- *Join* takes a new last slot: nobody reads from the new node, and everything it may read from is in smaller slots.
+- *Move.* When a node leaves, the node in the last slot takes its place. No offered node reaches the moved one, for
+  that would have to be in a slot above the last; and the moved one is not offered (``moving``) until it confirmed
+  that it reads only from its new parents. All other slots stay, and slots only ever become smaller.
+- *Return.* A host that left and joins again gets a larger slot, while nodes that were never told may still read from
+  it. Until all those have confirmed a later list it is ``returning``: it gets only origins as parents, which read
+  from nobody, and it is not offered. Who may still read from it: nodes in the tree that have something to confirm and
+  confirmed nothing since it left; and hosts that left after it, in the same condition, as long as somebody may still
+  read from these in turn.
+- *Origins* never read, so any order among them is safe. A host that publishes must not read from the tree any more.
+
+Whether a host lives has no part in this. A node that is reported dead is not offered (``suspect``) until it confirms
+an assignment made after the report. Origins are always offered as the last resort, in whatever state: a list is never
+empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from volt.models import NodeState
+
+OFFERED = frozenset({NodeState.JOINING, NodeState.READY})
+
+
+@dataclass(eq=False)
+class Node:
+    """A host's place in one tree.
+
+    ``revision``: of its newest assignment. ``awaited``: the revision that it has to confirm to be settled, that is, of
+    its newest list of parents. ``confirmed``: the newest one that it confirmed. ``returned``: the revision at which the
+    host left the tree before, while somebody may still read from it by a list from before that.
+    """
+
+    host: str
+    slot: int
+    state: NodeState
+    revision: int
+    awaited: int
+    confirmed: int
+    returned: int | None = None
+    fetched_bytes: int = 0
+    parent: str | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the host is known to use its newest list of parents and no other."""
+        return self.confirmed >= self.awaited
+
+
+@dataclass(eq=False)
+class Departure:
+    """A host left the tree at ``revision``, having confirmed every list older than ``confirmed``."""
+
+    host: str
+    revision: int
+    confirmed: int
+
+
+def depth(slot: int, fanout: int) -> int:
+    """How many hops a slot is below the origin."""
+    hops = 0
+    while slot > 0:
+        slot = (slot - 1) // fanout
+        hops += 1
+    return hops
+
+
+def heap_children(slot: int, fanout: int) -> range:
+    """The slots whose heap parent this is."""
+    return range(slot * fanout + 1, slot * fanout + fanout + 1)
+
+
+def siblings(slot: int, fanout: int) -> list[int]:
+    """The other slots with the same heap parent, in a ring from the next one, so that their load is spread."""
+    family = heap_children((slot - 1) // fanout, fanout)
+    place = slot - family.start
+    return [*family[place + 1 :], *family[:place]]
+
+
+def sources(slot: int, fanout: int) -> list[int]:
+    """The slots above 0 that a slot may read from, in order: heap parent, its siblings, grandparent."""
+    parent = (slot - 1) // fanout
+    if parent <= 0:
+        return []
+    grandparent = (parent - 1) // fanout
+    return [parent, *siblings(parent, fanout), *([grandparent] if grandparent > 0 else [])]
+
+
+def readers(slot: int, fanout: int) -> list[int]:
+    """The slots that have this one among their ``sources``."""
+    children = heap_children(slot, fanout)
+    nieces = [niece for sibling in siblings(slot, fanout) for niece in heap_children(sibling, fanout)]
+    grandchildren = [grandchild for child in children for grandchild in heap_children(child, fanout)]
+    return [*children, *nieces, *grandchildren]
+
+
+class Tree:
+    """One image's tree. Each change raises ``revision`` and stamps the nodes whose parents or children changed."""
+
+    def __init__(
+        self, fanout: int, revision: int = 0, nodes: Iterable[Node] = (), departures: Iterable[Departure] = ()
+    ) -> None:
+        """Take over what is stored: the tree changes these nodes and departures in place."""
+        self.fanout = fanout
+        self.revision = revision
+        self.hosts = {node.host: node for node in nodes}
+        self.slots = {node.slot: node for node in self.hosts.values()}
+        self.departures = {departure.host: departure for departure in departures}
+
+    @property
+    def origins(self) -> list[Node]:
+        """The origins, the one in slot 0 first."""
+        return [self.slots[slot] for slot in range(0, -len(self.slots), -1) if slot in self.slots]
+
+    @property
+    def last(self) -> int:
+        """The last slot in use."""
+        return len(self.slots) - len(self.origins)
+
+    def parents(self, node: Node) -> tuple[str, ...]:
+        """The hosts that a node is to read from, in order of preference."""
+        if node.slot <= 0:
+            return ()
+        peers = [] if node.returned is not None else sources(node.slot, self.fanout)
+        offered = [self.slots[slot].host for slot in peers if self.slots[slot].state in OFFERED]
+        origins = self.origins
+        if not peers:
+            # Only who has nothing else is told which origins live: the death of one disturbs few.
+            origins.sort(key=lambda origin: origin.state not in OFFERED)
+        return (*offered, *(origin.host for origin in origins))
+
+    def children(self, node: Node) -> list[str]:
+        """The hosts that have a node among their parents."""
+        if node.slot <= 0:
+            return [self.slots[slot].host for slot in range(1, self.last + 1)]
+        below = (self.slots[slot] for slot in readers(node.slot, self.fanout) if slot in self.slots)
+        return [reader.host for reader in below if node.host in self.parents(reader)]
+
+    def publish(self, host: str) -> Node:
+        """Add an origin. It must not be in the tree."""
+        self.departures.pop(host, None)
+        node = Node(host, -len(self.origins), NodeState.JOINING, 0, 0, self.revision)
+        with self._change(self._all_slots()) as must_confirm:
+            self._place(node)
+            must_confirm.append(node)
+        return node
+
+    def join(self, host: str) -> Node:
+        """The host's node; a new one if it has none."""
+        if host in self.hosts:
+            return self.hosts[host]
+        left = self.departures.pop(host, None)
+        node = Node(host, self.last + 1, NodeState.JOINING, 0, 0, self.revision)
+        if left:
+            node.state, node.returned, node.confirmed = NodeState.RETURNING, left.revision, 0
+        with self._change([node.slot]):
+            self._place(node)
+        self._release()
+        return node
+
+    def leave(self, host: str) -> bool:
+        """Take a host out; the node in the last slot takes its place. Returns whether another node moved."""
+        node = self.hosts[host]
+        mover = self.slots[self.last] if node.slot > 0 else self.origins[-1]
+        if node.slot > 0:
+            self._leave_heap(node, mover)
+        else:
+            self._leave_origins(node, mover)
+        return mover is not node
+
+    def confirm(self, host: str, revision: int) -> None:
+        """A host reads only from the parents of this assignment or of newer ones.
+
+        A revision from the future means that the store was set back to an old copy: go on above it and believe nothing.
+        """
+        node = self.hosts[host]
+        if revision > self.revision:
+            self.revision = revision
+            with self._change(()) as must_confirm:
+                must_confirm.append(node)
+            return
+        node.confirmed = max(node.confirmed, revision)
+        if node.settled and node.state not in (NodeState.READY, NodeState.RETURNING):
+            with self._change(self._affected(node)):
+                node.state = NodeState.READY if node.returned is None else NodeState.RETURNING
+        self._release()
+
+    def suspect(self, reporter: str, dead: str) -> None:
+        """A child says that its parent is dead. Nothing happens if it is not its parent any more."""
+        node = self.hosts.get(dead)
+        if (
+            node
+            and node.state not in (NodeState.SUSPECT, NodeState.LOST)
+            and dead in self.parents(self.hosts[reporter])
+        ):
+            self._doubt(node, NodeState.SUSPECT)
+
+    def lose(self, origin: str) -> None:
+        """The lease of an origin ran out."""
+        self._doubt(self.hosts[origin], NodeState.LOST)
+
+    def readdress(self, host: str) -> None:
+        """A host's address changed: all who may read from it have to learn the new one."""
+        self.revision += 1
+        for child in self.children(self.hosts[host]):
+            self.hosts[child].revision = self.revision
+
+    def _doubt(self, node: Node, state: NodeState) -> None:
+        with self._change(self._affected(node)) as must_confirm:
+            node.state = state
+            must_confirm.append(node)
+
+    def _leave_heap(self, node: Node, mover: Node) -> None:
+        with self._change([node.slot, mover.slot, *readers(node.slot, self.fanout)]) as must_confirm:
+            self._remove(node)
+            if mover is not node:
+                self._place(mover, node.slot)
+                if mover.state in OFFERED:
+                    mover.state = NodeState.MOVING
+                must_confirm.append(mover)
+        self._release()
+
+    def _leave_origins(self, node: Node, mover: Node) -> None:
+        with self._change(self._all_slots()):
+            self._remove(node)
+            if mover is not node:
+                self._place(mover, node.slot)
+
+    def _place(self, node: Node, slot: int | None = None) -> None:
+        if slot is not None:
+            del self.slots[node.slot]
+            node.slot = slot
+        self.slots[node.slot] = node
+        self.hosts[node.host] = node
+
+    def _remove(self, node: Node) -> None:
+        del self.slots[node.slot], self.hosts[node.host]
+        left = self.revision + 1
+        self.departures[node.host] = Departure(node.host, left, left if node.settled else node.confirmed)
+
+    def _all_slots(self) -> Iterable[int]:
+        return range(1, self.last + 1)
+
+    def _affected(self, node: Node) -> list[int]:
+        """The slots whose lists may depend on a node's state."""
+        if node.slot > 0:
+            return readers(node.slot, self.fanout)
+        returning = [other.slot for other in self.hosts.values() if other.returned is not None]
+        return [*heap_children(0, self.fanout), *returning]
+
+    @contextmanager
+    def _change(self, slots: Iterable[int]) -> Iterator[list[Node]]:
+        """Stamp who got other parents or children. Only ``slots`` change lists. Yields a list for who must confirm."""
+        slots = set(slots)
+        before = self._lists(slots)
+        must_confirm: list[Node] = []
+        yield must_confirm
+        after = self._lists(slots)
+        rerouted = [host for host in before.keys() | after.keys() if before.get(host) != after.get(host)]
+        regained = {
+            parent for host in rerouted for parent in set(before.get(host, ())) ^ set(after.get(host, ()))
+        }  # they won or lost a child
+        must_confirm += [self.hosts[host] for host in rerouted if host in self.hosts]
+        if not must_confirm and not regained:
+            return
+        self.revision += 1
+        for host in regained & self.hosts.keys():
+            self.hosts[host].revision = self.revision
+        for node in must_confirm:
+            node.revision = node.awaited = self.revision
+
+    def _lists(self, slots: set[int]) -> dict[str, tuple[str, ...]]:
+        return {self.slots[slot].host: self.parents(self.slots[slot]) for slot in slots if slot in self.slots}
+
+    def _release(self) -> None:
+        """Make ordinary nodes of returned hosts from whom nobody reads by an old list any more."""
+        for node in [node for node in self.hosts.values() if node.returned is not None]:
+            if self._still_followed(node):
+                continue
+            with self._change([node.slot, *self._affected(node)]):
+                node.returned = None
+                if node.state is NodeState.RETURNING:
+                    node.state = NodeState.READY if node.settled else NodeState.MOVING
+
+    def _still_followed(self, node: Node) -> bool:
+        others = [other for other in self.hosts.values() if other is not node and other.slot > 0]
+        horizon = node.returned or 0
+        while True:
+            if any(other.confirmed < min(other.awaited, horizon) for other in others):
+                return True
+            # Nobody in the tree reads by a list from before the horizon. Who left later and may read by one? Then it
+            # matters whether anybody in the tree may still read from these.
+            left = [d.revision for d in self.departures.values() if d.confirmed < min(d.revision, horizon)]
+            if max(left, default=0) <= horizon:
+                return False
+            horizon = max(left)
