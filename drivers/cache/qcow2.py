@@ -38,7 +38,13 @@ from drivers.qcow2file import Header, read_header
 
 log = logging.getLogger(__name__)
 
-CLUSTER_SIZE = 64 << 10
+CLUSTER_SIZE = 8 << 10
+"""Bytes that are fetched and kept at once, at least.
+
+A Debian guest's boot reads 44.2 MB in 1179 reads. What a host fetched for it, and the seconds to replay it cold through
+3 hosts (QEMU 7.2, 2 cores, median of 6): 4 KiB 1.000 times and 1.1 s, 8 KiB 1.017 and 0.87 s, 16 KiB 1.044 and 0.74 s,
+64 KiB 1.182 and 0.61 s. The boot itself takes 13 s. Warm replays take the same time with any size.
+"""
 
 RESERVE = 16 << 20
 """Bytes that must be free to begin a new cache file."""
