@@ -1,0 +1,298 @@
+"""The NBD client against a server that says what the test wants."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import testtools
+
+from drivers.errors import NotServing, ProtocolViolated
+from drivers.nbdprobe import ALLOCATION_DEPTH, Client, Extent, knock, listens
+
+GREETING = b"NBDMAGICIHAVEOPT" + struct.pack(">H", 3)
+GO, STRUCTURED, CONTEXT = 7, 8, 10
+ACK, INFO, META = 1, 3, 4
+SIZE = 1 << 20
+
+Script = Callable[["Wire"], object]
+
+
+def option_reply(option: int, kind: int, data: bytes = b"") -> bytes:
+    return struct.pack(">QIII", 0x3E889045565A9, option, kind, len(data)) + data
+
+
+def info(size: int = SIZE) -> bytes:
+    return option_reply(GO, INFO, struct.pack(">HQH", 0, size, 3)) + option_reply(GO, ACK)
+
+
+def chunk(kind: int, data: bytes = b"", flags: int = 1) -> bytes:
+    return struct.pack(">IHHQI", 0x668E33EF, flags, kind, 1, len(data)) + data
+
+
+class Wire:
+    """The server's end of a connection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def take(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length:
+            data += self.sock.recv(length - len(data)) or self.hung_up()
+        return data
+
+    def hung_up(self) -> bytes:
+        raise ConnectionError
+
+    def greet(self) -> None:
+        self.send(GREETING)
+        self.take(4)
+
+    def option(self) -> tuple[int, bytes]:
+        _, option, length = struct.unpack(">8sII", self.take(16))
+        return option, self.take(length)
+
+    def request(self) -> tuple[int, int, int]:
+        """Command, offset and length."""
+        _, _, command, _, offset, length = struct.unpack(">IHHQQI", self.take(28))
+        return command, offset, length
+
+    def negotiate(self, size: int = SIZE, context: bytes = b"") -> None:
+        """Grant what a client asks for up to its NBD_OPT_GO."""
+        self.greet()
+        option = 0
+        while option != GO:
+            option, _ = self.option()
+            if option == CONTEXT:
+                self.send(option_reply(option, META, struct.pack(">I", 5) + context))
+            self.send(info(size) if option == GO else option_reply(option, ACK))
+
+
+class ProbeCase(testtools.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        folder = Path(tempfile.mkdtemp(dir="/tmp"))
+        self.addCleanup(shutil.rmtree, folder)
+        self.path = folder / "s"
+
+    def serve(self, script: Script) -> None:
+        """Answer one connection by a script; hang up at its end."""
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(str(self.path))
+        listener.listen()
+
+        def answer() -> None:
+            sock, _ = listener.accept()
+            with sock, contextlib.suppress(ConnectionError, struct.error):
+                script(Wire(sock))
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        self.addCleanup(thread.join, 5)
+
+    def client(self, context: str | None = None) -> Client:
+        client = Client(self.path, "img", timeout=2, context=context)
+        self.addCleanup(client.close)
+        return client
+
+    def refused(self, script: Script, kind: type[Exception], context: str | None = None) -> str:
+        self.serve(script)
+        return str(self.assertRaises(kind, self.client, context))
+
+
+class KnockTest(ProbeCase):
+    def test_nobody_listens(self) -> None:
+        self.assertFalse(listens(self.path))
+        self.assertRaises(NotServing, knock, self.path)
+
+    def test_dead_socket_file(self) -> None:
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.bind(str(self.path))
+        self.assertFalse(listens(self.path))
+
+    def test_listener_that_does_not_greet(self) -> None:
+        self.serve(lambda wire: None)
+        self.assertTrue(listens(self.path))
+
+    def test_listener_with_a_full_backlog_listens_all_the_same(self) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(str(self.path))
+        listener.listen(0)
+        self.addCleanup(knock(self.path).close)
+        self.assertRaises(NotServing, knock, self.path)
+        self.assertTrue(listens(self.path))
+
+
+class HandshakeTest(ProbeCase):
+    def test_size_of_the_export(self) -> None:
+        self.serve(lambda wire: wire.negotiate(size=12345))
+        self.assertEqual(12345, self.client().size)
+
+    def test_name_of_the_export_is_asked_for(self) -> None:
+        asked: list[bytes] = []
+
+        def script(wire: Wire) -> None:
+            wire.greet()
+            asked.append(wire.option()[1])
+            wire.send(info())
+
+        self.serve(script)
+        self.client()
+        self.assertEqual([struct.pack(">I", 3) + b"img" + struct.pack(">H", 0)], asked)
+
+    def test_silence_is_not_serving(self) -> None:
+        self.serve(lambda wire: wire.take(1))
+        self.assertRaises(NotServing, Client, self.path, "img", timeout=0.05)
+
+    def test_hanging_up_is_not_serving(self) -> None:
+        self.refused(lambda wire: wire.send(GREETING[:5]), NotServing)
+
+    def test_other_protocols_are_refused(self) -> None:
+        self.refused(lambda wire: wire.send(b"HTTP/1.1 400 Bad Request\r\n"), ProtocolViolated)
+
+    def test_oldstyle_server_is_refused(self) -> None:
+        self.refused(lambda wire: wire.send(GREETING[:16] + b"\0\0"), ProtocolViolated)
+
+    def test_unknown_export_is_refused_with_the_servers_words(self) -> None:
+        def script(wire: Wire) -> None:
+            wire.greet()
+            wire.option()
+            wire.send(option_reply(GO, (1 << 31) + 6, b"no such export"))
+
+        self.assertIn("no such export", self.refused(script, ProtocolViolated))
+
+    def test_reply_to_something_else_is_refused(self) -> None:
+        def script(wire: Wire) -> None:
+            wire.greet()
+            wire.option()
+            wire.send(option_reply(CONTEXT, ACK))
+
+        self.refused(script, ProtocolViolated)
+
+    def test_acknowledgement_without_a_size_is_refused(self) -> None:
+        def script(wire: Wire) -> None:
+            wire.greet()
+            wire.option()
+            wire.send(option_reply(GO, ACK))
+
+        self.refused(script, ProtocolViolated)
+
+    def test_missing_metadata_context_is_refused(self) -> None:
+        self.refused(lambda wire: wire.negotiate(context=b"base:allocation"), ProtocolViolated, ALLOCATION_DEPTH)
+
+
+class ExtentsTest(ProbeCase):
+    def extents(self, *replies: bytes, size: int = SIZE) -> list[Extent]:
+        def script(wire: Wire) -> None:
+            wire.negotiate(size, ALLOCATION_DEPTH.encode())
+            for reply in replies:
+                self.asked.append(wire.request())
+                wire.send(reply)
+            wire.take(1)
+
+        self.asked: list[tuple[int, int, int]] = []
+        self.serve(script)
+        return list(self.client(ALLOCATION_DEPTH).extents())
+
+    def status(self, *extents: tuple[int, int], context: int = 5) -> bytes:
+        return chunk(5, struct.pack(">I", context) + b"".join(struct.pack(">II", *each) for each in extents))
+
+    def test_one_reply_for_all(self) -> None:
+        found = self.extents(self.status((SIZE // 4, 1), (SIZE * 3 // 4, 2)))
+        self.assertEqual([Extent(0, SIZE // 4, 1), Extent(SIZE // 4, SIZE * 3 // 4, 2)], found)
+
+    def test_short_replies_are_continued(self) -> None:
+        self.extents(self.status((4096, 1)), self.status((SIZE - 4096, 2)))
+        self.assertEqual([(7, 0, SIZE), (7, 4096, SIZE - 4096)], self.asked)
+
+    def test_extent_beyond_the_end_is_cut(self) -> None:
+        self.assertEqual([Extent(0, SIZE, 1)], self.extents(self.status((SIZE * 2, 1))))
+
+    def test_large_export_is_asked_for_in_parts(self) -> None:
+        part = 1 << 30
+        found = self.extents(self.status((part, 1)), self.status((part, 2)), size=2 * part)
+        self.assertEqual([Extent(0, part, 1), Extent(part, part, 2)], found)
+
+    def test_other_contexts_and_empty_chunks_are_passed_over(self) -> None:
+        other = struct.pack(">IHHQI", 0x668E33EF, 0, 5, 1, 12) + struct.pack(">III", 9, 1, 1)
+        self.assertEqual([Extent(0, SIZE, 1)], self.extents(other + self.status((SIZE, 1))))
+
+    def test_empty_status_is_refused(self) -> None:
+        self.assertRaises(ProtocolViolated, self.extents, self.status())
+
+    def test_error_is_told(self) -> None:
+        error = self.assertRaises(ProtocolViolated, self.extents, chunk((1 << 15) + 1, struct.pack(">IH", 5, 0)))
+        self.assertIn("Input/output error", str(error))
+
+    def test_reply_that_is_no_chunk_is_refused(self) -> None:
+        self.assertRaises(ProtocolViolated, self.extents, b"x" * 20)
+
+    def test_server_that_hangs_up_is_told(self) -> None:
+        self.assertRaises(NotServing, self.extents, b"")
+
+
+class FlushTest(ProbeCase):
+    def flush(self, reply: bytes) -> None:
+        def script(wire: Wire) -> None:
+            wire.negotiate()
+            self.assertEqual(3, wire.request()[0])
+            wire.send(reply)
+
+        self.serve(script)
+        self.client().flush()
+
+    def test_simple_reply(self) -> None:
+        self.flush(struct.pack(">IIQ", 0x67446698, 0, 1))
+
+    def test_structured_reply(self) -> None:
+        self.flush(chunk(0))
+
+    def test_simple_error(self) -> None:
+        self.assertRaises(ProtocolViolated, self.flush, struct.pack(">IIQ", 0x67446698, 28, 1))
+
+    def test_structured_error(self) -> None:
+        self.assertRaises(ProtocolViolated, self.flush, chunk((1 << 15) + 1, struct.pack(">IH", 28, 0)))
+
+    def test_garbage(self) -> None:
+        self.assertRaises(ProtocolViolated, self.flush, b"x" * 16)
+
+
+class CloseTest(ProbeCase):
+    def test_goodbye_is_said_once(self) -> None:
+        said: list[int] = []
+
+        def script(wire: Wire) -> None:
+            wire.negotiate()
+            said.append(wire.request()[0])
+            said.extend(wire.sock.recv(1))
+
+        self.serve(script)
+        client = self.client()
+        self.assertNotEqual(-1, client.fileno())
+        client.close()
+        client.close()
+        self.assertEqual(-1, client.fileno())
+
+    def test_server_that_is_gone_is_not_an_error(self) -> None:
+        gone = threading.Event()
+
+        def script(wire: Wire) -> None:
+            wire.negotiate()
+            wire.sock.close()
+            gone.set()
+
+        self.serve(script)
+        with self.client():
+            gone.wait(5)

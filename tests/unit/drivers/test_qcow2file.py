@@ -1,0 +1,59 @@
+"""Headers of qcow2 files."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+
+import testtools
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.errors import BadDisk
+from drivers.qcow2file import Header, read_header
+
+
+def header(*, version: int = 3, size: int = 1 << 30, backing: bytes = b"", features: int = 0) -> bytes:
+    at = 104 if backing else 0
+    head = struct.pack(">4sIQIIQ", b"QFI\xfb", version, at, len(backing), 16, size)
+    return head.ljust(72, b"\0") + struct.pack(">Q", features) + bytes(24) + backing
+
+
+class HeaderTest(testtools.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        self.path = folder / "disk"
+
+    def read(self, content: bytes) -> Header:
+        self.path.write_bytes(content)
+        return read_header(self.path)
+
+    def test_plain_header(self) -> None:
+        self.assertEqual(Header(1 << 30, None, False, False, False), self.read(header()))
+
+    def test_backing_name(self) -> None:
+        self.assertEqual("json:{}", self.read(header(backing=b"json:{}")).backing)
+
+    def test_features(self) -> None:
+        self.assertTrue(self.read(header(features=1)).dirty)
+        self.assertTrue(self.read(header(features=2)).corrupt)
+        self.assertTrue(self.read(header(features=4)).external_data)
+
+    def test_other_files_are_refused(self) -> None:
+        for content in (b"", b"QFI\xfb", header()[:79], b"x" * 200, header(version=2), header(backing=b"x" * 1024)):
+            self.assertRaises(BadDisk, self.read, content)
+
+    @given(st.binary(max_size=300))
+    def test_garbage_is_refused_or_read_but_nothing_else(self, content: bytes) -> None:
+        for garbage in (content, header()[:4] + content):
+            try:
+                self.read(garbage)
+            except BadDisk:
+                continue
+
+    def test_missing_file_is_told(self) -> None:
+        self.assertRaises(FileNotFoundError, read_header, self.path)
