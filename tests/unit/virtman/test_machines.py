@@ -1,0 +1,181 @@
+"""Running VMs, over libvirt's own test driver: a hypervisor in the memory of this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import libvirt
+from testtools import TestCase
+from testtools.matchers import Contains
+
+from drivers.base import Device
+from tests.unit.virtman.scene import folder_for
+from tests.unit.virtman.test_seed import read
+from virtman.errors import BadRequest, DomainForeign, HypervisorError, UnknownVm
+from virtman.machines import LibvirtMachines
+from virtman.records import Boot
+
+URI = "test:///default"
+BOOT = Boot(memory=64, cpus=1, network="none")
+
+
+class MachinesTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = folder_for(self)
+        # The hypervisor lives as long as somebody is connected to it.
+        self.libvirt = libvirt.open(URI)
+        self.addCleanup(self.libvirt.close)
+        self.addCleanup(self.forget_domains)
+        self.machines = self.of("here")
+        disk = self.folder / "vm.qcow2"
+        disk.touch()
+        self.disk = Device(1 << 20, disk, {"driver": "qcow2", "file": {"driver": "file", "filename": str(disk)}})
+
+    def forget_domains(self) -> None:
+        """Domains outlive the test as long as anything of libvirt refers to the connection."""
+        for domain in self.libvirt.listAllDomains():
+            if domain.isActive():
+                domain.destroy()
+            domain.undefine()
+
+    def of(self, owner: str) -> LibvirtMachines:
+        return LibvirtMachines(URI, owner, self.folder / "machines", "tcg")
+
+    def start(self, vm: str = "vm", **boot: object) -> None:
+        self.machines.start(vm, self.disk, BOOT.model_copy(update=boot), ["ssh-ed25519 AAAA"], "#cloud-config\n")
+
+    def seed(self, vm: str = "vm") -> Path:
+        return self.folder / "machines" / f"{vm}.seed.iso"
+
+    def domain(self, vm: str = "vm") -> libvirt.virDomain:
+        return self.libvirt.lookupByName(vm)
+
+
+class StartTest(MachinesTest):
+    def test_it_runs(self) -> None:
+        self.start()
+        self.assertTrue(self.domain().isActive())
+        self.assertEqual({"vm": "running"}, self.machines.states())
+
+    def test_its_seed_says_who_it_is(self) -> None:
+        self.start()
+        seed = self.seed().read_bytes()
+        self.assertThat(read(seed, "meta-data"), Contains(self.domain().UUIDString()))
+        self.assertThat(read(seed, "meta-data"), Contains("ssh-ed25519 AAAA"))
+        self.assertEqual("#cloud-config\n", read(seed, "user-data"))
+
+    def test_a_running_vm_is_left_alone(self) -> None:
+        self.start()
+        self.start(memory=128)
+        self.assertEqual(64 << 10, self.domain().maxMemory())
+
+    def test_a_stopped_vm_starts_with_the_new_settings(self) -> None:
+        self.start()
+        self.domain().destroy()
+        self.start(memory=128)
+        self.assertEqual(128 << 10, self.domain().maxMemory())
+
+    def test_a_domain_of_somebody_else_is_not_touched(self) -> None:
+        self.of("there").start("vm", self.disk, BOOT, [], None)
+        seed = self.seed().read_bytes()
+        error = self.assertRaises(DomainForeign, self.start)
+        self.assertThat(str(error), Contains("'vm'"))
+        self.assertEqual(seed, self.seed().read_bytes())
+        self.assertTrue(self.domain().isActive())
+
+    def test_a_network_of_no_kind_is_refused_before_anything_is_done(self) -> None:
+        self.assertRaises(BadRequest, self.start, network="wifi")
+        self.assertFalse(self.seed().exists())
+        self.assertEqual({}, self.machines.states())
+
+    def test_what_libvirt_refuses_is_told_in_its_words(self) -> None:
+        self.start("first")
+        xml = self.domain("first").XMLDesc().replace("<name>first<", "<name>second<")
+        self.domain("first").destroy()
+        self.domain("first").undefine()
+        self.libvirt.defineXML(xml)
+        error = self.assertRaises(HypervisorError, self.start, "first")
+        self.assertThat(str(error), Contains("second"))
+
+
+class StopTest(MachinesTest):
+    def test_it_shuts_down(self) -> None:
+        self.start()
+        self.machines.stop("vm", force=False)
+        self.assertEqual({"vm": "off"}, self.machines.states())
+
+    def test_force_cuts_the_power(self) -> None:
+        self.start()
+        self.machines.stop("vm", force=True)
+        self.assertEqual({"vm": "off"}, self.machines.states())
+
+    def test_a_stopped_vm_is_left_alone(self) -> None:
+        self.start()
+        for _ in range(2):
+            self.machines.stop("vm", force=False)
+        self.assertEqual({"vm": "off"}, self.machines.states())
+
+    def test_a_vm_that_was_never_booted_is_told(self) -> None:
+        self.assertRaises(UnknownVm, self.machines.stop, "vm", force=False)
+
+    def test_a_domain_of_somebody_else_is_not_touched(self) -> None:
+        self.of("there").start("vm", self.disk, BOOT, [], None)
+        self.assertRaises(DomainForeign, self.machines.stop, "vm", force=True)
+        self.assertTrue(self.domain().isActive())
+
+
+class RemoveTest(MachinesTest):
+    def test_nothing_is_left(self) -> None:
+        self.start()
+        self.machines.console_log("vm").touch()
+        self.machines.remove("vm")
+        self.assertEqual({}, self.machines.states())
+        self.assertEqual([], list((self.folder / "machines").iterdir()))
+
+    def test_a_stopped_vm_goes_as_well(self) -> None:
+        self.start()
+        self.machines.stop("vm", force=True)
+        self.machines.remove("vm")
+        self.assertEqual({}, self.machines.states())
+
+    def test_what_is_not_there_is_fine(self) -> None:
+        self.machines.remove("vm")
+
+    def test_a_domain_of_somebody_else_stays(self) -> None:
+        self.of("there").start("vm", self.disk, BOOT, [], None)
+        try:
+            self.machines.remove("vm")
+        except DomainForeign as error:
+            self.assertThat(str(error), Contains("'vm'"))
+        self.assertTrue(self.domain().isActive())
+
+
+class StatesTest(MachinesTest):
+    def test_only_our_own_are_listed(self) -> None:
+        self.start()
+        self.of("there").start("theirs", self.disk, BOOT, [], None)
+        self.assertEqual({"vm": "running"}, self.machines.states())
+
+    def test_a_paused_vm_is_told(self) -> None:
+        self.start()
+        self.domain().suspend()
+        self.assertEqual({"vm": "paused"}, self.machines.states())
+
+    def test_clients_learn_where_libvirt_and_the_console_are(self) -> None:
+        self.assertEqual(URI, self.machines.uri)
+        self.assertEqual(self.folder / "machines" / "vm.console", self.machines.console_log("vm"))
+
+
+class NoLibvirtTest(TestCase):
+    def test_a_libvirt_that_does_not_answer_is_named(self) -> None:
+        folder = folder_for(self)
+        uri = f"qemu+unix:///system?socket={folder}/none"
+        machines = LibvirtMachines(uri, "here", folder, "tcg")
+        for call in (machines.states, lambda: machines.remove("vm"), lambda: machines.stop("vm", force=True)):
+            error = self.assertRaises(HypervisorError, call)
+            self.assertThat(str(error), Contains(uri))
+
+    def test_a_uri_of_nothing_is_named(self) -> None:
+        machines = LibvirtMachines("no-such-thing:///x", "here", folder_for(self), "tcg")
+        self.assertRaises(HypervisorError, machines.states)
