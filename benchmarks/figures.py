@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,11 @@ def write_json(name: str, figures: dict[str, Any]) -> Path:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows of text; all columns but the first are figures."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    Console(width=None if console.is_terminal else 200).print(table)
-    console.print()
+    # A pipe has no width to fit into.
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(f"[bold]{title}[/]", table, "", sep="\n", highlight=False)

@@ -155,13 +155,13 @@ class Disk:
 
 @dataclass(frozen=True)
 class Played:
-    """One VM's replay: when it began and ended (monotonic), and the checksum of what it read, 0 if not asked for."""
+    """One VM's replay: when it began and ended (monotonic), and the CRC-32 of what it read, if asked for."""
 
     vm: str
     host: str
     began: float
     ended: float
-    checksum: int
+    checksum: int | None
 
 
 @dataclass
@@ -358,7 +358,10 @@ class _Player:
             vm.first = False
 
     def _result(self) -> Replay:
-        played = [Played(vm.disk.vm, vm.disk.host, vm.began, vm.ended, vm.checksum) for vm in self._vms.values()]
+        played = [
+            Played(vm.disk.vm, vm.disk.host, vm.began, vm.ended, vm.checksum if vm.disk.verify else None)
+            for vm in self._vms.values()
+        ]
         for vm in self._vms.values():
             vm.sock.close()
         return Replay(played, self._times, self._waits, time.process_time())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -30,11 +29,6 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 def say(message: str) -> None:
     """Progress, for people."""
     print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)
-
-
-def end_by_signal() -> None:
-    """Make SIGTERM raise SystemExit in the main thread, so that a benchmark cleans up when it is told to stop."""
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
 
 
 def tool(name: str) -> str:

@@ -1,0 +1,87 @@
+"""How long hosts take to attach an image: one alone, all that start together, and the processes that this starts."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.disks import daemon_argv
+from benchmarks.figures import percentile, spread
+from benchmarks.misses import Place
+from benchmarks.nbdreplay import NbdDisk
+from benchmarks.processes import stop, tool
+from lab.tools import run
+from virtman.client import AgentClient
+
+_EMPTY_BYTES = 1 << 30
+
+
+def timed(act: Callable[..., Any], *arguments: Any) -> float:
+    """Seconds that a call takes."""
+    started = time.monotonic()
+    act(*arguments)
+    return time.monotonic() - started
+
+
+def together(hosts: Sequence[str], act: Callable[[str], Any]) -> tuple[dict[str, float], float]:
+    """Do it for all hosts at once: seconds of each, and of all. The first error is raised when all have ended."""
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        started = time.monotonic()
+        seconds = dict(zip(hosts, pool.map(lambda host: timed(act, host), hosts), strict=True))
+        return seconds, time.monotonic() - started
+
+
+def alone(agents: Sequence[AgentClient], image: str) -> list[float]:
+    """Seconds in which each host attaches and makes one VM's disk, one host after another; nothing of it stays."""
+    seconds = [timed(agent.create, "alone", image) for agent in agents]
+    for agent in agents:
+        agent.destroy("alone")
+        agent.gc()
+    return seconds
+
+
+def bare_processes(folder: Path, hosts: Sequence[str]) -> float:
+    """Seconds to start, for all hosts at once, what no attach can do without: a cache file, a storage daemon that
+    answers, and a VM's disk.
+    """
+    daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(host: str) -> None:
+        cache, server = folder / f"{host}.cache", folder / f"{host}.bare"
+        empty(cache)
+        node = {"driver": "qcow2", "file": {"driver": "file", "filename": str(cache)}}
+        daemons.append(subprocess.Popen(daemon_argv(server, {"bare": node}), stdin=subprocess.DEVNULL))
+        NbdDisk(server, "bare").close()
+        empty(folder / f"{host}.disk")
+
+    try:
+        return together(hosts, start)[1]
+    finally:
+        stop(daemons)
+
+
+def empty(path: Path) -> None:
+    """A new qcow2 file."""
+    run([tool("qemu-img"), "create", "-q", "-f", "qcow2", str(path), str(_EMPTY_BYTES)])
+
+
+def figures(
+    alone_s: Sequence[float], each_s: Mapping[str, float], all_s: float, bare_s: float, places: Mapping[str, Place]
+) -> dict[str, Any]:
+    """Attach times for the report; ``by_depth_s`` holds medians."""
+    depths = sorted({places[host].depth for host in each_s})
+    return {
+        "alone_s": spread(alone_s),
+        "each_s": spread(list(each_s.values())),
+        "all_s": all_s,
+        "bare_processes_s": bare_s,
+        "all_to_bare_processes": round(all_s / bare_s, 3),
+        "by_depth_s": {
+            depth: percentile([seconds for host, seconds in each_s.items() if places[host].depth == depth], 50)
+            for depth in depths
+        },
+    }

@@ -1,0 +1,94 @@
+"""The lab's cluster as the benchmarks use it: one that leaves nothing, who reads from whom, and the storage daemons."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from benchmarks.errors import TookTooLong
+from benchmarks.misses import Place
+from benchmarks.processes import say
+from lab.cluster import Cluster
+from lab.process import attempts, processes_of
+from lab.tools import BUILD
+from volt.client import ImageTree, NodeState, TreeNode
+
+SETTLE_LIMIT = 120.0
+"""Seconds for all hosts of a tree to confirm their places."""
+
+
+@contextlib.contextmanager
+def started_cluster(name: str, hosts: int, fanout: int) -> Iterator[Cluster]:
+    """An origin and ``hosts`` hosts. What they kept is removed at the end, their logs only if all went well."""
+    folder = BUILD / name
+    shutil.rmtree(folder, ignore_errors=True)
+    say(f"starting Volt (fanout {fanout}) and {hosts + 1} agents; their logs are in {folder}")
+    try:
+        with Cluster(folder, hosts + 1, volt_options=["--fanout", str(fanout)]) as cluster:
+            yield cluster
+            say("stopping the cluster")
+    except BaseException:
+        for path in folder.glob("*/"):
+            shutil.rmtree(path)
+        raise
+    shutil.rmtree(folder)
+
+
+def image_status(cluster: Cluster, image: str) -> dict[str, dict[str, Any]]:
+    """What each host but the origin says of an image, by host; the bytes fetched are counted at this moment."""
+
+    def of_host(number: int) -> dict[str, Any]:
+        found = [each for each in cluster.agents[number].status()["images"] if each["image"] == image]
+        return dict(found[0])
+
+    with ThreadPoolExecutor(16) as pool:
+        return dict(zip(cluster.names[1:], pool.map(of_host, range(1, len(cluster.names))), strict=True))
+
+
+def parents_in_use(statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Whom each host reads from, of those that have a parent."""
+    return {
+        host: path["host"] for host, status in statuses.items() for path in status["paths"] if path["state"] == "active"
+    }
+
+
+def places(parents: Mapping[str, str]) -> dict[str, Place]:
+    """Where each host is, made of whom each host reads from."""
+
+    def depth(host: str) -> int:
+        return 1 + depth(parents[host]) if host in parents else 0
+
+    return {host: Place(parent, depth(host)) for host, parent in parents.items()}
+
+
+def settled_places(cluster: Cluster, image: str) -> dict[str, Place]:
+    """Where each host is, once all have confirmed their places and read from their primary parents.
+
+    Raises TookTooLong.
+    """
+    with cluster.volt as volt:
+        for _ in attempts(SETTLE_LIMIT):
+            unsettled = unsettled_hosts(volt.tree(image))
+            if not unsettled:
+                return places(parents_in_use(image_status(cluster, image)))
+    raise TookTooLong(
+        f"after {SETTLE_LIMIT:.0f} s these hosts have not settled in their places: {', '.join(unsettled)}"
+    )
+
+
+def unsettled_hosts(tree: ImageTree) -> list[str]:
+    """The hosts that are not ready or do not read from their primary parents."""
+    waiting: list[tuple[str | None, TreeNode]] = [(None, tree.root)]
+    for _, node in waiting:
+        waiting += [(node.host, child) for child in node.children]
+    return [node.host for parent, node in waiting if node.state is not NodeState.READY or node.parent != parent]
+
+
+def storage_daemon(cluster: Cluster, host: str, image: str) -> int:
+    """The process id of a host's storage daemon of an image."""
+    pid_file = cluster.run_folder(cluster.names.index(host)) / "serve" / f"{image}.pid"
+    [pid] = [pid for pid, line in processes_of(pid_file.parent).items() if f"--pidfile {pid_file} " in line]
+    return pid
