@@ -13,8 +13,8 @@ from pathlib import Path
 
 import testtools
 
+from drivers.nbdprobe import listens
 from virtman.client import AgentClient
-from virtman.errors import AgentUnreachable
 from volt.client import VoltClient
 
 READY_TIMEOUT = 30.0
@@ -38,6 +38,7 @@ class VoltProcess:
         self._options = options
         self._listen = "127.0.0.1:0"
         self.url = ""
+        self._clients: list[VoltClient] = []
 
     def start(self) -> None:
         """Start it, at the same address as before."""
@@ -53,7 +54,10 @@ class VoltProcess:
         raise AssertionError(f"volt did not start: {(self._folder / 'volt.log').read_text()}")
 
     def stop(self) -> None:
-        """Stop it; its store stays."""
+        """Stop it; its store stays. Clients are closed, and may be used again."""
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
         if self._process.poll() is None:
             self._process.terminate()
         self._process.wait(timeout=10)
@@ -62,7 +66,9 @@ class VoltProcess:
 
     def client(self) -> VoltClient:
         """A client of it."""
-        return VoltClient(self.url)
+        client = VoltClient(self.url)
+        self._clients.append(client)
+        return client
 
 
 class HostProcess:
@@ -75,32 +81,41 @@ class HostProcess:
         self.notes = folder / f"{name}.steps"
         self._log = folder / f"{name}.log"
         self._volt = volt
+        self._clients: list[AgentClient] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, die_at: str | None = None) -> AgentClient:
         """Start the agent and wait until it answers; it kills itself at step ``die_at``."""
+        self._spawn(die_at)
+        wait_until(self._listens, f"agent {self.name} answers; its log: {self._log}")
+        return self.client()
+
+    def start_refused(self) -> str:
+        """Start an agent that has to end by itself, with an error. Returns what it said."""
+        process = self._spawn(None)
+        if process.wait(timeout=READY_TIMEOUT) == 0:
+            raise AssertionError(f"agent {self.name} ended well")
+        return self._log.read_text()
+
+    def _spawn(self, die_at: str | None) -> subprocess.Popen[bytes]:
         self.notes.unlink(missing_ok=True)
         argv = [sys.executable, "-m", "tests.userspace.stepping_agent", self.name, str(self.state), str(self.run)]
         argv += [self._volt, str(self.notes), *([die_at] if die_at else [])]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        client = self.client()
-        wait_until(lambda: self._answers(client), f"agent {self.name} answers; its log: {self._log}")
-        return client
+        return self._process
 
-    def _answers(self, client: AgentClient) -> bool:
+    def _listens(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
             raise AssertionError(f"agent {self.name} ended: {self._log.read_text()[-2000:]}")
-        try:
-            client.status()
-        except AgentUnreachable:
-            return False
-        return True
+        return listens(self.run / "agent.sock")
 
     def client(self) -> AgentClient:
         """A client of the agent."""
-        return AgentClient(self.run / "agent.sock", timeout=60)
+        client = AgentClient(self.run / "agent.sock", timeout=60)
+        self._clients.append(client)
+        return client
 
     def kill(self) -> None:
         """SIGKILL to the agent, and to nothing else."""
@@ -149,6 +164,8 @@ class HostProcess:
 
     def tear_down(self) -> None:
         """Kill all that this host has started."""
+        for client in self._clients:
+            client.close()
         self.kill()
         self.kill_daemons()
 

@@ -51,8 +51,10 @@ class AgentKilledTest(HostsTestCase):
         allowed |= {f"serve/{image}.{kind}" for image in images for kind in ("sock", "pid", "log")}
         left = {file for file in host.files() if not any(file.startswith(f"parent/{image}.") for image in images)}
         self.assertEqual(set(), left - allowed)
-        nodes = {node["host"] for node in client.tree("img")["root"]["children"]}
-        self.assertEqual(bool(images), host.name in nodes)
+        waiting = [client.tree("img")["root"]]
+        for node in waiting:
+            waiting.extend(node["children"])
+        self.assertEqual(bool(images), host.name in {node["host"] for node in waiting})
 
     def test_create_killed_anywhere_leaves_nothing_and_works_again(self) -> None:
         def create(client: AgentClient) -> None:
