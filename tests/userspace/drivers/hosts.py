@@ -27,10 +27,11 @@ MIB = 1 << 20
 PACKAGES = {
     "fio": "fio",
     "haproxy": "haproxy",
+    "mount": "mount",
     "nbdinfo": "libnbd-bin",
     "qemu-img": "qemu-utils",
     "qemu-io": "qemu-utils",
-    "qemu-storage-daemon": "qemu-system-common (Debian 12) or qemu-utils",
+    "qemu-storage-daemon": "qemu-system-common",
     "qemu-system-x86_64": "qemu-system-x86",
 }
 
@@ -141,6 +142,7 @@ class HostCase(testtools.TestCase):
     def small_file_system(self, folder: Path, size: int) -> None:
         """Mount a file system of ``size`` bytes on a folder."""
         self.require_root()
+        self.require("mount")
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.check_call(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)])
         self.addCleanup(subprocess.check_call, ["umount", str(folder)])
