@@ -1,6 +1,6 @@
 """The agent's local API: HTTP over a unix socket, JSON, errors as problem documents (RFC 9457).
 
-Access is by the permissions of the socket. ``/openapi/openapi.json`` is the document that validates the requests.
+Access is by the permissions of the socket. ``/openapi.json`` is the document that validates the requests.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ def create_app(agent: Agent) -> OpenAPI:
     app = OpenAPI(
         "virtman", info=Info(title="VirtMan agent", version="1"), validation_error_status=422,
         validation_error_callback=_on_invalid,
+        doc_prefix="",
     )  # fmt: skip
     app.register_error_handler(Exception, _on_error)
     _host_routes(app, agent)
