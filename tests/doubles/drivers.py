@@ -25,7 +25,7 @@ from drivers.base import (
     PathStatus,
     Place,
 )
-from drivers.errors import DriverError, SnapshotMissing
+from drivers.errors import DriverError, NotAttached, SnapshotMissing
 from virtman.hostdrivers import HostDrivers
 
 Moment = Callable[[str], None]
@@ -126,7 +126,9 @@ class AttachDouble:
             self.watched.discard(image)
 
     def paths(self, image: str) -> list[PathStatus]:
-        parents = self.host.routes.get(image, [])
+        if image not in self.watched:
+            raise NotAttached(image)
+        parents = self.host.routes[image]
         return [
             PathStatus(parent, PathState.STANDBY if number else PathState.ACTIVE)
             for number, parent in enumerate(parents)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from testtools import TestCase
 
 from drivers.base import CacheStats, Parent
-from tests.doubles.drivers import BYTES_PER_FETCH, drivers_over
+from tests.doubles.drivers import BYTES_PER_FETCH
 from tests.doubles.volt import INTERVAL, SERVE
 from tests.unit.virtman.scene import Scene
 from virtman.records import ImagePhase, ImageRecord, Role
@@ -34,7 +34,7 @@ class UpkeepTest(TestCase):
         self.workers = Workers(threads=4)
         self.addCleanup(self.workers.stop)
         self.changed = 0
-        self.drivers = drivers_over(self.scene.host)
+        self.drivers = self.scene.drivers
         self.upkeep = Upkeep(self.scene.stacks, self.drivers, self.workers, self.count, self.idle_grace)
 
     def count(self) -> None:
@@ -181,6 +181,12 @@ class ReportsTest(UpkeepTest):
         report = self.upkeep.reports()[0]
         self.assertIsNone(report.parent)
         self.assertEqual(NOTHING, self.upkeep.refresh(record))
+
+    def test_a_stack_that_the_new_agent_has_not_restored_yet_reads_from_nobody_that_is_known(self) -> None:
+        self.attached()
+        self.scene.start()
+        upkeep = Upkeep(self.scene.stacks, self.scene.drivers, self.workers, self.count, self.idle_grace)
+        self.assertEqual([None], [report.parent for report in upkeep.reports()])
 
     def test_only_attached_images_are_reported(self) -> None:
         self.attached()

@@ -1,0 +1,123 @@
+"""The doubles behind real sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from pathlib import Path
+
+import waitress
+from flask import Flask, Response, request
+from pydantic import BaseModel
+from testtools import TestCase
+from werkzeug.serving import make_server
+
+from drivers.base import Image
+from tests.doubles.volt import VoltDouble
+from volt import errors
+from volt.client import NodeReport
+
+SOON = 10.0
+
+
+def serve_volt(test: TestCase, volt: VoltDouble) -> str:
+    """Serve the double as Volt is served. Returns its URL."""
+    server = make_server("127.0.0.1", 0, volt_app(volt), threaded=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, name="volt double")
+    test.addCleanup(server.server_close)
+    test.addCleanup(thread.join, SOON)
+    test.addCleanup(server.shutdown)
+    thread.start()
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def serve_agent(test: TestCase, app: Flask, path: Path) -> None:
+    """Serve an agent's API on a unix socket with the server that the agent uses."""
+    server = waitress.create_server(app, unix_socket=str(path), unix_socket_perms="600", threads=8)
+
+    def run() -> None:
+        server.run()
+        server.task_dispatcher.shutdown()
+
+    thread = threading.Thread(target=run, name="agent's api")
+    test.addCleanup(thread.join, SOON)
+    # The loop closes its sockets itself, between two events.
+    test.addCleanup(server.trigger.pull_trigger, server.close)
+    thread.start()
+
+
+def unused_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def volt_app(volt: VoltDouble) -> Flask:
+    """Volt's API over the double."""
+    app = Flask("volt-double")
+    app.register_error_handler(errors.Problem, _problem)
+
+    @app.put("/v1/hosts/<host>")
+    def register(host: str) -> Response:
+        volt.register(host, request.get_json()["address"])
+        now = "2026-01-01T00:00:00Z"
+        return _json({"name": host, "address": volt.hosts[host], "state": "alive", "last_seen": now})
+
+    @app.post("/v1/hosts/<host>/heartbeat")
+    def heartbeat(host: str) -> Response:
+        _known(volt, host)
+        return _model(volt.heartbeat([NodeReport(**node) for node in request.get_json()["nodes"]]))
+
+    @app.get("/v1/images")
+    def images() -> Response:
+        return _json({"images": [image.model_dump() for image in volt.listing()]})
+
+    @app.post("/v1/images")
+    def publish() -> Response:
+        body = request.get_json()
+        _known(volt, body["origin"])
+        return _model(volt.publish(Image(body["name"], body["size"], body["digest"]), body["origin"]))
+
+    @app.post("/v1/images/<image>/nodes")
+    def join(image: str) -> Response:
+        _known(volt, request.get_json()["host"])
+        return _model(volt.join(image))
+
+    @app.delete("/v1/images/<image>/nodes/<host>")
+    def leave(image: str, host: str) -> Response:
+        volt.leave(image, host)
+        return Response(status=204)
+
+    @app.get("/v1/images/<image>/tree")
+    def tree(image: str) -> Response:
+        return _model(volt.tree(image))
+
+    @app.post("/v1/images/<image>/reports")
+    def report(image: str) -> Response:
+        return _model(volt.report(image, request.get_json()["dead"]))
+
+    return app
+
+
+def _known(volt: VoltDouble, host: str) -> None:
+    if host not in volt.hosts:
+        raise errors.HostUnknown(f"host {host!r} is not registered")
+
+
+def _model(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(), content_type="application/json")
+
+
+def _json(answer: dict[str, object]) -> Response:
+    return Response(json.dumps(answer), content_type="application/json")
+
+
+def _problem(error: errors.Problem) -> Response:
+    body = {
+        "type": error.type(), "title": error.title, "status": error.status, "detail": error.detail,
+        "hosts": list(error.hosts),
+    }  # fmt: skip
+    return Response(json.dumps(body), status=error.status, content_type="application/problem+json")

@@ -1,0 +1,111 @@
+"""A whole agent over doubles: in-memory drivers and libvirt, and a Volt double behind HTTP."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import libvirt
+from testtools import TestCase
+
+from tests.doubles.drivers import Host
+from tests.doubles.plugin import install_doubles
+from tests.doubles.servers import serve_volt
+from tests.doubles.volt import VoltDouble
+from tests.unit.virtman.scene import Cut, folder_for
+from virtman.agent import Agent
+from virtman.config import AgentConfig
+
+LIBVIRT = "test:///default"
+MIB = 1 << 20
+SOON = 10.0
+_PAUSE = 0.01
+
+
+class Site:
+    """A host that an agent can be started on, again and again; what is on it outlives the agent."""
+
+    def __init__(self, test: TestCase) -> None:
+        self.test = test
+        self.folder = folder_for(test)
+        self.host = Host()
+        self.volt = VoltDouble()
+        self._stopping: list[Callable[[], None]] = []
+        install_doubles(test, self.folder / "packages")
+        self.config = AgentConfig(
+            name="here", state=self.folder / "state", run=self.folder / "run", volt=serve_volt(test, self.volt),
+            libvirt=LIBVIRT, accel="tcg", attach="double", cache="double", export="double", snapshot="double",
+        )  # fmt: skip
+        Host.known[self.config.state] = self.host
+        test.addCleanup(Host.known.pop, self.config.state)
+        self.hypervisor = libvirt.open(LIBVIRT)
+        test.addCleanup(self.hypervisor.close)
+        test.addCleanup(self._forget_domains)
+        self.cut_at: str | None = None
+
+    def _forget_domains(self) -> None:
+        for domain in self.hypervisor.listAllDomains():
+            if domain.isActive():
+                domain.destroy()
+            domain.undefine()
+
+    def domains(self) -> list[str]:
+        """Names of what libvirt knows, besides the domain that its test driver begins with."""
+        return sorted(domain.name() for domain in self.hypervisor.listAllDomains() if domain.name() != "test")
+
+    def step(self, step: str) -> None:
+        """Cut the agent off at ``cut_at``."""
+        if step == self.cut_at:
+            self.cut_at = None
+            raise Cut(step)
+
+    def agent(self, *, started: bool = True, **settings: object) -> Agent:
+        """The agent, connected to Volt and done with its repair if ``started``."""
+        agent = Agent(replace(self.config, **settings), self.step)  # type: ignore[arg-type]
+        stopping = Once(agent.stop)
+        self._stopping.append(stopping)
+        self.test.addCleanup(stopping)
+        if started:
+            agent.start()
+            self.await_true(lambda: not agent.status()["repairing"] and agent.status()["volt"]["connected"])
+        return agent
+
+    def restart(self, **settings: object) -> Agent:
+        """End the agent, if there is one, and start it again."""
+        for stop in self._stopping:
+            stop()
+        return self.agent(**settings)  # type: ignore[arg-type]
+
+    def await_true(self, condition: Callable[[], object]) -> None:
+        """Wait until the condition holds."""
+        pause = threading.Event()
+        for _ in range(int(SOON / _PAUSE)):
+            if condition():
+                return
+            pause.wait(_PAUSE)
+        self.test.fail("what the test waits for did not happen")
+
+    def image_file(self, name: str = "disk.raw", seed: int = 1, size: int = MIB) -> Path:
+        """A raw file to publish; another seed is another content. Skips without qemu-img."""
+        if shutil.which("qemu-img") is None:
+            self.test.skipTest("qemu-img is missing: it is in Debian's package qemu-utils")
+        path = self.folder / name
+        path.write_bytes(random.Random(seed).randbytes(size))
+        return path
+
+
+class Once:
+    """A call that is made once, however often it is asked for."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def __call__(self) -> None:
+        """Make the call, the first time."""
+        call, self._call = self._call, None
+        if call is not None:
+            call()

@@ -1,0 +1,97 @@
+"""Volt as a host sees it, over HTTP."""
+
+from __future__ import annotations
+
+from testtools import TestCase
+from testtools.matchers import Contains
+
+from drivers.base import Image
+from tests.doubles.drivers import ADDRESS
+from tests.doubles.servers import serve_volt, unused_port
+from tests.doubles.volt import INTERVAL, VoltDouble, digest_of
+from virtman.errors import CoordinatorDown, ImageExists, UnknownImage
+from virtman.voltlink import ERRORS, VoltLink
+from volt import errors as volt_errors
+from volt.client import NodeReport, VoltClient
+
+MINE = Image("mine", 1 << 20, digest_of("mine"))
+
+
+class VoltLinkTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.volt = VoltDouble()
+        self.link = self.link_to(serve_volt(self, self.volt))
+        self.volt.offer("debian")
+
+    def link_to(self, url: str) -> VoltLink:
+        link = VoltLink(VoltClient(url), "here", ADDRESS)
+        self.addCleanup(link.close)
+        return link
+
+    def test_a_host_that_volt_does_not_know_registers_and_goes_on(self) -> None:
+        self.assertEqual("debian", self.link.join("debian").image)
+        self.assertEqual({"here": ADDRESS}, self.volt.hosts)
+
+    def test_registering_again_tells_the_address_again(self) -> None:
+        self.volt.hosts["here"] = "unix:///old"
+        self.link.register()
+        self.assertEqual({"here": ADDRESS}, self.volt.hosts)
+
+    def test_a_heartbeat_tells_what_is_here_and_brings_the_interval(self) -> None:
+        nodes = [NodeReport(image="debian", revision=3, fetched_bytes=5, parent="other")]
+        answer = self.link.heartbeat(nodes)
+        self.assertEqual(INTERVAL, answer.interval_s)
+        self.assertEqual(["debian"], answer.absent)
+        self.assertEqual([nodes], self.volt.beats)
+
+    def test_join_and_leave(self) -> None:
+        self.link.join("debian")
+        self.assertEqual({"debian"}, set(self.volt.places))
+        self.link.leave("debian")
+        self.assertEqual({}, self.volt.places)
+
+    def test_leaving_an_image_that_volt_does_not_know_is_done(self) -> None:
+        self.link.leave("unknown")
+
+    def test_publish_gives_the_origins_place(self) -> None:
+        assignment = self.link.publish(MINE)
+        self.assertEqual((0, []), (assignment.slot, assignment.parents))
+        self.assertEqual(["here"], self.volt.images["mine"].origins)
+
+    def test_a_report_brings_new_parents(self) -> None:
+        self.volt.assign("debian", ["dead", "spare"])
+        self.link.register()
+        self.assertEqual(["spare"], [parent.host for parent in self.link.report("debian", "dead").parents])
+
+    def test_images_and_trees_are_found(self) -> None:
+        self.assertEqual(["debian"], [image.name for image in self.link.images()])
+        self.assertEqual("other", self.link.tree("debian").root.host)
+
+    def test_what_was_asked_for_can_be_wrong(self) -> None:
+        for call in (self.link.join, self.link.tree, lambda name: self.link.report(name, "other")):
+            error = self.assertRaises(UnknownImage, call, "unknown")
+            self.assertThat(str(error), Contains("Volt: no image 'unknown'"))
+
+    def test_a_name_that_is_taken_is_an_image_that_exists(self) -> None:
+        self.assertRaises(ImageExists, self.link.publish, Image("debian", 1 << 20, digest_of("x")))
+
+    def test_an_image_that_this_host_reads_from_others_cannot_be_published(self) -> None:
+        assignment = self.link.join("debian")
+        same = Image("debian", assignment.size, assignment.digest)
+        self.assertRaises(ImageExists, self.link.publish, same)
+
+    def test_a_volt_in_trouble_is_down(self) -> None:
+        self.volt.down = True
+        for call in (self.link.images, self.link.register, lambda: self.link.heartbeat([])):
+            self.assertRaises(CoordinatorDown, call)
+        self.assertRaises(CoordinatorDown, self.link.leave, "debian")
+
+    def test_a_volt_that_nobody_runs_is_down(self) -> None:
+        link = self.link_to(f"http://127.0.0.1:{unused_port()}")
+        self.assertRaises(CoordinatorDown, link.images)
+
+    def test_errors_that_have_no_class_of_their_own_mean_that_volt_cannot_be_used(self) -> None:
+        self.link.register()
+        self.assertRaises(CoordinatorDown, self.link.join, "a/b")
+        self.assertEqual(set(), set(ERRORS) - set(volt_errors.Problem.__subclasses__()))
