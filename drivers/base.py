@@ -194,7 +194,7 @@ class SnapshotDriver(Protocol):
     """How one VM gets a private writable disk."""
 
     def create(self, vm: str, origin: Device, size: int) -> Device:
-        """A writable disk of ``size`` bytes whose unwritten ranges read as ``origin``. An existing one is returned as it is."""
+        """A writable disk of ``size`` bytes whose unwritten ranges read as ``origin``; an existing one is returned."""
 
     def open(self, vm: str) -> Device:
         """The existing disk of a VM."""

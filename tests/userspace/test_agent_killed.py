@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.userspace.hosts import HostProcess, HostsTestCase
 from virtman.client import AgentClient
 from virtman.errors import AgentUnreachable, UnknownVm
+
+
+Act = Callable[[AgentClient], object]
+
+
+def nothing(_client: AgentClient) -> None:
+    """No preparation."""
 
 
 class AgentKilledTest(HostsTestCase):
@@ -17,7 +25,7 @@ class AgentKilledTest(HostsTestCase):
         self.file = self.image_file()
         self.host("origin").start().publish("img", self.file)
 
-    def steps_of(self, act, before=lambda client: None) -> list[str]:
+    def steps_of(self, act: Act, before: Act = nothing) -> list[str]:
         """The steps of an act on a new host, in order."""
         host = self.host("dry-run")
         client = host.start()
@@ -29,7 +37,7 @@ class AgentKilledTest(HostsTestCase):
         self.assertTrue(steps)
         return list(dict.fromkeys(steps))
 
-    def interrupt(self, host: HostProcess, step: str, act, before=lambda client: None) -> AgentClient:
+    def interrupt(self, host: HostProcess, step: str, act: Act, before: Act = nothing) -> AgentClient:
         """Kill the agent at ``step`` of ``act``, start it again, and have it repair."""
         first = host.start()
         before(first)
@@ -45,7 +53,7 @@ class AgentKilledTest(HostsTestCase):
         """What is on the host is what the agent says it has."""
         images = [image["image"] for image in client.status()["images"]]
         vms = [vm["vm"] for vm in client.vms()]
-        self.assertEqual(len(images), len(host.daemons()), host.daemons())
+        self.assertEqual(len(images), len(host.daemons()), str(host.daemons()))
         allowed = {f"vms/{vm}.json" for vm in vms} | {f"images/{image}.json" for image in images}
         allowed |= {f"snapshots/{vm}.qcow2" for vm in vms}
         allowed |= {f"serve/{image}.{kind}" for image in images for kind in ("sock", "pid", "log")}
