@@ -26,6 +26,7 @@ from drivers.base import Device, Endpoint, Existing, Image, LostParent, Parent, 
 from drivers.errors import BadDisk, NoParents, NotAttached, NotServing, ProtocolViolated
 from drivers.export.nbd import RECONNECT_DELAY, socket_of
 from drivers.names import checked, fitting
+from drivers.nbdhold import HoldingServer
 
 log = logging.getLogger(__name__)
 
@@ -314,8 +315,9 @@ class _Route:
     def _wait_for_parents(self, lost: Parent) -> None:
         """All parents are gone: look for any of them to come back, with a bounded back-off.
 
-        Meanwhile the route leads to a socket where nobody greets. A daemon that comes there waits, so that its back-off
-        does not grow to 16 seconds while there is nobody.
+        Meanwhile the route leads to a server that answers no read. A daemon that starts can open it and serve what its
+        cache holds, and one that waits there comes back at once when it is hung up on: its own back-off would have
+        grown to 16 seconds.
         """
         log.warning("image %s: no parent serves; reads wait", self._image.name)
         pause = _FIRST_RETRY
@@ -335,14 +337,10 @@ class _Route:
     @contextlib.contextmanager
     def _waiting_room(self) -> Iterator[None]:
         path = fitting(self._folder / f"{self._image.name}.wait")
-        path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as room:
-            room.bind(str(path))
-            room.listen()
+        with HoldingServer(path, self._image.size):
             with self._lock:
                 self._point(path)
             yield
-        path.unlink()
 
     def _pause(self, seconds: float) -> None:
         poller = select.poll()

@@ -34,6 +34,33 @@ class ChainTest(HostCase):
         self.assert_same(hosts[-1].uri(image), file)
 
 
+class NoParentTest(HostCase):
+    """Hosts that start again, as after a reboot, with nobody above them."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.image, self.file, (self.origin, self.host_above, self.host_below) = self.chain(2)
+        self.assert_same(self.host_below.uri(self.image), self.file)
+        for host in (self.host_below, self.host_above, self.origin):
+            host.export.withdraw(self.image.name)
+            host.attach.disconnect(self.image.name)
+
+    def test_caches_are_served_without_any_parent(self) -> None:
+        self.host_above.join(self.image, [self.origin])
+        self.host_below.join(self.image, [self.host_above, self.origin])
+        self.assert_same(self.host_below.uri(self.image), self.file)
+
+    def test_reads_beyond_the_cache_wait_for_a_parent(self) -> None:
+        self.host_above.cache.remove(self.image.key)
+        self.host_above.join(self.image, [self.origin])
+        with ThreadPoolExecutor() as pool:
+            compared = pool.submit(self.assert_same, self.host_above.uri(self.image), self.file)
+            self.assertRaises(TimeoutError, compared.result, 0.3)
+            self.origin.serve_file(self.image, self.file)
+            compared.result(timeout=5)
+        self.assertEqual(self.image.size, self.host_above.held(self.image))
+
+
 class OneFetchTest(HostCase):
     """What crosses each link, counted on the wire by a HAProxy in it."""
 
