@@ -1,0 +1,247 @@
+"""Volt and a number of hosts on this machine, each agent a process of its own with its own state folder and sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lab.errors import LabError, Leftovers
+from lab.process import Service, kill_and_wait, processes_of
+from lab.tools import run
+from virtman.client import AgentClient
+from virtman.errors import AgentUnreachable, VirtmanError
+from volt.client import VoltClient
+
+log = logging.getLogger(__name__)
+
+READY_TIMEOUT = 60.0
+"""Seconds for one process to answer, on a machine that is busy starting a hundred of them."""
+STARTS_AT_ONCE = 16
+
+
+class Cluster:
+    """Context manager: Volt and ``hosts`` agents. The first host is called origin, the others host-1, host-2, ….
+
+    ``agents`` and ``names`` have the hosts in that order. At the end the VMs, the storage daemons and the sockets of
+    all hosts are gone, or Leftovers says what had to be removed by force. Logs and states stay in ``folder``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        hosts: int,
+        *,
+        libvirt: str = "qemu:///system",
+        accel: str = "tcg",
+        volt_options: Sequence[str] = (),
+        agent_options: Sequence[str] = (),
+    ) -> None:
+        """Nothing is started yet. ``accel`` is ``kvm`` or ``tcg``, as ``proven_accel`` found."""
+        self.folder = folder
+        self.names = ["origin", *(f"host-{number}" for number in range(1, hosts))]
+        self.volt_url = ""
+        self._volt_options = list(volt_options)
+        self._agent_options = ["--libvirt", libvirt, "--accel", accel, *agent_options]
+        self._volt_listen = "127.0.0.1:0"
+        self._run = Path("/nonexistent")
+        self._volt: Service | None = None
+        self._hosts: dict[int, Service] = {}
+        self._killed: set[int] = set()
+        self.agents: list[AgentClient] = []
+
+    @property
+    def volt(self) -> VoltClient:
+        """A client of Volt."""
+        return VoltClient(self.volt_url)
+
+    def socket(self, host: int) -> Path:
+        """The socket of a host's agent."""
+        return self.run_folder(host) / "agent.sock"
+
+    def run_folder(self, host: int) -> Path:
+        """The folder of a host's sockets: short, because a unix socket's path has at most 107 bytes."""
+        return self._run / f"h{host}"
+
+    def state_folder(self, host: int) -> Path:
+        """The folder of what a host keeps."""
+        return self.folder / self.names[host]
+
+    def __enter__(self) -> Self:
+        """Start all, and leave nothing if that fails half way."""
+        try:
+            self.start()
+        except BaseException:
+            log.exception("the cluster could not be started")
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop all. An error of the body is not hidden by one of the clean-up."""
+        try:
+            self.stop()
+        except LabError:
+            if error is None:
+                raise
+            log.exception("cleaning up failed too")
+
+    def start(self) -> None:
+        """Start Volt and all agents and wait until they answer. Raises NotReady."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._run = Path(tempfile.mkdtemp(prefix="vm-", dir="/tmp"))
+        self.start_volt()
+        self.agents = [AgentClient(self.socket(host)) for host in range(len(self.names))]
+        with ThreadPoolExecutor(STARTS_AT_ONCE) as pool:
+            list(pool.map(self.start_agent, range(len(self.names))))
+
+    def start_volt(self) -> None:
+        """Start Volt, at the same address as before, and wait until it listens."""
+        state = self.folder / "volt"
+        state.mkdir(exist_ok=True)
+        log_file = self.folder / "volt.log"
+        seen = log_file.stat().st_size if log_file.exists() else 0
+        argv: list[str | Path] = [
+            tool("volt"),
+            "serve",
+            "--listen",
+            self._volt_listen,
+            "--state",
+            state,
+            *self._volt_options,
+        ]
+        self._volt = Service("volt", argv, log_file)
+        self._volt.start()
+
+        def listens() -> bool:
+            said = re.search(r"listening on (http://(\S+))", log_file.read_text()[seen:])
+            if said:
+                self.volt_url, self._volt_listen = said[1], said[2]
+            return said is not None
+
+        self._volt.wait_ready(listens, READY_TIMEOUT)
+
+    def stop_volt(self) -> None:
+        """Stop Volt; its store stays. Hosts and VMs go on."""
+        if self._volt is not None:
+            self._volt.stop()
+
+    def start_agent(self, host: int) -> None:
+        """Start a host's agent on what its folders hold, and wait until it answers."""
+        self.run_folder(host).mkdir(exist_ok=True)
+        argv: list[str | Path] = [
+            tool("virtman"),
+            "agent",
+            "--name",
+            self.names[host],
+            "--state",
+            self.state_folder(host),
+        ]
+        argv += ["--run", self.run_folder(host), "--volt", self.volt_url, *self._agent_options]
+        service = Service(self.names[host], argv, self.folder / f"{self.names[host]}.log")
+        self._hosts[host] = service
+        service.start()
+        service.wait_ready(lambda: self._answers(host), READY_TIMEOUT)
+
+    def _answers(self, host: int) -> bool:
+        with contextlib.suppress(AgentUnreachable):
+            self.agents[host].status()
+            return True
+        return False
+
+    def kill_agent(self, host: int) -> None:
+        """SIGKILL to a host's agent; its storage daemons and VMs go on."""
+        self._killed.add(host)
+        self._hosts[host].kill()
+
+    def restart_agent(self, host: int) -> None:
+        """Stop a host's agent if it runs, and start it again."""
+        self._hosts[host].stop()
+        self.start_agent(host)
+        self._killed.discard(host)
+
+    def stop(self) -> None:
+        """Destroy all VMs, end all processes, remove all sockets; go on after errors.
+
+        Raises Leftovers with all errors and with what outlived its agent. What an agent left that was killed by
+        ``kill_agent`` is removed as well and is no error.
+        """
+        errors: list[str] = []
+        with ThreadPoolExecutor(STARTS_AT_ONCE) as pool:
+            # The leaves first: a daemon that lost its parent is slower to end.
+            for found in pool.map(self._stop_host, reversed(list(self._hosts))):
+                errors += found
+        errors += attempt(self.stop_volt)
+        for client in self.agents:
+            client.close()
+        errors += self._remove_leftovers()
+        shutil.rmtree(self._run, ignore_errors=True)
+        self._hosts.clear()
+        if errors:
+            raise Leftovers("; ".join(errors))
+
+    def _stop_host(self, host: int) -> list[str]:
+        service, client = self._hosts[host], self.agents[host]
+        if not service.running:
+            return []
+        errors = attempt(lambda: destroy_all(client))
+        errors += attempt(lambda: client.suspend(force=True))
+        return errors + attempt(service.stop)
+
+    def _remove_leftovers(self) -> list[str]:
+        """Kill what still uses the run folder. Returns what was not to be expected there."""
+        expected = {str(self.run_folder(host)) for host in self._killed}
+        errors: list[str] = []
+        for pid, line in processes_of(self._run).items():
+            errors += attempt(lambda pid=pid: kill_and_wait(pid))  # type: ignore[misc]
+            if not any(f"{folder}/" in line for folder in expected):
+                errors.append(f"process {pid} outlived its agent: {line[:300]}")
+        for host in set(range(len(self.names))) - self._killed:
+            errors += [f"socket left: {path}" for path in self.run_folder(host).rglob("*") if path.is_socket()]
+        return errors
+
+
+def destroy_all(host: AgentClient) -> None:
+    """Destroy all VMs of a host; the first error is raised after the last one was tried."""
+    errors: list[VirtmanError] = []
+    for vm in host.vms():
+        try:
+            host.destroy(vm["vm"])
+        except VirtmanError as error:
+            log.error("destroying %s: %s", vm["vm"], error)
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def attempt(act: Callable[[], None]) -> list[str]:
+    """Do one step of a clean-up; returns the error as text, logged, so that the next steps follow."""
+    try:
+        act()
+    except (LabError, VirtmanError) as error:
+        log.error("cleaning up: %s", error)
+        return [str(error)]
+    return []
+
+
+def tool(name: str) -> Path:
+    """A command of ours, from the same environment as this Python."""
+    return Path(sys.executable).parent / name
+
+
+def proven_accel(kernel: Path) -> str:
+    """``kvm`` if it proved to work by booting ``kernel``, else ``tcg``."""
+    verdict: dict[str, str] = json.loads(run([tool("virtman"), "accel", "--kernel", kernel, "--json"]))
+    log.info("VMs run with %s: %s", verdict["accel"], verdict["reason"])
+    return verdict["accel"]
