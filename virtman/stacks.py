@@ -214,7 +214,13 @@ class Stacks:
                 self._remove_layers(record)
 
     def parent_lost(self, image: Image, parent: Parent) -> None:
-        """Tell Volt that a parent is dead, and follow its answer."""
+        """Have the stack let go of a parent that is dead, tell Volt of it, and follow its answer."""
+        with self._locks.hold(image.name):
+            record = self._shelf.get(image.name)
+            if record is None or record.phase is not ImagePhase.ATTACHED:
+                return
+            # Nothing happens here unless the daemon may still wait at the lost parent's socket.
+            self._build(record)
         try:
             self.follow(self._volt.report(image.name, parent.host))
         except CoordinatorDown as error:

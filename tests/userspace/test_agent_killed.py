@@ -9,7 +9,6 @@ from tests.userspace.hosts import HostProcess, HostsTestCase
 from virtman.client import AgentClient
 from virtman.errors import AgentUnreachable, UnknownVm
 
-
 Act = Callable[[AgentClient], object]
 
 
