@@ -106,6 +106,7 @@ class Coordinator:
             for image in _images_of(session, name):
                 with _changing(session, image) as tree:
                     self._leave(tree, image, name)
+            session.flush()  # its nodes have to go before it
             session.delete(row)
             log.info("host %s removed", name)
 
@@ -119,7 +120,7 @@ class Coordinator:
         reported = {report.image: report for report in reports}
         with self.store.write() as session:
             self._seen(_locked_host(session, name))
-            found = session.execute(_NODES_OF.where(node_table.c.host == name)).tuples().all()
+            found = session.execute(_NODES_OF.where(node_table.c.host == name)).all()
             assignments = [
                 assignment
                 for image, node in found
@@ -136,7 +137,7 @@ class Coordinator:
         with self.store.read() as session:
             lease = self._lease(self._interval(session))
             alive = select(HostRow.name, HostRow.last_seen).where(HostRow.state == HostState.ALIVE)
-            seen = {name: max(last_seen, self._started) for name, last_seen in session.execute(alive).tuples()}
+            seen = {name: max(last_seen, self._started) for name, last_seen in session.execute(alive)}
         for name in sorted(seen):
             if seen[name] < now - lease:
                 self._evict(name, now - lease)
@@ -317,7 +318,7 @@ def _locked_host(session: Session, name: str) -> HostRow:
 
 def _images_of(session: Session, host: str) -> list[ImageRow]:
     """The images in whose tree a host is, in the order in which they have to be locked."""
-    return [image for image, _ in session.execute(_NODES_OF.where(node_table.c.host == host)).tuples()]
+    return [image for image, _ in session.execute(_NODES_OF.where(node_table.c.host == host))]
 
 
 def _published(session: Session, name: str, lock: bool = False) -> ImageRow:
@@ -371,7 +372,7 @@ def _add_origin(tree: Tree, request: PublishRequest) -> None:
 def _assignment(session: Session, image: ImageRow, tree: Tree, node: Node) -> Assignment:
     parents = tree.parents(node)
     query = select(HostRow.name, HostRow.address).where(HostRow.name.in_(parents))
-    addresses = dict(session.execute(query).tuples().all())
+    addresses = dict(session.execute(query).all())
     return Assignment(
         image=image.name,
         size=image.size,

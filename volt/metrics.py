@@ -53,13 +53,13 @@ class StoreCollector(Collector):
         deepest = GaugeMetricFamily("volt_tree_depth", "Hops from the deepest host to the origin", labels=["image"])
         n = node_table.c
         with self._store.read() as session:
-            counted = dict(session.execute(select(HostRow.state, func.count()).group_by(HostRow.state)).tuples().all())
+            counted = dict(session.execute(select(HostRow.state, func.count()).group_by(HostRow.state)).all())
             for state in HostState:
                 hosts.add_metric([state], counted.get(state, 0))
             by_state = select(ImageRow.name, n.state, func.count()).join(node_table).group_by(ImageRow.name, n.state)
-            for image, node_state, count in session.execute(by_state).tuples():
+            for image, node_state, count in session.execute(by_state):
                 nodes.add_metric([image, node_state], count)
             lowest = select(ImageRow.name, ImageRow.fanout, func.max(n.slot)).join(node_table).group_by(ImageRow.id)
-            for image, fanout, slot in session.execute(lowest).tuples():
+            for image, fanout, slot in session.execute(lowest):
                 deepest.add_metric([image], depth(slot, fanout))
         yield from (hosts, nodes, deepest)

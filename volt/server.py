@@ -114,15 +114,17 @@ def _default_database(state: Path) -> str:
 
 def _listen(address: str, open_to_all: bool) -> socket.socket:
     host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ListenRefused(f"cannot listen on {address!r}: want HOST:PORT")
     try:
         family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-    except (OSError, ValueError, OverflowError) as error:
-        raise ListenRefused(f"cannot listen on {address!r}: want HOST:PORT ({error})") from error
+    except OSError as error:
+        raise ListenRefused(f"cannot listen on {address}: {error}") from error
     if open_to_all and not ipaddress.ip_address(str(target[0]).partition("%")[0]).is_loopback:
         raise ListenRefused(f"{address} is open to other machines: give a --token-file, or listen on 127.0.0.1")
     try:
         return socket.create_server((str(target[0]), int(target[1])), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ListenRefused(f"cannot listen on {address}: {error}") from error
 
 

@@ -1,0 +1,85 @@
+"""The client's tables, and what it refuses to send."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import httpx
+from testtools import TestCase
+
+from volt import client, errors
+from volt.client import PROBLEMS, TRANSPORT_ERRORS, NodeReport, VoltClient, translate
+
+
+class Tables(TestCase):
+    """Foreign errors to our own, without gaps."""
+
+    def test_every_problem_class_has_a_type_of_its_own(self) -> None:
+        problems = {c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.Problem)}
+        self.assertEqual(problems - {errors.Problem}, set(PROBLEMS.values()))
+
+    def test_every_problem_has_a_status_and_a_title(self) -> None:
+        for problem in PROBLEMS.values():
+            self.assertIn(problem.status, range(400, 600), problem.slug)
+            self.assertNotEqual(errors.Problem.title, problem.title)
+
+    def test_every_error_of_httpx_is_in_the_table_or_below_one_that_is(self) -> None:
+        too_general = {httpx.HTTPError, httpx.RequestError, httpx.TransportError, httpx.ProtocolError}
+        never_raised = {httpx.HTTPStatusError}  # only by raise_for_status, which is not called
+        for _, kind in inspect.getmembers(httpx, inspect.isclass):
+            if issubclass(kind, httpx.HTTPError | httpx.InvalidURL) and kind not in too_general | never_raised:
+                self.assertTrue(set(kind.__mro__) & TRANSPORT_ERRORS.keys(), kind)
+
+    def test_the_most_specific_entry_is_used(self) -> None:
+        self.assertIsInstance(translate(httpx.ConnectTimeout("slow")), errors.VoltTimeout)
+        self.assertIsInstance(translate(httpx.ConnectError("refused")), errors.VoltUnreachable)
+        self.assertIsInstance(translate(httpx.RemoteProtocolError("cut")), errors.VoltUnreachable)
+
+    def test_an_error_without_a_message_is_named(self) -> None:
+        self.assertEqual("ReadTimeout", str(translate(httpx.ReadTimeout(""))))
+
+    def test_an_error_that_is_new_in_httpx_is_unreachable(self) -> None:
+        self.assertIsInstance(translate(httpx.TransportError("new")), errors.VoltUnreachable)
+
+    def test_the_tree_of_errors_in_the_docstring_is_the_real_one(self) -> None:
+        drawn = [line.split("── ")[-1].split()[0] for line in (errors.__doc__ or "").splitlines()[2:] if line.strip()]
+        real = [n for n, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.VoltError)]
+        self.assertEqual(sorted(real), sorted(drawn))
+
+
+class Sending(TestCase):
+    """Requests that never leave."""
+
+    def setUp(self) -> None:
+        """A client of nothing."""
+        super().setUp()
+        self.volt = VoltClient("http://127.0.0.1:1")
+        self.addCleanup(self.volt.close)
+
+    def test_a_name_that_would_change_the_path_is_refused(self) -> None:
+        for name in ("a/b", "..", "a?b", "", "a\n"):
+            self.assertRaises(errors.BadRequest, self.volt.image, name)
+
+    def test_a_bad_request_is_refused(self) -> None:
+        self.assertRaises(errors.BadRequest, self.volt.register, "h1", "ftp://x")
+        self.assertRaises(errors.BadRequest, self.volt.publish, "image", 100, "sha256:" + "a" * 64, "h1")
+
+    def test_nobody_listening_is_unreachable(self) -> None:
+        self.assertRaises(errors.VoltUnreachable, self.volt.hosts)
+        self.assertRaises(errors.VoltUnreachable, self.volt.heartbeat, "h1", [NodeReport(image="image", revision=1)])
+
+    def test_a_malformed_url_is_unreachable(self) -> None:
+        self.assertRaises(errors.VoltUnreachable, VoltClient, "http://volt:port")
+        with VoltClient("gopher://x") as volt:
+            self.assertRaises(errors.VoltUnreachable, volt.hosts)
+
+    def test_importing_the_client_does_not_import_the_server(self) -> None:
+        heavy = "{'flask', 'sqlalchemy', 'rich.tree', 'alembic'}"
+        code = f"import sys, volt.client; sys.exit(bool({heavy} & set(sys.modules)))"
+        self.assertEqual(0, subprocess.run([sys.executable, "-c", code], check=False).returncode)
+
+    def test_everything_that_is_exported_exists(self) -> None:
+        for name in client.__all__:
+            self.assertTrue(hasattr(client, name), name)

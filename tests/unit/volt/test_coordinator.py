@@ -1,0 +1,394 @@
+"""The coordinator on a temporary SQLite database."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from testtools import TestCase
+from testtools.matchers import MatchesRegex
+
+from tests.unit.volt.clock import Clock
+from volt.coordinator import Coordinator, Policy, steady_clock
+from volt.errors import HostHasNode, HostUnknown, ImageConflict, ImageInUse, ImageUnknown, NodeUnknown, OriginNeeded
+from volt.models import Assignment, DeadParentReport, HeartbeatAnswer, HostState, NodeReport, NodeState, PublishRequest
+from volt.store import Store
+
+DIGEST = "sha256:" + "a" * 64
+
+
+class CoordinatorCase(TestCase):
+    """A coordinator, and Volt's hosts played by the test."""
+
+    def setUp(self) -> None:
+        """An empty store and a clock that stands still."""
+        super().setUp()
+        folder = tempfile.mkdtemp(dir="/tmp")
+        self.addCleanup(shutil.rmtree, folder)
+        self.url = f"sqlite:///{Path(folder) / 'volt.db'}"
+        self.clock = Clock()
+        self.volt = self.start()
+
+    def start(self, policy: Policy | None = None) -> Coordinator:
+        store = Store(self.url)
+        self.addCleanup(store.close)
+        return Coordinator(store, policy or Policy(), self.clock)
+
+    def host(self, *names: str) -> None:
+        for name in names:
+            self.volt.register(name, f"unix:///run/{name}")
+
+    def publish(self, name: str = "image", origin: str = "origin", digest: str = DIGEST) -> bool:
+        self.host(origin)
+        return self.volt.publish(PublishRequest(name=name, size=1024, digest=digest, origin=origin))[1]
+
+    def grow(self, count: int) -> list[str]:
+        """An image with hosts h1, h2, … in slots 1, 2, …, everybody settled."""
+        self.publish()
+        hosts = [f"h{number}" for number in range(1, count + 1)]
+        self.host(*hosts)
+        for host in hosts:
+            self.volt.join("image", host)
+        self.settle("origin", *hosts)
+        return hosts
+
+    def settle(self, *hosts: str) -> None:
+        for _ in range(3):
+            for host in hosts:
+                self.obey(host)
+
+    def obey(self, host: str, image: str = "image") -> HeartbeatAnswer:
+        """A host asks for news and confirms them."""
+        news = self.beat(host, 0, image)
+        newest = max((a.revision for a in news.assignments if a.image == image), default=0)
+        return self.beat(host, newest, image)
+
+    def beat(self, host: str, revision: int, image: str = "image") -> HeartbeatAnswer:
+        return self.volt.heartbeat(host, [NodeReport(image=image, revision=revision)])
+
+    def parents(self, host: str) -> list[str]:
+        return [parent.host for parent in self.current(host).parents]
+
+    def current(self, host: str) -> Assignment:
+        return next(a for a in self.beat(host, 0).assignments if a.image == "image")
+
+    def lease_runs_out(self, *but: str) -> None:
+        """For all hosts except these."""
+        for _ in range(3):
+            self.clock.time += 5
+            for host in but:
+                self.volt.heartbeat(host, [])
+        self.volt.expire()
+
+
+class Hosts(CoordinatorCase):
+    """Registering and removing."""
+
+    def test_registering_twice_is_registering_once(self) -> None:
+        self.host("b", "a", "b")
+        self.assertEqual(["a", "b"], [host.name for host in self.volt.hosts()])
+
+    def test_a_new_address_reaches_the_children(self) -> None:
+        self.grow(3)
+        known = self.current("h3").revision
+        self.volt.register("h1", "tcp://10.0.0.1:3260")
+        (news,) = self.beat("h3", known).assignments
+        self.assertIn("tcp://10.0.0.1:3260", [parent.address for parent in news.parents])
+        self.assertEqual([], self.beat("h2", self.current("h2").revision).assignments)
+
+    def test_a_removed_host_leaves_all_trees(self) -> None:
+        self.grow(3)
+        self.volt.remove_host("h1")
+        self.assertEqual(["h2", "h3", "origin"], [host.name for host in self.volt.hosts()])
+        self.assertEqual(2, self.volt.image("image").nodes)
+        self.assertRaises(HostUnknown, self.volt.heartbeat, "h1", [])
+
+    def test_removing_a_host_that_is_not_there_is_fine(self) -> None:
+        self.volt.remove_host("nobody")
+
+    def test_the_last_origin_cannot_be_removed_and_nothing_changes(self) -> None:
+        self.publish()
+        self.publish("second")
+        self.assertRaises(OriginNeeded, self.volt.remove_host, "origin")
+        self.assertEqual(["origin"], [host.name for host in self.volt.hosts()])
+        self.assertEqual(["origin"], self.volt.image("image").origins)
+
+
+class Images(CoordinatorCase):
+    """Publishing and withdrawing."""
+
+    def test_publishing_the_same_again_is_not_new(self) -> None:
+        self.assertEqual([True, False], [self.publish(), self.publish()])
+        self.assertEqual(["origin"], self.volt.image("image").origins)
+
+    def test_the_same_content_from_another_host_is_one_more_origin(self) -> None:
+        self.publish()
+        self.assertFalse(self.publish(origin="second"))
+        self.assertEqual(["origin", "second"], self.volt.image("image").origins)
+
+    def test_other_content_under_a_used_name_is_refused(self) -> None:
+        self.publish()
+        self.assertRaises(ImageConflict, self.publish, digest="sha256:" + "b" * 64)
+        self.assertEqual(DIGEST, self.volt.image("image").digest)
+
+    def test_an_origin_has_to_be_registered(self) -> None:
+        request = PublishRequest(name="image", size=512, digest=DIGEST, origin="stranger")
+        self.assertRaises(HostUnknown, self.volt.publish, request)
+        self.assertEqual([], self.volt.images())
+
+    def test_a_host_that_reads_from_the_tree_cannot_publish(self) -> None:
+        self.grow(1)
+        self.assertRaises(HostHasNode, self.publish, origin="h1")
+
+    def test_an_image_in_use_stays_and_the_error_names_its_hosts(self) -> None:
+        self.grow(2)
+        error = self.assertRaises(ImageInUse, self.volt.remove_image, "image")
+        self.assertEqual(("h1", "h2"), error.hosts)
+
+    def test_a_removed_image_is_gone_and_its_name_is_free(self) -> None:
+        self.publish()
+        self.volt.remove_image("image")
+        self.assertEqual([], self.volt.images())
+        for call in (self.volt.image, self.volt.tree, self.volt.remove_image):
+            self.assertRaises(ImageUnknown, call, "image")
+        self.assertTrue(self.publish(digest="sha256:" + "b" * 64))
+
+    def test_revisions_go_on_when_a_name_is_used_again(self) -> None:
+        self.grow(2)
+        self.volt.leave("image", "h1")
+        self.volt.leave("image", "h2")
+        before = self.volt.image("image").revision
+        self.volt.remove_image("image")
+        self.publish(digest="sha256:" + "b" * 64)
+        self.assertTrue(self.volt.join("image", "h1").revision > before)
+
+    def test_images_are_listed_by_name_with_origins_and_nodes(self) -> None:
+        self.grow(2)
+        self.publish("another")
+        listed = [(image.name, image.nodes, image.origins) for image in self.volt.images()]
+        self.assertEqual([("another", 0, ["origin"]), ("image", 2, ["origin"])], listed)
+
+    def test_the_fanout_of_an_image_is_that_of_its_publishing(self) -> None:
+        self.grow(7)
+        before = self.parents("h7")
+        self.volt = self.start(Policy(fanout=5))
+        self.assertEqual(before, self.parents("h7"))
+        self.assertEqual(2, self.volt.tree("image").fanout)
+
+
+class Nodes(CoordinatorCase):
+    """Joining, leaving, reports."""
+
+    def test_a_joiner_gets_size_digest_and_parents_with_addresses(self) -> None:
+        self.grow(2)
+        self.host("h3")
+        got = self.volt.join("image", "h3")
+        self.assertEqual((1024, DIGEST, 3, NodeState.JOINING), (got.size, got.digest, got.slot, got.state))
+        self.assertEqual(["h1", "h2", "origin"], [parent.host for parent in got.parents])
+        self.assertEqual("unix:///run/h1", got.parents[0].address)
+
+    def test_joining_twice_gives_the_same(self) -> None:
+        self.publish()
+        self.host("h1")
+        self.assertEqual(self.volt.join("image", "h1"), self.volt.join("image", "h1"))
+
+    def test_an_origin_that_joins_keeps_its_place(self) -> None:
+        self.publish()
+        got = self.volt.join("image", "origin")
+        self.assertEqual((0, []), (got.slot, got.parents))
+
+    def test_joining_needs_an_image_and_a_registered_host(self) -> None:
+        self.publish()
+        self.assertRaises(HostUnknown, self.volt.join, "image", "stranger")
+        self.assertRaises(ImageUnknown, self.volt.join, "nothing", "origin")
+
+    def test_leaving_is_idempotent(self) -> None:
+        self.grow(1)
+        for host, image in (("h1", "image"), ("h1", "image"), ("stranger", "image"), ("h1", "nothing")):
+            self.volt.leave(image, host)
+        self.assertEqual(0, self.volt.image("image").nodes)
+
+    def test_the_last_origin_cannot_leave(self) -> None:
+        self.publish()
+        self.assertRaises(OriginNeeded, self.volt.leave, "image", "origin")
+
+    def test_one_of_two_origins_can_leave(self) -> None:
+        self.publish()
+        self.publish(origin="second")
+        self.volt.leave("image", "origin")
+        self.assertEqual(["second"], self.volt.image("image").origins)
+
+    def test_a_report_gives_the_reporter_other_parents(self) -> None:
+        self.grow(3)
+        got = self.volt.report("image", DeadParentReport(reporter="h3", dead="h1"))
+        self.assertEqual(["h2", "origin"], [parent.host for parent in got.parents])
+
+    def test_a_reported_host_that_lives_is_offered_after_two_heartbeats(self) -> None:
+        self.grow(3)
+        self.volt.report("image", DeadParentReport(reporter="h3", dead="h1"))
+        self.obey("h1")
+        self.assertEqual(["h1", "h2", "origin"], self.parents("h3"))
+
+    def test_a_report_needs_an_image_and_a_node(self) -> None:
+        self.publish()
+        report = DeadParentReport(reporter="stranger", dead="origin")
+        self.assertRaises(NodeUnknown, self.volt.report, "image", report)
+        self.assertRaises(ImageUnknown, self.volt.report, "nothing", report)
+
+    def test_a_host_that_comes_back_reads_from_the_origin_until_all_have_heard(self) -> None:
+        hosts = self.grow(7)
+        self.volt.leave("image", "h1")
+        self.assertEqual(["origin"], [parent.host for parent in self.volt.join("image", "h1").parents])
+        self.assertEqual(NodeState.RETURNING, self.current("h1").state)
+        self.settle(*hosts)
+        self.assertEqual(["h3", "h4", "h7", "origin"], self.parents("h1"))
+
+    def test_moves_are_counted(self) -> None:
+        self.grow(3)
+        for host in ("h3", "h1"):
+            self.volt.leave("image", host)
+        self.assertEqual(1, self.volt.metrics.registry.get_sample_value("volt_moves_total"))
+
+
+class Heartbeats(CoordinatorCase):
+    """Renewing, reporting, hearing news."""
+
+    def test_a_host_that_knows_all_hears_nothing(self) -> None:
+        self.grow(3)
+        answer = self.beat("h3", self.current("h3").revision)
+        self.assertEqual(([], []), (answer.assignments, answer.absent))
+
+    def test_images_that_the_host_does_not_have_in_volt_are_absent(self) -> None:
+        self.grow(1)
+        reports = [NodeReport(image=name, revision=1) for name in ("nothing", "image", "gone")]
+        self.assertEqual(["gone", "nothing"], self.volt.heartbeat("h1", reports).absent)
+
+    def test_a_place_that_the_host_does_not_report_is_told(self) -> None:
+        self.grow(1)
+        (told,) = self.volt.heartbeat("h1", []).assignments
+        self.assertEqual(("image", 1), (told.image, told.slot))
+
+    def test_bytes_and_parent_are_shown_in_the_tree(self) -> None:
+        self.grow(1)
+        revision = self.current("h1").revision
+        self.volt.heartbeat("h1", [NodeReport(image="image", revision=revision, fetched_bytes=4096, parent="origin")])
+        (child,) = self.volt.tree("image").root.children
+        self.assertEqual(
+            (4096, "origin", 1, revision), (child.fetched_bytes, child.parent, child.depth, child.revision)
+        )
+
+    def test_a_moved_host_is_offered_once_it_confirmed(self) -> None:
+        self.grow(7)
+        self.volt.leave("image", "h1")
+        self.assertEqual(["h2", "origin"], self.parents("h3"))
+        self.obey("h7")
+        self.assertEqual(["h7", "h2", "origin"], self.parents("h3"))
+
+    def test_the_interval_grows_with_the_number_of_hosts(self) -> None:
+        self.host(*(f"h{number}" for number in range(100)))
+        answer = self.volt.heartbeat("h1", [])
+        self.assertEqual((4.0, 20.0), (answer.interval_s, answer.lease_s))
+
+    def test_few_hosts_have_the_configured_interval_and_lease(self) -> None:
+        self.host("h1")
+        answer = self.volt.heartbeat("h1", [])
+        self.assertEqual((2.0, 10.0), (answer.interval_s, answer.lease_s))
+
+    def test_a_store_that_was_set_back_does_not_confirm_what_it_does_not_know(self) -> None:
+        self.grow(7)
+        self.volt.leave("image", "h1")
+        (told,) = self.beat("h7", 1000).assignments
+        self.assertEqual((1001, NodeState.MOVING), (told.revision, told.state))
+
+
+class Leases(CoordinatorCase):
+    """Hosts that fall silent."""
+
+    def test_a_silent_host_leaves_all_trees(self) -> None:
+        self.grow(3)
+        self.publish("second")
+        self.volt.join("second", "h2")
+        self.lease_runs_out("origin", "h1", "h3")
+        self.assertEqual({"h2"}, {host.name for host in self.volt.hosts() if host.state is HostState.LOST})
+        self.assertEqual([2, 0], [image.nodes for image in self.volt.images()])
+
+    def test_a_heartbeat_in_time_keeps_the_place(self) -> None:
+        hosts = self.grow(3)
+        for _ in range(10):
+            self.clock.time += 9
+            for host in [*hosts, "origin"]:
+                self.volt.heartbeat(host, [])
+            self.volt.expire()
+        self.assertEqual(3, self.volt.image("image").nodes)
+
+    def test_a_lost_host_that_returns_is_taken_back(self) -> None:
+        self.grow(3)
+        self.lease_runs_out("origin", "h1", "h3")
+        self.assertEqual(["image"], self.beat("h2", 5).absent)
+        self.assertEqual(HostState.ALIVE, next(host.state for host in self.volt.hosts() if host.name == "h2"))
+        self.assertEqual(3, self.volt.join("image", "h2").slot)
+
+    def test_a_lost_origin_keeps_its_place_and_comes_back(self) -> None:
+        self.grow(2)
+        self.lease_runs_out("h1", "h2")
+        self.assertEqual(NodeState.LOST, self.volt.tree("image").root.state)
+        self.assertEqual(["origin"], self.parents("h1"))
+        self.obey("origin")
+        self.assertEqual(NodeState.READY, self.volt.tree("image").root.state)
+
+    def test_expiry_tells_when_the_next_lease_can_run_out(self) -> None:
+        self.assertEqual(10.0, self.volt.expire())
+        self.host("h1")
+        self.clock.time += 4
+        self.host("h2")
+        self.assertEqual(6.0, self.volt.expire())
+
+    def test_joining_lets_leases_run_out_first(self) -> None:
+        self.grow(2)
+        self.host("h3")
+        self.clock.time += 11
+        self.volt.heartbeat("h3", [])
+        self.assertEqual(1, self.volt.join("image", "h3").slot)
+
+    def test_a_restart_evicts_nobody(self) -> None:
+        self.grow(3)
+        before = self.volt.tree("image")
+        self.clock.time += 3600
+        self.volt = self.start()
+        self.clock.time += 9
+        self.volt.expire()
+        self.assertEqual(before, self.volt.tree("image"))
+        self.clock.time += 2
+        self.volt.expire()
+        self.assertEqual(0, self.volt.image("image").nodes)
+
+    def test_two_coordinators_on_one_database_agree(self) -> None:
+        self.grow(2)
+        other = self.start()
+        self.host("h3", "h4")
+        slots = [self.volt.join("image", "h3").slot, other.join("image", "h4").slot]
+        self.assertEqual([3, 4], slots)
+
+    def test_the_clock_does_not_jump_with_the_time_of_day(self) -> None:
+        now = steady_clock()
+        self.assertTrue(now() <= now())
+        self.assertThat(str(self.volt.hosts()), MatchesRegex(r"\[\]"))
+
+
+class Trees(CoordinatorCase):
+    """The nested tree."""
+
+    def test_each_host_is_below_its_heap_parent(self) -> None:
+        self.grow(5)
+        root = self.volt.tree("image").root
+        shape = {child.host: [below.host for below in child.children] for child in root.children}
+        self.assertEqual({"h1": ["h3", "h4"], "h2": ["h5"]}, shape)
+
+    def test_further_origins_stand_beside_the_root(self) -> None:
+        self.grow(1)
+        self.publish(origin="second")
+        tree = self.volt.tree("image")
+        self.assertEqual(
+            ("origin", [("second", -1, [])]), (tree.root.host, [(o.host, o.slot, o.children) for o in tree.origins])
+        )

@@ -1,0 +1,95 @@
+"""The database: migrations, transactions, what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+from testtools import TestCase
+
+from volt.errors import StoreUnusable
+from volt.models import HostState
+from volt.store import Base, HostRow, Store
+
+
+def host(name: str) -> HostRow:
+    return HostRow(name=name, address="unix:///run/x", state=HostState.ALIVE, last_seen=0.0)
+
+
+class StoreCase(TestCase):
+    """A store in a folder."""
+
+    def setUp(self) -> None:
+        """Make it."""
+        super().setUp()
+        folder = tempfile.mkdtemp(dir="/tmp")
+        self.addCleanup(shutil.rmtree, folder)
+        self.url = f"sqlite:///{Path(folder) / 'volt.db'}"
+        self.store = self.open()
+
+    def open(self) -> Store:
+        store = Store(self.url)
+        self.addCleanup(store.close)
+        return store
+
+    def names(self) -> list[str]:
+        with self.store.read() as session:
+            return [row.name for row in session.query(HostRow).order_by(HostRow.name)]
+
+    def test_the_migrations_make_the_tables_that_the_code_has(self) -> None:
+        with self.store.connect() as connection:
+            self.assertEqual([], compare_metadata(MigrationContext.configure(connection), Base.metadata))
+
+    def test_opening_again_keeps_what_is_there(self) -> None:
+        with self.store.write() as session:
+            session.add(host("a"))
+        self.store = self.open()
+        self.assertEqual(["a"], self.names())
+
+    def test_an_exception_undoes_the_transaction(self) -> None:
+        def fail() -> None:
+            with self.store.write() as session:
+                session.add(host("a"))
+                session.flush()
+                raise ZeroDivisionError
+
+        self.assertRaises(ZeroDivisionError, fail)
+        self.assertEqual([], self.names())
+
+    def test_writers_of_two_stores_wait_for_each_other(self) -> None:
+        other = self.open()
+        counted = threading.Barrier(2)
+
+        def count(store: Store) -> None:
+            counted.wait(timeout=30)
+            for _ in range(20):
+                with store.write() as session:
+                    row = session.get(HostRow, "a")
+                    assert row
+                    row.last_seen += 1
+
+        with self.store.write() as session:
+            session.add(host("a"))
+        threads = [threading.Thread(target=count, args=(store,)) for store in (self.store, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with self.store.read() as session:
+            row = session.get(HostRow, "a")
+            self.assertEqual(40.0, row and row.last_seen)
+
+    def test_a_database_of_a_later_version_is_refused(self) -> None:
+        with self.store.write() as session:
+            session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        error = self.assertRaises(StoreUnusable, Store, self.url)
+        self.assertIn("9999", str(error))
+
+    def test_a_password_is_not_in_the_error(self) -> None:
+        url = "sqlite://user:secret@host/none"
+        self.assertNotIn("secret", str(self.assertRaises(StoreUnusable, Store, url)))

@@ -1,0 +1,82 @@
+"""The drawn tree and the token file."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from testtools import TestCase
+
+from volt.client import ImageTree, NodeState, TreeNode, render_tree
+from volt.errors import TokenFileUnusable
+from volt.tokens import read_token, token_matches
+
+
+def node(host: str, slot: int, *children: TreeNode, state: NodeState = NodeState.READY) -> TreeNode:
+    return TreeNode(
+        host=host,
+        slot=slot,
+        state=state,
+        depth=min(slot, 1),
+        revision=3,
+        confirmed=3,
+        fetched_bytes=61_000_000,
+        parent=None if slot <= 0 else "origin",
+        children=list(children),
+    )
+
+
+class Drawing(TestCase):
+    """`render_tree`."""
+
+    def test_one_line_per_host_below_its_parent(self) -> None:
+        root = node("origin", 0, node("h1", 1, node("h3", 3, state=NodeState.MOVING)), node("h2", 2))
+        tree = ImageTree(
+            image="debian-12", size=2**31, digest="", revision=9, fanout=2, root=root, origins=[node("second", -1)]
+        )
+        drawn = io.StringIO()
+        Console(file=drawn, width=100).print(render_tree(tree))
+        self.assertEqual(
+            [
+                "debian-12 2.1 GB, fanout 2, revision 9",
+                "├── origin origin ready",
+                "│   ├── h1 ready depth 1 slot 1, 61.0 MB from origin",
+                "│   │   └── h3 moving depth 1 slot 3, 61.0 MB from origin",
+                "│   └── h2 ready depth 1 slot 2, 61.0 MB from origin",
+                "└── second origin ready",
+            ],
+            [line.rstrip() for line in drawn.getvalue().splitlines()],
+        )
+
+
+class Tokens(TestCase):
+    """Reading and comparing."""
+
+    def token(self, content: bytes, mode: int = 0o600) -> Path:
+        file = tempfile.NamedTemporaryFile(dir="/tmp")  # noqa: SIM115  closed at the end of the test
+        self.addCleanup(file.close)
+        file.write(content)
+        file.flush()
+        Path(file.name).chmod(mode)
+        return Path(file.name)
+
+    def test_white_space_around_it_does_not_count(self) -> None:
+        self.assertEqual("secret", read_token(self.token(b" secret\n")))
+
+    def test_files_that_hold_no_token(self) -> None:
+        for content in (b"", b"\n", b"two words", b"two\nlines", b"\xff"):
+            self.assertRaises(TokenFileUnusable, read_token, self.token(content))
+        self.assertRaises(TokenFileUnusable, read_token, Path("/no/such/file"))
+
+    def test_a_file_that_everybody_can_read(self) -> None:
+        self.assertRaises(TokenFileUnusable, read_token, self.token(b"secret", 0o604))
+
+    def test_only_the_whole_token_matches(self) -> None:
+        matching = [
+            h
+            for h in (None, "", "secret", "Bearer secre", "Bearer secret", "Bearer secret ")
+            if token_matches(h, "secret")
+        ]
+        self.assertEqual(["Bearer secret"], matching)

@@ -1,0 +1,261 @@
+"""Volt's API over HTTP: the client's door, the OpenAPI document, problem documents, bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.userspace.volt_process import DIGEST, VoltCase, run_volt
+from volt import errors
+from volt.client import NodeReport, NodeState
+
+
+class Door(VoltCase):
+    """Every method of the client against a real Volt."""
+
+    def test_publish_join_heartbeat_leave(self) -> None:
+        self.publish()
+        self.volt.register("h1", "tcp://10.0.0.1:3260")
+        joined = self.volt.join("image", "h1")
+        self.assertEqual(
+            (1, NodeState.JOINING, ["origin"]), (joined.slot, joined.state, [p.host for p in joined.parents])
+        )
+        answer = self.volt.heartbeat("h1", [NodeReport(image="image", revision=joined.revision, fetched_bytes=7)])
+        self.assertEqual(([], [], 2.0, 10.0), (answer.assignments, answer.absent, answer.interval_s, answer.lease_s))
+        self.assertEqual(1, self.volt.image("image").nodes)
+        self.assertEqual(7, self.volt.tree("image").root.children[0].fetched_bytes)
+        self.volt.leave("image", "h1")
+        self.volt.remove_image("image")
+        self.assertEqual([], self.volt.images())
+
+    def test_a_dead_parent_is_reported(self) -> None:
+        self.publish()
+        self.join("h1", "h2", "h3")
+        self.assertEqual(["h2", "origin"], [p.host for p in self.volt.report_dead("image", "h3", "h1").parents])
+
+    def test_hosts_are_listed_and_removed(self) -> None:
+        self.volt.register("h1", "unix:///run/h1")
+        self.assertEqual(["h1"], [host.name for host in self.volt.hosts()])
+        self.volt.remove_host("h1")
+        self.volt.remove_host("h1")
+        self.assertEqual([], self.volt.hosts())
+
+    def test_publishing_again_is_known_by_its_status(self) -> None:
+        self.volt.register("origin", "unix:///run/origin")
+        request = {"name": "image", "size": 512, "digest": DIGEST, "origin": "origin"}
+        self.assertEqual([201, 200], [self.http().post("/v1/images", json=request).status_code for _ in range(2)])
+
+    def test_refusals_arrive_as_their_classes(self) -> None:
+        self.publish()
+        self.join("h1")
+        refusals: list[tuple[type[errors.Problem], Any]] = [
+            (errors.HostUnknown, lambda: self.volt.heartbeat("nobody", [])),
+            (errors.HostUnknown, lambda: self.volt.join("image", "nobody")),
+            (errors.ImageUnknown, lambda: self.volt.join("nothing", "h1")),
+            (errors.ImageUnknown, lambda: self.volt.tree("nothing")),
+            (errors.NodeUnknown, lambda: self.volt.report_dead("image", "nobody", "h1")),
+            (errors.ImageConflict, lambda: self.volt.publish("image", 2048, DIGEST, "origin")),
+            (errors.HostHasNode, lambda: self.volt.publish("image", 1024, DIGEST, "h1")),
+            (errors.OriginNeeded, lambda: self.volt.leave("image", "origin")),
+        ]
+        for kind, call in refusals:
+            self.assertRaises(kind, call)
+        error = self.assertRaises(errors.ImageInUse, self.volt.remove_image, "image")
+        self.assertEqual(("h1",), error.hosts)
+
+
+class Document(VoltCase):
+    """The OpenAPI document."""
+
+    def setUp(self) -> None:
+        """Fetch it."""
+        super().setUp()
+        self.document = self.http().get("/openapi.json").json()
+
+    def test_it_lists_all_calls(self) -> None:
+        calls = {f"{method.upper()} {path}" for path, item in self.document["paths"].items() for method in item}
+        self.assertEqual(
+            {
+                "GET /v1/hosts",
+                "PUT /v1/hosts/{host}",
+                "DELETE /v1/hosts/{host}",
+                "POST /v1/hosts/{host}/heartbeat",
+                "GET /v1/images",
+                "POST /v1/images",
+                "GET /v1/images/{image}",
+                "DELETE /v1/images/{image}",
+                "GET /v1/images/{image}/tree",
+                "POST /v1/images/{image}/nodes",
+                "DELETE /v1/images/{image}/nodes/{host}",
+                "POST /v1/images/{image}/reports",
+                "GET /healthz",
+            },
+            calls,
+        )
+
+    def test_every_reference_in_it_leads_somewhere(self) -> None:
+        for reference in _references(self.document):
+            place = self.document
+            for step in reference.removeprefix("#/").split("/"):
+                self.assertIn(step, place, reference)
+                place = place[step]
+
+    def test_it_says_what_a_name_and_an_address_look_like(self) -> None:
+        schemas = self.document["components"]["schemas"]
+        self.assertEqual("^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$", schemas["JoinRequest"]["properties"]["host"]["pattern"])
+        self.assertEqual(512, schemas["HostRequest"]["properties"]["address"]["maxLength"])
+        self.assertEqual(512, schemas["PublishRequest"]["properties"]["size"]["multipleOf"])
+
+    def test_every_call_can_end_in_a_problem(self) -> None:
+        for path, item in self.document["paths"].items():
+            for method, operation in item.items():
+                self.assertIn(
+                    "application/problem+json", operation["responses"]["default"]["content"], f"{method} {path}"
+                )
+
+
+class BadInput(VoltCase):
+    """One clear problem each, and nothing changes."""
+
+    def assert_problem(self, slug: str, status: int, method: str, path: str, **request: Any) -> None:
+        response = self.http().request(method, path, **request)
+        self.assertEqual("application/problem+json", response.headers["Content-Type"], response.text)
+        document = response.json()
+        self.assertEqual((status, f"urn:volt:problem:{slug}"), (response.status_code, document["type"]), document)
+        self.assertEqual(status, document["status"])
+        self.assertTrue(document["title"])
+        self.assertTrue(document["detail"])
+
+    def test_bad_names_in_paths(self) -> None:
+        for name in ("a.b", "..%2e", "-a", "a" * 64, "a" * 300, "%00", "a%0a", "%c3%a9", "a b"):
+            self.assert_problem("bad-request", 400, "PUT", f"/v1/hosts/{name}", json={"address": "unix:///run/x"})
+        self.assert_problem("no-such-path", 404, "PUT", "/v1/hosts/a/b", json={"address": "unix:///run/x"})
+        self.assertEqual([], self.volt.hosts())
+
+    def test_bad_addresses(self) -> None:
+        for address in (
+            "",
+            "unix://run/x",
+            "unix:///",
+            "unix:///run/a b",
+            "unix:///run/\n",
+            "http://10.0.0.1:80",
+            "tcp://10.0.0.1",
+            "tcp://10.0.0.1:0",
+            "tcp://10.0.0.1:65536",
+            "tcp://user@10.0.0.1:1",
+            "unix:///" + "a" * 600,
+            None,
+            7,
+        ):
+            self.assert_problem("bad-request", 400, "PUT", "/v1/hosts/h1", json={"address": address})
+        self.assertEqual([], self.volt.hosts())
+
+    def test_good_addresses(self) -> None:
+        for address in (
+            "unix:///run/virtman/serve",
+            "tcp://10.0.0.1:3260",
+            "tcp://node-1.example:1",
+            "tcp://[fe80::1]:65535",
+        ):
+            self.assertEqual(address, self.volt.register("h1", address).address)
+
+    def test_bad_images(self) -> None:
+        self.volt.register("origin", "unix:///run/origin")
+        good = {"name": "image", "size": 512, "digest": DIGEST, "origin": "origin"}
+        bad: dict[str, list[Any]] = {
+            "name": ["", "a/b", "a.b", "a" * 64, None],
+            "size": [0, -512, 513, 512.5, "512", True, 2**63, None],
+            "digest": ["", "sha256:", "sha256:" + "A" * 64, "md5:" + "a" * 32, DIGEST + "a"],
+            "origin": ["", "../x"],
+            "unknown": [1],
+        }
+        for field, values in bad.items():
+            for value in values:
+                self.assert_problem("bad-request", 400, "POST", "/v1/images", json={**good, field: value})
+        self.assertEqual([], self.volt.images())
+
+    def test_bad_heartbeats(self) -> None:
+        self.volt.register("h1", "unix:///run/h1")
+        for node in ({"image": "x"}, {"image": "x", "revision": -1}, {"image": "x", "revision": 2**63}, "x"):
+            self.assert_problem("bad-request", 400, "POST", "/v1/hosts/h1/heartbeat", json={"nodes": [node]})
+
+    def test_bodies_that_are_no_json_or_no_object(self) -> None:
+        for body in (b"", b"{", b"[]", b"null", b"7", b"\xff\xfe"):
+            headers = {"Content-Type": "application/json"}
+            self.assert_problem("bad-request", 400, "POST", "/v1/images", content=body, headers=headers)
+        self.assert_problem("bad-request", 400, "POST", "/v1/images", content=b"name=image")
+
+    def test_a_body_that_is_too_large(self) -> None:
+        response = self.http().post("/v1/images", content=b"x" * (5 * 1024 * 1024))
+        self.assertEqual(413, response.status_code)
+
+    def test_paths_and_methods_that_are_not_there(self) -> None:
+        self.assert_problem("no-such-path", 404, "GET", "/")
+        self.assert_problem("no-such-path", 404, "GET", "/v1//hosts")
+        self.assert_problem("no-such-path", 404, "GET", "/v1/hosts/")
+        self.assert_problem("bad-method", 405, "PATCH", "/v1/hosts")
+
+    def test_a_method_that_is_not_there_says_which_are(self) -> None:
+        self.assertIn("GET", self.http().patch("/v1/hosts").headers["Allow"])
+
+
+class CommandLine(VoltCase):
+    """`volt tree`, `volt hosts`, `volt images` against a real Volt."""
+
+    def setUp(self) -> None:
+        """An image and three hosts."""
+        super().setUp()
+        self.publish()
+        self.join("h1", "h2", "h3")
+
+    def run_ok(self, *arguments: str) -> str:
+        result = run_volt(*arguments, "--url", self.url)
+        self.assertEqual((0, ""), (result.returncode, result.stderr))
+        return result.stdout
+
+    def test_tree_is_drawn(self) -> None:
+        drawn = self.run_ok("tree", "image").splitlines()
+        self.assertIn("image 1.0 kB, fanout 2", drawn[0])
+        self.assertIn("origin origin joining", drawn[1])
+        self.assertIn("h3 joining depth 2 slot 3, 0 bytes", drawn[3])
+
+    def test_tree_as_json(self) -> None:
+        self.assertIn('"host": "h3"', self.run_ok("tree", "image", "--json"))
+
+    def test_hosts_are_listed(self) -> None:
+        self.assertIn("h1      alive", self.run_ok("hosts"))
+        self.assertIn('"address": "unix:///run/h1"', self.run_ok("hosts", "--json"))
+
+    def test_a_host_is_removed(self) -> None:
+        result = run_volt("hosts", "--url", self.url, "remove", "h1")
+        self.assertEqual((0, "", ""), (result.returncode, result.stdout, result.stderr))
+        self.assertNotIn("h1", [host.name for host in self.volt.hosts()])
+
+    def test_images_are_listed(self) -> None:
+        self.assertIn("image  1.0 kB  3      origin", self.run_ok("images"))
+        self.assertIn('"nodes": 3', self.run_ok("images", "--json"))
+
+    def test_errors_are_one_line_and_exit_code_one(self) -> None:
+        for arguments in (("tree", "nothing"), ("tree", "a/b"), ("hosts", "--token-file", "/no/such/file")):
+            result = run_volt(*arguments, "--url", self.url) if arguments[0] == "tree" else run_volt(*arguments)
+            self.assertEqual((1, ""), (result.returncode, result.stdout))
+            self.assertEqual(1, len(result.stderr.splitlines()), result.stderr)
+
+    def test_a_volt_that_is_not_there_is_one_line(self) -> None:
+        result = run_volt("images", "--url", "http://127.0.0.1:1")
+        self.assertEqual(1, result.returncode)
+        self.assertIn("refused", result.stderr)
+        self.assertEqual(1, len(result.stderr.splitlines()))
+
+    def test_help_has_examples(self) -> None:
+        for command in ("serve", "tree", "hosts", "images"):
+            self.assertIn(f"  volt {command}", run_volt(command, "--help").stdout)
+
+
+def _references(document: Any) -> list[str]:
+    if isinstance(document, dict):
+        own = [document["$ref"]] if isinstance(document.get("$ref"), str) else []
+        return own + [reference for value in document.values() for reference in _references(value)]
+    if isinstance(document, list):
+        return [reference for value in document for reference in _references(value)]
+    return []

@@ -1,0 +1,233 @@
+"""`volt serve` as a process: life, death, restart, leases, load."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from testtools import TestCase
+from testtools.content import text_content
+
+from tests.userspace.volt_process import VoltCase, run_volt
+from volt.client import HostState, NodeReport, NodeState, VoltClient
+from volt.errors import TokenFileUnusable, Unauthorized, VoltUnreachable
+
+
+class Life(VoltCase):
+    """Start, stop, start again."""
+
+    def test_sigterm_stops_it_cleanly(self) -> None:
+        self.volt.hosts()
+        self.process.send_signal(signal.SIGTERM)
+        self.assertEqual(0, self.process.wait(timeout=10))
+        self.assertNotIn("Traceback", self.log())
+        self.assertRaises(VoltUnreachable, self.volt.hosts)
+
+    def test_kill_minus_nine_and_a_restart_lose_nothing(self) -> None:
+        self.publish()
+        self.join(*(f"h{number}" for number in range(1, 8)))
+        self.volt.leave("image", "h2")
+        before = (self.volt.hosts(), self.volt.images(), self.volt.tree("image"))
+        self.process.kill()
+        self.process.wait(timeout=10)
+        self.start()
+        self.assertEqual(before, (self.volt.hosts(), self.volt.images(), self.volt.tree("image")))
+
+    def test_health_is_told(self) -> None:
+        self.assertEqual({"status": "ok"}, self.http().get("/healthz").json())
+
+    def test_a_hundred_hosts_join_at_once_within_seconds(self) -> None:
+        self.publish()
+        hosts = [f"h{number}" for number in range(100)]
+        start = threading.Barrier(len(hosts))
+        took: list[float] = []
+
+        def join(host: str) -> int:
+            start.wait(timeout=60)
+            begun = time.monotonic()
+            self.volt.register(host, f"unix:///run/{host}")
+            slot = self.volt.join("image", host).slot
+            took.append(time.monotonic() - begun)
+            return slot
+
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            slots = sorted(pool.map(join, hosts))
+        self.assertEqual(list(range(1, 101)), slots)
+        self.assertEqual(100, self.volt.image("image").nodes)
+        self.addDetail("slowest", text_content(f"{max(took):.2f} s"))
+        self.assertTrue(max(took) < 10, max(took))  # a bound for loaded machines; about 1 s is usual
+
+    def test_metrics_count_what_happens(self) -> None:
+        self.publish()
+        self.join("h1", "h2", "h3")
+        self.volt.heartbeat("h1", [])
+        self.volt.report_dead("image", "h3", "h1")
+        self.volt.leave("image", "h1")
+        text = self.http().get("/metrics").text
+        for line in (
+            'volt_hosts{state="alive"} 4.0',
+            'volt_hosts{state="lost"} 0.0',
+            'volt_nodes{image="image",state="moving"} 1.0',
+            'volt_tree_depth{image="image"} 1.0',
+            "volt_heartbeats_total 1.0",
+            "volt_reports_total 1.0",
+            "volt_moves_total 1.0",
+            'volt_request_seconds_count{endpoint="/v1/hosts/<host>",method="PUT",status="200"} 4.0',
+        ):
+            self.assertIn(line, text)
+
+
+class Leases(VoltCase):
+    """Hosts that fall silent, with a lease of half a second."""
+
+    options = ("--heartbeat", "0.1", "--lease", "0.5")
+
+    def test_a_silent_host_is_evicted_and_a_live_one_stays(self) -> None:
+        self.publish()
+        self.join("alive", "silent")
+        deadline = time.monotonic() + 20
+        while self.volt.image("image").nodes > 1:
+            self.assertTrue(time.monotonic() < deadline)
+            answer = self.volt.heartbeat("alive", [NodeReport(image="image", revision=0)])
+            time.sleep(answer.interval_s)
+        states = {host.name: host.state for host in self.volt.hosts()}
+        self.assertEqual((HostState.ALIVE, HostState.LOST), (states["alive"], states["silent"]))
+        self.assertEqual(NodeState.LOST, self.volt.tree("image").root.state)
+        self.assertEqual(["image"], self.volt.heartbeat("silent", [NodeReport(image="image", revision=1)]).absent)
+
+
+class Token(VoltCase):
+    """With a token file."""
+
+    def setUp(self) -> None:
+        """A token, and Volt started with it."""
+        folder = Path(tempfile.mkdtemp(dir="/tmp"))
+        self.addCleanup(shutil.rmtree, folder)
+        self.token_file = folder / "token"
+        self.token_file.write_text("open-sesame\n")
+        self.token_file.chmod(0o600)
+        self.options = ("--token-file", str(self.token_file))
+        super().setUp()
+
+    def test_every_call_needs_it(self) -> None:
+        self.assertRaises(Unauthorized, self.volt.hosts)
+        self.assertEqual([], self.client(self.token_file).hosts())
+
+    def test_a_wrong_one_is_refused(self) -> None:
+        other = self.token_file.with_name("other")
+        other.write_text("open-sesamE")
+        other.chmod(0o600)
+        self.assertRaises(Unauthorized, self.client(other).hosts)
+
+    def test_metrics_need_it_and_health_does_not(self) -> None:
+        statuses = {
+            path: self.http().get(path).status_code for path in ("/metrics", "/v1/x", "/healthz", "/openapi.json")
+        }
+        self.assertEqual({"/metrics": 401, "/v1/x": 401, "/healthz": 200, "/openapi.json": 200}, statuses)
+
+    def test_an_answer_without_it_says_how_to_send_it(self) -> None:
+        response = self.http().get("/v1/hosts", headers={"Authorization": "Basic b3Blbi1zZXNhbWU="})
+        self.assertEqual("Bearer", response.headers["WWW-Authenticate"])
+        self.assertEqual("urn:volt:problem:unauthorized", response.json()["type"])
+
+    def test_the_log_never_shows_it(self) -> None:
+        self.client(self.token_file).hosts()
+        self.assertNotIn("sesam", self.log())
+
+    def test_a_file_that_everybody_can_read_is_refused(self) -> None:
+        self.token_file.chmod(0o644)
+        self.assertRaises(TokenFileUnusable, VoltClient, self.url, self.token_file)
+
+
+class Refusals(TestCase):
+    """`volt serve` that cannot start: one line, exit code 1."""
+
+    def setUp(self) -> None:
+        """A folder."""
+        super().setUp()
+        self.folder = Path(tempfile.mkdtemp(dir="/tmp"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def assert_refused(self, message: str, *arguments: str) -> None:
+        listen = () if "--listen" in arguments else ("--listen", "127.0.0.1:0")
+        result = run_volt("serve", *listen, "--state", str(self.folder / "state"), *arguments)
+        self.assertEqual((1, ""), (result.returncode, result.stdout), result.stderr)
+        self.assertIn(message, result.stderr)
+        self.assertEqual(1, len(result.stderr.splitlines()), result.stderr)
+
+    def test_an_address_open_to_others_needs_a_token(self) -> None:
+        self.assert_refused("--token-file", "--listen", "0.0.0.0:0")
+
+    def test_a_port_in_use(self) -> None:
+        taken = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(taken.close)
+        self.assert_refused("in use", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+
+    def test_a_malformed_address(self) -> None:
+        for address in ("127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", ":8700", "no.such.host.invalid:0"):
+            self.assert_refused("cannot listen", "--listen", address)
+
+    def test_a_bad_fanout(self) -> None:
+        for fanout in ("0", "65"):
+            self.assert_refused("fanout", "--fanout", fanout)
+
+    def test_a_bad_lease(self) -> None:
+        self.assert_refused("above 0", "--lease", "0")
+
+    def test_a_token_file_that_everybody_can_read(self) -> None:
+        token = self.folder / "token"
+        token.write_text("secret")
+        token.chmod(0o644)
+        self.assert_refused("readable by everyone", "--token-file", str(token))
+
+    def test_a_token_file_that_is_missing_or_empty(self) -> None:
+        empty = self.folder / "empty"
+        empty.touch(mode=0o600)
+        self.assert_refused("cannot read token file", "--token-file", str(self.folder / "none"))
+        self.assert_refused("one word", "--token-file", str(empty))
+
+    def test_a_database_that_cannot_be_opened(self) -> None:
+        self.assert_refused("unable to open", "--database", f"sqlite:///{self.folder}/no/such/folder/volt.db")
+
+    def test_a_database_that_is_something_else(self) -> None:
+        (self.folder / "file").write_text("this is not a database, but long enough to look at " * 100)
+        self.assert_refused("not a database", "--database", f"sqlite:///{self.folder}/file")
+
+    def test_a_database_url_that_is_none(self) -> None:
+        self.assert_refused("database URL", "--database", "nonsense")
+
+    def test_a_state_folder_that_is_a_file(self) -> None:
+        (self.folder / "state").touch()
+        self.assert_refused("state folder")
+
+    def test_a_usage_error_has_exit_code_two(self) -> None:
+        self.assertEqual(2, run_volt("serve", "--no-such-option").returncode)
+
+
+class Ipv6(VoltCase):
+    """On the other loopback address."""
+
+    listen = "[::1]:0"
+
+    def setUp(self) -> None:
+        """Volt, if there is such an address."""
+        if not _has_ipv6():
+            self.skipTest("this machine has no IPv6 loopback address")
+        super().setUp()
+
+    def test_it_listens_there(self) -> None:
+        self.assertEqual([], self.volt.hosts())
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,101 @@
+"""A real `volt serve` for a test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import httpx
+from testtools import TestCase
+
+from volt.client import VoltClient
+
+DIGEST = "sha256:" + "a" * 64
+
+
+class VoltCase(TestCase):
+    """Starts Volt on a folder of its own; may stop and start it again."""
+
+    listen = "127.0.0.1:0"
+    options: tuple[str, ...] = ()
+
+    def setUp(self) -> None:
+        """Volt listens and answers."""
+        super().setUp()
+        self.folder = Path(tempfile.mkdtemp(dir="/tmp"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.start()
+
+    def start(self) -> None:
+        """Start Volt and wait for the line that says where it listens."""
+        arguments = ["serve", "--listen", self.listen, "--state", str(self.folder / "state"), *self.options]
+        log = (self.folder / "log").open("ab")
+        self.addCleanup(log.close)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "volt.cli", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=clean_env(),
+        )
+        self.addCleanup(self.stop, self.process)
+        assert self.process.stdout
+        self.addCleanup(self.process.stdout.close)
+        line = self.process.stdout.readline()
+        self.assertTrue(line.startswith("listening on http://"), (line, self.log()))
+        self.url = line.split()[-1]
+        self.volt = self.client()
+
+    def stop(self, process: subprocess.Popen[str]) -> None:
+        """Stop it, whatever it does."""
+        if process.poll() is None:
+            process.kill()
+        process.wait(timeout=10)
+
+    def client(self, token_file: Path | None = None, timeout: float = 10.0) -> VoltClient:
+        """A client of this Volt."""
+        client = VoltClient(self.url, token_file, timeout)
+        self.addCleanup(client.close)
+        return client
+
+    def http(self) -> httpx.Client:
+        """A plain HTTP client, for what the proper one would never send."""
+        client = httpx.Client(base_url=self.url, trust_env=False, timeout=10.0)
+        self.addCleanup(client.close)
+        return client
+
+    def log(self) -> str:
+        """What Volt said."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def publish(self, origin: str = "origin", image: str = "image") -> None:
+        """An image with one origin."""
+        self.volt.register(origin, f"unix:///run/{origin}")
+        self.volt.publish(image, 1024, DIGEST, origin)
+
+    def join(self, *hosts: str) -> None:
+        """Hosts register and join."""
+        for host in hosts:
+            self.volt.register(host, f"unix:///run/{host}")
+            self.volt.join("image", host)
+
+
+def clean_env() -> dict[str, str]:
+    """The environment without the settings of a Volt that somebody uses here."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("VOLT_")}
+
+
+def run_volt(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command `volt` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "volt.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=clean_env(),
+    )
