@@ -226,11 +226,10 @@ def boot_set(trace: Trace, unit: int) -> dict[str, int]:
     }
 
 
-def bars(wave: Mapping[str, Any], wanted: Mapping[str, int]) -> dict[str, float]:
+def bars(wave: Mapping[str, Any], star: Mapping[str, Any], wanted: Mapping[str, int]) -> dict[str, float]:
     """The figures that the project has set itself bars for."""
     fetched, exact, rounded = max(wave["fetched_bytes_per_host"]), wanted["bytes"], wanted["rounded_bytes"]
     attached = wave["attach"]
-    depths = list(attached["by_depth_s"].values())
     return {
         "fetched_to_boot_set": fetched / rounded,
         "fetched_to_exact_boot_set": fetched / exact,
@@ -238,7 +237,7 @@ def bars(wave: Mapping[str, Any], wanted: Mapping[str, int]) -> dict[str, float]
         "origin_sent_to_exact_fanout_boot_sets": wave["origin_sent_bytes"] / (wave["fanout"] * exact),
         "attach_all_to_one_alone": attached["all_s"] / attached["alone_s"]["median"],
         "attach_all_to_bare_processes": attached["all_s"] / attached["bare_processes_s"],
-        "attach_deepest_to_shallowest": depths[-1] / depths[0],
+        "attach_all_to_star": attached["all_s"] / star["attach"]["all_s"],
     }
 
 
@@ -263,7 +262,7 @@ def run(image: Path, size: Size, fanout: int, think: float, trace_file: Path | N
         "image_bytes": trace.image_bytes,
         "recorded_boot_s": trace.boot_s,
         "boot_set": wanted,
-        "bars": bars(tree, wanted),
+        "bars": bars(tree, star, wanted),
         "tree_to_local": ratios(tree, local),
         "tree_to_star": ratios(tree, star),
         "star_to_local": ratios(star, local),

@@ -49,9 +49,7 @@ def daemon_argv(server: Path, disks: Mapping[str, BlockNode]) -> list[str]:
 def local_disks(folder: Path, image: Path, vms: Mapping[str, list[str]]) -> dict[str, dict[str, BlockNode]]:
     """Private disks directly over a raw file, for the VMs (values) of each host: VMs without VirtMan."""
     first = folder / "empty.qcow2"
-    # Of the same layout as VirtMan's own: drivers/snapshot/qcow2.py.
-    layout = ["-f", "qcow2", "-o", "cluster_size=128k,extended_l2=on", "-F", "raw", "-b", str(image)]
-    run([processes.tool("qemu-img"), "create", "-q", "-u", *layout, str(first), str(image.stat().st_size)])
+    empty_disk(first, image, image.stat().st_size)
     disks: dict[str, dict[str, BlockNode]] = {}
     for host, names in vms.items():
         disks[host] = {}
@@ -63,3 +61,9 @@ def local_disks(folder: Path, image: Path, vms: Mapping[str, list[str]]) -> dict
                 "driver": "qcow2", "file": {"driver": "file", "filename": str(path)}, "backing": backing,
             }  # fmt: skip
     return disks
+
+
+def empty_disk(path: Path, image: Path, size: int) -> None:
+    """A private disk over a raw file, of the same layout as VirtMan's own: drivers/snapshot/qcow2.py."""
+    layout = ["-f", "qcow2", "-o", "cluster_size=128k,extended_l2=on", "-F", "raw", "-b", str(image)]
+    run([processes.tool("qemu-img"), "create", "-q", "-u", *layout, path, str(size)])

@@ -37,8 +37,13 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    return {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
+    """What the figures depend on. The load average tells whether others used the machine, too."""
+    return {
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
 
 
 def write_json(name: str, figures: dict[str, Any]) -> Path:
