@@ -1,8 +1,9 @@
 """The contract between the agent and its drivers.
 
 A stack is attach -> cache -> export, one per image and host; a snapshot gives one VM a disk on top of it. Every call is
-idempotent: asking twice is asking once, and removing what is not there is fine. Calls for one image are serialised by the
-agent; calls for different images run in parallel, so drivers keep no state that is shared between images without a lock.
+idempotent: asking twice is asking once, and removing what is not there is fine. Calls for one image are serialised by
+the agent; calls for different images run in parallel, so drivers keep no state that is shared between images without a
+lock.
 
 What exists on the host is the truth, not what a driver remembers: after kill -9 of the agent a new driver object finds
 what the old one made through ``existing()``.
@@ -24,8 +25,8 @@ BlockNode = Mapping[str, Any]
 class Place:
     """Where a driver may keep things on this host.
 
-    ``state`` survives a reboot; ``run`` holds sockets and pid files and need not. ``run`` must be short: a unix socket's
-    path has at most 107 bytes (unix(7)).
+    ``state`` survives a reboot; ``run`` holds sockets and pid files and need not. ``run`` must be short: a unix
+    socket's path has at most 107 bytes (unix(7)).
     """
 
     state: Path
@@ -48,7 +49,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Parent:
-    """One host to read misses from. ``address`` is what that host registered at Volt, e.g. ``unix:///run/virtman/serve``."""
+    """One host to read misses from. ``address`` is what it registered at Volt, e.g. ``unix:///run/virtman/serve``."""
 
     host: str
     address: str
@@ -92,7 +93,7 @@ class PathStatus:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """``held_bytes``: image content in the cache, all of it fetched from parents; ``file_bytes``: disk space it takes."""
+    """``held_bytes``: image content in the cache, all of it fetched from parents; ``file_bytes``: its disk space."""
 
     held_bytes: int
     file_bytes: int
@@ -107,7 +108,10 @@ class Existing:
 
 
 LostParent = Callable[[Image, Parent], None]
-"""Called from a driver's thread when a parent in use was lost and the driver has moved on."""
+"""Called from a driver's thread when a parent in use was lost and the driver has moved on.
+
+It has to return at once. Publish what ``connect`` gives again soon, see there.
+"""
 
 Died = Callable[[str], None]
 """Called from a driver's thread with an image's name when the process that serves it died unasked."""
@@ -117,13 +121,17 @@ class AttachDriver(Protocol):
     """How a host reaches its parents."""
 
     def connect(self, image: Image, parents: Sequence[Parent]) -> Device:
-        """Make the image readable through the first parent that lives, keep watching, and never wait for a parent's data."""
+        """Make the image readable through the first parent that lives, keep watching, never wait for a parent's data.
+
+        The device changes when what reads from it may hold on to a parent that is not in use any more: publishing it
+        again drops that parent.
+        """
 
     def origin(self, image: Image, file: Path) -> Device:
         """The device of a host that has the whole image in ``file``: it has no parents."""
 
     def update(self, image: Image, parents: Sequence[Parent]) -> bool:
-        """Follow a new list. True if the route in use has to change and the stack must be published again to drop it."""
+        """Follow a new list. True if the route in use changes and the stack must be published again to drop it."""
 
     def disconnect(self, image: str) -> None:
         """Forget the image's parents and stop watching them."""
@@ -139,7 +147,10 @@ class CacheDriver(Protocol):
     """How a host keeps what it has read."""
 
     def open(self, image: Image, base: Device) -> Device:
-        """A device that reads from the cache, else from ``base``, and keeps what it read. A damaged cache starts empty."""
+        """A device that reads from the cache, else from ``base``, and keeps what it read.
+
+        A damaged cache starts empty.
+        """
 
     def close(self, image: Image) -> None:
         """The stack is gone: what was kept stays for the next ``open``."""
@@ -148,7 +159,11 @@ class CacheDriver(Protocol):
         """Delete what is kept under an image's key. Returns the bytes of disk space freed."""
 
     def stats(self, image: Image) -> CacheStats:
-        """What the image's cache holds now."""
+        """What the image's cache holds now.
+
+        Asked with every heartbeat, it also has the cache write down what it knows, so that kill -9 of what serves it
+        costs only what was fetched since.
+        """
 
     def existing(self) -> Existing:
         """Keys (``Image.key``) of the images with something kept on this host."""
@@ -181,7 +196,7 @@ class ExportDriver(Protocol):
         """Bytes that the cache answered without a parent, counted since the image began to be served."""
 
     def allow(self, image: str, children: Sequence[str]) -> None:
-        """Name the hosts that may read. A driver whose endpoint no other machine reaches may rely on file permissions."""
+        """Name the hosts that may read. File permissions are enough for an endpoint that no other machine reaches."""
 
     def withdraw(self, image: str) -> None:
         """Stop serving and remove the endpoint."""
