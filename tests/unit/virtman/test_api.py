@@ -1,0 +1,377 @@
+"""The local API and its client, over a real unix socket."""
+
+from __future__ import annotations
+
+import gc
+import json
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from testtools import TestCase
+from testtools.matchers import Contains, LessThan
+
+from drivers import errors as driver_errors
+from tests.doubles.servers import serve_agent
+from tests.unit.virtman.agents import LIBVIRT, MIB, Site
+from tests.unit.virtman.scene import folder_for
+from virtman.agent import Agent
+from virtman.api import PROBLEM, create_app
+from virtman.client import AgentClient
+from virtman.errors import (
+    BY_KIND,
+    AgentFailed,
+    AgentUnreachable,
+    BadImageFile,
+    BadRequest,
+    BadSize,
+    DriverTrouble,
+    ImageExists,
+    NoRoom,
+    NotFound,
+    UnknownImage,
+    UnknownVm,
+    VirtmanError,
+    VmExists,
+)
+from virtman.imagestore import Progress
+from virtman.records import ImageRecord
+
+BAD_NAMES = ["a.b", "..", "-a", "a" * 64, "a" * 300, "a b", "%00", "é", "a%0a"]
+
+
+class ApiTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.socket = folder_for(self) / "agent.sock"
+
+    def serve(self, agent: Agent) -> AgentClient:
+        serve_agent(self, create_app(agent), self.socket)
+        client = AgentClient(self.socket, timeout=30)
+        self.addCleanup(client.close)
+        transport = httpx.HTTPTransport(uds=str(self.socket))
+        self.http = httpx.Client(transport=transport, base_url="http://agent", trust_env=False)
+        self.addCleanup(self.http.close)
+        return client
+
+
+class FailingAgent(Agent):
+    """Fails in every call with the error that it is given."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def status(self) -> dict[str, Any]:
+        raise self.error
+
+    def publish(self, name: str, file: Path, progress: Progress) -> ImageRecord:
+        progress("copy", 0, 1)
+        raise self.error
+
+
+class ErrorsTest(ApiTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.agent = FailingAgent(VirtmanError())
+        self.client = self.serve(self.agent)
+
+    def raised(self, error: Exception, call: Callable[[], object]) -> Exception:
+        """What the caller of the client sees of the agent's error."""
+        self.agent.error = error
+        try:
+            call()
+        except VirtmanError as seen:
+            return seen
+        raise AssertionError("nothing was raised")
+
+    def publish(self) -> object:
+        return self.client.publish("x", Path("/x"))
+
+    def test_every_error_comes_out_as_it_went_in(self) -> None:
+        for cls in BY_KIND.values():
+            for call in (self.client.status, self.publish):
+                seen = self.raised(cls("the reason, größer"), call)
+                self.assertEqual((cls, "the reason, größer"), (type(seen), str(seen)))
+
+    def test_every_error_is_a_problem_document(self) -> None:
+        for cls in BY_KIND.values():
+            self.agent.error = cls("the reason")
+            answer = self.http.get("/v1/status")
+            self.assertEqual((cls.status, PROBLEM), (answer.status_code, answer.headers["content-type"]))
+            document = answer.json()
+            self.assertEqual((cls.status, "the reason"), (document["status"], document["detail"]))
+            self.assertEqual(f"urn:virtman:problem:{cls.kind}", document["type"])
+            self.assertIn("title", document)
+
+    def test_no_space_of_a_driver_is_no_room(self) -> None:
+        error = driver_errors.NoSpace(Path("/disk"), 1, 2)
+        for call in (self.client.status, self.publish):
+            self.assertIsInstance(self.raised(error, call), NoRoom)
+
+    def test_other_trouble_of_a_driver_is_told_in_its_words(self) -> None:
+        for call in (self.client.status, self.publish):
+            seen = self.raised(driver_errors.ToolMissing("qemu-img"), call)
+            self.assertEqual(DriverTrouble, type(seen))
+            self.assertThat(str(seen), Contains("qemu-img"))
+
+    def test_a_bug_is_told_as_one(self) -> None:
+        for call in (self.client.status, self.publish):
+            seen = self.raised(ZeroDivisionError("division"), call)
+            self.assertEqual(VirtmanError, type(seen))
+            self.assertThat(str(seen), Contains("unexpected ZeroDivisionError: division; the agent's log has more"))
+
+
+class BadRequestsTest(ApiTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.site = Site(self)
+        self.site.volt.offer("debian", size=MIB)
+        self.client = self.serve(self.site.agent())
+
+    def problem(self, status: int, method: str, path: str, **request: Any) -> dict[str, Any]:
+        """The problem that a request is answered with. Nothing has changed on the host."""
+        answer = self.http.request(method, path, **request)
+        self.assertEqual((status, PROBLEM), (answer.status_code, answer.headers["content-type"]), answer.text)
+        self.assertEqual({}, self.site.host.leftovers())
+        document: dict[str, Any] = answer.json()
+        self.assertEqual({"type", "title", "status", "detail"}, set(document))
+        self.assertEqual(1, len(document["detail"].splitlines()))
+        return document
+
+    def test_bad_names_are_refused(self) -> None:
+        for name in BAD_NAMES:
+            for method, path in (("GET", "/v1/vms/{}"), ("DELETE", "/v1/vms/{}"), ("GET", "/v1/images/{}/tree")):
+                if name != "..":  # clients take it out of the path
+                    self.problem(422, method, path.format(name))
+            self.problem(422, "PUT", "/v1/vms/vm", json={"image": name})
+            self.problem(422, "POST", "/v1/images", json={"name": name, "file": "/x"})
+
+    def test_a_name_with_a_slash_is_no_path_of_the_api(self) -> None:
+        self.problem(404, "GET", "/v1/vms/a%2Fb")
+        self.problem(422, "PUT", "/v1/vms/vm", json={"image": "a/b"})
+
+    def test_the_refusal_says_where_and_why(self) -> None:
+        document = self.problem(422, "PUT", "/v1/vms/vm", json={"image": "debian", "size": 513})
+        self.assertEqual("urn:virtman:problem:bad-request", document["type"])
+        self.assertThat(document["detail"], Contains("size"))
+        self.assertThat(document["detail"], Contains("513"))
+
+    def test_bad_bodies_are_refused(self) -> None:
+        bodies: list[Any] = [
+            {}, [], "x", None, 1, {"image": None}, {"image": 1}, {"image": "debian", "more": 1}, {"image": ["debian"]},
+        ]  # fmt: skip
+        for body in bodies:
+            self.problem(422, "PUT", "/v1/vms/vm", json=body)
+
+    def test_bad_sizes_are_refused(self) -> None:
+        sizes: list[object] = [0, -512, 1, 513, 0.5, "big", (1 << 60) + 512, 1 << 70, [], True]
+        for size in sizes:
+            self.problem(422, "PUT", "/v1/vms/vm", json={"image": "debian", "size": size})
+
+    def test_bad_machines_are_refused(self) -> None:
+        for field in (
+            {"memory": 31}, {"memory": 1 << 25}, {"cpus": 0}, {"cpus": 513}, {"network": "wifi"},
+            {"network": "bridge:"}, {"network": "bridge:a/b"},
+            {"network": "user\n"}, {"ssh_keys": "key"}, {"user_data": 1}, {"more": 1},
+        ):  # fmt: skip
+            self.problem(422, "POST", "/v1/vms/vm/boot", json={"image": "debian", **field})
+
+    def test_what_is_no_json_is_refused(self) -> None:
+        for content in (b"", b"{", b"\xff", b"image=debian"):
+            headers = {"content-type": "application/json"}
+            answer = self.http.put("/v1/vms/vm", content=content, headers=headers)
+            self.assertEqual(PROBLEM, answer.headers["content-type"])
+            self.assertIn(answer.status_code, (400, 422))
+
+    def test_another_content_type_is_refused(self) -> None:
+        answer = self.http.put("/v1/vms/vm", content=b'{"image": "debian"}', headers={"content-type": "text/plain"})
+        self.assertEqual(PROBLEM, answer.headers["content-type"])
+        self.assertEqual({}, self.site.host.leftovers())
+
+    def test_a_path_that_is_not_there(self) -> None:
+        for path in ("/v1", "/v1/vmss", "/v2/status", "/v1/vms/vm/explode"):
+            self.assertEqual("urn:virtman:problem:not-found", self.problem(404, "GET", path)["type"])
+
+    def test_a_method_that_is_not_there(self) -> None:
+        for method, path in (("POST", "/v1/status"), ("DELETE", "/v1/vms"), ("GET", "/v1/gc")):
+            self.assertEqual("urn:virtman:problem:method-not-allowed", self.problem(405, method, path)["type"])
+
+    def test_what_is_not_http_does_not_disturb(self) -> None:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(str(self.socket))
+            peer.sendall(b"\0\1\2 nonsense\r\n\r\n")
+            peer.recv(4096)
+        self.assertEqual([], self.client.vms())
+
+    def test_the_document_names_every_call(self) -> None:
+        document = self.http.get("/openapi.json").json()
+        self.assertEqual(
+            {
+                "/v1/status", "/v1/gc", "/v1/repair", "/v1/suspend", "/v1/images", "/v1/images/{image}/tree", "/v1/vms",
+                "/v1/vms/{vm}", "/v1/vms/{vm}/boot", "/v1/vms/{vm}/stop", "/v1/vms/{vm}/console",
+            },
+            set(document["paths"]),
+        )  # fmt: skip
+
+
+class ClientTest(ApiTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.site = Site(self)
+        self.site.volt.offer("debian", size=MIB)
+        self.client = self.serve(self.site.agent())
+
+    def test_a_vm_from_create_to_destroy(self) -> None:
+        vm = self.client.create("vm", "debian", 2 * MIB)
+        self.assertEqual(("/disks/vm.qcow2", 2 * MIB), (vm["path"], vm["size"]))
+        self.assertEqual(vm, self.client.create("vm", "debian"))
+        self.assertEqual(vm, self.client.vm("vm"))
+        self.assertEqual(["disk"], [vm["state"] for vm in self.client.vms()])
+        self.client.destroy("vm")
+        self.assertEqual([], self.client.vms())
+
+    def test_a_vm_from_boot_to_stop(self) -> None:
+        vm = self.client.boot("vm", "debian", memory=64, cpus=2, network="none", ssh_keys=["k"], user_data="#!/bin/sh")
+        self.assertEqual("tcg", vm["accel"])
+        self.assertEqual(["running"], [vm["state"] for vm in self.client.vms()])
+        self.assertEqual((LIBVIRT, "vm"), (self.client.console("vm")["libvirt"], self.client.console("vm")["domain"]))
+        self.client.stop("vm", force=True)
+        self.assertEqual(["off"], [vm["state"] for vm in self.client.vms()])
+
+    def test_publish_tells_its_progress(self) -> None:
+        seen: list[tuple[str, int, int]] = []
+        file = self.site.image_file()
+        image = self.client.publish("mine", file, lambda *what: seen.append(what))
+        self.assertEqual(("mine", MIB), (image["name"], image["size"]))
+        self.assertThat(image["digest"], Contains("sha256:"))
+        self.assertEqual(("digest", MIB, MIB), seen[-1])
+
+    def test_images_tree_status(self) -> None:
+        self.assertEqual(["debian"], [image["name"] for image in self.client.images()])
+        self.assertEqual("other", self.client.tree("debian")["root"]["host"])
+        self.assertEqual("here", self.client.status()["host"])
+
+    def test_gc_repair_suspend(self) -> None:
+        self.client.create("vm", "debian")
+        self.assertEqual({"stacks": [], "freed_bytes": 0}, self.client.gc())
+        self.client.suspend()
+        self.assertEqual(set(), set(self.site.host.served))
+        self.assertEqual({"vms": [], "images": ["debian"], "strays": []}, self.client.repair())
+
+    def test_errors_have_their_classes(self) -> None:
+        self.client.create("vm", "debian")
+        file = self.site.image_file()
+        calls: list[tuple[type[VirtmanError], Callable[[], object]]] = [
+            (UnknownVm, lambda: self.client.destroy("unknown")),
+            (UnknownImage, lambda: self.client.create("other", "unknown")),
+            (VmExists, lambda: self.client.create("vm", "debian", 2 * MIB)),
+            (BadSize, lambda: self.client.create("other", "debian", 512)),
+            (BadImageFile, lambda: self.client.publish("mine", Path("/nonexistent"))),
+            (ImageExists, lambda: self.client.publish("debian", file)),
+            (BadRequest, lambda: self.client.publish("a/b", file)),
+            (BadRequest, lambda: self.client.create("other", "a/b")),
+            (BadRequest, lambda: self.client.boot("other", "debian", memory=1)),
+        ]
+        for cls, call in calls:
+            self.assertEqual(cls, type(self.assertRaises(VirtmanError, call)))
+
+    def test_bad_names_go_nowhere(self) -> None:
+        for name in (*BAD_NAMES, "a/b", "", "../images"):
+            for call in (self.client.vm, self.client.destroy, self.client.tree, self.client.console, self.client.stop):
+                self.assertRaises(BadRequest, call, name)
+
+    def test_it_is_a_context(self) -> None:
+        with AgentClient(self.socket) as client:
+            self.assertEqual([], client.vms())
+
+    def test_many_at_once(self) -> None:
+        threads = [threading.Thread(target=self.client.create, args=(f"vm-{number}", "debian")) for number in range(20)]
+        for thread in threads:
+            self.addCleanup(thread.join)
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(20, len(self.client.vms()))
+
+    def test_the_socket_is_for_its_owner_alone(self) -> None:
+        self.assertEqual(0o600, stat.S_IMODE(self.socket.stat().st_mode))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
+class StrangerTest(TestCase):
+    """Somebody else listens on the socket, or nobody."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        # httpcore 1.0 leaves a unix socket that it could not connect to the garbage collector, which warns of it.
+        self.addCleanup(gc.collect)
+        self.socket = folder_for(self) / "agent.sock"
+        self.client = AgentClient(self.socket, timeout=10)
+        self.addCleanup(self.client.close)
+
+    def answer(self, *parts: bytes) -> None:
+        """Answer one request with these bytes and hang up."""
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(str(self.socket))
+        listener.listen()
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(65536)
+                for part in parts:
+                    peer.sendall(part)
+
+        thread = threading.Thread(target=serve)
+        self.addCleanup(thread.join)
+        thread.start()
+
+    def lines(self, *lines: object) -> bytes:
+        body = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        return b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\nconnection: close\r\n\r\n" + body
+
+    def test_nobody(self) -> None:
+        for call in (self.client.status, lambda: self.client.publish("x", Path("/x"))):
+            error = self.assertRaises(AgentUnreachable, call)
+            self.assertThat(str(error), Contains(str(self.socket)))
+            self.assertThat(len(str(error).splitlines()), LessThan(2))
+
+    def test_a_socket_that_was_left_behind(self) -> None:
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(self.socket))
+        self.assertRaises(AgentUnreachable, self.client.status)
+
+    def test_an_agent_that_dies_during_a_call(self) -> None:
+        self.answer()
+        self.assertRaises(AgentUnreachable, self.client.status)
+
+    def test_an_agent_that_dies_during_a_publish(self) -> None:
+        self.answer(self.lines({"step": "copy", "done": 1, "total": 2}))
+        error = self.assertRaises(AgentFailed, self.client.publish, "x", Path("/x"))
+        self.assertThat(str(error), Contains("before the image was published"))
+
+    def test_an_error_without_a_reason(self) -> None:
+        self.answer(b"HTTP/1.1 500 Oops\r\nconnection: close\r\n\r\n<html>")
+        error = self.assertRaises(AgentFailed, self.client.status)
+        self.assertThat(str(error), Contains("500"))
+
+    def test_an_error_without_a_reason_during_a_publish(self) -> None:
+        self.answer(b"HTTP/1.1 503 Busy\r\nconnection: close\r\n\r\n{}")
+        self.assertRaises(AgentFailed, self.client.publish, "x", Path("/x"))
+
+    def test_an_error_of_a_later_agent(self) -> None:
+        body = b'{"type": "urn:virtman:problem:melted", "title": "", "status": 418, "detail": "too hot"}'
+        self.answer(b"HTTP/1.1 418 Melted\r\nconnection: close\r\n\r\n" + body)
+        error = self.assertRaises(AgentFailed, self.client.status)
+        self.assertEqual("too hot", str(error))
+
+    def test_an_unknown_path_is_not_found(self) -> None:
+        body = b'{"type": "urn:virtman:problem:not-found", "title": "", "status": 404, "detail": "no such path"}'
+        self.answer(b"HTTP/1.1 404 Not Found\r\nconnection: close\r\n\r\n" + body)
+        self.assertRaises(NotFound, self.client.status)
