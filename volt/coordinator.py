@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session, selectinload
+from sqlalchemy import Row, and_, func, select, update
+from sqlalchemy.orm import Session
 
 from volt.errors import HostHasNode, HostUnknown, ImageConflict, ImageInUse, ImageUnknown, NodeUnknown, OriginNeeded
 from volt.metrics import Metrics
@@ -27,7 +27,7 @@ from volt.models import (
     PublishRequest,
     TreeNode,
 )
-from volt.store import HostRow, ImageRow, Store, node_table
+from volt.store import HostRow, ImageRow, Store, changing_tree, load_tree, node_table
 from volt.tree import Node, Tree, depth, heap_children
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class Coordinator:
         self._policy = policy or Policy()
         self._now = now or steady_clock()
         self._started = self._now()
+        self._next_expiry = self._started
 
     # Hosts
 
@@ -84,7 +85,7 @@ class Coordinator:
             if row.address != address:
                 row.address = address
                 for image in _images_of(session, name):
-                    with _changing(session, image) as tree:
+                    with changing_tree(session, image) as tree:
                         tree.readdress(name)
             return _host(row)
 
@@ -104,7 +105,7 @@ class Coordinator:
             if row is None:
                 return
             for image in _images_of(session, name):
-                with _changing(session, image) as tree:
+                with changing_tree(session, image) as tree:
                     self._leave(tree, image, name)
             session.flush()  # its nodes have to go before it
             session.delete(row)
@@ -118,18 +119,34 @@ class Coordinator:
         """
         self.metrics.heartbeats.inc()
         reported = {report.image: report for report in reports}
-        with self.store.write() as session:
+        # Nearly all heartbeats bring nothing that would be missed after a power cut.
+        with self.store.write(durable=False) as session:
             self._seen(_locked_host(session, name))
-            found = session.execute(_NODES_OF.where(node_table.c.host == name)).all()
-            assignments = [
-                assignment
-                for image, node in found
-                if (assignment := _hear(session, image, node, reported.pop(image.name, None)))
-            ]
             interval = self._interval(session)
+            stored = {row.name: row for row in session.execute(_NODES_OF.where(node_table.c.host == name))}
+            for image in stored.keys() & reported.keys():
+                _note(session, name, stored[image], reported[image])
+        known = {image: reported[image].revision if image in reported else 0 for image in stored}
+        news = [image for image, row in stored.items() if not row.revision <= known[image] <= row.confirmed]
         return HeartbeatAnswer(
-            interval_s=interval, lease_s=self._lease(interval), assignments=assignments, absent=sorted(reported)
+            interval_s=interval,
+            lease_s=self._lease(interval),
+            assignments=[a for image in news for a in self._hear(name, image, known[image])],
+            absent=sorted(reported.keys() - stored.keys()),
         )
+
+    def _hear(self, host: str, name: str, revision: int) -> list[Assignment]:
+        """A host follows this revision of its node's assignment. Returns the assignment if it is newer."""
+        with self.store.write() as session:
+            image = session.scalar(select(ImageRow).where(ImageRow.name == name).with_for_update())
+            if image is None:
+                return []
+            with changing_tree(session, image) as tree:
+                node = tree.hosts.get(host)
+                if node is None:  # it left a moment ago
+                    return []
+                tree.confirm(host, revision)
+            return [_assignment(session, image, tree, node)] if node.revision > revision else []
 
     def expire(self) -> float:
         """Evict the hosts whose lease ran out. Returns the seconds until another one can run out."""
@@ -141,7 +158,12 @@ class Coordinator:
         for name in sorted(seen):
             if seen[name] < now - lease:
                 self._evict(name, now - lease)
-        return max(0.0, min((last for last in seen.values() if last >= now - lease), default=now) + lease - now)
+        self._next_expiry = min((last for last in seen.values() if last >= now - lease), default=now) + lease
+        return self._next_expiry - now
+
+    def _expire_if_due(self) -> None:
+        if self._now() > self._next_expiry:
+            self.expire()
 
     # Images
 
@@ -166,7 +188,7 @@ class Coordinator:
                 log.info("image %s published by %s", request.name, request.origin)
             elif (image.size, image.digest) != (request.size, request.digest):
                 raise ImageConflict(f"image {request.name} is published with digest {image.digest}, size {image.size}")
-            with _changing(session, image) as tree:
+            with changing_tree(session, image) as tree:
                 _add_origin(tree, request)
             return _image(image, tree), new
 
@@ -174,7 +196,7 @@ class Coordinator:
         """All published images, by name."""
         with self.store.read() as session:
             published = select(ImageRow).where(ImageRow.published).order_by(ImageRow.name)
-            return [_image(image, _tree(image)) for image in session.scalars(published)]
+            return [_image(image, load_tree(session, image)) for image in session.scalars(published).all()]
 
     def image(self, name: str) -> Image:
         """One image.
@@ -184,7 +206,7 @@ class Coordinator:
         """
         with self.store.read() as session:
             image = _published(session, name)
-            return _image(image, _tree(image))
+            return _image(image, load_tree(session, image))
 
     def remove_image(self, name: str) -> None:
         """Withdraw an image.
@@ -195,7 +217,7 @@ class Coordinator:
         """
         with self.store.write() as session:
             image = _published(session, name, lock=True)
-            with _changing(session, image) as tree:
+            with changing_tree(session, image) as tree:
                 users = tuple(tree.slots[slot].host for slot in range(1, tree.last + 1))
                 if users:
                     raise ImageInUse(f"image {name} is in use by {', '.join(users)}", users)
@@ -210,10 +232,10 @@ class Coordinator:
         Raises:
             ImageUnknown: no such image.
         """
-        self.expire()
+        self._expire_if_due()
         with self.store.read() as session:
             image = _published(session, name)
-            tree = _tree(image)
+            tree = load_tree(session, image)
             return ImageTree(
                 image=image.name,
                 size=image.size,
@@ -233,11 +255,11 @@ class Coordinator:
             ImageUnknown: no such image.
             HostUnknown: the host is not registered.
         """
-        self.expire()
+        self._expire_if_due()
         with self.store.write() as session:
             self._seen(_locked_host(session, host))
             image = _published(session, name, lock=True)
-            with _changing(session, image) as tree:
+            with changing_tree(session, image) as tree:
                 node = tree.join(host)
             return _assignment(session, image, tree, node)
 
@@ -251,7 +273,7 @@ class Coordinator:
             image = session.scalar(select(ImageRow).where(ImageRow.name == name).with_for_update())
             if image is None:
                 return
-            with _changing(session, image) as tree:
+            with changing_tree(session, image) as tree:
                 if host in tree.hosts:
                     self._leave(tree, image, host)
 
@@ -263,10 +285,10 @@ class Coordinator:
             NodeUnknown: the reporter is not in the tree.
         """
         self.metrics.reports.inc()
-        self.expire()
+        self._expire_if_due()
         with self.store.write() as session:
             image = _published(session, name, lock=True)
-            with _changing(session, image) as tree:
+            with changing_tree(session, image) as tree:
                 if report.reporter not in tree.hosts:
                     raise NodeUnknown(f"host {report.reporter} is not in the tree of image {name}")
                 tree.suspect(report.reporter, report.dead)
@@ -292,7 +314,7 @@ class Coordinator:
             row.state = HostState.LOST
             log.warning("the lease of host %s ran out", name)
             for image in _images_of(session, name):
-                with _changing(session, image) as tree:
+                with changing_tree(session, image) as tree:
                     if tree.hosts[name].slot > 0:
                         self._leave(tree, image, name)
                     else:
@@ -306,7 +328,7 @@ class Coordinator:
         log.info("host %s left the tree of image %s", host, image.name)
 
 
-_NODES_OF = select(ImageRow, Node).join(ImageRow.nodes).order_by(ImageRow.id)
+_NODES_OF = select(ImageRow.name, node_table).join(node_table).order_by(ImageRow.id)
 
 
 def _locked_host(session: Session, name: str) -> HostRow:
@@ -317,8 +339,9 @@ def _locked_host(session: Session, name: str) -> HostRow:
 
 
 def _images_of(session: Session, host: str) -> list[ImageRow]:
-    """The images in whose tree a host is, in the order in which they have to be locked."""
-    return [image for image, _ in session.execute(_NODES_OF.where(node_table.c.host == host))]
+    """The images in whose tree a host is, locked."""
+    mine = select(ImageRow).join(node_table).where(node_table.c.host == host)
+    return list(session.scalars(mine.order_by(ImageRow.id).with_for_update(of=ImageRow)))
 
 
 def _published(session: Session, name: str, lock: bool = False) -> ImageRow:
@@ -329,36 +352,12 @@ def _published(session: Session, name: str, lock: bool = False) -> ImageRow:
     return image
 
 
-def _tree(image: ImageRow) -> Tree:
-    return Tree(image.fanout, image.revision, image.nodes, image.departures)
-
-
-@contextmanager
-def _changing(session: Session, image: ImageRow) -> Iterator[Tree]:
-    """An image's tree, locked; what is done to it is stored."""
-    session.flush()
-    everything = selectinload(ImageRow.nodes), selectinload(ImageRow.departures)
-    query = select(ImageRow).where(ImageRow.id == image.id).options(*everything).with_for_update()
-    # What was read before the lock was held may be old.
-    session.scalars(query.execution_options(populate_existing=True)).one()
-    tree = _tree(image)
-    yield tree
-    image.revision = tree.revision
-    image.nodes = list(tree.hosts.values())
-    image.departures = list(tree.departures.values())
-
-
-def _hear(session: Session, image: ImageRow, node: Node, report: NodeReport | None) -> Assignment | None:
-    """Take a host's word on its node. Returns its assignment, if that is news to the host."""
-    revision = report.revision if report else 0
-    if report:
-        node.fetched_bytes, node.parent = report.fetched_bytes, report.parent
-    if revision > node.confirmed:
-        with _changing(session, image) as tree:
-            tree.confirm(node.host, revision)
-    if node.revision <= revision:
-        return None
-    return _assignment(session, image, _tree(image), node)
+def _note(session: Session, host: str, stored: Row[Any], report: NodeReport) -> None:
+    """Keep what a host says about its reading."""
+    news = {"fetched_bytes": report.fetched_bytes, "parent": report.parent}
+    if any(getattr(stored, name) != value for name, value in news.items()):
+        here = and_(node_table.c.image_id == stored.image_id, node_table.c.host == host)
+        session.execute(update(node_table).where(here).values(news))
 
 
 def _add_origin(tree: Tree, request: PublishRequest) -> None:

@@ -7,8 +7,10 @@ host by a lock on the host's row, taken in the order host, then images by id.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,22 @@ from sqlalchemy import (
     Integer,
     String,
     Table,
+    and_,
+    bindparam,
     create_engine,
+    delete,
     event,
+    insert,
+    select,
     text,
+    update,
 )
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from volt.errors import StoreUnusable
 from volt.models import HostState, NodeState
-from volt.tree import Departure, Node
+from volt.tree import Departure, Node, Tree
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 NAME = String(63)
@@ -77,11 +85,10 @@ class ImageRow(Base):
     digest: Mapped[str] = mapped_column(String(71))
     fanout: Mapped[int] = mapped_column(Integer)
     revision: Mapped[int] = mapped_column(BigInteger)
-    nodes: Mapped[list[Node]] = relationship(cascade="all, delete-orphan")
-    departures: Mapped[list[Departure]] = relationship(cascade="all, delete-orphan")
 
 
-# The tree's own classes are mapped onto their tables from outside: the tree knows of no database.
+# The columns bear the names of the fields of the tree's own classes, which know of no database. They are not mapped: a
+# whole tree is read for a change of it, and rows are several times faster to read than mapped objects.
 node_table = Table(
     "nodes",
     Base.metadata,
@@ -104,8 +111,8 @@ departure_table = Table(
     Column("revision", BigInteger, nullable=False),
     Column("confirmed", BigInteger, nullable=False),
 )
-Base.registry.map_imperatively(Node, node_table)
-Base.registry.map_imperatively(Departure, departure_table)
+NODE_FIELDS = [field.name for field in fields(Node)]
+DEPARTURE_FIELDS = [field.name for field in fields(Departure)]
 
 
 class Store:
@@ -127,7 +134,7 @@ class Store:
         if self._is_sqlite:
             event.listen(self._engine, "connect", _prepare_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
-        self._writer = self._engine.execution_options(volt_writes=True)
+        self._writers = {durable: self._engine.execution_options(volt_durable=durable) for durable in (True, False)}
         try:
             self._upgrade()
         except (SQLAlchemyError, CommandError) as error:
@@ -144,9 +151,12 @@ class Store:
         return self._engine.connect()
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
-        """One transaction that may change things; an exception undoes it."""
-        with self._line, Session(self._writer) as session, session.begin():
+    def write(self, durable: bool = True) -> Iterator[Session]:
+        """One transaction that may change things; an exception undoes it.
+
+        What is not ``durable`` may be lost when the power fails (never when Volt dies), and does not wait for the disk.
+        """
+        with self._line, Session(self._writers[durable], autoflush=False) as session, session.begin():
             yield session
 
     @contextmanager
@@ -167,18 +177,85 @@ class Store:
     def _upgrade(self) -> None:
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-        with self._line, self._writer.begin() as connection:
+        with self._line, self._writers[True].begin() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # transactions begin as _begin_sqlite says
-    for pragma in ("journal_mode = WAL", "busy_timeout = 5000", "foreign_keys = ON", "synchronous = FULL"):
+    for pragma in ("journal_mode = WAL", "busy_timeout = 5000", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin_sqlite(connection: Connection) -> None:
+    durable = connection.get_execution_options().get("volt_durable")
+    if durable is None:
+        connection.exec_driver_sql("BEGIN")
+        return
+    connection.exec_driver_sql(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
     # A transaction that reads first and writes later would fail when another one wrote in between.
-    writes = connection.get_execution_options().get("volt_writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+Rows = dict[str, tuple[Any, ...]]
+
+
+def load_tree(session: Session, image: ImageRow) -> Tree:
+    """An image's tree as it is stored."""
+    return _tree(image, _rows(session, node_table, image), _rows(session, departure_table, image))
+
+
+@contextmanager
+def changing_tree(session: Session, image: ImageRow) -> Iterator[Tree]:
+    """The tree of an image whose row is new or locked; what is done to the tree is stored."""
+    session.flush()
+    nodes, departures = _rows(session, node_table, image), _rows(session, departure_table, image)
+    tree = _tree(image, nodes, departures)
+    yield tree
+    image.revision = tree.revision
+    _store(session, node_table, image, nodes, _as_rows(tree.hosts, NODE_FIELDS))
+    _store(session, departure_table, image, departures, _as_rows(tree.departures, DEPARTURE_FIELDS))
+
+
+def _tree(image: ImageRow, nodes: Rows, departures: Rows) -> Tree:
+    return Tree(
+        image.fanout,
+        image.revision,
+        [Node(*row) for row in nodes.values()],
+        [Departure(*row) for row in departures.values()],
+    )
+
+
+def _columns(table: Table) -> list[Column[Any]]:
+    return [column for column in table.c if column.name != "image_id"]
+
+
+def _rows(session: Session, table: Table, image: ImageRow) -> Rows:
+    query = select(*_columns(table)).where(table.c.image_id == image.id)
+    return {row.host: tuple(row) for row in session.execute(query)}
+
+
+def _as_rows(items: Mapping[str, Node | Departure], names: list[str]) -> Rows:
+    row = attrgetter(*names)
+    return {host: row(item) for host, item in items.items()}
+
+
+def _store(session: Session, table: Table, image: ImageRow, before: Rows, after: Rows) -> None:
+    """Write the difference."""
+    here = and_(table.c.image_id == image.id, table.c.host == bindparam("at_host"))
+    names = [column.name for column in _columns(table)]
+    gone = [{"at_host": host} for host in before.keys() - after.keys()]
+    new = [dict(zip(names, after[host], strict=True), image_id=image.id) for host in after.keys() - before.keys()]
+    changed = [
+        dict(zip(names, row, strict=True), at_host=host)
+        for host, row in after.items()
+        if host in before and row != before[host]
+    ]
+    for statement, rows in (
+        (delete(table).where(here), gone),
+        (update(table).where(here), changed),
+        (insert(table), new),
+    ):
+        if rows:
+            session.connection().execute(statement, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 import threading
@@ -14,7 +15,8 @@ from testtools import TestCase
 
 from volt.errors import StoreUnusable
 from volt.models import HostState
-from volt.store import Base, HostRow, Store
+from volt.store import Base, HostRow, ImageRow, Store, changing_tree, load_tree
+from volt.tree import Tree
 
 
 def host(name: str) -> HostRow:
@@ -93,3 +95,42 @@ class StoreCase(TestCase):
     def test_a_password_is_not_in_the_error(self) -> None:
         url = "sqlite://user:secret@host/none"
         self.assertNotIn("secret", str(self.assertRaises(StoreUnusable, Store, url)))
+
+    def test_a_tree_that_is_stored_after_each_step_is_the_tree_that_never_was(self) -> None:
+        image = ImageRow(name="image", published=True, size=512, digest="", fanout=2, revision=0)
+        plain, steps = Tree(2), random.Random(7)
+        with self.store.write() as session:
+            session.add_all([image, *(host(f"h{number}") for number in range(12))])
+            session.flush()
+            key = image.id
+        for step in range(150):
+            name = f"h{steps.randrange(12)}"
+            with self.store.write() as session, changing_tree(session, session.get_one(ImageRow, key)) as stored:
+                for tree in (plain, stored):
+                    _change(tree, name, step)
+        with self.store.read() as session:
+            self.assertEqual(_facts(plain), _facts(load_tree(session, session.get_one(ImageRow, key))))
+
+
+def _change(tree: Tree, name: str, step: int) -> None:
+    """Something that depends on the tree's state, on the name and on the step only."""
+    node = tree.hosts.get(name)
+    if not tree.hosts:
+        tree.publish(name)
+    elif node is None:
+        tree.join(name)
+    elif step % 3 == 0 and node.slot > 0:
+        tree.leave(name)
+    elif step % 7 == 0:
+        tree.suspect(name, tree.parents(node)[0] if node.slot > 0 else name)
+    else:
+        node.fetched_bytes += 1
+        tree.confirm(name, node.revision)
+
+
+def _facts(tree: Tree) -> tuple[int, list[str], list[str]]:
+    return (
+        tree.revision,
+        sorted(str(vars(node)) for node in tree.hosts.values()),
+        sorted(str(vars(departure)) for departure in tree.departures.values()),
+    )
