@@ -140,7 +140,9 @@ def publish(context: click.Context, name: str, file: Path, as_json: bool) -> Non
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with agent(context) as client, Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    screen = Console(stderr=True)
+    hidden = not screen.is_terminal  # or it would put an empty line before an error
+    with agent(context) as client, Progress(*columns, console=screen, transient=True, disable=hidden) as bar:
         tasks: dict[str, Any] = {}
 
         def show(step: str, done: int, total: int) -> None:
