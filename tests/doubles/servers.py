@@ -36,14 +36,25 @@ def serve_agent(test: TestCase, app: Flask, path: Path) -> None:
     """Serve an agent's API on a unix socket with the server that the agent uses."""
     server = waitress.create_server(app, unix_socket=str(path), unix_socket_perms="600", threads=8)
 
+    done, guard = threading.Event(), threading.Lock()
+
     def run() -> None:
-        server.run()
+        while not done.is_set():
+            server.asyncore.loop(map=server._map, count=1)
+        with guard:
+            for channel in list(server.active_channels.values()):
+                channel.handle_close()
+            server.close()
+
+    def stop() -> None:
         server.task_dispatcher.shutdown()
+        with guard:  # or the loop could close what it is woken by before it is
+            done.set()
+            server.pull_trigger()
 
     thread = threading.Thread(target=run, name="agent's api")
     test.addCleanup(thread.join, SOON)
-    # The loop closes its sockets itself, between two events.
-    test.addCleanup(server.trigger.pull_trigger, server.close)
+    test.addCleanup(stop)
     thread.start()
 
 

@@ -1,0 +1,335 @@
+"""The command line, against an agent on a unix socket."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from testtools import TestCase
+from testtools.matchers import Contains, MatchesRegex
+
+from tests.doubles.drivers import BYTES_PER_FETCH
+from tests.doubles.servers import serve_agent
+from tests.unit.virtman.agents import LIBVIRT, MIB, Site
+from tests.unit.virtman.scene import folder_for
+from virtman.accel import QEMU
+from virtman.api import create_app
+from virtman.cli import main, size_text
+
+BAD_NAMES = ["a/b", "../x", "a.b", "..", "a" * 300, "a b", ""]
+BOOT = ("--memory", "64", "--network", "none")
+
+
+class CliTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.socket = folder_for(self) / "agent.sock"
+
+    def run_virtman(self, *arguments: object, code: int = 0) -> Result:
+        """Run a command. Nothing but its own exit ends it, and what it prints is in the result."""
+        result = CliRunner().invoke(main, ["--socket", str(self.socket), *map(str, arguments)])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        self.assertEqual(code, result.exit_code, result.output)
+        return result
+
+    def out(self, *arguments: object) -> str:
+        """What a command that works prints; nothing goes to stderr."""
+        result = self.run_virtman(*arguments)
+        self.assertEqual("", result.stderr)
+        return result.stdout
+
+    def json(self, *arguments: object) -> Any:
+        """What a command prints for scripts."""
+        return json.loads(self.out(*arguments, "--json"))
+
+    def fails(self, *arguments: object) -> str:
+        """The one line on stderr of a command that fails."""
+        result = self.run_virtman(*arguments, code=1)
+        self.assertEqual("", result.stdout)
+        self.assertThat(result.stderr, MatchesRegex(r"virtman: [^\n]+\n$"))
+        return result.stderr
+
+    def misused(self, *arguments: object) -> str:
+        """What a command that was called wrongly prints on stderr."""
+        return self.run_virtman(*arguments, code=2).stderr
+
+
+class AgentCliTest(CliTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.site = Site(self)
+        self.site.volt.offer("debian", size=MIB)
+        serve_agent(self, create_app(self.site.agent()), self.socket)
+
+
+class VmCommandsTest(AgentCliTest):
+    def test_create_prints_the_path(self) -> None:
+        for _ in range(2):
+            self.assertEqual("/disks/vm.qcow2\n", self.out("create", "vm", "debian"))
+
+    def test_create_for_scripts(self) -> None:
+        vm = self.json("create", "vm", "debian", "--size", "2M")
+        self.assertEqual(("vm", "debian", 2 * MIB), (vm["vm"], vm["image"], vm["size"]))
+        self.assertIn("blockdev", vm)
+
+    def test_sizes(self) -> None:
+        for number, (text, size) in enumerate(
+            {"1048576": MIB, "1024K": MIB, "2m": 2 * MIB, "20G": 20 << 30, "1T": 1 << 40}.items()
+        ):
+            self.assertEqual(size, self.json("create", f"vm-{number}", "debian", "--size", text)["size"])
+
+    def test_what_is_no_size_is_misuse(self) -> None:
+        for text in ("", "G", "20X", "20GB", "20 G", "-1", "1.5G", "0x10", "1e9", "²", "a" * 300):
+            self.assertThat(self.misused("create", "vm", "debian", "--size", text), Contains("is not a size"))
+        self.assertEqual({}, self.site.host.leftovers())
+
+    def test_a_size_that_no_disk_can_have_fails(self) -> None:
+        for text in ("0", "513", "9999999T"):
+            self.fails("create", "vm", "debian", "--size", text)
+            self.fails("boot", "vm", "debian", "--size", text)
+        self.assertEqual({}, self.site.host.leftovers())
+
+    def test_a_size_below_the_images_fails_with_both(self) -> None:
+        line = self.fails("create", "vm", "debian", "--size", "512")
+        self.assertThat(line, MatchesRegex(f".*512.*{MIB}.*", 16))
+
+    def test_destroy(self) -> None:
+        for vm in ("a", "b"):
+            self.out("create", vm, "debian")
+        self.assertEqual("", self.out("destroy", "a"))
+        self.assertEqual({"destroyed": "b"}, self.json("destroy", "b"))
+        self.assertEqual({}, self.site.host.disks)
+        self.assertThat(self.fails("destroy", "a"), Contains("'a'"))
+
+    def test_list(self) -> None:
+        self.out("create", "web-1", "debian")
+        lines = self.out("list").splitlines()
+        self.assertEqual(["VM", "IMAGE", "SIZE", "STATE"], lines[0].split())
+        self.assertEqual(["web-1", "debian", "1.0", "MB", "disk"], lines[1].split())
+        self.assertEqual("web-1", self.json("list")[0]["vm"])
+
+    def test_list_of_nothing(self) -> None:
+        self.assertEqual(1, len(self.out("list").splitlines()))
+        self.assertEqual([], self.json("list"))
+
+    def test_boot_with_all_that_it_can_be_given(self) -> None:
+        key, user_data = self.socket.parent / "key.pub", self.socket.parent / "user-data"
+        key.write_text("ssh-ed25519 AAAA\n\nssh-rsa BBBB\n")
+        user_data.write_text("#cloud-config\n{}\n")
+        answer = self.json(
+            "boot", "vm", "debian", "--size", "2M", *BOOT, "--cpus", 2, "--cloud-init", user_data, "--ssh-key", key
+        )
+        self.assertEqual((2 * MIB, "tcg"), (answer["size"], answer["accel"]))
+        self.assertEqual(["vm"], self.site.domains())
+        seed = (self.site.config.state / "machines" / "vm.seed.iso").read_bytes()
+        for text in (b"ssh-ed25519 AAAA", b"ssh-rsa BBBB", b"#cloud-config"):
+            self.assertIn(text, seed)
+
+    def test_boot_says_where_to_look(self) -> None:
+        self.assertThat(self.out("boot", "vm", "debian", *BOOT), Contains("virtman console vm"))
+
+    def test_boot_refuses_what_it_cannot_do(self) -> None:
+        for wrong in (("--memory", 31), ("--memory", "big"), ("--cpus", 0), ("--cloud-init", "/nonexistent"), ("--x",)):
+            self.misused("boot", "vm", "debian", *wrong)
+        for wrong in (("--network", "wifi"), ("--cpus", 1000), ("--memory", 1 << 40)):
+            self.fails("boot", "vm", "debian", *wrong)
+        self.assertEqual({}, self.site.host.leftovers())
+
+    def test_stop(self) -> None:
+        self.out("boot", "a", "debian", *BOOT)
+        self.out("boot", "b", "debian", *BOOT)
+        self.assertEqual("", self.out("stop", "a"))
+        self.assertEqual({"stopped": "b"}, self.json("stop", "b", "--force"))
+        self.assertEqual(["off", "off"], [vm["state"] for vm in self.json("list")])
+
+    def test_console(self) -> None:
+        self.out("boot", "vm", "debian", *BOOT)
+        where = self.json("console", "vm")
+        self.assertEqual((LIBVIRT, "vm"), (where["libvirt"], where["domain"]))
+        Path(where["log"]).write_bytes(b"login: \xff\n")
+        result = self.run_virtman("console", "vm", "--log")
+        self.assertEqual(b"login: \xff\n", result.stdout_bytes)
+
+    def test_bad_names_fail_in_one_line(self) -> None:
+        for name in BAD_NAMES:
+            for command in (
+                ("create", name, "debian"), ("create", "vm", name), ("destroy", name), ("boot", name, "debian"),
+                ("boot", "vm", name), ("stop", name), ("console", name), ("tree", name), ("publish", name, "/dev/null"),
+            ):  # fmt: skip
+                self.fails(*command)
+        self.assertEqual({}, self.site.host.leftovers())
+
+    def test_unknown_images_and_vms_fail_in_one_line(self) -> None:
+        for command in (
+            ("create", "vm", "none"), ("boot", "vm", "none"), ("tree", "none"), ("stop", "none"), ("console", "none"),
+        ):  # fmt: skip
+            self.assertThat(self.fails(*command), Contains("'none'"))
+
+
+class ImageCommandsTest(AgentCliTest):
+    def test_publish(self) -> None:
+        printed = self.out("publish", "mine", self.site.image_file())
+        self.assertThat(printed, MatchesRegex(r"mine: 1\.0 MB, sha256:[0-9a-f]{64}\n$"))
+
+    def test_publish_for_scripts(self) -> None:
+        image = self.json("publish", "mine", self.site.image_file())
+        self.assertEqual(("mine", MIB), (image["name"], image["size"]))
+
+    def test_publish_takes_a_relative_path(self) -> None:
+        file = self.site.image_file()
+        self.addCleanup(os.chdir, Path.cwd())
+        os.chdir(file.parent)
+        self.run_virtman("publish", "mine", file.name)
+        self.assertIn("mine", self.site.host.served)
+
+    def test_publish_of_no_image_fails_in_one_line(self) -> None:
+        self.site.image_file()
+        for path in ("/nonexistent", "/", "/dev/null"):
+            self.assertThat(self.fails("publish", "mine", path), Contains(path))
+
+    def test_images(self) -> None:
+        self.site.volt.offer("alpine", size=2 * MIB)
+        self.out("create", "vm", "debian")
+        self.json("status")
+        lines = self.out("images").splitlines()
+        self.assertEqual(["IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED", "HERE"], lines[0].split())
+        self.assertThat(lines[1], MatchesRegex(r"debian +1\.0 MB +other +0 +host \(attached\) +1\.0 MB$"))
+        self.assertThat(lines[2], MatchesRegex(r"alpine +2\.1 MB +other +0 +- +0 bytes$"))
+        self.assertEqual(["debian", "alpine"], [image["name"] for image in self.json("images")])
+
+    def test_tree(self) -> None:
+        self.assertThat(self.out("tree", "debian"), Contains("other origin ready"))
+        self.assertEqual("other", self.json("tree", "debian")["root"]["host"])
+
+    def test_without_volt_they_fail_in_one_line(self) -> None:
+        self.site.volt.down = True
+        for command in ("images", "gc"):
+            self.assertThat(self.fails(command), Contains("Volt"))
+        self.fails("tree", "debian")
+
+
+class HostCommandsTest(AgentCliTest):
+    def test_status(self) -> None:
+        self.out("create", "vm", "debian")
+        lines = self.out("status").splitlines()
+        self.assertThat(lines[0], MatchesRegex(r"host here, Volt at http://\S+ connected; VMs run with tcg$"))
+        self.assertEqual(["IMAGE", "ROLE", "PHASE", "SLOT", "FETCHED"], lines[1].split()[:5])
+        self.assertThat(lines[2], MatchesRegex(r"debian +host +attached +1 +1\.0 MB +3\.1 MB +1 +other \(active\)$"))
+        self.assertEqual("here", self.json("status")["host"])
+
+    def test_status_tells_of_trouble(self) -> None:
+        self.out("create", "vm", "debian")
+        self.site.host.disks["stray"] = self.site.host.disks["vm"]
+        self.site.host.daemon_dies("debian")
+        result = self.run_virtman("status")
+        self.assertThat(result.stdout, Contains("attached, NOT served"))
+        self.assertThat(result.stderr, Contains("stray"))
+
+    def test_gc(self) -> None:
+        self.out("create", "vm", "debian")
+        self.out("destroy", "vm")
+        self.assertEqual("removed 1 stacks, freed 1.0 MB\n", self.out("gc"))
+        self.assertEqual({"stacks": [], "freed_bytes": 0}, self.json("gc"))
+
+    def test_repair(self) -> None:
+        self.out("create", "vm", "debian")
+        self.site.host.daemon_dies("debian")
+        self.assertEqual("images: debian; strays: nothing to do; vms: nothing to do\n", self.out("repair"))
+        self.assertEqual({"vms": [], "images": [], "strays": []}, self.json("repair"))
+
+    def test_suspend(self) -> None:
+        self.out("boot", "vm", "debian", *BOOT)
+        self.assertThat(self.fails("suspend"), Contains("--force"))
+        self.assertEqual({"suspended": True}, self.json("suspend", "--force"))
+        self.assertEqual({}, self.site.host.served)
+        self.assertEqual("", self.out("suspend", "--force"))
+
+    def test_accel(self) -> None:
+        kernel, program = self.socket.parent / "vmlinuz", self.socket.parent / QEMU
+        kernel.touch()
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
+        os.environ["PATH"] = f"{program.parent}:/usr/bin:/bin"
+        self.assertEqual("tcg", self.json("accel", "--kernel", kernel)["accel"])
+        self.assertThat(self.out("accel", "--kernel", kernel), MatchesRegex(r"tcg: .+\n$"))
+        self.misused("accel", "--kernel", "/nonexistent")
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
+class NoAgentTest(CliTest):
+    COMMANDS = (
+        ("create", "vm", "debian"), ("destroy", "vm"), ("list",), ("status",), ("boot", "vm", "debian"), ("stop", "vm"),
+        ("console", "vm"), ("tree", "debian"), ("images",), ("gc",), ("repair",), ("suspend",), ("publish", "x", "/x"),
+    )  # fmt: skip
+
+    def setUp(self) -> None:
+        super().setUp()
+        # httpcore 1.0 leaves a unix socket that it could not connect to the garbage collector, which warns of it.
+        self.addCleanup(gc.collect)
+
+    def test_every_command_fails_in_one_line_that_names_the_socket(self) -> None:
+        for command in self.COMMANDS:
+            line = self.fails(*command)
+            self.assertThat(line, Contains(str(self.socket)))
+            self.assertThat(line, Contains("virtman agent"))
+
+
+class UsageTest(CliTest):
+    def commands(self) -> dict[str, click.Command]:
+        return dict(main.commands)
+
+    def test_every_command_explains_itself(self) -> None:
+        for name, command in self.commands().items():
+            self.assertThat(self.out(name, "--help"), Contains(f" {name} "))
+            self.assertTrue(command.help)
+
+    def test_help_has_examples(self) -> None:
+        for name in ((), ("publish",), ("create",), ("boot",), ("agent",)):
+            self.assertThat(self.out(*name, "-h"), Contains("Example"))
+
+    def test_every_command_but_the_agent_prints_json_for_scripts(self) -> None:
+        for name, command in self.commands().items():
+            has = any("--json" in option.opts for option in command.params)
+            self.assertEqual(name != "agent", has, name)
+
+    def test_misuse_ends_with_2(self) -> None:
+        for arguments in (("create",), ("create", "vm"), ("create", "a", "b", "c"), ("explode",), ("list", "--x")):
+            self.misused(*arguments)
+
+    def test_sizes_for_people(self) -> None:
+        self.assertEqual(["-", "0 bytes", "1.0 MB"], [size_text(size) for size in (None, 0, BYTES_PER_FETCH)])
+
+
+class AgentCommandTest(CliTest):
+    def agent(self, *arguments: object) -> str:
+        folder = self.socket.parent
+        return self.fails("agent", "--state", folder / "state", "--run", folder / "run", "--accel", "tcg", *arguments)
+
+    def test_a_bad_name_fails_in_one_line(self) -> None:
+        for name in ("a.b", "a/b", "a" * 300):
+            self.assertThat(self.agent("--name", name), Contains("--name"))
+
+    def test_a_relative_folder_fails_in_one_line(self) -> None:
+        self.assertThat(self.agent("--name", "here", "--state", "state"), Contains("absolute"))
+
+    def test_a_run_folder_that_is_too_long_fails_in_one_line(self) -> None:
+        self.assertThat(self.agent("--name", "here", "--run", "/tmp/" + "x" * 100), Contains("too long"))
+
+    def test_a_second_agent_fails_in_one_line(self) -> None:
+        site = Site(self)
+        site.agent()
+        config = site.config
+        line = self.agent("--name", "here", "--state", config.state, "--run", config.run)
+        self.assertThat(line, Contains("another agent"))
+
+    def test_settings_that_cannot_be_are_misuse(self) -> None:
+        for wrong in (("--accel", "xen"), ("--idle-grace", "-1"), ("--log-level", "loud")):
+            self.misused("agent", *wrong)
