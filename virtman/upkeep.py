@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from drivers.base import CacheStats, Image, Parent, PathState, PathStatus
-from drivers.errors import NotAttached
+from drivers.errors import DriverError, NotAttached
 from virtman.hostdrivers import HostDrivers
 from virtman.records import ImagePhase, ImageRecord, Role
 from virtman.stacks import Stacks
@@ -93,9 +93,12 @@ class Upkeep:
         return self._stats.get(image, NOTHING)
 
     def refresh(self, record: ImageRecord) -> CacheStats:
-        """Look at the image's cache now."""
+        """Look at the image's cache now; what was seen last counts while its daemon is being started again."""
         if record.role is Role.HOST and record.phase is ImagePhase.ATTACHED:
-            self._stats[record.name] = self._drivers.cache.stats(record.image)
+            try:
+                self._stats[record.name] = self._drivers.cache.stats(record.image)
+            except DriverError as error:
+                log.info("image %s: its cache cannot be looked at now: %s", record.name, error)
         return self.stats(record.name)
 
     def _follow(self, assignment: Assignment) -> None:

@@ -10,6 +10,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from drivers.errors import DriverError
+from virtman.errors import VirtmanError
+
 log = logging.getLogger(__name__)
 
 Job = Callable[[], object]
@@ -51,5 +54,7 @@ class Workers:
                 self._waiting[key] = None
             try:
                 job()
+            except (VirtmanError, DriverError) as error:
+                log.warning("%s: %s", key, error)
             except Exception:  # the thread must live, whatever a job does
                 log.exception("%s failed", key)

@@ -1,0 +1,131 @@
+"""Kill what serves a VM while fio reads its disk and verifies every block; fio may wait, and may see no error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from testtools.content import text_content
+
+from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
+
+ROUNDS = 20
+REGION = 4 << 20
+"""Bytes that one round reads, cold: 2 seconds at RATE."""
+RATE = 2 << 20
+PATTERN = ["--bs=16k", "--verify=crc32c", "--verify_fatal=1", "--randseed=1", "--output-format=json"]
+
+
+class DeathsUnderLoadTest(HostsTestCase):
+    """An origin, two inner hosts and below them one with a VM, whose disk a storage daemon of the test opens."""
+
+    volt_options = ("--heartbeat", "0.5", "--lease", "60")
+
+    def setUp(self) -> None:
+        super().setUp()
+        if shutil.which("fio") is None:
+            self.skipTest("fio is missing: install fio")
+        self.stalls: list[float] = []
+        self.addCleanup(lambda: self.addDetail("stalls", text_content(f"longest stalls, seconds: {self.stalls}")))
+        self.file = self.verifiable_image((ROUNDS + 1) * REGION)
+        self.origin = self.host("origin")
+        self.origin.start().publish("img", self.file)
+        self.inner = {name: self.host(name) for name in ("in1", "in2")}
+        for host in self.inner.values():
+            host.start().create("vm", "img")
+        self.leaf = self.host("leaf")
+        self.client = self.leaf.start()
+        self.socket = self.open_disk(Path(self.client.create("vm", "img")["path"]))
+
+    def verifiable_image(self, size: int) -> Path:
+        """A file in which fio can verify every block."""
+        path = self.folder / "image.raw"
+        argv = ["fio", "--name=fill", f"--filename={path}", "--rw=write", f"--size={size}", "--do_verify=0", *PATTERN]
+        subprocess.run(argv, check=True, capture_output=True)
+        return path
+
+    def open_disk(self, disk: Path) -> Path:
+        """Serve the VM's disk to fio, as a QEMU would open it: by its path alone."""
+        socket = self.folder / "disk.sock"
+        argv = ["qemu-nbd", "--read-only", "--persistent", "--shared=0", "-f", "qcow2", "-k", str(socket), "-x", "vm"]
+        process = subprocess.Popen([*argv, str(disk)])
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        wait_until(socket.exists, "the VM's disk is open")
+        return socket
+
+    def read_region(self, number: int) -> subprocess.Popen[str]:
+        """Begin to read and verify a region that nobody has read before; returns in the middle of it."""
+        before = self.fetched()
+        argv = ["fio", "--name=verify", "--ioengine=nbd", f"--uri=nbd+unix:///vm?socket={self.socket}", "--rw=read"]
+        argv += [f"--offset={number * REGION}", f"--size={REGION}", f"--rate={RATE}", "--iodepth=4", *PATTERN]
+        reader = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: self.fetched() > before + REGION // 8, "fio reads")
+        return reader
+
+    def fetched(self) -> int:
+        """Bytes that the leaf has fetched."""
+        [image] = self.client.status()["images"]
+        fetched: int = image["fetched_bytes"]
+        return fetched
+
+    def finish(self, reader: subprocess.Popen[str]) -> None:
+        """Wait for a reader; it must have read and verified all."""
+        out, err = reader.communicate(timeout=120)
+        self.assertEqual(0, reader.returncode, out + err)
+        job: dict[str, Any] = json.loads(out[out.index("{") :])["jobs"][0]
+        self.assertEqual(0, job["error"])
+        self.assertEqual(REGION, job["read"]["io_bytes"])
+        self.stalls.append(round(job["read"]["clat_ns"]["max"] / 1e9, 2))
+
+    def parent_in_use(self) -> HostProcess | None:
+        """The inner host that the leaf reads from, if it is one of them."""
+        [image] = self.client.status()["images"]
+        active = [path["host"] for path in image["paths"] if path["state"] == "active"]
+        return self.inner.get(active[0]) if active else None
+
+    def wait_for_inner_parent(self) -> HostProcess:
+        """The inner host that the leaf reads from, once Volt has given it one."""
+        wait_until(lambda: self.parent_in_use() is not None, "the leaf reads from an inner host")
+        parent = self.parent_in_use()
+        assert parent is not None
+        return parent
+
+    def test_an_inner_host_killed_twenty_times_costs_no_error(self) -> None:
+        for number in range(ROUNDS):
+            victim = self.wait_for_inner_parent()
+            reader = self.read_region(number)
+            victim.kill()
+            victim.kill_daemons()
+            self.finish(reader)
+            victim.start().repair()
+        self.finish(self.read_region(ROUNDS))
+        self.assert_same_content(Path(self.client.vm("vm")["path"]), self.file)
+
+    def test_the_vms_own_daemon_killed_costs_no_error(self) -> None:
+        for number in range(5):
+            reader = self.read_region(number)
+            self.leaf.kill_daemons()
+            self.finish(reader)
+        self.assert_same_content(Path(self.client.vm("vm")["path"]), self.file)
+
+    def test_a_parent_whose_daemon_alone_is_killed_is_kept(self) -> None:
+        victim = self.wait_for_inner_parent()
+        reader = self.read_region(0)
+        victim.kill_daemons()
+        self.finish(reader)
+        self.assertEqual(victim, self.wait_for_inner_parent())
+
+    def test_the_origin_away_for_a_while_costs_no_error(self) -> None:
+        """Every host loses all its parents; reads wait, and go on when the origin is back."""
+        reader = self.read_region(0)
+        self.origin.kill()
+        self.origin.kill_daemons()
+        time.sleep(2)
+        self.assertIsNone(reader.poll())
+        self.origin.start()
+        self.finish(reader)
