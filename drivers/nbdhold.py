@@ -4,8 +4,8 @@ A daemon cannot open its graph without a parent that tells the size. When no par
 origin down) it opens this instead and serves what its cache holds. Its misses wait here; when this server hangs up,
 QEMU's NBD client connects again at once, by a symlink that leads to a parent by then, and sends them there.
 
-The protocol is https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md (fixed newstyle negotiation). No option
-is granted but NBD_OPT_INFO and NBD_OPT_GO, which a client has to cope with.
+The protocol is https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md (fixed newstyle negotiation). No
+option is granted but NBD_OPT_INFO and NBD_OPT_GO, which a client has to cope with.
 """
 
 from __future__ import annotations
