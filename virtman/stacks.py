@@ -233,25 +233,21 @@ class Stacks:
             if record is None:
                 return
             if record.phase is ImagePhase.ATTACHED:
-                if self._drivers.export.serving(name):
-                    self._resume(record)
-                else:
-                    log.warning("image %s: not being served; starting it", name)
-                    self._drivers.export.reserve(name)
-                    self._build(record)
+                self._restore(record)
             elif record.role is Role.ORIGIN:
                 self._remove_layers(record)
                 self._shelf.remove(name)
             else:
                 self._detach(record)
 
-    def _resume(self, record: ImageRecord) -> None:
-        """A stack outlived the agent: watch its parents again."""
-        if record.role is Role.HOST:
-            self._drivers.attach.connect(record.image, record.parent_list())
-            if record.unconfirmed:
-                self._build(record, replace=True)
-                self._shelf.put(record.name, record.model_copy(update={"revision": record.assigned}))
+    def _restore(self, record: ImageRecord) -> None:
+        """Build what is missing; a stack that outlived the agent is left as it is, and its parents watched again."""
+        if not self._drivers.export.serving(record.name):
+            log.warning("image %s: not being served; starting it", record.name)
+        self._drivers.export.reserve(record.name)
+        self._build(record, replace=record.unconfirmed)
+        if record.unconfirmed:
+            self._shelf.put(record.name, record.model_copy(update={"revision": record.assigned}))
 
     def remove_if_idle(self, name: str) -> bool:
         """Remove the stack unless a VM, a child or being its origin keeps it. The cached data stay on disk."""

@@ -185,10 +185,10 @@ class ExportDouble:
     def publish(self, image: Image, device: Device, *, replace: bool = False) -> Endpoint:
         with self.host.act("export.publish"):
             same = self.host.served.get(image.name) == device
+            self.host.endpoints.add(image.name)
             if replace or not same:
                 self.host.reading[image.name] = set(self.host.routes.get(image.name, [])[:1])
-            self.host.endpoints.add(image.name)
-            self.host.served[image.name] = device
+                self.host.served[image.name] = device
         return Endpoint(ADDRESS, image.name)
 
     def local(self, image: Image) -> Device:
