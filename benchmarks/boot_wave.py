@@ -18,11 +18,11 @@ from typing import Any
 import click
 
 from benchmarks import attach, usage
-from benchmarks.command import SETTINGS, benchmark
+from benchmarks.command import SETTINGS, benchmark, finish
 from benchmarks.disks import exported, local_disks
 from benchmarks.errors import WrongBytes
-from benchmarks.figures import MIB, machine, percentile, print_table, write_json
-from benchmarks.hosts import image_status, parents_in_use, settled_places, started_cluster, storage_daemon
+from benchmarks.figures import MIB, percentile, print_table
+from benchmarks.hosts import host_status, image_status, parents_in_use, settled_places, started_cluster, storage_daemon
 from benchmarks.misses import Place, by_depth, misses
 from benchmarks.nbdreplay import Disk, NbdDisk, Replay, replay
 from benchmarks.processes import file_bytes_read, say
@@ -128,9 +128,12 @@ def local_wave(size: Size, boot: Boot) -> dict[str, Any]:
         }
 
 
-def cluster_wave(name: str, size: Size, boot: Boot, fanout: int) -> dict[str, Any]:
+def cluster_wave(name: str, size: Size, boot: Boot, fanout: int, leftovers: list[str]) -> dict[str, Any]:
     """The VMs on real hosts in a tree of this fanout: attach, then the wave."""
-    with started_cluster(f"boot_wave-{name}", size.hosts, fanout) as cluster, short_folder() as folder:
+    with (
+        short_folder() as folder,
+        started_cluster(f"boot_wave-{name}", size.hosts, fanout, leftovers) as cluster,
+    ):
         hosts = dict(zip(cluster.names[1:], cluster.agents[1:], strict=True))
         vms = size.vms(list(hosts))
         publish(cluster.agents[0], boot.image)
@@ -211,10 +214,10 @@ def fetch_unit(
 ) -> int:
     """The bytes in which a host fetches, found by reading one sector, where no boot reads, on the deepest host."""
     host = max(where, key=lambda name: where[name].depth)
-    before = image_status(cluster, IMAGE)[host]["fetched_bytes"]
+    before = host_status(cluster, host, IMAGE)["fetched_bytes"]
     with NbdDisk(sockets[host], vms[host][0]) as disk:
         disk.read(untouched_offset(trace.reads, trace.image_bytes, _PROBE_ROOM), 512)
-    return int(image_status(cluster, IMAGE)[host]["fetched_bytes"] - before)
+    return int(host_status(cluster, host, IMAGE)["fetched_bytes"] - before)
 
 
 def boot_set(trace: Trace, unit: int) -> dict[str, int]:
@@ -246,19 +249,17 @@ def ratios(wave: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float
     return {name: wave["vm_s"][name] / other["vm_s"][name] for name in ("first", "median", "slowest")}
 
 
-def run(image: Path, size: Size, fanout: int, think: float, trace_file: Path | None) -> dict[str, Any]:
+def run(size: Size, boot: Boot, fanout: int, leftovers: list[str]) -> dict[str, Any]:
     """All waves, one after another, and what they show."""
-    trace = boot_trace(image, trace_file)
-    boot = Boot(image, trace, think, checksum(image, trace))
+    trace = boot.trace
     local = local_wave(size, boot)
-    tree = cluster_wave("tree", size, boot, fanout)
-    star = cluster_wave("star", size, boot, max(size.hosts, fanout))
+    tree = cluster_wave("tree", size, boot, fanout, leftovers)
+    star = cluster_wave("star", size, boot, max(size.hosts, fanout), leftovers)
     wanted = boot_set(trace, tree["fetch_unit_bytes"])
     return {
-        "machine": machine(),
         "hosts": size.hosts,
         "vms_per_host": size.vms_per_host,
-        "think": think,
+        "think": boot.think,
         "image_bytes": trace.image_bytes,
         "recorded_boot_s": trace.boot_s,
         "boot_set": wanted,
@@ -367,10 +368,12 @@ def main(hosts: int, vms_per_host: int, image: Path | None, fanout: int, trace_f
       python -m benchmarks.boot_wave --image debian-12.raw --fanout 3
     """
     with benchmark():
-        figures = run((image or guest().disk).absolute(), Size(hosts, vms_per_host), fanout, think, trace_file)
-        path = write_json("boot_wave", figures)
+        leftovers: list[str] = []
+        disk = (image or guest().disk).absolute()
+        trace = boot_trace(disk, trace_file)
+        figures = run(Size(hosts, vms_per_host), Boot(disk, trace, think, checksum(disk, trace)), fanout, leftovers)
         print_report(figures)
-        say(f"written to {path}")
+        finish("boot_wave", figures, leftovers)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,26 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
-from benchmarks.errors import BenchmarkError
+from benchmarks.errors import BenchmarkError, Failed
+from benchmarks.figures import machine, write_json
+from benchmarks.processes import say
 from lab.errors import LabError
 from virtman.errors import VirtmanError
 from volt.errors import VoltError
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+
+
+def finish(name: str, figures: Mapping[str, Any], failures: Sequence[str]) -> None:
+    """Write the figures to ``build/<name>.json``, and end with exit code 1 if something went wrong."""
+    say(f"written to {write_json(name, {'machine': machine(), **figures, 'failures': failures})}")
+    if failures:
+        raise Failed("; ".join(failures))
 
 
 @contextlib.contextmanager

@@ -15,9 +15,9 @@ from typing import Any
 import click
 
 from benchmarks.attach import timed
-from benchmarks.command import SETTINGS, benchmark
+from benchmarks.command import SETTINGS, benchmark, finish
 from benchmarks.disks import empty_disk
-from benchmarks.figures import MIB, machine, print_table, spread, write_json
+from benchmarks.figures import MIB, print_table, spread
 from benchmarks.hosts import settled_places, started_cluster
 from benchmarks.processes import say
 from lab.cluster import Cluster, tool
@@ -58,9 +58,9 @@ def bare_processes(rounds: int) -> dict[str, list[float]]:
         }
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure(rounds: int, leftovers: list[str]) -> dict[str, Any]:
     """Everything, one after another on one cluster."""
-    with tempfile.TemporaryDirectory() as name, started_cluster("create_latency", 1, 2) as cluster:
+    with tempfile.TemporaryDirectory() as name, started_cluster("create_latency", 1, 2, leftovers) as cluster:
         image = Path(name) / "image.raw"
         with image.open("wb") as file:
             os.truncate(file.fileno(), IMAGE_BYTES)
@@ -86,12 +86,12 @@ def main(rounds: int) -> None:
       python -m benchmarks.create_latency --rounds 20
     """
     with benchmark():
-        seconds = measure(rounds)
+        leftovers: list[str] = []
+        seconds = measure(rounds, leftovers)
         within = {
             "agent": seconds["agent"]["median"] < AGENT_BAR_S,
             "command_line": seconds["command_line"]["median"] < CLI_BAR_S,
         }
-        path = write_json("create_latency", {"machine": machine(), "seconds": seconds, "median_within_bar": within})
         print_table(
             f"Create of a VM's disk, {rounds} times each; bars: {AGENT_BAR_S * 1000:.0f} ms at the agent,"
             f" {CLI_BAR_S * 1000:.0f} ms by the command line",
@@ -101,7 +101,7 @@ def main(rounds: int) -> None:
                 for name, times in seconds.items()
             ],
         )
-        say(f"written to {path}")
+        finish("create_latency", {"seconds": seconds, "median_within_bar": within}, leftovers)
 
 
 if __name__ == "__main__":

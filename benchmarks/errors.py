@@ -7,6 +7,8 @@ BenchmarkError
 ├── BootFailed       the recorded VM did not come to its login prompt
 ├── DiskFailed       a disk cannot be opened, or a read or write of it failed
 ├── WrongBytes       a disk gave other bytes than the image has
+├── Failed           the measurement ended, and found something that must not be
+├── NotBelow         a host came to another place in the tree than the benchmark needs
 └── TookTooLong      a phase passed its time limit
 """
 
@@ -42,6 +44,14 @@ class DiskFailed(BenchmarkError):
 
 class WrongBytes(BenchmarkError):
     """A disk gave other bytes than the image has."""
+
+
+class Failed(BenchmarkError):
+    """The measurement ended, and found something that must not be."""
+
+
+class NotBelow(BenchmarkError):
+    """A host came to another place in the tree than the benchmark needs."""
 
 
 class TookTooLong(BenchmarkError):

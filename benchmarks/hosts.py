@@ -12,8 +12,10 @@ from benchmarks.errors import TookTooLong
 from benchmarks.misses import Place
 from benchmarks.processes import say
 from lab.cluster import Cluster
+from lab.errors import Leftovers
 from lab.process import attempts, processes_of
 from lab.tools import BUILD
+from virtman.client import AgentClient
 from volt.client import ImageTree, NodeState, TreeNode
 
 SETTLE_LIMIT = 120.0
@@ -21,31 +23,44 @@ SETTLE_LIMIT = 120.0
 
 
 @contextlib.contextmanager
-def started_cluster(name: str, hosts: int, fanout: int) -> Iterator[Cluster]:
-    """An origin and ``hosts`` hosts. What they kept is removed at the end, their logs only if all went well."""
+def started_cluster(name: str, hosts: int, fanout: int, leftovers: list[str]) -> Iterator[Cluster]:
+    """An origin and ``hosts`` hosts. What they kept is removed at the end, their logs only if all went well.
+
+    What the cluster says when its end leaves something goes to ``leftovers``: the measurements before it are valid.
+    """
     folder = BUILD / name
     shutil.rmtree(folder, ignore_errors=True)
     say(f"starting Volt (fanout {fanout}) and {hosts + 1} agents; their logs are in {folder}")
+    cluster = Cluster(folder, hosts + 1, volt_options=["--fanout", str(fanout)])
     try:
-        with Cluster(folder, hosts + 1, volt_options=["--fanout", str(fanout)]) as cluster:
+        with cluster:
             yield cluster
             say("stopping the cluster")
-    except BaseException:
-        for path in folder.glob("*/"):
-            shutil.rmtree(path)
-        raise
-    shutil.rmtree(folder)
+        shutil.rmtree(folder)
+    except Leftovers as error:
+        say(f"the cluster left something; its logs are in {folder}")
+        leftovers.append(str(error))
+    finally:
+        for kept in [*folder.glob("*/"), *folder.glob("*.raw")]:
+            shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
+
+
+def host_status(cluster: Cluster, host: str, image: str) -> dict[str, Any]:
+    """What a host says of an image; the bytes fetched are counted at this moment."""
+    [found] = [each for each in agent_of(cluster, host).status()["images"] if each["image"] == image]
+    return dict(found)
+
+
+def agent_of(cluster: Cluster, host: str) -> AgentClient:
+    """The client of a host's agent."""
+    return cluster.agents[cluster.names.index(host)]
 
 
 def image_status(cluster: Cluster, image: str) -> dict[str, dict[str, Any]]:
-    """What each host but the origin says of an image, by host; the bytes fetched are counted at this moment."""
-
-    def of_host(number: int) -> dict[str, Any]:
-        found = [each for each in cluster.agents[number].status()["images"] if each["image"] == image]
-        return dict(found[0])
-
+    """``host_status`` of all hosts but the origin, by host."""
+    hosts = cluster.names[1:]
     with ThreadPoolExecutor(16) as pool:
-        return dict(zip(cluster.names[1:], pool.map(of_host, range(1, len(cluster.names))), strict=True))
+        return dict(zip(hosts, pool.map(lambda host: host_status(cluster, host, image), hosts), strict=True))
 
 
 def parents_in_use(statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
