@@ -52,9 +52,13 @@ class VoltCase(TestCase):
 
     def stop(self, process: subprocess.Popen[str]) -> None:
         """Stop it, whatever it does."""
-        if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
             process.kill()
-        process.wait(timeout=10)
+            process.wait(timeout=10)
+            raise
 
     def client(self, token_file: Path | None = None, timeout: float = 10.0) -> VoltClient:
         """A client of this Volt."""
