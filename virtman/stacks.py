@@ -184,6 +184,11 @@ class Stacks:
             self._follow(record, assignment)
 
     def _follow(self, record: ImageRecord, assignment: Assignment) -> None:
+        if assignment.digest != record.digest:
+            # The name was published again with other content. The VMs here go on with what their image's cache holds.
+            log.error("image %s: Volt has other content under this name now; this host leaves its tree", record.name)
+            self._volt.leave(record.name)
+            return
         wanted = with_assignment(record, assignment, confirmed=False)
         self._shelf.put(record.name, wanted)
         self._step("follow:recorded")

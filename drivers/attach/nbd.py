@@ -74,7 +74,7 @@ class NbdAttach:
                 self._routes[image.name] = route
         else:
             route.follow(parents)
-        return Device(size=image.size, node=_node(route.path, image.name))
+        return Device(size=image.size, node=_node(route.path, image.key))
 
     def update(self, image: Image, parents: Sequence[Parent]) -> bool:
         """Move to the first of ``parents`` that listens. True if the old one has to be dropped by publishing again.
@@ -289,7 +289,7 @@ class _Route:
             os.eventfd_read(self._wake)
 
     def _client(self, path: Path, sock: socket.socket) -> nbdprobe.Client:
-        client = nbdprobe.Client(path, self._image.name, timeout=_HANDSHAKE_TIMEOUT, sock=sock)
+        client = nbdprobe.Client(path, self._image.key, timeout=_HANDSHAKE_TIMEOUT, sock=sock)
         if client.size != self._image.size:
             client.close()
             raise ProtocolViolated(f"the server at {path} has {client.size} bytes, not {self._image.size}")

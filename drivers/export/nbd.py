@@ -57,12 +57,17 @@ def socket_of(endpoint: Endpoint) -> Path:
     return folder_of(endpoint.address) / f"{checked(endpoint.export)}.sock"
 
 
-def client_node(endpoint: Endpoint) -> BlockNode:
-    """The node by which a QEMU reads an endpoint and outlives its restarts. Raises BadAddress, BadName."""
+def client_node(endpoint: Endpoint, key: str) -> BlockNode:
+    """The node by which a QEMU reads an endpoint and outlives its restarts.
+
+    It asks for the image by its ``key``: who serves other content under the same name refuses.
+
+    Raises BadAddress, BadName.
+    """
     return {
         "driver": "nbd",
         "server": {"type": "unix", "path": str(socket_of(endpoint))},
-        "export": endpoint.export,
+        "export": key,
         "reconnect-delay": RECONNECT_DELAY,
         "open-timeout": OPEN_TIMEOUT,
     }
@@ -122,7 +127,7 @@ class NbdExport:
 
         Raises BadDevice, BadName, PathTooLong, DaemonFailed, ToolMissing.
         """
-        argv = self._argv(image.name, device)
+        argv = self._argv(image, device)
         unit = self._unit(image.name)
         with unit.lock:
             if unit.daemon is not None and (replace or not self._fits(image.name, unit.daemon, argv)):
@@ -142,7 +147,7 @@ class NbdExport:
 
     def local(self, image: Image) -> Device:
         """The image as this host serves it, for its own VMs."""
-        return Device(size=image.size, node=client_node(Endpoint(self.address, checked(image.name))))
+        return Device(size=image.size, node=client_node(Endpoint(self.address, checked(image.name)), image.key))
 
     def hit_bytes(self, image: str) -> int:
         """Bytes that the image's daemon has read from files since it was published: what its parents were spared."""
@@ -235,16 +240,17 @@ class NbdExport:
             unit.daemon.stop()
             unit.daemon, unit.read_by_start = None, 0
 
-    def _argv(self, image: str, device: Device) -> tuple[str, ...]:
+    def _argv(self, image: Image, device: Device) -> tuple[str, ...]:
+        """The daemon's command line. It serves the image by its key, for hosts, and by its name, for people."""
         if device.node is None:
-            raise BadDevice(f"the device of image {image} has no QEMU block node to serve")
-        exports = [_export(image, "top")]
+            raise BadDevice(f"the device of image {image.name} has no QEMU block node to serve")
+        exports = [_export("by-key", image.key, "top"), _export("by-name", image.name, "top")]
         if _has_node(device.node, CACHE_NODE):
-            exports.append(_export(cache_export(image), CACHE_NODE) + ",allocation-depth=on")
+            exports.append(_export("cache", cache_export(image.name), CACHE_NODE) + ",allocation-depth=on")
         return (
             "qemu-storage-daemon",
             "--pidfile",
-            str(self._path(image, "pid")),
+            str(self._path(image.name, "pid")),
             "--blockdev",
             json.dumps({**device.node, "node-name": "top"}),
             "--nbd-server",
@@ -336,8 +342,8 @@ class _Watcher:
             return self._daemons.get(image) is ended and self._daemons.pop(image) is ended
 
 
-def _export(name: str, node: str) -> str:
-    return f"nbd,id={name},node-name={node},name={name},writable=off"
+def _export(export_id: str, name: str, node: str) -> str:
+    return f"nbd,id={export_id},node-name={node},name={name},writable=off"
 
 
 def _has_node(node: Any, name: str) -> bool:

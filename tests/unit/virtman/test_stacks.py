@@ -269,6 +269,14 @@ class FollowTest(StacksTest):
         self.assertIn("debian", self.volt.places)
         self.scene.check(self)
 
+    def test_other_content_under_the_same_name_is_not_followed(self) -> None:
+        before = self.attached()
+        self.volt.forget("debian")
+        self.volt.offer("debian", digest="sha256:" + "f" * 64)
+        self.stacks.rejoin("debian")
+        self.assertEqual(before, self.record())
+        self.assertNotIn("debian", self.volt.places)
+
     def test_rejoin_of_what_is_not_attached_does_nothing(self) -> None:
         self.volt.offer("debian")
         self.stacks.rejoin("debian")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from drivers import daemon
 from drivers.base import Device, Endpoint, Place
-from drivers.errors import BadAddress, BadDevice, BadName, DaemonFailed, PathTooLong
+from drivers.errors import BadAddress, BadDevice, BadName, DaemonFailed, PathTooLong, ProtocolViolated
 from drivers.export.nbd import NbdExport, client_node
 from drivers.nbdprobe import Client
 from tests.userspace.drivers.hosts import MIB, Host, HostCase, qemu_io, until
@@ -29,6 +29,17 @@ class PublishTest(HostCase):
             self.assertEqual(image.size, client.size)
         write = ["qemu-io", "-f", "raw", "-c", "write 0 4k", host.uri(image)]
         self.assertNotEqual(0, subprocess.run(write, capture_output=True, check=False).returncode)
+
+    def test_a_client_that_wants_other_content_under_the_same_name_is_refused(self) -> None:
+        image, _, (host,) = self.chain(0)
+        Client(host.socket(image), image.key, timeout=5).close()
+        self.assertRaises(ProtocolViolated, Client, host.socket(image), "0" * 64, timeout=5)
+
+    def test_an_image_may_be_called_by_a_number(self) -> None:
+        image, file = self.make_image(name="2026-11")
+        host = self.host("h")
+        host.export.publish(image, host.attach.origin(image, file))
+        self.assert_same(host.uri(image), file)
 
     def test_endpoint_names_the_folder_of_sockets_and_the_image(self) -> None:
         image, file = self.make_image()
@@ -121,7 +132,7 @@ class FailedPublishTest(HostCase):
 
     def test_addresses_of_other_kinds_are_refused(self) -> None:
         for address in ("http://host", "unix://relative", "/run/serve", ""):
-            self.assertRaises(BadAddress, client_node, Endpoint(address, "img"))
+            self.assertRaises(BadAddress, client_node, Endpoint(address, "img"), "0" * 64)
 
 
 class ReserveTest(HostCase):
