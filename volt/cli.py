@@ -149,26 +149,31 @@ def hosts(ctx: click.Context, url: str, token_file: Path | None, as_json: bool) 
     )
 
 
-@hosts.command()
+@hosts.command(name="remove")
 @click.argument("name")
 @click.pass_obj
-def remove(obj: tuple[str, Path | None], name: str) -> None:
+def remove_host(obj: tuple[str, Path | None], name: str) -> None:
     """Take a host out of all trees and forget it."""
     with _volt(*obj) as volt:
         volt.remove_host(name)
 
 
-@main.command()
+@main.group(invoke_without_command=True)
 @URL
 @TOKEN_FILE
 @AS_JSON
-def images(url: str, token_file: Path | None, as_json: bool) -> None:
-    """List the images.
+@click.pass_context
+def images(ctx: click.Context, url: str, token_file: Path | None, as_json: bool) -> None:
+    """List the images, or remove one.
 
     \b
-    Example:
+    Examples:
       volt images --url http://10.0.0.1:8700 --token-file /etc/volt/token
+      volt images remove debian-11
     """
+    ctx.obj = (url, token_file)
+    if ctx.invoked_subcommand:
+        return
     with _volt(url, token_file) as volt:
         found = volt.images()
     if as_json:
@@ -180,6 +185,15 @@ def images(url: str, token_file: Path | None, as_json: bool) -> None:
         ["image", "size", "hosts", "origins", "digest"],
         [[i.name, decimal(i.size), str(i.nodes), ", ".join(i.origins), i.digest] for i in found],
     )
+
+
+@images.command(name="remove")
+@click.argument("name")
+@click.pass_obj
+def remove_image(obj: tuple[str, Path | None], name: str) -> None:
+    """Withdraw an image that no host but its origins has; 'virtman gc' on the origins then deletes its content."""
+    with _volt(*obj) as volt:
+        volt.remove_image(name)
 
 
 @contextmanager

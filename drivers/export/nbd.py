@@ -39,7 +39,7 @@ OPEN_TIMEOUT = 30
 
 _SCHEME = "unix://"
 _BACKLOG = 4096
-_SOCKET_MODE = 0o666  # the permissions of the folder say who gets here; QEMU may run as another user than the agent
+_SOCKET_MODE = 0o666  # the folder decides who gets here: QEMU may run as another user than the agent
 _FIRST_RETRY = 0.005
 _LAST_RETRY = 0.1
 

@@ -235,6 +235,16 @@ class CommandLine(VoltCase):
         self.assertIn("image  1.0 kB  3      origin", self.run_ok("images"))
         self.assertIn('"nodes": 3', self.run_ok("images", "--json"))
 
+    def test_an_image_in_use_is_not_removed_and_one_that_is_not_is(self) -> None:
+        refused = run_volt("images", "--url", self.url, "remove", "image")
+        self.assertEqual(1, refused.returncode)
+        self.assertIn("h1", refused.stderr)
+        for host in ("h3", "h2", "h1"):
+            self.volt.leave("image", host)
+        removed = run_volt("images", "--url", self.url, "remove", "image")
+        self.assertEqual((0, "", ""), (removed.returncode, removed.stdout, removed.stderr))
+        self.assertEqual([], self.volt.images())
+
     def test_errors_are_one_line_and_exit_code_one(self) -> None:
         for arguments in (("tree", "nothing"), ("tree", "a/b"), ("hosts", "--token-file", "/no/such/file")):
             result = run_volt(*arguments, "--url", self.url) if arguments[0] == "tree" else run_volt(*arguments)
