@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -155,6 +156,10 @@ class Cluster:
         service.wait_ready(lambda: self._answers(host), READY_TIMEOUT)
 
     def _answers(self, host: int) -> bool:
+        # Asked first, because httpx leaves a socket open that could not connect.
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(self.socket(host))) != 0:
+                return False
         with contextlib.suppress(AgentUnreachable):
             self.agents[host].status()
             return True

@@ -145,7 +145,7 @@ class Demo:
         }  # fmt: skip
 
     def wave(self) -> list[float]:
-        """Boot all VMs at once, evenly over the hosts. Returns each one's seconds from the common start to its login."""
+        """Boot all VMs at once, evenly over the hosts. Returns each one's seconds from the common start."""
         since = time.monotonic()
         with self.showing_tree(), ThreadPoolExecutor(self.vms) as pool:
             placed = [(f"vm-{n + 1}", self.hosts[n % len(self.hosts)]) for n in range(self.vms)]
@@ -194,6 +194,7 @@ def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     return {
         "cpus": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
         "kernel": platform.release(),
         "qemu": run(["qemu-system-x86_64", "--version"]).split("\n", 1)[0],
     }
@@ -267,9 +268,8 @@ def measure(folder: Path, hosts: int, vms: int) -> dict[str, Any]:
         errors = stack.enter_context(BlockErrors(libvirt.uri))
         cluster = stack.enter_context(Cluster(folder, hosts + 1, libvirt=libvirt.uri, accel=accel))
         demo = Demo(cluster, libvirt.uri, made.disk, vms, view)
-        figures = {"hosts": hosts, "vms": vms, "accel": accel, **demo.run()}
+        figures = {"hosts": hosts, "vms": vms, "accel": accel, "machine": machine(), **demo.run()}
         figures["io_errors"] = demo.console_errors + len(errors.seen)
-        figures["machine"] = machine()
         summary(view, figures)
         view.say("stopping everything")
     return figures

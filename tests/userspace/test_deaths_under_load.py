@@ -17,7 +17,8 @@ ROUNDS = 20
 REGION = 4 << 20
 """Bytes that one round reads, cold: 2 seconds at RATE."""
 RATE = 2 << 20
-PATTERN = ["--bs=16k", "--verify=crc32c", "--verify_fatal=1", "--randseed=1", "--verify_state_save=0", "--output-format=json"]
+PATTERN = ["--bs=16k", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0", "--randseed=1"]
+PATTERN += ["--output-format=json"]
 
 
 class DeathsUnderLoadTest(HostsTestCase):
