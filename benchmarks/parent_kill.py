@@ -21,13 +21,12 @@ import click
 
 from benchmarks.command import SETTINGS, benchmark, finish
 from benchmarks.disks import exported
-from benchmarks.errors import NotBelow
+from benchmarks.errors import BenchmarkError, Failed, NotBelow
 from benchmarks.figures import MIB, print_table, spread
 from benchmarks.hosts import host_status, parents_in_use, settled_places, started_cluster, storage_daemon
 from benchmarks.processes import say
 from benchmarks.verifiedio import BLOCK, VerifiedIo, wrong_blocks
 from lab.cluster import Cluster
-from lab.tools import BUILD
 
 IMAGE, VM = "killed", "vm"
 HOSTS = 8
@@ -88,13 +87,16 @@ def kill_round(cluster: Cluster, host: str, role: int, io: VerifiedIo) -> dict[s
     }
 
 
-def run(rounds: int, leftovers: list[str]) -> dict[str, Any]:
-    """All rounds on one cluster, and at the end a comparison of the whole disk."""
+def run(rounds: int, failures: list[str]) -> dict[str, Any]:
+    """All rounds on one cluster, and at the end a comparison of the whole disk.
+
+    A round that fails is the last one: it goes to ``failures``, and the figures are of those before it.
+    """
     with (
         tempfile.TemporaryDirectory(dir="/tmp", prefix="kill-") as name,
-        started_cluster("parent_kill", HOSTS, 2, leftovers) as cluster,
+        started_cluster("parent_kill", HOSTS, 2, failures) as cluster,
     ):
-        folder, image, host = Path(name), BUILD / "parent_kill" / "image.raw", cluster.names[VM_HOST]
+        image, host = cluster.folder / "image.raw", cluster.names[VM_HOST]
         write_image(image, rounds * IMAGE_BYTES_PER_ROUND)
         cluster.agents[0].publish(IMAGE, image)
         for agent in cluster.agents[1:]:
@@ -102,15 +104,21 @@ def run(rounds: int, leftovers: list[str]) -> dict[str, Any]:
         disks = {host: {VM: cluster.agents[VM_HOST].vm(VM)["blockdev"]}}
         blocks = random.sample(range(image.stat().st_size // BLOCK), image.stat().st_size // BLOCK)
         written: dict[int, bytes] = {}
-        done = []
-        with exported(folder, disks) as sockets:
-            for number in range(rounds):
-                io = VerifiedIo(sockets[host], VM, image, written, blocks[number::rounds])
-                done.append(kill_round(cluster, host, number % len(ROLES), io))
-                say(f"round {number + 1} of {rounds}: {round_text(done[-1])}")
-            say("comparing the whole disk")
-            wrong = wrong_blocks(sockets[host], VM, image, written)
-        return summary(done) | {"wrong_blocks_at_the_end": wrong, "image_bytes": image.stat().st_size, "rounds": done}
+        done: list[dict[str, Any]] = []
+        wrong: list[int] | None = None
+        with exported(Path(name), disks) as sockets:
+            try:
+                for number in range(rounds):
+                    io = VerifiedIo(sockets[host], VM, image, written, blocks[number::rounds])
+                    done.append(kill_round(cluster, host, number % len(ROLES), io))
+                    say(f"round {number + 1} of {rounds}: {round_text(done[-1])}")
+                say("comparing the whole disk")
+                wrong = wrong_blocks(sockets[host], VM, image, written)
+            except BenchmarkError as error:
+                failures.append(f"after {len(done)} rounds: {error}")
+        if not done:
+            raise Failed("; ".join(failures))
+        return summary(done) | {"wrong_blocks_at_the_end": wrong, "rounds": done}
 
 
 def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -155,9 +163,9 @@ def main(rounds: int) -> None:
         failures: list[str] = []
         figures = run(rounds, failures)
         print_table(
-            f"{rounds} kills under {figures['requests']} requests: {figures['errors']} errors,"
+            f"{len(figures['rounds'])} kills under {figures['requests']} requests: {figures['errors']} errors,"
             f" {figures['wrong_blocks']} wrong of {figures['compared_bytes'] // BLOCK} blocks compared,"
-            f" {len(figures['wrong_blocks_at_the_end'])} wrong in the whole disk at the end",
+            f" wrong in the whole disk at the end: {figures['wrong_blocks_at_the_end']}",
             ["longest request, s", "min", "median", "p95", "max"],
             [
                 [name, *(f"{values[which]:.3f}" for which in ("min", "median", "p95", "max"))]
