@@ -36,6 +36,7 @@ _REP_IS_ERROR = 1 << 31
 _INFO_EXPORT = 0
 
 _REQUEST_MAGIC = 0x25609513
+_CMD_READ = 0
 _CMD_DISC = 2
 _CMD_FLUSH = 3
 _CMD_BLOCK_STATUS = 7
@@ -130,6 +131,14 @@ class Client:
                 pass
             finally:
                 self._sock.close()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """A range of the export, in bytes. Only without ``context``. Raises NotServing, ProtocolViolated."""
+        self._request(_CMD_READ, offset, length)
+        magic, error, _ = struct.unpack(">IIQ", self._receive(16))
+        if magic != _SIMPLE_REPLY_MAGIC or error:
+            raise self._violation(f"reply {magic:#x} to a read, error {error}")
+        return self._receive(length)
 
     def flush(self) -> None:
         """Have the server write down what it keeps in memory. Raises NotServing, ProtocolViolated."""

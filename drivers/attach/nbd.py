@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +34,11 @@ log = logging.getLogger(__name__)
 GREETING_WAIT = 0.5
 """Seconds that a parent gets to greet again before another one takes over: its agent may be restarting its daemon."""
 
+ANSWER_LIMIT = 5.0
+"""Seconds after which a parent that is connected, and does not answer, counts as lost if another one serves."""
+
+_PING_INTERVAL = 2.0
+_PING_LENGTH = 512
 _HANDSHAKE_TIMEOUT = 2.0
 _FIRST_RETRY = 0.05
 _LAST_RETRY = 1.0
@@ -261,35 +267,53 @@ class _Route:
                 self._fail_over(parent, path)
 
     def _hold(self, parent: Parent, path: Path) -> None:
-        """Hold a connection to a parent while it is the one in use. Raises NotServing, ProtocolViolated."""
+        """Hold a connection to a parent while it is the one in use and answers. Raises NotServing, ProtocolViolated."""
         with nbdprobe.knock(path) as sock:
             # A parent that listens but does not greet is not ready yet: wait for it, as the storage daemon does.
-            if not self._readable(sock, parent):
+            while (news := self._await(sock, parent, ANSWER_LIMIT)) is _News.NONE:
+                self._leave_if_another_serves(parent, f"the server at {path} does not greet")
+            if news is _News.RELEASED:
                 return
-            with self._client(path, sock) as client:
+            with self._client(path, sock, ANSWER_LIMIT) as client:
                 self._alive = True
-                if self._readable(client, parent):
-                    raise NotServing(f"the server at {path} hung up")
+                while (news := self._await(client, parent, _PING_INTERVAL)) is _News.NONE:
+                    try:
+                        client.read(0, _PING_LENGTH)
+                    except NotServing as error:
+                        self._leave_if_another_serves(parent, str(error))
+                        return  # the late answer must not be taken for the next one's: connect again
+            if news is _News.READABLE:
+                raise NotServing(f"the server at {path} hung up")
 
-    def _readable(self, connection: _Pollable, parent: Parent) -> bool:
-        """Wait until there is something to read, or the end; False as soon as the parent is not the one in use."""
+    def _leave_if_another_serves(self, parent: Parent, trouble: str) -> None:
+        """A parent that hangs is lost as soon as another one serves. Raises NotServing."""
+        with self._lock:
+            others = {other: path for other, path in self._sockets.items() if other != parent}
+        if self._first_serving(others) is not None:
+            raise NotServing(trouble)
+        log.warning("image %s: parent %s hangs, and there is no other: %s", self._image.name, parent.host, trouble)
+
+    def _await(self, connection: _Pollable, parent: Parent, timeout: float) -> _News:
+        """Wait, ``timeout`` seconds at most, for something to read, or for the parent not to be the one in use."""
         poller = select.poll()
         poller.register(connection, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
-        while True:
-            ready = [fd for fd, _ in poller.poll()]
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            ready = [fd for fd, _ in poller.poll(left * 1000)]
             self._drain_wake()
             if self._stopped or self._parent != parent:
-                return False
+                return _News.RELEASED
             if connection.fileno() in ready:
-                return True
+                return _News.READABLE
+        return _News.NONE
 
     def _drain_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 
-    def _client(self, path: Path, sock: socket.socket) -> nbdprobe.Client:
-        client = nbdprobe.Client(path, self._image.key, timeout=_HANDSHAKE_TIMEOUT, sock=sock)
+    def _client(self, path: Path, sock: socket.socket, timeout: float = _HANDSHAKE_TIMEOUT) -> nbdprobe.Client:
+        client = nbdprobe.Client(path, self._image.key, timeout=timeout, sock=sock)
         if client.size != self._image.size:
             client.close()
             raise ProtocolViolated(f"the server at {path} has {client.size} bytes, not {self._image.size}")
@@ -384,6 +408,14 @@ class _Route:
             self._lost(self._image, lost)
         except Exception:  # whatever the agent's side does, the route has to be watched on
             log.exception("image %s: telling that parent %s is lost failed", self._image.name, lost.host)
+
+
+class _News(Enum):
+    """What came of waiting."""
+
+    READABLE = auto()
+    RELEASED = auto()
+    NONE = auto()
 
 
 class _Pollable(Protocol):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -120,6 +122,14 @@ class DeathsUnderLoadTest(HostsTestCase):
         victim.kill_daemons()
         self.finish(reader)
         self.assertEqual(victim, self.wait_for_inner_parent())
+
+    def test_a_parent_that_hangs_is_left(self) -> None:
+        victim = self.wait_for_inner_parent()
+        reader = self.read_region(0)
+        for pid in victim.daemons():
+            os.kill(pid, signal.SIGSTOP)
+        self.finish(reader)
+        self.assertNotEqual(victim, self.parent_in_use())
 
     def test_the_origin_away_for_a_while_costs_no_error(self) -> None:
         """Every host loses all its parents; reads wait, and go on when the origin is back."""
