@@ -98,9 +98,9 @@ def processes_of(folder: Path) -> dict[int, str]:
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if f"{folder}/" in line and int(entry.name) != os.getpid():
-                found[int(entry.name)] = line
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if int(entry.name) != os.getpid() and any(w == str(folder) or f"{folder}/" in w for w in words):
+                found[int(entry.name)] = " ".join(words).strip()
     return found
 
 

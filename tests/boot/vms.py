@@ -1,0 +1,59 @@
+"""What the tests that boot VMs share: the guest, a private libvirtd, clusters."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import testtools
+
+from lab.cluster import Cluster
+from lab.guest import Guest, guest
+from lab.libvirt import PrivateLibvirt
+
+LOGIN_TIMEOUT = 240.0
+"""Seconds; a boot takes ten on an idle machine without KVM."""
+
+TOOLS = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-storage-daemon": "qemu-system-common",
+    "libvirtd": "libvirt-daemon-system",
+    "mmdebstrap": "mmdebstrap",
+    "extlinux": "extlinux",
+}
+
+
+class VmTestCase(testtools.TestCase):
+    """A test that boots VMs, under emulation: it works everywhere, and what is tested here is not the hypervisor."""
+
+    def setUp(self) -> None:
+        """Skip where the tools are missing; find or build the guest."""
+        super().setUp()
+        if os.geteuid() != 0:
+            self.skipTest("not root: the guest and the private libvirtd need it")
+        for tool, package in TOOLS.items():
+            if shutil.which(tool) is None:
+                self.skipTest(f"{tool} is missing: install the Debian package {package}")
+        self.guest: Guest = guest()
+        folder = tempfile.TemporaryDirectory(dir="/tmp", prefix="vmtest-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def libvirt(self) -> PrivateLibvirt:
+        """A libvirtd of the test's own."""
+        libvirt = PrivateLibvirt(self.folder / "libvirt")
+        libvirt.start()
+        self.addCleanup(libvirt.stop)
+        return libvirt
+
+    def cluster(self, hosts: int) -> Cluster:
+        """Volt and hosts of the test's own, with a libvirtd; the origin has published the guest."""
+        cluster = Cluster(
+            self.folder, hosts, libvirt=self.libvirt().uri, volt_options=["--heartbeat", "0.5", "--lease", "5"]
+        )
+        self.addCleanup(cluster.stop)
+        cluster.start()
+        cluster.agents[0].publish("guest", self.guest.disk)
+        return cluster
