@@ -25,7 +25,7 @@ from benchmarks.errors import BenchmarkError, Failed, NotBelow
 from benchmarks.figures import MIB, print_table, spread
 from benchmarks.hosts import host_status, parents_in_use, settled_places, started_cluster, storage_daemon
 from benchmarks.processes import say
-from benchmarks.verifiedio import BLOCK, VerifiedIo, wrong_blocks
+from benchmarks.verifiedio import BLOCK, Request, VerifiedIo, wrong_blocks
 from lab.cluster import Cluster
 
 IMAGE, VM = "killed", "vm"
@@ -58,6 +58,16 @@ def above(cluster: Cluster, host: str) -> list[str]:
     return [parent, places[parent].parent]
 
 
+def longest_requests(requests: Sequence[Request], killed: float, restarted: float) -> dict[str, float]:
+    """Seconds of the longest requests: answered before the kill; answered after it; and sent after the agent's start."""
+    phases = {
+        "longest_before_s": [request for request in requests if request.ended < killed],
+        "stall_s": [request for request in requests if request.ended >= killed and request.began < restarted],
+        "return_stall_s": [request for request in requests if request.began >= restarted],
+    }
+    return {name: max((r.ended - r.began for r in phase), default=0.0) for name, phase in phases.items()}
+
+
 def kill_round(cluster: Cluster, host: str, role: int, io: VerifiedIo) -> dict[str, Any]:
     """Kill one of the hosts above ``host`` under I/O, start it again, and wait until the tree is in order."""
     victim = above(cluster, host)[role]
@@ -77,9 +87,7 @@ def kill_round(cluster: Cluster, host: str, role: int, io: VerifiedIo) -> dict[s
         "killed": victim,
         "role": ROLES[role],
         "parent_meanwhile": meanwhile.get(host),
-        "longest_before_s": io.longest(0, killed),
-        "stall_s": io.longest(killed, restarted),
-        "return_stall_s": io.longest(restarted),
+        **longest_requests(io.requests, killed, restarted),
         "requests": len(io.requests),
         "compared_bytes": io.compared_bytes,
         "errors": io.errors,

@@ -63,11 +63,6 @@ class VerifiedIo:
         for thread in self._threads:
             thread.join()
 
-    def longest(self, after: float, before: float = float("inf")) -> float:
-        """Seconds of the longest request that ended after one moment and began before another; 0 if there is none."""
-        with self._lock:
-            return max((r.ended - r.began for r in self.requests if r.ended >= after and r.began < before), default=0.0)
-
     def _visit_all(self, blocks: Sequence[int]) -> None:
         """Only this connection visits these blocks, so what they must hold is known at any time."""
         try:

@@ -14,6 +14,7 @@ from benchmarks import attach, boot_wave, create_latency, parent_kill
 from benchmarks.boot_wave import Size, bars, boot_set, checksum, ratios
 from benchmarks.misses import Place
 from benchmarks.trace import Read, Trace
+from benchmarks.verifiedio import Request
 
 
 def trace(*reads: tuple[int, int], size: int = 1 << 20) -> Trace:
@@ -63,6 +64,13 @@ class FiguresTest(TestCase):
 
 
 class KillFiguresTest(TestCase):
+    def test_a_request_under_way_at_the_kill_belongs_to_its_stall(self) -> None:
+        requests = [Request(1.0, 1.5), Request(1.9, 3.0), Request(4.0, 4.2), Request(6.0, 6.3)]
+        found = parent_kill.longest_requests(requests, killed=2.0, restarted=5.0)
+        self.assertAlmostEqual(0.5, found["longest_before_s"])
+        self.assertAlmostEqual(1.1, found["stall_s"])
+        self.assertAlmostEqual(0.3, found["return_stall_s"])
+
     def test_rounds_are_summed_up_by_who_was_killed(self) -> None:
         rounds = [
             {

@@ -48,8 +48,6 @@ class VerifiedIoTest(TestCase):
         self.assertEqual(([], [], []), (io.errors, io.wrong, wrong))
         self.assertNotEqual({}, self.written)
         self.assertGreater(io.compared_bytes, BLOCKS * BLOCK)
-        self.assertGreater(io.longest(0), 0)
-        self.assertEqual(0, io.longest(time.monotonic()))
 
     def test_one_other_byte_is_noticed(self) -> None:
         with self.served.open("r+b") as file:
