@@ -59,7 +59,7 @@ def above(cluster: Cluster, host: str) -> list[str]:
 
 
 def longest_requests(requests: Sequence[Request], killed: float, restarted: float) -> dict[str, float]:
-    """Seconds of the longest requests: answered before the kill; answered after it; and sent after the agent's start."""
+    """Longest requests in seconds: answered before the kill, answered after it, sent after the agent's start."""
     phases = {
         "longest_before_s": [request for request in requests if request.ended < killed],
         "stall_s": [request for request in requests if request.ended >= killed and request.began < restarted],
