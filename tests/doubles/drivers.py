@@ -161,6 +161,8 @@ class CacheDouble:
             return self.host.caches.pop(key, 0)
 
     def stats(self, image: Image) -> CacheStats:
+        if "cache.stats" in self.host.failing:
+            raise self.host.failing["cache.stats"]
         held = self.host.caches.get(image.key, 0)
         return CacheStats(held, 2 * held)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from testtools import TestCase
 
 from drivers.base import CacheStats, Parent
+from drivers.errors import DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH
 from tests.doubles.volt import INTERVAL, SERVE
 from tests.unit.virtman.scene import Scene
@@ -174,6 +175,12 @@ class ReportsTest(UpkeepTest):
         self.done()
         self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.stats("debian"))
         self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.refresh(record))
+
+    def test_a_cache_that_cannot_be_looked_at_now_holds_what_it_held(self) -> None:
+        record = self.attached()
+        seen = self.upkeep.refresh(record)
+        self.scene.host.failing = {"cache.stats": DriverError("its daemon is being started again")}
+        self.assertEqual(seen, self.upkeep.refresh(record))
 
     def test_an_origin_reads_from_nobody(self) -> None:
         record = self.scene.stacks.add_origin(self.scene.put_content("mine"))

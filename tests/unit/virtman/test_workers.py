@@ -7,6 +7,7 @@ import threading
 
 from testtools import TestCase
 
+from virtman.errors import CoordinatorDown
 from virtman.workers import Workers
 
 SOON = 10.0
@@ -86,6 +87,16 @@ class WorkersTest(TestCase):
         self.assertTrue(ran.wait(SOON))
         self.workers.stop()
         self.assertIn("a failed", logged.lines)
+
+    def test_a_trouble_that_is_expected_is_one_line_of_the_log(self) -> None:
+        logged = Logged(self, "virtman.workers")
+
+        def fail() -> None:
+            raise CoordinatorDown("Volt: nobody there")
+
+        self.workers.submit("report", fail)
+        self.workers.stop()
+        self.assertEqual(["report: Volt: nobody there"], logged.lines)
 
     def test_stop_waits_for_what_runs(self) -> None:
         go = self.blocked("a")
