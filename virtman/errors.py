@@ -13,6 +13,7 @@ VirtmanError
 │   └── DomainForeign        libvirt has a domain of this name that is not ours
 ├── NoRoom                   not enough space on the disk
 ├── CoordinatorDown          Volt is needed for this and does not answer
+├── Suspended                the host serves no image until its agent is started again
 ├── HypervisorError          libvirt is missing, refuses or failed
 ├── DriverTrouble            a driver failed; the message is the driver's
 ├── StateLocked              another agent uses this state or run folder
@@ -112,6 +113,13 @@ class CoordinatorDown(VirtmanError):
 
     status = 503
     kind = "coordinator-down"
+
+
+class Suspended(VirtmanError):
+    """The host serves no image until its agent is started again."""
+
+    status = 503
+    kind = "suspended"
 
 
 class HypervisorError(VirtmanError):

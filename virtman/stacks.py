@@ -14,7 +14,7 @@ from typing import Protocol
 
 from drivers.base import Image, Parent
 from drivers.errors import DriverError
-from virtman.errors import CoordinatorDown, VirtmanError
+from virtman.errors import CoordinatorDown, Suspended, VirtmanError
 from virtman.hostdrivers import HostDrivers
 from virtman.imagestore import ImageStore
 from virtman.locks import NamedLocks
@@ -68,6 +68,7 @@ class Stacks:
         in_use: Callable[[str], bool],
         step: Step = log_step,
     ) -> None:
+        self._suspended = False
         self.content = threading.Lock()
         """Held while a record begins to refer to content, and while content that no record refers to is deleted."""
         self._drivers = drivers
@@ -138,7 +139,6 @@ class Stacks:
                 self._shelf.put(image.name, record)
             self._step("publish:recorded")
             try:
-                self._drivers.export.reserve(image.name)
                 self._build(record)
                 self._step("publish:serving")
                 assignment = self._volt.publish(image)
@@ -162,6 +162,9 @@ class Stacks:
             log.error("image %s: undoing the publish failed too: %s", record.name, second)
 
     def _build(self, record: ImageRecord, *, replace: bool = False) -> None:
+        if self._suspended:
+            raise Suspended("this host is suspended; start its agent again first")
+        self._drivers.export.reserve(record.name)
         image = record.image
         if record.role is Role.ORIGIN:
             device = self._drivers.attach.origin(image, self._store.path(image))
@@ -212,7 +215,11 @@ class Stacks:
             self._follow(record, self._volt.join(name))
 
     def suspend(self, name: str) -> None:
-        """Stop serving without giving anything up: ``restore`` brings the stack back."""
+        """Stop serving without giving anything up: ``restore`` by the next agent brings the stack back.
+
+        From now on no stack is built here, whatever asks for it.
+        """
+        self._suspended = True
         with self._locks.hold(name):
             record = self._shelf.get(name)
             if record is not None:
@@ -249,7 +256,6 @@ class Stacks:
         """Build what is missing; a stack that outlived the agent is left as it is, and its parents watched again."""
         if not self._drivers.export.serving(record.name):
             log.warning("image %s: not being served; starting it", record.name)
-        self._drivers.export.reserve(record.name)
         self._build(record, replace=record.unconfirmed)
         if record.unconfirmed:
             self._shelf.put(record.name, record.model_copy(update={"revision": record.assigned}))

@@ -11,7 +11,7 @@ from drivers.base import Image, Parent
 from drivers.errors import DriverError
 from tests.doubles.volt import SERVE, digest_of
 from tests.unit.virtman.scene import Scene
-from virtman.errors import CoordinatorDown, ImageExists, UnknownImage
+from virtman.errors import CoordinatorDown, ImageExists, Suspended, UnknownImage
 from virtman.records import ImagePhase, ImageRecord, Role
 
 SOON = 10.0
@@ -374,7 +374,10 @@ class RemovalTest(StacksTest):
         self.stacks.suspend("debian")
         self.assertEqual({}, self.host.leftovers())
         self.assertFalse(self.stacks.serving("debian"))
-        self.stacks.restore("debian")
+        for build in (self.stacks.restore, self.stacks.ensure):
+            self.assertRaises(Suspended, build, "debian")
+        self.assertEqual({}, self.host.leftovers())
+        self.scene.restart()
         self.assertEqual(place, self.volt.places["debian"])
         self.scene.check(self)
 
