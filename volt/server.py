@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 THREADS = 8
 MAX_CONNECTIONS = 20000
 """Each agent keeps one connection open."""
-MAX_FANOUT = 64
+MAX_FANOUT = 1024
 
 
 @dataclass(frozen=True)

@@ -91,12 +91,22 @@ class WorkersTest(TestCase):
     def test_a_trouble_that_is_expected_is_one_line_of_the_log(self) -> None:
         logged = Logged(self, "virtman.workers")
 
+        ran = threading.Event()
+
         def fail() -> None:
+            ran.set()
             raise CoordinatorDown("Volt: nobody there")
 
         self.workers.submit("report", fail)
+        self.assertTrue(ran.wait(SOON))
         self.workers.stop()
         self.assertEqual(["report: Volt: nobody there"], logged.lines)
+
+    def test_stop_cuts_off_what_takes_too_long(self) -> None:
+        logged = Logged(self, "virtman.workers")
+        self.blocked("a")
+        self.workers.stop()
+        self.assertEqual(["cut off: a"], logged.lines)
 
     def test_stop_waits_for_what_runs(self) -> None:
         go = self.blocked("a")
