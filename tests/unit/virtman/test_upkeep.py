@@ -18,6 +18,7 @@ from virtman.workers import Job, Workers
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
 
 SOON = 10.0
+PAUSE = 0.005
 
 
 def answer(*assignments: Assignment, absent: tuple[str, ...] = ()) -> HeartbeatAnswer:
@@ -51,8 +52,13 @@ class UpkeepTest(TestCase):
         return record
 
     def done(self) -> None:
-        """Wait for the jobs; there are none after it."""
-        self.workers.stop()
+        """Wait until all jobs have ended."""
+        pause, keys = threading.Event(), [f"{job} debian" for job in ("follow", "rejoin", "tend", "restore")]
+        for _ in range(int(SOON / PAUSE)):
+            if not any(self.workers.busy(key) for key in (*keys, "report debian other")):
+                return
+            pause.wait(PAUSE)
+        self.fail("the jobs do not end")
 
 
 class HandleTest(UpkeepTest):
@@ -118,7 +124,7 @@ class HandleTest(UpkeepTest):
         assignment = self.scene.volt.assign("debian", ["new"])
         self.scene.volt.moment = self.scene.host.moment = self.fail_once
         self.upkeep.handle(answer(assignment))
-        self.workers.stop()
+        self.done()
         self.assertTrue(self.record().unconfirmed)
         self.upkeep = Upkeep(self.scene.stacks, self.drivers, Workers(), self.count, self.idle_grace)
         self.scene.stacks.follow(assignment)
