@@ -66,7 +66,7 @@ def _recall(memory: Path, kernel: Path) -> Verdict | None:
         note = json.loads(memory.read_bytes())
         if note["boot_id"] == BOOT_ID.read_text().strip() and note["kernel"] == str(kernel):
             return Verdict(note["accel"], note["reason"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         log.debug("no verdict on KVM in %s", memory)
     return None
 

@@ -19,7 +19,7 @@ from drivers.registry import load
 from virtman import imagestore
 from virtman.accel import Verdict, choose_accel
 from virtman.config import AgentConfig, prepare
-from virtman.errors import HypervisorError, RepairIncomplete, VirtmanError
+from virtman.errors import ConfigError, HypervisorError, RepairIncomplete, VirtmanError
 from virtman.heartbeat import Heartbeat
 from virtman.hostdrivers import HostDrivers
 from virtman.imagestore import ImageStore
@@ -33,6 +33,7 @@ from virtman.vms import Vms
 from virtman.voltlink import VoltLink
 from virtman.workers import Workers
 from volt.client import HeartbeatAnswer, ImageTree, VoltClient
+from volt.errors import VoltError
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,7 @@ class Agent:
         self._drivers = self._load_drivers()
         self._store = ImageStore(config.state / "images")
         self._publishing = NamedLocks()
-        client = VoltClient(config.volt, config.volt_token_file)
-        self._volt = VoltLink(client, config.name, self._drivers.export.address)
+        self._volt = VoltLink(self._volt_client(), config.name, self._drivers.export.address)
         self._machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", self.verdict.accel)
         self._stacks = Stacks(
             self._drivers, Shelf(config.state / "records" / "images", ImageRecord), self._store, self._volt,
@@ -71,16 +71,25 @@ class Agent:
             return choose_accel(self.config.probe_kernel, self.config.state / "accel.json")
         return Verdict(self.config.accel, "set by --accel")
 
+    def _volt_client(self) -> VoltClient:
+        try:
+            return VoltClient(self.config.volt, self.config.volt_token_file)
+        except VoltError as error:
+            raise ConfigError(str(error)) from error
+
     def _load_drivers(self) -> HostDrivers:
         config, place = self.config, self.config.place
-        return HostDrivers(
-            attach=load("attach", config.attach)(
-                place, lost=lambda image, parent: self._upkeep.parent_lost(image, parent)
-            ),
-            cache=load("cache", config.cache)(place),
-            export=load("export", config.export)(place, died=lambda image: self._upkeep.died(image)),
-            snapshot=load("snapshot", config.snapshot)(place),
-        )
+        try:
+            return HostDrivers(
+                attach=load("attach", config.attach)(
+                    place, lost=lambda image, parent: self._upkeep.parent_lost(image, parent)
+                ),
+                cache=load("cache", config.cache)(place),
+                export=load("export", config.export)(place, died=lambda image: self._upkeep.died(image)),
+                snapshot=load("snapshot", config.snapshot)(place),
+            )
+        except DriverError as error:
+            raise ConfigError(str(error)) from error
 
     def start(self) -> None:
         """Clean up after an interrupted publish, begin to repair in the background, and connect to Volt."""
@@ -126,15 +135,17 @@ class Agent:
             try:
                 record = self._stacks.add_origin(image)
             except (VirtmanError, DriverError):
-                self._remove_unused(image.key)
+                if not self._publishing.held(but=name):  # the same content may be about to get another name
+                    self._remove_unused(image.key)
                 raise
         self._heartbeat.soon()
         return record
 
     def _remove_unused(self, key: str) -> int:
-        """Delete the content and cache of a key that no stack refers to. Returns the bytes freed."""
+        """Delete the content and cache of a key that no stack refers to, as far as known. Returns the bytes freed."""
         with self._stacks.content:
-            if any(record.digest == f"sha256:{key}" for record in self._stacks.records()):
+            here = [record for record in self._stacks.records() if record.phase is not ImagePhase.LEAVING]
+            if self._stacks.damaged() or any(record.digest == f"sha256:{key}" for record in here):
                 return 0
             return self._store.remove(key) + self._drivers.cache.remove(key)
 
@@ -160,9 +171,16 @@ class Agent:
             self._vms.create(vm, image, size)
         except (VirtmanError, DriverError):
             if not present:
-                self._stacks.remove_if_idle(image)
+                self._let_go(image)
             raise
         return self.vm(vm)
+
+    def _let_go(self, image: str) -> None:
+        """Remove the stack that a create made for nothing; the create's error is the one to raise."""
+        try:
+            self._stacks.remove_if_idle(image)
+        except (VirtmanError, DriverError) as second:
+            log.error("image %s: removing its stack failed too; repair will finish it: %s", image, second)
 
     def destroy(self, vm: str) -> None:
         """Remove a VM and its disk for good. Raises UnknownVm, DriverError, HypervisorError."""
@@ -235,6 +253,7 @@ class Agent:
             "images": [self._image_status(record) for record in self._stacks.records()],
             "vms": self.vms(),
             "strays": sorted(self._vms.strays()),
+            "damaged": self._vms.damaged() + self._stacks.damaged(),
         }
 
     def _image_status(self, record: ImageRecord) -> dict[str, Any]:

@@ -230,6 +230,8 @@ def status(context: click.Context, as_json: bool) -> None:
     table(["IMAGE", "ROLE", "PHASE", "SLOT", "FETCHED", "CACHE HITS", "VMS", "PATHS"], rows)
     for stray in answer["strays"]:
         click.echo(f"the disk of {stray} has no record; it is left alone", err=True)
+    for name in answer["damaged"]:
+        click.echo(f"the record of {name} cannot be read; all that it may need is left alone", err=True)
 
 
 @main.command()
@@ -256,11 +258,19 @@ def boot(
     \b
     Example: virtman boot web-1 debian-12 --memory 2048 --cpus 2 --ssh-key ~/.ssh/id_ed25519.pub
     """
-    keys = [line.strip() for file in ssh_key for line in file if line.strip()]
-    user_data = cloud_init.read() if cloud_init else None
+    keys = [line.strip() for file in ssh_key for line in _text(file).splitlines() if line.strip()]
+    user_data = _text(cloud_init) if cloud_init else None
     with agent(context) as client:
         answer = client.boot(vm, image, _whole_sectors(size), ssh_keys=keys, user_data=user_data, **how)
     emit(answer) if as_json else click.echo(f"{vm} is running on {answer['path']}; see: virtman console {vm}")
+
+
+def _text(file: Any) -> str:
+    try:
+        text: str = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"cannot read {file.name} as text: {error}") from error
+    return text
 
 
 @main.command()
@@ -289,10 +299,15 @@ def console(context: click.Context, vm: str, log: bool, as_json: bool) -> None:
         where = client.console(vm)
     if as_json:
         emit(where)
-    elif log:
-        click.echo(Path(where["log"]).read_bytes(), nl=False)
-    else:
-        os.execvp("virsh", ["virsh", "--connect", where["libvirt"], "console", where["domain"]])  # noqa: S606
+        return
+    try:
+        if log:
+            click.echo(Path(where["log"]).read_bytes(), nl=False)
+        else:
+            os.execvp("virsh", ["virsh", "--connect", where["libvirt"], "console", where["domain"]])  # noqa: S606
+    except FileNotFoundError as error:
+        missing = f"{vm} has printed nothing; was it booted?" if log else "virsh is missing: package libvirt-clients"
+        raise Failure(missing) from error
 
 
 @main.command()

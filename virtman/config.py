@@ -59,6 +59,8 @@ def prepare(config: AgentConfig) -> list[int]:
     for folder in (config.state, config.run):
         if not folder.is_absolute():
             raise ConfigError(f"{str(folder)!r} must be an absolute path")
+    if config.state == config.run:
+        raise ConfigError(f"{config.state} cannot be both the state and the run folder")
     room = SOCKET_PATH_MAX - LONGEST_SOCKET
     if len(os.fsencode(config.run)) > room:
         raise ConfigError(f"the run folder {config.run} is too long for unix sockets: at most {room} bytes")

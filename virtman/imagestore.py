@@ -51,8 +51,6 @@ def inspect(path: Path) -> Source:
     """
     if not path.is_absolute():
         raise BadImageFile(f"{str(path)!r} is not an absolute path")
-    if not path.is_file():
-        raise BadImageFile(f"{path} is not a file")
     image_format = "qcow2" if _magic(path) == QCOW2_MAGIC else "raw"
     info = _info(path, image_format)
     _refuse_references(path, info)
@@ -66,6 +64,8 @@ def inspect(path: Path) -> Source:
 
 def _magic(path: Path) -> bytes:
     try:
+        if not path.is_file():
+            raise BadImageFile(f"{path} is not a file")
         with path.open("rb") as file:
             return file.read(4)
     except OSError as error:

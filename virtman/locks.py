@@ -29,7 +29,7 @@ class NamedLocks:
                 if users > 1:
                     self._locks[name] = (lock, users - 1)
 
-    def held(self) -> bool:
-        """Whether anybody holds or awaits any of the locks."""
+    def held(self, but: str = "") -> bool:
+        """Whether anybody holds or awaits any of the locks but one."""
         with self._guard:
-            return bool(self._locks)
+            return any(name != but for name in self._locks)

@@ -45,7 +45,10 @@ class LibvirtMachines:
         return self._folder / f"{vm}.console"
 
     def start(self, vm: str, disk: Device, boot: Boot, ssh_keys: list[str], user_data: str | None) -> None:
-        """Define and start the VM. A running one is left alone. Raises HypervisorError, DomainForeign, BadRequest."""
+        """Define and start the VM. A running one is left alone; after an error, what was not there is not there.
+
+        Raises HypervisorError, DomainForeign, BadRequest.
+        """
         machine = Machine(
             vm=vm,
             owner=self._owner,
@@ -63,11 +66,17 @@ class LibvirtMachines:
             if present is not None and present.isActive():
                 return
             identity = Identity(vm, machine.uuid, ssh_keys, user_data)
-            write_atomically(self._seed(vm), seed_image(identity))
-            _give_to_hypervisor(
-                connection, [self._seed(vm), *([disk.path] if disk.node is not None and disk.path else [])]
-            )
-            connection.defineXML(xml).create()
+            try:
+                write_atomically(self._seed(vm), seed_image(identity))
+                _give_to_hypervisor(
+                    connection, [self._seed(vm), *([disk.path] if disk.node is not None and disk.path else [])]
+                )
+                connection.defineXML(xml).create()
+            except Exception as error:
+                log.error("vm %s: start failed: %s", vm, error)
+                if present is None:
+                    self._forget(vm, self._find(connection, vm))
+                raise
 
     def stop(self, vm: str, *, force: bool) -> None:
         """Shut the VM down, or with ``force`` cut its power. A stopped one is left alone. Raises HypervisorError."""
@@ -86,13 +95,23 @@ class LibvirtMachines:
                 raise HypervisorError(f"vm {vm!r} did not shut down within {STOP_TIMEOUT:.0f} s; stop it with --force")
 
     def remove(self, vm: str) -> None:
-        """Cut the VM's power, undefine it, and delete its seed and console log. Nothing there is fine."""
+        """Cut the VM's power, undefine it, and delete its seed and console log.
+
+        Nothing there is fine; a domain of somebody else is left alone.
+        """
         with self._connection() as connection:
-            domain = self._find(connection, vm)
-            if domain is not None:
-                if domain.isActive():
-                    domain.destroy()
-                domain.undefine()
+            try:
+                domain = self._find(connection, vm)
+            except DomainForeign as error:
+                log.warning("%s", error)
+                domain = None
+            self._forget(vm, domain)
+
+    def _forget(self, vm: str, domain: Any) -> None:
+        if domain is not None:
+            if domain.isActive():
+                domain.destroy()
+            domain.undefine()
         self._seed(vm).unlink(missing_ok=True)
         self.console_log(vm).unlink(missing_ok=True)
 

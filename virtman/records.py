@@ -8,6 +8,7 @@ removed after the last, so everything on the host that belongs to a name has a r
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 from enum import StrEnum
@@ -18,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from drivers.base import Image, Parent
 from virtman.errors import StateDamaged
+
+log = logging.getLogger(__name__)
 
 
 class Record(BaseModel):
@@ -172,5 +175,23 @@ class Shelf(Generic[R]):
         return sorted(path.stem for path in self._folder.glob("[!.]*.json"))
 
     def all(self) -> list[R]:
-        """All records, by name. Raises StateDamaged."""
-        return [record for name in self.names() if (record := self.get(name)) is not None]
+        """All records that can be read, by name: one that cannot must not stop the others. See ``damaged``."""
+        readable, _ = self._sorted_out()
+        return readable
+
+    def damaged(self) -> list[str]:
+        """Names whose record cannot be read. Nobody knows what they need, so what they may need is to be kept."""
+        _, damaged = self._sorted_out()
+        return damaged
+
+    def _sorted_out(self) -> tuple[list[R], list[str]]:
+        readable, damaged = [], []
+        for name in self.names():
+            try:
+                record = self.get(name)
+            except StateDamaged as error:
+                log.error("%s", error)
+                damaged.append(name)
+            else:
+                readable += [record] if record is not None else []
+        return readable, damaged

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from drivers.base import Image, Parent
 from drivers.errors import DriverError
-from virtman.errors import CoordinatorDown, Suspended, VirtmanError
+from virtman.errors import CoordinatorDown, ImageExists, Suspended, VirtmanError
 from virtman.hostdrivers import HostDrivers
 from virtman.imagestore import ImageStore
 from virtman.locks import NamedLocks
@@ -93,7 +93,11 @@ class Stacks:
             return self._attach(name)
 
     def _attach(self, name: str) -> ImageRecord:
-        record = ImageRecord(name=name, role=Role.HOST, phase=ImagePhase.ATTACHING)
+        # What is still there of a stack that was half removed can be undone only with what its record knows.
+        before = self._shelf.get(name)
+        record = (before or ImageRecord(name=name, role=Role.HOST, phase=ImagePhase.ATTACHING)).model_copy(
+            update={"role": Role.HOST, "phase": ImagePhase.ATTACHING}
+        )
         self._shelf.put(name, record)
         self._step("attach:recorded")
         try:
@@ -117,7 +121,7 @@ class Stacks:
         return record
 
     def _detach_after(self, record: ImageRecord, error: Exception) -> None:
-        """Undo a failed attach; what fails here is logged, the first error is the caller's to raise."""
+        """Undo a failed attach or publish; what fails here is logged, the first error is the caller's to raise."""
         try:
             self._detach(record)
         except (VirtmanError, DriverError) as second:
@@ -129,12 +133,12 @@ class Stacks:
         Raises ImageExists, CoordinatorDown, DriverError.
         """
         with self._locks.hold(image.name):
-            record = ImageRecord(
+            before = self._shelf.get(image.name)
+            if before is not None and (before.role is Role.HOST or before.digest != image.digest):
+                raise ImageExists(f"image {image.name!r} is on this host already, and not from this content")
+            record = before or ImageRecord(
                 name=image.name, role=Role.ORIGIN, phase=ImagePhase.ATTACHING, size=image.size, digest=image.digest
             )
-            before = self._shelf.get(image.name)
-            if before is not None and before.role is Role.ORIGIN and before.digest == image.digest:
-                record = before
             with self.content:
                 self._shelf.put(image.name, record)
             self._step("publish:recorded")
@@ -151,15 +155,12 @@ class Stacks:
             return record
 
     def _undo_publish(self, before: ImageRecord | None, record: ImageRecord, error: Exception) -> None:
+        """Volt is told as well: it may have taken the image, though its answer never came."""
         log.warning("image %s: publish failed: %s", record.name, error)
         if before is not None:
             self._shelf.put(record.name, before)
-            return
-        try:
-            self._remove_layers(record)
-            self._shelf.remove(record.name)
-        except (VirtmanError, DriverError) as second:
-            log.error("image %s: undoing the publish failed too: %s", record.name, second)
+        else:
+            self._detach_after(record, error)
 
     def _build(self, record: ImageRecord, *, replace: bool = False) -> None:
         if self._suspended:
@@ -246,9 +247,6 @@ class Stacks:
                 return
             if record.phase is ImagePhase.ATTACHED:
                 self._restore(record)
-            elif record.role is Role.ORIGIN:
-                self._remove_layers(record)
-                self._shelf.remove(name)
             else:
                 self._detach(record)
 
@@ -347,6 +345,10 @@ class Stacks:
     def records(self) -> list[ImageRecord]:
         """The records of all stacks."""
         return self._shelf.all()
+
+    def damaged(self) -> list[str]:
+        """Images whose record cannot be read."""
+        return self._shelf.damaged()
 
     def strays(self) -> frozenset[str]:
         """Images with layers on the host and no record."""

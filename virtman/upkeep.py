@@ -55,7 +55,8 @@ class Upkeep:
 
     def parent_lost(self, image: Image, parent: Parent) -> None:
         """A driver lost a parent: have Volt told. Returns at once."""
-        self._workers.submit(f"report {image.name} {parent.host}", partial(self._report, image, parent))
+        if not self.stopped:
+            self._workers.submit(f"report {image.name} {parent.host}", partial(self._report, image, parent))
 
     def died(self, image: str) -> None:
         """The process that serves an image died: start it again. Returns at once."""

@@ -125,10 +125,13 @@ class Vms:
             self._destroy(record)
 
     def undo_boot(self, name: str, before: VmRecord | None) -> None:
-        """Go back, for a caller that holds the VM's lock, to what there was before a boot that failed."""
+        """Go back, for a caller that holds the VM's lock, to what there was before a boot that failed.
+
+        The hypervisor has been left as it was before.
+        """
         try:
             if before is None:
-                self._destroy(self.record(name))
+                self._destroy(self.record(name).model_copy(update={"boot": None}))
             else:
                 self._shelf.put(name, before)
         except (VirtmanError, DriverError) as second:
@@ -160,8 +163,12 @@ class Vms:
         return self._snapshots.open(name)
 
     def uses(self, image: str) -> bool:
-        """Whether a VM of this host, ready or half made, needs the image."""
-        return any(record.image == image for record in self.records())
+        """Whether a VM of this host, ready or half made, needs the image, or may need it for all that is known."""
+        return any(record.image == image for record in self.records()) or bool(self._shelf.damaged())
+
+    def damaged(self) -> list[str]:
+        """VMs whose record cannot be read."""
+        return self._shelf.damaged()
 
     def strays(self) -> frozenset[str]:
         """Disks without a record. No crash makes one, so nobody but a person may decide to delete it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -38,11 +39,18 @@ class VoltLink:
         return self._call(lambda: self._client.join(image, self._host))
 
     def leave(self, image: str) -> None:
-        """Give the place up; an image or host that Volt does not know has none. Raises CoordinatorDown."""
+        """Give the place up; an image or host that Volt does not know has none. Raises CoordinatorDown.
+
+        An image that loses its last origin so is withdrawn: nobody could serve it.
+        """
+        with contextlib.suppress(UnknownImage):
+            self._call(lambda: self._leave(image))
+
+    def _leave(self, image: str) -> None:
         try:
-            self._call(lambda: self._client.leave(image, self._host))
-        except UnknownImage:
-            return
+            self._client.leave(image, self._host)
+        except volt_errors.OriginNeeded:
+            self._client.remove_image(image)
 
     def publish(self, image: Image) -> Assignment:
         """Announce an image whose origin is this host. Raises ImageExists, CoordinatorDown."""

@@ -102,6 +102,11 @@ def volt_app(volt: VoltDouble) -> Flask:
         volt.leave(image, host)
         return Response(status=204)
 
+    @app.delete("/v1/images/<image>")
+    def remove_image(image: str) -> Response:
+        volt.remove_image(image)
+        return Response(status=204)
+
     @app.get("/v1/images/<image>/tree")
     def tree(image: str) -> Response:
         return _model(volt.tree(image))

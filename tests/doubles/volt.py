@@ -91,6 +91,12 @@ class VoltDouble:
         self.places.pop(image, None)
         self.moment("after volt.leave")
 
+    def remove_image(self, image: str) -> None:
+        self._answer("remove")
+        self._known(image)
+        del self.images[image]
+        self.places.pop(image, None)
+
     def report(self, image: str, dead: str) -> Assignment:
         self._answer("report")
         self._known(image)
@@ -150,7 +156,13 @@ class Seat:
 
     def leave(self, image: str) -> None:
         if image in self._volt.images or self._volt.down:
-            _ours(lambda: self._volt.leave(image, self._host))
+            _ours(lambda: self._leave(image))
+
+    def _leave(self, image: str) -> None:
+        try:
+            self._volt.leave(image, self._host)
+        except errors.OriginNeeded:
+            self._volt.remove_image(image)
 
     def publish(self, image: base.Image) -> Assignment:
         _ours(lambda: self._volt.publish(image, self._host))

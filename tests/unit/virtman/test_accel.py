@@ -124,7 +124,7 @@ class ChooseTest(AccelTest):
 
     def test_a_damaged_note_is_made_anew(self) -> None:
         self.qemu(BOOTS)
-        for damage in (b"", b"{", b"{}", b"\xff"):
+        for damage in (b"", b"{", b"{}", b"[]", b"\xff"):
             self.memory.write_bytes(damage)
             self.assertEqual("kvm", self.choose().accel)
 

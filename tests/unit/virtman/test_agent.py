@@ -8,7 +8,7 @@ from pathlib import Path
 from testtools import TestCase
 from testtools.matchers import Contains
 
-from drivers.errors import DriverError, UnknownDriver
+from drivers.errors import DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES
 from tests.unit.virtman.agents import LIBVIRT, MIB, Site
 from tests.unit.virtman.scene import Cut
@@ -16,6 +16,7 @@ from virtman.agent import Agent
 from virtman.errors import (
     BadImageFile,
     BadSize,
+    ConfigError,
     CoordinatorDown,
     DomainForeign,
     HypervisorError,
@@ -80,7 +81,7 @@ class LifeTest(AgentTest):
         self.assertThat(self.agent.status()["volt"]["trouble"], Contains("store does not answer"))
 
     def test_a_driver_that_is_not_installed_is_named(self) -> None:
-        error = self.assertRaises(UnknownDriver, self.site.restart, cache="floppy")
+        error = self.assertRaises(ConfigError, self.site.restart, cache="floppy")
         self.assertThat(str(error), Contains("'floppy'"))
 
     def test_stop_leaves_vms_and_stacks_alone(self) -> None:
@@ -110,6 +111,17 @@ class VmsOfAnAgentTest(AgentTest):
         self.assertRaises(BadSize, self.agent.create, "vm", "debian", 512)
         self.assertEqual({}, self.host.leftovers())
         self.assertEqual({}, self.volt.places)
+
+    def test_what_a_damaged_record_may_need_is_kept(self) -> None:
+        self.agent.create("vm", "debian", None)
+        (self.agent.config.state / "records" / "vms" / "vm.json").write_bytes(b"{")
+        self.assertEqual({"stacks": [], "freed_bytes": 0}, self.agent.gc())
+        self.assertEqual(["vm"], self.agent.status()["damaged"])
+        self.assertEqual({"vm"}, set(self.host.disks))
+
+    def test_the_first_error_of_a_create_is_raised(self) -> None:
+        self.host.failing = {"snapshot.create": TROUBLE, "export.withdraw": DriverError("stuck")}
+        self.assertIs(TROUBLE, self.assertRaises(DriverError, self.agent.create, "vm", "debian", None))
 
     def test_a_create_that_fails_leaves_other_vms_of_the_image_alone(self) -> None:
         self.agent.create("old", "debian", None)
@@ -164,8 +176,6 @@ class BootTest(AgentTest):
     def test_a_boot_that_fails_destroys_the_disk_that_it_made(self) -> None:
         self.restart(libvirt="no-such-thing:///x")
         self.assertRaises(HypervisorError, self.agent.boot, "vm", "debian", None, BOOT, [], None)
-        self.restart()
-        self.site.await_true(lambda: not self.agent.status()["repairing"])
         self.assertEqual(([], {}), (self.agent.vms(), self.host.disks))
 
     def test_a_boot_that_fails_keeps_the_disk_that_was_there(self) -> None:
@@ -181,6 +191,18 @@ class BootTest(AgentTest):
         )
         self.assertRaises(DomainForeign, self.agent.boot, "vm", "debian", None, BOOT, [], None)
         self.assertEqual(["vm"], self.site.domains())
+        self.assertEqual(([], {}), (self.agent.vms(), self.host.disks))
+
+    def test_cut_off_before_a_domain_of_somebody_else_is_found_it_can_be_destroyed(self) -> None:
+        self.site.cut_at = "boot:recorded"
+        self.assertRaises(Cut, self.agent.boot, "vm", "debian", None, BOOT, [], None)
+        self.site.hypervisor.defineXML(
+            '<domain type="test"><name>vm</name><memory>1024</memory><os><type>hvm</type></os></domain>'
+        )
+        self.restart()
+        self.agent.destroy("vm")
+        self.assertEqual(["vm"], self.site.domains())
+        self.assertEqual({}, self.host.disks)
 
     def test_cut_off_at_every_step_it_is_undone_or_done(self) -> None:
         for step in ("create:recorded", "create:snapshot", "create:done", "boot:recorded", "boot:started"):
@@ -234,6 +256,17 @@ class PublishTest(AgentTest):
         self.publish("mine")
         self.assertRaises(ImageExists, self.publish, "debian")
         self.assertEqual(1, len(self.stored()))
+
+    def test_two_names_of_one_content_at_once_of_which_one_is_refused(self) -> None:
+        file = self.site.image_file()
+
+        def refused_meanwhile(step: str, done: int, _total: int) -> None:
+            if step == "digest" and done == MIB and not refused:
+                refused.append(self.assertRaises(ImageExists, self.agent.publish, "debian", file, nothing))
+
+        refused: list[Exception] = []
+        record = self.agent.publish("mine", file, refused_meanwhile)
+        self.assertEqual([f"{record.image.key}.raw"], self.stored())
 
     def test_without_volt_nothing_is_left(self) -> None:
         self.volt.down = True

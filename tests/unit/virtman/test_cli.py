@@ -157,6 +157,20 @@ class VmCommandsTest(AgentCliTest):
         result = self.run_virtman("console", "vm", "--log")
         self.assertEqual(b"login: \xff\n", result.stdout_bytes)
 
+    def test_a_console_that_cannot_be_shown_fails_in_one_line(self) -> None:
+        self.out("create", "vm", "debian")
+        self.assertThat(self.fails("console", "vm", "--log"), Contains("was it booted?"))
+        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
+        os.environ["PATH"] = str(self.socket.parent)
+        self.assertThat(self.fails("console", "vm"), Contains("libvirt-clients"))
+
+    def test_files_that_are_no_text_fail_in_one_line(self) -> None:
+        file = self.socket.parent / "binary"
+        file.write_bytes(b"\xff\xfe\0")
+        for option in ("--cloud-init", "--ssh-key"):
+            self.assertThat(self.fails("boot", "vm", "debian", option, file), Contains(str(file)))
+        self.assertEqual({}, self.site.host.leftovers())
+
     def test_bad_names_fail_in_one_line(self) -> None:
         for name in BAD_NAMES:
             for command in (
@@ -322,6 +336,9 @@ class AgentCommandTest(CliTest):
 
     def test_a_run_folder_that_is_too_long_fails_in_one_line(self) -> None:
         self.assertThat(self.agent("--name", "here", "--run", "/tmp/" + "x" * 100), Contains("too long"))
+
+    def test_a_token_file_that_is_not_there_fails_in_one_line(self) -> None:
+        self.assertThat(self.agent("--name", "here", "--volt-token-file", "/nonexistent"), Contains("/nonexistent"))
 
     def test_a_second_agent_fails_in_one_line(self) -> None:
         site = Site(self)

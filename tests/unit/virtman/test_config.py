@@ -62,6 +62,9 @@ class PrepareTest(TestCase):
         ):
             self.assertIn("absolute", self.refused(config))
 
+    def test_state_and_run_are_two_folders(self) -> None:
+        self.assertIn("both", self.refused(self.config(state="one", run="one")))
+
     def test_a_run_folder_must_leave_room_for_the_longest_socket(self) -> None:
         room = SOCKET_PATH_MAX - LONGEST_SOCKET
         fits = str(self.folder / "r")

@@ -77,6 +77,7 @@ class InspectTest(ImagesTest):
         self.refused(Path("disk.raw"), "absolute")
 
     def test_what_is_no_file_is_refused(self) -> None:
+        self.refused(self.folder / ("x" * 300), "too long")
         for path in (self.folder, self.folder / "missing", Path("/dev/null"), self.raw / "below"):
             self.refused(path, "not a file")
 

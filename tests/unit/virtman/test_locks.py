@@ -73,6 +73,11 @@ class NamedLocksTest(TestCase):
             self.assertTrue(self.locks.held())
         self.assertFalse(self.locks.held())
 
+    def test_one_name_may_be_left_out_of_the_question(self) -> None:
+        with self.locks.hold("a"):
+            self.assertFalse(self.locks.held(but="a"))
+            self.assertTrue(self.locks.held(but="b"))
+
     def test_an_error_inside_frees_the_lock(self) -> None:
         def fail() -> None:
             with self.locks.hold("a"):

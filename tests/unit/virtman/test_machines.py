@@ -97,6 +97,7 @@ class StartTest(MachinesTest):
         self.libvirt.defineXML(xml)
         error = self.assertRaises(HypervisorError, self.start, "first")
         self.assertThat(str(error), Contains("second"))
+        self.assertFalse(self.seed("first").exists(), "nothing is left of a start that failed")
 
 
 class StopTest(MachinesTest):
@@ -144,10 +145,7 @@ class RemoveTest(MachinesTest):
 
     def test_a_domain_of_somebody_else_stays(self) -> None:
         self.of("there").start("vm", self.disk, BOOT, [], None)
-        try:
-            self.machines.remove("vm")
-        except DomainForeign as error:
-            self.assertThat(str(error), Contains("'vm'"))
+        self.machines.remove("vm")
         self.assertTrue(self.domain().isActive())
 
 

@@ -73,7 +73,14 @@ class ShelfTest(TestCase):
             (self.folder / "web.json").write_bytes(damage)
             error = self.assertRaises(StateDamaged, self.shelf.get, "web")
             self.assertIn(str(self.folder / "web.json"), str(error))
-            self.assertRaises(StateDamaged, self.shelf.all)
+            self.assertEqual(["web"], self.shelf.damaged())
+            self.assertEqual([], self.shelf.all())
+
+    def test_a_damaged_record_does_not_hide_the_others(self) -> None:
+        self.shelf.put("good", vm())
+        (self.folder / "web.json").write_bytes(b"{")
+        self.assertEqual([vm()], self.shelf.all())
+        self.assertEqual(["web"], self.shelf.damaged())
 
     def test_a_record_with_unknown_fields_is_damaged(self) -> None:
         (self.folder / "web.json").write_text(vm().model_dump_json()[:-1] + ', "later": 1}')

@@ -147,7 +147,40 @@ class OriginTest(StacksTest):
         self.volt.down = True
         self.assertRaises(CoordinatorDown, self.publish)
         self.assertEqual({}, self.host.leftovers())
-        self.assertEqual([], self.scene.image_shelf.names())
+        self.volt.down = False
+        self.stacks.leave_later("mine")
+        self.scene.check_empty(self)
+
+    def test_an_image_that_volt_took_without_being_able_to_say_so_is_withdrawn(self) -> None:
+        def lose_the_answer(what: str) -> None:
+            if what == "after volt.publish":
+                self.volt.down = True
+
+        self.volt.moment = lose_the_answer
+        self.assertRaises(CoordinatorDown, self.publish)
+        self.volt.moment = lambda _what: None
+        self.volt.down = False
+        self.stacks.leave_later("mine")
+        self.assertEqual({}, self.volt.images)
+        self.scene.check_empty(self)
+
+    def test_other_content_under_the_same_name_is_refused_and_never_served(self) -> None:
+        self.publish()
+        other = self.scene.put_content("other")
+        self.host.calls.clear()
+        self.assertRaises(ImageExists, self.stacks.add_origin, Image("mine", other.size, other.digest))
+        self.assertEqual([], self.host.calls)
+        self.scene.check(self)
+
+    def test_an_image_that_this_host_reads_from_others_is_refused_and_its_vms_left_alone(self) -> None:
+        self.attached()
+        self.scene.vms.create("vm", "debian", None)
+        other = self.scene.put_content("other")
+        self.host.calls.clear()
+        for digest in (other.digest, digest_of("debian")):
+            self.assertRaises(ImageExists, self.stacks.add_origin, Image("debian", other.size, digest))
+        self.assertEqual([], self.host.calls)
+        self.scene.check(self)
 
     def test_a_driver_that_fails_leaves_nothing(self) -> None:
         for call in ("export.reserve", "attach.origin", "export.publish", "export.allow"):
@@ -335,6 +368,15 @@ class RemovalTest(StacksTest):
             self.host.failing = {}
             self.stacks.remove_if_idle("debian")
             self.scene.check_empty(self)
+
+    def test_an_attach_over_a_half_removed_stack_that_fails_leaves_nothing(self) -> None:
+        self.attached()
+        self.host.failing = {"cache.close": TROUBLE}
+        self.assertRaises(DriverError, self.stacks.remove_if_idle, "debian")
+        self.host.failing = {}
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, self.stacks.ensure, "debian")
+        self.assertEqual({}, self.host.leftovers())
 
     def test_volt_is_told_later_when_it_is_down(self) -> None:
         self.attached()

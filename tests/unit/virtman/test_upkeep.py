@@ -140,8 +140,9 @@ class HandleTest(UpkeepTest):
         self.scene.host.calls.clear()
         self.upkeep.stopped = True
         self.upkeep.handle(answer(self.scene.volt.assign("debian", ["new"])))
-        self.upkeep.died("debian")
         self.done()
+        self.upkeep.died("debian")
+        self.upkeep.parent_lost(self.record().image, Parent("other", SERVE))
         self.assertEqual([], self.scene.host.calls)
 
 

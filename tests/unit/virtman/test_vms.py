@@ -240,12 +240,18 @@ class BootRecordTest(VmsTest):
         self.assertEqual({}, self.host.disks)
         self.assertEqual([], self.scene.vm_shelf.names())
 
-    def test_undo_that_fails_is_finished_by_repair(self) -> None:
+    def test_undo_needs_no_hypervisor(self) -> None:
         self.vms.set_boot("vm", BOOT)
         self.scene.machines.failing = HypervisorError("no libvirt")
         self.vms.undo_boot("vm", None)
+        self.assertEqual([], self.scene.vm_shelf.names())
+
+    def test_undo_that_fails_is_finished_by_repair(self) -> None:
+        self.vms.set_boot("vm", BOOT)
+        self.host.failing = {"snapshot.delete": TROUBLE}
+        self.vms.undo_boot("vm", None)
         self.assertEqual(VmPhase.DESTROYING, self.record().phase)
-        self.scene.machines.failing = None
+        self.host.failing = {}
         self.scene.restart()
         self.assertEqual({}, self.host.disks)
 

@@ -59,6 +59,11 @@ class VoltLinkTest(TestCase):
         self.assertEqual((0, []), (assignment.slot, assignment.parents))
         self.assertEqual(["here"], self.volt.images["mine"].origins)
 
+    def test_the_last_origin_takes_the_image_with_it(self) -> None:
+        self.link.publish(MINE)
+        self.link.leave("mine")
+        self.assertNotIn("mine", self.volt.images)
+
     def test_a_report_brings_new_parents(self) -> None:
         self.volt.assign("debian", ["dead", "spare"])
         self.link.register()
