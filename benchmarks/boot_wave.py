@@ -38,9 +38,6 @@ LIMIT = 600.0
 ALONE = 5
 """Hosts that are attached one by one, for the time of one host alone."""
 
-STAR_FANOUT = 64
-"""The most that Volt takes: with more hosts the star has a second level."""
-
 IMAGE, IMAGE_ALONE = "wave", "wave-alone"
 RATIOS = ("tree_to_local", "tree_to_star", "star_to_local")
 _PROBE_ROOM = MIB
@@ -254,20 +251,13 @@ def ratios(wave: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float
     return {name: wave["vm_s"][name] / other["vm_s"][name] for name in ("first", "median", "slowest")}
 
 
-def star_fanout(hosts: int) -> int:
-    """The fanout that puts all hosts next to the origin, as far as Volt goes."""
-    if hosts > STAR_FANOUT:
-        say(f"star: Volt takes no fanout above {STAR_FANOUT}, so {hosts - STAR_FANOUT} hosts are at depth 2")
-    return min(hosts, STAR_FANOUT)
-
-
 def run(size: Size, boot: Boot, fanout: int, leftovers: list[str]) -> dict[str, Any]:
     """All waves, one after another, and what they show."""
     trace = boot.trace
     waves: dict[str, Callable[[], dict[str, Any]]] = {
         "local": lambda: local_wave(size, boot),
         "tree": lambda: cluster_wave("tree", size, boot, fanout, leftovers),
-        "star": lambda: cluster_wave("star", size, boot, star_fanout(size.hosts), leftovers),
+        "star": lambda: cluster_wave("star", size, boot, size.hosts, leftovers),
     }
     done = {}
     for name, wave in waves.items():
