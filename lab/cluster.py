@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lab.errors import LabError, Leftovers
+from lab.errors import LabError, Leftovers, NotReady
 from lab.process import Service, kill_and_wait, processes_of
 from lab.tools import run
 from virtman.client import AgentClient
@@ -56,14 +56,17 @@ class Cluster:
         self._volt_listen = "127.0.0.1:0"
         self._run = Path("/nonexistent")
         self._volt: Service | None = None
+        self._volt_client: VoltClient | None = None
         self._hosts: dict[int, Service] = {}
         self._killed: set[int] = set()
         self.agents: list[AgentClient] = []
 
     @property
     def volt(self) -> VoltClient:
-        """A client of Volt."""
-        return VoltClient(self.volt_url)
+        """A client of Volt, which is good across restarts of it."""
+        if self._volt_client is None:
+            raise NotReady("volt was not started")
+        return self._volt_client
 
     def socket(self, host: int) -> Path:
         """The socket of a host's agent."""
@@ -132,6 +135,7 @@ class Cluster:
             return said is not None
 
         self._volt.wait_ready(listens, READY_TIMEOUT)
+        self._volt_client = self._volt_client or VoltClient(self.volt_url)
 
     def stop_volt(self) -> None:
         """Stop Volt; its store stays. Hosts and VMs go on."""
@@ -188,8 +192,10 @@ class Cluster:
             for found in pool.map(self._stop_host, reversed(list(self._hosts))):
                 errors += found
         errors += attempt(self.stop_volt)
-        for client in self.agents:
-            client.close()
+        for agent in self.agents:
+            agent.close()
+        if self._volt_client is not None:
+            self._volt_client.close()
         errors += self._remove_leftovers()
         shutil.rmtree(self._run, ignore_errors=True)
         self._hosts.clear()

@@ -1,0 +1,96 @@
+"""The lab's cluster: what it starts, it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from lab.cluster import Cluster
+from lab.errors import Leftovers, NotReady
+from lab.process import attempts, processes_of
+from tests.boot.vms import VmTestCase
+
+READY_TIMEOUT = 120.0
+
+
+class ClusterTest(VmTestCase):
+    def image(self) -> Path:
+        """A small file to publish."""
+        path = self.folder / "image.raw"
+        path.write_bytes(os.urandom(1 << 20))
+        return path
+
+    def test_daemons_and_sockets_end_with_the_cluster(self) -> None:
+        with Cluster(self.folder / "c", 3) as cluster:
+            cluster.agents[0].publish("img", self.image())
+            for host in (1, 2):
+                cluster.agents[host].create(f"vm-{host}", "img")
+            run_folder = cluster.run_folder(0).parent
+            self.assertGreater(len(processes_of(run_folder)), 3)
+        self.assertEqual({}, processes_of(run_folder))
+        self.assertFalse(run_folder.exists())
+
+    def test_what_a_killed_agent_leaves_is_removed(self) -> None:
+        with Cluster(self.folder / "c", 2) as cluster:
+            cluster.agents[0].publish("img", self.image())
+            cluster.agents[1].create("vm", "img")
+            cluster.kill_agent(1)
+            run_folder = cluster.run_folder(0).parent
+        self.assertEqual({}, processes_of(run_folder))
+
+    def test_a_restarted_agent_has_what_it_had(self) -> None:
+        with Cluster(self.folder / "c", 2) as cluster:
+            cluster.agents[0].publish("img", self.image())
+            cluster.agents[1].create("vm", "img")
+            cluster.kill_agent(1)
+            cluster.restart_agent(1)
+            self.assertEqual(["vm"], [vm["vm"] for vm in cluster.agents[1].vms()])
+
+    def test_volt_comes_back_at_the_same_address(self) -> None:
+        with Cluster(self.folder / "c", 1) as cluster:
+            before = cluster.volt_url
+            cluster.stop_volt()
+            cluster.start_volt()
+            self.assertEqual(before, cluster.volt_url)
+            self.assertEqual(["origin"], [host.name for host in cluster.volt.hosts()])
+
+    def test_a_process_that_outlives_its_agent_is_an_error_and_is_ended(self) -> None:
+        cluster = Cluster(self.folder / "c", 1)
+        cluster.start()
+        stray = subprocess.Popen(
+            ["tail", "-f", "/dev/null", f"{cluster.run_folder(0)}/agent.log"], stderr=subprocess.DEVNULL
+        )
+        self.addCleanup(stray.wait)
+        self.addCleanup(stray.kill)
+        error = self.assertRaises(Leftovers, cluster.stop)
+        self.assertIn(str(stray.pid), str(error))
+        self.assertEqual(-signal.SIGKILL, stray.wait(10))
+
+    def test_a_start_that_fails_half_way_leaves_nothing(self) -> None:
+        cluster = Cluster(self.folder / "c", 2, agent_options=["--no-such-option"])
+        error = self.assertRaises(NotReady, cluster.__enter__)
+        self.assertIn("no-such-option", str(error))
+        self.assertEqual({}, processes_of(cluster.run_folder(0).parent))
+
+
+class LabUpTest(VmTestCase):
+    def test_sigterm_ends_the_cluster_in_the_foreground_and_all_its_processes(self) -> None:
+        log = self.folder / "out"
+        with log.open("w") as output:
+            # In the folder of the checkout, like a person.
+            lab = subprocess.Popen([sys.executable, "-m", "lab", "up", "--hosts", "1"], stdout=output, stderr=output)
+        self.addCleanup(lab.wait)
+        self.addCleanup(lab.kill)
+        for _ in attempts(READY_TIMEOUT):
+            if "Ctrl-C stops" in log.read_text() or lab.poll() is not None:
+                break
+        [socket] = {word for word in log.read_text().split() if word.endswith("h0/agent.sock")}
+        run_folder = Path(socket).parent.parent
+        self.assertNotEqual({}, processes_of(run_folder))
+        lab.terminate()
+        self.assertEqual(0, lab.wait(60), log.read_text())
+        self.assertEqual({}, processes_of(run_folder))
+        self.assertFalse(run_folder.exists())
