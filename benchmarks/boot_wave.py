@@ -370,7 +370,7 @@ def main(hosts: int, vms_per_host: int, image: Path | None, fanout: int, trace_f
     \b
     Examples:
       python -m benchmarks.boot_wave --hosts 4 --vms-per-host 2
-      python -m benchmarks.boot_wave --hosts 100 --vms-per-host 10          # about ten minutes on 2 cores
+      python -m benchmarks.boot_wave --hosts 100 --vms-per-host 10          # 10 to 13 minutes on 2 cores
       python -m benchmarks.boot_wave --hosts 8 --vms-per-host 4 --think 1   # at the pace of the recorded boot
       python -m benchmarks.boot_wave --image debian-12.raw --fanout 3
     """
