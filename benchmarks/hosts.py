@@ -84,11 +84,10 @@ def settled_places(cluster: Cluster, image: str) -> dict[str, Place]:
 
     Raises TookTooLong.
     """
-    with cluster.volt as volt:
-        for _ in attempts(SETTLE_LIMIT):
-            unsettled = unsettled_hosts(volt.tree(image))
-            if not unsettled:
-                return places(parents_in_use(image_status(cluster, image)))
+    for _ in attempts(SETTLE_LIMIT):
+        unsettled = unsettled_hosts(cluster.volt.tree(image))
+        if not unsettled:
+            return places(parents_in_use(image_status(cluster, image)))
     raise TookTooLong(
         f"after {SETTLE_LIMIT:.0f} s these hosts have not settled in their places: {', '.join(unsettled)}"
     )
