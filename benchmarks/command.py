@@ -17,6 +17,9 @@ from lab.errors import LabError
 from virtman.errors import VirtmanError
 from volt.errors import VoltError
 
+EXPECTED = (BenchmarkError, LabError, VirtmanError, VoltError)
+"""What may go wrong, as opposed to mistakes in the program."""
+
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
@@ -33,5 +36,5 @@ def benchmark() -> Iterator[None]:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
         yield
-    except (BenchmarkError, LabError, VirtmanError, VoltError) as error:
+    except EXPECTED as error:
         raise click.ClickException(" ".join(str(error).split())) from error

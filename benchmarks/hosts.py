@@ -17,6 +17,7 @@ from lab.process import attempts, processes_of
 from lab.tools import BUILD
 from virtman.client import AgentClient
 from volt.client import ImageTree, NodeState, TreeNode
+from volt.errors import VoltTimeout
 
 SETTLE_LIMIT = 120.0
 """Seconds for all hosts of a tree to confirm their places."""
@@ -84,8 +85,10 @@ def settled_places(cluster: Cluster, image: str) -> dict[str, Place]:
 
     Raises TookTooLong.
     """
+    unsettled = ["Volt"]
     for _ in attempts(SETTLE_LIMIT):
-        unsettled = unsettled_hosts(cluster.volt.tree(image))
+        with contextlib.suppress(VoltTimeout):  # it may be busy with many hosts
+            unsettled = unsettled_hosts(cluster.volt.tree(image))
         if not unsettled:
             return places(parents_in_use(image_status(cluster, image)))
     raise TookTooLong(

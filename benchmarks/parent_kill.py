@@ -19,9 +19,9 @@ from typing import Any
 
 import click
 
-from benchmarks.command import SETTINGS, benchmark, finish
+from benchmarks.command import EXPECTED, SETTINGS, benchmark, finish
 from benchmarks.disks import exported
-from benchmarks.errors import BenchmarkError, Failed, NotBelow
+from benchmarks.errors import Failed, NotBelow
 from benchmarks.figures import MIB, print_table, spread
 from benchmarks.hosts import host_status, parents_in_use, settled_places, started_cluster, storage_daemon
 from benchmarks.processes import say
@@ -122,7 +122,7 @@ def run(rounds: int, failures: list[str]) -> dict[str, Any]:
                     say(f"round {number + 1} of {rounds}: {round_text(done[-1])}")
                 say("comparing the whole disk")
                 wrong = wrong_blocks(sockets[host], VM, image, written)
-            except BenchmarkError as error:
+            except EXPECTED as error:
                 failures.append(f"after {len(done)} rounds: {error}")
         if not done:
             raise Failed("; ".join(failures))
