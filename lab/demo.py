@@ -271,7 +271,7 @@ def measure(folder: Path, hosts: int, vms: int) -> dict[str, Any]:
         figures = {"hosts": hosts, "vms": vms, "accel": accel, "machine": machine(), **demo.run()}
         figures["io_errors"] = demo.console_errors + len(errors.seen)
         summary(view, figures)
-        view.say("stopping everything")
+        view.phase("stopping everything")
     return figures
 
 
