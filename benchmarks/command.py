@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import click
@@ -30,10 +31,15 @@ def finish(name: str, figures: Mapping[str, Any], failures: Sequence[str]) -> No
         raise Failed("; ".join(failures))
 
 
+def _told_to_end(number: int, _frame: FrameType | None) -> None:
+    say(f"ended by {signal.Signals(number).name}; cleaning up")
+    sys.exit(128 + number)
+
+
 @contextlib.contextmanager
 def benchmark() -> Iterator[None]:
     """Around a benchmark: SIGTERM ends it with its clean-up, as Ctrl-C does, and errors of ours are one line."""
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _told_to_end)
     try:
         yield
     except EXPECTED as error:
