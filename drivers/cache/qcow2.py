@@ -85,7 +85,7 @@ class Qcow2Cache:
             raise BadDevice(f"image {image.name}: what is below the cache has no QEMU block node")
         if image.size % _SECTOR:
             raise BadDisk(f"image {image.name}: its size {image.size} is not a multiple of {_SECTOR}")
-        path = self._path(image.key)
+        path = self._path(image)
         if not _in_use(path):
             doubt = self._doubt(image, path)
             if doubt:
@@ -100,13 +100,14 @@ class Qcow2Cache:
         """Nothing to do: what was kept stays, and the storage daemon has closed the file when it ended."""
 
     def remove(self, key: str) -> int:
-        """Delete the file of an image's key. Returns the bytes of disk space freed. Raises InUse."""
-        path = self._path(key)
-        if _in_use(path):
-            raise InUse(path)
-        freed = _file_bytes(path)
-        for each in (path, self._note(key), self._fresh(key)):
-            each.unlink(missing_ok=True)
+        """Delete the files of an image's key. Returns the bytes of disk space freed. Raises InUse."""
+        files = list(self._folder.glob(f"{_checked_key(key)}-*"))
+        for path in files:
+            if _in_use(path):
+                raise InUse(path)
+        freed = sum(_file_bytes(path) for path in files if path.suffix == ".qcow2")
+        for path in files:
+            path.unlink(missing_ok=True)
         return freed
 
     def stats(self, image: Image) -> CacheStats:
@@ -115,30 +116,34 @@ class Qcow2Cache:
         The daemon is also made to write down its tables, so that what was fetched until now is not fetched again if the
         daemon is killed. Raises NotServing when the daemon does not answer, CommandFailed.
         """
-        path = self._path(image.key)
+        path = self._path(image)
         held = self._served_bytes(image) if _in_use(path) else self._resting_bytes(path)
         return CacheStats(held_bytes=held, file_bytes=_file_bytes(path))
 
     def existing(self) -> Existing:
         """Keys of the images with a file."""
-        details = {path.stem: "half made" for path in self._folder.iterdir()}
-        details |= {path.stem: f"{_file_bytes(path)} bytes on disk" for path in self._folder.glob("*.qcow2")}
+        details = {_key_of(path): "half made" for path in self._folder.iterdir()}
+        details |= {_key_of(path): f"{_file_bytes(path)} bytes on disk" for path in self._folder.glob("*.qcow2")}
         return Existing(frozenset(details), details)
 
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{_checked_key(key)}.qcow2"
+    def _path(self, image: Image) -> Path:
+        return self._file(image, "qcow2")
 
-    def _fresh(self, key: str) -> Path:
-        return self._folder / f"{_checked_key(key)}.new"
+    def _fresh(self, image: Image) -> Path:
+        return self._file(image, "new")
 
-    def _note(self, key: str) -> Path:
-        return self._folder / f"{_checked_key(key)}.json"
+    def _note(self, image: Image) -> Path:
+        return self._file(image, "json")
+
+    def _file(self, image: Image, kind: str) -> Path:
+        """One content under two names has two files: each belongs to one daemon, which locks it."""
+        return self._folder / f"{_checked_key(image.key)}-{checked(image.name)}.{kind}"
 
     def _create(self, image: Image, path: Path) -> None:
         free = shutil.disk_usage(self._folder).free
         if free < self._reserve:
             raise NoSpace(path, free, self._reserve)
-        fresh = self._fresh(image.key)
+        fresh = self._fresh(image)
         # Lazy refcounts set the header's dirty bit while the file is in use; closing it clears the bit after a flush.
         options = f"cluster_size={CLUSTER_SIZE},lazy_refcounts=on"
         try:
@@ -150,13 +155,13 @@ class Qcow2Cache:
 
     def _note_opening(self, image: Image) -> None:
         """Write down in which boot of the host the file is opened, before it is."""
-        fresh = self._fresh(image.key)
+        fresh = self._fresh(image)
         fresh.write_text(json.dumps({"image": image.name, "boot_id": _boot_id()}))
-        fresh.rename(self._note(image.key))
+        fresh.rename(self._note(image))
 
     def _opened_in_this_boot(self, image: Image) -> bool:
         try:
-            note = json.loads(self._note(image.key).read_text())
+            note = json.loads(self._note(image).read_text())
         except (FileNotFoundError, ValueError):
             return False
         return isinstance(note, dict) and note.get("boot_id") == _boot_id()
@@ -268,3 +273,7 @@ def _checked_key(key: str) -> str:
     if not _KEY.fullmatch(key):
         raise BadName(key)
     return key
+
+
+def _key_of(path: Path) -> str:
+    return path.name.partition("-")[0]

@@ -160,6 +160,12 @@ class ManyAtOnceTest(ClusterTestCase):
         self.assertEqual(50, len({answer["path"] for answer in answers}))
         self.assertEqual(5, len(host.daemons()))
 
+    def test_one_content_under_two_names_serves_both_on_one_host(self) -> None:
+        self.origin.client().publish("alias", self.file)
+        [(_, client)] = self.hosts(1)
+        for image in ("img", "alias"):
+            self.assert_same_content(Path(client.create(f"vm-{image}", image)["path"]), self.file)
+
     def test_the_same_vm_asked_for_ten_times_at_once_is_one_vm(self) -> None:
         [(_, client)] = self.hosts(1)
         with ThreadPoolExecutor(10) as pool:

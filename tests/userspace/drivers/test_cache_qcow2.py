@@ -26,7 +26,7 @@ class CacheCase(HostCase):
 
     @property
     def cache_file(self) -> Path:
-        return self.h.place.state / "cache" / f"{self.image.key}.qcow2"
+        return self.h.place.state / "cache" / f"{self.image.key}-{self.image.name}.qcow2"
 
     def stop(self) -> None:
         """End the stack in good order."""
@@ -260,7 +260,7 @@ class RemoveTest(CacheCase):
         self.assertEqual(0, self.h.cache.remove("0" * 64))
 
     def test_half_made_file_is_found_and_removed(self) -> None:
-        left = self.cache_file.parent / ("1" * 64 + ".new")
+        left = self.cache_file.parent / ("1" * 64 + "-img.new")
         left.touch()
         self.assertIn("1" * 64, self.h.cache.existing().names)
         self.h.cache.remove("1" * 64)
