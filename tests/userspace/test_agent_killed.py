@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.userspace.hosts import HostProcess, HostsTestCase
+from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
 from virtman.client import AgentClient
 from virtman.errors import AgentUnreachable, UnknownVm
 
@@ -49,19 +50,28 @@ class AgentKilledTest(HostsTestCase):
         return client
 
     def assert_nothing_left_over(self, host: HostProcess, client: AgentClient) -> None:
-        """What is on the host is what the agent says it has."""
+        """What is on the host is what the agent says it has, as soon as no record is being written."""
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: self.differences(host, client) == [], "the host is as the agent says", timeout=10)
+        self.assertEqual([], self.differences(host, client))
+
+    def differences(self, host: HostProcess, client: AgentClient) -> list[str]:
+        """What is on the host, or at Volt, and should not be, or the other way round."""
         images = [image["image"] for image in client.status()["images"]]
         vms = [vm["vm"] for vm in client.vms()]
-        self.assertEqual(len(images), len(host.daemons()), str(host.daemons()))
         allowed = {f"vms/{vm}.json" for vm in vms} | {f"images/{image}.json" for image in images}
         allowed |= {f"snapshots/{vm}.qcow2" for vm in vms}
         allowed |= {f"serve/{image}.{kind}" for image in images for kind in ("sock", "pid", "log")}
         left = {file for file in host.files() if not any(file.startswith(f"parent/{image}.") for image in images)}
-        self.assertEqual(set(), left - allowed)
+        found = sorted(left - allowed)
+        if len(images) != len(host.daemons()):
+            found.append(f"{len(images)} images, and the daemons {host.daemons()}")
         waiting = [client.tree("img")["root"]]
         for node in waiting:
             waiting.extend(node["children"])
-        self.assertEqual(bool(images), host.name in {node["host"] for node in waiting})
+        if bool(images) != (host.name in {node["host"] for node in waiting}):
+            found.append(f"images {images}, and the tree {[node['host'] for node in waiting]}")
+        return found
 
     def test_create_killed_anywhere_leaves_nothing_and_works_again(self) -> None:
         def create(client: AgentClient) -> None:
