@@ -3,6 +3,10 @@
 The file belongs to the image's digest. Its header has no backing name: the parents are the node it is opened over.
 Which ranges it holds is in its own tables, and a range of zeros that was read is held like any other.
 
+The storage daemon never waits for the disk: QEMU would flush three times for each table that it adds, while a VM waits
+for its read. A note beside the file says in which boot of the host it was opened, and ``close`` removes it when the
+file is safely on the disk. So a file with a note of an earlier boot was cut off by a power cut, and is not used.
+
 A read that cannot be kept, because the disk is full, is answered all the same.
 """
 
@@ -97,7 +101,12 @@ class Qcow2Cache:
         return Device(size=image.size, node=_node(path, base))
 
     def close(self, image: Image) -> None:
-        """Nothing to do: what was kept stays, and the storage daemon has closed the file when it ended."""
+        """Make what was kept outlive a power cut. Nothing to do while a storage daemon still has the file open."""
+        path, note = self._path(image), self._note(image)
+        if note.exists() and path.exists() and not _in_use(path):
+            _sync(path)
+            note.unlink()
+            _sync(self._folder)
 
     def remove(self, key: str) -> int:
         """Delete the files of an image's key. Returns the bytes of disk space freed. Raises InUse."""
@@ -144,7 +153,7 @@ class Qcow2Cache:
         if free < self._reserve:
             raise NoSpace(path, free, self._reserve)
         fresh = self._fresh(image)
-        # Lazy refcounts set the header's dirty bit while the file is in use; closing it clears the bit after a flush.
+        # Lazy refcounts set the header's dirty bit while the file is in use; closing it clears the bit.
         options = f"cluster_size={CLUSTER_SIZE},lazy_refcounts=on"
         try:
             run(["qemu-img", "create", "-q", "-f", "qcow2", "-o", options, str(fresh), str(image.size)])
@@ -154,23 +163,28 @@ class Qcow2Cache:
         fresh.rename(path)
 
     def _note_opening(self, image: Image) -> None:
-        """Write down in which boot of the host the file is opened, before it is."""
+        """Write down in which boot of the host the file is opened, on the disk before the first change of the file."""
         fresh = self._fresh(image)
         fresh.write_text(json.dumps({"image": image.name, "boot_id": _boot_id()}))
+        _sync(fresh)
         fresh.rename(self._note(image))
+        _sync(self._folder)
 
-    def _opened_in_this_boot(self, image: Image) -> bool:
+    def _safe(self, image: Image) -> bool:
+        """Whether the file was closed, or opened since the host came up."""
         try:
             note = json.loads(self._note(image).read_text())
-        except (FileNotFoundError, ValueError):
+        except FileNotFoundError:
+            return True
+        except ValueError:
             return False
         return isinstance(note, dict) and note.get("boot_id") == _boot_id()
 
     def _doubt(self, image: Image, path: Path) -> str | None:
         """Why the file must not be used, if so.
 
-        A file that was not closed cleanly is repaired if the host has not gone down since: the kernel kept the order of
-        the killed daemon's writes. After a power cut, tables may have reached the disk and the data they tell of not.
+        A file that a killed daemon left is repaired if the host has not gone down since: the kernel kept the order of
+        its writes. After a power cut, tables may have reached the disk and the data they tell of not.
         """
         try:
             header = read_header(path)
@@ -178,7 +192,7 @@ class Qcow2Cache:
             return None
         except BadDisk as error:
             return str(error)
-        if header.dirty and not self._opened_in_this_boot(image):
+        if not self._safe(image):
             return "it was open when the host went down"
         return _misfit(header, image) or _damage(path, repair=header.dirty)
 
@@ -210,6 +224,7 @@ def _node(path: Path, base: Device) -> dict[str, object]:
         "driver": "qcow2",
         "node-name": CACHE_NODE,
         "read-only": False,
+        "cache": {"no-flush": True},
         "file": {"driver": "file", "filename": str(path)},
         "backing": {**(base.node or {}), "node-name": _PARENT_NODE},
     }
@@ -263,6 +278,15 @@ def _file_bytes(path: Path) -> int:
         return path.stat().st_blocks * 512
     except FileNotFoundError:
         return 0
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or a folder's entries, are on the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _boot_id() -> str:

@@ -28,6 +28,13 @@ class CacheCase(HostCase):
     def cache_file(self) -> Path:
         return self.h.place.state / "cache" / f"{self.image.key}-{self.image.name}.qcow2"
 
+    @property
+    def note(self) -> Path:
+        return self.cache_file.with_suffix(".json")
+
+    def noted_boot(self) -> object:
+        return json.loads(self.note.read_text())["boot_id"]
+
     def stop(self) -> None:
         """End the stack in good order."""
         self.h.export.withdraw(self.image.name)
@@ -120,25 +127,42 @@ class ReopenTest(CacheCase):
         self.fill()
         self.h.cache.stats(self.image)
         self.h.kill_daemon(self.image)
-        note = self.cache_file.with_suffix(".json")
-        note.write_text(json.dumps({"boot_id": "another boot"}))
+        self.note.write_text(json.dumps({"boot_id": "another boot"}))
         self.reopen()
         self.assertEqual(0, self.h.held(self.image))
         self.fill()
 
-    def test_cache_closed_before_the_host_went_down_is_used(self) -> None:
+    def test_clean_cache_that_nobody_closed_before_the_host_went_down_is_thrown_away(self) -> None:
         self.fill()
+        self.h.export.withdraw(self.image.name)
+        self.assertFalse(read_header(self.cache_file).dirty)
+        self.note.write_text(json.dumps({"boot_id": "another boot"}))
+        self.reopen()
+        self.assertEqual(0, self.h.held(self.image))
+
+    def test_closing_leaves_no_note_and_a_cache_that_is_used_after_a_reboot(self) -> None:
+        self.fill()
+        self.assertEqual(Path("/proc/sys/kernel/random/boot_id").read_text().strip(), self.noted_boot())
         self.stop()
-        self.cache_file.with_suffix(".json").write_text(json.dumps({"boot_id": "another boot"}))
+        self.assertFalse(self.note.exists())
         self.reopen()
         self.assertEqual(self.size, self.h.held(self.image))
+
+    def test_closing_under_a_running_daemon_leaves_the_note(self) -> None:
+        self.h.cache.close(self.image)
+        self.assertTrue(self.note.exists())
+
+    def test_closing_twice_or_what_never_was_there_is_fine(self) -> None:
+        self.stop()
+        self.h.cache.close(self.image)
+        self.h.cache.close(replace(self.image, digest="sha256:" + "0" * 64))
 
     def test_dirty_cache_with_an_unreadable_note_is_thrown_away(self) -> None:
         for content in ("", "[]", "{}"):
             self.fill()
             self.h.cache.stats(self.image)
             self.h.kill_daemon(self.image)
-            self.cache_file.with_suffix(".json").write_text(content)
+            self.note.write_text(content)
             self.reopen()
             self.assertEqual(0, self.h.held(self.image))
 
