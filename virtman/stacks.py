@@ -31,8 +31,11 @@ class Coordinator(Protocol):
     def join(self, image: str) -> Assignment:
         """Take this host's place in the image's tree. Raises UnknownImage, CoordinatorDown."""
 
-    def leave(self, image: str) -> None:
-        """Give the place up. Raises CoordinatorDown."""
+    def leave(self, image: str, dropped: int = -1) -> None:
+        """Give the place up. ``dropped``: nothing here reads by an assignment of this revision or an older one.
+
+        Raises CoordinatorDown.
+        """
 
     def publish(self, image: Image) -> Assignment:
         """Announce an image whose origin is this host. Raises ImageExists, CoordinatorDown."""
@@ -290,7 +293,7 @@ class Stacks:
         self._shelf.put(record.name, record.model_copy(update={"phase": ImagePhase.LEAVING}))
         self._step("detach:removed")
         try:
-            self._volt.leave(record.name)
+            self._volt.leave(record.name, record.assigned)
         except CoordinatorDown as error:
             log.warning("image %s: Volt is told that we left when it is back: %s", record.name, error)
             return
@@ -321,7 +324,7 @@ class Stacks:
         with self._locks.hold(name):
             record = self._shelf.get(name)
             if record is not None and record.phase is ImagePhase.LEAVING:
-                self._volt.leave(name)
+                self._volt.leave(name, record.assigned)
                 self._shelf.remove(name)
 
     def serving(self, name: str) -> bool:

@@ -38,17 +38,19 @@ class VoltLink:
         """Take this host's place in the image's tree. Raises UnknownImage, CoordinatorDown."""
         return self._call(lambda: self._client.join(image, self._host))
 
-    def leave(self, image: str) -> None:
+    def leave(self, image: str, dropped: int = -1) -> None:
         """Give the place up; an image or host that Volt does not know has none. Raises CoordinatorDown.
+
+        ``dropped``: the host reads by no assignment of this revision or an older one any more.
 
         An image that loses its last origin so is withdrawn: nobody could serve it.
         """
         with contextlib.suppress(UnknownImage):
-            self._call(lambda: self._leave(image))
+            self._call(lambda: self._leave(image, dropped))
 
-    def _leave(self, image: str) -> None:
+    def _leave(self, image: str, dropped: int) -> None:
         try:
-            self._client.leave(image, self._host)
+            self._client.leave(image, self._host, dropped)
         except volt_errors.OriginNeeded:
             self._client.remove_image(image)
 

@@ -8,7 +8,7 @@ import time
 from flask import Flask, Response, g, request
 from flask_openapi3.models.info import Info
 from flask_openapi3.openapi import OpenAPI
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import HTTPException
 
@@ -61,6 +61,12 @@ class NodePath(BaseModel):
 
     image: Name
     host: Name
+
+
+class LeaveQuery(BaseModel):
+    """How a host leaves. ``dropped``: it reads by no assignment of this revision or an older one any more."""
+
+    dropped: int = Field(-1, ge=-1)
 
 
 def create_app(coordinator: Coordinator, token: str | None = None) -> Flask:
@@ -186,13 +192,13 @@ def _add_images(app: OpenAPI, volt: Coordinator) -> None:
 def _add_nodes(app: OpenAPI, volt: Coordinator) -> None:
     @app.post("/v1/images/<image>/nodes", responses={200: Assignment})
     def join_tree(path: ImagePath, body: JoinRequest) -> Response:
-        """A place in the image's tree, the same one when asked again."""
+        """A place in the image's tree, the same one when asked again, under a new revision."""
         return _answer(volt.join(path.image, body.host))
 
     @app.delete("/v1/images/<image>/nodes/<host>", responses={204: None})
-    def leave_tree(path: NodePath) -> Response:
+    def leave_tree(path: NodePath, query: LeaveQuery) -> Response:
         """Give the place up."""
-        volt.leave(path.image, path.host)
+        volt.leave(path.image, path.host, query.dropped)
         return Response(status=204)
 
     @app.post("/v1/images/<image>/reports", responses={200: Assignment})

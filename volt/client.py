@@ -182,7 +182,7 @@ class VoltClient:
         self._send("DELETE", f"/v1/images/{_name(name)}")
 
     def join(self, image: str, host: str) -> Assignment:
-        """A place in the image's tree, the same one when asked again.
+        """A place in the image's tree, the same one when asked again, under a new revision.
 
         Raises:
             errors.ImageUnknown: no such image.
@@ -190,13 +190,16 @@ class VoltClient:
         """
         return self._call(Assignment, "POST", f"/v1/images/{_name(image)}/nodes", JoinRequest, host=host)
 
-    def leave(self, image: str, host: str) -> None:
+    def leave(self, image: str, host: str, dropped: int = -1) -> None:
         """Give the place up; nothing happens if there is none.
+
+        ``dropped``: the host reads by no assignment of this revision or an older one any more. It can then come back
+        like a new host.
 
         Raises:
             errors.OriginNeeded: the host is the image's last origin.
         """
-        self._send("DELETE", f"/v1/images/{_name(image)}/nodes/{_name(host)}")
+        self._send("DELETE", f"/v1/images/{_name(image)}/nodes/{_name(host)}?dropped={dropped}")
 
     def tree(self, image: str) -> ImageTree:
         """The image's tree.

@@ -263,8 +263,8 @@ class Coordinator:
                 node = tree.join(host)
             return _assignment(session, image, tree, node)
 
-    def leave(self, name: str, host: str) -> None:
-        """Give a place up.
+    def leave(self, name: str, host: str, dropped: int = -1) -> None:
+        """Give a place up. ``dropped``: as for Tree.leave.
 
         Raises:
             OriginNeeded: the host is the image's last origin.
@@ -275,7 +275,7 @@ class Coordinator:
                 return
             with changing_tree(session, image) as tree:
                 if host in tree.hosts:
-                    self._leave(tree, image, host)
+                    self._leave(tree, image, host, dropped)
 
     def report(self, name: str, report: DeadParentReport) -> Assignment:
         """Hear that a parent does not answer; the reporter's assignment from now on.
@@ -320,10 +320,10 @@ class Coordinator:
                     else:
                         tree.lose(name)
 
-    def _leave(self, tree: Tree, image: ImageRow, host: str) -> None:
+    def _leave(self, tree: Tree, image: ImageRow, host: str, dropped: int = -1) -> None:
         if [origin.host for origin in tree.origins] == [host]:
             raise OriginNeeded(f"host {host} is the last origin of image {image.name}")
-        if tree.leave(host):
+        if tree.leave(host, dropped):
             self.metrics.moves.inc()
         log.info("host %s left the tree of image %s", host, image.name)
 

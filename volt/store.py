@@ -110,6 +110,7 @@ departure_table = Table(
     Column("host", NAME, primary_key=True),  # no foreign key: who was removed may come back
     Column("revision", BigInteger, nullable=False),
     Column("confirmed", BigInteger, nullable=False),
+    Column("dropped", Boolean, nullable=False),
 )
 NODE_FIELDS = [field.name for field in fields(Node)]
 DEPARTURE_FIELDS = [field.name for field in fields(Departure)]

@@ -8,8 +8,8 @@ from a smaller slot.
 A host learns of a change late, and it may go on for long with an old list of parents. So the edges that may carry
 data are more than those of the current lists: a host may use any list that it was given since the one it last
 confirmed. It promises to follow the newest list that it has seen, never to go back, and to confirm a list only when
-it reads from the parents of no older one. Nothing is promised about hosts that left or were evicted: those keep all
-edges they had.
+it reads from the parents of no older one. A host that has dropped all parents says so when it leaves. Nothing is
+promised about other hosts that left or were evicted: those keep all edges they had.
 
 Call what a host can reach over edges that may carry data its *reach*. A node is *offered* as a parent only while its
 reach holds no node with a slot above its own, returning ones aside. Then no loop can come to be: an edge is added only
@@ -23,7 +23,7 @@ from a node to an offered node with a smaller slot, whose reach does not hold th
   it. Until all those have confirmed a later list it is ``returning``: it gets only origins as parents, which read
   from nobody, and it is not offered. Who may still read from it: nodes in the tree that have something to confirm and
   confirmed nothing since it left; and hosts that left after it, in the same condition, as long as somebody may still
-  read from these in turn.
+  read from these in turn. If there is nobody, and the host itself had dropped all parents, it is new again.
 - *Origins* never read, so any order among them is safe. A host that publishes must not read from the tree any more.
 
 Whether a host lives has no part in this. A node that is reported dead is not offered (``suspect``) until it confirms
@@ -69,11 +69,15 @@ class Node:
 
 @dataclass(eq=False)
 class Departure:
-    """A host left the tree at ``revision``, having confirmed every list older than ``confirmed``."""
+    """A host left the tree at ``revision``, having confirmed every list older than ``confirmed``.
+
+    ``dropped``: it reads by no list at all.
+    """
 
     host: str
     revision: int
     confirmed: int
+    dropped: bool
 
 
 def depth(slot: int, fanout: int) -> int:
@@ -166,26 +170,37 @@ class Tree:
         return node
 
     def join(self, host: str) -> Node:
-        """The host's node; a new one if it has none."""
+        """The host's node; a new one if it has none.
+
+        A join that is repeated gets a new revision: to have dropped earlier lists says nothing of a later join's.
+        """
         if host in self.hosts:
+            with self._change(()) as must_confirm:
+                must_confirm.append(self.hosts[host])
             return self.hosts[host]
         left = self.departures.pop(host, None)
         node = Node(host, self.last + 1, NodeState.JOINING, 0, 0, self.revision)
-        if left:
-            node.state, node.returned, node.confirmed = NodeState.RETURNING, left.revision, 0
+        if left and not (left.dropped and not self._still_followed(host, left.revision)):
+            node.state, node.returned = NodeState.RETURNING, left.revision
+            node.confirmed = self.revision if left.dropped else 0
         with self._change([node.slot]):
             self._place(node)
         self._release()
         return node
 
-    def leave(self, host: str) -> bool:
-        """Take a host out; the node in the last slot takes its place. Returns whether another node moved."""
+    def leave(self, host: str, dropped: int = -1) -> bool:
+        """Take a host out; the node in the last slot takes its place. Returns whether another node moved.
+
+        ``dropped``: the host reads by no list of this revision or older ones; it may by those that it was given later.
+        """
         node = self.hosts[host]
         mover = self.slots[self.last] if node.slot > 0 else self.origins[-1]
         if node.slot > 0:
             self._leave_heap(node, mover)
         else:
             self._leave_origins(node, mover)
+        self.departures[host].dropped = dropped >= node.awaited
+        self._release()
         return mover is not node
 
     def confirm(self, host: str, revision: int) -> None:
@@ -238,7 +253,6 @@ class Tree:
                 if mover.state in OFFERED:
                     mover.state = NodeState.MOVING
                 must_confirm.append(mover)
-        self._release()
 
     def _leave_origins(self, node: Node, mover: Node) -> None:
         with self._change(self._all_slots()):
@@ -256,7 +270,8 @@ class Tree:
     def _remove(self, node: Node) -> None:
         del self.slots[node.slot], self.hosts[node.host]
         left = self.revision + 1
-        self.departures[node.host] = Departure(node.host, left, left if node.settled else node.confirmed)
+        confirmed = left if node.settled else node.confirmed
+        self.departures[node.host] = Departure(node.host, left, confirmed, dropped=False)
 
     def _all_slots(self) -> Iterable[int]:
         return range(1, self.last + 1)
@@ -295,22 +310,23 @@ class Tree:
     def _release(self) -> None:
         """Make ordinary nodes of returned hosts from whom nobody reads by an old list any more."""
         for node in [node for node in self.hosts.values() if node.returned is not None]:
-            if self._still_followed(node):
+            if self._still_followed(node.host, node.returned or 0):
                 continue
             with self._change([node.slot, *self._affected(node)]):
                 node.returned = None
                 if node.state is NodeState.RETURNING:
                     node.state = NodeState.READY if node.settled else NodeState.MOVING
 
-    def _still_followed(self, node: Node) -> bool:
-        others = [other for other in self.hosts.values() if other is not node and other.slot > 0]
-        horizon = node.returned or 0
+    def _still_followed(self, host: str, horizon: int) -> bool:
+        """Whether somebody may read from a host by a list from before this revision."""
+        others = [other for other in self.hosts.values() if other.host != host and other.slot > 0]
+        reading = [departure for departure in self.departures.values() if not departure.dropped]
         while True:
             if any(other.confirmed < min(other.awaited, horizon) for other in others):
                 return True
             # Nobody in the tree reads by a list from before the horizon. Who left later and may read by one? Then it
             # matters whether anybody in the tree may still read from these.
-            left = [d.revision for d in self.departures.values() if d.confirmed < min(d.revision, horizon)]
+            left = [d.revision for d in reading if d.confirmed < min(d.revision, horizon)]
             if max(left, default=0) <= horizon:
                 return False
             horizon = max(left)

@@ -99,7 +99,7 @@ def volt_app(volt: VoltDouble) -> Flask:
 
     @app.delete("/v1/images/<image>/nodes/<host>")
     def leave(image: str, host: str) -> Response:
-        volt.leave(image, host)
+        volt.leave(image, host, request.args.get("dropped", -1, int))
         return Response(status=204)
 
     @app.delete("/v1/images/<image>")

@@ -28,6 +28,8 @@ class VoltDouble:
         self.images: dict[str, Image] = {}
         self.places: dict[str, Assignment] = {}
         """Where the host reads an image from the tree, or is its origin (slot 0)."""
+        self.dropped: dict[str, int] = {}
+        """The revision up to which the host that left an image had dropped its parents."""
         self.reported: list[tuple[str, str]] = []
         self.beats: list[list[NodeReport]] = []
         self._revision = 0
@@ -83,9 +85,10 @@ class VoltDouble:
         self.moment("after volt.join")
         return self.places[image]
 
-    def leave(self, image: str, host: str) -> None:
+    def leave(self, image: str, host: str, dropped: int = -1) -> None:
         self._answer("leave")
         self._known(image)
+        self.dropped[image] = dropped
         if self.images[image].origins == [host]:
             raise errors.OriginNeeded(f"host {host!r} is the last origin of {image!r}")
         self.places.pop(image, None)
@@ -154,13 +157,13 @@ class Seat:
     def join(self, image: str) -> Assignment:
         return _ours(lambda: self._volt.join(image))
 
-    def leave(self, image: str) -> None:
+    def leave(self, image: str, dropped: int = -1) -> None:
         if image in self._volt.images or self._volt.down:
-            _ours(lambda: self._leave(image))
+            _ours(lambda: self._leave(image, dropped))
 
-    def _leave(self, image: str) -> None:
+    def _leave(self, image: str, dropped: int) -> None:
         try:
-            self._volt.leave(image, self._host)
+            self._volt.leave(image, self._host, dropped)
         except errors.OriginNeeded:
             self._volt.remove_image(image)
 

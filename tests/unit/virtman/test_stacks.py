@@ -309,6 +309,7 @@ class FollowTest(StacksTest):
         self.stacks.rejoin("debian")
         self.assertEqual(before, self.record())
         self.assertNotIn("debian", self.volt.places)
+        self.assertEqual({"debian": -1}, self.volt.dropped)
 
     def test_rejoin_of_what_is_not_attached_does_nothing(self) -> None:
         self.volt.offer("debian")
@@ -388,6 +389,11 @@ class RemovalTest(StacksTest):
         self.volt.down = False
         self.stacks.leave_later("debian")
         self.scene.check_empty(self)
+
+    def test_volt_is_told_which_parents_were_dropped(self) -> None:
+        newest = self.attached().assigned
+        self.assertTrue(self.stacks.remove_if_idle("debian"))
+        self.assertEqual({"debian": newest}, self.volt.dropped)
 
     def test_a_stack_that_is_leaving_can_be_attached_again(self) -> None:
         self.attached()

@@ -48,8 +48,9 @@ class VoltLinkTest(TestCase):
     def test_join_and_leave(self) -> None:
         self.link.join("debian")
         self.assertEqual({"debian"}, set(self.volt.places))
-        self.link.leave("debian")
+        self.link.leave("debian", 3)
         self.assertEqual({}, self.volt.places)
+        self.assertEqual({"debian": 3}, self.volt.dropped)
 
     def test_leaving_an_image_that_volt_does_not_know_is_done(self) -> None:
         self.link.leave("unknown")

@@ -55,6 +55,13 @@ class Cluster:
         """A host that has the whole image serves it; it reads from nobody and heeds no older list."""
         self.agents[host] = Agent(newest=self.tree.publish(host).revision)
 
+    def leave(self, host: str) -> None:
+        """A host has dropped all parents, heeds no older list, and says so."""
+        agent = self.agent(host)
+        dropped = agent.newest
+        agent.using, agent.newest = {}, self.tree.revision
+        self.tree.leave(host, dropped)
+
     def ask(self, host: str) -> None:
         """Volt answers a heartbeat or a join; the answer is on its way."""
         node = self.tree.hosts[host]

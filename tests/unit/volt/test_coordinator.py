@@ -188,10 +188,11 @@ class Nodes(CoordinatorCase):
         self.assertEqual(["h1", "h2", "origin"], [parent.host for parent in got.parents])
         self.assertEqual("unix:///run/h1", got.parents[0].address)
 
-    def test_joining_twice_gives_the_same(self) -> None:
+    def test_joining_twice_gives_the_same_under_a_new_revision(self) -> None:
         self.publish()
         self.host("h1")
-        self.assertEqual(self.volt.join("image", "h1"), self.volt.join("image", "h1"))
+        once, again = self.volt.join("image", "h1"), self.volt.join("image", "h1")
+        self.assertEqual(once.model_copy(update={"revision": once.revision + 1}), again)
 
     def test_an_origin_that_joins_keeps_its_place(self) -> None:
         self.publish()
@@ -243,6 +244,13 @@ class Nodes(CoordinatorCase):
         self.assertEqual(NodeState.RETURNING, self.current("h1").state)
         self.settle(*hosts)
         self.assertEqual(["h3", "h4", "h7", "origin"], self.parents("h1"))
+
+    def test_a_host_that_has_dropped_its_parents_comes_back_like_a_new_one(self) -> None:
+        self.grow(7)
+        self.volt.leave("image", "h7", dropped=self.current("h7").revision)
+        again = self.volt.join("image", "h7")
+        self.assertEqual(NodeState.JOINING, again.state)
+        self.assertEqual(["h3", "h4", "h1", "origin"], [parent.host for parent in again.parents])
 
     def test_moves_are_counted(self) -> None:
         self.grow(3)

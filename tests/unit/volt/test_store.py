@@ -8,14 +8,16 @@ import tempfile
 import threading
 from pathlib import Path
 
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 from testtools import TestCase
 
 from volt.errors import StoreUnusable
 from volt.models import HostState
-from volt.store import Base, HostRow, ImageRow, Store, changing_tree, load_tree
+from volt.store import MIGRATIONS, Base, HostRow, ImageRow, Store, changing_tree, load_tree
 from volt.tree import Tree
 
 
@@ -92,6 +94,20 @@ class StoreCase(TestCase):
         error = self.assertRaises(StoreUnusable, Store, self.url)
         self.assertIn("9999", str(error))
 
+    def test_who_left_before_it_was_asked_may_read_by_any_list(self) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        with self.store.connect() as connection, connection.begin():
+            config.attributes["connection"] = connection
+            command.downgrade(config, "0001")
+            connection.execute(text("INSERT INTO images VALUES (1, 'image', true, 512, '', 2, 9)"))
+            connection.execute(text("INSERT INTO departures VALUES (1, 'a', 7, 6)"))
+        self.store = self.open()
+        with self.store.read() as session:
+            tree = load_tree(session, session.get_one(ImageRow, 1))
+        left = tree.departures["a"]
+        self.assertEqual((7, 6, False), (left.revision, left.confirmed, left.dropped))
+
     def test_a_password_is_not_in_the_error(self) -> None:
         url = "sqlite://user:secret@host/none"
         self.assertNotIn("secret", str(self.assertRaises(StoreUnusable, Store, url)))
@@ -120,7 +136,7 @@ def _change(tree: Tree, name: str, step: int) -> None:
     elif node is None:
         tree.join(name)
     elif step % 3 == 0 and node.slot > 0:
-        tree.leave(name)
+        tree.leave(name, dropped=node.awaited if step % 2 else -1)
     elif step % 7 == 0:
         tree.suspect(name, tree.parents(node)[0] if node.slot > 0 else name)
     else:

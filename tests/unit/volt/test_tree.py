@@ -63,11 +63,15 @@ class Joining(TestCase):
         self.assertEqual([0, 1, 2, 3, 4, 5, 6, 7], sorted(tree.slots))
         self.assertEqual(["h3", "h4", "h1", "origin"], parents(tree, "h7"))
 
-    def test_joining_twice_is_joining_once(self) -> None:
+    def test_joining_twice_gives_the_same_place_under_a_new_revision_that_only_this_host_hears_of(self) -> None:
         tree = grown(2)
+        node, others = tree.hosts["h2"], {host: tree.hosts[host].revision for host in ("origin", "h1")}
+        before = (node.slot, node.state, parents(tree, "h2"))
         revision = tree.revision
-        self.assertIs(tree.join("h2"), tree.hosts["h2"])
-        self.assertEqual(revision, tree.revision)
+        self.assertIs(node, tree.join("h2"))
+        self.assertEqual(before, (node.slot, node.state, parents(tree, "h2")))
+        self.assertEqual((revision + 1, revision + 1), (node.revision, node.awaited))
+        self.assertEqual(others, {host: tree.hosts[host].revision for host in others})
 
     def test_a_host_that_has_just_joined_is_offered_at_once(self) -> None:
         tree = grown(2)
@@ -273,6 +277,49 @@ class Returning(TestCase):
         self.assertEqual(["h3", "h4", "h1", "origin"], parents(tree, "h7"))
         self.assertEqual(NodeState.MOVING, tree.hosts["h7"].state)
 
+    def test_who_has_dropped_all_and_is_followed_by_nobody_is_new_again(self) -> None:
+        tree = grown(7)
+        tree.leave("h7", dropped=tree.hosts["h7"].awaited)
+        node = tree.join("h7")
+        self.assertEqual((NodeState.JOINING, None), (node.state, node.returned))
+        self.assertEqual(["h3", "h4", "h1", "origin"], parents(tree, "h7"))
+
+    def test_all_who_have_dropped_all_come_back_as_if_they_had_never_been_there(self) -> None:
+        tree = grown(7)
+        for number in (7, 6, 5, 4, 3, 2, 1):
+            tree.leave(f"h{number}", dropped=tree.hosts[f"h{number}"].awaited)
+        for number in (3, 1, 2):
+            tree.join(f"h{number}")
+        self.assertEqual(["h3", "h1", "origin"], parents(tree, "h2"))
+
+    def test_who_has_dropped_all_and_is_still_followed_is_returning(self) -> None:
+        tree = grown(7)
+        tree.leave("h1", dropped=tree.hosts["h1"].awaited)
+        tree.join("h1")
+        self.assertEqual(NodeState.RETURNING, tree.hosts["h1"].state)
+        self.assertEqual(["origin"], parents(tree, "h1"))
+
+    def test_who_has_dropped_all_holds_nobody_back(self) -> None:
+        tree = grown(7)
+        tree.leave("h1")
+        tree.join("h1")
+        settle(tree, but=frozenset({"h3"}))
+        self.assertIsNotNone(tree.hosts["h1"].returned)
+        tree.leave("h3", dropped=tree.hosts["h3"].awaited)
+        self.assertIsNone(tree.hosts["h1"].returned)
+
+    def test_what_was_dropped_before_the_newest_list_says_nothing_of_that_list(self) -> None:
+        tree = grown(7)
+        tree.leave("h7", dropped=tree.hosts["h7"].awaited - 1)
+        self.assertEqual(NodeState.MOVING, tree.join("h7").state)
+
+    def test_what_was_dropped_before_a_repeated_join_says_nothing_of_its_list(self) -> None:
+        tree = grown(7)
+        dropped = tree.hosts["h7"].awaited
+        tree.join("h7")
+        tree.leave("h7", dropped)
+        self.assertEqual(NodeState.MOVING, tree.join("h7").state)
+
     def test_a_returning_host_that_moves_stays_returning(self) -> None:
         tree = grown(7)
         tree.leave("h1")
@@ -287,6 +334,22 @@ class Returning(TestCase):
         returned.state = NodeState.SUSPECT
         settle(tree, but=frozenset({"h3"}))
         self.assertEqual(NodeState.RETURNING, returned.state)
+
+    def test_an_evicted_host_that_comes_back_may_still_read_by_its_old_list(self) -> None:
+        """Here h2 would read from h3, which reads from h2 as it did before it was evicted."""
+        cluster = Cluster(1)
+        for number in range(1, 6):
+            cluster.join(f"h{number}")
+        cluster.settle()
+        cluster.tree.leave("h3")
+        cluster.leave("h2")
+        cluster.settle()
+        cluster.join("h3")
+        cluster.join("h2")
+        cluster.deliver_answer(-1)
+        self.assertEqual("h3", cluster.tree.slots[cluster.tree.hosts["h2"].slot - 1].host)
+        cluster.check()
+        self.assertEqual(["origin"], parents(cluster.tree, "h2"))
 
     def test_who_left_without_news_holds_it_back_as_long_as_somebody_may_read_from_that_one(self) -> None:
         """Here h7 reads from the evicted h3, which reads from h1, which returns into a slot below h7."""

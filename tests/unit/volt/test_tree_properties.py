@@ -59,9 +59,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(_members)
     @rule(which=WHICH)
     def leave(self, which: int) -> None:
-        host = self._pick(which)
-        self.cluster.agent(host).using.clear()
-        self._changes(self.cluster.tree.leave, host)
+        self._changes(self.cluster.leave, self._pick(which))
 
     @rule(which=WHICH)
     def heartbeat(self, which: int) -> None:
