@@ -19,6 +19,9 @@ NAMESPACE = "https://virtman.invalid/domain/1"
 
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 
+IO_THREAD = "1"
+"""Serves the VM's disk: QEMU's main thread would wait for each step of a read for the lock of the VM's processors."""
+
 USER, NONE = "user", "none"
 
 ET.register_namespace("virtman", NAMESPACE)
@@ -66,6 +69,7 @@ def domain_xml(machine: Machine) -> str:
     ET.SubElement(metadata, f"{{{NAMESPACE}}}virtman", owner=machine.owner)
     _text(root, "memory", str(machine.memory), unit="MiB")
     _text(root, "vcpu", str(machine.cpus))
+    _text(root, "iothreads", "1")
     os = ET.SubElement(root, "os")
     _text(os, "type", "hvm", arch="x86_64", machine="q35")
     features = ET.SubElement(root, "features")
@@ -96,8 +100,8 @@ def _disks(root: ET.Element, devices: ET.Element, machine: Machine) -> None:
     """
     if machine.disk.node is None:
         element = ET.SubElement(devices, "disk", type="block", device="disk")
-        policy = {"error_policy": "stop", "rerror_policy": "stop"}
-        ET.SubElement(element, "driver", {"name": "qemu", "type": "raw", "cache": "none", **policy})
+        driver = {"name": "qemu", "type": "raw", "cache": "none", "iothread": IO_THREAD}
+        ET.SubElement(element, "driver", {**driver, "error_policy": "stop", "rerror_policy": "stop"})
         ET.SubElement(element, "source", dev=str(machine.disk.path))
         ET.SubElement(element, "target", dev="vda", bus="virtio")
         disks = []
@@ -113,7 +117,7 @@ def _disks(root: ET.Element, devices: ET.Element, machine: Machine) -> None:
 def _arguments(name: str, node: Mapping[str, Any], address: str) -> list[str]:
     device = {"driver": "virtio-blk-pci", "id": f"virtman-{name}", "drive": f"virtman-{name}-node", "bus": "pcie.0"}
     device |= {"addr": address, "werror": "stop", "rerror": "stop"}
-    more = {"bootindex": 1} if name == "disk" else {}
+    more = {"bootindex": 1, "iothread": f"iothread{IO_THREAD}"} if name == "disk" else {}
     blockdev = {**node, "node-name": f"virtman-{name}-node"}
     return ["-blockdev", json.dumps(blockdev), "-device", json.dumps(device | more)]
 

@@ -68,6 +68,14 @@ class DomainTest(TestCase):
         self.assertEqual(NODE | {"node-name": device["drive"]}, blockdev)
         self.assertEqual(("virtio-blk-pci", 1), (device["driver"], device["bootindex"]))
 
+    def test_a_thread_of_its_own_serves_the_disk(self) -> None:
+        for disk in (QCOW2, BLOCK):
+            root = parsed(disk=disk)
+            self.assertEqual("1", root.findtext("iothreads"))
+            named = [driver.attrib["iothread"] for driver in root.findall("devices/disk/driver")]
+            named += [json.loads(argument).get("iothread") for argument in arguments(root)[3:4]]
+            self.assertIn(named[0], ("1", "iothread1"))
+
     def test_a_block_device_is_a_disk_of_libvirt(self) -> None:
         root = parsed(disk=BLOCK)
         self.assertEqual("/dev/mapper/vm", root.find("devices/disk/source").attrib["dev"])  # type: ignore[union-attr]
