@@ -24,7 +24,7 @@ setup(
         "waitress>=3.0",
     ],
     extras_require={
-        "test": ["coverage>=7.4", "hypothesis>=6.100", "pytest>=8.0", "testtools>=2.7"],
+        "test": ["coverage>=7.10", "hypothesis>=6.100", "pytest>=8.0", "testtools>=2.7", "tox>=4.11"],
         "lint": ["mypy>=1.10", "ruff>=0.5"],
     },
     entry_points={
