@@ -42,7 +42,9 @@ class ServiceTest(testtools.TestCase):
         self.assertFalse(service.running)
 
     def test_processes_are_found_by_the_folder_they_were_given(self) -> None:
-        service = self.service("__import__('signal').pause()")
+        service = self.service("print('up', flush=True); __import__('signal').pause()")
+        # The kernel has no command line of a process in the middle of its exec.
+        service.wait_ready(lambda: "up" in service.log_file.read_text(), 30)
         self.assertEqual([service.pid], list(processes_of(self.folder)))
 
     def test_a_process_of_others_is_killed_by_its_id(self) -> None:
