@@ -1,5 +1,5 @@
 # make demo    boot real VMs through a tree of hosts on this machine; HOSTS=4 VMS=8 choose the size
-# make test    everything that CI runs: lint, unit, userspace and boot tests, coverage
+# make test    everything that CI runs: lint, unit, userspace, boot and kernel tests, coverage
 # make lint    style and types only
 # make clean   remove what was built, installed Debian packages excepted
 

@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ LAB = CHECKOUT / "lab"
 MIB = 1024 * 1024
 DISK_BYTES = 2048 * MIB
 PARTITION_OFFSET = MIB
+ROOT_LABEL = "guest-root"
+"""By which guest-initramfs/init finds the root."""
 
 PACKAGES = (
     "busybox-static",
@@ -101,14 +103,8 @@ class Guest:
 
 def guest(cache: Path = BUILD / "guest") -> Guest:
     """The guest, built now if it is not in the cache. Two builders at a time: the second waits for the first."""
-    home = cache / recipe_hash(codename())
-    made = Guest(home / "disk.img", home / "vmlinuz", home / "initrd.img")
-    if not home.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with locked(cache / "lock"):
-            if not home.exists():
-                build_into(home)
-    return made
+    home = kept(cache, recipe_hash(codename()), "the guest (about a minute, once)", build)
+    return Guest(home / "disk.img", home / "vmlinuz", home / "initrd.img")
 
 
 def recipe_hash(suite: str) -> str:
@@ -132,34 +128,48 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def build_into(home: Path) -> None:
-    """Make the guest in a temporary folder and rename it to ``home`` when it is whole. The caller holds the lock."""
-    for abandoned in home.parent.glob("*.tmp"):
-        shutil.rmtree(abandoned)
-    started = time.monotonic()
-    print(f"building the guest from Debian {codename()} packages (about a minute, once)", flush=True)
-    work = Path(tempfile.mkdtemp(dir=home.parent, suffix=".tmp"))
-    try:
-        root = work / "root"
-        install_packages(root, work / "debian.sources")
-        configure(root)
-        make_initrd(root)
-        made = work / "guest"
-        made.mkdir()
-        shutil.copy(root / "boot/vmlinuz", made / "vmlinuz")
-        shutil.copy(root / "boot/initrd.img", made / "initrd.img")
-        make_disk(root, made / "disk.img")
-        made.rename(home)
-    finally:
-        shutil.rmtree(work)
-    print(f"guest ready after {time.monotonic() - started:.0f} s: {home / 'disk.img'}", flush=True)
+def kept(cache: Path, name: str, what: str, build: Callable[[Path, Path], None]) -> Path:
+    """The folder ``name`` in ``cache``, built now if it is not there: ``build`` fills it, given a folder to work in.
+
+    It gets its name when it is whole. Of two builders at a time the second waits for the first.
+    """
+    home = cache / name
+    cache.mkdir(parents=True, exist_ok=True)
+    with locked(cache / "lock"):
+        if home.exists():
+            return home
+        for abandoned in cache.glob("*.tmp"):
+            shutil.rmtree(abandoned)
+        started = time.monotonic()
+        print(f"building {what} from Debian {codename()} packages", flush=True)
+        work = Path(tempfile.mkdtemp(dir=cache, suffix=".tmp"))
+        try:
+            made = work / "made"
+            made.mkdir()
+            build(work, made)
+            made.rename(home)
+        finally:
+            shutil.rmtree(work)
+        print(f"ready after {time.monotonic() - started:.0f} s: {home}", flush=True)
+    return home
 
 
-def install_packages(root: Path, sources: Path) -> None:
+def build(work: Path, made: Path) -> None:
+    """Make the files of a Guest in ``made``."""
+    root = work / "root"
+    install_packages(root, work / "debian.sources", PACKAGES)
+    configure(root, LAB / "guest-root", MASKED, ["nocloud.service", "acpid.service"])
+    make_initrd(root)
+    shutil.copy(root / "boot/vmlinuz", made / "vmlinuz")
+    shutil.copy(root / "boot/initrd.img", made / "initrd.img")
+    make_disk(root, made / "disk.img")
+
+
+def install_packages(root: Path, sources: Path, packages: Sequence[str]) -> None:
     """Unpack and configure the packages in a new folder, as root's own."""
     sources.write_text("\n".join(source.deb822() for source in debian_sources()))
     run(
-        ["mmdebstrap", "--variant=essential", "--format=directory", f"--include={','.join(PACKAGES)}"]
+        ["mmdebstrap", "--variant=essential", "--format=directory", f"--include={','.join(packages)}"]
         + [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
         + [f"--aptopt={option}" for option in apt_transport_options()]
         + [codename(), str(root), str(sources)]
@@ -172,17 +182,17 @@ def apt_transport_options() -> list[str]:
     return [line for line in settings if line.startswith(("Acquire::http", "Acquire::https")) and '""' not in line]
 
 
-def configure(root: Path) -> None:
-    """Lay the lab's files over the root and switch off what only costs boot time."""
-    shutil.copytree(LAB / "guest-root", root, dirs_exist_ok=True)
+def configure(root: Path, over: Path, masked: Iterable[str], wanted: Iterable[str]) -> None:
+    """Lay the files of ``over`` over the root, mask units that only cost boot time, and enable the wanted ones."""
+    shutil.copytree(over, root, dirs_exist_ok=True)
     (root / "etc/hostname").write_text("guest\n")
     (root / "etc/hosts").write_text("127.0.0.1 localhost\n")
     (root / "etc/machine-id").write_text("")  # each VM makes its own at its first boot
     units = root / "etc/systemd/system"
-    for unit in MASKED:
+    for unit in masked:
         link(units / unit, "/dev/null")
     link(units / "default.target", "/lib/systemd/system/multi-user.target")
-    for unit in ("nocloud.service", "acpid.service"):
+    for unit in wanted:
         link(units / "multi-user.target.wants" / unit, f"/etc/systemd/system/{unit}")
     run(["chroot", root, "passwd", "--delete", "root"])
     [kernel] = (root / "boot").glob("vmlinuz-*")
@@ -268,7 +278,7 @@ def make_disk(root: Path, disk: Path) -> None:
     with disk.open("wb") as file:
         os.truncate(file.fileno(), DISK_BYTES)
     run(["sfdisk", "--quiet", disk], stdin=f"label: dos\nstart={PARTITION_OFFSET // 512}, type=83, bootable\n")
-    features = ["-t", "ext4", "-L", "guest-root", "-O", "^64bit,^metadata_csum", "-E", f"offset={PARTITION_OFFSET}"]
+    features = ["-t", "ext4", "-L", ROOT_LABEL, "-O", "^64bit,^metadata_csum", "-E", f"offset={PARTITION_OFFSET}"]
     run(["mke2fs", "-q", *features, "-d", root, disk, f"{(DISK_BYTES - PARTITION_OFFSET) // 1024}k"])
     # In a mount namespace of its own, so that the mount ends with the command whatever happens.
     run(["unshare", "--mount", "--propagation", "private", LAB / "install-extlinux", disk, str(PARTITION_OFFSET)])

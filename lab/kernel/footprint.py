@@ -1,0 +1,23 @@
+"""What the layers of a kernel stack leave on a host: compared before and after, it shows what leaks."""
+
+from __future__ import annotations
+
+from lab.kernel.machine import Machine
+
+_LISTINGS = {
+    "maps": "dmsetup ls",
+    "loop devices": "losetup --list --noheadings --output NAME,BACK-FILE",
+    "iSCSI sessions": "iscsiadm --mode session || test $? = 21",  # iscsiadm(8): 21, no records found
+    "iSCSI records": "iscsiadm --mode node || test $? = 21",
+    "targets": "find /sys/kernel/config/target -mindepth 2 -maxdepth 4 -type d",
+    "bcache sets": "ls /sys/fs/bcache",
+    "disks": "ls /sys/block",
+}
+
+
+def footprint(machine: Machine) -> dict[str, list[str]]:
+    """Sorted lines of each kind of thing that a stack can leave on a guest. Raises CommandFailed."""
+    return {
+        kind: sorted(machine.run(["sh", "-c", f"udevadm settle; {listing}"]).splitlines())
+        for kind, listing in _LISTINGS.items()
+    }

@@ -1,0 +1,209 @@
+"""One guest of the kernel lab: a QEMU process, and commands in it through ssh."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.errors import CommandFailed, NotReady
+from lab.kernel.root import Root
+from lab.process import Service, attempts
+from lab.tools import run
+
+UP_TIMEOUT = 180.0
+"""Seconds from the start of a guest to its first answer; 15 on an idle machine under TCG."""
+
+MEMORY = 768
+"""MiB."""
+
+COMMAND_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the guests of one lab share: the root, the project's files as a tar, the accelerator, and the private net.
+
+    ``sockets`` is a short folder; ``key`` an ssh key pair without a passphrase, ``key`` and ``key.pub``.
+    """
+
+    root: Root
+    share: Path
+    accel: str
+    sockets: Path
+    key: Path
+    port: int
+
+
+class Machine:
+    """A guest. What it writes to its root is kept in ``folder`` until it is made anew, also through a power cut."""
+
+    def __init__(self, name: str, number: int, site: Site, folder: Path) -> None:
+        """Nothing is started yet. ``number`` is the last byte of its private address."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self.address = f"10.9.0.{number}"
+        self.console_log = folder / "console.log"
+        self._site, self._number = site, number
+        self._overlay = folder / "root.qcow2"
+        self._port = 0
+        self._service: Service | None = None
+
+    def start(self) -> None:
+        """Switch it on, with the root as it was when it was switched off."""
+        if not self._overlay.exists():
+            run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", self._site.root.image, self._overlay])
+        self._port = free_port()
+        self._service = Service(self.name, self._argv(), self.console_log)
+        self._service.start()
+
+    def wait_up(self) -> None:
+        """Wait until it answers. Raises NotReady."""
+
+        def answers() -> bool:
+            with contextlib.suppress(CommandFailed, subprocess.TimeoutExpired):
+                self.run(["true"], timeout=10)
+                return True
+            return False
+
+        self._running().wait_ready(answers, UP_TIMEOUT)
+
+    def run(self, argv: Sequence[str], *, stdin: str = "", timeout: float = COMMAND_TIMEOUT) -> str:
+        """Run a command as root and return its standard output.
+
+        Raises CommandFailed with both outputs if it fails; subprocess.TimeoutExpired after ``timeout`` seconds.
+        """
+        words = [*self._ssh(), "--", shlex.join(argv)]
+        done = subprocess.run(words, input=stdin, capture_output=True, text=True, check=False, timeout=timeout)
+        if done.returncode != 0:
+            raise CommandFailed([self.name, *argv], done.returncode, done.stdout + done.stderr)
+        return done.stdout
+
+    @property
+    def command_line(self) -> str:
+        """What a person types for a shell in it; commands may follow."""
+        return shlex.join(self._ssh())
+
+    def kernel_log(self) -> str:
+        """What its kernel has said since the boot."""
+        return self.run(["dmesg", "--notime"])
+
+    def power_off(self) -> None:
+        """Shut it down in good order. Raises NotReady if it does not end."""
+        service = self._running()
+        with contextlib.suppress(CommandFailed):  # the connection may end before the command does
+            self.run(["systemctl", "poweroff"])
+        for _ in attempts(60):
+            if not service.running:
+                self._forget()
+                return
+        self.cut_power()
+        raise NotReady(f"{self.name} did not power off: {service.log_tail()}")
+
+    def cut_power(self) -> None:
+        """Take its power away, without a word to anybody. Already off is fine."""
+        if self._service is not None:
+            self._service.kill()
+            self._forget()
+
+    def reset_disk(self) -> None:
+        """Forget all that it wrote to its root. It is off."""
+        self._overlay.unlink(missing_ok=True)
+
+    def _forget(self) -> None:
+        """Drop the connection that ssh keeps to the guest that is gone."""
+        self._service = None
+        with contextlib.suppress(CommandFailed):
+            run([*self._ssh(), "-O", "exit"])
+        self._control.unlink(missing_ok=True)
+
+    def _running(self) -> Service:
+        if self._service is None:
+            raise NotReady(f"{self.name} is off")
+        return self._service
+
+    @property
+    def _control(self) -> Path:
+        return self._site.sockets / self.name
+
+    def _ssh(self) -> list[str]:
+        options = {
+            "IdentityFile": self._site.key,
+            "IdentitiesOnly": "yes",
+            "StrictHostKeyChecking": "no",
+            "UserKnownHostsFile": "/dev/null",
+            "LogLevel": "ERROR",
+            "ConnectTimeout": 5,
+            "BatchMode": "yes",
+            # One connection for all commands: the handshake takes a second of an emulated processor.
+            "ControlMaster": "auto",
+            "ControlPath": self._control,
+            "ControlPersist": "yes",
+            "Port": self._port,
+        }
+        words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        return ["ssh", "-F", "none", *words, "root@127.0.0.1"]
+
+    def _argv(self) -> list[str]:
+        site = self._site
+        key = base64.b64encode(site.key.with_suffix(".pub").read_bytes()).decode()
+        said = {"lab.name": self.name, "lab.address": self.address, "lab.key": key}
+        told = " ".join(f"{name}={value}" for name, value in said.items())
+        forward = f"user,id=outside,restrict=off,hostfwd=tcp:127.0.0.1:{self._port}-:22"
+        private = f"socket,id=private,mcast=230.0.0.1:{site.port},localaddr=127.0.0.1"
+        mac = f"52:54:00:09:%02x:{self._number:02x}"
+        return [
+            *("qemu-system-x86_64", "-name", self.name, "-nographic", "-nodefaults", "-serial", "stdio", "-no-reboot"),
+            *("-machine", f"q35,accel={site.accel}", "-m", str(MEMORY), "-device", "virtio-rng-pci"),
+            *("-cpu", "host" if site.accel == "kvm" else "max"),
+            *("-kernel", str(site.root.kernel), "-initrd", str(site.root.initrd)),
+            *("-append", f"console=ttyS0 net.ifnames=0 mitigations=off panic=-1 loglevel=4 {told}"),
+            *("-drive", f"file={self._overlay},if=virtio,format=qcow2,cache=unsafe"),
+            *("-drive", f"file={site.share},if=virtio,format=raw,readonly=on"),
+            *("-netdev", forward, "-device", f"virtio-net-pci,netdev=outside,mac={mac % 0}"),
+            *("-netdev", private, "-device", f"virtio-net-pci,netdev=private,mac={mac % 1}"),
+        ]
+
+
+def make_key(path: Path) -> None:
+    """A new ssh key pair without a passphrase, for one lab."""
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", path])
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_share(share: Path, work: Path, wheel_of: Path, folders: Sequence[Path]) -> None:
+    """A tar of the project's wheel and of ``folders``, as long as a disk has to be."""
+    wheels = work / "share"
+    shutil.rmtree(wheels, ignore_errors=True)
+    wheels.mkdir(parents=True)
+    build_wheel(wheel_of, wheels)
+    names = [word for folder in folders for word in ("-C", folder.parent, folder.name)]
+    run(["tar", "--exclude=__pycache__", "-c", "-f", share, "-C", wheels, ".", *names])
+    with share.open("ab") as file:
+        file.truncate(-(-file.tell() // 1048576) * 1048576)
+
+
+def build_wheel(project: Path, target: Path) -> None:
+    """The project's wheel, from a copy of its sources: building leaves files beside them."""
+    copy = target / "sources"
+    copy.mkdir()
+    for name in ("virtman", "volt", "drivers"):
+        shutil.copytree(project / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml"):
+        shutil.copy(project / name, copy / name)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "wheel"]
+    run([*pip, "--no-deps", "--wheel-dir", target, copy])
+    shutil.rmtree(copy)

@@ -1,0 +1,3 @@
+"""Tests below ``inside`` run in the guests, by test_inside."""
+
+collect_ignore = ["inside"]
