@@ -31,7 +31,10 @@ setup(
         "console_scripts": ["virtman = virtman.cli:main", "volt = volt.cli:main"],
         "virtman.drivers.attach": ["nbd = drivers.attach.nbd:NbdAttach"],
         "virtman.drivers.cache": ["qcow2 = drivers.cache.qcow2:Qcow2Cache"],
-        "virtman.drivers.export": ["nbd = drivers.export.nbd:NbdExport"],
-        "virtman.drivers.snapshot": ["qcow2 = drivers.snapshot.qcow2:Qcow2Snapshot"],
+        "virtman.drivers.export": ["lio = drivers.export.lio:LioExport", "nbd = drivers.export.nbd:NbdExport"],
+        "virtman.drivers.snapshot": [
+            "dmthin = drivers.snapshot.dmthin:DmThinSnapshot",
+            "qcow2 = drivers.snapshot.qcow2:Qcow2Snapshot",
+        ],
     },
 )

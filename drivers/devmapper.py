@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from drivers.command import run
@@ -11,6 +13,10 @@ from drivers.errors import CommandFailed
 
 SECTOR = 512
 """Bytes: device-mapper counts in sectors of this size, whatever the disk's are."""
+
+_UNPROBED = ("--noudevrules", "--noudevsync", "--verifyudev")
+"""udev's rules do not look at the map: a probe of one that waits for its parents would hang, and each probe reads. The
+last option has dmsetup make and remove the node in udev's stead (dmsetup(8))."""
 
 
 def map_path(name: str) -> Path:
@@ -21,23 +27,34 @@ def map_path(name: str) -> Path:
 def create(name: str, table: Iterable[str], *, read_only: bool = False) -> Path:
     """Make a map of these lines, unless there is one of this name. Returns its node.
 
-    udev's rules do not look at it: a probe of a map that waits for its parents would hang, and each probe reads.
-
     Raises CommandFailed, CommandTimedOut, ToolMissing.
     """
     if not exists(name):
         options = ["--readonly"] if read_only else []
-        with tempfile.NamedTemporaryFile("w", suffix=".table") as file:  # --table takes a single line only
-            file.writelines(f"{line}\n" for line in table)
-            file.flush()
-            run(["dmsetup", "create", name, "--noudevrules", "--noudevsync", *options, file.name])
+        with _lines(table) as file:
+            run(["dmsetup", "create", name, *_UNPROBED, *options, file])
     return map_path(name)
 
 
 def remove(name: str) -> None:
     """Remove a map; its user must have closed it. Raises CommandFailed, CommandTimedOut."""
     if exists(name):
-        run(["dmsetup", "remove", "--noudevrules", "--noudevsync", "--retry", name])
+        run(["dmsetup", "remove", *_UNPROBED, "--retry", name])
+
+
+def reload(name: str, table: Iterable[str], *, read_only: bool = False) -> None:
+    """Give a map another table. Requests in flight are held meanwhile. Raises CommandFailed, CommandTimedOut."""
+    options = ["--readonly"] if read_only else []
+    with _lines(table) as file:
+        run(["dmsetup", "load", *options, name, file])
+    # Without flushing: a pool that is out of space could not.
+    run(["dmsetup", "suspend", "--noflush", "--nolockfs", name])
+    run(["dmsetup", "resume", *_UNPROBED, name])
+
+
+def events(name: str) -> int:
+    """How many events the map has had. Raises CommandFailed."""
+    return int(run(["dmsetup", "info", "--columns", "--noheadings", "--options", "events", name]).stdout)
 
 
 def message(name: str, text: str) -> None:
@@ -48,6 +65,17 @@ def message(name: str, text: str) -> None:
 def status(name: str) -> str:
     """The status line of a map's target: start, length, type, and what that type says. Raises CommandFailed."""
     return run(["dmsetup", "status", name]).stdout.strip()
+
+
+def table(name: str) -> str:
+    """The table of a map, with devices by their numbers. Raises CommandFailed."""
+    return run(["dmsetup", "table", name]).stdout.strip()
+
+
+def number(device: Path) -> str:
+    """The number by which a table names a block device: ``major:minor``."""
+    rdev = device.stat().st_rdev
+    return f"{os.major(rdev)}:{os.minor(rdev)}"
 
 
 def exists(name: str) -> bool:
@@ -65,3 +93,12 @@ def names(prefix: str) -> frozenset[str]:
     lines = run(["dmsetup", "info", "--columns", "--noheadings", "--options", "name,minor", "--separator", ":"]).stdout
     found = (line.partition(":")[0] for line in lines.splitlines() if ":" in line)
     return frozenset(name for name in found if name.startswith(prefix))
+
+
+@contextmanager
+def _lines(table: Iterable[str]) -> Iterator[str]:
+    """A file with a table: dmsetup takes no more than one line as an argument."""
+    with tempfile.NamedTemporaryFile("w", suffix=".table") as file:
+        file.writelines(f"{line}\n" for line in table)
+        file.flush()
+        yield file.name

@@ -1,0 +1,21 @@
+"""The tests of single drivers: they run in a guest, where the drivers find a real kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.kernel.machines import KernelCase
+
+INSIDE = Path(__file__).parent / "inside"
+TIMEOUT = 600.0
+
+
+class InsideTest(KernelCase):
+    """One test for each file below ``inside``."""
+
+    def run_inside(self, file: str) -> None:
+        command = ["python3", "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"kernel/inside/{file}"]
+        self.host.run(["env", "-C", "/opt/virtman/tests", "PYTHONPATH=/opt/virtman", *command], timeout=TIMEOUT)
+
+    def test_dmthin(self) -> None:
+        self.run_inside("test_dmthin.py")
