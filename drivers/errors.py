@@ -3,9 +3,11 @@
 DriverError
 ├── UnknownDriver       no driver of that name is installed for the layer
 ├── ToolMissing         a program that the driver needs is not installed
+├── LibraryMissing      a Python library that the driver needs is not installed
 ├── CommandFailed       a program ended with another exit code than 0
 ├── CommandTimedOut     a program did not end in time
 ├── DaemonFailed        a storage daemon ended, or did not get ready in time
+├── TargetFailed        the kernel's iSCSI target refused a change
 ├── NotServing          nobody, or not yet somebody, answers as an NBD server at a socket
 ├── ProtocolViolated    who answers speaks something else than NBD, or refuses the request
 ├── BadName             a name that could leave its folder or confuse a tool
@@ -16,6 +18,7 @@ DriverError
 ├── NoParents           an empty list of parents
 ├── NotAttached         the image has no route on this host
 ├── NoSpace             the file system is too full
+├── NotReleased         the kernel did not finish a change of a device in time
 ├── InUse               the file is open in a running daemon
 └── SnapshotMissing     the VM has no disk on this host
 """
@@ -46,6 +49,13 @@ class ToolMissing(DriverError):
         self.tool = tool
 
 
+class LibraryMissing(DriverError):
+    """A Python library that the driver needs is not installed."""
+
+    def __init__(self, library: str, package: str) -> None:
+        super().__init__(f"the Python library {library} is not installed (Debian: {package})")
+
+
 class CommandFailed(DriverError):
     """A program ended with another exit code than 0."""
 
@@ -69,6 +79,13 @@ class DaemonFailed(DriverError):
     def __init__(self, image: str, what: str, log: str) -> None:
         super().__init__(f"the storage daemon of image {image} {what}: {log or 'its log is empty'}")
         self.image, self.log = image, log
+
+
+class TargetFailed(DriverError):
+    """The kernel's iSCSI target refused a change."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(f"the kernel's iSCSI target: {reason}")
 
 
 class NotServing(DriverError):
@@ -126,6 +143,13 @@ class NoSpace(DriverError):
     def __init__(self, path: Path, free: int, needed: int) -> None:
         super().__init__(f"no room for {path}: {free} bytes free, {needed} needed")
         self.free, self.needed = free, needed
+
+
+class NotReleased(DriverError):
+    """The kernel did not finish a change of a device in time."""
+
+    def __init__(self, what: str, timeout: float) -> None:
+        super().__init__(f"the kernel did not finish with the {what} within {timeout:g} s")
 
 
 class InUse(DriverError):

@@ -19,3 +19,6 @@ class InsideTest(KernelCase):
 
     def test_dmthin(self) -> None:
         self.run_inside("test_dmthin.py")
+
+    def test_lio(self) -> None:
+        self.run_inside("test_lio.py")
