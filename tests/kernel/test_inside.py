@@ -22,3 +22,6 @@ class InsideTest(KernelCase):
 
     def test_lio(self) -> None:
         self.run_inside("test_lio.py")
+
+    def test_bcache(self) -> None:
+        self.run_inside("test_bcache.py")

@@ -1,0 +1,223 @@
+"""The bcache driver over a base of known content, whose own counter says what was fetched."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from testtools import TestCase
+
+from drivers import devmapper, loopdev
+from drivers.base import Device, Image, Place
+from drivers.cache.bcache import BcacheCache
+from drivers.command import run
+from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
+
+log = logging.getLogger(__name__)
+
+SIZE = (40 << 20) + 3 * 512
+"""Bytes: not a multiple of what the driver splits reads to."""
+SIZES = (4096, 128 << 10, 1 << 20)
+AT_MOST = 1.05
+
+
+class BcacheTest(TestCase):
+    """A pool on the guest's disk."""
+
+    def setUp(self) -> None:
+        """Remember what is there: the last thing that a test looks at."""
+        super().setUp()
+        folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+        self.addCleanup(shutil.rmtree, folder)
+        self.addCleanup(lambda before: self.assertEqual(before, found()), found())
+        self.folder = folder
+        self.place = Place(state=folder / "state", run=folder / "run")
+        self.cache = BcacheCache(self.place)
+
+    def base(self, name: str = "base", size: int = SIZE) -> tuple[Image, Device]:
+        """A new image of random bytes and the map that stands for its parents."""
+        file = self.folder / name
+        data = os.urandom(size)
+        file.write_bytes(data)
+        loop = loopdev.attach(file, read_only=True)
+        self.addCleanup(loopdev.detach, file)
+        test_map = f"virtman-testbase-{name}"
+        path = devmapper.create(test_map, [f"0 {size // 512} linear {loop} 0"], read_only=True)
+        self.addCleanup(devmapper.remove, test_map)
+        image = Image(name=name, size=size, digest=f"sha256:{hashlib.sha256(data).hexdigest()}")
+        return image, Device(size=size, path=path)
+
+    def opened(self, image: Image, base: Device) -> Path:
+        device = self.cache.open(image, base)
+        self.addCleanup(self.cache.close, image)
+        self.assertEqual(image.size, device.size)
+        assert device.path is not None
+        return device.path
+
+    def assert_reads(self, image: Image, path: Path, size: int = 1 << 20, *, direct: bool = True) -> None:
+        self.assertEqual(image.key, hashlib.sha256(read(path, size, direct=direct)).hexdigest())
+
+    def check_fetched_once(self, size: int, *, direct: bool) -> None:
+        image, base = self.base()
+        path = self.opened(image, base)
+        before = fetched(base)
+        self.assert_reads(image, path, size, direct=direct)
+        cold = fetched(base) - before
+        self.assert_reads(image, path, size, direct=direct)
+        total = fetched(base) - before
+        log.info("fetched %.3f times cold, %.3f in both passes", cold / image.size, total / image.size)
+        self.assertLessEqual(total, AT_MOST * image.size)
+
+    def test_direct_reads_of_4_kib_are_fetched_once(self) -> None:
+        self.check_fetched_once(SIZES[0], direct=True)
+
+    def test_direct_reads_of_128_kib_are_fetched_once(self) -> None:
+        self.check_fetched_once(SIZES[1], direct=True)
+
+    def test_direct_reads_of_1_mib_are_fetched_once(self) -> None:
+        self.check_fetched_once(SIZES[2], direct=True)
+
+    def test_buffered_reads_of_4_kib_are_fetched_once(self) -> None:
+        self.check_fetched_once(SIZES[0], direct=False)
+
+    def test_buffered_reads_of_128_kib_are_fetched_once(self) -> None:
+        self.check_fetched_once(SIZES[1], direct=False)
+
+    def test_buffered_reads_of_1_mib_are_fetched_once(self) -> None:
+        self.check_fetched_once(SIZES[2], direct=False)
+
+    def test_two_images_share_the_pool_and_one_leaves_while_the_other_is_read(self) -> None:
+        image, base = self.base("one", 8 << 20)
+        other, other_base = self.base("two", 8 << 20)
+        path, other_path = self.opened(image, base), self.opened(other, other_base)
+        self.assertEqual(1, len(sets()))
+        self.assert_reads(image, path)
+        self.assert_reads(other, other_path)
+        self.cache.close(other)
+        before = fetched(base)
+        self.assert_reads(image, path)
+        self.assertLessEqual(fetched(base) - before, (AT_MOST - 1) * image.size)
+
+    def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
+        image, base = self.base(size=8 << 20)
+        self.assert_reads(image, self.opened(image, base))
+        held = self.cache.stats(image).held_bytes
+        self.cache.close(image)
+        self.assertEqual(held, self.cache.stats(image).held_bytes)
+        self.assertEqual({image.key}, self.cache.existing().names)
+        before = fetched(base)
+        self.assert_reads(image, self.opened(image, base))
+        self.assertLessEqual(fetched(base) - before, (AT_MOST - 1) * image.size)
+
+    def test_a_new_agent_finds_and_closes_what_the_old_one_opened(self) -> None:
+        image, base = self.base(size=1 << 20)
+        path = self.opened(image, base)
+        again = BcacheCache(self.place)
+        self.assertEqual(path, again.open(image, base).path)
+        again.close(image)
+        again.close(image)
+        self.assertFalse(path.exists())
+
+    def test_an_opening_that_was_cut_short_is_finished(self) -> None:
+        image, base = self.base(size=1 << 20)
+        path = self.opened(image, base)
+        devmapper.remove(path.name)
+        self.assertEqual(path, self.opened(image, base))
+        self.assert_reads(image, path)
+
+    def test_a_removed_image_is_never_read_again(self) -> None:
+        image, base = self.base(size=4 << 20)
+        path = self.opened(image, base)
+        self.assert_reads(image, path)
+        self.assertRaises(InUse, self.cache.remove, image.key)
+        self.cache.close(image)
+        self.assertGreater(self.cache.remove(image.key), 0)
+        self.assertEqual(0, self.cache.remove(image.key))
+        self.assertEqual(frozenset(), self.cache.existing().names)
+        # The worst case: another content comes under the same key and name.
+        other, other_base = self.base("other", 4 << 20)
+        disguised = Image(name=image.name, size=other.size, digest=image.digest)
+        path = self.opened(disguised, other_base)
+        self.assert_reads(other, path)
+        self.assert_reads(other, path, 4096)
+
+    def test_a_damaged_pool_starts_empty(self) -> None:
+        image, base = self.base(size=1 << 20)
+        self.assert_reads(image, self.opened(image, base))
+        self.cache.close(image)
+        damage(self.place.state / "cache/pool")
+        self.assert_reads(image, self.opened(image, base))
+
+    def test_a_damaged_header_starts_empty(self) -> None:
+        image, base = self.base(size=1 << 20)
+        self.assert_reads(image, self.opened(image, base))
+        self.cache.close(image)
+        (header,) = (self.place.state / "cache").glob("*.header")
+        damage(header)
+        self.assert_reads(image, self.opened(image, base))
+
+    def test_a_disk_in_use_is_not_closed(self) -> None:
+        image, base = self.base(size=1 << 20)
+        path = self.opened(image, base)
+        with path.open("rb"):
+            self.assertRaises(CommandFailed, self.cache.close, image)
+        self.assert_reads(image, path)
+
+    def test_what_was_made_for_a_base_that_is_missing_is_removed(self) -> None:
+        image, _ = self.base(size=1 << 20)
+        self.assertRaises(CommandFailed, self.cache.open, image, Device(image.size, path=Path("/dev/mapper/none")))
+
+    def test_a_base_without_a_kernel_device_or_of_half_a_sector_is_refused(self) -> None:
+        image, base = self.base(size=1 << 20)
+        self.assertRaises(BadDevice, self.cache.open, image, Device(image.size))
+        self.assertRaises(BadDisk, self.cache.open, Image("odd", 1000, image.digest), base)
+
+
+def found() -> list[list[str]]:
+    """Maps, loop devices and bcache sets of this machine."""
+    run(["udevadm", "settle"])
+    maps = run(["dmsetup", "ls"]).stdout
+    loops = run(["losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE"]).stdout
+    disks = sorted(path.name for path in Path("/sys/block").glob("bcache*"))
+    return [sorted(maps.splitlines()), sorted(loops.splitlines()), sets(), disks]
+
+
+def sets() -> list[str]:
+    return sorted(path.name for path in Path("/sys/fs/bcache").glob("*-*"))
+
+
+def read(path: Path, size: int, *, direct: bool) -> bytes:
+    """The whole disk in requests of ``size`` bytes, past the page cache or with an empty one."""
+    run(["udevadm", "settle"])
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+    parts = []
+    fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+    try:
+        with mmap.mmap(-1, size) as buffer:
+            offset = 0
+            while count := os.preadv(fd, [buffer], offset):
+                parts.append(buffer[:count])
+                offset += count
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def fetched(base: Device) -> int:
+    """Bytes read from the parents until now."""
+    assert base.path is not None
+    number = base.path.stat().st_rdev
+    counters = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat").read_text().split()
+    return int(counters[2]) * 512
+
+
+def damage(file: Path) -> None:
+    """Overwrite a superblock but for what names it."""
+    with file.open("r+b") as opened:
+        opened.seek(8192 + 4096 + 72)
+        opened.write(b"damage")
