@@ -29,7 +29,7 @@ setup(
     },
     entry_points={
         "console_scripts": ["virtman = virtman.cli:main", "volt = volt.cli:main"],
-        "virtman.drivers.attach": ["nbd = drivers.attach.nbd:NbdAttach"],
+        "virtman.drivers.attach": ["iscsi = drivers.attach.iscsi:IscsiAttach", "nbd = drivers.attach.nbd:NbdAttach"],
         "virtman.drivers.cache": [
             "bcache = drivers.cache.bcache:BcacheCache",
             "qcow2 = drivers.cache.qcow2:Qcow2Cache",
