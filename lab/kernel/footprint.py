@@ -9,7 +9,9 @@ _LISTINGS = {
     "loop devices": "losetup --list --noheadings --output NAME,BACK-FILE",
     "iSCSI sessions": "iscsiadm --mode session || test $? = 21",  # iscsiadm(8): 21, no records found
     "iSCSI records": "iscsiadm --mode node || test $? = 21",
-    "targets": "find /sys/kernel/config/target -mindepth 2 -maxdepth 4 -type d",
+    # discovery_auth comes with the first target of a boot and stays; alua comes with the module.
+    "targets": "find /sys/kernel/config/target -mindepth 2 -maxdepth 4 -type d"
+    " ! -path '*/discovery_auth*' ! -path '*/alua*'",
     "bcache sets": "ls /sys/fs/bcache",
     "disks": "ls /sys/block",
 }

@@ -16,9 +16,6 @@ IMAGE = "two-parents"
 READING = 12.0
 """Seconds."""
 
-LONGEST_STALL = 5.0
-"""Seconds; 1.1 was measured."""
-
 FAILED_PATH = "I/O error, dev sd"
 """Linux: block/blk-mq.c, blk_print_req_error; a map's own errors name dm-."""
 
@@ -70,4 +67,3 @@ class TwoParentsTest(KernelCase):
             in_guest(self.origin, "parent.py", "withdraw", self.origin.address, IMAGE)
             told = reading.result()
         self.assertEqual((["origin"], ["origin lost", "host-2 active"]), (told["lost"], told["paths"]))
-        self.assertLess(told["worst"], LONGEST_STALL)
