@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 POOL_SIZE = 64 << 30
 """Bytes the sparse file may grow to.
 
-Not every fast read is kept. Of 1 MiB direct reads, each range read twice, 40 and 64 MiB were fetched 1.0 times, 128 MiB 1.21
-times and 200 MiB 1.12 times (Linux 6.1, one run each). Probably nothing is kept while bcache's list of free buckets, which
-holds 1/1024 of the pool, is empty; that is not proven.
+Not every fast read is kept. Of 1 MiB direct reads, each range read twice, 40 and 64 MiB were fetched 1.0 times, 128 MiB
+1.21 times and 200 MiB 1.12 times (Linux 6.1, one run each). Probably nothing is kept while bcache's list of free
+buckets, which holds 1/1024 of the pool, is empty; that is not proven.
 """
 
 BUCKET = 512 << 10
