@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -65,17 +64,6 @@ def message(name: str, text: str) -> None:
 def status(name: str) -> str:
     """The status line of a map's target: start, length, type, and what that type says. Raises CommandFailed."""
     return run(["dmsetup", "status", name]).stdout.strip()
-
-
-def table(name: str) -> str:
-    """The table of a map, with devices by their numbers. Raises CommandFailed."""
-    return run(["dmsetup", "table", name]).stdout.strip()
-
-
-def number(device: Path) -> str:
-    """The number by which a table names a block device: ``major:minor``."""
-    rdev = device.stat().st_rdev
-    return f"{os.major(rdev)}:{os.minor(rdev)}"
 
 
 def exists(name: str) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 from drivers.command import run
 
 
-def attach(file: Path, *, read_only: bool = False, cached: bool = False) -> Path:
-    """The loop device of a file, made if there is none. It bypasses the page cache of the file unless ``cached``.
+def attach(file: Path, *, read_only: bool = False) -> Path:
+    """The loop device of a file, made if there is none. It bypasses the page cache of the file.
 
     Raises CommandFailed, ToolMissing.
     """
@@ -17,8 +17,7 @@ def attach(file: Path, *, read_only: bool = False, cached: bool = False) -> Path
     if found is not None:
         return found
     options = ["--read-only"] if read_only else []
-    direct = f"--direct-io={'off' if cached else 'on'}"
-    return Path(run(["losetup", "--find", "--show", direct, *options, str(file)]).stdout.strip())
+    return Path(run(["losetup", "--find", "--show", "--direct-io=on", *options, str(file)]).stdout.strip())
 
 
 def detach(file: Path) -> None:
