@@ -13,11 +13,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from lab.errors import LabError, Leftovers, NotReady
 from lab.process import Service, kill_and_wait, processes_of
+from lab.running import Running
 from lab.tools import run
 from virtman.client import AgentClient
 from virtman.errors import AgentUnreachable, VirtmanError
@@ -30,7 +29,7 @@ READY_TIMEOUT = 60.0
 STARTS_AT_ONCE = 16
 
 
-class Cluster:
+class Cluster(Running):
     """Context manager: Volt and ``hosts`` agents. The first host is called origin, the others host-1, host-2, ….
 
     ``agents`` and ``names`` have the hosts in that order. At the end the VMs, the storage daemons and the sockets of
@@ -79,27 +78,6 @@ class Cluster:
     def state_folder(self, host: int) -> Path:
         """The folder of what a host keeps."""
         return self.folder / self.names[host]
-
-    def __enter__(self) -> Self:
-        """Start all, and leave nothing if that fails half way."""
-        try:
-            self.start()
-        except BaseException:
-            log.exception("the cluster could not be started")
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop all. An error of the body is not hidden by one of the clean-up."""
-        try:
-            self.stop()
-        except LabError:
-            if error is None:
-                raise
-            log.exception("cleaning up failed too")
 
     def start(self) -> None:
         """Start Volt and all agents and wait until they answer. Raises NotReady."""

@@ -11,10 +11,9 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from lab.process import Service, wait_ended
+from lab.running import Running
 from lab.tools import CHECKOUT
 
 LIBVIRTD_CONF = """\
@@ -36,7 +35,7 @@ START_TIMEOUT = 30.0
 MOUNT_POINTS = ("/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt", "/run/libvirt")
 
 
-class PrivateLibvirt:
+class PrivateLibvirt(Running):
     """Context manager; ``uri`` is for libvirt-python, virsh and ``virtman agent --libvirt``."""
 
     def __init__(self, folder: Path) -> None:
@@ -50,21 +49,6 @@ class PrivateLibvirt:
     def uri(self) -> str:
         """The connection URI."""
         return f"qemu+unix:///system?socket={self._run / 'libvirt-sock'}"
-
-    def __enter__(self) -> Self:
-        """Start, and leave nothing if that fails half way."""
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop."""
-        self.stop()
 
     def start(self) -> None:
         """Start libvirtd and wait until it answers. Raises NotReady."""

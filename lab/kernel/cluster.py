@@ -8,19 +8,18 @@ import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from lab.cluster import proven_accel
 from lab.errors import LabError, Leftovers
 from lab.kernel.machine import Machine, Site, make_key, make_share
 from lab.kernel.root import root
+from lab.running import Running
 from lab.tools import CHECKOUT
 
 log = logging.getLogger(__name__)
 
 
-class KernelCluster:
+class KernelCluster(Running):
     """Context manager: ``machines``, by name: origin, host-1, host-2, ….
 
     A guest reaches servers on this machine's loopback at 10.0.2.2, and the other guests at their ``address``.
@@ -32,27 +31,6 @@ class KernelCluster:
         self._names = ["origin", *(f"host-{number}" for number in range(1, hosts + 1))]
         self._sockets = Path("/nonexistent")
         self.machines: dict[str, Machine] = {}
-
-    def __enter__(self) -> Self:
-        """Start all, and leave nothing if that fails half way."""
-        try:
-            self.start()
-        except BaseException:
-            log.exception("the kernel lab could not be started")
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop all. An error of the body is not hidden by one of the clean-up."""
-        try:
-            self.stop()
-        except LabError:
-            if error is None:
-                raise
-            log.exception("cleaning up failed too")
 
     def start(self) -> None:
         """Start all guests and wait until they answer. Raises NotReady."""
