@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shutil
 import threading
 import time
@@ -29,8 +28,9 @@ from pathlib import Path
 
 from drivers import devmapper, loopdev
 from drivers.base import CacheStats, Device, Existing, Image, Place
+from drivers.cachefiles import checked_key, file_bytes, file_of, key_of
 from drivers.command import run
-from drivers.errors import BadDevice, BadDisk, BadName, DriverError, InUse, NoSpace, NotReleased
+from drivers.errors import BadDevice, BadDisk, DriverError, InUse, NoSpace, NotReleased
 from drivers.names import checked
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,6 @@ _FS = Path("/sys/fs/bcache")
 # struct cache_sb_disk of the kernel's drivers/md/bcache/bcache_ondisk.h, 4 KiB into the device
 _MAGIC_AT, _SET_AT = 4096 + 24, 4096 + 56
 _MAGIC = bytes.fromhex("c68573f64e1a45ca8265f57f48ba6d81")
-_KEY = re.compile(r"[0-9A-Za-z]{1,64}", re.ASCII)
 
 
 class BcacheCache:
@@ -111,11 +110,11 @@ class BcacheCache:
         Raises InUse if the image is open.
         """
         with self._lock:
-            headers = list(self._folder.glob(f"{_checked_key(key)}-*.header"))
+            headers = list(self._folder.glob(f"{checked_key(key)}-*.header"))
             for header in headers:
                 if loopdev.device_of(header):
                     raise InUse(header)
-            freed = sum(_file_bytes(header) for header in headers)
+            freed = sum(file_bytes(header) for header in headers)
             for file in self._folder.glob(f"{key}-*"):
                 file.unlink()
         return freed
@@ -126,12 +125,12 @@ class BcacheCache:
         bcache does not count what it holds per image. The figure is too high for what was fetched and not kept, or
         dropped since for other images. ``file_bytes`` is the whole pool's, which all images share.
         """
-        return CacheStats(held_bytes=min(self._count(image), image.size), file_bytes=_file_bytes(self._pool))
+        return CacheStats(held_bytes=min(self._count(image), image.size), file_bytes=file_bytes(self._pool))
 
     def existing(self) -> Existing:
         """Keys of the images with a header, whole or half made."""
         files = [path for kind in ("header", "new") for path in self._folder.glob(f"*-*.{kind}")]
-        details = {path.name.partition("-")[0]: str(path) for path in files}
+        details = {key_of(path): str(path) for path in files}
         return Existing(frozenset(details), details)
 
     def _start_pool(self) -> str:
@@ -217,7 +216,7 @@ class BcacheCache:
         return Path("/dev") / (settings / "dev").resolve().name
 
     def _make_header(self, image: Image, pool: str) -> None:
-        fresh = self._file(image, "new")
+        fresh = file_of(self._folder, image, "new")
         fresh.unlink(missing_ok=True)
         with fresh.open("wb") as file:
             file.truncate(_HEADER)
@@ -279,35 +278,31 @@ class BcacheCache:
 
     def _note(self, image: Image) -> dict[str, int]:
         try:
-            note = json.loads(self._file(image, "json").read_text())
+            note = json.loads(file_of(self._folder, image, "json").read_text())
         except (FileNotFoundError, ValueError):
             return {}
         return note if isinstance(note, dict) else {}
 
     def _write_note(self, image: Image, note: dict[str, int]) -> None:
-        fresh = self._file(image, "json.new")
+        fresh = file_of(self._folder, image, "json.new")
         fresh.write_text(json.dumps(note))
-        fresh.rename(self._file(image, "json"))
+        fresh.rename(file_of(self._folder, image, "json"))
 
     def _forget(self, image: Image) -> None:
         self._header(image).unlink(missing_ok=True)
-        self._file(image, "json").unlink(missing_ok=True)
+        file_of(self._folder, image, "json").unlink(missing_ok=True)
 
     def _header(self, image: Image) -> Path:
-        return self._file(image, "header")
-
-    def _file(self, image: Image, kind: str) -> Path:
-        """One content under two names is two images in the pool: each has parents of its own."""
-        return self._folder / f"{_checked_key(image.key)}-{checked(image.name)}.{kind}"
+        return file_of(self._folder, image, "header")
 
 
 def _top(image: Image) -> str:
     """The map's name, which has at most 127 bytes (Linux: DM_NAME_LEN)."""
-    return f"virtman-cache-{checked(image.name)}-{_checked_key(image.key)[:16]}"
+    return f"virtman-cache-{checked(image.name)}-{checked_key(image.key)[:16]}"
 
 
 def _below(image: Image) -> str:
-    return f"virtman-cacheof-{checked(image.name)}-{_checked_key(image.key)[:16]}"
+    return f"virtman-cacheof-{checked(image.name)}-{checked_key(image.key)[:16]}"
 
 
 def _register(node: Path) -> None:
@@ -348,17 +343,3 @@ def _set_of(header: Path) -> str | None:
         return None
     text = data[_SET_AT : _SET_AT + 16].hex()
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
-
-
-def _file_bytes(path: Path) -> int:
-    """Disk space the file takes, 0 if there is none."""
-    try:
-        return path.stat().st_blocks * 512
-    except FileNotFoundError:
-        return 0
-
-
-def _checked_key(key: str) -> str:
-    if not _KEY.fullmatch(key):
-        raise BadName(key)
-    return key

@@ -16,17 +16,16 @@ import fcntl
 import json
 import logging
 import os
-import re
 import shutil
 import struct
 from pathlib import Path
 
 from drivers.base import CacheStats, Device, Existing, Image, Place
+from drivers.cachefiles import checked_key, file_bytes, file_of, key_of
 from drivers.command import run
 from drivers.errors import (
     BadDevice,
     BadDisk,
-    BadName,
     CommandFailed,
     CommandTimedOut,
     DriverError,
@@ -66,7 +65,6 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of fcntl(2) on 64-bit Linux
 _F_OFD_GETLK = 36
 
 _CHECK_FOUND_LEAKS = 3  # qemu-img(1), check
-_KEY = re.compile(r"[0-9A-Za-z]{1,64}", re.ASCII)
 
 
 class Qcow2Cache:
@@ -110,11 +108,11 @@ class Qcow2Cache:
 
     def remove(self, key: str) -> int:
         """Delete the files of an image's key. Returns the bytes of disk space freed. Raises InUse."""
-        files = list(self._folder.glob(f"{_checked_key(key)}-*"))
+        files = list(self._folder.glob(f"{checked_key(key)}-*"))
         for path in files:
             if _in_use(path):
                 raise InUse(path)
-        freed = sum(_file_bytes(path) for path in files if path.suffix == ".qcow2")
+        freed = sum(file_bytes(path) for path in files if path.suffix == ".qcow2")
         for path in files:
             path.unlink(missing_ok=True)
         return freed
@@ -127,26 +125,22 @@ class Qcow2Cache:
         """
         path = self._path(image)
         held = self._served_bytes(image) if _in_use(path) else self._resting_bytes(path)
-        return CacheStats(held_bytes=held, file_bytes=_file_bytes(path))
+        return CacheStats(held_bytes=held, file_bytes=file_bytes(path))
 
     def existing(self) -> Existing:
         """Keys of the images with a file."""
-        details = {_key_of(path): "half made" for path in self._folder.iterdir()}
-        details |= {_key_of(path): f"{_file_bytes(path)} bytes on disk" for path in self._folder.glob("*.qcow2")}
+        details = {key_of(path): "half made" for path in self._folder.iterdir()}
+        details |= {key_of(path): f"{file_bytes(path)} bytes on disk" for path in self._folder.glob("*.qcow2")}
         return Existing(frozenset(details), details)
 
     def _path(self, image: Image) -> Path:
-        return self._file(image, "qcow2")
+        return file_of(self._folder, image, "qcow2")
 
     def _fresh(self, image: Image) -> Path:
-        return self._file(image, "new")
+        return file_of(self._folder, image, "new")
 
     def _note(self, image: Image) -> Path:
-        return self._file(image, "json")
-
-    def _file(self, image: Image, kind: str) -> Path:
-        """One content under two names has two files: each belongs to one daemon, which locks it."""
-        return self._folder / f"{_checked_key(image.key)}-{checked(image.name)}.{kind}"
+        return file_of(self._folder, image, "json")
 
     def _create(self, image: Image, path: Path) -> None:
         free = shutil.disk_usage(self._folder).free
@@ -272,14 +266,6 @@ def _in_use(path: Path) -> bool:
     return bool(found[0] != fcntl.F_UNLCK)
 
 
-def _file_bytes(path: Path) -> int:
-    """Disk space the file takes, 0 if there is none."""
-    try:
-        return path.stat().st_blocks * 512
-    except FileNotFoundError:
-        return 0
-
-
 def _sync(path: Path) -> None:
     """Wait until a file, or a folder's entries, are on the disk."""
     fd = os.open(path, os.O_RDONLY)
@@ -291,13 +277,3 @@ def _sync(path: Path) -> None:
 
 def _boot_id() -> str:
     return _BOOT_ID.read_text().strip()
-
-
-def _checked_key(key: str) -> str:
-    if not _KEY.fullmatch(key):
-        raise BadName(key)
-    return key
-
-
-def _key_of(path: Path) -> str:
-    return path.name.partition("-")[0]

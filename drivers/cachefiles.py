@@ -1,0 +1,37 @@
+"""Files of caches: they are named after the key of the content that they hold, not after an image."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from drivers.base import Image
+from drivers.errors import BadName
+from drivers.names import checked
+
+_KEY = re.compile(r"[0-9A-Za-z]{1,64}", re.ASCII)
+
+
+def checked_key(key: str) -> str:
+    """The key, if it can be a part of a file's name. Raises BadName."""
+    if not _KEY.fullmatch(key):
+        raise BadName(key)
+    return key
+
+
+def file_of(folder: Path, image: Image, kind: str) -> Path:
+    """An image's file of a kind. One content under two names has two: each has a user of its own. Raises BadName."""
+    return folder / f"{checked_key(image.key)}-{checked(image.name)}.{kind}"
+
+
+def key_of(path: Path) -> str:
+    """The key that a file is named after."""
+    return path.name.partition("-")[0]
+
+
+def file_bytes(path: Path) -> int:
+    """Disk space the file takes, 0 if there is none."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
