@@ -89,8 +89,10 @@ class DmThinSnapshot:
             if not self._record(vm).exists():
                 return
             devmapper.remove(DISK_PREFIX + vm)
-            self._activate_pool()
-            self._tell_pool(f"delete {self._read(vm).number}", but="No data available")
+            disk = self._read(vm)
+            if (self._folder / "data").exists():  # else there was no room for the pool, and nothing was made in it
+                self._activate_pool()
+                self._tell_pool(f"delete {disk.number}", but="No data available")
             self._record(vm).unlink()
             if not self._disks():
                 self._remove_pool()
@@ -147,8 +149,7 @@ class DmThinSnapshot:
         if not devmapper.exists(POOL):
             meta, data = self._folder / "meta", self._folder / "data"
             _allocate(meta, META_BYTES)
-            if not data.exists():
-                _allocate(data, self._step)
+            _allocate(data, self._step)
             _NO_SPACE_TIMEOUT.write_text("0")  # hold writes for as long as it takes
             devmapper.create(POOL, [self._pool_line()])
         if self._watch is None:
@@ -257,7 +258,9 @@ def _allocate(file: Path, size: int) -> None:
             os.posix_fallocate(fd, before, size - before)
         except OSError as error:
             os.ftruncate(fd, before)
-            stat = os.statvfs(file)
+            if not before:
+                file.unlink()
+            stat = os.statvfs(file.parent)
             raise NoSpace(file, stat.f_bavail * stat.f_frsize, size - before) from error
     finally:
         os.close(fd)

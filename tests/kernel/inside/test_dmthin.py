@@ -13,8 +13,8 @@ from testtools import TestCase
 from drivers import devmapper, loopdev
 from drivers.base import Device, Place
 from drivers.command import run
-from drivers.errors import BadDevice, BadDisk, BadName, SnapshotMissing
-from drivers.snapshot.dmthin import DISK_PREFIX, POOL, DmThinSnapshot
+from drivers.errors import BadDevice, BadDisk, BadName, NoSpace, SnapshotMissing
+from drivers.snapshot.dmthin import DISK_PREFIX, META_BYTES, POOL, DmThinSnapshot
 
 MIB = 1 << 20
 SIZE = 16 * MIB
@@ -167,6 +167,51 @@ class CrashTest(ThinCase):
 
 
 class SpaceTest(ThinCase):
+    def small_file_system(self) -> Path:
+        """A mounted file system with room for one pool and a little more."""
+        small = self.folder / "small"
+        image = self.folder / "small.ext4"
+        run(["truncate", "-s", "160M", str(image)])
+        run(["mke2fs", "-q", "-t", "ext4", str(image)])
+        small.mkdir()
+        run(["mount", "-o", "loop", str(image), str(small)])
+        self.addCleanup(run, ["umount", str(small)])
+        return small
+
+    @staticmethod
+    def fill(folder: Path, *, but: int) -> Path:
+        """A file that takes all the room of a file system but so many bytes."""
+        ballast = folder / "ballast"
+        free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+        with ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free - but)
+        return ballast
+
+    def test_no_room_for_a_pool_is_an_error_that_leaves_nothing(self) -> None:
+        small = self.small_file_system()
+        driver = DmThinSnapshot(Place(small, small), step=STEP)
+        self.fill(small, but=MIB)
+        self.assertRaises(NoSpace, driver.create, "vm1", self.origin, SIZE)
+        self.assertEqual(frozenset(), driver.existing().names)
+        self.assertEqual([], list((small / "thin").iterdir()))
+
+    def test_a_disk_whose_pool_found_no_room_can_be_deleted(self) -> None:
+        small = self.small_file_system()
+        driver = DmThinSnapshot(Place(small, small), step=STEP)
+        ballast = self.fill(small, but=META_BYTES + STEP + MIB)
+        driver.create("vm1", self.origin, SIZE)
+        driver.close()
+        devmapper.remove(DISK_PREFIX + "vm1")
+        devmapper.remove(POOL)
+        for name in ("data", "meta"):  # as if the room had gone between the look at it and the taking of it
+            loopdev.detach(small / "thin" / name)
+            (small / "thin" / name).unlink()
+        ballast.unlink()
+        self.fill(small, but=META_BYTES + MIB)
+        self.assertRaises(NoSpace, driver.open, "vm1")
+        driver.delete("vm1")
+        self.assertEqual([], list((small / "thin").iterdir()))
+
     def test_the_pool_grows_with_what_vms_write(self) -> None:
         path = self.create(size=4 * STEP)
         data = os.urandom(3 * STEP)
@@ -175,21 +220,13 @@ class SpaceTest(ThinCase):
         self.assertGreaterEqual((self.folder / "thin" / "data").stat().st_size, 4 * STEP)
 
     def test_writes_wait_while_the_file_system_is_full_and_go_on_when_it_is_not(self) -> None:
-        small = self.folder / "small"
-        image = self.folder / "small.ext4"
-        run(["truncate", "-s", "160M", str(image)])
-        run(["mke2fs", "-q", "-t", "ext4", str(image)])
-        small.mkdir()
-        run(["mount", "-o", "loop", str(image), str(small)])
-        self.addCleanup(run, ["umount", str(small)])
+        small = self.small_file_system()
         driver = DmThinSnapshot(Place(small, small), step=STEP)
         self.addCleanup(driver.close)
         path = driver.create("vm1", self.origin, 4 * STEP).path
         assert path is not None
         self.addCleanup(driver.delete, "vm1")
-        ballast = small / "ballast"
-        with ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, os.statvfs(small).f_bavail * os.statvfs(small).f_frsize - MIB)
+        ballast = self.fill(small, but=MIB)
         writer = subprocess.Popen(["dd", "if=/dev/zero", f"of={path}", "bs=1M", "count=48", "oflag=direct"],
                                   stderr=subprocess.PIPE)  # fmt: skip
         self.addCleanup(writer.communicate)
