@@ -37,6 +37,7 @@ def keep_up(hosts: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     logging.basicConfig(filename=folder / "lab.log", level="INFO")
+    print("booting the guests (a minute or two)", flush=True)
     with KernelCluster(folder, hosts) as cluster, contextlib.suppress(KeyboardInterrupt):
         print(f"logs: {folder}\nA shell on a guest, or one command there:\n")
         for machine in cluster.machines.values():

@@ -86,6 +86,10 @@ class Machine:
             raise CommandFailed([self.name, *argv], done.returncode, done.stdout + done.stderr)
         return done.stdout
 
+    def begin(self, argv: Sequence[str]) -> subprocess.Popen[str]:
+        """Begin a command as root; the process is the caller's, who reads its output."""
+        return subprocess.Popen([*self._ssh(), "--", shlex.join(argv)], stdout=subprocess.PIPE, text=True)
+
     @property
     def command_line(self) -> str:
         """What a person types for a shell in it; commands may follow."""
@@ -160,6 +164,8 @@ class Machine:
         private = f"socket,id=private,mcast=230.0.0.1:{site.port},localaddr=127.0.0.1"
         mac = f"52:54:00:09:%02x:{self._number:02x}"
         return [
+            # A guest does not outlive a lab that is killed.
+            *("setpriv", "--pdeathsig", "KILL"),
             *("qemu-system-x86_64", "-name", self.name, "-nographic", "-nodefaults", "-serial", "stdio", "-no-reboot"),
             *("-machine", f"q35,accel={site.accel}", "-m", str(MEMORY), "-device", "virtio-rng-pci"),
             *("-cpu", "host" if site.accel == "kvm" else "max"),

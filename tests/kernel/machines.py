@@ -24,8 +24,8 @@ def cluster() -> KernelCluster:
     folder = BUILD / "kernel-tests"
     shutil.rmtree(folder, ignore_errors=True)
     started = KernelCluster(folder, HOSTS, shared=[Path(__file__).parents[1]])
-    started.start()
     atexit.register(started.stop)
+    started.start()
     return started
 
 
