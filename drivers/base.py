@@ -21,16 +21,25 @@ BlockNode = Mapping[str, Any]
 """Options of one QEMU ``--blockdev``, possibly with nested nodes (QEMU: qapi/block-core.json, BlockdevOptions)."""
 
 
+PATH_POLICIES = ("service-time", "round-robin", "queue-length")
+"""Path selectors of the kernel's multipath target (Linux: drivers/md/dm-ps-*.c, multipath.conf(5) path_selector)."""
+
+
 @dataclass(frozen=True)
 class Place:
-    """Where a driver may keep things on this host.
+    """What the administrator set for the drivers of this host.
 
-    ``state`` survives a reboot; ``run`` holds sockets and pid files and need not. ``run`` must be short: a unix
-    socket's path has at most 107 bytes (unix(7)).
+    ``state`` is a folder that survives a reboot; ``run`` holds sockets and pid files and need not. ``run`` must be
+    short: a unix socket's path has at most 107 bytes (unix(7)). ``host`` is this host's name, ``address`` the IP address
+    that children reach it at; a driver whose children are on this machine needs neither. ``path_policy`` is how a host
+    with several live parents chooses among them for each read: one of ``PATH_POLICIES``.
     """
 
     state: Path
     run: Path
+    host: str = ""
+    address: str = ""
+    path_policy: str = "service-time"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ LIBVIRT_GROUP = "libvirt-qemu"
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """``idle_grace``: seconds that a stack nobody needs is kept."""
+    """``idle_grace``: seconds that a stack nobody needs is kept. ``address``, ``path_policy``: see ``Place``."""
 
     name: str
     state: Path
@@ -35,11 +35,13 @@ class AgentConfig:
     cache: str = "qcow2"
     export: str = "nbd"
     snapshot: str = "qcow2"
+    address: str = ""
+    path_policy: str = "service-time"
 
     @property
     def place(self) -> Place:
-        """Where drivers keep their things."""
-        return Place(self.state, self.run)
+        """What the drivers are told."""
+        return Place(self.state, self.run, self.name, self.address, self.path_policy)
 
     @property
     def socket(self) -> Path:

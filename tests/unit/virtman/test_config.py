@@ -5,10 +5,12 @@ from __future__ import annotations
 import grp
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 from testtools import TestCase
 
+from drivers.base import Place
 from tests.unit.virtman.scene import folder_for
 from virtman.config import LIBVIRT_GROUP, LONGEST_SOCKET, SOCKET_PATH_MAX, AgentConfig, prepare
 from virtman.errors import ConfigError, StateLocked
@@ -47,8 +49,8 @@ class PrepareTest(TestCase):
         self.assertTrue((self.config().state / "kept").exists())
 
     def test_drivers_and_clients_are_told_where(self) -> None:
-        config = self.config()
-        self.assertEqual((config.state, config.run), (config.place.state, config.place.run))
+        config = replace(self.config(), address="10.0.0.7", path_policy="round-robin")
+        self.assertEqual(Place(config.state, config.run, "here", "10.0.0.7", "round-robin"), config.place)
         self.assertEqual(config.run / "agent.sock", config.socket)
 
     def test_bad_names_are_refused(self) -> None:
