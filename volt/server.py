@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import resource
 import signal
 import socket
@@ -48,6 +49,7 @@ def serve(settings: Settings, announce: Callable[[str], None]) -> None:
         TokenFileUnusable: the token file is missing, empty, or readable by everyone.
     """
     _check(settings.policy)
+    os.umask(0o077)  # the key in the database is nobody else's to read
     token = read_token(settings.token_file) if settings.token_file else None
     listener = _listen(settings.listen, open_to_all=token is None)
     try:

@@ -1,4 +1,4 @@
-"""What Volt keeps: hosts, images, nodes, departures. Parents are not stored; they follow from the slots.
+"""What Volt keeps: hosts, images, nodes, departures, a key. Parents are not stored; they follow from the slots.
 
 Each use is one short transaction. Writers of one image exclude each other by a lock on the image's row, writers of one
 host by a lock on the host's row, taken in the order host, then images by id.
@@ -26,6 +26,7 @@ from sqlalchemy import (
     Float,
     ForeignKey,
     Integer,
+    LargeBinary,
     String,
     Table,
     and_,
@@ -33,6 +34,7 @@ from sqlalchemy import (
     create_engine,
     delete,
     event,
+    func,
     insert,
     select,
     text,
@@ -47,6 +49,8 @@ from volt.tree import Departure, Node, Tree
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 NAME = String(63)
+UPGRADE_LOCK = 0x766F6C74
+"""The number of PostgreSQL's advisory lock that is held during an upgrade: "volt"."""
 
 
 def _words(kind: type[HostState] | type[NodeState]) -> Enum:
@@ -112,6 +116,12 @@ departure_table = Table(
     Column("confirmed", BigInteger, nullable=False),
     Column("dropped", Boolean, nullable=False),
 )
+edge_key_table = Table(  # one row, made with the table
+    "edge_key",
+    Base.metadata,
+    Column("id", Integer, primary_key=True),
+    Column("key", LargeBinary, nullable=False),
+)
 NODE_FIELDS = [field.name for field in fields(Node)]
 DEPARTURE_FIELDS = [field.name for field in fields(Departure)]
 
@@ -137,7 +147,8 @@ class Store:
             event.listen(self._engine, "begin", _begin_sqlite)
         self._writers = {durable: self._engine.execution_options(volt_durable=durable) for durable in (True, False)}
         try:
-            self._upgrade()
+            self.edge_key = self._upgrade()
+            """What edge_secret needs: never to be shown."""
         except (SQLAlchemyError, CommandError) as error:
             self.close()
             reason = str(getattr(error, "orig", None) or error)
@@ -175,12 +186,17 @@ class Store:
         with self.read() as session:
             session.execute(text("SELECT 1"))
 
-    def _upgrade(self) -> None:
+    def _upgrade(self) -> bytes:
+        """Make the tables what they should be. Returns the key in them."""
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         with self._line, self._writers[True].begin() as connection:
+            if self._engine.dialect.name == "postgresql":  # where two could else make the tables at once
+                connection.execute(select(func.pg_advisory_xact_lock(UPGRADE_LOCK)))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+            key: bytes = connection.execute(select(edge_key_table.c.key)).scalar_one()
+            return key
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -38,6 +39,11 @@ class Life(VoltCase):
         self.process.wait(timeout=10)
         self.start()
         self.assertEqual(before, (self.volt.hosts(), self.volt.images(), self.volt.tree("image")))
+
+    def test_what_it_keeps_is_private(self) -> None:
+        kept = [path for path in (self.folder / "state").iterdir() if path.name.startswith("volt.db")]
+        self.assertTrue(kept)
+        self.assertEqual({0o600}, {stat.S_IMODE(path.stat().st_mode) for path in kept})
 
     def test_health_is_told(self) -> None:
         self.assertEqual({"status": "ok"}, self.http().get("/healthz").json())

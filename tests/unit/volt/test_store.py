@@ -108,6 +108,35 @@ class StoreCase(TestCase):
         left = tree.departures["a"]
         self.assertEqual((7, 6, False), (left.revision, left.confirmed, left.dropped))
 
+    def test_the_key_is_made_once(self) -> None:
+        self.assertEqual(32, len(self.store.edge_key))
+        self.assertEqual(self.store.edge_key, self.open().edge_key)
+
+    def test_every_database_has_a_key_of_its_own(self) -> None:
+        other = Store("sqlite://")
+        self.addCleanup(other.close)
+        self.assertNotEqual(self.store.edge_key, other.edge_key)
+
+    def test_stores_that_open_at_once_agree_on_the_key(self) -> None:
+        self.url += "-new"
+        start, keys = threading.Barrier(8), []
+
+        def open_store() -> None:
+            start.wait(timeout=30)
+            keys.append(self.open().edge_key)
+
+        threads = [threading.Thread(target=open_store) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual((8, 1), (len(keys), len(set(keys))))
+
+    def test_a_database_without_its_key_is_refused(self) -> None:
+        with self.store.write() as session:
+            session.execute(text("DELETE FROM edge_key"))
+        self.assertRaises(StoreUnusable, Store, self.url)
+
     def test_a_password_is_not_in_the_error(self) -> None:
         url = "sqlite://user:secret@host/none"
         self.assertNotIn("secret", str(self.assertRaises(StoreUnusable, Store, url)))
