@@ -58,10 +58,26 @@ class Image:
 
 @dataclass(frozen=True)
 class Parent:
-    """One host to read misses from. ``address`` is what it registered at Volt, e.g. ``unix:///run/virtman/serve``."""
+    """One host to read misses from. ``address`` is what it registered at Volt, e.g. ``unix:///run/virtman/serve``.
+
+    ``secret``: see ``Child``.
+    """
 
     host: str
     address: str
+    secret: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Child:
+    """One host that may read an image. ``secret``: by which it and this host can prove to each other who they are.
+
+    64 hexadecimal digits that Volt gave to these two hosts and to no other, for this image; the child has them in its
+    ``Parent``. Drivers whose endpoints no other machine reaches need none.
+    """
+
+    host: str
+    secret: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -204,7 +220,7 @@ class ExportDriver(Protocol):
     def hit_bytes(self, image: str) -> int:
         """Bytes that the cache answered without a parent, counted since the image began to be served."""
 
-    def allow(self, image: str, children: Sequence[str]) -> None:
+    def allow(self, image: str, children: Sequence[Child]) -> None:
         """Name the hosts that may read. File permissions are enough for an endpoint that no other machine reaches."""
 
     def withdraw(self, image: str) -> None:

@@ -272,7 +272,7 @@ class Agent:
                 {"host": p.parent.host, "address": p.parent.address, "state": p.state}
                 for p in self._upkeep.paths(record)
             ],
-            "children": list(record.children),
+            "children": [child.host for child in record.children],
             "vms": [vm.name for vm in self._vms.records() if vm.image == record.name],
         }
 

@@ -3,6 +3,9 @@
 One JSON file per VM and image under the state folder, replaced atomically: written to a temporary file, fsync'ed,
 renamed, and the folder fsync'ed (rename(2), fsync(2)). A record is written before the first act it describes and
 removed after the last, so everything on the host that belongs to a name has a record of that name.
+
+Records have the secrets of Volt's assignments in them, so that a host can bring its stacks back while Volt is down.
+They are for the agent's own user: the temporary files are so from the beginning (mkstemp(3)).
 """
 
 from __future__ import annotations
@@ -13,11 +16,11 @@ import os
 import tempfile
 from enum import StrEnum
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from drivers.base import Image, Parent
+from drivers.base import Child, Image, Parent
 from virtman.errors import StateDamaged
 
 log = logging.getLogger(__name__)
@@ -26,7 +29,8 @@ log = logging.getLogger(__name__)
 class Record(BaseModel):
     """A record on disk."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # An error with its cause gets into logs: it must not repeat a record, which may have secrets in it.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class VmPhase(StrEnum):
@@ -72,10 +76,24 @@ class ImagePhase(StrEnum):
 
 
 class ParentRecord(Record):
-    """A parent as Volt named it."""
+    """A parent as Volt named it. The secret is empty in records of before there were secrets."""
 
     host: str
     address: str
+    secret: str = Field(default="", repr=False)
+
+
+class ChildRecord(Record):
+    """A child as Volt named it."""
+
+    host: str
+    secret: str = Field(default="", repr=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_name(cls, value: Any) -> Any:
+        """Before there were secrets, records had the bare names."""
+        return {"host": value} if isinstance(value, str) else value
 
 
 class ImageRecord(Record):
@@ -94,7 +112,7 @@ class ImageRecord(Record):
     assigned: int = 0
     revision: int = 0
     parents: tuple[ParentRecord, ...] = ()
-    children: tuple[str, ...] = ()
+    children: tuple[ChildRecord, ...] = ()
 
     @property
     def image(self) -> Image:
@@ -110,7 +128,11 @@ class ImageRecord(Record):
 
     def parent_list(self) -> list[Parent]:
         """The parents as drivers know them, in order of preference."""
-        return [Parent(parent.host, parent.address) for parent in self.parents]
+        return [Parent(parent.host, parent.address, parent.secret) for parent in self.parents]
+
+    def child_list(self) -> list[Child]:
+        """The children as drivers know them."""
+        return [Child(child.host, child.secret) for child in self.children]
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -18,7 +18,7 @@ from virtman.errors import CoordinatorDown, ImageExists, Suspended, VirtmanError
 from virtman.hostdrivers import HostDrivers
 from virtman.imagestore import ImageStore
 from virtman.locks import NamedLocks
-from virtman.records import ImagePhase, ImageRecord, ParentRecord, Role, Shelf
+from virtman.records import ChildRecord, ImagePhase, ImageRecord, ParentRecord, Role, Shelf
 from virtman.steps import Step, log_step
 from volt.client import Assignment
 
@@ -51,8 +51,8 @@ def with_assignment(record: ImageRecord, assignment: Assignment, *, confirmed: b
             "size": assignment.size,
             "digest": assignment.digest,
             "slot": assignment.slot,
-            "parents": tuple(ParentRecord(host=p.host, address=p.address) for p in assignment.parents),
-            "children": tuple(assignment.children),
+            "parents": tuple(ParentRecord(host=p.host, address=p.address, secret=p.secret) for p in assignment.parents),
+            "children": tuple(ChildRecord(host=c.host, secret=c.secret) for c in assignment.children),
             "assigned": assignment.revision,
             "revision": assignment.revision if confirmed else record.revision,
         }
@@ -178,7 +178,7 @@ class Stacks:
             device = self._drivers.cache.open(image, base)
             self._step("attach:cached")
         self._drivers.export.publish(image, device, replace=replace)
-        self._drivers.export.allow(record.name, record.children)
+        self._drivers.export.allow(record.name, record.child_list())
         self._step("attach:published")
 
     def follow(self, assignment: Assignment) -> None:
@@ -204,7 +204,7 @@ class Stacks:
             if moved or record.unconfirmed:
                 log.info("image %s: dropping the old parents of revision %d", record.name, record.revision)
                 self._build(wanted, replace=True)
-        self._drivers.export.allow(record.name, wanted.children)
+        self._drivers.export.allow(record.name, wanted.child_list())
         self._shelf.put(record.name, with_assignment(record, assignment, confirmed=True))
 
     def rejoin(self, name: str) -> None:

@@ -16,6 +16,7 @@ from volt import errors
 from volt.models import (
     NAME_PATTERN,
     Assignment,
+    Child,
     DeadParentReport,
     HeartbeatAnswer,
     HeartbeatRequest,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NAME_PATTERN",
     "Assignment",
+    "Child",
     "HeartbeatAnswer",
     "Host",
     "HostState",

@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Row, and_, func, select, update
 from sqlalchemy.orm import Session
 
+from volt.edgesecrets import edge_secret
 from volt.errors import HostHasNode, HostUnknown, ImageConflict, ImageInUse, ImageUnknown, NodeUnknown, OriginNeeded
 from volt.metrics import Metrics
 from volt.models import (
     Assignment,
+    Child,
     DeadParentReport,
     HeartbeatAnswer,
     Host,
@@ -146,7 +149,7 @@ class Coordinator:
                 if node is None:  # it left a moment ago
                     return []
                 tree.confirm(host, revision)
-            return [_assignment(session, image, tree, node)] if node.revision > revision else []
+            return [self._assignment(session, image, tree, node)] if node.revision > revision else []
 
     def expire(self) -> float:
         """Evict the hosts whose lease ran out. Returns the seconds until another one can run out."""
@@ -261,7 +264,7 @@ class Coordinator:
             image = _published(session, name, lock=True)
             with changing_tree(session, image) as tree:
                 node = tree.join(host)
-            return _assignment(session, image, tree, node)
+            return self._assignment(session, image, tree, node)
 
     def leave(self, name: str, host: str, dropped: int = -1) -> None:
         """Give a place up. ``dropped``: as for Tree.leave.
@@ -292,7 +295,23 @@ class Coordinator:
                 if report.reporter not in tree.hosts:
                     raise NodeUnknown(f"host {report.reporter} is not in the tree of image {name}")
                 tree.suspect(report.reporter, report.dead)
-            return _assignment(session, image, tree, tree.hosts[report.reporter])
+            return self._assignment(session, image, tree, tree.hosts[report.reporter])
+
+    def _assignment(self, session: Session, image: ImageRow, tree: Tree, node: Node) -> Assignment:
+        parents = tree.parents(node)
+        query = select(HostRow.name, HostRow.address).where(HostRow.name.in_(parents))
+        addresses = dict(session.execute(query).all())
+        secret = partial(edge_secret, self.store.edge_key, image.name)
+        return Assignment(
+            image=image.name,
+            size=image.size,
+            digest=image.digest,
+            slot=node.slot,
+            revision=node.revision,
+            state=node.state,
+            parents=[Parent(host=name, address=addresses[name], secret=secret(name, node.host)) for name in parents],
+            children=[Child(host=name, secret=secret(node.host, name)) for name in tree.children(node)],
+        )
 
     def _seen(self, row: HostRow) -> None:
         if row.state is HostState.LOST:
@@ -366,22 +385,6 @@ def _add_origin(tree: Tree, request: PublishRequest) -> None:
         tree.publish(request.origin)
     elif node.slot > 0:
         raise HostHasNode(f"host {request.origin} reads image {request.name} from the tree: leave first")
-
-
-def _assignment(session: Session, image: ImageRow, tree: Tree, node: Node) -> Assignment:
-    parents = tree.parents(node)
-    query = select(HostRow.name, HostRow.address).where(HostRow.name.in_(parents))
-    addresses = dict(session.execute(query).all())
-    return Assignment(
-        image=image.name,
-        size=image.size,
-        digest=image.digest,
-        slot=node.slot,
-        revision=node.revision,
-        state=node.state,
-        parents=[Parent(host=parent, address=addresses[parent]) for parent in parents],
-        children=tree.children(node),
-    )
 
 
 def _tree_node(tree: Tree, node: Node) -> TreeNode:

@@ -67,7 +67,8 @@ class _Request(BaseModel):
 
 
 class _Answer(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    # An error with its cause gets into logs: it must not repeat an answer, which may have secrets in it.
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
 
 class HostRequest(_Request):
@@ -133,10 +134,18 @@ class HostList(_Answer):
 
 
 class Parent(_Answer):
-    """A host to read from."""
+    """A host to read from. ``secret``: what both know and no third host, the same as in the parent's ``Child``."""
 
     host: str
     address: str
+    secret: str = Field(repr=False)
+
+
+class Child(_Answer):
+    """A host that may read. ``secret``: what both know and no third host, the same as in the child's ``Parent``."""
+
+    host: str
+    secret: str = Field(repr=False)
 
 
 class Assignment(_Answer):
@@ -145,6 +154,7 @@ class Assignment(_Answer):
     ``parents``: in order of preference, empty only for an origin. ``children``: hosts that may read from this one.
     ``revision`` grows with every change; follow the highest one seen and never go back.
     Origins have slots 0, -1, -2, …; every parent's slot is smaller than the slot of its child.
+    It is for the host only. The secret of a parent and a child of an image never changes.
     """
 
     image: str
@@ -154,7 +164,7 @@ class Assignment(_Answer):
     revision: int
     state: NodeState
     parents: list[Parent]
-    children: list[str]
+    children: list[Child]
 
 
 class HeartbeatAnswer(_Answer):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from drivers import daemon, nbdprobe
-from drivers.base import BlockNode, Device, Died, Endpoint, Existing, Image, Place
+from drivers.base import BlockNode, Child, Device, Died, Endpoint, Existing, Image, Place
 from drivers.daemon import LISTEN_FD, Daemon
 from drivers.errors import BadAddress, BadDevice, DaemonFailed, NotServing, ProtocolViolated
 from drivers.names import checked, fitting
@@ -165,7 +165,7 @@ class NbdExport:
             return False
         return True
 
-    def allow(self, image: str, children: Sequence[str]) -> None:
+    def allow(self, image: str, children: Sequence[Child]) -> None:
         """Nothing to do: who may open the socket is decided by the permissions of its folder."""
 
     def withdraw(self, image: str) -> None:

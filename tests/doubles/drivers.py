@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from drivers.base import (
     CacheStats,
+    Child,
     Device,
     Died,
     Endpoint,
@@ -68,7 +69,7 @@ class Host:
         self.open_caches: set[str] = set()
         self.endpoints: set[str] = set()
         self.served: dict[str, Device] = {}
-        self.allowed: dict[str, list[str]] = {}
+        self.allowed: dict[str, list[Child]] = {}
         self.disks: dict[str, Disk] = {}
 
     @contextmanager
@@ -202,7 +203,7 @@ class ExportDouble:
     def hit_bytes(self, image: str) -> int:
         return HIT_BYTES if image in self.host.served else 0
 
-    def allow(self, image: str, children: Sequence[str]) -> None:
+    def allow(self, image: str, children: Sequence[Child]) -> None:
         with self.host.act("export.allow"):
             self.host.allowed[image] = list(children)
 

@@ -10,12 +10,14 @@ from tests.doubles.drivers import Moment, unnoticed
 from virtman.errors import CoordinatorDown
 from virtman.voltlink import ERRORS
 from volt import errors
-from volt.client import Assignment, HeartbeatAnswer, Image, ImageTree, NodeReport, NodeState, Parent, TreeNode
+from volt.client import Assignment, Child, HeartbeatAnswer, Image, ImageTree, NodeReport, NodeState, Parent, TreeNode
 
 T = TypeVar("T")
 
 INTERVAL = 30.0
 SERVE = "unix:///run/other/serve"
+SECRET = "whispered"
+"""In all secrets and in nothing else."""
 
 
 class VoltDouble:
@@ -142,7 +144,9 @@ class VoltDouble:
         published = self.images[image]
         self.places[image] = Assignment(
             image=image, size=published.size, digest=published.digest, slot=slot, revision=self._revision,
-            state=NodeState.JOINING, parents=[Parent(host=host, address=SERVE) for host in parents], children=children,
+            state=NodeState.JOINING,
+            parents=[Parent(host=host, address=SERVE, secret=secret_of(image, host)) for host in parents],
+            children=[Child(host=host, secret=secret_of(image, host)) for host in children],
         )  # fmt: skip
         return self.places[image]
 
@@ -178,6 +182,21 @@ class Seat:
 def digest_of(name: str) -> str:
     """A digest that differs by name."""
     return "sha256:" + (name.encode().hex() * 64)[:64]
+
+
+def secret_of(image: str, other: str) -> str:
+    """What the one host and another one share for an image."""
+    return f"{SECRET} of {other} for {image}"
+
+
+def parent(host: str, image: str = "debian") -> base.Parent:
+    """A parent as drivers are told of it."""
+    return base.Parent(host, SERVE, secret_of(image, host))
+
+
+def child(host: str, image: str = "debian") -> base.Child:
+    """A child as drivers are told of it."""
+    return base.Child(host, secret_of(image, host))
 
 
 def _ours(call: Callable[[], T]) -> T:

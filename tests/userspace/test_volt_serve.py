@@ -40,6 +40,19 @@ class Life(VoltCase):
         self.start()
         self.assertEqual(before, (self.volt.hosts(), self.volt.images(), self.volt.tree("image")))
 
+    def test_secrets_outlive_kill_minus_nine_and_never_get_into_the_log(self) -> None:
+        self.publish()
+        self.join("h1", "h2")
+        before = self.volt.join("image", "h1").parents
+        self.process.kill()
+        self.process.wait(timeout=10)
+        self.start()
+        self.assertEqual(before, self.volt.join("image", "h1").parents)
+        secrets = {child.secret for child in self.volt.join("image", "origin").children}
+        self.assertTrue(before[0].secret in secrets and len(secrets) == 2, secrets)
+        self.assertIn("h1 registered", self.log())
+        self.assertEqual([], [secret for secret in secrets if secret in self.log()])
+
     def test_what_it_keeps_is_private(self) -> None:
         kept = [path for path in (self.folder / "state").iterdir() if path.name.startswith("volt.db")]
         self.assertTrue(kept)

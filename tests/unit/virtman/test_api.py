@@ -18,6 +18,8 @@ from testtools.matchers import Contains, LessThan
 
 from drivers import errors as driver_errors
 from tests.doubles.servers import serve_agent
+from tests.doubles.volt import SECRET
+from tests.unit.logs import Logged
 from tests.unit.virtman.agents import LIBVIRT, MIB, Site
 from tests.unit.virtman.scene import folder_for
 from virtman.agent import Agent
@@ -218,6 +220,40 @@ class BadRequestsTest(ApiTest):
             },
             set(document["paths"]),
         )  # fmt: skip
+
+
+class SecretsTest(ApiTest):
+    """What the host shares with its parents and children."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.logged = Logged(self, "")
+        self.site = Site(self)
+        self.site.volt.offer("debian", size=MIB)
+        self.client = self.serve(self.site.agent())
+        self.client.create("vm", "debian")
+        self.site.volt.assign("debian", ["new", "other"], ["child"])
+        self.client.repair()  # lets the heartbeat come soon
+        self.site.await_true(lambda: self.client.status()["images"][0]["children"] == ["child"])
+        self.record = self.site.config.state / "records" / "images" / "debian.json"
+        self.assertEqual(3, self.record.read_text().count(SECRET))
+
+    def test_no_answer_and_no_line_of_the_log_has_one(self) -> None:
+        self.client.publish("mine", self.site.image_file())
+        paths = ("status", "images", "images/debian/tree", "vms", "vms/vm", "vms/none")
+        answers = [self.http.get(f"/v1/{path}").text for path in paths]
+        answers += [self.http.post(f"/v1/{path}").text for path in ("gc", "repair", "suspend")]
+        said = "\n".join([*answers, *self.logged.lines])
+        self.assertThat(said, Contains("unix:///run/other/serve"))
+        self.assertThat(said, Contains("dropping the old parents"))
+        self.assertNotIn(SECRET, said)
+
+    def test_damage_of_a_record_does_not_bring_one_out(self) -> None:
+        self.record.write_text(self.record.read_text().replace('"address"', '"addres"'))
+        answers = [self.http.get("/v1/status").text, self.http.put("/v1/vms/vm", json={"image": "debian"}).text]
+        said = "\n".join([*answers, *self.logged.lines])
+        self.assertThat(said, Contains("cannot read the record"))
+        self.assertNotIn(SECRET, said)
 
 
 class ClientTest(ApiTest):

@@ -7,8 +7,7 @@ from itertools import count
 
 from testtools import TestCase
 
-from drivers.base import Parent
-from tests.doubles.volt import SERVE
+from tests.doubles.volt import child, parent
 from tests.unit.virtman.scene import Scene
 from virtman.records import Boot
 
@@ -140,8 +139,8 @@ class CutOffTest(TestCase):
             self.old_vm_is_intact(scene)
             scene.stacks.follow(scene.volt.places["debian"])
             scene.check(self)
-            self.assertEqual({Parent("new", SERVE)}, scene.host.reading["debian"])
-            self.assertEqual(["child"], scene.host.allowed["debian"])
+            self.assertEqual({parent("new")}, scene.host.reading["debian"])
+            self.assertEqual([child("child")], scene.host.allowed["debian"])
 
         self.cut_everywhere(attached, follow, reads_what_the_record_says)
 

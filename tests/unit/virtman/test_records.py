@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import stat
+import traceback
 from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.base import Image, Parent
+from drivers.base import Child, Image, Parent
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.scene import folder_for
 from virtman.errors import StateDamaged
 from virtman.records import (
     Boot,
+    ChildRecord,
     ImagePhase,
     ImageRecord,
     ParentRecord,
@@ -86,7 +90,8 @@ class ShelfTest(TestCase):
         (self.folder / "web.json").write_text(vm().model_dump_json()[:-1] + ', "later": 1}')
         self.assertRaises(StateDamaged, self.shelf.get, "web")
 
-    def test_records_are_private(self) -> None:
+    def test_records_are_private_whatever_the_umask(self) -> None:
+        self.addCleanup(os.umask, os.umask(0))
         self.shelf.put("web", vm())
         self.assertEqual(0o700, stat.S_IMODE(self.folder.stat().st_mode))
         self.assertEqual(0o600, stat.S_IMODE((self.folder / "web.json").stat().st_mode))
@@ -122,10 +127,33 @@ class ImageRecordTest(TestCase):
             self.assertRaises(StateDamaged, lambda record=record: record.image)
 
     def test_image_and_parents_are_what_drivers_know(self) -> None:
-        parents = (ParentRecord(host="a", address="unix:///a"), ParentRecord(host="b", address="unix:///b"))
-        record = self.record(size=512, digest=digest_of("debian"), parents=parents)
+        parents = (ParentRecord(host="a", address="unix:///a", secret="x"), ParentRecord(host="b", address="unix:///b"))
+        children = (ChildRecord(host="c", secret="y"), ChildRecord(host="d", secret="z"))
+        record = self.record(size=512, digest=digest_of("debian"), parents=parents, children=children)
         self.assertEqual(Image("debian", 512, digest_of("debian")), record.image)
-        self.assertEqual([Parent("a", "unix:///a"), Parent("b", "unix:///b")], record.parent_list())
+        self.assertEqual([Parent("a", "unix:///a", "x"), Parent("b", "unix:///b")], record.parent_list())
+        self.assertEqual([Child("c", "y"), Child("d", "z")], record.child_list())
+
+    def test_secrets_are_on_disk_and_not_in_what_a_record_looks_like(self) -> None:
+        parents = (ParentRecord(host="a", address="unix:///a", secret="whispered"),)
+        record = self.record(parents=parents, children=(ChildRecord(host="b", secret="whispered"),))
+        self.assertEqual(2, record.model_dump_json().count("whispered"))
+        for shown in (record, *record.parents, *record.children, *record.parent_list(), *record.child_list()):
+            self.assertNotIn("whispered", f"{shown!r} {shown}")
+
+    def test_a_record_of_before_there_were_secrets_can_be_read(self) -> None:
+        old = self.record(parents=(ParentRecord(host="a", address="unix:///a"),)).model_dump(mode="json")
+        del old["parents"][0]["secret"]
+        record = ImageRecord.model_validate_json(json.dumps(old | {"children": ["b"]}))
+        self.assertEqual([Parent("a", "unix:///a")], record.parent_list())
+        self.assertEqual([Child("b")], record.child_list())
+
+    def test_a_damaged_record_is_not_repeated_in_the_error(self) -> None:
+        folder = folder_for(self)
+        record = self.record(parents=(ParentRecord(host="a", address="unix:///a", secret="whispered"),))
+        (folder / "debian.json").write_text(record.model_dump_json().replace('"address"', '"addres"'))
+        error = self.assertRaises(StateDamaged, Shelf(folder, ImageRecord).get, "debian")
+        self.assertNotIn("whispered", "".join(traceback.format_exception(error)))
 
     def test_it_is_unconfirmed_until_the_revision_is_the_assigned_one(self) -> None:
         self.assertTrue(self.record(assigned=3, revision=2).unconfirmed)

@@ -7,15 +7,17 @@ import threading
 from testtools import TestCase
 from testtools.matchers import MatchesStructure
 
-from drivers.base import Image, Parent
+from drivers.base import Image
 from drivers.errors import DriverError
-from tests.doubles.volt import SERVE, digest_of
+from tests.doubles.volt import child, digest_of, parent, secret_of
 from tests.unit.virtman.scene import Scene
 from virtman.errors import CoordinatorDown, ImageExists, Suspended, UnknownImage
 from virtman.records import ImagePhase, ImageRecord, Role
+from volt.client import Child
 
 SOON = 10.0
 TROUBLE = DriverError("the device is on fire")
+CHILD_OF_MINE = Child(host="child", secret=secret_of("mine", "child"))
 
 
 class StacksTest(TestCase):
@@ -250,8 +252,8 @@ class FollowTest(StacksTest):
         self.attached()
         assignment = self.volt.assign("debian", ["new", "other"], ["child"])
         self.stacks.follow(assignment)
-        self.assertEqual({Parent("new", SERVE)}, self.host.reading["debian"])
-        self.assertEqual(["child"], self.host.allowed["debian"])
+        self.assertEqual({parent("new")}, self.host.reading["debian"])
+        self.assertEqual([child("child")], self.host.allowed["debian"])
         self.assertThat(
             self.record(),
             MatchesStructure.byEquality(slot=3, revision=assignment.revision, assigned=assignment.revision),
@@ -263,7 +265,7 @@ class FollowTest(StacksTest):
         self.stacks.follow(self.volt.assign("debian", ["other", "alternate"], ["child"]))
         self.assertNotIn("export.publish", self.host.calls)
         self.assertFalse(self.record().unconfirmed)
-        self.assertEqual(["child"], self.host.allowed["debian"])
+        self.assertEqual([child("child")], self.host.allowed["debian"])
 
     def test_an_old_assignment_is_ignored(self) -> None:
         self.attached()
@@ -291,9 +293,10 @@ class FollowTest(StacksTest):
     def test_an_origin_learns_its_children(self) -> None:
         self.stacks.add_origin(self.scene.put_content("mine"))
         self.host.calls.clear()
-        self.stacks.follow(self.volt.places["mine"].model_copy(update={"revision": 99, "children": ["child"]}))
+        self.stacks.follow(self.volt.places["mine"].model_copy(update={"revision": 99, "children": [CHILD_OF_MINE]}))
         self.assertEqual(["export.allow"], self.host.calls)
-        self.assertEqual(("child",), self.record("mine").children)
+        self.assertEqual([child("child", "mine")], self.host.allowed["mine"])
+        self.assertEqual([child("child", "mine")], self.record("mine").child_list())
 
     def test_rejoin_takes_a_place_again(self) -> None:
         self.attached()
@@ -319,14 +322,14 @@ class FollowTest(StacksTest):
     def test_a_lost_parent_is_reported_and_the_answer_followed(self) -> None:
         image = self.attached().image
         self.stacks.follow(self.volt.assign("debian", ["dead", "spare"]))
-        self.stacks.parent_lost(image, Parent("dead", SERVE))
+        self.stacks.parent_lost(image, parent("dead"))
         self.assertEqual([("debian", "dead")], self.volt.reported)
-        self.assertEqual({Parent("spare", SERVE)}, self.host.reading["debian"])
+        self.assertEqual({parent("spare")}, self.host.reading["debian"])
 
     def test_a_lost_parent_without_volt_changes_nothing(self) -> None:
         record = self.attached()
         self.volt.down = True
-        self.stacks.parent_lost(record.image, Parent("other", SERVE))
+        self.stacks.parent_lost(record.image, parent("other"))
         self.assertEqual(record, self.record())
 
 
@@ -443,6 +446,17 @@ class RestoreTest(StacksTest):
         self.scene.restart()
         self.assertIn("attach.connect", self.host.calls)
         self.assertIs(served, next(iter(self.host.served.values())), "the daemon is left alone")
+
+    def test_parents_and_children_are_known_by_their_secrets_without_volt(self) -> None:
+        self.attached()
+        self.stacks.follow(self.volt.assign("debian", ["new"], ["child"]))
+        self.host.routes.clear()
+        self.host.allowed.clear()
+        self.host.daemon_dies("debian")
+        self.volt.down = True
+        self.scene.restart()
+        self.assertEqual([parent("new")], self.host.routes["debian"])
+        self.assertEqual([child("child")], self.host.allowed["debian"])
 
     def test_strays_are_layers_without_a_record(self) -> None:
         self.attached()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from testtools import TestCase
 
-from drivers.base import CacheStats, Parent
+from drivers.base import CacheStats
 from drivers.errors import DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH
-from tests.doubles.volt import INTERVAL, SERVE
+from tests.doubles.volt import INTERVAL, parent
 from tests.unit.virtman.scene import Scene
 from virtman.records import ImagePhase, ImageRecord, Role
 from virtman.upkeep import NOTHING, Upkeep
@@ -66,7 +66,7 @@ class HandleTest(UpkeepTest):
         self.attached()
         self.upkeep.handle(answer(self.scene.volt.assign("debian", ["new"])))
         self.done()
-        self.assertEqual({Parent("new", SERVE)}, self.scene.host.reading["debian"])
+        self.assertEqual({parent("new")}, self.scene.host.reading["debian"])
         self.assertEqual(1, self.changed)
 
     def test_a_forgotten_image_is_joined_again_and_volt_told_soon(self) -> None:
@@ -142,14 +142,14 @@ class HandleTest(UpkeepTest):
         self.upkeep.handle(answer(self.scene.volt.assign("debian", ["new"])))
         self.done()
         self.upkeep.died("debian")
-        self.upkeep.parent_lost(self.record().image, Parent("other", SERVE))
+        self.upkeep.parent_lost(self.record().image, parent("other"))
         self.assertEqual([], self.scene.host.calls)
 
 
 class DriversCallTest(UpkeepTest):
     def test_a_lost_parent_is_reported_and_volt_told_soon(self) -> None:
         image = self.attached().image
-        self.upkeep.parent_lost(image, Parent("other", SERVE))
+        self.upkeep.parent_lost(image, parent("other"))
         self.done()
         self.assertEqual([("debian", "other")], self.scene.volt.reported)
         self.assertEqual(1, self.changed)

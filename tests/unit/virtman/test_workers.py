@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 from testtools import TestCase
 
+from tests.unit.logs import Logged
 from virtman.errors import CoordinatorDown
 from virtman.workers import Workers
 
@@ -86,7 +86,7 @@ class WorkersTest(TestCase):
         self.workers.submit("b", ran.set)
         self.assertTrue(ran.wait(SOON))
         self.workers.stop()
-        self.assertIn("a failed", logged.lines)
+        self.assertIn("a failed\nTraceback", "\n".join(logged.lines))
 
     def test_a_trouble_that_is_expected_is_one_line_of_the_log(self) -> None:
         logged = Logged(self, "virtman.workers")
@@ -118,20 +118,3 @@ class WorkersTest(TestCase):
         go.set()
         stopped.join(SOON)
         self.assertFalse(stopped.is_alive())
-
-
-class Logged(logging.Handler):
-    """Keeps what a logger is told."""
-
-    def __init__(self, test: TestCase, logger: str) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        target = logging.getLogger(logger)
-        before = target.level
-        target.addHandler(self)
-        target.setLevel(logging.DEBUG)
-        test.addCleanup(target.setLevel, before)
-        test.addCleanup(target.removeHandler, self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())

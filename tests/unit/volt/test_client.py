@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import httpx
+from pydantic import ValidationError
 from testtools import TestCase
 
 from volt import client, errors
@@ -79,6 +80,11 @@ class Sending(TestCase):
         heavy = "{'flask', 'sqlalchemy', 'rich.tree', 'alembic'}"
         code = f"import sys, volt.client; sys.exit(bool({heavy} & set(sys.modules)))"
         self.assertEqual(0, subprocess.run([sys.executable, "-c", code], check=False).returncode)
+
+    def test_an_answer_that_is_wrong_is_not_repeated(self) -> None:
+        wrong = '{"assignments": [{"children": [{"host": 1, "secret": "whispered"}, {"secret": "whispered"}]}]}'
+        error = self.assertRaises(ValidationError, client.HeartbeatAnswer.model_validate_json, wrong)
+        self.assertNotIn("whispered", str(error))
 
     def test_everything_that_is_exported_exists(self) -> None:
         for name in client.__all__:

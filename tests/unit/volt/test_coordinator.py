@@ -407,3 +407,69 @@ class Trees(CoordinatorCase):
         self.assertEqual(
             ("origin", [("second", -1, [])]), (tree.root.host, [(o.host, o.slot, o.children) for o in tree.origins])
         )
+
+
+class Secrets(CoordinatorCase):
+    """What the two hosts of an edge know, and nobody else."""
+
+    def told(self, *hosts: str, image: str = "image") -> dict[tuple[str, str, str], set[str]]:
+        """The secrets by parent, child and the host that is told of them."""
+        told: dict[tuple[str, str, str], set[str]] = {}
+        for host in hosts:
+            for assignment in self.beat(host, 0, image).assignments:
+                for parent in assignment.parents:
+                    told.setdefault((parent.host, host, host), set()).add(parent.secret)
+                for child in assignment.children:
+                    told.setdefault((host, child.host, host), set()).add(child.secret)
+        return told
+
+    def test_both_hosts_of_every_edge_are_told_the_same(self) -> None:
+        told = self.told("origin", *self.grow(12))
+        edges = {(parent, child) for parent, child, _ in told}
+        self.assertTrue(len(edges) > 12, "alternates are edges as well")
+        for parent, child in edges:
+            self.assertEqual(told[parent, child, parent], told[parent, child, child], f"{parent} and {child}")
+
+    def test_every_edge_has_one_of_its_own(self) -> None:
+        told = self.told("origin", *self.grow(12))
+        secrets = set().union(*told.values())
+        self.assertEqual(len({(parent, child) for parent, child, _ in told}), len(secrets))
+        self.assertEqual({64}, {len(secret) for secret in secrets})
+
+    def test_another_image_has_others(self) -> None:
+        self.publish()
+        self.publish("second")
+        self.host("h1")
+        first, second = (self.volt.join(image, "h1").parents[0] for image in ("image", "second"))
+        self.assertEqual(first.host, second.host)
+        self.assertNotEqual(first.secret, second.secret)
+
+    def test_they_stay_when_volt_starts_again_and_the_tree_changes(self) -> None:
+        hosts = self.grow(6)
+        before = self.told("origin", *hosts)
+        self.volt = self.start()
+        self.volt.leave("image", "h1")
+        self.volt.join("image", "h1")
+        after = self.told("origin", *hosts)
+        common = before.keys() & after.keys()
+        self.assertTrue(common)
+        self.assertEqual({edge: before[edge] for edge in common}, {edge: after[edge] for edge in common})
+
+    def test_joining_and_reporting_tell_the_same_as_a_heartbeat(self) -> None:
+        self.grow(6)
+        told = {parent.host: parent.secret for parent in self.current("h6").parents}
+        joined = self.volt.join("image", "h6").parents
+        dead = joined[0].host
+        reported = self.volt.report("image", DeadParentReport(reporter="h6", dead=dead)).parents
+        self.assertEqual(told, {parent.host: parent.secret for parent in joined})
+        self.assertTrue(reported)
+        self.assertEqual({parent.host: told[parent.host] for parent in reported}, {p.host: p.secret for p in reported})
+
+    def test_they_are_not_in_what_an_assignment_looks_like(self) -> None:
+        self.grow(3)
+        assignment = self.volt.join("image", "h1")
+        secrets = [p.secret for p in assignment.parents] + [c.secret for c in assignment.children]
+        self.assertTrue(assignment.parents)
+        self.assertTrue(assignment.children)
+        for shown in (assignment, assignment.parents[0], assignment.children[0], self.beat("h1", 0)):
+            self.assertEqual([], [secret for secret in secrets if secret in f"{shown!r} {shown}"])

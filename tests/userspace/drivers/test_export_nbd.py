@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from drivers import daemon
-from drivers.base import Device, Endpoint, Place
+from drivers.base import Child, Device, Endpoint, Place
 from drivers.errors import BadAddress, BadDevice, BadName, DaemonFailed, PathTooLong, ProtocolViolated
 from drivers.export.nbd import NbdExport, client_node
 from drivers.nbdprobe import Client
@@ -194,7 +194,7 @@ class WithdrawTest(HostCase):
         self.assertEqual({}, daemon.running(host.place.run / "serve"))
 
     def test_allowing_children_is_left_to_file_permissions(self) -> None:
-        self.host("h").export.allow("img", ["h1"])
+        self.host("h").export.allow("img", [Child("h1")])
 
 
 class DeathTest(HostCase):
