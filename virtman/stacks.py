@@ -151,6 +151,7 @@ class Stacks:
                 assignment = self._volt.publish(image)
                 record = with_assignment(record, assignment, confirmed=True)
                 record = record.model_copy(update={"phase": ImagePhase.ATTACHED})
+                self._drivers.export.allow(image.name, record.child_list())  # some may have joined already
                 self._shelf.put(image.name, record)
             except (VirtmanError, DriverError) as error:
                 self._undo_publish(before, record, error)

@@ -190,6 +190,16 @@ class OriginTest(StacksTest):
             self.assertIs(TROUBLE, self.assertRaises(DriverError, self.publish), call)
             self.scene.check_empty(self)
 
+    def test_a_child_that_joined_before_volt_answered_is_allowed(self) -> None:
+        def join(moment: str) -> None:
+            if moment == "after volt.publish":
+                place = self.volt.places["mine"]
+                self.volt.places["mine"] = place.model_copy(update={"children": [CHILD_OF_MINE]})
+
+        self.volt.moment = join
+        self.publish()
+        self.assertEqual([child("child", "mine")], self.host.allowed["mine"])
+
     def test_undoing_that_fails_is_finished_by_repair(self) -> None:
         self.host.failing = {"export.publish": TROUBLE, "export.withdraw": DriverError("stuck")}
         self.assertIs(TROUBLE, self.assertRaises(DriverError, self.publish))
