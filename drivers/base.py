@@ -30,9 +30,9 @@ class Place:
     """What the administrator set for the drivers of this host.
 
     ``state`` is a folder that survives a reboot; ``run`` holds sockets and pid files and need not. ``run`` must be
-    short: a unix socket's path has at most 107 bytes (unix(7)). ``host`` is this host's name, ``address`` the IP address
-    that children reach it at; a driver whose children are on this machine needs neither. ``path_policy`` is how a host
-    with several live parents chooses among them for each read: one of ``PATH_POLICIES``.
+    short: a unix socket's path has at most 107 bytes (unix(7)). ``host`` is this host's name, ``address`` the IP
+    address that children reach it at; a driver whose children are on this machine needs neither. ``path_policy`` is
+    how a host with several live parents chooses among them for each read: one of ``PATH_POLICIES``.
     """
 
     state: Path

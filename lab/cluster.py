@@ -51,7 +51,7 @@ class Cluster(Running):
         self.names = ["origin", *(f"host-{number}" for number in range(1, hosts))]
         self.volt_url = ""
         self._volt_options = list(volt_options)
-        self._agent_options = ["--libvirt", libvirt, "--accel", accel, *agent_options]
+        self._agent_options = ["--stack", "userspace", "--libvirt", libvirt, "--accel", accel, *agent_options]
         self._volt_listen = "127.0.0.1:0"
         self._run = Path("/nonexistent")
         self._volt: Service | None = None

@@ -8,17 +8,20 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from drivers.base import PATH_POLICIES
 from virtman.errors import BadSize, VirtmanError
 
 if TYPE_CHECKING:
     from virtman.client import AgentClient
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 WIDE = 250
 """Columns of a table that no terminal cuts off."""
@@ -69,6 +72,61 @@ class SizeType(click.ParamType[int]):
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 size_option = click.option("--size", type=SizeType(), help="Size of the disk, e.g. 20G. Default: the image's size.")
+
+
+state_option = click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/virtman"),
+    show_default=True,
+    envvar="VIRTMAN_STATE",
+    help="What survives a reboot: records, caches, disks.",
+)
+volt_option = click.option(
+    "--volt", default="http://127.0.0.1:8700", show_default=True, envvar="VIRTMAN_VOLT", help="Volt's address."
+)
+libvirt_option = click.option(
+    "--libvirt",
+    default="qemu:///system",
+    show_default=True,
+    envvar="VIRTMAN_LIBVIRT",
+    help="libvirt that runs the VMs.",
+)
+stack_option = click.option(
+    "--stack",
+    type=click.Choice(["auto", "kernel", "userspace"]),
+    default="auto",
+    show_default=True,
+    envvar="VIRTMAN_STACK",
+    help="auto: kernel if this machine can, see virtman doctor; what the host has already keeps its stack.",
+)
+
+
+def _ip_address(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    import ipaddress
+
+    try:
+        return value and str(ipaddress.ip_address(value))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+address_option = click.option(
+    "--address",
+    envvar="VIRTMAN_ADDRESS",
+    callback=_ip_address,
+    help="IP address at which other hosts reach this one.  [default: the one from which it reaches Volt]",
+)
+
+
+def driver_option(layer: str) -> Callable[[F], F]:
+    """An option that takes another driver than the stack's for one layer."""
+    return click.option(
+        f"--{layer}",
+        metavar="DRIVER",
+        envvar=f"VIRTMAN_{layer.upper()}",
+        help=f"The {layer} driver, if not the stack's.",
+    )
 
 
 def emit(value: Any) -> None:
@@ -407,14 +465,7 @@ def accel(kernel: Path | None, as_json: bool) -> None:
 @click.option(
     "--name", envvar="VIRTMAN_NAME", help="This host's name at Volt. Default: its host name up to the first dot."
 )
-@click.option(
-    "--state",
-    type=click.Path(path_type=Path),
-    default=Path("/var/lib/virtman"),
-    show_default=True,
-    envvar="VIRTMAN_STATE",
-    help="What survives a reboot: records, caches, disks.",
-)
+@state_option
 @click.option(
     "--run",
     type=click.Path(path_type=Path),
@@ -423,22 +474,28 @@ def accel(kernel: Path | None, as_json: bool) -> None:
     envvar="VIRTMAN_RUN",
     help="Sockets; a short path.",
 )
-@click.option(
-    "--volt", default="http://127.0.0.1:8700", show_default=True, envvar="VIRTMAN_VOLT", help="Volt's address."
-)
+@volt_option
 @click.option(
     "--volt-token-file",
     type=click.Path(path_type=Path),
     envvar="VIRTMAN_VOLT_TOKEN_FILE",
     help="Bearer token for Volt.",
 )
+@stack_option
+@driver_option("attach")
+@driver_option("cache")
+@driver_option("export")
+@driver_option("snapshot")
+@address_option
 @click.option(
-    "--libvirt",
-    default="qemu:///system",
+    "--path-policy",
+    type=click.Choice(PATH_POLICIES),
+    default=PATH_POLICIES[0],
     show_default=True,
-    envvar="VIRTMAN_LIBVIRT",
-    help="libvirt that runs the VMs.",
+    envvar="VIRTMAN_PATH_POLICY",
+    help="How the kernel stack chooses among live parents.",
 )
+@libvirt_option
 @click.option(
     "--accel",
     type=click.Choice(["auto", "kvm", "tcg"]),
@@ -459,20 +516,28 @@ def accel(kernel: Path | None, as_json: bool) -> None:
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
-def run_agent(log_level: str, name: str | None, **settings: Any) -> None:
+def run_agent(
+    log_level: str, name: str | None, stack: str, address: str | None, attach: str | None, cache: str | None,
+    export: str | None, snapshot: str | None, **settings: Any,
+) -> None:  # fmt: skip
     """Run this host's agent in the foreground.
 
     \b
-    Example: virtman agent --volt http://10.0.0.1:8700 --volt-token-file /etc/virtman/token
+    Example: virtman agent --volt http://10.0.0.1:8700 --volt-token-file /etc/virtman/token --stack userspace
     """
     import logging
     import socket
+    from dataclasses import asdict
 
     from virtman.config import AgentConfig
     from virtman.server import serve
+    from virtman.stackchoice import choose, source_address
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     name = name or socket.gethostname().partition(".")[0]
+    address = address or source_address(settings["volt"])
+    overrides = {"attach": attach, "cache": cache, "export": export, "snapshot": snapshot}
     with one_line_errors():
-        serve(AgentConfig(name=name, **settings))
+        drivers = choose(stack, overrides, settings["state"], address)
+        serve(AgentConfig(name=name, address=address, **asdict(drivers), **settings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import grp
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from drivers.base import Place
 from virtman.errors import BadRequest, ConfigError, StateLocked
 from virtman.names import check_name
+from virtman.stackchoice import Drivers, settle
 
 SOCKET_PATH_MAX = 107
 """unix(7): sun_path has 108 bytes with its terminating zero."""
@@ -39,6 +41,11 @@ class AgentConfig:
     path_policy: str = "service-time"
 
     @property
+    def drivers(self) -> Drivers:
+        """The driver of each layer."""
+        return Drivers(self.attach, self.cache, self.export, self.snapshot)
+
+    @property
     def place(self) -> Place:
         """What the drivers are told."""
         return Place(self.state, self.run, self.name, self.address, self.path_policy)
@@ -50,7 +57,9 @@ class AgentConfig:
 
 
 def prepare(config: AgentConfig) -> list[int]:
-    """Check the settings, make the folders and lock them for this process. Returns the locks, to be kept open.
+    """Check the settings, make the folders, lock them for this process and keep there which drivers use them.
+
+    Returns the locks, to be kept open.
 
     Raises ConfigError, StateLocked.
     """
@@ -72,7 +81,7 @@ def prepare(config: AgentConfig) -> list[int]:
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o711)
         serve_to_hypervisor(config.run / "serve")
-        return [_lock(folder / "lock") for folder in (config.state, config.run)]
+        return _hold(config)
     except OSError as error:
         raise ConfigError(f"cannot use {error.filename}: {error.strerror}") from error
 
@@ -87,6 +96,17 @@ def serve_to_hypervisor(folder: Path) -> None:
     if os.geteuid() == 0:
         os.chown(folder, 0, group)
         folder.chmod(0o710)
+
+
+def _hold(config: AgentConfig) -> list[int]:
+    with contextlib.ExitStack() as undo:
+        locks = []
+        for folder in (config.state, config.run):
+            locks.append(_lock(folder / "lock"))
+            undo.callback(os.close, locks[-1])
+        settle(config.state, config.drivers)
+        undo.pop_all()
+    return locks
 
 
 def _lock(path: Path) -> int:

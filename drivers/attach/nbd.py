@@ -28,6 +28,7 @@ from drivers.errors import BadDisk, NoParents, NotAttached, NotServing, Protocol
 from drivers.export.nbd import RECONNECT_DELAY, socket_of
 from drivers.names import checked, fitting
 from drivers.nbdhold import HoldingServer
+from drivers.needs import Needs
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ _LAST_RETRY = 1.0
 
 class NbdAttach:
     """Routes to parents as symlinks in ``<run>/parent``."""
+
+    needs = Needs()
 
     def __init__(self, place: Place, *, lost: LostParent) -> None:
         self._folder = place.run / "parent"

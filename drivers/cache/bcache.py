@@ -32,6 +32,7 @@ from drivers.cachefiles import checked_key, file_bytes, file_of, key_of
 from drivers.command import run
 from drivers.errors import BadDevice, BadDisk, DriverError, InUse, NoSpace, NotReleased
 from drivers.names import checked
+from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, Needs, Tool
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,13 @@ _MAGIC = bytes.fromhex("c68573f64e1a45ca8265f57f48ba6d81")
 
 class BcacheCache:
     """The pool and the headers in ``<state>/cache``. There is one pool on a host."""
+
+    needs = Needs(
+        tools=(Tool("make-bcache", "bcache-tools"), DMSETUP, LOSETUP, MODPROBE),
+        modules=("bcache",),
+        nodes=(DEVICE_MAPPER, LOOP),
+        root=True,
+    )
 
     def __init__(self, place: Place, *, pool_size: int = POOL_SIZE, bucket: int = BUCKET, split: int = SPLIT) -> None:
         self._folder = place.state / "cache"

@@ -37,6 +37,7 @@ from drivers.errors import (
 from drivers.export.nbd import CACHE_NODE, cache_export
 from drivers.names import checked
 from drivers.nbdprobe import ALLOCATION_DEPTH, Client
+from drivers.needs import QEMU_IMG, Needs
 from drivers.qcow2file import Header, read_header
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ _CHECK_FOUND_LEAKS = 3  # qemu-img(1), check
 
 class Qcow2Cache:
     """Cache files in ``<state>/cache``. ``reserve``: see RESERVE."""
+
+    needs = Needs(tools=(QEMU_IMG,))
 
     def __init__(self, place: Place, *, reserve: int = RESERVE) -> None:
         self._folder = place.state / "cache"

@@ -25,6 +25,7 @@ from drivers.base import BlockNode, Child, Device, Died, Endpoint, Existing, Ima
 from drivers.daemon import LISTEN_FD, Daemon
 from drivers.errors import BadAddress, BadDevice, DaemonFailed, NotServing, ProtocolViolated
 from drivers.names import checked, fitting
+from drivers.needs import QEMU_STORAGE_DAEMON, Needs
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class _Unit:
 
 class NbdExport:
     """Exports on unix sockets in ``<run>/serve``."""
+
+    needs = Needs(tools=(QEMU_STORAGE_DAEMON,))
 
     def __init__(self, place: Place, *, died: Died) -> None:
         self._folder = place.run / "serve"

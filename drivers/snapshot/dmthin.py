@@ -23,6 +23,7 @@ from drivers.command import run, tool
 from drivers.devmapper import SECTOR
 from drivers.errors import BadDevice, BadDisk, CommandFailed, DriverError, NoSpace, SnapshotMissing
 from drivers.names import checked
+from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, Needs
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class _Disk:
 
 class DmThinSnapshot:
     """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``. ``step`` in bytes: see STEP."""
+
+    needs = Needs(tools=(DMSETUP, LOSETUP), modules=("dm_thin_pool",), nodes=(DEVICE_MAPPER, LOOP), root=True)
 
     def __init__(self, place: Place, *, step: int = STEP) -> None:
         self._folder = place.state / "thin"

@@ -14,6 +14,7 @@ from drivers.base import Device, Existing, Place
 from drivers.command import run
 from drivers.errors import BadDevice, BadDisk, DriverError, NoSpace, SnapshotMissing
 from drivers.names import checked
+from drivers.needs import QEMU_IMG, Needs
 from drivers.qcow2file import read_header
 
 _BACKING_PREFIX = "json:"
@@ -27,6 +28,8 @@ _LAYOUT = "cluster_size=128k,extended_l2=on"
 
 class Qcow2Snapshot:
     """Disks of VMs in ``<state>/snapshots``."""
+
+    needs = Needs(tools=(QEMU_IMG,))
 
     def __init__(self, place: Place) -> None:
         self._folder = place.state / "snapshots"

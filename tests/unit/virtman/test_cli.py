@@ -347,6 +347,16 @@ class AgentCommandTest(CliTest):
         line = self.agent("--name", "here", "--state", config.state, "--run", config.run)
         self.assertThat(line, Contains("another agent"))
 
+    def test_a_driver_that_is_not_there_fails_in_one_line(self) -> None:
+        self.assertThat(self.agent("--name", "here", "--cache", "imaginary"), Contains("driver imaginary"))
+
     def test_settings_that_cannot_be_are_misuse(self) -> None:
-        for wrong in (("--accel", "xen"), ("--idle-grace", "-1"), ("--log-level", "loud")):
+        for wrong in (
+            ("--accel", "xen"),
+            ("--stack", "other"),
+            ("--address", "here"),
+            ("--path-policy", "any"),
+            ("--idle-grace", "-1"),
+            ("--log-level", "loud"),
+        ):
             self.misused("agent", *wrong)

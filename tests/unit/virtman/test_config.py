@@ -96,6 +96,16 @@ class PrepareTest(TestCase):
         for lock in self.prepare(self.config()):
             self.assertFalse(os.get_inheritable(lock))
 
+    def test_other_drivers_than_those_that_made_the_records_are_refused_and_hold_no_lock(self) -> None:
+        config = self.config()
+        for lock in prepare(config):
+            os.close(lock)
+        (config.state / "records" / "vms").mkdir(parents=True)
+        (config.state / "records" / "vms" / "web.json").touch()
+        error = self.assertRaises(ConfigError, prepare, replace(config, cache="other"))
+        self.assertIn("--stack userspace", str(error))
+        self.prepare(config)
+
     def test_a_folder_that_cannot_be_made_is_named(self) -> None:
         (self.folder / "file").touch()
         error = self.assertRaises(ConfigError, prepare, self.config(state="file/state"))

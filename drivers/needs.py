@@ -1,0 +1,151 @@
+"""What a driver needs of the machine, and what of it is there.
+
+A driver class says it in its attribute ``needs``, next to the code that uses it. Debian's name of a package is part of
+a need, so that whoever misses something can be told how to install it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivers.command import run
+from drivers.errors import DriverError
+
+_DEBIAN_PYTHON = "/usr/lib/python3/dist-packages"
+_SBIN = ("/usr/sbin", "/sbin")
+"""Where administration tools are, which an ordinary user's PATH does not name."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program, and Debian's package that has it."""
+
+    name: str
+    package: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """A Python module, Debian's package that has it, and its name on PyPI."""
+
+    module: str
+    package: str
+    pypi: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """A path that the kernel offers, and the command that has it do so."""
+
+    path: Path
+    command: str
+
+
+@dataclass(frozen=True)
+class Needs:
+    """``modules``: of the kernel, loaded, built in or to be loaded. ``address``: ``Place.address``."""
+
+    tools: tuple[Tool, ...] = ()
+    modules: tuple[str, ...] = ()
+    libraries: tuple[Library, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    root: bool = False
+    address: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One need and whether it is met. If not: ``package`` is Debian's that helps, else ``remedy`` says what to do."""
+
+    need: str
+    met: bool
+    package: str | None = None
+    remedy: str | None = None
+
+
+DMSETUP = Tool("dmsetup", "dmsetup")
+LOSETUP = Tool("losetup", "mount")
+MODPROBE = Tool("modprobe", "kmod")
+UDEVADM = Tool("udevadm", "udev")
+QEMU_IMG = Tool("qemu-img", "qemu-utils")
+QEMU_STORAGE_DAEMON = Tool("qemu-storage-daemon", "qemu-system-common")
+
+DEVICE_MAPPER = Node(Path("/dev/mapper/control"), "modprobe dm_mod")
+LOOP = Node(Path("/dev/loop-control"), "modprobe loop")
+
+
+class Machine:
+    """This machine, as far as drivers ask for it."""
+
+    @property
+    def root(self) -> bool:
+        """Whether this process may do what root may."""
+        return os.geteuid() == 0
+
+    @property
+    def debian_python(self) -> bool:
+        """Whether this Python sees the libraries of Debian's packages: a virtual environment usually does not."""
+        return _DEBIAN_PYTHON in sys.path
+
+    def has_tool(self, name: str) -> bool:
+        """Whether the program is installed."""
+        return _which(name) is not None
+
+    def has_library(self, module: str) -> bool:
+        """Whether the Python module can be imported."""
+        return importlib.util.find_spec(module) is not None
+
+    def has_module(self, name: str) -> bool:
+        """Whether the kernel has the module, or would load it (modprobe(8) knows the built-in ones, too)."""
+        if Path("/sys/module", name).exists():
+            return True
+        modprobe = _which(MODPROBE.name)
+        if modprobe is None:
+            return False
+        try:
+            run([modprobe, "--dry-run", "--quiet", name])
+        except DriverError:
+            return False
+        return True
+
+    def has_path(self, path: Path) -> bool:
+        """Whether the path exists."""
+        return path.exists()
+
+
+def _which(tool: str) -> str | None:
+    return shutil.which(tool, path=os.pathsep.join([*os.get_exec_path(), *_SBIN]))
+
+
+def check(needs: Needs, machine: Machine, address: str) -> list[Finding]:
+    """Every need, and whether ``machine`` meets it; ``address`` as in ``Place``."""
+    return list(_findings(needs, machine, address))
+
+
+def _findings(needs: Needs, machine: Machine, address: str) -> Iterator[Finding]:
+    if needs.root:
+        yield Finding("root", machine.root, remedy="run as root")
+    for tool in needs.tools:
+        yield Finding(tool.name, machine.has_tool(tool.name), package=tool.package)
+    for library in needs.libraries:
+        yield _library(library, machine)
+    for module in needs.modules:
+        remedy = f"boot a kernel that has the module {module}, as Debian's kernels do"
+        yield Finding(f"module {module}", machine.has_module(module), remedy=remedy)
+    for node in needs.nodes:
+        yield Finding(str(node.path), machine.has_path(node.path), remedy=node.command)
+    if needs.address:
+        yield Finding("address", bool(address), remedy="say with --address where other hosts reach this one")
+
+
+def _library(library: Library, machine: Machine) -> Finding:
+    need, met = f"Python library {library.module}", machine.has_library(library.module)
+    if machine.debian_python:
+        return Finding(need, met, package=library.package)
+    return Finding(need, met, remedy=f"{sys.executable} -m pip install {library.pypi}")

@@ -1,0 +1,36 @@
+"""A machine that has what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from drivers.needs import Machine
+
+
+class MachineDouble(Machine):
+    """Has everything but what is named in ``without``: tools, modules, libraries, paths, or root."""
+
+    def __init__(self, *, without: Collection[str] = (), debian_python: bool = True) -> None:
+        self._without = without
+        self._debian_python = debian_python
+
+    @property
+    def root(self) -> bool:
+        return "root" not in self._without
+
+    @property
+    def debian_python(self) -> bool:
+        return self._debian_python
+
+    def has_tool(self, name: str) -> bool:
+        return name not in self._without
+
+    def has_library(self, module: str) -> bool:
+        return module not in self._without
+
+    def has_module(self, name: str) -> bool:
+        return name not in self._without
+
+    def has_path(self, path: Path) -> bool:
+        return str(path) not in self._without

@@ -1,0 +1,109 @@
+"""What drivers need of the machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from testtools import TestCase
+
+from drivers.needs import Finding, Library, Machine, Needs, Node, Tool, check
+from tests.doubles.machine import MachineDouble
+
+ALL = Needs(
+    tools=(Tool("saw", "saws"),),
+    modules=("wood",),
+    libraries=(Library("plank", "python3-plank", "plank-py"),),
+    nodes=(Node(Path("/dev/wood"), "modprobe wood"),),
+    root=True,
+    address=True,
+)
+NAMES = ["root", "saw", "Python library plank", "module wood", "/dev/wood", "address"]
+
+
+class CheckTest(TestCase):
+    def missing(self, *without: str, debian_python: bool = True, address: str = "10.0.0.1") -> list[Finding]:
+        found = check(ALL, MachineDouble(without=without, debian_python=debian_python), address)
+        self.assertEqual(NAMES, [finding.need for finding in found])
+        return [finding for finding in found if not finding.met]
+
+    def test_a_machine_that_has_all(self) -> None:
+        self.assertEqual([], self.missing())
+
+    def test_nothing_needed_is_nothing_found(self) -> None:
+        self.assertEqual([], check(Needs(), MachineDouble(), ""))
+
+    def test_a_missing_tool_names_its_package(self) -> None:
+        self.assertEqual([Finding("saw", met=False, package="saws")], self.missing("saw"))
+
+    def test_a_missing_library_is_a_package_where_python_is_debians(self) -> None:
+        self.assertEqual(["python3-plank"], [finding.package for finding in self.missing("plank")])
+
+    def test_a_missing_library_is_installed_by_pip_where_debians_are_not_seen(self) -> None:
+        (finding,) = self.missing("plank", debian_python=False)
+        self.assertEqual((None, f"{sys.executable} -m pip install plank-py"), (finding.package, finding.remedy))
+
+    def test_what_no_package_brings_has_a_remedy(self) -> None:
+        for without in ("root", "wood", "/dev/wood"):
+            (finding,) = self.missing(without)
+            self.assertIsNone(finding.package)
+            self.assertTrue(finding.remedy)
+
+    def test_an_address_is_asked_for(self) -> None:
+        (finding,) = self.missing(address="")
+        self.assertIn("--address", finding.remedy or "")
+
+
+class MachineTest(TestCase):
+    def test_tools(self) -> None:
+        self.assertTrue(Machine().has_tool("ls"))
+        self.assertFalse(Machine().has_tool("virtman-has-no-such-tool"))
+
+    def test_libraries(self) -> None:
+        self.assertTrue(Machine().has_library("json"))
+        self.assertFalse(Machine().has_library("virtman_has_no_such_library"))
+
+    def test_a_module_that_no_kernel_has(self) -> None:
+        self.assertFalse(Machine().has_module("virtman_has_no_such_module"))
+
+    def test_a_module_that_is_in_the_kernel(self) -> None:
+        loaded = next(Path("/sys/module").iterdir(), None)
+        if loaded is None:
+            self.skipTest("this kernel shows no module in /sys/module")
+        self.assertTrue(Machine().has_module(loaded.name))
+
+    def test_paths(self) -> None:
+        self.assertTrue(Machine().has_path(Path("/proc/self")))
+        self.assertFalse(Machine().has_path(Path("/proc/virtman")))
+
+    def test_root(self) -> None:
+        self.assertEqual(os.geteuid() == 0, Machine().root)
+
+    def test_debians_libraries_are_seen_or_not(self) -> None:
+        self.assertEqual("/usr/lib/python3/dist-packages" in sys.path, Machine().debian_python)
+
+
+class OwnDriversTest(TestCase):
+    def test_every_driver_of_ours_says_what_it_needs(self) -> None:
+        for layer in ("attach", "cache", "export", "snapshot"):
+            for point in entry_points(group=f"virtman.drivers.{layer}"):
+                if point.value.startswith("drivers."):
+                    self.assertIsInstance(point.load().needs, Needs, point.value)
+
+    def test_qemus_programs_are_all_that_the_userspace_drivers_need(self) -> None:
+        from drivers.attach.nbd import NbdAttach
+        from drivers.cache.qcow2 import Qcow2Cache
+        from drivers.export.nbd import NbdExport
+        from drivers.snapshot.qcow2 import Qcow2Snapshot
+
+        found = {
+            finding.need
+            for driver in (NbdAttach, Qcow2Cache, NbdExport, Qcow2Snapshot)
+            for finding in check(driver.needs, Machine(), "")
+        }
+        self.assertEqual({"qemu-img", "qemu-storage-daemon"}, found)
+        for tool in found:
+            self.assertEqual(shutil.which(tool) is not None, Machine().has_tool(tool))

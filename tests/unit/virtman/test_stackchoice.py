@@ -1,0 +1,171 @@
+"""Which drivers an agent uses."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from testtools import TestCase
+
+from drivers.registry import load
+from tests.doubles.machine import MachineDouble
+from tests.doubles.plugin import install_doubles
+from tests.unit.virtman.scene import folder_for
+from virtman.errors import ConfigError
+from virtman.stackchoice import (
+    KERNEL,
+    USERSPACE,
+    Drivers,
+    choose,
+    has_records,
+    inspect,
+    made_with,
+    missing,
+    settle,
+    source_address,
+)
+
+DOUBLES = {"attach": "double", "export": "double"}
+"""Drivers that are there whether or not those of the kernel stack are, and need nothing."""
+KERNEL_LIKE = replace(KERNEL, **DOUBLES)
+
+
+class Scene(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.state = folder_for(self)
+        install_doubles(self, self.state / "packages")
+
+    def record(self, name: str = "vms/web.json") -> None:
+        """Something that depends on the drivers."""
+        path = self.state / "records" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+
+    def choose(
+        self, stack: str = "auto", drivers: Mapping[str, str] = MappingProxyType({}), without: Collection[str] = ()
+    ) -> Drivers:
+        return choose(stack, drivers, self.state, "10.0.0.1", MachineDouble(without=without))
+
+    def refused(self, *arguments: Any, **named: Any) -> str:
+        return str(self.assertRaises(ConfigError, self.choose, *arguments, **named))
+
+
+class ChooseTest(Scene):
+    def test_auto_is_kernel_if_nothing_is_missing(self) -> None:
+        self.assertEqual(KERNEL_LIKE, self.choose(drivers=DOUBLES))
+
+    def test_auto_is_userspace_if_anything_is_missing(self) -> None:
+        for lacking in ("root", "make-bcache", "dm_thin_pool", "/dev/mapper/control"):
+            self.assertEqual(replace(USERSPACE, **DOUBLES), self.choose(drivers=DOUBLES, without=[lacking]))
+
+    def test_a_stack_that_was_asked_for_is_taken(self) -> None:
+        self.assertEqual(USERSPACE, self.choose("userspace"))
+        self.assertEqual(KERNEL_LIKE, self.choose("kernel", DOUBLES))
+
+    def test_a_layer_may_have_another_driver(self) -> None:
+        self.assertEqual(replace(USERSPACE, cache="double"), self.choose("userspace", {"cache": "double"}))
+
+    def test_all_that_a_stack_lacks_is_named(self) -> None:
+        line = self.refused("kernel", DOUBLES, without=("root", "make-bcache", "dm_thin_pool"))
+        for lacking in ("root", "make-bcache", "module dm_thin_pool", "virtman doctor"):
+            self.assertIn(lacking, line)
+        self.assertNotIn("\n", line)
+
+    def test_userspace_needs_its_tools_too(self) -> None:
+        self.assertIn("qemu-storage-daemon", self.refused("userspace", without=("qemu-storage-daemon",)))
+
+    def test_a_driver_that_is_not_installed_is_named(self) -> None:
+        self.assertIn("driver imaginary", self.refused("userspace", {"cache": "imaginary"}))
+
+
+class RecordedChoiceTest(Scene):
+    def test_without_records_the_new_choice_is_taken(self) -> None:
+        settle(self.state, KERNEL)
+        settle(self.state, USERSPACE)
+        self.assertEqual(USERSPACE, made_with(self.state))
+
+    def test_with_records_the_same_choice_goes_on(self) -> None:
+        settle(self.state, KERNEL)
+        self.record()
+        settle(self.state, KERNEL)
+        self.assertEqual(KERNEL, made_with(self.state))
+
+    def test_with_records_another_choice_is_refused_and_the_first_is_kept(self) -> None:
+        settle(self.state, KERNEL)
+        for name in ("vms/web.json", "images/debian.json"):
+            self.record(name)
+            line = str(self.assertRaises(ConfigError, settle, self.state, USERSPACE))
+            self.assertIn("made with the kernel stack", line)
+            self.assertIn("--stack kernel", line)
+            self.assertEqual(KERNEL, made_with(self.state))
+            (self.state / "records" / name).unlink()
+
+    def test_drivers_that_are_no_stack_are_named_one_by_one(self) -> None:
+        settle(self.state, replace(USERSPACE, cache="double"))
+        self.record()
+        line = str(self.assertRaises(ConfigError, settle, self.state, USERSPACE))
+        self.assertIn("--attach nbd --cache double --export nbd --snapshot qcow2", line)
+
+    def test_auto_keeps_what_the_records_were_made_with(self) -> None:
+        settle(self.state, USERSPACE)
+        self.record()
+        self.assertEqual(USERSPACE, self.choose())
+
+    def test_auto_does_not_leave_drivers_whose_needs_are_gone(self) -> None:
+        settle(self.state, KERNEL_LIKE)
+        self.record()
+        self.assertEqual(KERNEL_LIKE, self.choose())
+        line = self.refused(without=["make-bcache"])
+        self.assertIn("attach double, cache bcache, export double, snapshot dmthin", line)
+        self.assertIn("missing here: make-bcache", line)
+
+    def test_records_without_a_choice_are_of_the_userspace_stack(self) -> None:
+        self.record()
+        self.assertEqual(USERSPACE, self.choose())
+        self.assertRaises(ConfigError, settle, self.state, KERNEL)
+        settle(self.state, USERSPACE)
+        self.assertEqual(USERSPACE, made_with(self.state))
+
+    def test_half_written_records_are_none(self) -> None:
+        self.record("vms/.web.json.x1")
+        self.assertFalse(has_records(self.state))
+
+    def test_a_choice_that_cannot_be_read_is_named(self) -> None:
+        for content in ("", "{", "[]", '{"attach": "nbd"}'):
+            (self.state / "drivers.json").write_text(content)
+            self.assertIn("drivers.json", str(self.assertRaises(ConfigError, made_with, self.state)))
+
+
+class InspectTest(Scene):
+    def test_each_driver_is_looked_at(self) -> None:
+        reports = inspect(USERSPACE, MachineDouble(without=("qemu-img",)), "")
+        self.assertEqual(["attach", "cache", "export", "snapshot"], [report.layer for report in reports])
+        self.assertEqual([0, 1, 0, 1], [len(report.missing) for report in reports])
+
+    def test_what_several_drivers_lack_is_named_once(self) -> None:
+        self.assertEqual(["qemu-img"], missing(USERSPACE, MachineDouble(without=("qemu-img",)), ""))
+
+    def test_a_driver_that_says_nothing_needs_nothing(self) -> None:
+        self.assertFalse(hasattr(load("cache", "double"), "needs"))
+        self.assertEqual([], missing(Drivers("double", "double", "double", "double"), MachineDouble(), ""))
+
+
+class SourceAddressTest(TestCase):
+    def test_loopback_is_no_address_for_other_hosts(self) -> None:
+        for url in ("http://127.0.0.1:8700", "http://localhost:8700", "http://[::1]:8700"):
+            self.assertEqual("", source_address(url), url)
+
+    def test_what_is_no_reachable_address_gives_none(self) -> None:
+        for url in ("", "http://", "http://:0", "http://x.invalid:1", "http://10.0.0.1:99999999", "nonsense"):
+            self.assertEqual("", source_address(url), url)
+
+    def test_the_address_is_this_hosts(self) -> None:
+        address = source_address("http://192.0.2.1:8700")
+        if not address:
+            self.skipTest("this machine has no route to other networks")
+        with socket.socket(type=socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))  # works only with an address of our own

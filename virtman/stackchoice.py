@@ -1,0 +1,179 @@
+"""Which drivers an agent uses.
+
+The stack ``kernel`` is for production: the whole data path is in the kernel. ``userspace`` needs no root, no kernel
+modules, and nothing but QEMU. What one of them made the other cannot use: the choice is kept in the state folder, and
+holds for as long as there is a record of an image or a VM.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from drivers.errors import UnknownDriver
+from drivers.needs import Finding, Machine, Needs, check
+from drivers.registry import load
+from virtman.errors import ConfigError
+from virtman.records import write_atomically
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Drivers:
+    """The name of each layer's driver."""
+
+    attach: str
+    cache: str
+    export: str
+    snapshot: str
+
+    def __str__(self) -> str:
+        names = ", ".join(f"{layer} {name}" for layer, name in asdict(self).items())
+        stack = self.stack
+        return f"the {stack} stack ({names})" if stack else f"the drivers {names}"
+
+    @property
+    def stack(self) -> str | None:
+        """The stack of these four, if they are one."""
+        return next((stack for stack, drivers in STACKS.items() if drivers == self), None)
+
+    @property
+    def options(self) -> str:
+        """How to choose these on the agent's command line."""
+        if self.stack:
+            return f"--stack {self.stack}"
+        return " ".join(f"--{layer} {name}" for layer, name in asdict(self).items())
+
+
+KERNEL = Drivers("iscsi", "bcache", "lio", "dmthin")
+USERSPACE = Drivers("nbd", "qcow2", "nbd", "qcow2")
+STACKS = {"kernel": KERNEL, "userspace": USERSPACE}
+
+
+@dataclass(frozen=True)
+class DriverReport:
+    """What one driver needs of this machine, and what of it is there."""
+
+    layer: str
+    driver: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def missing(self) -> list[Finding]:
+        """What is not there."""
+        return [finding for finding in self.findings if not finding.met]
+
+
+def inspect(drivers: Drivers, machine: Machine, address: str) -> list[DriverReport]:
+    """Look for all that the drivers need; ``address`` as in ``Place``."""
+    return [
+        DriverReport(layer, name, tuple(_findings(layer, name, machine, address)))
+        for layer, name in asdict(drivers).items()
+    ]
+
+
+def _findings(layer: str, name: str, machine: Machine, address: str) -> list[Finding]:
+    try:
+        driver = load(layer, name)
+    except UnknownDriver as error:
+        return [Finding(f"driver {name}", met=False, remedy=f"install a package that has it: {error}")]
+    return check(getattr(driver, "needs", Needs()), machine, address)
+
+
+def missing(drivers: Drivers, machine: Machine, address: str) -> list[str]:
+    """What the drivers need and this machine has not, each named once."""
+    lacking = [finding.need for report in inspect(drivers, machine, address) for finding in report.missing]
+    return list(dict.fromkeys(lacking))
+
+
+def choose(
+    stack: str, overrides: Mapping[str, str | None], state: Path, address: str, machine: Machine | None = None
+) -> Drivers:
+    """The drivers of ``stack``, which may be ``auto``; ``overrides`` has other ones for some layers.
+
+    ``auto`` keeps what the records in ``state`` were made with. Without any it takes the kernel stack if nothing is
+    missing for it, else the userspace stack. Raises ConfigError, which names all that is missing.
+    """
+    machine = machine or Machine()
+    other = {layer: name for layer, name in overrides.items() if name}
+    if stack != AUTO:
+        drivers, reason = replace(STACKS[stack], **other), "as was asked for"
+    elif has_records(state):
+        made = made_with(state) or USERSPACE
+        drivers, reason = replace(made, **other), "images or VMs of this host were made with them"
+    else:
+        drivers, reason = _by_machine(other, machine, address)
+    lacking = missing(drivers, machine, address)
+    if lacking:
+        raise ConfigError(
+            f"cannot run {drivers} ({reason}), missing here: {', '.join(lacking)}; "
+            f"see: virtman doctor --stack {drivers.stack or AUTO}"
+        )
+    log.info("using %s: %s", drivers, reason)
+    return drivers
+
+
+def _by_machine(overrides: Mapping[str, str], machine: Machine, address: str) -> tuple[Drivers, str]:
+    kernel = replace(KERNEL, **overrides)
+    lacking = missing(kernel, machine, address)
+    if not lacking:
+        return kernel, "this machine has all that the kernel stack needs"
+    return replace(USERSPACE, **overrides), f"for the kernel stack this machine lacks {', '.join(lacking)}"
+
+
+def settle(state: Path, drivers: Drivers) -> None:
+    """Keep the choice in the state folder, which this process has locked.
+
+    Raises ConfigError if there are records that other drivers made.
+    """
+    made = made_with(state)
+    if has_records(state) and (made or USERSPACE) != drivers:
+        made = made or USERSPACE
+        raise ConfigError(
+            f"the images and VMs in {state} were made with {made}, and {drivers} cannot use them: "
+            f"start the agent with {made.options}"
+        )
+    if made != drivers:
+        write_atomically(_file(state), json.dumps(asdict(drivers)).encode())
+
+
+def made_with(state: Path) -> Drivers | None:
+    """The choice in the state folder. Raises ConfigError if it cannot be read."""
+    try:
+        return Drivers(**json.loads(_file(state).read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"cannot read the choice of drivers in {_file(state)}: {error}") from error
+
+
+def has_records(state: Path) -> bool:
+    """Whether something in the state folder depends on the choice."""
+    return any(state.glob("records/*/[!.]*.json"))
+
+
+def _file(state: Path) -> Path:
+    return state / "drivers.json"
+
+
+def source_address(volt: str) -> str:
+    """The address from which this host reaches Volt; empty if there is none that other hosts could use."""
+    try:
+        parts = urlsplit(volt)
+        family, kind, _, _, target = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)  # sends nothing: the kernel only picks a route
+            address = str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        log.info("the address of this host is not known, there is no route to %s: %s", volt, error)
+        return ""
+    return "" if ipaddress.ip_address(address).is_loopback else address
