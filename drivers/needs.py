@@ -18,6 +18,7 @@ from drivers.command import run
 from drivers.errors import DriverError
 
 _DEBIAN_PYTHON = "/usr/lib/python3/dist-packages"
+_OTHER_KERNEL = "boot a kernel that has the missing modules, such as Debian's"
 _SBIN = ("/usr/sbin", "/sbin")
 """Where administration tools are, which an ordinary user's PATH does not name."""
 
@@ -136,8 +137,7 @@ def _findings(needs: Needs, machine: Machine, address: str) -> Iterator[Finding]
     for library in needs.libraries:
         yield _library(library, machine)
     for module in needs.modules:
-        remedy = f"boot a kernel that has the module {module}, as Debian's kernels do"
-        yield Finding(f"module {module}", machine.has_module(module), remedy=remedy)
+        yield Finding(f"module {module}", machine.has_module(module), remedy=_OTHER_KERNEL)
     for node in needs.nodes:
         yield Finding(str(node.path), machine.has_path(node.path), remedy=node.command)
     if needs.address:

@@ -40,7 +40,7 @@ def choose_accel(kernel: Path | None, memory: Path, device: Path = Path("/dev/kv
     ``kernel`` is the Linux kernel to prove KVM with; by default the newest in /boot.
     """
     if not os.access(device, os.R_OK | os.W_OK):
-        return Verdict("tcg", f"{device} is not there or not ours to use")
+        return Verdict("tcg", _no_device(device))
     kernel = kernel or newest_kernel(Path("/boot"))
     if kernel is None:
         return Verdict(
@@ -61,10 +61,20 @@ def newest_kernel(folder: Path) -> Path | None:
     return max(kernels, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _recall(memory: Path, kernel: Path) -> Verdict | None:
+def known_accel(memory: Path, device: Path = Path("/dev/kvm")) -> Verdict | None:
+    """The accelerator as far as it is known without a proof; None if only a proof can tell."""
+    return _recall(memory, None) if os.access(device, os.R_OK | os.W_OK) else Verdict("tcg", _no_device(device))
+
+
+def _no_device(device: Path) -> str:
+    return f"{device} is not there or not ours to use"
+
+
+def _recall(memory: Path, kernel: Path | None) -> Verdict | None:
+    """The verdict of this boot of the machine on ``kernel``, or on whichever it was."""
     try:
         note = json.loads(memory.read_bytes())
-        if note["boot_id"] == BOOT_ID.read_text().strip() and note["kernel"] == str(kernel):
+        if note["boot_id"] == BOOT_ID.read_text().strip() and kernel in (None, Path(note["kernel"])):
             return Verdict(note["accel"], note["reason"])
     except (OSError, ValueError, KeyError, TypeError):
         log.debug("no verdict on KVM in %s", memory)

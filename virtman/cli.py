@@ -461,6 +461,37 @@ def accel(kernel: Path | None, as_json: bool) -> None:
         click.echo(f"{verdict.accel}: {verdict.reason}")
 
 
+@main.command()
+@stack_option
+@address_option
+@state_option
+@volt_option
+@libvirt_option
+@json_option
+def doctor(stack: str, address: str | None, state: Path, volt: str, libvirt: str, as_json: bool) -> None:
+    """Show what this machine has of all that the stacks need, and how to install the rest.
+
+    It looks as an agent with the same settings would, needs none and changes nothing. Exit code 0 if the stack can run
+    here (auto: any of them), else 1.
+
+    \b
+    Example: virtman doctor --stack kernel
+    """
+    from virtman.doctor import advice, examine, rows
+    from virtman.stackchoice import source_address
+
+    with one_line_errors():
+        found = examine(stack, state, address or source_address(volt), libvirt)
+    if as_json:
+        emit(found.as_json())
+    else:
+        table(["STACK", "LAYER", "DRIVER", "THERE", "MISSING"], list(rows(found)))
+        click.echo()
+        for line in advice(found):
+            click.echo(line)
+    sys.exit(0 if found.runs else 1)
+
+
 @main.command(name="agent")
 @click.option(
     "--name", envvar="VIRTMAN_NAME", help="This host's name at Volt. Default: its host name up to the first dot."

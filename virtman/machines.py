@@ -61,7 +61,7 @@ class LibvirtMachines:
             network=boot.network,
         )
         xml = domain_xml(machine)
-        with self._connection() as connection:
+        with connected(self._uri) as connection:
             present = self._find(connection, vm)
             if present is not None and present.isActive():
                 return
@@ -80,7 +80,7 @@ class LibvirtMachines:
 
     def stop(self, vm: str, *, force: bool) -> None:
         """Shut the VM down, or with ``force`` cut its power. A stopped one is left alone. Raises HypervisorError."""
-        with self._connection() as connection:
+        with connected(self._uri) as connection:
             domain = self._find(connection, vm)
             if domain is None:
                 raise UnknownVm(f"vm {vm!r} was never booted")
@@ -99,7 +99,7 @@ class LibvirtMachines:
 
         Nothing there is fine; a domain of somebody else is left alone.
         """
-        with self._connection() as connection:
+        with connected(self._uri) as connection:
             try:
                 domain = self._find(connection, vm)
             except DomainForeign as error:
@@ -117,7 +117,7 @@ class LibvirtMachines:
 
     def states(self) -> dict[str, str]:
         """State by name of the VMs that this agent defined: running, paused, off. Raises HypervisorError."""
-        with self._connection() as connection:
+        with connected(self._uri) as connection:
             domains = connection.listAllDomains()
             return {d.name(): _state(d) for d in domains if owner_of(d.XMLDesc()) == self._owner}
 
@@ -139,22 +139,23 @@ class LibvirtMachines:
             )
         return domain
 
-    @contextmanager
-    def _connection(self) -> Iterator[Any]:
-        """A connection of its own for each operation: libvirtd may be restarted between two."""
-        import libvirt
 
-        libvirt.registerErrorHandler(_quiet, None)
-        try:
-            connection = libvirt.open(self._uri)
-        except libvirt.libvirtError as error:
-            raise HypervisorError(f"no libvirt at {self._uri}: {error}") from error
-        try:
-            yield connection
-        except libvirt.libvirtError as error:
-            raise HypervisorError(f"libvirt: {error}") from error
-        finally:
-            connection.close()
+@contextmanager
+def connected(uri: str) -> Iterator[Any]:
+    """A connection of its own for each operation: libvirtd may be restarted between two. Raises HypervisorError."""
+    import libvirt
+
+    libvirt.registerErrorHandler(_quiet, None)
+    try:
+        connection = libvirt.open(uri)
+    except libvirt.libvirtError as error:
+        raise HypervisorError(f"no libvirt at {uri}: {error}") from error
+    try:
+        yield connection
+    except libvirt.libvirtError as error:
+        raise HypervisorError(f"libvirt: {error}") from error
+    finally:
+        connection.close()
 
 
 def _give_to_hypervisor(connection: Any, files: list[Path]) -> None:

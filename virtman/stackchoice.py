@@ -84,8 +84,8 @@ def inspect(drivers: Drivers, machine: Machine, address: str) -> list[DriverRepo
 def _findings(layer: str, name: str, machine: Machine, address: str) -> list[Finding]:
     try:
         driver = load(layer, name)
-    except UnknownDriver as error:
-        return [Finding(f"driver {name}", met=False, remedy=f"install a package that has it: {error}")]
+    except UnknownDriver:
+        return [Finding(f"driver {name}", met=False, remedy=f"install a package with the {layer} driver {name}")]
     return check(getattr(driver, "needs", Needs()), machine, address)
 
 
@@ -95,23 +95,28 @@ def missing(drivers: Drivers, machine: Machine, address: str) -> list[str]:
     return list(dict.fromkeys(lacking))
 
 
+def pick(
+    stack: str, overrides: Mapping[str, str | None], state: Path, address: str, machine: Machine
+) -> tuple[Drivers, str]:
+    """The drivers of ``stack``, which may be ``auto``, and why; ``overrides`` has other ones for some layers.
+
+    ``auto`` keeps what the records in ``state`` were made with. Without any it takes the kernel stack if nothing is
+    missing for it, else the userspace stack. Raises ConfigError if the state cannot be read.
+    """
+    other = {layer: name for layer, name in overrides.items() if name}
+    if stack != AUTO:
+        return replace(STACKS[stack], **other), "as was asked for"
+    if has_records(state):
+        return replace(made_with(state) or USERSPACE, **other), "images or VMs of this host were made with them"
+    return _by_machine(other, machine, address)
+
+
 def choose(
     stack: str, overrides: Mapping[str, str | None], state: Path, address: str, machine: Machine | None = None
 ) -> Drivers:
-    """The drivers of ``stack``, which may be ``auto``; ``overrides`` has other ones for some layers.
-
-    ``auto`` keeps what the records in ``state`` were made with. Without any it takes the kernel stack if nothing is
-    missing for it, else the userspace stack. Raises ConfigError, which names all that is missing.
-    """
+    """The drivers that ``pick`` takes. Raises ConfigError, which names all that is missing for them."""
     machine = machine or Machine()
-    other = {layer: name for layer, name in overrides.items() if name}
-    if stack != AUTO:
-        drivers, reason = replace(STACKS[stack], **other), "as was asked for"
-    elif has_records(state):
-        made = made_with(state) or USERSPACE
-        drivers, reason = replace(made, **other), "images or VMs of this host were made with them"
-    else:
-        drivers, reason = _by_machine(other, machine, address)
+    drivers, reason = pick(stack, overrides, state, address, machine)
     lacking = missing(drivers, machine, address)
     if lacking:
         raise ConfigError(

@@ -11,7 +11,7 @@ from testtools import TestCase
 from testtools.matchers import Contains, LessThan
 
 from tests.unit.virtman.scene import folder_for
-from virtman.accel import QEMU, Verdict, choose_accel, newest_kernel, prove_kvm
+from virtman.accel import QEMU, Verdict, choose_accel, known_accel, newest_kernel, prove_kvm
 
 BOOTS = "echo 'Linux version 6.1 (gcc)'; exec sleep 60"
 ENDS = "echo 'could not access KVM kernel module'"
@@ -44,6 +44,25 @@ class AccelTest(TestCase):
 
     def choose(self) -> Verdict:
         return choose_accel(self.kernel, self.memory, self.device)
+
+
+class KnownTest(AccelTest):
+    def test_without_a_device_nothing_has_to_be_proven(self) -> None:
+        self.device.unlink()
+        self.assertEqual(self.choose(), known_accel(self.memory, self.device))
+
+    def test_before_the_proof_nothing_is_known(self) -> None:
+        self.assertIsNone(known_accel(self.memory, self.device))
+
+    def test_the_proof_is_known(self) -> None:
+        self.qemu(BOOTS)
+        self.assertEqual(self.choose(), known_accel(self.memory, self.device))
+
+    def test_the_proof_of_an_earlier_boot_of_the_machine_is_none(self) -> None:
+        self.qemu(BOOTS)
+        self.choose()
+        self.memory.write_text(json.dumps(json.loads(self.memory.read_text()) | {"boot_id": "another"}))
+        self.assertIsNone(known_accel(self.memory, self.device))
 
 
 class ProveTest(AccelTest):

@@ -306,7 +306,7 @@ class UsageTest(CliTest):
             self.assertTrue(command.help)
 
     def test_help_has_examples(self) -> None:
-        for name in ((), ("publish",), ("create",), ("boot",), ("agent",)):
+        for name in ((), ("publish",), ("create",), ("boot",), ("doctor",), ("agent",)):
             self.assertThat(self.out(*name, "-h"), Contains("Example"))
 
     def test_every_command_but_the_agent_prints_json_for_scripts(self) -> None:
@@ -320,6 +320,46 @@ class UsageTest(CliTest):
 
     def test_sizes_for_people(self) -> None:
         self.assertEqual(["-", "0 bytes", "1.0 MB"], [size_text(size) for size in (None, 0, BYTES_PER_FETCH)])
+
+
+class DoctorCommandTest(CliTest):
+    def doctor(self, *arguments: object, path: str | None = None) -> Result:
+        """Run it without an agent, and with other programs than there are if ``path`` says so."""
+        state = self.socket.parent / "state"
+        environment = {"PATH": path} if path else {}
+        asked = ["doctor", "--state", state, "--libvirt", LIBVIRT, *arguments]
+        return CliRunner().invoke(main, [*map(str, asked)], env=environment)
+
+    def tools(self, *names: str) -> str:
+        """A folder with these programs only."""
+        folder = self.socket.parent / "bin"
+        folder.mkdir()
+        for name in names:
+            (folder / name).touch(0o755)
+        return str(folder)
+
+    def test_a_stack_that_can_run_ends_with_0(self) -> None:
+        path = self.tools("qemu-img", "qemu-storage-daemon")
+        for stack in ("auto", "userspace"):
+            result = self.doctor("--stack", stack, path=path)
+            self.assertEqual((0, ""), (result.exit_code, result.stderr), result.output)
+            self.assertThat(result.stdout, Contains(f"libvirt at {LIBVIRT} answers"))
+
+    def test_a_stack_that_cannot_run_ends_with_1_and_says_what_to_install(self) -> None:
+        result = self.doctor("--stack", "userspace", path=self.tools())
+        self.assertEqual(1, result.exit_code, result.output)
+        self.assertThat(result.stdout, Contains("apt-get install qemu-system-common qemu-utils\n"))
+
+    def test_for_scripts(self) -> None:
+        result = self.doctor("--stack", "userspace", "--json", path=self.tools("qemu-img"))
+        answer = json.loads(result.stdout)
+        self.assertEqual((1, False), (result.exit_code, answer["runs"]))
+        self.assertEqual("apt-get install qemu-system-common", answer["install"])
+        self.assertEqual({"uri": LIBVIRT, "trouble": None}, answer["libvirt"])
+
+    def test_nothing_is_made(self) -> None:
+        self.doctor()
+        self.assertEqual([], list(self.socket.parent.iterdir()))
 
 
 class AgentCommandTest(CliTest):

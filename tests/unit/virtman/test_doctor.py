@@ -1,0 +1,78 @@
+"""What the doctor finds on machines that lack this and that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from testtools import TestCase
+
+from tests.doubles.machine import MachineDouble
+from tests.unit.virtman.agents import LIBVIRT
+from tests.unit.virtman.scene import folder_for
+from virtman.doctor import Examination, advice, examine, libvirt_trouble, rows
+from virtman.stackchoice import USERSPACE, Drivers
+
+NOT_KERNEL = ("root",)
+NOTHING_OF_QEMU = ("qemu-img", "qemu-storage-daemon")
+
+
+class DoctorTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.state = folder_for(self)
+
+    def examine(self, stack: str = "auto", without: Collection[str] = (), libvirt: str = LIBVIRT) -> Examination:
+        return examine(stack, self.state, "10.0.0.1", libvirt, MachineDouble(without=without))
+
+    def test_auto_shows_both_stacks(self) -> None:
+        found = self.examine(without=NOT_KERNEL)
+        self.assertEqual(["kernel", "userspace"], list(found.reports))
+        self.assertEqual((USERSPACE, True), (found.drivers, found.runs))
+        self.assertIn("root", found.reason)
+        self.assertEqual(8, len(list(rows(found))))
+
+    def test_one_stack_is_shown_alone(self) -> None:
+        found = self.examine("userspace")
+        self.assertEqual(["userspace"], list(found.reports))
+        self.assertEqual([None, [], True], [found.install, found.remedies, found.runs])
+
+    def test_one_line_installs_all_that_is_missing(self) -> None:
+        found = self.examine(without=(*NOTHING_OF_QEMU, "make-bcache"))
+        self.assertFalse(found.runs)
+        packages = (found.install or "").removeprefix("apt-get install ").split()
+        self.assertLessEqual({"bcache-tools", "qemu-system-common", "qemu-utils"}, set(packages))
+        self.assertEqual(sorted(set(packages)), packages)
+
+    def test_what_no_package_brings_is_said_once(self) -> None:
+        found = self.examine("kernel", without=("bcache", "dm_thin_pool", "/dev/mapper/control"))
+        self.assertFalse(found.runs)
+        self.assertEqual(1, len([remedy for remedy in found.remedies if "kernel" in remedy and "modules" in remedy]))
+        self.assertEqual(1, found.remedies.count("modprobe dm_mod"))
+
+    def test_what_is_there_and_missing_is_listed(self) -> None:
+        lines = {tuple(line[:3]): line[3:] for line in rows(self.examine("userspace", without=["qemu-img"]))}
+        self.assertEqual(["-", "-"], lines["userspace", "attach", "nbd"])
+        self.assertEqual(["-", "qemu-img"], lines["userspace", "cache", "qcow2"])
+        self.assertEqual(["qemu-storage-daemon", "-"], lines["userspace", "export", "nbd"])
+
+    def test_drivers_that_made_the_records_are_looked_at(self) -> None:
+        made = Drivers("nbd", "qcow2", "imaginary", "qcow2")
+        (self.state / "drivers.json").write_text(json.dumps(vars(made)))
+        (self.state / "records" / "vms").mkdir(parents=True)
+        (self.state / "records" / "vms" / "web.json").touch()
+        found = self.examine()
+        self.assertEqual((made, False), (found.drivers, found.runs))
+        self.assertTrue(any("imaginary" in remedy for remedy in found.remedies))
+
+    def test_libvirt_is_asked(self) -> None:
+        self.assertIsNone(libvirt_trouble(LIBVIRT))
+        nobody = f"qemu+unix:///system?socket={Path(self.state, 'nobody')}"
+        self.assertIn(nobody, libvirt_trouble(nobody) or "")
+        self.assertIn(f"no libvirt at {nobody}", "\n".join(advice(self.examine(libvirt=nobody))))
+
+    def test_advice_is_lines(self) -> None:
+        for line in advice(self.examine(without=NOTHING_OF_QEMU)):
+            self.assertNotIn("\n", line)
+            self.assertTrue(line)
