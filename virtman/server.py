@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from types import FrameType
 
@@ -38,8 +39,21 @@ def serve(config: AgentConfig, step: Step = log_step) -> None:
         signal.signal(number, stop)
     threading.Thread(target=server.run, name="api", daemon=True).start()
     log.info("agent %s is ready on %s", config.name, config.socket)
+    tell_ready(os.environ.pop("NOTIFY_SOCKET", ""))
     done.wait()
     log.info("stopping; stacks and VMs go on")
     server.close()
     config.socket.unlink(missing_ok=True)
     agent.stop()
+
+
+def tell_ready(notify_socket: str) -> None:
+    """Tell systemd, which waits at this socket if it started us, that calls are answered (sd_notify(3))."""
+    if not notify_socket:
+        return
+    address = "\0" + notify_socket[1:] if notify_socket.startswith("@") else notify_socket
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"READY=1", address)
+    except OSError as error:
+        log.warning("cannot tell systemd at %s that the agent is ready: %s", notify_socket, error)

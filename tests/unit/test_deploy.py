@@ -1,0 +1,56 @@
+"""The systemd units and their settings."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import click
+from testtools import TestCase
+
+from tests.unit.virtman.scene import folder_for
+from virtman.cli import main as virtman
+from volt.cli import main as volt
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+UNITS = DEPLOY / "systemd"
+
+
+class UnitTest(TestCase):
+    def test_systemd_finds_nothing_wrong(self) -> None:
+        if shutil.which("systemd-analyze") is None:
+            self.skipTest("systemd-analyze is missing: it is in Debian's package systemd")
+        folder = folder_for(self)
+        for unit in sorted(UNITS.iterdir()):
+            # Where the units expect our commands, there are none on this machine.
+            text = re.sub(r"(?m)^ExecStart=/usr/local/bin/\w+", "ExecStart=/bin/true", unit.read_text())
+            copy = folder / unit.name
+            copy.write_text(text)
+            argv = ["systemd-analyze", "verify", "--man=no", str(copy)]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+            self.assertEqual((0, "", ""), (done.returncode, done.stdout, done.stderr), unit.name)
+
+    def test_units_run_commands_that_there_are(self) -> None:
+        for unit, group in (("virtman-agent.service", virtman), ("volt.service", volt)):
+            (command,) = re.findall(r"(?m)^ExecStart=/usr/local/bin/(\w+) (\w+)$", (UNITS / unit).read_text())
+            assert isinstance(group, click.Group)
+            self.assertIn(command[1], group.commands)
+
+
+class SettingsTest(TestCase):
+    """The samples name every variable of their command, but for those that the unit sets."""
+
+    def variables(self, command: click.Command) -> set[str]:
+        return {str(option.envvar) for option in command.params if option.envvar}
+
+    def sample(self, name: str) -> set[str]:
+        return set(re.findall(r"(?m)^#(\w+)=", (DEPLOY / "default" / name).read_text()))
+
+    def test_of_the_agent(self) -> None:
+        self.assertEqual(self.variables(virtman.commands["agent"]), self.sample("virtman-agent"))
+
+    def test_of_volt(self) -> None:
+        set_by_unit = {"VOLT_STATE", "VOLT_TOKEN_FILE"}
+        self.assertEqual(self.variables(volt.commands["serve"]) - set_by_unit, self.sample("volt"))
