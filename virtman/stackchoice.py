@@ -114,9 +114,10 @@ def pick(
 def choose(
     stack: str, overrides: Mapping[str, str | None], state: Path, address: str, machine: Machine | None = None
 ) -> Drivers:
-    """The drivers that ``pick`` takes. Raises ConfigError, which names all that is missing for them."""
+    """The drivers that ``pick`` takes. Raises ConfigError, which names what is missing; as ``settle``."""
     machine = machine or Machine()
     drivers, reason = pick(stack, overrides, state, address, machine)
+    _check_made_with(state, drivers)
     lacking = missing(drivers, machine, address)
     if lacking:
         raise ConfigError(
@@ -140,15 +141,18 @@ def settle(state: Path, drivers: Drivers) -> None:
 
     Raises ConfigError if there are records that other drivers made.
     """
-    made = made_with(state)
-    if has_records(state) and (made or USERSPACE) != drivers:
-        made = made or USERSPACE
+    _check_made_with(state, drivers)
+    if made_with(state) != drivers:
+        write_atomically(_file(state), json.dumps(asdict(drivers)).encode())
+
+
+def _check_made_with(state: Path, drivers: Drivers) -> None:
+    made = made_with(state) or USERSPACE
+    if made != drivers and has_records(state):
         raise ConfigError(
             f"the images and VMs in {state} were made with {made}, and {drivers} cannot use them: "
             f"start the agent with {made.options}"
         )
-    if made != drivers:
-        write_atomically(_file(state), json.dumps(asdict(drivers)).encode())
 
 
 def made_with(state: Path) -> Drivers | None:

@@ -123,6 +123,13 @@ class RecordedChoiceTest(Scene):
         self.assertIn("attach double, cache bcache, export double, snapshot dmthin", line)
         self.assertIn("missing here: make-bcache", line)
 
+    def test_that_the_records_are_of_other_drivers_is_said_before_what_is_missing_for_these(self) -> None:
+        settle(self.state, USERSPACE)
+        self.record()
+        line = self.refused("kernel", DOUBLES, without=["make-bcache"])
+        self.assertIn("made with the userspace stack", line)
+        self.assertNotIn("make-bcache", line)
+
     def test_records_without_a_choice_are_of_the_userspace_stack(self) -> None:
         self.record()
         self.assertEqual(USERSPACE, self.choose())
