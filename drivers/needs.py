@@ -42,10 +42,11 @@ class Library:
 
 @dataclass(frozen=True)
 class Node:
-    """A path that the kernel offers, and the command that has it do so."""
+    """A path that the kernel offers, ``mounted`` if it is a file system, and the command that has it do so."""
 
     path: Path
     command: str
+    mounted: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ QEMU_STORAGE_DAEMON = Tool("qemu-storage-daemon", "qemu-system-common")
 
 DEVICE_MAPPER = Node(Path("/dev/mapper/control"), "modprobe dm_mod")
 LOOP = Node(Path("/dev/loop-control"), "modprobe loop")
+CONFIGFS = Node(Path("/sys/kernel/config"), "mount -t configfs none /sys/kernel/config", mounted=True)
 
 
 class Machine:
@@ -115,9 +117,9 @@ class Machine:
             return False
         return True
 
-    def has_path(self, path: Path) -> bool:
-        """Whether the path exists."""
-        return path.exists()
+    def has_node(self, node: Node) -> bool:
+        """Whether the path is there, and something is mounted on it if that is asked for."""
+        return node.path.is_mount() if node.mounted else node.path.exists()
 
 
 def _which(tool: str) -> str | None:
@@ -139,7 +141,7 @@ def _findings(needs: Needs, machine: Machine, address: str) -> Iterator[Finding]
     for module in needs.modules:
         yield Finding(f"module {module}", machine.has_module(module), remedy=_OTHER_KERNEL)
     for node in needs.nodes:
-        yield Finding(str(node.path), machine.has_path(node.path), remedy=node.command)
+        yield Finding(str(node.path), machine.has_node(node), remedy=node.command)
     if needs.address:
         yield Finding("address", bool(address), remedy="say with --address where other hosts reach this one")
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 
-from drivers.needs import Machine
+from drivers.needs import Machine, Node
 
 
 class MachineDouble(Machine):
@@ -32,5 +31,5 @@ class MachineDouble(Machine):
     def has_module(self, name: str) -> bool:
         return name not in self._without
 
-    def has_path(self, path: Path) -> bool:
-        return str(path) not in self._without
+    def has_node(self, node: Node) -> bool:
+        return str(node.path) not in self._without

@@ -75,9 +75,13 @@ class MachineTest(TestCase):
             self.skipTest("this kernel shows no module in /sys/module")
         self.assertTrue(Machine().has_module(loaded.name))
 
-    def test_paths(self) -> None:
-        self.assertTrue(Machine().has_path(Path("/proc/self")))
-        self.assertFalse(Machine().has_path(Path("/proc/virtman")))
+    def test_nodes(self) -> None:
+        self.assertTrue(Machine().has_node(Node(Path("/proc/self"), "")))
+        self.assertFalse(Machine().has_node(Node(Path("/proc/virtman"), "")))
+
+    def test_a_folder_that_is_there_need_not_be_mounted(self) -> None:
+        self.assertTrue(Machine().has_node(Node(Path("/proc"), "", mounted=True)))
+        self.assertFalse(Machine().has_node(Node(Path("/proc/self"), "", mounted=True)))
 
     def test_root(self) -> None:
         self.assertEqual(os.geteuid() == 0, Machine().root)
