@@ -29,12 +29,12 @@ setup(
     },
     entry_points={
         "console_scripts": ["virtman = virtman.cli:main", "volt = volt.cli:main"],
-        "virtman.drivers.attach": ["nbd = drivers.attach.nbd:NbdAttach"],
+        "virtman.drivers.attach": ["iscsi = drivers.attach.iscsi:IscsiAttach", "nbd = drivers.attach.nbd:NbdAttach"],
         "virtman.drivers.cache": [
             "bcache = drivers.cache.bcache:BcacheCache",
             "qcow2 = drivers.cache.qcow2:Qcow2Cache",
         ],
-        "virtman.drivers.export": ["nbd = drivers.export.nbd:NbdExport"],
+        "virtman.drivers.export": ["lio = drivers.export.lio:LioExport", "nbd = drivers.export.nbd:NbdExport"],
         "virtman.drivers.snapshot": [
             "dmthin = drivers.snapshot.dmthin:DmThinSnapshot",
             "qcow2 = drivers.snapshot.qcow2:Qcow2Snapshot",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from drivers import udevrules
 from drivers.command import run
 from drivers.errors import CommandFailed
+
+_NUMBER = re.compile(r"\d+:\d+")
 
 SECTOR = 512
 """Bytes: device-mapper counts in sectors of this size, whatever the disk's are."""
@@ -24,11 +29,12 @@ def map_path(name: str) -> Path:
 
 
 def create(name: str, table: Iterable[str], *, read_only: bool = False) -> Path:
-    """Make a map of these lines, unless there is one of this name. Returns its node.
+    """Make a map of these lines, unless there is one of this name, that udev leaves alone. Returns its node.
 
     Raises CommandFailed, CommandTimedOut, ToolMissing.
     """
     if not exists(name):
+        udevrules.apply()
         options = ["--readonly"] if read_only else []
         with _lines(table) as file:
             run(["dmsetup", "create", name, *_UNPROBED, *options, file])
@@ -56,6 +62,11 @@ def events(name: str) -> int:
     return int(run(["dmsetup", "info", "--columns", "--noheadings", "--options", "events", name]).stdout)
 
 
+def openers(name: str) -> int:
+    """How many have the map open, other maps included. Raises CommandFailed."""
+    return int(run(["dmsetup", "info", "--columns", "--noheadings", "--options", "open", name]).stdout)
+
+
 def message(name: str, text: str) -> None:
     """Send a message to the first target of a map. Raises CommandFailed."""
     run(["dmsetup", "message", name, "0", text])
@@ -64,6 +75,22 @@ def message(name: str, text: str) -> None:
 def status(name: str) -> str:
     """The status line of a map's target: start, length, type, and what that type says. Raises CommandFailed."""
     return run(["dmsetup", "status", name]).stdout.strip()
+
+
+def table(name: str) -> str:
+    """The table of a map, with devices by their numbers. Raises CommandFailed."""
+    return run(["dmsetup", "table", name]).stdout.strip()
+
+
+def numbers_in(table: str) -> list[str]:
+    """The devices that a table names."""
+    return _NUMBER.findall(table)
+
+
+def number(device: Path) -> str:
+    """The number by which a table names a block device: ``major:minor``."""
+    rdev = device.stat().st_rdev
+    return f"{os.major(rdev)}:{os.minor(rdev)}"
 
 
 def exists(name: str) -> bool:

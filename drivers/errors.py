@@ -3,9 +3,11 @@
 DriverError
 ├── UnknownDriver       no driver of that name is installed for the layer
 ├── ToolMissing         a program that the driver needs is not installed
+├── LibraryMissing      a Python library that the driver needs is not installed
 ├── CommandFailed       a program ended with another exit code than 0
 ├── CommandTimedOut     a program did not end in time
 ├── DaemonFailed        a storage daemon ended, or did not get ready in time
+├── TargetFailed        the kernel's iSCSI target refused a change
 ├── NotServing          nobody, or not yet somebody, answers as an NBD server at a socket
 ├── ProtocolViolated    who answers speaks something else than NBD, or refuses the request
 ├── BadName             a name that could leave its folder or confuse a tool
@@ -47,6 +49,13 @@ class ToolMissing(DriverError):
         self.tool = tool
 
 
+class LibraryMissing(DriverError):
+    """A Python library that the driver needs is not installed."""
+
+    def __init__(self, library: str, package: str) -> None:
+        super().__init__(f"the Python library {library} is not installed (Debian: {package})")
+
+
 class CommandFailed(DriverError):
     """A program ended with another exit code than 0."""
 
@@ -70,6 +79,13 @@ class DaemonFailed(DriverError):
     def __init__(self, image: str, what: str, log: str) -> None:
         super().__init__(f"the storage daemon of image {image} {what}: {log or 'its log is empty'}")
         self.image, self.log = image, log
+
+
+class TargetFailed(DriverError):
+    """The kernel's iSCSI target refused a change."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(f"the kernel's iSCSI target: {reason}")
 
 
 class NotServing(DriverError):

@@ -8,8 +8,8 @@ from pathlib import Path
 from drivers.command import run
 
 
-def attach(file: Path, *, read_only: bool = False) -> Path:
-    """The loop device of a file, made if there is none. It bypasses the page cache of the file.
+def attach(file: Path, *, read_only: bool = False, cached: bool = False) -> Path:
+    """The loop device of a file, made if there is none. It bypasses the page cache of the file unless ``cached``.
 
     Raises CommandFailed, ToolMissing.
     """
@@ -17,7 +17,8 @@ def attach(file: Path, *, read_only: bool = False) -> Path:
     if found is not None:
         return found
     options = ["--read-only"] if read_only else []
-    return Path(run(["losetup", "--find", "--show", "--direct-io=on", *options, str(file)]).stdout.strip())
+    direct = f"--direct-io={'off' if cached else 'on'}"
+    return Path(run(["losetup", "--find", "--show", direct, *options, str(file)]).stdout.strip())
 
 
 def detach(file: Path) -> None:

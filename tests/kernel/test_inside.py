@@ -26,5 +26,11 @@ class InsideTest(KernelCase):
     def test_dmthin(self) -> None:
         self.run_inside("test_dmthin.py")
 
+    def test_lio(self) -> None:
+        self.run_inside("test_lio.py")
+
+    def test_iscsi(self) -> None:
+        self.run_inside("test_iscsi.py")
+
     def test_bcache(self) -> None:
         self.run_inside("test_bcache.py")

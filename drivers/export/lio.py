@@ -1,0 +1,308 @@
+"""Serve an image by the kernel's iSCSI target (LIO): one target per image and host.
+
+The target exists, and children log in to it, before there is a disk in it; ``publish`` adds the disk. Who may log in is
+listed in the target by name; nobody else may, and nobody may write. Configfs and device-mapper hold all there is to
+know, so that nothing is remembered here.
+
+Two maps lie between the published device and the target. The lower one has the same path whatever the device is called
+after a reboot: VMs' disks are made on it, and both get another device under way by a new table in it. It holds reads
+while there is no device, and those that the device failed until the image is published again: no VM and no child is
+told of an error. The upper one is there because the target claims its disk for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from drivers import devmapper, iscsinames, loopdev
+from drivers.base import Child, Device, Died, Endpoint, Existing, Image, Place
+from drivers.devmapper import SECTOR
+from drivers.errors import BadDevice, LibraryMissing, TargetFailed
+from drivers.iscsinames import DISK, PORTAL_GROUP, Side, image_of, initiator_name, serial_of, target_name
+from drivers.names import checked
+from drivers.needs import CONFIGFS, DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Library, Needs
+
+log = logging.getLogger(__name__)
+
+_OWN = iscsinames.MODEL
+_LOWER = "virtman-image-"
+_UPPER = "virtman-export-"
+
+_ALIAS = "emulate_model_alias"
+"""Has the disk's name be its model, by which children know it for ours (see drivers.udevrules)."""
+
+_ATTRIBUTES = {
+    "authentication": 1,  # by the secrets in the children's ACLs
+    "generate_node_acls": 0,  # nobody but who has an ACL
+    "cache_dynamic_acls": 0,
+    "demo_mode_write_protect": 1,
+}
+
+
+class LioExport:
+    """Targets named after the host, reached at its address. No process serves them, so none dies."""
+
+    needs = Needs(
+        tools=(DMSETUP, LOSETUP, MODPROBE, UDEVADM),
+        libraries=(Library("rtslib_fb", "python3-rtslib-fb", "rtslib-fb"),),
+        modules=("target_core_mod", "iscsi_target_mod", "target_core_iblock", "dm_multipath", "dm_service_time"),
+        nodes=(CONFIGFS, DEVICE_MAPPER, LOOP),
+        root=True,
+        address=True,
+    )
+
+    def __init__(self, place: Place, *, died: Died, port: int = iscsinames.PORT) -> None:  # noqa: ARG002
+        """Raises BadName, BadAddress."""
+        self._host = checked(place.host)
+        self._address = iscsinames.address_of(place.address, port)
+        self._ip, self._port = iscsinames.portal_of(self._address)
+        self._numbering = threading.Lock()  # rtslib picks the number of a new disk without one
+
+    @property
+    def address(self) -> str:
+        """``iscsi://<ip>:<port>``."""
+        return self._address
+
+    def reserve(self, image: str) -> Endpoint:
+        """Make the target, open for who is allowed, without a disk.
+
+        Raises BadName, BadAddress, LibraryMissing, TargetFailed.
+        """
+        with _translated():
+            self._group(image)
+        return Endpoint(self.address, target_name(self._host, image))
+
+    def publish(self, image: Image, device: Device, *, replace: bool = False) -> Endpoint:  # noqa: ARG002
+        """Put the image's disk into its target. A published one gets another device without being taken away.
+
+        ``replace`` changes nothing more: the connections to parents are below ``device``, and attach drops them.
+
+        Raises BadDevice, BadName, BadAddress, LibraryMissing, TargetFailed, CommandFailed.
+        """
+        endpoint = self.reserve(image.name)
+        with _translated():
+            found = _disk(image.name)
+            if found is not None and not _complete(found, image):
+                log.warning("image %s: replacing a disk that is half made or of other content", image.name)
+                _remove_disk(image.name, found)
+            with _block_device(image, device) as source:
+                lower = _point(image, devmapper.number(source))
+            linear = f"0 {image.size // SECTOR} linear {devmapper.number(lower)} 0"
+            upper = devmapper.create(_UPPER + image.name, [linear], read_only=True)
+            disk = _disk(image.name) or self._make_disk(image, upper)
+            group = self._group(image.name)
+            self._plug_in(group, disk)
+            for acl in group.node_acls:
+                _show_disk(acl)
+        return endpoint
+
+    def local(self, image: Image) -> Device:
+        """The map that follows every replacement of the device. It is there once the image is published."""
+        return Device(size=image.size, path=devmapper.map_path(_LOWER + checked(image.name)))
+
+    def serving(self, image: str) -> bool:
+        """Whether there is a disk in an open target that can be read. Raises LibraryMissing, TargetFailed."""
+        with _translated():
+            target = self._target(image)
+            if target is None or not any(group.enable and _plugged_in(group) for group in target.tpgs):
+                return False
+        return " F " not in devmapper.status(_LOWER + image)
+
+    def hit_bytes(self, image: str) -> int:
+        """0: the kernel counts what the target's children read, not where the cache below found it."""
+        checked(image)
+        return 0
+
+    def allow(self, image: str, children: Sequence[Child]) -> None:
+        """Let exactly these hosts log in, by their secrets; a host that was allowed before loses its session.
+
+        Raises BadName, LibraryMissing, TargetFailed.
+        """
+        wanted = {initiator_name(child.host): child.secret for child in children}
+        with _translated():
+            group = self._group(image)
+            for acl in list(group.node_acls):
+                if acl.node_wwn not in wanted:
+                    log.info("image %s: %s may not read any more", image, acl.node_wwn)
+                    acl.delete()
+            for name, secret in sorted(wanted.items()):
+                acl = _rtslib().NodeACL(group, name)
+                _set_passwords(acl, secret)
+                _show_disk(acl)
+
+    def withdraw(self, image: str) -> None:
+        """End the children's sessions and remove target, disk and maps.
+
+        While VMs' disks are on the lower map, it stays, lets go of the device, and holds their reads until ``publish``.
+
+        Raises BadName, LibraryMissing, TargetFailed, CommandFailed.
+        """
+        with _translated():
+            target = self._target(image)
+            if target is not None:
+                target.delete()
+            disk = _disk(image)
+            if disk is not None:
+                _remove_disk(image, disk)
+        devmapper.remove(_UPPER + image)
+        lower = _LOWER + image
+        if devmapper.exists(lower) and devmapper.openers(lower):
+            log.warning("image %s: VMs' disks are on it, and their reads wait", image)
+            sectors = int(devmapper.table(lower).split()[1])
+            devmapper.reload(lower, [_table(sectors, [])], read_only=True)
+        else:
+            devmapper.remove(lower)
+
+    def existing(self) -> Existing:
+        """Images with a target, a disk or a map. Raises LibraryMissing, TargetFailed, CommandFailed."""
+        details: dict[str, str] = {}
+        for prefix in (_LOWER, _UPPER):
+            details |= {name.removeprefix(prefix): f"map {name}" for name in devmapper.names(prefix)}
+        with _translated():
+            disks = [disk.name for disk in _rtslib().RTSRoot().storage_objects if disk.name.startswith(_OWN)]
+            targets = [target.wwn for target in _rtslib().FabricModule("iscsi").targets]
+        details |= {name.removeprefix(_OWN): f"disk {name}" for name in disks}
+        own = f"{initiator_name(self._host)}:"
+        details |= {image_of(name) or name: f"target {name}" for name in targets if name.startswith(own)}
+        return Existing(frozenset(details), details)
+
+    # All of these are called where _translated turns rtslib's errors into TargetFailed.
+
+    def _target(self, image: str) -> Any:
+        """The image's target, or None."""
+        rtslib = _rtslib()
+        with contextlib.suppress(rtslib.RTSLibNotInCFS):
+            return rtslib.Target(rtslib.FabricModule("iscsi"), target_name(self._host, image), "lookup")
+        return None
+
+    def _group(self, image: str) -> Any:
+        """The portal group of the image's target, made if it is not there, and open."""
+        rtslib = _rtslib()
+        target = rtslib.Target(rtslib.FabricModule("iscsi"), target_name(self._host, image))
+        group = rtslib.TPG(target, PORTAL_GROUP)
+        if not group.enable:
+            for name, value in _ATTRIBUTES.items():
+                group.set_attribute(name, value)
+            rtslib.NetworkPortal(group, f"[{self._ip}]" if ":" in self._ip else self._ip, self._port)
+            group.enable = True
+        return group
+
+    def _make_disk(self, image: Image, source: Path) -> Any:
+        rtslib = _rtslib()
+        path = f"/dev/dm-{devmapper.number(source).partition(':')[2]}"  # rtslib takes no other name for it
+        with self._numbering:
+            rtslib.RTSRoot().invalidate_caches()  # other programs make disks, too
+            disk = rtslib.BlockStorageObject(_OWN + image.name, dev=path, wwn=serial_of(image), readonly=True)
+        disk.set_attribute(_ALIAS, 1)
+        return disk
+
+    def _plug_in(self, group: Any, disk: Any) -> None:
+        if _plugged_in(group):
+            return
+        for left_over in list(group.luns):
+            left_over.delete()
+        _rtslib().LUN(group, DISK, disk)
+
+
+def _point(image: Image, path: str) -> Path:
+    """The lower map, reading by a block device, given by its number."""
+    name = _LOWER + image.name
+    table = [_table(image.size // SECTOR, [path])]
+    if devmapper.exists(name) and _unlike(name, path):
+        devmapper.reload(name, table, read_only=True)
+    return devmapper.create(name, table, read_only=True)
+
+
+def _unlike(name: str, path: str) -> bool:
+    """Whether the map reads by something else, by nothing, or not any more after an error."""
+    return devmapper.numbers_in(devmapper.table(name)) != [path] or f"{path} A" not in devmapper.status(name)
+
+
+def _table(sectors: int, paths: Sequence[str]) -> str:
+    """Reads by a device, or for now by none (Linux: drivers/md/dm-mpath.c).
+
+    It is a multipath target because that holds requests when it has no path or its path failed. It cannot be replaced
+    by a target of another type.
+    """
+    group = f"1 1 service-time 0 1 0 {paths[0]}" if paths else "0 0"
+    return f"0 {sectors} multipath 3 queue_if_no_path queue_mode bio 0 {group}"
+
+
+@contextlib.contextmanager
+def _block_device(image: Image, device: Device) -> Iterator[Path]:
+    """The block device, or one for a file: it is there while a map uses it."""
+    if device.path is None or device.size != image.size or image.size % SECTOR:
+        raise BadDevice(f"image {image.name}: {device} is no kernel device of {image.size} bytes, whole sectors")
+    if device.path.is_block_device():
+        yield device.path
+    elif device.path.is_file():
+        source = loopdev.attach(device.path, read_only=True, cached=True)  # many children read the same
+        try:
+            yield source
+        finally:
+            loopdev.detach(device.path)  # it goes when its last user does (losetup(8), --detach)
+    else:
+        raise BadDevice(f"image {image.name}: {device.path} is neither a block device nor a file")
+
+
+def _disk(image: str) -> Any:
+    """The storage object that the image's LUN is made of, or None."""
+    return next((disk for disk in _rtslib().RTSRoot().storage_objects if disk.name == _OWN + checked(image)), None)
+
+
+def _remove_disk(image: str, disk: Any) -> None:
+    disk.delete()
+    devmapper.remove(_UPPER + image)
+
+
+def _complete(disk: Any, image: Image) -> bool:
+    """Whether the disk has all that it gets when it is made, and is this image's."""
+    return bool(disk.is_configured() and disk.wwn == serial_of(image) and disk.get_attribute(_ALIAS) == "1")
+
+
+def _set_passwords(acl: Any, secret: str) -> None:
+    """Have both sides prove themselves. Sessions that are there stay."""
+    acl.chap_userid = acl.chap_mutual_userid = iscsinames.CHAP_USER
+    acl.chap_password = iscsinames.password(secret, Side.CHILD)
+    acl.chap_mutual_password = iscsinames.password(secret, Side.PARENT)
+
+
+def _plugged_in(group: Any) -> bool:
+    """Whether there is a disk in the group; a LUN without one is what a killed agent leaves."""
+    with contextlib.suppress(_rtslib().RTSLibError):
+        return any(lun.lun == DISK and lun.storage_object.is_configured() for lun in group.luns)
+    return False
+
+
+def _show_disk(acl: Any) -> None:
+    """Let who has the ACL see the disk, if there is one by now."""
+    rtslib = _rtslib()
+    if not _plugged_in(acl.parent_tpg):
+        return
+    for mapped in list(acl.mapped_luns):
+        if mapped.write_protect:
+            return
+        mapped.delete()  # half made
+    rtslib.MappedLUN(acl, DISK, DISK, write_protect=True)
+
+
+def _rtslib() -> Any:
+    try:
+        import rtslib_fb
+    except ImportError as error:
+        raise LibraryMissing("rtslib_fb", "python3-rtslib-fb") from error
+    return rtslib_fb
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    error_class = _rtslib().RTSLibError
+    try:
+        yield
+    except (error_class, OSError) as error:
+        raise TargetFailed(error) from error

@@ -1,0 +1,86 @@
+"""What tests of iSCSI in one guest need: who logs in, raw commands, and a list of what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drivers import scsi
+from drivers.command import run
+from drivers.errors import CommandFailed
+from drivers.iscsinames import CHAP_USER, Side, password
+
+SECRET = "of this edge"
+
+CHECK_CONDITION = 0x02
+DATA_PROTECT = 0x07
+"""SCSI: SPC-4, table of status codes, table of sense keys."""
+
+_LISTINGS = (
+    ["dmsetup", "ls"],
+    ["losetup", "--list"],
+    ["iscsiadm", "--mode", "session"],
+    ["iscsiadm", "--mode", "node"],
+    ["find", "/sys/kernel/config/target", "-mindepth", "2", "-maxdepth", "4", "-type", "d"],
+    ["ls", "/sys/block"],
+)
+
+
+def what_is_there() -> list[list[str]]:
+    """Lines of each listing of what a kernel stack makes."""
+    run(["udevadm", "settle"])
+    return [_listing(argv) for argv in _LISTINGS]
+
+
+def _listing(argv: list[str]) -> list[str]:
+    try:
+        return sorted(run(argv).stdout.splitlines())
+    except CommandFailed as error:
+        if "No records found" in error.stderr or "No active sessions" in error.stderr:
+            return []
+        raise
+
+
+def log_in(target: str, portal: str, secret: str = SECRET) -> None:
+    """Log in as the guest itself. Raises CommandFailed."""
+    record = ["iscsiadm", "--mode", "node", "--targetname", target, "--portal", portal]
+    run([*record, "--op", "new"])
+    settings = {
+        "authmethod": "CHAP",
+        "username": CHAP_USER,
+        "password": password(secret, Side.CHILD),
+        "username_in": CHAP_USER,
+        "password_in": password(secret, Side.PARENT),
+    }
+    for name, value in settings.items():
+        run([*record, "--op", "update", "--name", f"node.session.auth.{name}", "--value", value])
+    run([*record, "--login"])
+
+
+def log_out(target: str, portal: str) -> None:
+    """End the session, if there is one, and forget the target."""
+    record = ["iscsiadm", "--mode", "node", "--targetname", target, "--portal", portal]
+    for last in (["--logout"], ["--op", "delete"]):
+        try:
+            run([*record, *last])
+        except CommandFailed as error:
+            if "No matching sessions" not in error.stderr and "No records found" not in error.stderr:
+                raise
+
+
+def rescan(target: str) -> None:
+    """Look for disks that a target got after the login."""
+    run(["iscsiadm", "--mode", "node", "--targetname", target, "--rescan"])
+
+
+def disk_of(target: str) -> Path | None:
+    """The node of the disk with LUN 0, if there is one."""
+    run(["udevadm", "settle"])
+    for session in Path("/sys/class/iscsi_session").glob("*"):
+        if (session / "targetname").read_text().strip() == target:
+            return next((Path("/dev") / found.name for found in session.glob("device/target*/*:0/block/*")), None)
+    return None
+
+
+def write_first_sector(disk: Path) -> scsi.Answer:
+    """Send a WRITE(10) past the initiator's own idea of a read-only disk."""
+    return scsi.send(disk, bytes([0x2A, 0, 0, 0, 0, 0, 0, 0, 1, 0]), b"\xff" * 512)

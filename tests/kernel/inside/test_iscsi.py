@@ -1,0 +1,195 @@
+"""A host's way to its parents, with a parent in the same guest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from testtools import TestCase
+
+from drivers import devmapper
+from drivers.attach.iscsi import IscsiAttach
+from drivers.base import Child, Device, Image, Parent, PathState, Place
+from drivers.command import run
+from drivers.errors import BadDisk, NoParents, NotAttached
+from drivers.export.lio import LioExport
+from tests.kernel.inside import iscsi_tools
+from tests.kernel.inside.iscsi_tools import SECRET
+
+# rtslib 2.1.75 leaves its lock file open, and calls what pyudev 0.24 no longer recommends.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore:Will be removed in 1.0:DeprecationWarning",
+)
+
+HOST = socket.gethostname()
+IP = "127.0.0.1"
+SIZE = 4 << 20
+PATIENCE = 30.0
+GONE = Parent("gone", f"iscsi://{IP}:1")
+"""Nobody listens there."""
+
+
+class IscsiTest(TestCase):
+    """A host that is its own parent."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.place = Place(self.folder, self.folder, host=HOST, address=IP)
+        self.export = LioExport(self.place, died=self.fail)
+        self.export.reserve("warm-up")  # makes the folders of the iSCSI fabric, which stay
+        self.export.withdraw("warm-up")
+        before = iscsi_tools.what_is_there()
+        self.addCleanup(lambda: self.assertEqual(before, iscsi_tools.what_is_there()))
+        self.content = os.urandom(SIZE)
+        (self.folder / "image").write_bytes(self.content)
+        self.image = Image("Debian_12", SIZE, f"sha256:{hashlib.sha256(self.content).hexdigest()}")
+        self.parent = Parent(HOST, self.export.address, SECRET)
+        self.addCleanup(self.export.withdraw, self.image.name)
+        self.lost: list[str] = []
+        self.was_lost = threading.Event()
+        self.attach = self.new_driver()
+        self.addCleanup(self.attach.disconnect, self.image.name)
+
+    def new_driver(self) -> IscsiAttach:
+        driver = IscsiAttach(self.place, lost=self._note_lost)
+        self.addCleanup(driver.close)
+        return driver
+
+    def _note_lost(self, _image: Image, parent: Parent) -> None:
+        self.lost.append(parent.host)
+        self.was_lost.set()
+
+    def publish(self) -> None:
+        self.export.publish(self.image, Device(SIZE, self.folder / "image"))
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+
+    def connect(self) -> Path:
+        path = self.attach.connect(self.image, [self.parent]).path
+        assert path is not None
+        return path
+
+    def read(self, path: Path) -> bytes:
+        """The content, past the page cache."""
+        copy = self.folder / "copy"
+        run(["dd", f"if={path}", f"of={copy}", "bs=64k", "iflag=direct", "status=none"], timeout=PATIENCE)
+        return copy.read_bytes()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        waiting, pause = threading.Event(), 0.02
+        for _ in range(100):
+            if condition():
+                return
+            waiting.wait(pause)
+            pause = min(2 * pause, 0.5)
+        self.fail("it did not happen")
+
+    def states(self) -> list[PathState]:
+        return [status.state for status in self.attach.paths(self.image.name)]
+
+    def test_reads_the_parents_bytes(self) -> None:
+        self.publish()
+        path = self.connect()
+        self.assertEqual(self.content, self.read(path))
+        self.assertEqual([PathState.ACTIVE], self.states())
+        self.assertEqual({self.image.name}, set(self.attach.existing().names))
+
+    def test_map_is_read_only(self) -> None:
+        path = self.connect()
+        self.assertEqual("1", run(["blockdev", "--getro", str(path)]).stdout.strip())
+
+    def test_read_waits_for_a_parent_that_is_published_later(self) -> None:
+        path = self.connect()
+        self.assertEqual([PathState.LOST], self.states())
+        got: list[bytes] = []
+        reader = threading.Thread(target=lambda: got.append(self.read(path)))
+        reader.start()
+        self.export.reserve(self.image.name)
+        self.publish()
+        reader.join(PATIENCE)
+        self.assertEqual([self.content], got)
+
+    def test_disconnect_leaves_nothing_and_may_be_repeated(self) -> None:
+        self.publish()
+        self.read(self.connect())
+        self.attach.disconnect(self.image.name)
+        self.attach.disconnect(self.image.name)
+        self.assertEqual(frozenset(), self.attach.existing().names)
+        self.assertRaises(NotAttached, self.attach.paths, self.image.name)
+
+    def test_new_driver_goes_on_with_the_paths_of_an_old_one(self) -> None:
+        self.publish()
+        path = self.connect()
+        self.read(path)
+        self.attach.close()
+        table = devmapper.table(path.name)
+        self.attach = self.new_driver()
+        self.assertEqual({self.image.name}, set(self.attach.existing().names))
+        self.connect()
+        self.assertEqual([PathState.ACTIVE], self.states())
+        self.assertEqual(table, devmapper.table(path.name))
+
+    def test_new_driver_removes_what_an_old_one_left(self) -> None:
+        self.publish()
+        self.read(self.connect())
+        self.attach.close()
+        self.new_driver().disconnect(self.image.name)
+        self.assertEqual(frozenset(), self.attach.existing().names)
+
+    def test_parent_that_serves_other_content_is_no_path(self) -> None:
+        self.publish()
+        other = Image(self.image.name, SIZE, "sha256:" + "0" * 64)
+        self.attach.connect(other, [self.parent])
+        self.wait_until(lambda: list(Path("/sys/class/iscsi_session").glob("*/device/target*/*:0/block/*")) != [])
+        self.assertEqual([PathState.LOST], self.states())
+        self.assertIn("queue_if_no_path 0 0 0", devmapper.table(f"virtman-attach-{self.image.name}"))
+
+    def test_parent_that_goes_is_told_of_and_taken_back(self) -> None:
+        self.publish()
+        path = self.connect()
+        self.read(path)
+        self.export.withdraw(self.image.name)
+        self.assertTrue(self.was_lost.wait(PATIENCE))
+        self.assertEqual([HOST], self.lost)
+        self.assertEqual([PathState.LOST], self.states())
+        self.publish()
+        self.assertEqual(self.content, self.read(path))
+
+    def test_update_takes_parents_in_and_out_of_the_map(self) -> None:
+        self.publish()
+        path = self.attach.connect(self.image, [GONE]).path
+        assert path is not None
+        self.assertFalse(self.attach.update(self.image, [GONE, self.parent]))
+        self.assertEqual(self.content, self.read(path))
+        self.assertEqual([PathState.LOST, PathState.ACTIVE], self.states())
+        self.assertFalse(self.attach.update(self.image, [GONE]))
+        self.assertIn("queue_if_no_path 0 0 0", devmapper.table(path.name))
+
+    def test_secrets_are_nobody_elses_to_read(self) -> None:
+        self.publish()
+        self.read(self.connect())
+        records = [path for path in Path("/etc/iscsi/nodes").rglob("*") if path.is_file()]
+        self.assertEqual([0o600], [path.stat().st_mode & 0o777 for path in records])
+
+    def test_parent_with_another_secret_is_no_path(self) -> None:
+        self.publish()
+        with self.assertLogs("drivers.attach.iscsi", "INFO") as said:
+            self.attach.connect(self.image, [Parent(HOST, self.export.address, "another secret")])
+            self.wait_until(lambda: any("authorization failure" in line for line in said.output))
+        self.assertEqual([PathState.LOST], self.states())
+
+    def test_refuses_what_cannot_be(self) -> None:
+        self.assertRaises(NoParents, self.attach.connect, self.image, [])
+        self.assertRaises(BadDisk, self.attach.connect, Image("x", 1000, self.image.digest), [self.parent])
+        self.assertRaises(BadDisk, self.attach.origin, self.image, self.folder / "missing")
+        self.assertEqual(SIZE, self.attach.origin(self.image, self.folder / "image").size)

@@ -1,0 +1,242 @@
+"""The kernel's iSCSI target, seen from configfs and by an initiator on the same machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from testtools import ExpectedException, TestCase
+
+from drivers import devmapper, loopdev
+from drivers.base import Child, Device, Image, Place
+from drivers.command import run
+from drivers.errors import BadDevice, CommandFailed
+from drivers.export.lio import LioExport
+from drivers.iscsinames import initiator_name, target_name
+from tests.kernel.inside import iscsi_tools
+from tests.kernel.inside.iscsi_tools import CHECK_CONDITION, DATA_PROTECT, SECRET, log_in, log_out
+
+# rtslib 2.1.75 leaves its lock file open, and calls what pyudev 0.24 no longer recommends.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore:Will be removed in 1.0:DeprecationWarning",
+)
+
+HOST = socket.gethostname()
+IP = "127.0.0.1"
+PORTAL = f"{IP}:3260"
+SIZE = 4 << 20
+LOGIN_REFUSED = 24
+"""iscsiadm(8), exit status: login failed due to authorization failure."""
+
+PARTITION_SCAN = 64 << 10
+"""Bytes that the kernel itself may read of a new disk."""
+
+CONFIGFS = Path("/sys/kernel/config/target/iscsi")
+
+
+class LioTest(TestCase):
+    """A target that this guest serves to itself."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.export = self.new_driver()
+        self.export.reserve("warm-up")  # makes the folders of the iSCSI fabric, which stay
+        self.export.withdraw("warm-up")
+        before = iscsi_tools.what_is_there()
+        self.addCleanup(lambda: self.assertEqual(before, iscsi_tools.what_is_there()))
+        self.content = os.urandom(SIZE)
+        self.image = self.new_image("Debian_12", self.content)
+        self.target = target_name(HOST, self.image.name)
+        self.addCleanup(self.export.withdraw, self.image.name)
+
+    def new_driver(self) -> LioExport:
+        return LioExport(Place(self.folder, self.folder, host=HOST, address=IP), died=self.fail)
+
+    def new_image(self, name: str, content: bytes) -> Image:
+        (self.folder / name).write_bytes(content)
+        return Image(name, len(content), f"sha256:{hashlib.sha256(content).hexdigest()}")
+
+    def device(self, image: Image) -> Device:
+        return Device(image.size, self.folder / image.name)
+
+    def log_in(self, secret: str = SECRET) -> None:
+        self.addCleanup(log_out, self.target, PORTAL)
+        log_in(self.target, PORTAL, secret)
+
+    def attach(self) -> Path:
+        self.log_in()
+        disk = iscsi_tools.disk_of(self.target)
+        assert disk is not None
+        return disk
+
+    def test_reserved_target_has_no_disk_yet(self) -> None:
+        endpoint = self.export.reserve(self.image.name)
+        self.assertEqual(("iscsi://127.0.0.1:3260", self.target), (endpoint.address, endpoint.export))
+        self.assertEqual("1", (CONFIGFS / self.target / "tpgt_1/enable").read_text().strip())
+        self.assertTrue((CONFIGFS / self.target / "tpgt_1/np" / PORTAL).is_dir())
+        self.assertFalse(self.export.serving(self.image.name))
+
+    def test_allowed_host_reads_what_was_published(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        self.assertTrue(self.export.serving(self.image.name))
+        self.assertEqual(self.content, self.attach().read_bytes())
+
+    def test_disk_reaches_a_child_that_logged_in_before_it_was_there(self) -> None:
+        self.export.reserve(self.image.name)
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        self.log_in()
+        self.assertIs(None, iscsi_tools.disk_of(self.target))
+        self.export.publish(self.image, self.device(self.image))
+        iscsi_tools.rescan(self.target)
+        disk = iscsi_tools.disk_of(self.target)
+        assert disk is not None
+        self.assertEqual(self.content, disk.read_bytes())
+
+    def test_host_that_was_not_named_is_refused(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        self.export.allow(self.image.name, [Child("somebody-else", SECRET)])
+        self.assertEqual(LOGIN_REFUSED, self.assertRaises(CommandFailed, self.attach).code)
+
+    def test_named_host_with_a_wrong_secret_is_refused(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        self.export.allow(self.image.name, [Child(HOST, "another secret")])
+        self.assertEqual(LOGIN_REFUSED, self.assertRaises(CommandFailed, self.log_in).code)
+
+    def test_host_that_is_not_named_any_more_loses_its_session(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        self.attach()
+        self.export.allow(self.image.name, [])
+        self.assertEqual([], [path.name for path in (CONFIGFS / self.target / "tpgt_1/acls").iterdir()])
+        log_out(self.target, PORTAL)
+        self.assertEqual(LOGIN_REFUSED, self.assertRaises(CommandFailed, self.attach).code)
+
+    def test_only_the_named_hosts_have_acls(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        self.export.allow(self.image.name, [Child("h1", SECRET), Child("H_2", SECRET)])
+        self.export.allow(self.image.name, [Child("H_2", SECRET), Child("h3", SECRET)])
+        acls = {path.name for path in (CONFIGFS / self.target / "tpgt_1/acls").iterdir()}
+        self.assertEqual({initiator_name("H_2"), initiator_name("h3")}, acls)
+        self.assertEqual("0", (CONFIGFS / self.target / "tpgt_1/attrib/generate_node_acls").read_text().strip())
+
+    def test_parent_refuses_a_write(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        answer = iscsi_tools.write_first_sector(self.attach())
+        self.assertEqual((CHECK_CONDITION, DATA_PROTECT), (answer.status, answer.sense_key))
+        self.assertEqual(self.content, (self.folder / self.image.name).read_bytes())
+
+    def test_same_image_has_the_same_serial_on_every_host(self) -> None:
+        twin = Image("twin", self.image.size, self.image.digest)
+        shutil.copy(self.folder / self.image.name, self.folder / "twin")
+        self.addCleanup(self.export.withdraw, "twin")
+        for image in (self.image, twin):
+            self.export.publish(image, self.device(image))
+        serials = [
+            path.read_text() for path in Path("/sys/kernel/config/target/core").glob("*/virtman-*/wwn/vpd_unit_serial")
+        ]
+        self.assertEqual((2, 1), (len(serials), len(set(serials))))
+
+    def test_replacing_the_device_is_no_error_to_a_reader(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        disk = self.attach()
+        copy = self.folder / "copy"
+        copy.write_bytes(self.content)
+        device = loopdev.attach(copy, read_only=True)
+        self.addCleanup(loopdev.detach, copy)
+        with disk.open("rb") as reader:
+            first = reader.read(SIZE // 2)
+            self.export.publish(self.image, Device(SIZE, device), replace=True)
+            self.assertEqual(self.content, first + reader.read())
+        self.assertIn(devmapper.number(device), devmapper.table(f"virtman-image-{self.image.name}"))
+
+    def test_withdrawn_image_holds_the_reads_of_a_disk_on_it_until_it_is_back(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        local = self.export.local(self.image).path
+        devmapper.create("virtman-test", [f"0 {SIZE // 512} linear {local} 0"], read_only=True)
+        self.addCleanup(devmapper.remove, "virtman-test")
+        self.export.withdraw(self.image.name)
+        self.assertIs(None, loopdev.device_of(self.folder / self.image.name))
+        copy = ["dd", "if=/dev/mapper/virtman-test", f"of={self.folder / 'copy'}", "iflag=direct", "bs=64k"]
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(run, copy)
+            self.export.publish(self.image, self.device(self.image))
+            reading.result()
+        self.assertEqual(self.content, (self.folder / "copy").read_bytes())
+
+    def test_nobody_probes_its_maps_and_disks(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        disk = self.attach()
+        run(["udevadm", "trigger", "--settle", "--action=change", "/sys/block/" + disk.name])
+        self.assertNotIn("DEVLINKS", run(["udevadm", "info", str(disk)]).stdout)
+        scanned = int((Path("/sys/block") / disk.name / "stat").read_text().split()[2]) * devmapper.SECTOR
+        self.assertLess(scanned, PARTITION_SCAN)
+
+    def test_local_is_the_data_that_children_get(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        local = self.export.local(self.image)
+        assert local.path is not None
+        self.assertEqual((SIZE, self.content), (local.size, local.path.read_bytes()))
+
+    def test_publishing_twice_changes_nothing(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        there = iscsi_tools.what_is_there()
+        self.new_driver().publish(self.image, self.device(self.image))
+        self.assertEqual(there, iscsi_tools.what_is_there())
+
+    def test_other_content_under_the_name_replaces_the_disk(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        (self.folder / self.image.name).unlink()
+        other = self.new_image(self.image.name, os.urandom(2 * SIZE))
+        self.export.publish(other, self.device(other))
+        local = self.export.local(other).path
+        assert local is not None
+        self.assertEqual(other.digest, f"sha256:{hashlib.sha256(local.read_bytes()).hexdigest()}")
+
+    def test_new_driver_finds_and_removes_what_an_old_one_made(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        found = self.new_driver()
+        self.assertEqual({self.image.name}, set(found.existing().names))
+        self.assertTrue(found.serving(self.image.name))
+        found.withdraw(self.image.name)
+        self.assertEqual(frozenset(), found.existing().names)
+        found.withdraw(self.image.name)
+
+    def test_half_made_parts_are_completed(self) -> None:
+        self.export.reserve(self.image.name)
+        lun = CONFIGFS / self.target / "tpgt_1/lun/lun_0"
+        lun.mkdir()
+        disk = Path("/sys/kernel/config/target/core/iblock_0")
+        (disk / f"virtman-{self.image.name}").mkdir(parents=True)
+        self.export.publish(self.image, self.device(self.image))
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        self.assertEqual(self.content, self.attach().read_bytes())
+
+    def test_refuses_a_device_of_another_size(self) -> None:
+        with ExpectedException(BadDevice):
+            self.export.publish(self.image, Device(SIZE * 2, self.folder / self.image.name))
+        with ExpectedException(BadDevice):
+            self.export.publish(self.image, Device(SIZE, self.folder / "missing"))
+        self.assertFalse(self.export.serving(self.image.name))
+
+    def test_long_names_that_differ_only_in_case_have_their_own_targets(self) -> None:
+        names = ["a_b", "a-b", "A-b", "a-B"]
+        self.assertEqual(len(names), len({target_name(HOST, name) for name in names}))
+        for name in names:
+            self.addCleanup(self.export.withdraw, name)
+            self.export.reserve(name)
+        self.assertEqual(set(names), set(self.export.existing().names))
+        run(["targetcli", "ls", "/iscsi"])

@@ -1,0 +1,69 @@
+"""One host that reads from two parents, one of which goes while it reads."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lab.errors import CommandFailed
+from lab.kernel.kernellog import troubles
+from lab.kernel.machine import Machine
+from lab.process import attempts
+from tests.kernel.machines import KernelCase, cluster
+
+IMAGE = "two-parents"
+READING = 12.0
+"""Seconds."""
+
+FAILED_PATH = "I/O error, dev sd"
+"""Linux: block/blk-mq.c, blk_print_req_error; a map's own errors name dm-."""
+
+
+def in_guest(machine: Machine, file: str, *words: str) -> str:
+    """Run a program of ``inside`` and return its output."""
+    command = ["python3", "-W", "ignore", f"/opt/virtman/tests/kernel/inside/{file}", *words]
+    return machine.run(["env", "PYTHONPATH=/opt/virtman", *command], timeout=180)
+
+
+class TwoParentsTest(KernelCase):
+    """Origin and host-2 serve, host-1 reads."""
+
+    def setUp(self) -> None:
+        for machine in cluster().machines.values():  # makes the folders of the iSCSI fabric, which stay
+            in_guest(machine, "parent.py", "withdraw", machine.address, IMAGE)
+        super().setUp()
+        self.second = self.machines["host-2"]
+        for machine in (self.origin, self.second):
+            self.addCleanup(in_guest, machine, "parent.py", "withdraw", machine.address, IMAGE)
+            in_guest(machine, "parent.py", "serve", machine.address, IMAGE, self.host.name)
+
+    def _check_kernels(self) -> None:
+        """A path whose parent goes fails requests, which the map sends by the other one: those are not trouble."""
+        for machine in self.machines.values():
+            found = [line for line in troubles(machine.kernel_log()) if not line.startswith(FAILED_PATH)]
+            self.assertEqual([], found, machine.name)
+
+    def read(self) -> dict[str, Any]:
+        parents = [f"{machine.name}={machine.address}" for machine in (self.origin, self.second)]
+        told: dict[str, Any] = json.loads(
+            in_guest(self.host, "child.py", IMAGE, str(READING), *parents).splitlines()[-1]
+        )
+        return told
+
+    def wait_until_it_reads(self) -> None:
+        for _ in attempts(120):
+            try:
+                self.host.run(["test", "-e", "/run/child-reads"])
+            except CommandFailed:
+                continue
+            return
+        self.fail("the host does not read")
+
+    def test_removing_a_parents_target_is_no_error_to_a_reader(self) -> None:
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(self.read)
+            self.wait_until_it_reads()
+            in_guest(self.origin, "parent.py", "withdraw", self.origin.address, IMAGE)
+            told = reading.result()
+        self.assertEqual((["origin"], ["origin lost", "host-2 active"]), (told["lost"], told["paths"]))
