@@ -40,6 +40,7 @@ from drivers.iscsinames import (
     target_name,
 )
 from drivers.names import checked
+from drivers.needs import DEVICE_MAPPER, DMSETUP, UDEVADM, Needs, Tool
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,12 @@ _MAP = "virtman-attach-"
 _SESSIONS = Path("/sys/class/iscsi_session")
 _LOCKS = Path("/run/lock/iscsi")  # iscsiadm does not make it
 _RECORDS = Path("/etc/iscsi/nodes")
-_NO_SESSION, _SESSION_EXISTS, _NO_RECORDS = 2, 15, 21  # iscsiadm(8), exit status
+# iscsiadm(8), exit status
+_NO_SESSION, _SESSION_EXISTS, _NO_RECORDS = 2, 15, 21
+_REFUSALS = {
+    19: "it does not prove itself by the secret that Volt gave",
+    24: "it refuses this host: Volt has not named it yet, or with another secret",
+}
 _LOGIN_LIMIT = 30.0
 _FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
 _WATCH_INTERVAL = 1.0
@@ -74,6 +80,13 @@ class IscsiAttach:
     The first ``width`` usable parents are read from at the same time, as the host's path policy says; the others stand
     by, in order.
     """
+
+    needs = Needs(
+        tools=(Tool("iscsiadm", "open-iscsi"), Tool("iscsid", "open-iscsi"), DMSETUP, UDEVADM),
+        modules=("iscsi_tcp", "dm_multipath", "dm_service_time", "dm_round_robin", "dm_queue_length"),
+        nodes=(DEVICE_MAPPER,),
+        root=True,
+    )
 
     def __init__(self, place: Place, *, lost: LostParent, width: int = 1) -> None:
         _LOCKS.mkdir(parents=True, exist_ok=True)
@@ -365,6 +378,8 @@ class _Route:
                 session.scan()
                 disk = session.disk()
             return "no disk yet" if disk is None else _flaw(disk, self._image)
+        except CommandFailed as error:
+            return _REFUSALS.get(error.code, str(error))
         except (DriverError, OSError) as error:
             return str(error)
 

@@ -15,7 +15,7 @@ from lab.kernel.kernellog import troubles
 from lab.kernel.machine import Machine
 from lab.tools import BUILD
 
-HOSTS = 1
+HOSTS = 2
 
 
 @functools.cache

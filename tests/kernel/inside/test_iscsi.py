@@ -185,7 +185,7 @@ class IscsiTest(TestCase):
         self.publish()
         with self.assertLogs("drivers.attach.iscsi", "INFO") as said:
             self.attach.connect(self.image, [Parent(HOST, self.export.address, "another secret")])
-            self.wait_until(lambda: any("authorization failure" in line for line in said.output))
+            self.wait_until(lambda: any("it refuses this host" in line for line in said.output))
         self.assertEqual([PathState.LOST], self.states())
 
     def test_refuses_what_cannot_be(self) -> None:
