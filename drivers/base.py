@@ -158,6 +158,9 @@ class AttachDriver(Protocol):
     def update(self, image: Image, parents: Sequence[Parent]) -> bool:
         """Follow a new list. True if the route in use changes and the stack must be published again to drop it."""
 
+    def abandon(self, image: str) -> None:
+        """Let nobody wait for a parent any more: the stack is going. ``connect`` undoes it."""
+
     def disconnect(self, image: str) -> None:
         """Forget the image's parents and stop watching them."""
 

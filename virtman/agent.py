@@ -293,6 +293,8 @@ class Agent:
         done["strays"] = sorted(self._stacks.strays())
         acts += [partial(self._stacks.remove_stray, stray) for stray in done["strays"]]
         failed += _all(acts, raising=False)
+        # After a reboot, a disk is usable again once the stack below it is there.
+        failed += _all([partial(self._vms.reopen, vm.name) for vm in self._vms.records()], raising=False)
         if failed:
             raise RepairIncomplete("; ".join(str(error) for error in failed))
         self._heartbeat.soon()

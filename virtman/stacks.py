@@ -304,11 +304,12 @@ class Stacks:
     def _remove_layers(self, record: ImageRecord) -> None:
         """Remove every layer, going on after an error; raises the first and logs all."""
         acts: list[Callable[[], None]] = [
+            lambda: self._drivers.attach.abandon(record.name),
             lambda: self._drivers.export.withdraw(record.name),
             lambda: self._drivers.attach.disconnect(record.name),
         ]
         if record.digest is not None and record.role is Role.HOST:
-            acts.insert(1, lambda: self._drivers.cache.close(record.image))
+            acts.insert(2, lambda: self._drivers.cache.close(record.image))
         errors = []
         for act in acts:
             try:
@@ -363,5 +364,6 @@ class Stacks:
         """Remove the layers of an image without a record."""
         with self._locks.hold(name):
             if self._shelf.get(name) is None:
+                self._drivers.attach.abandon(name)
                 self._drivers.export.withdraw(name)
                 self._drivers.attach.disconnect(name)

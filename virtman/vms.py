@@ -124,6 +124,12 @@ class Vms:
             log.warning("vm %s: was cut off while %s", name, record.phase)
             self._destroy(record)
 
+    def reopen(self, name: str) -> None:
+        """Make a ready disk usable, if it is not any more after a reboot. Raises DriverError."""
+        with self.locks.hold(name):
+            if self.find(name) is not None:
+                self._snapshots.open(name)
+
     def undo_boot(self, name: str, before: VmRecord | None) -> None:
         """Go back, for a caller that holds the VM's lock, to what there was before a boot that failed.
 

@@ -13,12 +13,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
-ADDRESS_PATTERN = r"^(unix:///[!-~]+|tcp://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4})$"
+ADDRESS_PATTERN = r"^(unix:///[!-~]+|iscsi://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4})$"
 MAX_INTEGER = 2**63 - 1
 
 
 def _port_in_range(address: str) -> str:
-    if address.startswith("tcp://") and int(address.rpartition(":")[2]) > 65535:
+    if address.startswith("iscsi://") and int(address.rpartition(":")[2]) > 65535:
         raise ValueError("the port is above 65535")
     return address
 
@@ -29,7 +29,7 @@ Address = Annotated[
     Field(
         pattern=ADDRESS_PATTERN,
         max_length=512,
-        description="Where a host serves its images: unix:///run/virtman/serve or tcp://10.0.0.1:3260",
+        description="Where a host serves its images: unix:///run/virtman/serve or iscsi://10.0.0.1:3260",
     ),
     AfterValidator(_port_in_range),
 ]

@@ -124,19 +124,22 @@ class IscsiAttach:
         self._route(image.name).follow(parents)
         return False
 
+    def abandon(self, image: str) -> None:
+        """Stop watching. Reads fail that wait in the map for a parent. Raises BadName, CommandFailed."""
+        with self._lock:
+            route = self._routes.pop(checked(image), None)
+        if route is not None:
+            route.close()
+        if devmapper.exists(_MAP + image):
+            devmapper.message(_MAP + image, "fail_if_no_path")
+
     def disconnect(self, image: str) -> None:
         """Remove the map and all sessions and records of the image's parents. What reads from it is gone by now.
 
         Raises BadName, CommandFailed.
         """
-        with self._lock:
-            route = self._routes.pop(checked(image), None)
-        if route is not None:
-            route.close()
-        name = _MAP + image
-        if devmapper.exists(name):
-            devmapper.message(name, "fail_if_no_path")  # nobody waits for ever in a map that is going
-            devmapper.remove(name)
+        self.abandon(image)
+        devmapper.remove(_MAP + image)
         targets = {target for target in _known_targets() if image_of(target.name) == image}
         if targets:
             with ThreadPoolExecutor(len(targets)) as pool:
@@ -243,6 +246,7 @@ class _Route:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._workers: dict[_Target, threading.Thread] = {}
         devmapper.create(self._map, [table(image, [])], read_only=True)
+        devmapper.message(self._map, "queue_if_no_path")  # it may have been abandoned
         # An earlier driver object's paths are good until they fail.
         sessions, there = _sessions(), set(devmapper.numbers_in(devmapper.table(self._map)))
         self._up = {target for target in self._targets.values() if _number(sessions.get(target), image) in there}

@@ -94,6 +94,9 @@ class NbdAttach:
         """
         return self._route(image.name).follow(parents)
 
+    def abandon(self, image: str) -> None:
+        """Nothing: the storage daemon that waits is stopped as a whole."""
+
     def disconnect(self, image: str) -> None:
         """Stop watching and remove the route. Its daemon should be gone by now."""
         with self._lock:

@@ -11,6 +11,7 @@ import threading
 
 from lab.errors import LabError
 from lab.kernel.cluster import KernelCluster
+from lab.kernel.services import Services
 from lab.signals import terminating_is_interrupting
 from lab.tools import BUILD
 
@@ -39,6 +40,8 @@ def keep_up(hosts: int) -> None:
     logging.basicConfig(filename=folder / "lab.log", level="INFO")
     print("booting the guests (a minute or two)", flush=True)
     with KernelCluster(folder, hosts) as cluster, contextlib.suppress(KeyboardInterrupt):
+        print("starting Volt and the agents", flush=True)
+        Services(cluster.machines).start()
         print(f"logs: {folder}\nA shell on a guest, or one command there:\n")
         for machine in cluster.machines.values():
             print(f"  {machine.command_line}    # {machine.name}, {machine.address}")

@@ -39,7 +39,7 @@ class KernelCluster(Running):
         self._sockets = Path(tempfile.mkdtemp(prefix="kl-", dir="/tmp"))
         make_key(self._sockets / "key")
         share = self._folder / "share.tar"
-        make_share(share, self._folder, CHECKOUT, self._shared)
+        make_share(share, self._folder, CHECKOUT, [CHECKOUT / "deploy", *self._shared])
         accel = proven_accel(made.kernel)
         site = Site(made, share, accel, self._sockets, self._sockets / "key", free_group_port())
         for number, name in enumerate(self._names, start=1):

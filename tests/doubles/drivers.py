@@ -121,6 +121,10 @@ class AttachDouble:
                 self.host.reading.setdefault(image.name, set()).add(parents[0])
             return moved
 
+    def abandon(self, image: str) -> None:
+        with self.host.act("attach.abandon"):
+            pass
+
     def disconnect(self, image: str) -> None:
         with self.host.act("attach.disconnect"):
             self.host.routes.pop(image, None)

@@ -92,9 +92,9 @@ class Hosts(CoordinatorCase):
     def test_a_new_address_reaches_the_children(self) -> None:
         self.grow(3)
         known = self.current("h3").revision
-        self.volt.register("h1", "tcp://10.0.0.1:3260")
+        self.volt.register("h1", "iscsi://10.0.0.1:3260")
         (news,) = self.beat("h3", known).assignments
-        self.assertIn("tcp://10.0.0.1:3260", [parent.address for parent in news.parents])
+        self.assertIn("iscsi://10.0.0.1:3260", [parent.address for parent in news.parents])
         self.assertEqual([], self.beat("h2", self.current("h2").revision).assignments)
 
     def test_a_removed_host_leaves_all_trees(self) -> None:

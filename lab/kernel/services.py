@@ -1,0 +1,76 @@
+"""Volt on the origin and an agent of the kernel stack on every guest, as the services that the project ships."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lab.kernel.machine import Machine
+
+VOLT_PORT = 8700
+TOKEN_FILE = "/etc/volt/token"
+AGENT_SETTINGS = "/etc/default/virtman-agent"
+TIMEOUT = 300.0
+"""Seconds for a command of ours in a guest that is busy under emulation."""
+
+_LISTENS = f"until (: < /dev/tcp/127.0.0.1/{VOLT_PORT}) 2>/dev/null; do sleep 0.2; done"
+
+
+class Services:
+    """What runs on the guests of a lab; ``origin`` is where Volt is."""
+
+    def __init__(self, machines: Mapping[str, Machine], *, volt_settings: Sequence[str] = ()) -> None:
+        """Nothing is started yet. ``volt_settings``: lines as in /etc/default/volt."""
+        self._machines = machines
+        self._volt_settings = volt_settings
+        self._token = secrets.token_hex(32)
+
+    def start(self) -> None:
+        """Start Volt and all agents; they answer when this returns. Raises CommandFailed."""
+        with ThreadPoolExecutor(len(self._machines)) as pool:
+            list(pool.map(self._settle, self._machines.values()))
+            self.start_volt()
+            list(pool.map(self.start_agent, self._machines.values()))
+
+    def _settle(self, machine: Machine) -> None:
+        machine.run(["mkdir", "-p", "-m", "700", "/etc/volt"])
+        machine.run(["sh", "-c", f"umask 077; cat > {TOKEN_FILE}"], stdin=self._token)
+        origin = self._machines["origin"].address
+        settings = [
+            f"VIRTMAN_VOLT=http://{origin}:{VOLT_PORT}",
+            f"VIRTMAN_VOLT_TOKEN_FILE={TOKEN_FILE}",
+            "VIRTMAN_STACK=kernel",
+            f"VIRTMAN_ADDRESS={machine.address}",
+        ]
+        machine.run(["tee", AGENT_SETTINGS], stdin="\n".join([*settings, ""]))
+
+    def start_volt(self) -> None:
+        """Start Volt, if it is not running. Raises CommandFailed."""
+        origin = self._machines["origin"]
+        listen = f"VOLT_LISTEN=0.0.0.0:{VOLT_PORT}"
+        origin.run(["tee", "/etc/default/volt"], stdin="\n".join([listen, *self._volt_settings, ""]))
+        origin.run(["systemctl", "start", "volt.service"], timeout=TIMEOUT)
+        origin.run(["timeout", str(TIMEOUT), "bash", "-c", _LISTENS], timeout=TIMEOUT)
+
+    def start_agent(self, machine: Machine) -> None:
+        """Start a guest's agent, if it is not running. Raises CommandFailed."""
+        machine.run(["systemctl", "start", "virtman-agent.service"], timeout=TIMEOUT)
+
+    def stop(self) -> None:
+        """Stop all, and forget what they kept. Stacks and VMs have been removed before. Raises CommandFailed."""
+        with ThreadPoolExecutor(len(self._machines)) as pool:
+            list(pool.map(_remove, self._machines.values()))
+
+
+def _remove(machine: Machine) -> None:
+    machine.run(["systemctl", "stop", "virtman-agent.service", "volt.service"], timeout=TIMEOUT)
+    machine.run(["rm", "-rf", "/var/lib/virtman", "/run/virtman", "/var/lib/private/volt", "/var/lib/volt"])
+    machine.run(["rm", "-f", TOKEN_FILE, AGENT_SETTINGS, "/etc/default/volt"])
+
+
+def virtman(machine: Machine, *arguments: str) -> Any:
+    """What the command line says, as JSON. Raises CommandFailed."""
+    return json.loads(machine.run(["virtman", *arguments, "--json"], timeout=TIMEOUT))
