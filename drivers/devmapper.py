@@ -28,14 +28,19 @@ def map_path(name: str) -> Path:
     return Path("/dev/mapper") / name
 
 
-def create(name: str, table: Iterable[str], *, read_only: bool = False) -> Path:
-    """Make a map of these lines, unless there is one of this name, that udev leaves alone. Returns its node.
+def create(name: str, table: Iterable[str], *, read_only: bool = False, read_ahead: int | None = None) -> Path:
+    """Make a map of these lines, unless there is one of this name, that udev leaves alone.
+
+    Returns its node. ``read_ahead`` in bytes: how far buffered reads may run ahead; by default what the devices below
+    say.
 
     Raises CommandFailed, CommandTimedOut, ToolMissing.
     """
     if not exists(name):
         udevrules.apply()
         options = ["--readonly"] if read_only else []
+        if read_ahead is not None:
+            options += ["--readahead", str(read_ahead // SECTOR)]
         with _lines(table) as file:
             run(["dmsetup", "create", name, *_UNPROBED, *options, file])
     return map_path(name)

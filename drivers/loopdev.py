@@ -8,17 +8,16 @@ from pathlib import Path
 from drivers.command import run
 
 
-def attach(file: Path, *, read_only: bool = False, cached: bool = False) -> Path:
-    """The loop device of a file, made if there is none. It bypasses the page cache of the file unless ``cached``.
+def attach(file: Path, *, read_only: bool = False, direct: bool = True) -> Path:
+    """The loop device of a file or a device, made if there is none. ``direct``: past the page cache of the file.
 
     Raises CommandFailed, ToolMissing.
     """
     found = device_of(file)
     if found is not None:
         return found
-    options = ["--read-only"] if read_only else []
-    direct = f"--direct-io={'off' if cached else 'on'}"
-    return Path(run(["losetup", "--find", "--show", direct, *options, str(file)]).stdout.strip())
+    options = [*(["--read-only"] if read_only else []), *(["--direct-io=on"] if direct else [])]
+    return Path(run(["losetup", "--find", "--show", *options, str(file)]).stdout.strip())
 
 
 def detach(file: Path) -> None:

@@ -241,7 +241,7 @@ def _block_device(image: Image, device: Device) -> Iterator[Path]:
     if device.path.is_block_device():
         yield device.path
     elif device.path.is_file():
-        source = loopdev.attach(device.path, read_only=True, cached=True)  # many children read the same
+        source = loopdev.attach(device.path, read_only=True, direct=False)  # many children read the same
         try:
             yield source
         finally:

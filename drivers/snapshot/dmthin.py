@@ -8,28 +8,26 @@ than half a step is left. When the file system is full, the kernel holds the VMs
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from drivers import devmapper, loopdev
 from drivers.base import Device, Existing, Place
 from drivers.command import run, tool
 from drivers.devmapper import SECTOR
-from drivers.errors import BadDevice, BadDisk, CommandFailed, DriverError, NoSpace, SnapshotMissing
-from drivers.names import checked
-from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, Needs
+from drivers.errors import CommandFailed, DriverError, NoSpace
+from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, UDEVADM, Needs
+from drivers.snapshot.disks import DISK_PREFIX, Records, checked_origin, found
+from drivers.space import allocate
 
 log = logging.getLogger(__name__)
 
 POOL = "virtman-pool"
-DISK_PREFIX = "virtman-vm-"
-
 STEP = 1 << 30
 """Bytes by which the pool grows."""
 
@@ -55,11 +53,12 @@ class _Disk:
 class DmThinSnapshot:
     """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``. ``step`` in bytes: see STEP."""
 
-    needs = Needs(tools=(DMSETUP, LOSETUP), modules=("dm_thin_pool",), nodes=(DEVICE_MAPPER, LOOP), root=True)
+    needs = Needs(tools=(DMSETUP, LOSETUP, UDEVADM), modules=("dm_thin_pool",), nodes=(DEVICE_MAPPER, LOOP), root=True)
 
     def __init__(self, place: Place, *, step: int = STEP) -> None:
         self._folder = place.state / "thin"
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._records = Records(self._folder, _Disk)
         self._step = step
         self._lock = threading.Lock()
         self._watch: _Watch | None = None
@@ -70,15 +69,12 @@ class DmThinSnapshot:
         Raises BadDisk if the size is below the image's or no multiple of 512; BadDevice, BadName, NoSpace,
         CommandFailed.
         """
-        if origin.path is None:
-            raise BadDevice(f"VM {vm}: the origin is no kernel device")
-        if size < origin.size or size % SECTOR:
-            raise BadDisk(f"VM {vm}: {size} is not a disk size: a multiple of {SECTOR}, and at least {origin.size}")
+        path = checked_origin(vm, origin, size)
         with self._lock:
-            if not self._record(vm).exists():
+            if not self._records.path(vm).exists():
                 self._make_room()
-                number = 1 + max((disk.number for disk in self._disks().values()), default=0)
-                self._write(vm, _Disk(number, size, str(origin.path)))
+                number = 1 + max((disk.number for disk in self._records.all().values()), default=0)
+                self._records.write(vm, _Disk(number, size, str(path)))
             return self._activate(vm)
 
     def open(self, vm: str) -> Device:
@@ -89,22 +85,20 @@ class DmThinSnapshot:
     def delete(self, vm: str) -> None:
         """Remove the VM's disk, whole or half made; with the last one the pool goes too. Raises CommandFailed."""
         with self._lock:
-            if not self._record(vm).exists():
+            if not self._records.path(vm).exists():
                 return
             devmapper.remove(DISK_PREFIX + vm)
-            disk = self._read(vm)
+            disk = self._records.read(vm)
             if (self._folder / "data").exists():  # else there was no room for the pool, and nothing was made in it
                 self._activate_pool()
                 self._tell_pool(f"delete {disk.number}", but="No data available")
-            self._record(vm).unlink()
-            if not self._disks():
+            self._records.path(vm).unlink()
+            if not self._records.all():
                 self._remove_pool()
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
-        details = {path.stem: f"thin volume over {self._folder}" for path in self._folder.glob("*.json")}
-        maps = (name.removeprefix(DISK_PREFIX) for name in devmapper.names(DISK_PREFIX))
-        return Existing(frozenset(details | {name: "a map without a record" for name in maps if name not in details}))
+        return found(self._folder.glob("*.json"), f"thin volume over {self._folder}")
 
     def close(self) -> None:
         """Stop watching the pool's space; disks stay usable."""
@@ -112,35 +106,10 @@ class DmThinSnapshot:
             self._watch.close()
             self._watch = None
 
-    # Records
-
-    def _record(self, vm: str) -> Path:
-        return self._folder / f"{checked(vm)}.json"
-
-    def _read(self, vm: str) -> _Disk:
-        path = self._record(vm)
-        try:
-            return _Disk(**json.loads(path.read_text()))
-        except FileNotFoundError:
-            raise SnapshotMissing(vm) from None
-        except (ValueError, TypeError) as error:
-            raise BadDisk(f"the record of VM {vm} is damaged: {path}: {error}") from error
-
-    def _disks(self) -> dict[str, _Disk]:
-        return {path.stem: self._read(path.stem) for path in self._folder.glob("*.json")}
-
-    def _write(self, vm: str, disk: _Disk) -> None:
-        fresh = self._folder / f"{vm}.new"
-        with fresh.open("w") as file:
-            json.dump(asdict(disk), file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(self._record(vm))
-
     # The pool
 
     def _activate(self, vm: str) -> Device:
-        disk = self._read(vm)
+        disk = self._records.read(vm)
         self._activate_pool()
         if not devmapper.exists(DISK_PREFIX + vm):
             self._tell_pool(f"create_thin {disk.number}", but="File exists")
@@ -151,8 +120,8 @@ class DmThinSnapshot:
     def _activate_pool(self) -> None:
         if not devmapper.exists(POOL):
             meta, data = self._folder / "meta", self._folder / "data"
-            _allocate(meta, META_BYTES)
-            _allocate(data, self._step)
+            allocate(meta, META_BYTES)
+            allocate(data, self._step)
             _NO_SPACE_TIMEOUT.write_text("0")  # hold writes for as long as it takes
             devmapper.create(POOL, [self._pool_line()])
         if self._watch is None:
@@ -193,7 +162,7 @@ class DmThinSnapshot:
             return True
         data = self._folder / "data"
         try:
-            _allocate(data, data.stat().st_size + self._step)
+            allocate(data, data.stat().st_size + self._step)
         except NoSpace as error:
             log.warning("the disks' pool cannot grow, and VMs that write are held when it is full: %s", error)
             return False
@@ -248,22 +217,3 @@ def _blocks(status: str) -> tuple[int, int]:
     """Used and all data blocks of a pool, by its status line."""
     used, total = status.split()[5].split("/")
     return int(used), int(total)
-
-
-def _allocate(file: Path, size: int) -> None:
-    """Make the file ``size`` bytes long, with all its disk space. Raises NoSpace."""
-    fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        before = os.fstat(fd).st_size
-        if before >= size:
-            return
-        try:
-            os.posix_fallocate(fd, before, size - before)
-        except OSError as error:
-            os.ftruncate(fd, before)
-            if not before:
-                file.unlink()
-            stat = os.statvfs(file.parent)
-            raise NoSpace(file, stat.f_bavail * stat.f_frsize, size - before) from error
-    finally:
-        os.close(fd)

@@ -3,58 +3,25 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
-from pathlib import Path
-
-from testtools import TestCase
 
 from drivers import devmapper, loopdev
 from drivers.base import Device, Place
-from drivers.command import run
 from drivers.errors import BadDevice, BadDisk, BadName, NoSpace, SnapshotMissing
-from drivers.snapshot.dmthin import DISK_PREFIX, META_BYTES, POOL, DmThinSnapshot
+from drivers.snapshot.disks import DISK_PREFIX
+from drivers.snapshot.dmthin import META_BYTES, POOL, DmThinSnapshot
+from tests.kernel.inside.disks import MIB, SIZE, DiskCase, fill, small_file_system, write
 
-MIB = 1 << 20
-SIZE = 16 * MIB
 STEP = 32 * MIB
 
 
-class ThinCase(TestCase):
-    """A read-only device ``origin`` and the driver on an empty folder. All maps and loops are gone afterwards."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.before = self.listing()
-        self.addCleanup(lambda: self.assertEqual(self.before, self.listing()))
-        self.folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.content = os.urandom(SIZE)
-        file = self.folder / "image"
-        file.write_bytes(self.content)
-        self.origin = Device(size=SIZE, path=loopdev.attach(file, read_only=True))
-        self.addCleanup(loopdev.detach, file)
-        self.driver = self.new_driver()
-        self.addCleanup(self.delete_all)
+class ThinCase(DiskCase):
+    driver: DmThinSnapshot
 
     def new_driver(self) -> DmThinSnapshot:
         driver = DmThinSnapshot(Place(self.folder, self.folder), step=STEP)
         self.addCleanup(driver.close)
         return driver
-
-    def delete_all(self) -> None:
-        for vm in self.driver.existing().names:
-            self.driver.delete(vm)
-
-    @staticmethod
-    def listing() -> list[str]:
-        return run(["dmsetup", "ls"]).stdout.splitlines() + run(["losetup", "--list", "-n"]).stdout.splitlines()
-
-    def create(self, vm: str = "vm1", size: int = SIZE) -> Path:
-        path = self.driver.create(vm, self.origin, size).path
-        assert path is not None
-        return path
 
     def crash(self) -> None:
         """The host goes down: no map and no loop device outlives that."""
@@ -64,15 +31,6 @@ class ThinCase(TestCase):
         for file in ("data", "meta"):
             loopdev.detach(self.folder / "thin" / file)
         self.driver = self.new_driver()
-
-
-def write(path: Path, offset: int, data: bytes) -> None:
-    """Write to a device, to its very disk."""
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 class CreateTest(ThinCase):
@@ -167,38 +125,18 @@ class CrashTest(ThinCase):
 
 
 class SpaceTest(ThinCase):
-    def small_file_system(self) -> Path:
-        """A mounted file system with room for one pool and a little more."""
-        small = self.folder / "small"
-        image = self.folder / "small.ext4"
-        run(["truncate", "-s", "160M", str(image)])
-        run(["mke2fs", "-q", "-t", "ext4", str(image)])
-        small.mkdir()
-        run(["mount", "-o", "loop", str(image), str(small)])
-        self.addCleanup(run, ["umount", str(small)])
-        return small
-
-    @staticmethod
-    def fill(folder: Path, *, but: int) -> Path:
-        """A file that takes all the room of a file system but so many bytes."""
-        ballast = folder / "ballast"
-        free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-        with ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, free - but)
-        return ballast
-
     def test_no_room_for_a_pool_is_an_error_that_leaves_nothing(self) -> None:
-        small = self.small_file_system()
+        small = small_file_system(self, "160M")
         driver = DmThinSnapshot(Place(small, small), step=STEP)
-        self.fill(small, but=MIB)
+        fill(small, but=MIB)
         self.assertRaises(NoSpace, driver.create, "vm1", self.origin, SIZE)
         self.assertEqual(frozenset(), driver.existing().names)
         self.assertEqual([], list((small / "thin").iterdir()))
 
     def test_a_disk_whose_pool_found_no_room_can_be_deleted(self) -> None:
-        small = self.small_file_system()
+        small = small_file_system(self, "160M")
         driver = DmThinSnapshot(Place(small, small), step=STEP)
-        ballast = self.fill(small, but=META_BYTES + STEP + MIB)
+        ballast = fill(small, but=META_BYTES + STEP + MIB)
         driver.create("vm1", self.origin, SIZE)
         driver.close()
         devmapper.remove(DISK_PREFIX + "vm1")
@@ -207,7 +145,7 @@ class SpaceTest(ThinCase):
             loopdev.detach(small / "thin" / name)
             (small / "thin" / name).unlink()
         ballast.unlink()
-        self.fill(small, but=META_BYTES + MIB)
+        fill(small, but=META_BYTES + MIB)
         self.assertRaises(NoSpace, driver.open, "vm1")
         driver.delete("vm1")
         self.assertEqual([], list((small / "thin").iterdir()))
@@ -220,13 +158,13 @@ class SpaceTest(ThinCase):
         self.assertGreaterEqual((self.folder / "thin" / "data").stat().st_size, 4 * STEP)
 
     def test_writes_wait_while_the_file_system_is_full_and_go_on_when_it_is_not(self) -> None:
-        small = self.small_file_system()
+        small = small_file_system(self, "160M")
         driver = DmThinSnapshot(Place(small, small), step=STEP)
         self.addCleanup(driver.close)
         path = driver.create("vm1", self.origin, 4 * STEP).path
         assert path is not None
         self.addCleanup(driver.delete, "vm1")
-        ballast = self.fill(small, but=MIB)
+        ballast = fill(small, but=MIB)
         writer = subprocess.Popen(["dd", "if=/dev/zero", f"of={path}", "bs=1M", "count=48", "oflag=direct"],
                                   stderr=subprocess.PIPE)  # fmt: skip
         self.addCleanup(writer.communicate)

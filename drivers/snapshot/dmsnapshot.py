@@ -1,0 +1,163 @@
+"""A VM's private disk: a device-mapper snapshot of the image's device on this host, with a store of its own in a file.
+
+The kernel drops a snapshot whose store is full, with all that the VM wrote. So the store takes the disk space for every
+chunk of the disk, written or not, before the disk is made: it cannot get full, and a VM's write never meets a full file
+system. That is what a disk costs here; thin volumes (dmthin) share their space instead.
+(Linux: admin-guide/device-mapper/snapshot, and drivers/md/dm-snap-persistent.c for the format of a store.)
+
+The kernel also drops a snapshot when it cannot read the image to copy a chunk. The device below must wait for the image
+rather than fail; when it does fail, ``open`` after the maps are gone brings back what the VM wrote: the store has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivers import devmapper, loopdev
+from drivers.base import Device, Existing, Place
+from drivers.devmapper import SECTOR
+from drivers.errors import BadDisk, DriverError
+from drivers.names import checked
+from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, UDEVADM, Needs
+from drivers.snapshot.disks import DISK_PREFIX, Records, checked_origin, found
+from drivers.space import allocate, sync_folder
+
+log = logging.getLogger(__name__)
+
+BASE_PREFIX = "virtman-vmbase-"
+
+CHUNK = 64 << 10
+"""Bytes that a first write copies from the image, unless it covers them all. The kernel keeps up to 32 bytes of memory
+for each chunk that was written."""
+
+_EXCEPTION = 16
+"""Bytes that a store's table has for a chunk (struct disk_exception)."""
+_HEADER = struct.Struct("<4I")
+"""Magic, valid, version, sectors of a chunk (struct disk_header)."""
+_MAGIC = 0x70416E53
+
+
+@dataclass(frozen=True)
+class _Disk:
+    """What is written down of a disk once its store is complete. Sizes in bytes."""
+
+    size: int
+    origin: str
+    origin_size: int
+    chunk: int
+
+
+class DmSnapshot:
+    """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``, their stores in ``<state>/dmsnapshot``. ``chunk``: see CHUNK."""
+
+    needs = Needs(tools=(DMSETUP, LOSETUP, UDEVADM), modules=("dm_snapshot",), nodes=(DEVICE_MAPPER, LOOP), root=True)
+
+    def __init__(self, place: Place, *, chunk: int = CHUNK) -> None:
+        self._folder = place.state / "dmsnapshot"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._records = Records(self._folder, _Disk)
+        self._chunk = chunk
+        self._lock = threading.Lock()
+
+    def create(self, vm: str, origin: Device, size: int) -> Device:
+        """A disk of ``size`` bytes over the kernel device ``origin``, whose path is the same after a reboot.
+
+        Raises BadDisk if the size is below the image's or no multiple of 512; BadDevice, BadName, NoSpace,
+        CommandFailed.
+        """
+        path = checked_origin(vm, origin, size)
+        with self._lock:
+            if not self._records.path(vm).exists():
+                self._remove(vm)  # what a creation or a deletion that was cut short has left: it may hold old data
+                try:
+                    self._make_store(vm, size)
+                    self._records.write(vm, _Disk(size, str(path), origin.size, self._chunk))
+                except (DriverError, OSError):
+                    self._remove(vm)
+                    raise
+            return self._activate(vm)
+
+    def open(self, vm: str) -> Device:
+        """The VM's disk, made usable if the host was down.
+
+        Raises SnapshotMissing, BadDisk if its store is lost, BadName, CommandFailed.
+        """
+        with self._lock:
+            return self._activate(vm)
+
+    def delete(self, vm: str) -> None:
+        """Remove the VM's disk, whole or half made. Raises CommandFailed if somebody uses it, BadName."""
+        checked(vm)
+        with self._lock:
+            self._remove(vm)
+
+    def existing(self) -> Existing:
+        """VMs with a disk, whole or half made."""
+        return found(self._folder.iterdir(), f"snapshot with its store in {self._folder}")
+
+    def _store(self, vm: str) -> Path:
+        return self._folder / f"{checked(vm)}.store"
+
+    def _make_store(self, vm: str, size: int) -> None:
+        allocate(self._store(vm), store_size(size, self._chunk))
+        fd = os.open(self._store(vm), os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        sync_folder(self._folder)
+
+    def _activate(self, vm: str) -> Device:
+        disk, name, store = self._records.read(vm), DISK_PREFIX + vm, self._store(vm)
+        if not devmapper.exists(name):
+            if not store.exists():
+                raise BadDisk(f"VM {vm}: the store of its disk is lost: {store}")
+            _revalidate(store)
+            loop = loopdev.attach(store)
+            base = devmapper.create(BASE_PREFIX + vm, _base_table(disk), read_only=True)
+            table = f"0 {disk.size // SECTOR} snapshot {base} {loop} P {disk.chunk // SECTOR}"
+            devmapper.create(name, [table])
+        return Device(size=disk.size, path=devmapper.map_path(name))
+
+    def _remove(self, vm: str) -> None:
+        devmapper.remove(DISK_PREFIX + vm)
+        devmapper.remove(BASE_PREFIX + vm)
+        loopdev.detach(self._store(vm))
+        # The record first: a disk that has one is whole.
+        for file in (self._records.path(vm), self._store(vm), *self._folder.glob(f"{vm}.json.new")):
+            file.unlink(missing_ok=True)
+
+
+def store_size(size: int, chunk: int) -> int:
+    """Bytes of a store in which every chunk of a disk of ``size`` bytes has room.
+
+    A header, and then areas of one chunk of table and as many chunks of data as the table has places. When an area is
+    full, the kernel writes the table of the next at once, also if nothing comes after it.
+    """
+    data = -(-size // chunk)
+    tables = data // (chunk // _EXCEPTION) + 1
+    return (1 + tables + data) * chunk
+
+
+def _base_table(disk: _Disk) -> list[str]:
+    """What the disk reads where the VM did not write: the image and, if the disk is larger, zeros."""
+    image, end = disk.origin_size // SECTOR, disk.size // SECTOR
+    lines = [f"0 {image} linear {disk.origin} 0"]
+    return lines if image == end else [*lines, f"{image} {end - image} zero"]
+
+
+def _revalidate(store: Path) -> None:
+    """Have the kernel take a store again that it gave up after an error: what it had written down in it is right."""
+    with store.open("r+b") as file:
+        magic, valid, *rest = _HEADER.unpack(file.read(_HEADER.size))
+        if magic == _MAGIC and not valid:
+            log.warning("the kernel gave up the snapshot with the store %s after an error; it is used again", store)
+            file.seek(0)
+            file.write(_HEADER.pack(magic, 1, *rest))
+            file.flush()
+            os.fsync(file.fileno())

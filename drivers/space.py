@@ -1,0 +1,36 @@
+"""Files that take their disk space at once, and names that outlive a power cut."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from drivers.errors import NoSpace
+
+
+def allocate(file: Path, size: int) -> None:
+    """Make the file ``size`` bytes long, with all its disk space. What is new in it reads as zeros. Raises NoSpace."""
+    fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        before = os.fstat(fd).st_size
+        if before >= size:
+            return
+        try:
+            os.posix_fallocate(fd, before, size - before)
+        except OSError as error:
+            os.ftruncate(fd, before)
+            if not before:
+                file.unlink()
+            stat = os.statvfs(file.parent)
+            raise NoSpace(file, stat.f_bavail * stat.f_frsize, size - before) from error
+    finally:
+        os.close(fd)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder outlive a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

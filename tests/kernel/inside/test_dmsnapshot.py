@@ -1,0 +1,268 @@
+"""Private disks as device-mapper snapshots over a device of known content."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from drivers import devmapper, loopdev
+from drivers.base import Device, Place
+from drivers.command import run, tool
+from drivers.errors import BadDevice, BadDisk, BadName, NoSpace, SnapshotMissing
+from drivers.snapshot.disks import DISK_PREFIX
+from drivers.snapshot.dmsnapshot import BASE_PREFIX, DmSnapshot
+from tests.kernel.inside.disks import MIB, SIZE, DiskCase, fill, small_file_system, write
+
+CHUNK = 4096
+PER_AREA = CHUNK // 16
+"""Chunks that one table of a store names."""
+
+KILLER = """#!/bin/sh
+# Kill who calls, before or after the call that is due.
+echo >> {calls}
+[ $(wc -l < {calls}) = {when} ] || exec {tool} "$@"
+[ {before} = 1 ] || {tool} "$@" > /dev/null 2>&1
+kill -9 $PPID
+"""
+
+
+class SnapshotCase(DiskCase):
+    def new_driver(self) -> DmSnapshot:
+        return DmSnapshot(Place(self.folder, self.folder))
+
+    def crash(self) -> None:
+        """The host goes down: no map and no loop device outlives that."""
+        for name in sorted(devmapper.names("virtman-")):  # disks come before their bases
+            devmapper.remove(name)
+        for store in (self.folder / "dmsnapshot").glob("*.store"):
+            loopdev.detach(store)
+        self.driver = self.new_driver()
+
+    def opened(self, vm: str = "vm1") -> Path:
+        path = self.driver.open(vm).path
+        assert path is not None
+        return path
+
+    def left(self) -> list[str]:
+        return [path.name for path in (self.folder / "dmsnapshot").iterdir()]
+
+
+class CreateTest(SnapshotCase):
+    def test_new_disk_reads_as_the_image(self) -> None:
+        self.assertEqual(self.content, self.create().read_bytes())
+
+    def test_writes_stay_in_the_disk(self) -> None:
+        one, two = self.create("vm1"), self.create("vm2")
+        write(one, 3 * MIB + 512, b"w" * 1024)
+        expected = self.content[: 3 * MIB + 512] + b"w" * 1024 + self.content[3 * MIB + 1536 :]
+        self.assertEqual(expected, one.read_bytes())
+        self.assertEqual(self.content, two.read_bytes())
+
+    def test_larger_disk_ends_in_zeros_that_can_be_written(self) -> None:
+        path = self.create(size=SIZE + 4 * MIB + 512)
+        self.assertEqual(self.content + bytes(4 * MIB + 512), path.read_bytes())
+        write(path, SIZE - 512, b"w" * 1024)
+        write(path, SIZE + 4 * MIB, b"e" * 512)
+        expected = self.content[:-512] + b"w" * 1024 + bytes(4 * MIB - 512) + b"e" * 512
+        self.assertEqual(expected, path.read_bytes())
+
+    def test_creating_twice_is_creating_once(self) -> None:
+        write(self.create(), 0, b"w" * 512)
+        self.assertEqual(b"w" * 512, self.create().read_bytes()[:512])
+
+    def test_bad_sizes_names_and_origins_change_nothing(self) -> None:
+        for size in (SIZE - 512, SIZE + 100):
+            self.assertRaises(BadDisk, self.driver.create, "vm1", self.origin, size)
+        self.assertRaises(BadName, self.driver.create, "a/b", self.origin, SIZE)
+        self.assertRaises(BadName, self.driver.delete, "a/b")
+        self.assertRaises(BadDevice, self.driver.create, "vm1", Device(size=SIZE), SIZE)
+        self.assertEqual([], self.left())
+
+    def test_fio_reads_what_it_wrote(self) -> None:
+        path = self.create(size=SIZE + 4 * MIB)
+        job = ["--name=v", f"--filename={path}", "--direct=1", "--ioengine=libaio", "--iodepth=8", "--rw=randwrite"]
+        run(["fio", *job, "--bsrange=512-128k", "--verify=crc32c", "--verify_fatal=1"], timeout=300)
+        assert_valid(self, "vm1")
+
+
+class DeleteTest(SnapshotCase):
+    def test_deleting_leaves_nothing_and_is_idempotent(self) -> None:
+        before = self.listing()
+        self.create("vm1")
+        self.create("vm2")
+        self.driver.delete("vm1")
+        self.assertEqual({"vm2"}, self.driver.existing().names)
+        self.driver.delete("vm2")
+        self.driver.delete("vm2")
+        self.assertEqual(before, self.listing())
+        self.assertEqual([], self.left())
+
+    def test_a_new_disk_never_shows_writes_of_a_deleted_one(self) -> None:
+        write(self.create("vm1", SIZE + MIB), 0, b"secret" * 200000)
+        self.driver.delete("vm1")
+        self.assertEqual(self.content + bytes(MIB), self.create("vm1", SIZE + MIB).read_bytes())
+
+    def test_a_new_disk_never_shows_writes_of_one_whose_deletion_was_cut_off(self) -> None:
+        write(self.create("vm1"), 0, b"secret" * 1024)
+        self.crash()
+        (self.folder / "dmsnapshot/vm1.json").unlink()
+        self.assertEqual({"vm1"}, self.driver.existing().names)
+        self.assertEqual(self.content, self.create("vm1").read_bytes())
+
+    def test_a_disk_that_does_not_exist_cannot_be_opened(self) -> None:
+        self.assertRaises(SnapshotMissing, self.driver.open, "vm1")
+
+
+class CrashTest(SnapshotCase):
+    def test_writes_outlive_the_host(self) -> None:
+        write(self.create("vm1", SIZE + MIB), SIZE - 4096, b"w" * 8192)
+        self.crash()
+        self.assertEqual({"vm1"}, self.driver.existing().names)
+        expected = self.content[:-4096] + b"w" * 8192 + bytes(MIB - 4096)
+        self.assertEqual(expected, self.opened().read_bytes())
+
+    def test_a_disk_can_be_deleted_while_nothing_of_it_is_active(self) -> None:
+        self.create("vm1")
+        self.crash()
+        self.driver.delete("vm1")
+        self.assertEqual([], self.left())
+
+    def test_a_lost_store_or_a_damaged_record_is_told_and_not_replaced(self) -> None:
+        self.create("vm1")
+        self.crash()
+        (self.folder / "dmsnapshot/vm1.store").unlink()
+        self.assertRaises(BadDisk, self.driver.open, "vm1")
+        self.assertRaises(BadDisk, self.driver.create, "vm1", self.origin, SIZE)
+        (self.folder / "dmsnapshot/vm1.json").write_text("{")
+        self.assertRaises(BadDisk, self.driver.open, "vm1")
+
+    def test_a_disk_that_the_kernel_gave_up_has_its_writes_when_it_is_opened_again(self) -> None:
+        path = self.create("vm1")
+        write(path, MIB, b"w" * 4096)
+        devmapper.reload(BASE_PREFIX + "vm1", [f"0 {SIZE // 512} error"], read_only=True)
+        # Past the page cache, so that nothing is left to be written later.
+        dd = ["dd", "if=/dev/zero", f"of={path}", "bs=4096", "count=1", "oflag=direct"]
+        self.assertNotEqual(0, subprocess.run(dd, capture_output=True, check=False).returncode)
+        self.assertIn("Invalid", devmapper.status(DISK_PREFIX + "vm1"))
+        self.crash()
+        expected = self.content[:MIB] + b"w" * 4096 + self.content[MIB + 4096 :]
+        self.assertEqual(expected, self.opened().read_bytes())
+
+    def test_create_that_was_killed_at_any_step_is_finished_by_the_next(self) -> None:
+        for number in self.kill_at_each_step("create", before=True):
+            self.assertEqual(self.content[:MIB], self.create(size=MIB).read_bytes(), f"killed before call {number}")
+            self.driver.delete("vm1")
+
+    def test_create_that_was_killed_at_any_step_is_undone(self) -> None:
+        before = self.listing()
+        for number in self.kill_at_each_step("create", before=False):
+            self.driver.delete("vm1")
+            self.assertEqual((before, []), (self.listing(), self.left()), f"killed after call {number}")
+
+    def test_delete_that_was_killed_at_any_step_is_finished_by_the_next(self) -> None:
+        before = self.listing()
+        for number in self.kill_at_each_step("delete", before=False):
+            self.driver.delete("vm1")
+            self.assertEqual((before, []), (self.listing(), self.left()), f"killed after call {number}")
+
+    def kill_at_each_step(self, call: str, *, before: bool) -> Iterator[int]:
+        """Make the call in another process, which dies before, or after, its first program, its second, …"""
+        self.origin = Device(size=MIB, path=self.origin.path)
+        for number in itertools.count(1):
+            if call == "delete":
+                self.create(size=MIB)
+            code = self.killed_at(call, number, before=before)
+            if code == 0:
+                self.assertGreater(number, 5)
+                break
+            self.assertEqual(-signal.SIGKILL, code)
+            yield number
+        self.driver.delete("vm1")
+
+    def killed_at(self, call: str, number: int, *, before: bool) -> int:
+        """Returns the exit code of the process."""
+        folder = self.folder / "killers"
+        folder.mkdir(exist_ok=True)
+        calls = folder / "calls"
+        calls.write_text("")
+        for name in ("dmsetup", "losetup"):
+            killer = folder / name
+            killer.write_text(KILLER.format(calls=calls, when=number, before=int(before), tool=tool(name)))
+            killer.chmod(0o755)
+        pid = os.fork()
+        if not pid:
+            self.die_at_work(call, folder)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        run(["udevadm", "settle"])
+        return code
+
+    def die_at_work(self, call: str, folder: Path) -> NoReturn:
+        """What the other process does."""
+        code = 1
+        try:
+            os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+            if call == "create":
+                self.create(size=MIB)
+            else:
+                self.driver.delete("vm1")
+            code = 0
+        finally:
+            os._exit(code)
+
+
+class SpaceTest(SnapshotCase):
+    def test_no_room_for_a_store_is_an_error_that_leaves_nothing(self) -> None:
+        small = small_file_system(self, "64M")
+        fill(small, but=SIZE // 2)  # and a little, which is reserved for root
+        driver = DmSnapshot(Place(small, small))
+        self.assertRaises(NoSpace, driver.create, "vm1", self.origin, SIZE)
+        self.assertEqual(frozenset(), driver.existing().names)
+        self.assertEqual([], list((small / "dmsnapshot").iterdir()))
+
+    def test_writes_go_on_when_the_file_system_is_full(self) -> None:
+        small = small_file_system(self, "64M")
+        driver = DmSnapshot(Place(small, small))
+        path = driver.create("vm1", self.origin, SIZE).path
+        assert path is not None
+        self.addCleanup(driver.delete, "vm1")
+        fill(small, but=0)
+        data = os.urandom(SIZE)
+        write(path, 0, data)
+        self.assertEqual(data, path.read_bytes())
+
+    def test_a_disk_that_is_written_to_its_last_chunk_is_valid_also_after_a_crash(self) -> None:
+        self.driver = DmSnapshot(Place(self.folder, self.folder), chunk=CHUNK)
+        image = Device(size=PER_AREA * CHUNK // 2, path=self.origin.path)
+        for size in (PER_AREA * CHUNK, 2 * PER_AREA * CHUNK + 512, PER_AREA * CHUNK - 512):
+            path = self.driver.create("vm1", image, size).path
+            assert path is not None
+            data = os.urandom(size)
+            self.write_all(path, data)
+            assert_valid(self, "vm1")
+            used, total = devmapper.status(DISK_PREFIX + "vm1").split()[3].split("/")
+            self.assertEqual(int(used), int(total))
+            self.crash()
+            self.assertEqual(data, self.opened().read_bytes())
+            self.driver.delete("vm1")
+
+    @staticmethod
+    def write_all(path: Path, data: bytes) -> None:
+        """Every chunk with a write of its own, so that none covers it whole, in a random order."""
+        order = list(range(0, len(data), CHUNK // 2))
+        random.shuffle(order)
+        with path.open("r+b", buffering=0) as file:
+            for offset in order:
+                os.pwrite(file.fileno(), data[offset : offset + CHUNK // 2], offset)
+            os.fsync(file.fileno())
+
+
+def assert_valid(case: SnapshotCase, vm: str) -> None:
+    """The kernel has not given up the disk."""
+    said = devmapper.status(DISK_PREFIX + vm)
+    case.assertRegex(said, r"snapshot \d+/\d+ \d+$")
