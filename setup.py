@@ -32,10 +32,12 @@ setup(
         "virtman.drivers.attach": ["iscsi = drivers.attach.iscsi:IscsiAttach", "nbd = drivers.attach.nbd:NbdAttach"],
         "virtman.drivers.cache": [
             "bcache = drivers.cache.bcache:BcacheCache",
+            "dmcache = drivers.cache.dmcache:DmCache",
             "qcow2 = drivers.cache.qcow2:Qcow2Cache",
         ],
         "virtman.drivers.export": ["lio = drivers.export.lio:LioExport", "nbd = drivers.export.nbd:NbdExport"],
         "virtman.drivers.snapshot": [
+            "dmsnapshot = drivers.snapshot.dmsnapshot:DmSnapshot",
             "dmthin = drivers.snapshot.dmthin:DmThinSnapshot",
             "qcow2 = drivers.snapshot.qcow2:Qcow2Snapshot",
         ],

@@ -21,6 +21,7 @@ RULES = """\
 # Written by VirtMan, whose devices nobody has to look at.
 SUBSYSTEM!="block", GOTO="virtman_end"
 KERNEL=="dm-*", ATTR{dm/name}=="virtman-*", GOTO="virtman_own"
+KERNEL=="loop*", ATTR{loop/backing_file}=="/dev/*/virtman-*", GOTO="virtman_own"
 KERNEL=="bcache*", ATTR{bcache/label}=="virtman", GOTO="virtman_own"
 KERNEL=="sd*", ATTRS{vendor}=="LIO-ORG*", ATTRS{model}=="virtman-*", GOTO="virtman_own"
 GOTO="virtman_end"

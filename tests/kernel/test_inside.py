@@ -34,3 +34,9 @@ class InsideTest(KernelCase):
 
     def test_bcache(self) -> None:
         self.run_inside("test_bcache.py")
+
+    def test_dmcache(self) -> None:
+        self.run_inside("test_dmcache.py")
+
+    def test_dmsnapshot(self) -> None:
+        self.run_inside("test_dmsnapshot.py")

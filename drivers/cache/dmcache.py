@@ -1,0 +1,318 @@
+"""Keep what was read from the parents in dm-cache, one cache for each image in files of ``<state>/cache``.
+
+dm-cache copies a block into the cache only after it was read again and again (policy smq), and reads it once more for
+the copy. Two things make one fetch of it. All reads below dm-cache go through the page cache of a loop device, so that
+later reads and the copy find in memory what the first read fetched. And with every heartbeat, and when the image is
+closed, the driver reads the blocks that are in that memory until dm-cache has copied them, and then frees the memory::
+
+    virtman-cache-NAME-KEY (read-only multipath) -> virtman-cachein-NAME-KEY (dm-cache) -> loop devices of two files
+                              |                             |
+                              └---- when that fails --------┴-> loop device -> virtman-cacheof-NAME-KEY -> parents
+
+The first map goes over to the parents when the cache fails: to a path of last resort, in the kernel, without an error.
+
+dm-cache does not wait for the copy to be on the disk before it writes down where it is, so after a power cut it might
+serve what is not there. A note tells in which boot of the machine the cache is open: of another, it starts empty.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from drivers import devmapper, loopdev
+from drivers.base import CacheStats, Device, Existing, Image, Place
+from drivers.cachefiles import checked_key, file_bytes, file_of, key_of
+from drivers.errors import BadDevice, BadDisk, CommandFailed, DriverError, InUse
+from drivers.names import checked
+from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, UDEVADM, Needs
+from drivers.space import allocate, sync_folder
+
+log = logging.getLogger(__name__)
+
+BLOCK = 64 << 10
+"""Bytes of a block: what is fetched, whole, when any of it is read; the kernel allows multiples of 32 KiB."""
+
+META_BYTES = 4 << 20
+META_BYTES_A_BLOCK = 16
+"""The kernel's document asks for 4 MiB and 16 bytes for each block (admin-guide/device-mapper/cache)."""
+
+_KINDS = ("open", "meta", "data")
+_SECTOR = devmapper.SECTOR
+_PAGE = mmap.PAGESIZE
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_PASSES = 4
+_BURST = 24
+"""How often a block is read in a row. smq has 64 levels. As its statistics go, a read climbs 4, 2 or 1 of them, and a
+block is copied at level 48, 32 or 0. Every second it puts the levels in order again, so reads far apart do not add up
+(Linux: drivers/md/dm-cache-policy-smq.c)."""
+_HEARTBEAT = 1.0
+_CLOSING = 60.0
+"""Seconds that may be spent on moving blocks into the cache."""
+
+
+class DmCache:
+    """Files, maps and loop devices of each image are its own; images share nothing."""
+
+    needs = Needs(
+        tools=(DMSETUP, LOSETUP, UDEVADM),
+        modules=("dm_cache", "dm_cache_smq", "dm_multipath", "dm_round_robin"),
+        nodes=(DEVICE_MAPPER, LOOP),
+        root=True,
+    )
+
+    def __init__(self, place: Place) -> None:
+        self._folder = place.state / "cache"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._seen: dict[str, int] = {}
+        """By map: what had been fetched when all of it was found in the cache."""
+
+    def open(self, image: Image, base: Device) -> Device:
+        """A read-only disk over ``base`` that keeps what it reads. A damaged cache starts empty.
+
+        Raises BadDevice, BadDisk if the image's size is no multiple of 512, NoSpace, CommandFailed.
+        """
+        if base.path is None:
+            raise BadDevice(f"image {image.name}: what is below the cache is no kernel device")
+        if image.size % _SECTOR or not image.size:
+            raise BadDisk(f"image {image.name}: its size {image.size} is not a multiple of {_SECTOR}")
+        top = _map("cache", image)
+        if not devmapper.exists(top):
+            try:
+                self._start(image, base.path)
+            except (DriverError, OSError):
+                self._undo(image)
+                raise
+        return Device(size=image.size, path=devmapper.map_path(top))
+
+    def close(self, image: Image) -> None:
+        """Move what was fetched into the cache and remove all but its files.
+
+        Raises CommandFailed if somebody reads from the disk.
+        """
+        below = _below(image)
+        devmapper.remove(_map("cache", image))
+        self._settle(image, _CLOSING)
+        self._seen.pop(below.name, None)
+        self._stop_cache(image)
+        loopdev.detach(below)
+        devmapper.remove(below.name)
+        note = self._file(image, "open")
+        if note.exists():
+            for file in (self._file(image, "data"), self._file(image, "meta")):
+                if file.exists():
+                    _sync(file)
+            note.unlink()
+            sync_folder(self._folder)
+
+    def remove(self, key: str) -> int:
+        """Delete what is kept of an image. Returns the bytes of disk space freed. Raises InUse if the image is open."""
+        files = self._files(f"{checked_key(key)}-*")
+        for file in files:
+            if loopdev.device_of(file):
+                raise InUse(file)
+        freed = sum(file_bytes(file) for file in files)
+        for file in files:
+            file.unlink()
+        return freed
+
+    def stats(self, image: Image) -> CacheStats:
+        """``held_bytes``: whole blocks, as far as they are in the cache's file.
+
+        Moves what was fetched since into the cache, for at most a second at a time.
+        """
+        self._settle(image, _HEARTBEAT)
+        data = file_bytes(self._file(image, "data"))
+        return CacheStats(held_bytes=min(data, image.size), file_bytes=data + file_bytes(self._file(image, "meta")))
+
+    def existing(self) -> Existing:
+        """Keys of the images with a file, whole or half made."""
+        details = {key_of(path): str(path) for path in self._files("*-*")}
+        return Existing(frozenset(details), details)
+
+    def _start(self, image: Image, base: Path) -> None:
+        inner = _map("cachein", image)
+        if not devmapper.exists(inner):
+            self._check_files(image)
+            origin = _start_origin(image, base)
+            try:
+                self._start_cache(image, origin)
+            except CommandFailed as error:
+                log.warning("image %s: its cache starts empty: %s", image.name, error)
+                self._stop_cache(image)
+                self._forget(image)
+                self._start_cache(image, origin)
+        paths = (_number(devmapper.map_path(inner)), _number(loopdev.attach(_below(image))))
+        groups = " ".join(f"round-robin 0 1 0 {path}" for path in paths)
+        table = f"0 {image.size // _SECTOR} multipath 2 queue_mode bio 0 2 1 {groups}"
+        devmapper.create(_map("cache", image), [table], read_only=True)
+
+    def _start_cache(self, image: Image, origin: Path) -> None:
+        blocks, block = _blocks(image), BLOCK // _SECTOR
+        allocate(self._file(image, "meta"), META_BYTES + META_BYTES_A_BLOCK * blocks)
+        with self._file(image, "data").open("ab") as file:
+            file.truncate(blocks * BLOCK)
+        note = self._file(image, "open")
+        note.write_text(_BOOT.read_text())
+        _sync(note)
+        sync_folder(self._folder)
+        meta, data = (loopdev.attach(self._file(image, kind)) for kind in ("meta", "data"))
+        line = f"0 {blocks * block} cache {meta} {data} {origin} {block} 2 metadata2 writethrough smq 0"
+        devmapper.create(_map("cachein", image), [line])
+
+    def _stop_cache(self, image: Image) -> None:
+        devmapper.remove(_map("cachein", image))
+        for kind in ("meta", "data"):
+            loopdev.detach(self._file(image, kind))
+
+    def _check_files(self, image: Image) -> None:
+        """Start empty if the machine went down while the cache was open, or if half of it is lost."""
+        note, meta, data = (self._file(image, kind) for kind in _KINDS)
+        if note.exists() and note.read_text() != _BOOT.read_text():
+            log.warning("image %s: its cache starts empty: the machine went down while it was open", image.name)
+            self._forget(image)
+        if not (meta.exists() and data.exists() and data.stat().st_size == _blocks(image) * BLOCK):
+            self._forget(image)
+
+    def _undo(self, image: Image) -> None:
+        """Remove what a failed opening has made. The first error is the one to tell."""
+        try:
+            self.close(image)
+        except (DriverError, OSError) as error:
+            log.error("image %s: removing a half made cache failed too: %s", image.name, error)
+
+    def _settle(self, image: Image, seconds: float) -> None:
+        """Have dm-cache copy the blocks that are in memory below it, and drop them there."""
+        inner, below = devmapper.map_path(_map("cachein", image)), _below(image)
+        if not (devmapper.exists(inner.name) and devmapper.exists(below.name)):
+            return
+        with _opened(_stat(below)) as counters:
+            fetched = _reads(counters)
+        if self._seen.get(below.name) == fetched:
+            return
+        end = time.monotonic() + seconds
+        try:
+            if move(inner, below, _blocks(image), end):
+                self._seen[below.name] = fetched
+        except OSError as error:
+            log.error("image %s: its cache fails, and reads pass it by: %s", image.name, error)
+
+    def _file(self, image: Image, kind: str) -> Path:
+        return file_of(self._folder, image, kind)
+
+    def _files(self, pattern: str) -> list[Path]:
+        return [path for kind in _KINDS for path in self._folder.glob(f"{pattern}.{kind}")]
+
+    def _forget(self, image: Image) -> None:
+        for kind in ("meta", "data", "open"):
+            self._file(image, kind).unlink(missing_ok=True)
+
+
+def _start_origin(image: Image, base: Path) -> Path:
+    """The loop device that keeps what is read from ``base`` in memory, up to whole blocks."""
+    used, end = image.size // _SECTOR, _blocks(image) * BLOCK // _SECTOR
+    table = [f"0 {used} linear {base} 0", *([f"{used} {end - used} zero"] if end > used else [])]
+    below = devmapper.create(_map("cacheof", image), table, read_only=True, read_ahead=BLOCK)
+    return loopdev.attach(below, read_only=True, direct=False)
+
+
+def move(inner: Path, below: Path, blocks: int, end: float) -> bool:
+    """Have dm-cache copy the blocks that are in memory below it, and free the memory. True if all are copied.
+
+    ``end`` in seconds of the monotonic clock. Raises OSError if the cache cannot be read.
+    """
+    left = resident(below, blocks)
+    origin = _stat(loopdev.attach(below))
+    with _opened(inner, os.O_DIRECT) as cache, _opened(below) as memory, _opened(origin) as counters:
+        for _ in range(_PASSES):
+            waiting, left = left, {}
+            for block, offset in waiting.items():
+                if time.monotonic() > end:
+                    return False
+                if _promoted(cache, offset, counters):
+                    os.posix_fadvise(memory, block * BLOCK, BLOCK, os.POSIX_FADV_DONTNEED)
+                else:
+                    left[block] = offset
+    return not left
+
+
+def resident(device: Path, blocks: int) -> dict[int, int]:
+    """Blocks of a device with a page in memory, and the offset in bytes of their first such page (mincore(2))."""
+    pages = blocks * BLOCK // _PAGE
+    vector = (ctypes.c_ubyte * pages)()
+    with _opened(device) as fd, mmap.mmap(fd, blocks * BLOCK, access=mmap.ACCESS_COPY) as mapped:
+        start = ctypes.c_char.from_buffer(mapped)
+        libc = ctypes.CDLL(None, use_errno=True)
+        failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(blocks * BLOCK), vector)
+        del start
+        if failed:
+            raise OSError(ctypes.get_errno(), "mincore", str(device))
+    found: dict[int, int] = {}
+    present = bytes(vector)
+    page = present.find(1)
+    while page >= 0:
+        block = page * _PAGE // BLOCK
+        found[block] = page * _PAGE
+        page = present.find(1, (block + 1) * BLOCK // _PAGE)
+    return found
+
+
+@contextmanager
+def _opened(device: Path, flags: int = 0) -> Iterator[int]:
+    fd = os.open(device, os.O_RDONLY | flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _sync(file: Path) -> None:
+    with _opened(file) as fd:
+        os.fsync(fd)
+
+
+def _blocks(image: Image) -> int:
+    return -(-image.size // BLOCK)
+
+
+def _map(layer: str, image: Image) -> str:
+    """The map's name, which has at most 127 bytes (Linux: DM_NAME_LEN)."""
+    return f"virtman-{layer}-{checked(image.name)}-{checked_key(image.key)[:16]}"
+
+
+def _below(image: Image) -> Path:
+    """What the loop device below dm-cache reads."""
+    return devmapper.map_path(_map("cacheof", image))
+
+
+def _number(device: Path) -> str:
+    number = device.stat().st_rdev
+    return f"{os.major(number)}:{os.minor(number)}"
+
+
+def _stat(device: Path) -> Path:
+    return Path(f"/sys/dev/block/{_number(device)}/stat")
+
+
+def _reads(counters: int) -> int:
+    """Sectors read from a device until now, by its open file ``stat`` in /sys."""
+    return int(os.pread(counters, 256, 0).split()[2])
+
+
+def _promoted(cache: int, offset: int, counters: int) -> bool:
+    """Read a page again and again until nobody has read below the cache meanwhile: the cache has answered."""
+    with mmap.mmap(-1, _PAGE) as buffer:
+        before = _reads(counters)
+        for _ in range(_BURST):
+            os.preadv(cache, [buffer], offset)
+            after = _reads(counters)
+            if after == before:
+                return True
+            before = after
+    return False

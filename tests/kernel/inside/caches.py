@@ -1,0 +1,114 @@
+"""What the tests of cache drivers have in common: a base of known content, whose own counter says what was fetched."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+import os
+import shutil
+import tempfile
+from abc import abstractmethod
+from pathlib import Path
+
+from testtools import TestCase
+
+from drivers import devmapper, loopdev
+from drivers.base import CacheDriver, Device, Image, Place
+from drivers.command import run
+
+log = logging.getLogger(__name__)
+
+SIZE = (40 << 20) + 3 * 512
+"""Bytes: not a multiple of what a driver splits reads to."""
+AT_MOST = 1.05
+
+
+class CacheCase(TestCase):
+    """A ``cache`` on the guest's disk. All maps, loop devices and bcache sets are gone afterwards."""
+
+    def setUp(self) -> None:
+        """Remember what is there: the last thing that a test looks at."""
+        super().setUp()
+        folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+        self.addCleanup(shutil.rmtree, folder)
+        self.addCleanup(lambda before: self.assertEqual(before, found()), found())
+        self.folder = folder
+        self.place = Place(state=folder / "state", run=folder / "run")
+        self.cache: CacheDriver = self.new_cache()
+
+    @abstractmethod
+    def new_cache(self) -> CacheDriver:
+        """A driver on ``place``, as an agent that starts has it."""
+
+    def base(self, name: str = "base", size: int = SIZE) -> tuple[Image, Device]:
+        """A new image of random bytes and the map that stands for its parents."""
+        file = self.folder / name
+        data = os.urandom(size)
+        file.write_bytes(data)
+        loop = loopdev.attach(file, read_only=True)
+        self.addCleanup(loopdev.detach, file)
+        test_map = f"virtman-testbase-{name}"
+        path = devmapper.create(test_map, [f"0 {size // 512} linear {loop} 0"], read_only=True)
+        self.addCleanup(devmapper.remove, test_map)
+        image = Image(name=name, size=size, digest=f"sha256:{hashlib.sha256(data).hexdigest()}")
+        return image, Device(size=size, path=path)
+
+    def opened(self, image: Image, base: Device) -> Path:
+        device = self.cache.open(image, base)
+        self.addCleanup(self.cache.close, image)
+        self.assertEqual(image.size, device.size)
+        assert device.path is not None
+        return device.path
+
+    def assert_reads(self, image: Image, path: Path, size: int = 1 << 20, *, direct: bool = True) -> None:
+        self.assertEqual(image.key, hashlib.sha256(read(path, size, direct=direct)).hexdigest())
+
+    def check_fetched_once(self, size: int, *, direct: bool) -> None:
+        image, base = self.base()
+        path = self.opened(image, base)
+        before = fetched(base)
+        self.assert_reads(image, path, size, direct=direct)
+        cold = fetched(base) - before
+        self.assert_reads(image, path, size, direct=direct)
+        total = fetched(base) - before
+        log.info("fetched %.3f times cold, %.3f in both passes", cold / image.size, total / image.size)
+        self.assertLessEqual(total, AT_MOST * image.size)
+
+
+def found() -> list[list[str]]:
+    """Maps, loop devices and bcache sets of this machine."""
+    run(["udevadm", "settle"])
+    maps = run(["dmsetup", "ls"]).stdout
+    loops = run(["losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE"]).stdout
+    disks = sorted(path.name for path in Path("/sys/block").glob("bcache*"))
+    return [sorted(maps.splitlines()), sorted(loops.splitlines()), sets(), disks]
+
+
+def sets() -> list[str]:
+    return sorted(path.name for path in Path("/sys/fs/bcache").glob("*-*"))
+
+
+def read(path: Path, size: int, *, direct: bool) -> bytes:
+    """The whole disk in requests of ``size`` bytes, past the page cache or with an empty one."""
+    run(["udevadm", "settle"])
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+    parts = []
+    fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+    try:
+        with mmap.mmap(-1, size) as buffer:
+            offset = 0
+            while count := os.preadv(fd, [buffer], offset):
+                parts.append(buffer[:count])
+                offset += count
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def fetched(base: Device) -> int:
+    """Bytes read from the parents until now."""
+    assert base.path is not None
+    number = base.path.stat().st_rdev
+    counters = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat").read_text().split()
+    return int(counters[2]) * 512

@@ -1,0 +1,179 @@
+"""The dm-cache driver over a base of known content, whose own counter says what was fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drivers import devmapper
+from drivers.base import Device, Image
+from drivers.cache.dmcache import BLOCK, DmCache
+from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
+from tests.kernel.inside.caches import AT_MOST, CacheCase, fetched
+
+SMALL = 4 << 20
+
+
+class DmCacheTest(CacheCase):
+    """Caches in files on the guest's disk."""
+
+    cache: DmCache
+
+    def new_cache(self) -> DmCache:
+        return DmCache(self.place)
+
+    def inner(self, image: Image) -> str:
+        return f"virtman-cachein-{image.name}-{image.key[:16]}"
+
+    def file(self, kind: str) -> Path:
+        (found,) = (self.place.state / "cache").glob(f"*.{kind}")
+        return found
+
+    def heartbeats(self, image: Image) -> None:
+        """As many as it takes until nothing waits in memory any more."""
+        for _ in range(60):
+            if self.cache.stats(image).held_bytes == image.size:
+                return
+        self.fail("not all that was read came into the cache")
+
+    def check_fetched_once(self, size: int, *, direct: bool) -> None:
+        image, base = self.base()
+        path = self.opened(image, base)
+        before = fetched(base)
+        self.assert_reads(image, path, size, direct=direct)
+        self.heartbeats(image)
+        for _ in range(2):  # each begins with an empty page cache
+            self.assert_reads(image, path, size, direct=direct)
+        self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
+
+    def test_direct_reads_of_4_kib_are_fetched_once(self) -> None:
+        self.check_fetched_once(4096, direct=True)
+
+    def test_direct_reads_of_1_mib_are_fetched_once(self) -> None:
+        self.check_fetched_once(1 << 20, direct=True)
+
+    def test_buffered_reads_of_64_kib_are_fetched_once(self) -> None:
+        self.check_fetched_once(64 << 10, direct=False)
+
+    def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
+        image, base = self.base()
+        path = self.opened(image, base)
+        before = fetched(base)
+        self.assert_reads(image, path)
+        self.cache.close(image)
+        self.assertEqual(image.size, self.cache.stats(image).held_bytes)
+        self.assertEqual({image.key}, self.cache.existing().names)
+        self.assert_reads(image, self.opened(image, base))
+        # Less than all, since udev probes the loop device each time: half a MiB.
+        self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
+
+    def test_heartbeats_move_what_was_read_into_the_cache(self) -> None:
+        image, base = self.base(size=SMALL)
+        self.assert_reads(image, self.opened(image, base))
+        self.heartbeats(image)
+        used, total = devmapper.status(self.inner(image)).split()[6].split("/")
+        self.assertEqual((SMALL // BLOCK, SMALL // BLOCK), (int(used), int(total)))
+        self.assertGreater(self.cache.stats(image).file_bytes, image.size)
+
+    def test_two_images_do_not_share_a_cache(self) -> None:
+        image, base = self.base("one", SMALL)
+        other, other_base = self.base("two", SMALL)
+        path, other_path = self.opened(image, base), self.opened(other, other_base)
+        self.assert_reads(image, path)
+        self.assert_reads(other, other_path)
+        self.cache.close(image)
+        self.assert_reads(other, other_path)
+        self.assert_reads(image, self.opened(image, base))
+
+    def test_a_new_agent_finds_and_closes_what_the_old_one_opened(self) -> None:
+        image, base = self.base(size=SMALL)
+        path = self.opened(image, base)
+        again = self.new_cache()
+        self.assertEqual(path, again.open(image, base).path)
+        again.close(image)
+        again.close(image)
+        self.assertFalse(path.exists())
+
+    def test_an_opening_that_was_cut_short_is_finished_and_keeps_what_is_held(self) -> None:
+        image, base = self.base(size=SMALL)
+        path = self.opened(image, base)
+        self.assert_reads(image, path)
+        self.cache.stats(image)
+        for missing in ([path.name], [path.name, self.inner(image)]):
+            for made in missing:
+                devmapper.remove(made)
+            self.assertEqual(path, self.new_cache().open(image, base).path)
+            self.assert_reads(image, path)
+        self.assertGreater(self.cache.stats(image).held_bytes, 0)
+
+    def test_after_a_power_cut_the_cache_starts_empty(self) -> None:
+        image, base = self.base(size=SMALL)
+        self.assert_reads(image, self.opened(image, base))
+        self.cache.close(image)
+        self.assertEqual([], list((self.place.state / "cache").glob("*.open")))
+        # What a power cut may leave: a table that names blocks whose data never came to the disk.
+        self.file("data").write_bytes(bytes(self.file("data").stat().st_size))
+        self.file("data").with_suffix(".open").write_text("another boot")
+        self.assert_reads(image, self.opened(image, base))
+
+    def test_a_removed_image_is_never_read_again(self) -> None:
+        image, base = self.base(size=SMALL)
+        path = self.opened(image, base)
+        self.assert_reads(image, path)
+        self.assertRaises(InUse, self.cache.remove, image.key)
+        self.cache.close(image)
+        self.assertGreater(self.cache.remove(image.key), SMALL)
+        self.assertEqual(0, self.cache.remove(image.key))
+        self.assertEqual(frozenset(), self.cache.existing().names)
+        # The worst case: another content comes under the same key and name.
+        other, other_base = self.base("other", SMALL)
+        path = self.opened(Image(name=image.name, size=other.size, digest=image.digest), other_base)
+        self.assert_reads(other, path)
+        self.assert_reads(other, path, 4096)
+
+    def test_a_damaged_or_lost_file_starts_empty(self) -> None:
+        image, base = self.base(size=SMALL)
+        self.assert_reads(image, self.opened(image, base))
+        self.cache.close(image)
+        for kind, bytes_left in (("meta", b"damage" * 2000), ("meta", None), ("data", b"short"), ("data", None)):
+            file = self.file(kind)
+            if bytes_left is None:
+                file.unlink()
+            elif kind == "meta":
+                with file.open("r+b") as opened:
+                    opened.write(bytes_left)
+            else:
+                file.write_bytes(bytes_left)
+            self.assert_reads(image, self.opened(image, base))
+            self.cache.close(image)
+
+    def test_a_cache_that_fails_is_passed_by(self) -> None:
+        image, base = self.base(size=SMALL)
+        path = self.opened(image, base)
+        self.assert_reads(image, path)
+        self.cache.stats(image)
+        devmapper.reload(self.inner(image), [f"0 {SMALL // 512} error"])
+        self.assert_reads(image, path)
+        self.assert_reads(image, path, 4096)
+        self.assertIn("F 1", devmapper.status(path.name))
+
+    def test_a_disk_in_use_is_not_closed(self) -> None:
+        image, base = self.base(size=SMALL)
+        path = self.opened(image, base)
+        with path.open("rb"):
+            self.assertRaises(CommandFailed, self.cache.close, image)
+        self.assert_reads(image, path)
+
+    def test_what_was_made_for_a_base_that_is_missing_is_removed(self) -> None:
+        image, _ = self.base(size=SMALL)
+        self.assertRaises(CommandFailed, self.cache.open, image, Device(image.size, path=Path("/dev/mapper/none")))
+
+    def test_a_base_without_a_kernel_device_or_of_half_a_sector_is_refused(self) -> None:
+        image, base = self.base(size=SMALL)
+        self.assertRaises(BadDevice, self.cache.open, image, Device(image.size))
+        self.assertRaises(BadDisk, self.cache.open, Image("odd", 1000, image.digest), base)
+
+    def test_writes_are_refused(self) -> None:
+        image, base = self.base(size=SMALL)
+        path = self.opened(image, base)
+        with path.open("r+b", buffering=0) as file:
+            self.assertRaises(PermissionError, file.write, b"w" * 512)
