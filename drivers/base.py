@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 BlockNode = Mapping[str, Any]
 """Options of one QEMU ``--blockdev``, possibly with nested nodes (QEMU: qapi/block-core.json, BlockdevOptions)."""
@@ -124,6 +124,31 @@ class CacheStats:
     file_bytes: int
 
 
+class VolumeState(StrEnum):
+    """How a volume of a cache is.
+
+    ``idle``: no image is open; ``missing``: what the path leads to, if anything, is not what was made there.
+    """
+
+    RUNNING = "running"
+    IDLE = "idle"
+    FAILED = "failed"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A file or disk that a cache keeps what it read in.
+
+    ``size`` in bytes, 0 if it is missing; ``images``: the names of those whose reads it keeps now.
+    """
+
+    path: Path
+    size: int
+    images: tuple[str, ...]
+    state: VolumeState
+
+
 @dataclass(frozen=True)
 class Existing:
     """What a driver found on the host, by image or VM name; ``details`` are for people and logs."""
@@ -195,6 +220,23 @@ class CacheDriver(Protocol):
 
     def existing(self) -> Existing:
         """Keys (``Image.key``) of the images with something kept on this host."""
+
+
+@runtime_checkable
+class CacheGroup(Protocol):
+    """What a cache driver has besides ``CacheDriver`` if all images of the host share its volumes."""
+
+    def volumes(self) -> list[Volume]:
+        """All volumes, also those that have failed or are missing."""
+
+    def add_volume(self, path: Path) -> Volume:
+        """Let images use a disk, a partition, or a file, which is made. An existing volume is no error.
+
+        Raises BadVolume, and nothing has changed, if anything of somebody else is there.
+        """
+
+    def remove_volume(self, path: Path) -> None:
+        """Release a volume, also while images are read: what it held is fetched anew."""
 
 
 class ExportDriver(Protocol):

@@ -62,6 +62,11 @@ def reload(name: str, table: Iterable[str], *, read_only: bool = False) -> None:
     run(["dmsetup", "resume", *_UNPROBED, name])
 
 
+def rename(old: str, new: str) -> None:
+    """Give a map another name, while it is in use. Raises CommandFailed, CommandTimedOut."""
+    run(["dmsetup", "rename", *_UNPROBED, old, new])
+
+
 def events(name: str) -> int:
     """How many events the map has had. Raises CommandFailed."""
     return int(run(["dmsetup", "info", "--columns", "--noheadings", "--options", "events", name]).stdout)

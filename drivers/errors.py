@@ -14,6 +14,7 @@ DriverError
 ├── BadAddress          a parent's address that this driver cannot reach
 ├── BadDevice           the layer below handed over something this driver cannot build on
 ├── BadDisk             a disk of an impossible size, or a file that is not the disk it should be
+├── BadVolume           a file or device that cannot be, or is no longer, a volume of the cache
 ├── PathTooLong         a socket's path does not fit into a unix socket address
 ├── NoParents           an empty list of parents
 ├── NotAttached         the image has no route on this host
@@ -114,6 +115,13 @@ class BadDevice(DriverError):
 
 class BadDisk(DriverError):
     """A disk of an impossible size, or a file that is not the disk it should be."""
+
+
+class BadVolume(DriverError):
+    """A file or device that cannot be, or is no longer, a volume of the cache."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} is not taken as a volume of the cache: {why}")
 
 
 class PathTooLong(DriverError):

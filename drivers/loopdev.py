@@ -35,6 +35,11 @@ def device_of(file: Path) -> Path | None:
     return None
 
 
+def files() -> frozenset[Path]:
+    """The files that have a loop device. Raises CommandFailed."""
+    return frozenset(Path(backing) for backing in _devices().values())
+
+
 def _devices() -> dict[Path, str]:
     said = run(["losetup", "--list", "--json", "--output", "NAME,BACK-FILE"]).stdout
     rows = json.loads(said)["loopdevices"] if said.strip() else []

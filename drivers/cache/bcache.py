@@ -1,77 +1,76 @@
-"""Keep what was read from the parents in one bcache pool, which all images of the host share (the cache group).
+"""Keep what was read from the parents in bcache volumes, which all images of the host share (the cache group).
 
-The pool is a bcache cache set on a loop device over a sparse file; each image attaches to it as a backing device and
-leaves it again while the others go on. bcache wants its superblock at the start of a backing device: below it lies a
-linear map of a small local header and the device of the parents. Above it a map splits large reads, see SPLIT::
+Each volume is a bcache cache set, in a file or on a disk (drivers/cachevolumes.py). Each image is attached to one of
+them as a backing device, or to none, and can leave it for another while it is read. bcache wants its superblock at the
+start of a backing device: below it lies a linear map of a small local header and the device of the parents. Above it a
+map splits large reads, see SPLIT; and above that a multipath map reads from the parents what bcache refuses::
 
-    virtman-cache-NAME-KEY (read-only) -> bcacheN -> virtman-cacheof-NAME-KEY -> header's loop device, parents
-                                             └-----> virtman-cachepool        -> pool's loop device
+    virtman-cache-NAME-KEY (read-only) -> virtman-cachesplit-NAME-KEY -> bcacheN
+             └-----> parents
 
-The header names the image in the pool by a random UUID, and a pool gives each UUID a number of its own, which it never
-gives again: without the header nothing finds what the pool holds of a removed image, until its buckets are used anew.
-bcache keeps a journal of which ranges the pool holds and has the data on the disk before the journal names them, so a
-power cut costs only what was fetched last. A superblock that bcache refuses is thrown away with what it describes.
+    bcacheN -> virtman-cacheof-NAME-KEY -> header's loop device, parents
+       └-----> virtman-cachevol-NUMBER  -> volume
 
-Superblocks lie 8 KiB into the files, so that udev, which looks at loop devices, does not find and register them.
+The header names the image in a volume by a random UUID, and a volume gives each UUID a number of its own, which it
+never gives again: without the header nothing finds what a volume holds of a removed image, until its buckets are used
+anew. bcache keeps a journal of which ranges a volume holds and has the data on the disk before the journal names them,
+so a power cut costs only what was fetched last. A superblock that bcache refuses is thrown away with what it describes.
+When a volume fails, bcache itself reads from the parents what the volume cannot give, and lets go of its images; but
+while it does so it also refuses reads of the parents (Linux: closure_bio_submit, CACHE_SET_IO_DISABLE).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
+import re
 import threading
-import time
-from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from drivers import devmapper, loopdev
-from drivers.base import CacheStats, Device, Existing, Image, Place
+from drivers import bcachedev, devmapper, loopdev
+from drivers.base import CacheStats, Device, Existing, Image, Place, Volume, VolumeState
 from drivers.cachefiles import checked_key, file_bytes, file_of, key_of
+from drivers.cachevolumes import SHIFT, Volumes, size_of
 from drivers.command import run
-from drivers.errors import BadDevice, BadDisk, DriverError, InUse, NoSpace, NotReleased
+from drivers.errors import BadDevice, BadDisk, DriverError, InUse
 from drivers.names import checked
-from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, Needs, Tool
+from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
 
 log = logging.getLogger(__name__)
 
 POOL_SIZE = 64 << 30
-"""Bytes the sparse file may grow to.
-
-Not every fast read is kept. Of 1 MiB direct reads, each range read twice, 40 and 64 MiB were fetched 1.0 times, 128 MiB
-1.21 times and 200 MiB 1.12 times (Linux 6.1, one run each). Probably nothing is kept while bcache's list of free
-buckets, which holds 1/1024 of the pool, is empty; that is not proven.
-"""
+"""Bytes that a volume in a file may grow to."""
 
 BUCKET = 512 << 10
-"""Bytes: the unit that the pool gives to an image and takes away again. The fewer there are, the sooner bcache has
-written down a refill of its free list. A pool knows BUCKET/128 images in its life (struct uuid_entry)."""
+"""Bytes: the unit that a volume gives to an image and takes away again. The fewer there are, the sooner bcache has
+written down a refill of its free list. A volume knows BUCKET/128 images in its life (struct uuid_entry); then it starts
+empty."""
 
 SPLIT = 64 << 10
 """Bytes of the largest read that reaches bcache: for each read it keeps only the first range that it had to fetch."""
 
-RESERVE = 16 << 20
-"""Bytes that must be free to make a pool."""
-
-_POOL_MAP = "virtman-cachepool"
+_BELOW = "virtman-cacheof-"
+_FAILED = re.compile(r"(\d+:\d+) F \d+")
 _SECTOR = devmapper.SECTOR
-_SHIFT = 8192
-_HEADER = 8192
-_PATIENCE = 30.0
+_HEADER = bcachedev.SUPERBLOCK
 
-_FS = Path("/sys/fs/bcache")
-# struct cache_sb_disk of the kernel's drivers/md/bcache/bcache_ondisk.h, 4 KiB into the device
-_MAGIC_AT, _SET_AT = 4096 + 24, 4096 + 56
-_MAGIC = bytes.fromhex("c68573f64e1a45ca8265f57f48ba6d81")
+
+@dataclass(frozen=True)
+class _Note:
+    """What was fetched for an image: ``now`` bytes in the set ``volume``; ``before``: less what the kernel counts."""
+
+    volume: str = ""
+    before: int = 0
+    now: int = 0
 
 
 class BcacheCache:
-    """The pool and the headers in ``<state>/cache``. There is one pool on a host."""
+    """The headers in ``<state>/cache``, and the volumes."""
 
     needs = Needs(
-        tools=(Tool("make-bcache", "bcache-tools"), DMSETUP, LOSETUP, MODPROBE),
-        modules=("bcache",),
+        tools=(Tool("make-bcache", "bcache-tools"), DMSETUP, LOSETUP, MODPROBE, UDEVADM),
+        modules=("bcache", "dm_multipath", "dm_round_robin"),
         nodes=(DEVICE_MAPPER, LOOP),
         root=True,
     )
@@ -79,15 +78,18 @@ class BcacheCache:
     def __init__(self, place: Place, *, pool_size: int = POOL_SIZE, bucket: int = BUCKET, split: int = SPLIT) -> None:
         self._folder = place.state / "cache"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._pool = self._folder / "pool"
-        self._pool_size, self._bucket, self._split = pool_size, bucket, split
+        self._volumes = Volumes(self._folder, file_size=pool_size, bucket=bucket)
+        self._split = split
         self._lock = threading.Lock()
-        """Nobody stops the pool while somebody joins it."""
+        """Nobody stops a volume while somebody joins it."""
 
     def open(self, image: Image, base: Device) -> Device:
-        """A read-only disk over ``base`` that keeps what it reads. A damaged pool or header starts empty.
+        """A read-only disk over ``base`` that keeps what it reads. A damaged volume or header starts empty.
 
-        Raises BadDevice, BadDisk if the image's size is no multiple of 512, NoSpace, NotReleased, CommandFailed.
+        Without a volume that runs, the disk reads from ``base`` until there is one.
+
+        Raises BadDevice, also if the image is open over another device; BadDisk if the image's size is no multiple of
+        512; NotReleased, CommandFailed.
         """
         if base.path is None:
             raise BadDevice(f"image {image.name}: what is below the cache is no kernel device")
@@ -95,17 +97,22 @@ class BcacheCache:
             raise BadDisk(f"image {image.name}: its size {image.size} is not a multiple of {_SECTOR}")
         top = _top(image)
         with self._lock:
+            self._check_base(image, base.path)
             if not devmapper.exists(top):
                 try:
-                    disk = self._start_disk(image, base.path, self._start_pool())
-                    devmapper.create(top, self._splitting(disk, image.size // _SECTOR), read_only=True)
+                    self._start_volumes()
+                    disk = self._start_disk(image, base.path)
+                    self._begin_count(image)
+                    split, sectors = _split_of(image), image.size // _SECTOR
+                    devmapper.create(split, self._splitting(disk, sectors), read_only=True)
+                    devmapper.create(top, [_either(devmapper.map_path(split), base.path, sectors)], read_only=True)
                 except (DriverError, OSError):
                     self._undo(image)
                     raise
         return Device(size=image.size, path=devmapper.map_path(top))
 
     def close(self, image: Image) -> None:
-        """Remove all but the header and what the pool holds; the pool is stopped with its last image.
+        """Remove all but the header and what the volume holds; the volumes are stopped with the last image.
 
         Raises CommandFailed if somebody reads from the disk, NotReleased.
         """
@@ -113,7 +120,7 @@ class BcacheCache:
             self._close(image)
 
     def remove(self, key: str) -> int:
-        """Make unreachable what the pool holds of an image. Returns the bytes of the header: the pool does not shrink.
+        """Make unreachable what is kept of an image. Returns the bytes of the header: a volume does not shrink.
 
         Raises InUse if the image is open.
         """
@@ -128,12 +135,20 @@ class BcacheCache:
         return freed
 
     def stats(self, image: Image) -> CacheStats:
-        """``held_bytes``: what was fetched for the image since its header was made, at most its size.
+        """``held_bytes``: what was fetched for the image since it joined its volume, at most its size; if it was open
+        then, since the next call.
 
         bcache does not count what it holds per image. The figure is too high for what was fetched and not kept, or
-        dropped since for other images. ``file_bytes`` is the whole pool's, which all images share.
+        dropped since for other images. ``file_bytes`` is that of all volumes in files, which all images share.
+
+        An image whose volume has failed joins another, and reads by way of the cache again.
         """
-        return CacheStats(held_bytes=min(self._count(image), image.size), file_bytes=file_bytes(self._pool))
+        with self._lock:
+            self._join(_below(image))
+            self._return(image)
+            held = self._count(image)
+            files = sum(file_bytes(path) for path in self._volumes.recorded() if path.is_file())
+        return CacheStats(held_bytes=min(held, image.size), file_bytes=files)
 
     def existing(self) -> Existing:
         """Keys of the images with a header, whole or half made."""
@@ -141,106 +156,190 @@ class BcacheCache:
         details = {key_of(path): str(path) for path in files}
         return Existing(frozenset(details), details)
 
-    def _start_pool(self) -> str:
-        """The UUID of the pool's cache set, which runs afterwards."""
-        if not _FS.exists():
-            run(["modprobe", "bcache"])
-        if not self._pool.exists():
-            self._make_pool()
-        self._attach_pool()
+    def volumes(self) -> list[Volume]:
+        """All volumes, also those that have failed or are missing. Raises NoSpace."""
+        with self._lock:
+            found = [(path, number, self._use(number)) for path, number in self._volumes.recorded().items()]
+        # Nobody who opens an image waits while a dying disk is asked what is on it.
+        return [self._described(*volume) for volume in found]
+
+    def add_volume(self, path: Path) -> Volume:
+        """Let images use a disk, a partition, or a file, which is made. An existing volume is no error.
+
+        Images that have no volume join it. Raises BadVolume, and nothing has changed, if anything but an old volume
+        is there, or it is in use, or too small; NoSpace, CommandFailed.
+        """
+        with self._lock:
+            volumes = self._volumes.recorded()
+            if path not in volumes:
+                volumes = self._volumes.record({**volumes, path: self._volumes.make(path)})
+            if images := self._open_images():
+                self._start_volumes()
+            for below in images:
+                self._join(below)
+            return self._described(path, volumes[path], self._use(volumes[path]))
+
+    def remove_volume(self, path: Path) -> None:
+        """Release a volume: a file is deleted, a disk is free again. A volume that is not there is fine.
+
+        Its images go on, on the other volumes or without any; what it held is fetched anew. Raises NotReleased,
+        CommandFailed.
+        """
+        with self._lock:
+            volumes = self._volumes.recorded()
+            number = volumes.pop(path, None)
+            if number is None:
+                return
+            self._clear(path, number)
+            self._volumes.stop(path, number)
+            try:
+                self._volumes.erase(path, number)
+            except OSError as error:
+                log.warning("the mark of the cache volume %s stays on it: %s", path, error)
+            self._volumes.record(volumes)
+
+    def _start_volumes(self) -> None:
+        """Those that cannot run are left out."""
         try:
-            _register(devmapper.map_path(_POOL_MAP))
-        except BadDisk as error:
-            log.warning("the cache pool %s is thrown away: %s", self._pool, error)
-            self._detach_pool()
-            self._make_pool()
-            self._attach_pool()
-            _register(devmapper.map_path(_POOL_MAP))
-        home = (_sys(_POOL_MAP) / "bcache/set").resolve()
-        for threshold in ("congested_read_threshold_us", "congested_write_threshold_us"):
-            (home / threshold).write_text("0")
-        return home.name
+            volumes = self._volumes.recorded()
+        except (DriverError, OSError) as error:
+            log.error("there is no cache volume: %s", error)
+            return
+        for path, number in volumes.items():
+            try:
+                self._volumes.start(path, number)
+            except (DriverError, OSError) as error:
+                log.error("a cache volume is left out: %s", error)
 
-    def _make_pool(self) -> None:
-        free = shutil.disk_usage(self._folder).free
-        if free < RESERVE:
-            raise NoSpace(self._pool, free, RESERVE)
-        fresh = self._pool.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        with fresh.open("wb") as file:
-            file.truncate(self._pool_size)
-        run(["make-bcache", "-C", "--bucket", str(self._bucket), "--block", str(_SECTOR), str(fresh)])
-        # The tool knows no offset: its superblock, the only thing that it writes, moves to where udev does not look.
-        with fresh.open("r+b") as file:
-            made = file.read(_HEADER)
-            file.seek(0)
-            file.write(bytes(_SHIFT) + made)
-            file.truncate(self._pool_size + _SHIFT)
-        fresh.rename(self._pool)
+    def _stop_volumes(self) -> None:
+        """Stop all of them, and raise the first error afterwards."""
+        errors: list[Exception] = []
+        for path, number in self._volumes.recorded().items():
+            try:
+                self._volumes.stop(path, number)
+            except (DriverError, OSError) as error:
+                log.error("cache volume %s: %s", path, error)
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
-    def _attach_pool(self) -> None:
-        loop = loopdev.attach(self._pool)
-        sectors = (self._pool.stat().st_size - _SHIFT) // _SECTOR
-        devmapper.create(_POOL_MAP, [f"0 {sectors} linear {loop} {_SHIFT // _SECTOR}"])
+    def _clear(self, path: Path, number: str) -> None:
+        """Let the images of a volume go on without it, on others if there are."""
+        home = self._volumes.running(number)
+        images = bcachedev.attached(home) if home else []
+        for below in images:
+            bcachedev.detach(below)
+            self._join(below, leaving=number)
+        log.info("cache volume %s: %s leave it", path, ", ".join(images) or "no images")
 
-    def _detach_pool(self) -> None:
-        devmapper.remove(_POOL_MAP)
-        loopdev.detach(self._pool)
+    def _return(self, image: Image) -> None:
+        """Read by way of bcache again, or of the parents, if that has failed."""
+        top = _top(image)
+        failed = _FAILED.findall(devmapper.status(top)) if devmapper.exists(top) else []
+        for number in failed:
+            devmapper.message(top, f"reinstate_path {number}")
+        if failed:
+            devmapper.message(top, "switch_group 1")
 
-    def _stop_pool(self) -> None:
-        """Stop the pool if no image is in it."""
-        if devmapper.exists(_POOL_MAP):
-            home = _sys(_POOL_MAP) / "bcache/set"
-            if home.exists():
-                home = home.resolve()
-                if any(home.glob("bdev*")):
-                    return
-                (home / "stop").write_text("1")
-                _wait(lambda: not home.exists(), "cache pool")
-        self._detach_pool()
+    def _open_images(self) -> list[str]:
+        """The maps of the images that are open."""
+        headers = [path for path in loopdev.files() if path.parent == self._folder and path.suffix == ".header"]
+        return [_map_of(name, key) for key, _, name in (path.stem.partition("-") for path in headers)]
 
-    def _start_disk(self, image: Image, base: Path, pool: str) -> Path:
-        """The bcache device of an image, which is in the pool afterwards."""
-        below, header = _below(image), self._header(image)
+    def _join(self, below: str, leaving: str = "") -> bool:
+        """Whether an image has a volume. One without is attached to that with the most room for each of its images."""
+        if not devmapper.exists(below) or not bcachedev.settings(below).exists():
+            return False
+        sets = (home for (_, number), home in self._by_room() if number != leaving)
+        return bcachedev.set_of(below) is not None or any(self._attached(below, home) for home in sets)
+
+    def _renew(self) -> None:
+        """Empty a volume for images that none has taken: probably they have given all their numbers to images."""
+        for (path, number), _ in self._by_room()[:1]:
+            log.warning("the cache volume %s starts empty: it takes no more images", path)
+            self._clear(path, number)
+            self._volumes.stop(path, number)
+            self._volumes.empty(path, number)
+            self._volumes.start(path, number)
+            for below in self._open_images():
+                self._join(below)
+
+    def _attached(self, below: str, home: Path) -> bool:
+        bcachedev.attach(below, home)
+        if bcachedev.set_of(below) is None:
+            log.warning("%s is not attached to %s, which takes no more images", below, home.name)
+            return False
+        return True
+
+    def _by_room(self) -> list[tuple[tuple[Path, str], Path]]:
+        """The volumes that run, with their sets, the best for one more image first."""
+        found = self._volumes.recorded().items()
+        sets = [(volume, home) for volume in found if (home := self._volumes.running(volume[1]))]
+        return sorted(sets, key=lambda item: -size_of(item[0][0]) / (1 + len(bcachedev.attached(item[1]))))
+
+    def _use(self, number: str) -> tuple[VolumeState | None, tuple[str, ...]]:
+        """How a volume is, if the kernel has it, and its images."""
+        if self._volumes.failed(number):
+            return VolumeState.FAILED, ()
+        home = self._volumes.running(number)
+        if home is None:
+            return None, ()
+        images = sorted(below.removeprefix(_BELOW).rpartition("-")[0] for below in bcachedev.attached(home))
+        return VolumeState.RUNNING, tuple(images)
+
+    def _described(self, path: Path, number: str, use: tuple[VolumeState | None, tuple[str, ...]]) -> Volume:
+        state, images = use
+        state = state or self._volumes.unused_state(path, number)
+        return Volume(path, 0 if state is VolumeState.MISSING else size_of(path), images, state)
+
+    def _check_base(self, image: Image, base: Path) -> None:
+        """Raises BadDevice if the image is open over another device."""
+        if not devmapper.exists(_below(image)):
+            return
+        used = devmapper.numbers_in(devmapper.table(_below(image)))[-1]
+        if not base.exists() or used != devmapper.number(base):
+            raise BadDevice(f"image {image.name}: it is open over another device than {base}; close it first")
+
+    def _start_disk(self, image: Image, base: Path) -> Path:
+        """The bcache device of an image, which is in a volume afterwards if there is one."""
+        below = _below(image)
         if not devmapper.exists(below):
-            if header.exists() and _set_of(header) != pool:
-                log.warning("image %s: its cache starts empty: %s is not of this pool", image.name, header)
-                self._forget(image)
-            if not header.exists():
-                self._make_header(image, pool)
+            if not self._header(image).exists():
+                self._make_header(image)
             self._attach_disk(image, base)
         try:
-            _register(devmapper.map_path(below))
+            bcachedev.register(below)
         except BadDisk as error:
             log.warning("image %s: its cache starts empty: %s", image.name, error)
             self._detach_disk(image)
             self._forget(image)
-            self._make_header(image, pool)
+            self._make_header(image)
             self._attach_disk(image, base)
-            _register(devmapper.map_path(below))
-        settings = _sys(below) / "bcache"
-        _wait((settings / "dev/dev").exists, f"bcache device of image {image.name}")
+            bcachedev.register(below)
+        if not self._join(below):
+            self._renew()
+        settings = bcachedev.settings(below)
+        if not (settings / "dev").exists():
+            # Its volume is not there. bcache waits for it unless told not to, and then does not trust what it holds.
+            bcachedev.tell(settings / "running", "1")
+        bcachedev.wait((settings / "dev/dev").exists, f"bcache device of image {image.name}")
         (settings / "sequential_cutoff").write_text("0")
         return Path("/dev") / (settings / "dev").resolve().name
 
-    def _make_header(self, image: Image, pool: str) -> None:
+    def _make_header(self, image: Image) -> None:
         fresh = file_of(self._folder, image, "new")
         fresh.unlink(missing_ok=True)
         with fresh.open("wb") as file:
             file.truncate(_HEADER)
-        offset = str(_HEADER // _SECTOR)
-        block = str(_SECTOR)
-        run(["make-bcache", "-B", "--cset-uuid", pool, "--data-offset", offset, "--block", block, str(fresh)])
-        fresh.write_bytes(bytes(_SHIFT) + fresh.read_bytes()[:_HEADER])
+        run(["make-bcache", "-B", "--data-offset", str(_HEADER // _SECTOR), "--block", str(_SECTOR), str(fresh)])
+        fresh.write_bytes(bytes(SHIFT) + fresh.read_bytes()[:_HEADER])
         fresh.rename(self._header(image))
 
     def _attach_disk(self, image: Image, base: Path) -> None:
-        loop = loopdev.attach(self._header(image))
+        header = loopdev.attach(self._header(image))
         head, data = _HEADER // _SECTOR, image.size // _SECTOR
-        table = [f"0 {head} linear {loop} {_SHIFT // _SECTOR}", f"{head} {data} linear {base} 0"]
+        table = [f"0 {head} linear {header} {SHIFT // _SECTOR}", f"{head} {data} linear {base} 0"]
         devmapper.create(_below(image), table)
-        note = {"before": self._note(image).get("now", 0), "now": self._note(image).get("now", 0)}
-        self._write_note(image, note)
 
     def _detach_disk(self, image: Image) -> None:
         devmapper.remove(_below(image))
@@ -248,15 +347,14 @@ class BcacheCache:
 
     def _close(self, image: Image) -> None:
         devmapper.remove(_top(image))
+        devmapper.remove(_split_of(image))
         below = _below(image)
         if devmapper.exists(below):
             self._count(image)
-            settings = _sys(below) / "bcache"
-            if settings.exists():
-                (settings / "stop").write_text("1")
-                _wait(lambda: not settings.exists(), f"bcache device of image {image.name}")
+            bcachedev.stop(below)
         self._detach_disk(image)
-        self._stop_pool()
+        if not self._open_images():
+            self._stop_volumes()
 
     def _undo(self, image: Image) -> None:
         """Remove what a failed opening has made. The first error is the one to tell."""
@@ -276,24 +374,33 @@ class BcacheCache:
         return [*lines, f"{even} {sectors - even} linear {disk} {even}"] if sectors > even else lines
 
     def _count(self, image: Image) -> int:
-        """Bytes fetched from the parents until now, which are also written down."""
-        note = self._note(image)
-        if devmapper.exists(_below(image)):
-            fetched = int((_sys(_below(image)) / "stat").read_text().split()[2]) * _SECTOR
-            note["now"] = note.get("before", 0) + max(0, fetched - _HEADER)
+        """Bytes fetched from the parents for the image's volume until now, which are also written down."""
+        note, below = self._note(image), _below(image)
+        if devmapper.exists(below) and bcachedev.settings(below).exists():
+            home, fetched = bcachedev.set_of(below), _fetched(image)
+            if home is None or home.name != note.volume:
+                note = _Note(home.name if home else "", before=-fetched)
+            else:
+                bcachedev.settle(home)
+                note = replace(note, now=note.before + fetched)
             self._write_note(image, note)
-        return note.get("now", 0)
+        return note.now
 
-    def _note(self, image: Image) -> dict[str, int]:
+    def _begin_count(self, image: Image) -> None:
+        """After a start: the kernel's own counter has begun anew."""
+        note, home = self._note(image), bcachedev.set_of(_below(image))
+        held = note.now if home and home.name == note.volume else 0
+        self._write_note(image, _Note(home.name if home else "", held - _fetched(image), held))
+
+    def _note(self, image: Image) -> _Note:
         try:
-            note = json.loads(file_of(self._folder, image, "json").read_text())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return note if isinstance(note, dict) else {}
+            return _Note(**json.loads(file_of(self._folder, image, "json").read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return _Note()
 
-    def _write_note(self, image: Image, note: dict[str, int]) -> None:
+    def _write_note(self, image: Image, note: _Note) -> None:
         fresh = file_of(self._folder, image, "json.new")
-        fresh.write_text(json.dumps(note))
+        fresh.write_text(json.dumps(asdict(note)))
         fresh.rename(file_of(self._folder, image, "json"))
 
     def _forget(self, image: Image) -> None:
@@ -304,50 +411,29 @@ class BcacheCache:
         return file_of(self._folder, image, "header")
 
 
+def _fetched(image: Image) -> int:
+    """Bytes read from an image's header and parents since it was opened."""
+    return int((bcachedev.folder(_below(image)) / "stat").read_text().split()[2]) * _SECTOR
+
+
 def _top(image: Image) -> str:
     """The map's name, which has at most 127 bytes (Linux: DM_NAME_LEN)."""
     return f"virtman-cache-{checked(image.name)}-{checked_key(image.key)[:16]}"
 
 
+def _split_of(image: Image) -> str:
+    return f"virtman-cachesplit-{checked(image.name)}-{checked_key(image.key)[:16]}"
+
+
+def _either(first: Path, second: Path, sectors: int) -> str:
+    """A table that reads from the second device what the first one fails to give (Linux: drivers/md/dm-mpath.c)."""
+    groups = " ".join(f"round-robin 0 1 0 {device}" for device in (first, second))
+    return f"0 {sectors} multipath 2 queue_mode bio 0 2 1 {groups}"
+
+
 def _below(image: Image) -> str:
-    return f"virtman-cacheof-{checked(image.name)}-{checked_key(image.key)[:16]}"
+    return _map_of(checked(image.name), checked_key(image.key))
 
 
-def _register(node: Path) -> None:
-    """Have bcache take a device with a superblock. Raises BadDisk if it refuses."""
-    settings = _sys(node.name) / "bcache"
-    if settings.exists():
-        return
-    try:
-        (_FS / "register").write_text(str(node))
-    except OSError as error:
-        if not settings.exists():
-            raise BadDisk(f"bcache refuses {node}: {error.strerror}") from error
-    if not settings.exists():
-        raise BadDisk(f"bcache did not take {node}")
-
-
-def _sys(name: str) -> Path:
-    """The folder of a map in /sys."""
-    number = devmapper.map_path(name).stat().st_rdev
-    return Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
-
-
-def _wait(done: Callable[[], bool], what: str) -> None:
-    """Wait until the kernel's workers have done what was asked for. Raises NotReleased."""
-    end, pause = time.monotonic() + _PATIENCE, 0.005
-    while not done():
-        if time.monotonic() > end:
-            raise NotReleased(what, _PATIENCE)
-        log.debug("waiting for %s", what)
-        time.sleep(pause)
-        pause = min(2 * pause, 0.25)
-
-
-def _set_of(header: Path) -> str | None:
-    """The UUID of the pool that a header belongs to."""
-    data = header.read_bytes()[_SHIFT:]
-    if data[_MAGIC_AT : _MAGIC_AT + 16] != _MAGIC:
-        return None
-    text = data[_SET_AT : _SET_AT + 16].hex()
-    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+def _map_of(name: str, key: str) -> str:
+    return f"{_BELOW}{name}-{key[:16]}"

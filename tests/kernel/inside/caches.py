@@ -27,6 +27,8 @@ AT_MOST = 1.05
 class CacheCase(TestCase):
     """A ``cache`` on the guest's disk. All maps, loop devices and bcache sets are gone afterwards."""
 
+    cache: CacheDriver
+
     def setUp(self) -> None:
         """Remember what is there: the last thing that a test looks at."""
         super().setUp()
@@ -35,7 +37,7 @@ class CacheCase(TestCase):
         self.addCleanup(lambda before: self.assertEqual(before, found()), found())
         self.folder = folder
         self.place = Place(state=folder / "state", run=folder / "run")
-        self.cache: CacheDriver = self.new_cache()
+        self.cache = self.new_cache()
 
     @abstractmethod
     def new_cache(self) -> CacheDriver:
@@ -64,8 +66,8 @@ class CacheCase(TestCase):
     def assert_reads(self, image: Image, path: Path, size: int = 1 << 20, *, direct: bool = True) -> None:
         self.assertEqual(image.key, hashlib.sha256(read(path, size, direct=direct)).hexdigest())
 
-    def check_fetched_once(self, size: int, *, direct: bool) -> None:
-        image, base = self.base()
+    def check_fetched_once(self, size: int, *, direct: bool, size_of_image: int = SIZE) -> None:
+        image, base = self.base(size=size_of_image)
         path = self.opened(image, base)
         before = fetched(base)
         self.assert_reads(image, path, size, direct=direct)

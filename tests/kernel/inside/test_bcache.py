@@ -8,18 +8,14 @@ from drivers import devmapper
 from drivers.base import Device, Image
 from drivers.cache.bcache import BcacheCache
 from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
-from tests.kernel.inside.caches import AT_MOST, CacheCase, fetched, sets
+from tests.kernel.inside.bcachecase import BcacheCase
+from tests.kernel.inside.caches import AT_MOST, fetched, sets
 
 SIZES = (4096, 128 << 10, 1 << 20)
 
 
-class BcacheTest(CacheCase):
-    """A pool on the guest's disk."""
-
-    cache: BcacheCache
-
-    def new_cache(self) -> BcacheCache:
-        return BcacheCache(self.place)
+class BcacheTest(BcacheCase):
+    """One volume."""
 
     def test_direct_reads_of_4_kib_are_fetched_once(self) -> None:
         self.check_fetched_once(SIZES[0], direct=True)
@@ -119,6 +115,16 @@ class BcacheTest(CacheCase):
     def test_what_was_made_for_a_base_that_is_missing_is_removed(self) -> None:
         image, _ = self.base(size=1 << 20)
         self.assertRaises(CommandFailed, self.cache.open, image, Device(image.size, path=Path("/dev/mapper/none")))
+
+    def test_an_open_image_is_not_opened_over_another_base(self) -> None:
+        image, base = self.base(size=1 << 20)
+        _, other = self.base("other", 1 << 20)
+        path = self.opened(image, base)
+        self.assertRaises(BadDevice, self.cache.open, image, other)
+        self.assert_reads(image, path)
+
+    def test_a_fast_reader_of_a_large_image_fetches_it_once(self) -> None:
+        self.check_fetched_once(SIZES[2], direct=True, size_of_image=128 << 20)
 
     def test_a_base_without_a_kernel_device_or_of_half_a_sector_is_refused(self) -> None:
         image, base = self.base(size=1 << 20)

@@ -35,7 +35,7 @@ class DmCacheTest(CacheCase):
                 return
         self.fail("not all that was read came into the cache")
 
-    def check_fetched_once(self, size: int, *, direct: bool) -> None:
+    def check_kept(self, size: int, *, direct: bool) -> None:
         image, base = self.base()
         path = self.opened(image, base)
         before = fetched(base)
@@ -46,13 +46,13 @@ class DmCacheTest(CacheCase):
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
 
     def test_direct_reads_of_4_kib_are_fetched_once(self) -> None:
-        self.check_fetched_once(4096, direct=True)
+        self.check_kept(4096, direct=True)
 
     def test_direct_reads_of_1_mib_are_fetched_once(self) -> None:
-        self.check_fetched_once(1 << 20, direct=True)
+        self.check_kept(1 << 20, direct=True)
 
     def test_buffered_reads_of_64_kib_are_fetched_once(self) -> None:
-        self.check_fetched_once(64 << 10, direct=False)
+        self.check_kept(64 << 10, direct=False)
 
     def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
         image, base = self.base()

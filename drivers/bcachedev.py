@@ -1,0 +1,152 @@
+"""The kernel's bcache, by its files in /sys (Linux: admin-guide/bcache). A device is named by its map.
+
+A set is the cache: one device, to which backing devices, the images, are attached while they are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from drivers import devmapper
+from drivers.command import run, tool
+from drivers.errors import BadDisk, NotReleased
+
+log = logging.getLogger(__name__)
+
+SUPERBLOCK = 8192
+"""Bytes at the start of a device, in which its superblock lies."""
+
+PATIENCE = 30.0
+"""Seconds until the kernel's workers must have done what was asked for."""
+
+YOUNG = 97
+"""Per cent of unused buckets, above which a set is young: see ``settle``."""
+
+_FS = Path("/sys/fs/bcache")
+
+
+def folder(name: str) -> Path:
+    """The files of a map in /sys. Raises OSError if there is no such map."""
+    number = devmapper.map_path(name).stat().st_rdev
+    return Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+
+
+def settings(name: str) -> Path:
+    """The files of a map that is registered; they are missing if it is not."""
+    return folder(name) / "bcache"
+
+
+def register(name: str) -> None:
+    """Have bcache take a map with a superblock. Raises BadDisk if it refuses, NotReleased as ``tell``."""
+    home = settings(name)
+    if home.exists():
+        return
+    if not _FS.exists():
+        run(["modprobe", "bcache"])
+    tell(_FS / "register", str(devmapper.map_path(name)))
+    if not home.exists():
+        raise BadDisk(f"bcache refuses {name}")
+
+
+def tell(file: Path, text: str) -> None:
+    """Write to a file of bcache's, at which a disk may begin to run: the kernel then looks for partitions on it.
+
+    That read waits for a parent, and who waits in it cannot be killed. So it is a process of its own that does.
+    Raises NotReleased if it is not done in time. Whether bcache obeyed is seen afterwards.
+    """
+    teller = subprocess.Popen(
+        [tool("tee"), str(file)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    assert teller.stdin is not None  # noqa: S101  (tells the type checker so)
+    with contextlib.suppress(BrokenPipeError):
+        teller.stdin.write(text.encode())
+        teller.stdin.close()
+    try:
+        teller.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise NotReleased("first read of a disk; does no parent answer?", PATIENCE) from None
+
+
+def stop(name: str) -> None:
+    """Have bcache let go of a map. Raises NotReleased."""
+    if not devmapper.exists(name):
+        return
+    home = settings(name)
+    handle = running_set(name) or home
+    if home.exists():
+        try:
+            (handle / "stop").write_text("1")
+        except OSError as error:  # it stops by itself: it has failed
+            log.debug("stopping %s: %s", name, error)
+        wait(lambda: not home.exists(), name)
+
+
+def running_set(name: str) -> Path | None:
+    """The files of the set that runs on a map."""
+    return _target(settings(name) / "set")
+
+
+def set_of(name: str) -> Path | None:
+    """The files of the set to which a backing device is attached."""
+    return _target(settings(name) / "cache")
+
+
+def attached(home: Path) -> list[str]:
+    """The maps that are attached to a set."""
+    return [(link.resolve().parent / "dm/name").read_text().strip() for link in home.glob("bdev*")]
+
+
+def attach(name: str, home: Path) -> None:
+    """Attach a backing device to a set, also while it is read, if the set has a number left. Raises NotReleased."""
+    tell(settings(name) / "attach", home.name)
+
+
+def detach(name: str) -> None:
+    """Detach a backing device from its set, also while it is read. Raises NotReleased."""
+    if set_of(name) is not None:
+        (settings(name) / "detach").write_text("1")
+        wait(lambda: set_of(name) is None, name)
+
+
+def settle(home: Path) -> None:
+    """Have a set that is no longer young throw away what was not used for longest.
+
+    bcache counts the age of a bucket in steps of 1/1024 of the set's size that were read, and divides the age of the
+    oldest by 8 (Linux: drivers/md/bcache/alloc.c, bucket_prio). While that gives 0, it prefers no unused bucket to the
+    oldest, and throws away what was just fetched in a set that is nearly empty. So a set begins with buckets chosen at
+    random, of which few are in use then.
+    """
+    policy = home / "cache0/cache_replacement_policy"
+    if "[random]" in policy.read_text() and _unused(home) <= YOUNG:
+        policy.write_text("lru")
+
+
+def _target(link: Path) -> Path | None:
+    """Where a link leads to, which the kernel may take away at any time."""
+    try:
+        return link.resolve(strict=True)
+    except OSError:
+        return None
+
+
+def _unused(home: Path) -> int:
+    """Per cent of the buckets."""
+    line = (home / "cache0/priority_stats").read_text().splitlines()[0]
+    return int(line.split()[-1].rstrip("%"))
+
+
+def wait(done: Callable[[], bool], what: str) -> None:
+    """Wait until the kernel's workers have done what was asked for. Raises NotReleased."""
+    end, pause = time.monotonic() + PATIENCE, 0.005
+    while not done():
+        if time.monotonic() > end:
+            raise NotReleased(what, PATIENCE)
+        log.debug("waiting for %s", what)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)

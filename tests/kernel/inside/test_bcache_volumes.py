@@ -1,0 +1,241 @@
+"""The volumes of the bcache driver: added, removed, failing, and found again."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+from drivers import bcachedev, devmapper, loopdev
+from drivers.base import Device, Image, Volume, VolumeState
+from drivers.cache.bcache import BcacheCache
+from drivers.command import run
+from drivers.errors import BadVolume
+from tests.kernel.inside.bcachecase import BcacheCase
+from tests.kernel.inside.caches import fetched
+
+DISK = 2 << 30
+"""Bytes of a disk, of which a sparse file is made."""
+IMAGE = 4 << 20
+
+
+class VolumesTest(BcacheCase):
+    """Disks are loop devices."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.default = self.place.state / "cache/pool"
+
+    def disk(self, name: str = "disk", size: int = DISK) -> Path:
+        file = self.folder / name
+        with file.open("wb") as opened:
+            opened.truncate(size)
+        self.addCleanup(loopdev.detach, file)
+        return loopdev.attach(file)
+
+    def images(self, path: Path) -> tuple[str, ...]:
+        return next(volume.images for volume in self.cache.volumes() if volume.path == path)
+
+    def states(self) -> dict[Path, VolumeState]:
+        return {volume.path: volume.state for volume in self.cache.volumes()}
+
+    def assert_kept(self, image: Image, base: Device, path: Path) -> None:
+        """It is read twice and fetched once."""
+        self.assert_reads(image, path)
+        before = fetched(base)
+        self.assert_reads(image, path)
+        self.assertLessEqual(fetched(base) - before, image.size // 20)
+
+    def test_images_change_volumes_while_they_are_read(self) -> None:
+        image, base = self.base(size=IMAGE)
+        path = self.opened(image, base)
+        self.assertEqual((image.name,), self.images(self.default))
+        disk = self.disk()
+        with Reader(self, image, path):
+            self.assertEqual(Volume(disk, DISK, (), VolumeState.RUNNING), self.cache.add_volume(disk))
+            self.cache.remove_volume(self.default)
+            self.assertEqual({disk: VolumeState.RUNNING}, self.states())
+            self.assertEqual((image.name,), self.images(disk))
+        self.assertFalse(self.default.exists())
+        self.assert_kept(image, base, path)
+
+    def test_an_image_without_a_volume_is_read_from_its_parents_until_there_is_one(self) -> None:
+        image, base = self.base(size=IMAGE)
+        self.cache.remove_volume(self.default)
+        path = self.opened(image, base)
+        self.assert_reads(image, path)
+        self.assertEqual([], self.cache.volumes())
+        self.assertEqual(0, self.cache.stats(image).held_bytes)
+        file = self.folder / "volume"
+        self.cache.add_volume(file)
+        self.assertEqual(0, self.cache.stats(image).held_bytes)
+        self.assert_kept(image, base, path)
+        self.assertGreater(self.cache.stats(image).held_bytes, 0)
+        self.cache.close(image)
+        self.cache.remove_volume(file)
+        self.assertFalse(file.exists())
+
+    def test_an_image_joins_the_volume_with_the_most_room(self) -> None:
+        small, large = self.disk("small"), self.disk("large", 3 * DISK)
+        self.cache.add_volume(small)
+        self.cache.add_volume(large)
+        self.cache.remove_volume(self.default)
+        for name in ("a", "b", "c"):
+            self.opened(*self.base(name, 1 << 20))
+        self.assertEqual(2, len(self.images(large)))
+        self.assertEqual(1, len(self.images(small)))
+
+    def test_volumes_are_found_again(self) -> None:
+        disk = self.disk()
+        self.cache.add_volume(disk)
+        self.cache.remove_volume(self.default)
+        image, base = self.base(size=IMAGE)
+        self.assert_kept(image, base, self.opened(image, base))
+        self.cache = BcacheCache(self.place)
+        self.assertEqual({disk: VolumeState.RUNNING}, self.states())
+        self.cache.close(image)
+        self.assertEqual({disk: VolumeState.IDLE}, self.states())
+        before = fetched(base)
+        self.assert_reads(image, self.opened(image, base))
+        self.assertLessEqual(fetched(base) - before, image.size // 20)
+
+    def test_a_start_that_was_cut_short_is_finished(self) -> None:
+        self.opened(*self.base("one", 1 << 20))
+        (name,) = devmapper.names("virtman-cachevol-")
+        devmapper.rename(name, name.replace("cachevol", "cachenew"))
+        self.opened(*self.base("two", 1 << 20))
+        self.assertEqual(("one", "two"), self.images(self.default))
+
+    def test_another_disk_under_the_path_of_a_volume_is_left_alone(self) -> None:
+        disk = self.disk()
+        self.cache.add_volume(disk)
+        self.cache.remove_volume(self.default)
+        loopdev.detach(self.folder / "disk")
+        (self.folder / "disk").unlink()
+        self.assertEqual(disk, self.disk())
+        image, base = self.base(size=IMAGE)
+        self.assert_reads(image, self.opened(image, base))
+        self.assertEqual({disk: VolumeState.MISSING}, self.states())
+        self.cache.remove_volume(disk)
+        with disk.open("rb") as opened:
+            self.assertFalse(any(opened.read(1 << 20)))
+
+    def test_a_volume_that_is_removed_is_free_for_others(self) -> None:
+        disk = self.disk()
+        self.cache.add_volume(disk)
+        self.cache.remove_volume(disk)
+        self.cache.remove_volume(disk)
+        run(["mke2fs", "-q", str(disk), "1M"])
+        self.assertRaises(BadVolume, self.cache.add_volume, disk)
+
+    def test_what_may_hold_data_is_no_volume(self) -> None:
+        text = self.folder / "text"
+        text.write_text("data")
+        unknown = self.disk("unknown")
+        with unknown.open("r+b") as opened:
+            opened.seek(12345)
+            opened.write(b"data")
+        used = self.disk("used")
+        devmapper.create("virtman-testused", [f"0 8 linear {used} 0"])
+        self.addCleanup(devmapper.remove, "virtman-testused")
+        bad = [text, unknown, used, self.folder, Path("/dev/null"), self.disk("small", 1 << 20), Path("relative")]
+        for path in [*bad, self.folder / "no/file"]:
+            self.assertRaises(BadVolume, self.cache.add_volume, path)
+        self.assertEqual("data", text.read_text())
+        self.assertEqual([self.default], [volume.path for volume in self.cache.volumes()])
+
+    def test_reads_go_on_when_a_volume_fails(self) -> None:
+        disk = self.disk()
+        failing = devmapper.create("virtman-testvolume", [f"0 {DISK // 512} linear {disk} 0"])
+        self.addCleanup(devmapper.remove, failing.name)
+        self.cache.add_volume(failing)
+        self.cache.remove_volume(self.default)
+        image, base = self.base(size=IMAGE)
+        path = self.opened(image, base)
+        self.assert_reads(image, path)
+        devmapper.reload(failing.name, [f"0 {DISK // 512} error"])
+        self.read_until_failed(image, path, failing)
+        self.check_replaced(image, base, path, failing)
+
+    def test_reads_go_on_when_the_file_system_of_a_volume_is_full(self) -> None:
+        mount = self.folder / "mount"
+        mount.mkdir()
+        disk = self.disk("filesystem", 64 << 20)
+        run(["mke2fs", "-q", "-t", "ext4", "-E", "lazy_itable_init=0", str(disk)])
+        run(["mount", str(disk), str(mount)])
+        self.addCleanup(run, ["umount", str(mount)])
+        full = mount / "volume"
+        self.cache.add_volume(full)
+        self.cache.remove_volume(self.default)
+        image, base = self.base(size=16 << 20)
+        path = self.opened(image, base)
+        with (mount / "filler").open("wb") as filler:
+            filler.truncate(shutil.disk_usage(mount).free)
+        run(["fallocate", "--length", str(shutil.disk_usage(mount).free), str(mount / "filler")])
+        self.read_until_failed(image, path, full)
+        self.check_replaced(image, base, path, full)
+
+    def read_until_failed(self, image: Image, path: Path, volume: Path) -> None:
+        """bcache forgives some errors of the disk."""
+        for _ in range(20):
+            self.assert_reads(image, path, 4096)
+            if self.states()[volume] is VolumeState.FAILED:
+                return
+        self.fail(f"{volume} has not failed")
+
+    def check_replaced(self, image: Image, base: Device, path: Path, volume: Path) -> None:
+        """The image goes on without the volume that failed, and on another one."""
+        self.assertEqual((), self.images(volume))
+        self.assert_reads(image, path)
+        self.cache.remove_volume(volume)
+        self.cache.add_volume(self.default)
+        self.assertEqual({self.default: VolumeState.RUNNING}, self.states())
+        self.cache.stats(image)
+        self.assert_kept(image, base, path)
+
+    def test_a_volume_that_takes_no_more_images_starts_empty(self) -> None:
+        self.cache = BcacheCache(self.place, pool_size=256 << 20, bucket=16 << 10)
+        image, base = self.base(size=IMAGE)
+        path = self.opened(image, base)
+        (below,) = devmapper.names("virtman-cacheof-")
+        home = bcachedev.set_of(below)
+        assert home is not None
+        for _ in range((16 << 10) // 128):
+            bcachedev.detach(below)
+            try:
+                bcachedev.attach(below, home)
+            except OSError:
+                break
+        else:
+            self.fail("there is still a number left")
+        other, other_base = self.base("other", IMAGE)
+        other_path = self.opened(other, other_base)
+        self.assertEqual(("base", "other"), self.images(self.default))
+        self.assert_reads(other, other_path)
+        self.assert_reads(image, path)
+
+
+class Reader:
+    """Reads an image again and again in a thread, and fails the test if a byte is wrong."""
+
+    def __init__(self, case: BcacheCase, image: Image, path: Path) -> None:
+        self._case, self._image, self._path = case, image, path
+        self._end = threading.Event()
+        self._errors: list[BaseException] = []
+        self._thread = threading.Thread(target=self._read)
+
+    def _read(self) -> None:
+        try:
+            while not self._end.is_set():
+                self._case.assert_reads(self._image, self._path)
+        except BaseException as error:  # noqa: BLE001  (told in the thread of the test)
+            self._errors.append(error)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self._case.assertEqual([], self._errors)
