@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from drivers.base import CacheGroup, Volume
 from drivers.errors import DriverError
 from drivers.registry import load
 from virtman import imagestore
 from virtman.accel import Verdict, choose_accel
 from virtman.config import AgentConfig, prepare
-from virtman.errors import ConfigError, HypervisorError, RepairIncomplete, VirtmanError
+from virtman.errors import ConfigError, HypervisorError, NoVolumes, RepairIncomplete, UnknownVolume, VirtmanError
 from virtman.heartbeat import Heartbeat
 from virtman.hostdrivers import HostDrivers
 from virtman.imagestore import ImageStore
@@ -236,6 +237,32 @@ class Agent:
         record = self._vms.record(vm)
         return {"libvirt": self._machines.uri, "domain": record.name, "log": str(self._machines.console_log(vm))}
 
+    # The volumes of the cache
+
+    def volumes(self) -> list[dict[str, Any]]:
+        """The volumes of the cache. Raises NoVolumes, DriverError."""
+        self._cache_group()
+        return [_volume_line(volume) for volume in self._upkeep.look_at_volumes()]
+
+    def add_volume(self, path: Path) -> dict[str, Any]:
+        """Let the cache use a disk, a partition, or a file that is made. Raises NoVolumes, DriverError."""
+        volume = self._cache_group().add_volume(path)
+        self._upkeep.look_at_volumes()
+        return _volume_line(volume)
+
+    def remove_volume(self, path: Path) -> None:
+        """Take a volume from the cache, also while images are read. Raises NoVolumes, UnknownVolume, DriverError."""
+        group = self._cache_group()
+        if path not in (volume.path for volume in group.volumes()):
+            raise UnknownVolume(f"{str(path)!r} is no volume of the cache")
+        group.remove_volume(path)
+        self._upkeep.look_at_volumes()
+
+    def _cache_group(self) -> CacheGroup:
+        if (group := self._drivers.cache_group) is None:
+            raise NoVolumes(f"the cache driver of this host, {self.config.cache}, has no volumes; bcache has them")
+        return group
+
     # The host
 
     def status(self) -> dict[str, Any]:
@@ -252,6 +279,7 @@ class Agent:
             "repairing": self._workers.busy("repair"),
             "images": [self._image_status(record) for record in self._stacks.records()],
             "vms": self.vms(),
+            "cache_volumes": [_volume_line(volume) for volume in self._upkeep.volumes],
             "strays": sorted(self._vms.strays()),
             "damaged": self._vms.damaged() + self._stacks.damaged(),
         }
@@ -319,6 +347,10 @@ def _where(record: ImageRecord | None) -> str | None:
 
 def _vm_line(record: VmRecord) -> dict[str, Any]:
     return {"vm": record.name, "image": record.image, "size": record.size, "phase": record.phase}
+
+
+def _volume_line(volume: Volume) -> dict[str, Any]:
+    return {"path": str(volume.path), "size": volume.size, "state": volume.state, "images": list(volume.images)}
 
 
 def _all(acts: list[Callable[[], None]], *, raising: bool = True) -> list[Exception]:

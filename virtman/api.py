@@ -21,8 +21,8 @@ from werkzeug.exceptions import HTTPException
 
 from drivers import errors as driver_errors
 from virtman.agent import Agent
-from virtman.errors import DriverTrouble, NoRoom, VirtmanError
-from virtman.names import NAME_PATTERN
+from virtman.errors import BadVolume, DriverTrouble, NoRoom, VirtmanError
+from virtman.names import NAME_PATTERN, PATH_PATTERN
 from virtman.records import Boot
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,12 @@ class PublishRequest(_Model):
     file: str
 
 
+class VolumeRequest(_Model):
+    """A volume of the cache: a disk, a partition, or a file."""
+
+    path: Annotated[str, Field(pattern=PATH_PATTERN, max_length=4095, description="absolute, on this host")]
+
+
 def problem(status: int, kind: str, detail: str) -> Response:
     """A problem document."""
     body = {"type": f"urn:virtman:problem:{kind}", "title": kind.replace("-", " "), "status": status, "detail": detail}
@@ -92,6 +98,8 @@ def as_virtman_error(error: Exception) -> VirtmanError:
         return error
     if isinstance(error, driver_errors.NoSpace):
         return NoRoom(str(error))
+    if isinstance(error, driver_errors.BadVolume):
+        return BadVolume(str(error))
     if isinstance(error, driver_errors.DriverError):
         return DriverTrouble(str(error))
     log.error("unexpected error", exc_info=error)
@@ -120,6 +128,7 @@ def create_app(agent: Agent) -> OpenAPI:
     )  # fmt: skip
     app.register_error_handler(Exception, _on_error)
     _host_routes(app, agent)
+    _volume_routes(app, agent)
     _image_routes(app, agent)
     _vm_routes(app, agent)
     return app
@@ -142,6 +151,21 @@ def _host_routes(app: OpenAPI, agent: Agent) -> None:
     def suspend(body: ForceRequest) -> Response:
         agent.suspend(force=body.force)
         return jsonify({"suspended": True})
+
+
+def _volume_routes(app: OpenAPI, agent: Agent) -> None:
+    @app.get("/v1/cache/volumes", summary="The volumes of the cache")
+    def volumes() -> Response:
+        return jsonify(agent.volumes())
+
+    @app.post("/v1/cache/volumes", summary="Let the cache use a disk, a partition, or a file that is made")
+    def add_volume(body: VolumeRequest) -> Response:
+        return jsonify(agent.add_volume(Path(body.path)))
+
+    @app.delete("/v1/cache/volumes", summary="Take the volume `?path=` from the cache; what it held is fetched anew")
+    def remove_volume(query: VolumeRequest) -> Response:
+        agent.remove_volume(Path(query.path))
+        return Response(status=204)
 
 
 def _image_routes(app: OpenAPI, agent: Agent) -> None:

@@ -26,6 +26,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 WIDE = 250
 """Columns of a table that no terminal cuts off."""
 
+VOLUME_TROUBLE = {"failed": "has failed", "missing": "is missing"}
+"""What is said of a volume in such a state."""
+
 SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -135,7 +138,7 @@ def emit(value: Any) -> None:
 
 
 def table(columns: list[str], rows: list[list[Any]]) -> None:
-    """Print a table, in full width when the output is not a terminal."""
+    """Print a table, in full width when the output is not a terminal. Brackets and colons mean nothing in it."""
     from rich.console import Console
     from rich.table import Table
 
@@ -145,9 +148,9 @@ def table(columns: list[str], rows: list[list[Any]]) -> None:
     for row in rows:
         drawn.add_row(*(str(cell) if cell is not None else "-" for cell in row))
     if sys.stdout.isatty():
-        Console().print(drawn)
+        Console(markup=False, emoji=False).print(drawn)
         return
-    plain = Console(width=WIDE, file=io.StringIO())
+    plain = Console(width=WIDE, file=io.StringIO(), markup=False, emoji=False)
     with plain.capture() as capture:
         plain.print(drawn)
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
@@ -290,6 +293,9 @@ def status(context: click.Context, as_json: bool) -> None:
         click.echo(f"the disk of {stray} has no record; it is left alone", err=True)
     for name in answer["damaged"]:
         click.echo(f"the record of {name} cannot be read; all that it may need is left alone", err=True)
+    for volume in answer["cache_volumes"]:
+        if trouble := VOLUME_TROUBLE.get(volume["state"]):
+            click.echo(f"the cache volume {volume['path']} {trouble}; see: virtman cache list", err=True)
 
 
 @main.command()
@@ -402,6 +408,68 @@ def images(context: click.Context, as_json: bool) -> None:
         for i in answer
     ]
     table(["IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED HERE"], rows)
+
+
+@main.group()
+def cache() -> None:
+    """Say which disks and files this host keeps in what it has read.
+
+    \b
+    Example: virtman cache list
+    """
+
+
+@cache.command(name="list")
+@json_option
+@click.pass_context
+def list_volumes(context: click.Context, as_json: bool) -> None:
+    """List the volumes of the cache and the images that use them now.
+
+    \b
+    Example: virtman cache list
+    """
+    with agent(context) as client:
+        volumes = client.volumes()
+    if as_json:
+        emit(volumes)
+        return
+    rows = [[v["path"], size_text(v["size"]), v["state"], ", ".join(v["images"]) or "-"] for v in volumes]
+    table(["PATH", "SIZE", "STATE", "IMAGES"], rows)
+
+
+@cache.command(name="add")
+@click.argument("path", type=click.Path(path_type=Path))
+@json_option
+@click.pass_context
+def add_volume(context: click.Context, path: Path, as_json: bool) -> None:
+    """Let the cache use PATH: an empty disk, or a file that is made.
+
+    A partition will do too. What holds anything, or is in use, is refused.
+
+    \b
+    Examples:
+      virtman cache add /dev/disk/by-id/nvme-FAST_4711
+      virtman cache add /srv/virtman-cache
+    """
+    with agent(context) as client:
+        volume = client.add_volume(path.absolute())
+    emit(volume) if as_json else click.echo(f"{volume['path']}: {size_text(volume['size'])}, {volume['state']}")
+
+
+@cache.command(name="remove")
+@click.argument("path", type=click.Path(path_type=Path))
+@json_option
+@click.pass_context
+def remove_volume(context: click.Context, path: Path, as_json: bool) -> None:
+    """Take PATH from the cache: a file is deleted, a disk is free again. Images that are read go on.
+
+    \b
+    Example: virtman cache remove /dev/disk/by-id/nvme-FAST_4711
+    """
+    with agent(context) as client:
+        client.remove_volume(path.absolute())
+    if as_json:
+        emit({"removed": str(path.absolute())})
 
 
 @main.command()
@@ -532,6 +600,7 @@ def doctor(stack: str, address: str | None, state: Path, volt: str, libvirt: str
     type=click.Choice(["auto", "kvm", "tcg"]),
     default="auto",
     show_default=True,
+    envvar="VIRTMAN_ACCEL",
     help="auto: KVM if it proves to work.",
 )
 @click.option(

@@ -14,7 +14,7 @@ from typing import Any, Self
 import httpx
 
 from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable
-from virtman.names import check_name
+from virtman.names import check_name, check_path
 
 DEFAULT_SOCKET = Path("/run/virtman/agent.sock")
 TIMEOUT = 600.0
@@ -101,6 +101,19 @@ class AgentClient:
     def console(self, vm: str) -> Answer:
         """Where the VM's console is: a libvirt URI, a domain and a log file."""
         return self._object("GET", _vm_path(vm) + "/console")
+
+    def volumes(self) -> list[Answer]:
+        """The volumes of the cache: path, size, state, images."""
+        volumes: list[Answer] = self._send("GET", "/v1/cache/volumes").json()
+        return volumes
+
+    def add_volume(self, path: Path) -> Answer:
+        """Let the cache use a disk, a partition, or a file that is made."""
+        return self._object("POST", "/v1/cache/volumes", {"path": check_path(path)})
+
+    def remove_volume(self, path: Path) -> None:
+        """Take a volume from the cache; what it held is fetched anew."""
+        self._send("DELETE", f"/v1/cache/volumes?{httpx.QueryParams(path=check_path(path))}")
 
     def images(self) -> list[Answer]:
         """All published images."""

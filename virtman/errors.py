@@ -3,10 +3,13 @@
 VirtmanError
 ├── BadRequest               what was asked for cannot be: the message says what is allowed
 │   ├── BadImageFile         the file to publish is not a whole raw or qcow2 image
-│   └── BadSize              a VM's disk cannot have this size
+│   ├── BadSize              a VM's disk cannot have this size
+│   ├── BadVolume            a file or device that cannot be a volume of the cache
+│   └── NoVolumes            the cache driver of this host has none
 ├── NotFound
 │   ├── UnknownVm
-│   └── UnknownImage
+│   ├── UnknownImage
+│   └── UnknownVolume
 ├── Conflict
 │   ├── VmExists             the name is taken by a VM of another image or size
 │   ├── ImageExists          the name is taken by other content
@@ -57,6 +60,19 @@ class BadSize(BadRequest):
     kind = "bad-size"
 
 
+class BadVolume(BadRequest):
+    """A file or device that cannot be a volume of the cache."""
+
+    status = 422
+    kind = "bad-volume"
+
+
+class NoVolumes(BadRequest):
+    """The cache driver of this host has no volumes."""
+
+    kind = "no-volumes"
+
+
 class NotFound(VirtmanError):
     """What was named does not exist."""
 
@@ -74,6 +90,12 @@ class UnknownImage(NotFound):
     """No image of this name."""
 
     kind = "unknown-image"
+
+
+class UnknownVolume(NotFound):
+    """The cache has no volume of this path."""
+
+    kind = "unknown-volume"
 
 
 class Conflict(VirtmanError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drivers.base import AttachDriver, CacheDriver, ExportDriver, SnapshotDriver
+from drivers.base import AttachDriver, CacheDriver, CacheGroup, ExportDriver, SnapshotDriver
 
 
 @dataclass(frozen=True)
@@ -15,3 +15,8 @@ class HostDrivers:
     cache: CacheDriver
     export: ExportDriver
     snapshot: SnapshotDriver
+
+    @property
+    def cache_group(self) -> CacheGroup | None:
+        """The cache driver, if it has volumes."""
+        return self.cache if isinstance(self.cache, CacheGroup) else None

@@ -1,19 +1,34 @@
-"""Which names VMs, images and hosts may have. They become parts of paths, URLs, domains and targets."""
+"""Which names VMs, images and hosts may have, which become parts of paths, URLs, domains and targets; and paths."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from virtman.errors import BadRequest
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 
+PATH_PATTERN = r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$"
+"""An absolute path that fits into one line, as POSIX knows it: two slashes at the start may mean something else."""
+
 
 def check_name(what: str, name: str) -> str:
     """The name, if it is allowed. Raises BadRequest."""
     if not re.fullmatch(NAME_PATTERN, name):
-        shown = name if len(name) <= 80 else name[:77] + "..."
         raise BadRequest(
-            f"{what} name {shown!r}: 1 to 63 letters, digits, '-' and '_' are allowed, the first a letter or digit"
+            f"{what} name {_shown(name)}: 1 to 63 letters, digits, '-' and '_' are allowed, the first a letter or digit"
         )
     return name
+
+
+def check_path(path: Path) -> str:
+    """The path as text, if it is allowed and UTF-8. Raises BadRequest."""
+    text = str(path)
+    if not re.fullmatch(PATH_PATTERN, text) or text != text.encode(errors="replace").decode():
+        raise BadRequest(f"path {_shown(text)}: it must be absolute, in UTF-8, and without control characters")
+    return text
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from drivers.base import CacheStats, Image, Parent, PathState, PathStatus
+from drivers.base import CacheStats, Image, Parent, PathState, PathStatus, Volume
 from drivers.errors import DriverError, NotAttached
 from virtman.hostdrivers import HostDrivers
 from virtman.records import ImagePhase, ImageRecord, Role
@@ -33,6 +33,8 @@ class Upkeep:
         self._idle_grace = idle_grace
         self._idle_since: dict[str, float] = {}
         self._stats: dict[str, CacheStats] = {}
+        self.volumes: list[Volume] = []
+        """The volumes of the cache when they were looked at last; none if the driver has none."""
         self.stopped = False
 
     def handle(self, answer: HeartbeatAnswer | None) -> None:
@@ -45,6 +47,8 @@ class Upkeep:
             for name in answer.absent:
                 self._workers.submit(f"rejoin {name}", partial(self._rejoin, name))
         self.tend_all()
+        if not self._workers.busy("volumes"):
+            self._workers.submit("volumes", self.look_at_volumes)
 
     def tend_all(self) -> None:
         """Look after every stack, each in a job of its own."""
@@ -101,6 +105,12 @@ class Upkeep:
             except DriverError as error:
                 log.info("image %s: its cache cannot be looked at now: %s", record.name, error)
         return self.stats(record.name)
+
+    def look_at_volumes(self) -> list[Volume]:
+        """Look at the volumes of the cache now. Raises DriverError."""
+        if (group := self._drivers.cache_group) is not None:
+            self.volumes = group.volumes()
+        return self.volumes
 
     def _follow(self, assignment: Assignment) -> None:
         if not self._stacks.known(assignment.image):

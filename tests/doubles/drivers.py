@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,6 +25,8 @@ from drivers.base import (
     PathState,
     PathStatus,
     Place,
+    Volume,
+    VolumeState,
 )
 from drivers.errors import DriverError, NotAttached, SnapshotMissing
 from virtman.hostdrivers import HostDrivers
@@ -35,6 +37,7 @@ Moment = Callable[[str], None]
 ADDRESS = "unix:///run/virtman/serve"
 HIT_BYTES = 3 << 20
 BYTES_PER_FETCH = 1 << 20
+POOL = Volume(Path("/state/cache/pool"), 1 << 30, (), VolumeState.IDLE)
 
 
 def unnoticed(_moment: str) -> None:
@@ -67,6 +70,8 @@ class Host:
         """Parents that the process of an image may have connections to."""
         self.caches: dict[str, int] = {}
         self.open_caches: set[str] = set()
+        self.volumes = {POOL.path: POOL}
+        """Of the cache, if the driver has volumes."""
         self.endpoints: set[str] = set()
         self.served: dict[str, Device] = {}
         self.allowed: dict[str, list[Child]] = {}
@@ -173,6 +178,23 @@ class CacheDouble:
 
     def existing(self) -> Existing:
         return Existing(frozenset(self.host.caches))
+
+
+class CacheGroupDouble(CacheDouble):
+    """A cache with volumes, which are in the host's memory; no image ever joins one."""
+
+    def volumes(self) -> list[Volume]:
+        if "cache.volumes" in self.host.failing:
+            raise self.host.failing["cache.volumes"]
+        return list(self.host.volumes.values())
+
+    def add_volume(self, path: Path) -> Volume:
+        with self.host.act("cache.add_volume"):
+            return self.host.volumes.setdefault(path, replace(POOL, path=path))
+
+    def remove_volume(self, path: Path) -> None:
+        with self.host.act("cache.remove_volume"):
+            self.host.volumes.pop(path, None)
 
 
 class ExportDouble:

@@ -1,4 +1,7 @@
-"""The doubles as drivers of another package, so that an agent finds them by name: ``double`` in every layer."""
+"""The doubles as drivers of another package, so that an agent finds them by name.
+
+``double`` is there in every layer; the cache ``group`` has volumes.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from testtools import TestCase
 
 ENTRY_POINTS = "".join(
     f"[virtman.drivers.{layer}]\ndouble = tests.doubles.drivers:{layer.capitalize()}Double\n"
-    for layer in ("attach", "cache", "export", "snapshot")
+    for layer in ("attach", "export", "snapshot", "cache")
 )
+ENTRY_POINTS += "group = tests.doubles.drivers:CacheGroupDouble\n"
 
 
 def install_doubles(test: TestCase, folder: Path) -> None:

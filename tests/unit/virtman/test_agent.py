@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from testtools import TestCase
 from testtools.matchers import Contains
 
+from drivers.base import VolumeState
 from drivers.errors import DriverError
-from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES
+from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, POOL
 from tests.unit.virtman.agents import LIBVIRT, MIB, Site
 from tests.unit.virtman.scene import Cut
 from virtman.agent import Agent
@@ -22,10 +24,12 @@ from virtman.errors import (
     HypervisorError,
     ImageExists,
     NotFound,
+    NoVolumes,
     RepairIncomplete,
     StateLocked,
     UnknownImage,
     UnknownVm,
+    UnknownVolume,
 )
 from virtman.records import Boot
 
@@ -328,6 +332,60 @@ class LookTest(AgentTest):
         self.agent.create("vm", "debian", None)
         self.host.disks["stray"] = self.host.disks["vm"]
         self.assertEqual(["stray"], self.agent.status()["strays"])
+
+
+class VolumesTest(AgentTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.restart(cache="group")
+
+    def states(self) -> dict[str, str]:
+        """What the status says of the volumes."""
+        return {volume["path"]: volume["state"] for volume in self.agent.status()["cache_volumes"]}
+
+    def test_they_are_listed(self) -> None:
+        self.host.volumes[POOL.path] = replace(POOL, images=("debian",), state=VolumeState.RUNNING)
+        line = {"path": str(POOL.path), "size": POOL.size, "state": "running", "images": ["debian"]}
+        self.assertEqual([line], self.agent.volumes())
+
+    def test_they_come_and_go(self) -> None:
+        for _ in range(2):
+            self.assertEqual("/dev/sdx", self.agent.add_volume(Path("/dev/sdx"))["path"])
+        self.agent.remove_volume(POOL.path)
+        self.assertEqual(["/dev/sdx"], [volume["path"] for volume in self.agent.volumes()])
+
+    def test_the_status_follows_at_once(self) -> None:
+        self.agent.add_volume(Path("/dev/sdx"))
+        self.assertIn("/dev/sdx", self.states())
+        self.agent.remove_volume(Path("/dev/sdx"))
+        self.assertEqual([str(POOL.path)], list(self.states()))
+
+    def test_a_path_that_is_no_volume_is_named_and_no_other(self) -> None:
+        error = self.assertRaises(UnknownVolume, self.agent.remove_volume, Path("/dev/sdx"))
+        self.assertThat(str(error), Contains("'/dev/sdx'"))
+        self.assertNotIn(str(POOL.path), str(error))
+        self.assertNotIn("cache.remove_volume", self.host.calls)
+
+    def test_the_status_comes_to_know_of_one_that_fails(self) -> None:
+        self.host.volumes[POOL.path] = replace(POOL, state=VolumeState.FAILED)
+        self.agent._heartbeat.soon()
+        self.site.await_true(lambda: self.states() == {str(POOL.path): "failed"})
+
+    def test_the_status_does_not_look_at_them(self) -> None:
+        self.agent.volumes()
+        self.host.failing = {"cache.volumes": TROUBLE}
+        self.assertEqual({str(POOL.path): "idle"}, self.states())
+        self.assertIs(TROUBLE, self.assertRaises(DriverError, self.agent.volumes))
+
+    def test_a_driver_without_volumes_says_so(self) -> None:
+        self.restart()
+        for call in (
+            self.agent.volumes, lambda: self.agent.add_volume(POOL.path), lambda: self.agent.remove_volume(POOL.path),
+        ):  # fmt: skip
+            error = self.assertRaises(NoVolumes, call)
+            self.assertThat(str(error), Contains("double"))
+            self.assertThat(str(error), Contains("bcache"))
+        self.assertEqual({}, self.states())
 
 
 class RepairTest(AgentTest):

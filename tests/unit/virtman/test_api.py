@@ -17,6 +17,7 @@ from testtools import TestCase
 from testtools.matchers import Contains, LessThan
 
 from drivers import errors as driver_errors
+from tests.doubles.drivers import POOL
 from tests.doubles.servers import serve_agent
 from tests.doubles.volt import SECRET
 from tests.unit.logs import Logged
@@ -32,13 +33,16 @@ from virtman.errors import (
     BadImageFile,
     BadRequest,
     BadSize,
+    BadVolume,
     DriverTrouble,
     ImageExists,
     NoRoom,
     NotFound,
+    NoVolumes,
     RepairIncomplete,
     UnknownImage,
     UnknownVm,
+    UnknownVolume,
     VirtmanError,
     VmExists,
 )
@@ -46,6 +50,7 @@ from virtman.imagestore import Progress
 from virtman.records import ImageRecord
 
 BAD_NAMES = ["a.b", "..", "-a", "a" * 64, "a" * 300, "a b", "%00", "é", "a%0a"]
+BAD_PATHS = ["", "a", "./a", "/", "//a", "/a\0", "/a\nb", "/\n", "/a\r", "/a\x1b[2J", "/\ud800", "/" + "a" * 4095]
 
 
 class ApiTest(TestCase):
@@ -116,6 +121,12 @@ class ErrorsTest(ApiTest):
         for call in (self.client.status, self.publish):
             self.assertIsInstance(self.raised(error, call), NoRoom)
 
+    def test_a_volume_that_a_driver_refuses_is_no_trouble_of_it(self) -> None:
+        error = driver_errors.BadVolume(Path("/dev/sdx"), "it is mounted")
+        for call in (self.client.status, self.publish):
+            seen = self.raised(error, call)
+            self.assertEqual((BadVolume, 422, str(error)), (type(seen), BadVolume.status, str(seen)))
+
     def test_other_trouble_of_a_driver_is_told_in_its_words(self) -> None:
         for call in (self.client.status, self.publish):
             seen = self.raised(driver_errors.ToolMissing("qemu-img"), call)
@@ -184,6 +195,22 @@ class BadRequestsTest(ApiTest):
         ):  # fmt: skip
             self.problem(422, "POST", "/v1/vms/vm/boot", json={"image": "debian", **field})
 
+    def test_bad_paths_of_volumes_are_refused(self) -> None:
+        for path in (*BAD_PATHS, None, 1, ["/a"]):
+            # in ASCII, as the client could not send half a surrogate
+            body, headers = json.dumps({"path": path}), {"content-type": "application/json"}
+            self.problem(422, "POST", "/v1/cache/volumes", content=body, headers=headers)
+        for query in ("", "?path=", "?path=a", "?path=/a%00", "?path=/a%0Ab", "?path=/a&more=1", "?file=/a"):
+            self.problem(422, "DELETE", f"/v1/cache/volumes{query}")
+
+    def test_a_cache_without_volumes(self) -> None:
+        for method, request in (
+            ("GET", {}), ("POST", {"json": {"path": "/a"}}), ("DELETE", {"params": {"path": "/a"}}),
+        ):  # fmt: skip
+            document = self.problem(400, method, "/v1/cache/volumes", **request)
+            self.assertEqual("urn:virtman:problem:no-volumes", document["type"])
+            self.assertThat(document["detail"], Contains("bcache"))
+
     def test_what_is_no_json_is_refused(self) -> None:
         for content in (b"", b"{", b"\xff", b"image=debian"):
             headers = {"content-type": "application/json"}
@@ -216,7 +243,7 @@ class BadRequestsTest(ApiTest):
         self.assertEqual(
             {
                 "/v1/status", "/v1/gc", "/v1/repair", "/v1/suspend", "/v1/images", "/v1/images/{image}/tree", "/v1/vms",
-                "/v1/vms/{vm}", "/v1/vms/{vm}/boot", "/v1/vms/{vm}/stop", "/v1/vms/{vm}/console",
+                "/v1/vms/{vm}", "/v1/vms/{vm}/boot", "/v1/vms/{vm}/stop", "/v1/vms/{vm}/console", "/v1/cache/volumes",
             },
             set(document["paths"]),
         )  # fmt: skip
@@ -230,17 +257,19 @@ class SecretsTest(ApiTest):
         self.logged = Logged(self, "")
         self.site = Site(self)
         self.site.volt.offer("debian", size=MIB)
-        self.client = self.serve(self.site.agent())
+        agent = self.site.agent()
+        self.client = self.serve(agent)
         self.client.create("vm", "debian")
         self.site.volt.assign("debian", ["new", "other"], ["child"])
         self.client.repair()  # lets the heartbeat come soon
-        self.site.await_true(lambda: self.client.status()["images"][0]["children"] == ["child"])
+        # The record is written twice, the second time when the new parents are in use.
+        self.site.await_true(lambda: [(r.revision, len(r.children)) for r in agent._stacks.records()] == [(2, 1)])
         self.record = self.site.config.state / "records" / "images" / "debian.json"
         self.assertEqual(3, self.record.read_text().count(SECRET))
 
     def test_no_answer_and_no_line_of_the_log_has_one(self) -> None:
         self.client.publish("mine", self.site.image_file())
-        paths = ("status", "images", "images/debian/tree", "vms", "vms/vm", "vms/none")
+        paths = ("status", "images", "images/debian/tree", "vms", "vms/vm", "vms/none", "cache/volumes")
         answers = [self.http.get(f"/v1/{path}").text for path in paths]
         answers += [self.http.post(f"/v1/{path}").text for path in ("gc", "repair", "suspend")]
         said = "\n".join([*answers, *self.logged.lines])
@@ -318,6 +347,15 @@ class ClientTest(ApiTest):
         for cls, call in calls:
             self.assertEqual(cls, type(self.assertRaises(VirtmanError, call)))
 
+    def test_without_volumes(self) -> None:
+        calls: list[Callable[[], object]] = [
+            self.client.volumes,
+            lambda: self.client.add_volume(POOL.path),
+            lambda: self.client.remove_volume(POOL.path),
+        ]
+        for call in calls:
+            self.assertRaises(NoVolumes, call)
+
     def test_bad_names_go_nowhere(self) -> None:
         for name in (*BAD_NAMES, "a/b", "", "../images"):
             for call in (self.client.vm, self.client.destroy, self.client.tree, self.client.console, self.client.stop):
@@ -338,6 +376,44 @@ class ClientTest(ApiTest):
 
     def test_the_socket_is_for_its_owner_alone(self) -> None:
         self.assertEqual(0o600, stat.S_IMODE(self.socket.stat().st_mode))
+
+
+class VolumesTest(ApiTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.site = Site(self)
+        self.client = self.serve(self.site.agent(cache="group"))
+
+    def paths(self) -> list[str]:
+        return [volume["path"] for volume in self.client.volumes()]
+
+    def test_from_add_to_remove(self) -> None:
+        volume = self.client.add_volume(Path("/dev/sdx"))
+        self.assertEqual({"path": "/dev/sdx", "size": POOL.size, "state": "idle", "images": []}, volume)
+        self.assertEqual([str(POOL.path), "/dev/sdx"], self.paths())
+        self.client.remove_volume(POOL.path)
+        self.assertEqual(["/dev/sdx"], self.paths())
+
+    def test_a_path_arrives_as_it_is(self) -> None:
+        for path in ("/a b", "/a&path=/b", "/ä%2Fö", "/a+b", "/a?#;c", "/[x]", "/a/../b"):
+            self.client.add_volume(Path(path))
+            self.assertIn(path, self.paths())
+            self.client.remove_volume(Path(path))
+            self.assertEqual([str(POOL.path)], self.paths())
+
+    def test_bad_paths_go_nowhere(self) -> None:
+        for path in BAD_PATHS:
+            for call in (self.client.add_volume, self.client.remove_volume):
+                self.assertRaises(BadRequest, call, Path(path))
+        self.assertEqual([], self.site.host.calls)
+
+    def test_errors_have_their_classes(self) -> None:
+        self.assertRaises(UnknownVolume, self.client.remove_volume, Path("/dev/sdx"))
+        self.site.host.failing = {"cache.add_volume": driver_errors.BadVolume(Path("/dev/sdx"), "it is mounted")}
+        error = self.assertRaises(BadVolume, self.client.add_volume, Path("/dev/sdx"))
+        self.assertEqual("/dev/sdx is not taken as a volume of the cache: it is mounted", str(error))
+        self.site.host.failing = {"cache.add_volume": driver_errors.NoSpace(Path("/x"), 1, 2)}
+        self.assertRaises(NoRoom, self.client.add_volume, Path("/x"))
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")

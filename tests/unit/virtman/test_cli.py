@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from click.testing import CliRunner, Result
 from testtools import TestCase
 from testtools.matchers import Contains, MatchesRegex
 
-from tests.doubles.drivers import BYTES_PER_FETCH
+from drivers.base import VolumeState
+from drivers.errors import BadVolume
+from tests.doubles.drivers import BYTES_PER_FETCH, POOL
 from tests.doubles.servers import serve_agent
 from tests.unit.virtman.agents import LIBVIRT, MIB, Site
 from tests.unit.virtman.scene import folder_for
@@ -62,11 +66,13 @@ class CliTest(TestCase):
 
 
 class AgentCliTest(CliTest):
+    cache = "double"
+
     def setUp(self) -> None:
         super().setUp()
         self.site = Site(self)
         self.site.volt.offer("debian", size=MIB)
-        serve_agent(self, create_app(self.site.agent()), self.socket)
+        serve_agent(self, create_app(self.site.agent(cache=self.cache)), self.socket)
 
 
 class VmCommandsTest(AgentCliTest):
@@ -277,11 +283,80 @@ class HostCommandsTest(AgentCliTest):
         self.misused("accel", "--kernel", "/nonexistent")
 
 
+class CacheCommandsTest(AgentCliTest):
+    cache = "group"
+
+    def test_list(self) -> None:
+        images = ("alpine", "debian")
+        self.site.host.volumes[POOL.path] = replace(POOL, images=images, state=VolumeState.RUNNING)
+        self.run_virtman("cache", "add", "/srv/[b] :smile:")
+        lines = self.out("cache", "list").splitlines()
+        self.assertEqual(["PATH", "SIZE", "STATE", "IMAGES"], lines[0].split())
+        self.assertThat(lines[1], MatchesRegex(r"/state/cache/pool +1\.1 GB +running +alpine, debian$"))
+        self.assertThat(lines[2], MatchesRegex(r"/srv/\[b\] :smile: +1\.1 GB +idle +-$"))
+        self.assertEqual(list(images), self.json("cache", "list")[0]["images"])
+
+    def test_list_of_nothing(self) -> None:
+        self.run_virtman("cache", "remove", POOL.path)
+        self.assertEqual(1, len(self.out("cache", "list").splitlines()))
+        self.assertEqual([], self.json("cache", "list"))
+
+    def test_add(self) -> None:
+        for _ in range(2):
+            self.assertEqual("/dev/sdx: 1.1 GB, idle\n", self.out("cache", "add", "/dev/sdx"))
+        self.assertEqual({POOL.path, Path("/dev/sdx")}, set(self.site.host.volumes))
+
+    def test_add_for_scripts(self) -> None:
+        volume = {"path": "/dev/sdx", "size": POOL.size, "state": "idle", "images": []}
+        self.assertEqual(volume, self.json("cache", "add", "/dev/sdx"))
+
+    def test_remove(self) -> None:
+        self.out("cache", "add", "/dev/sdx")
+        self.assertEqual("", self.out("cache", "remove", "/dev/sdx"))
+        self.assertEqual({"removed": str(POOL.path)}, self.json("cache", "remove", POOL.path))
+        self.assertEqual({}, self.site.host.volumes)
+        self.assertThat(self.fails("cache", "remove", "/dev/sdx"), Contains("'/dev/sdx'"))
+
+    def test_paths_may_be_relative(self) -> None:
+        self.addCleanup(os.chdir, Path.cwd())
+        os.chdir(self.socket.parent)
+        self.out("cache", "add", "volume")
+        self.assertIn(self.socket.parent / "volume", self.site.host.volumes)
+        self.assertEqual({"removed": str(self.socket.parent / "volume")}, self.json("cache", "remove", "volume"))
+        self.assertEqual({POOL.path}, set(self.site.host.volumes))
+
+    def test_paths_that_cannot_be_fail_in_one_line(self) -> None:
+        for path in ("/", "//a", "/a\nb", "/\udcff", "/a\x1b[2J"):
+            for command in ("add", "remove"):
+                self.assertThat(self.fails("cache", command, path), Contains("path '/"))
+        self.assertEqual([], self.site.host.calls)
+
+    def test_what_is_no_volume_fails_in_one_line(self) -> None:
+        self.site.host.failing = {"cache.add_volume": BadVolume(Path("/dev/sdx"), "it is mounted")}
+        self.assertThat(self.fails("cache", "add", "/dev/sdx"), Contains("/dev/sdx is not taken"))
+
+    def test_status_tells_of_volumes_in_trouble(self) -> None:
+        for path, state in (("/a", VolumeState.FAILED), ("/b", VolumeState.MISSING), ("/c", VolumeState.RUNNING)):
+            self.site.host.volumes[Path(path)] = replace(POOL, path=Path(path), state=state)
+        self.out("cache", "list")
+        result = self.run_virtman("status")
+        see = "; see: virtman cache list"
+        self.assertEqual(f"the cache volume /a has failed{see}\nthe cache volume /b is missing{see}\n", result.stderr)
+
+
+class NoVolumesTest(AgentCliTest):
+    def test_every_command_fails_in_one_line_that_names_the_driver(self) -> None:
+        for command in (("list",), ("add", "/a"), ("remove", "/a")):
+            line = self.fails("cache", *command)
+            self.assertThat(line, MatchesRegex(r".*, double, has no volumes; .*bcache"))
+
+
 @pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
 class NoAgentTest(CliTest):
     COMMANDS = (
         ("create", "vm", "debian"), ("destroy", "vm"), ("list",), ("status",), ("boot", "vm", "debian"), ("stop", "vm"),
         ("console", "vm"), ("tree", "debian"), ("images",), ("gc",), ("repair",), ("suspend",), ("publish", "x", "/x"),
+        ("cache", "list"), ("cache", "add", "/x"), ("cache", "remove", "/x"),
     )  # fmt: skip
 
     def setUp(self) -> None:
@@ -297,25 +372,32 @@ class NoAgentTest(CliTest):
 
 
 class UsageTest(CliTest):
-    def commands(self) -> dict[str, click.Command]:
-        return dict(main.commands)
+    def commands(self, group: click.Group = main) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+        """All commands by their names, after the names of the groups that they are in."""
+        for name, command in group.commands.items():
+            yield (name,), command
+            if isinstance(command, click.Group):
+                yield from (((name, *names), child) for names, child in self.commands(command))
 
     def test_every_command_explains_itself(self) -> None:
-        for name, command in self.commands().items():
-            self.assertThat(self.out(name, "--help"), Contains(f" {name} "))
+        for names, command in self.commands():
+            self.assertThat(self.out(*names, "--help"), Contains(f" {' '.join(names)} "))
             self.assertTrue(command.help)
 
     def test_help_has_examples(self) -> None:
-        for name in ((), ("publish",), ("create",), ("boot",), ("doctor",), ("agent",)):
-            self.assertThat(self.out(*name, "-h"), Contains("Example"))
+        cache = (("cache",), ("cache", "list"), ("cache", "add"), ("cache", "remove"))
+        for names in ((), ("publish",), ("create",), ("boot",), ("doctor",), ("agent",), *cache):
+            self.assertThat(self.out(*names, "-h"), Contains("Example"))
 
     def test_every_command_but_the_agent_prints_json_for_scripts(self) -> None:
-        for name, command in self.commands().items():
+        for names, command in self.commands():
             has = any("--json" in option.opts for option in command.params)
-            self.assertEqual(name != "agent", has, name)
+            self.assertEqual(names != ("agent",) and not isinstance(command, click.Group), has, " ".join(names))
 
     def test_misuse_ends_with_2(self) -> None:
-        for arguments in (("create",), ("create", "vm"), ("create", "a", "b", "c"), ("explode",), ("list", "--x")):
+        for arguments in (
+            ("create",), ("create", "vm"), ("create", "a", "b", "c"), ("explode",), ("list", "--x"), ("cache", "add"),
+        ):  # fmt: skip
             self.misused(*arguments)
 
     def test_sizes_for_people(self) -> None:

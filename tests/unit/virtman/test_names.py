@@ -1,6 +1,8 @@
-"""Which names are let in."""
+"""Which names and paths are let in."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from testtools import TestCase
 from testtools.matchers import HasLength, LessThan
 
 from virtman.errors import BadRequest
-from virtman.names import NAME_PATTERN, check_name
+from virtman.names import NAME_PATTERN, check_name, check_path
 
 BAD = [
     "",
@@ -49,3 +51,18 @@ class NamesTest(TestCase):
     def test_an_allowed_name_is_one_component_of_a_path(self, name: str) -> None:
         self.assertThat(check_name("vm", name).split("/"), HasLength(1))
         self.assertNotIn(".", name)
+
+
+class PathsTest(TestCase):
+    def test_absolute_paths_of_one_line_are_allowed(self) -> None:
+        for path in ("/a", "/a b", "/dev/disk/by-id/x:0-part1", "/ä/[b]", "/a/../b"):
+            self.assertEqual(path, check_path(Path(path)))
+
+    def test_everything_else_is_refused_in_one_line(self) -> None:
+        for path in ("", "a", "./a", "/", "//a", "/a\0", "/a\n", "/a\nb", "/\r", "/\x7f", "/\udcff"):
+            error = self.assertRaises(BadRequest, check_path, Path(path))
+            self.assertThat(str(error).encode().splitlines(), HasLength(1))
+
+    def test_refusal_of_a_long_path_stays_short(self) -> None:
+        error = self.assertRaises(BadRequest, check_path, Path("a" * 300))
+        self.assertThat(len(str(error)), LessThan(250))
