@@ -208,7 +208,7 @@ def link(path: Path, target: str) -> None:
     path.symlink_to(target)
 
 
-def make_initrd(root: Path) -> None:
+def make_initrd(root: Path, second_modules: Sequence[str] = SECOND_MODULES) -> None:
     """An initramfs of busybox, our init and the disk drivers: a tenth of a general one, and quick under emulation."""
     tree = root / "initramfs"
     for folder in ("dev", "proc", "sys", "root", "bin"):
@@ -219,7 +219,7 @@ def make_initrd(root: Path) -> None:
         (tree / "bin" / command).symlink_to("busybox")
     [modules] = (root / "lib/modules").iterdir()
     first = load_order((modules / "modules.dep").read_text(), FIRST_MODULES)
-    second = load_order((modules / "modules.dep").read_text(), SECOND_MODULES)
+    second = load_order((modules / "modules.dep").read_text(), second_modules)
     copy_modules(modules, first, tree / "modules/first")
     copy_modules(modules, [path for path in second if path not in first], tree / "modules/second")
     names = "\n".join(str(path.relative_to(tree)) for path in sorted(tree.rglob("*")))
@@ -270,16 +270,16 @@ def copy_modules(source: Path, paths: Iterable[str], target: Path) -> None:
         (target / f"{number:02}-{Path(path).name.removesuffix('.xz')}").write_bytes(plain)
 
 
-def make_disk(root: Path, disk: Path) -> None:
-    """One bootable ext4 partition at 1 MiB holding ``root``, and extlinux.
+def make_disk(root: Path, disk: Path, size: int = DISK_BYTES) -> None:
+    """``size`` bytes with one bootable ext4 partition at 1 MiB, which holds ``root``, and extlinux.
 
     The loader reads neither 64-bit nor checksummed ext4.
     """
     with disk.open("wb") as file:
-        os.truncate(file.fileno(), DISK_BYTES)
+        os.truncate(file.fileno(), size)
     run(["sfdisk", "--quiet", disk], stdin=f"label: dos\nstart={PARTITION_OFFSET // 512}, type=83, bootable\n")
     features = ["-t", "ext4", "-L", ROOT_LABEL, "-O", "^64bit,^metadata_csum", "-E", f"offset={PARTITION_OFFSET}"]
-    run(["mke2fs", "-q", *features, "-d", root, disk, f"{(DISK_BYTES - PARTITION_OFFSET) // 1024}k"])
+    run(["mke2fs", "-q", *features, "-d", root, disk, f"{(size - PARTITION_OFFSET) // 1024}k"])
     # In a mount namespace of its own, so that the mount ends with the command whatever happens.
     run(["unshare", "--mount", "--propagation", "private", LAB / "install-extlinux", disk, str(PARTITION_OFFSET)])
 

@@ -55,6 +55,7 @@ class Machine:
         self._overlay = folder / "root.qcow2"
         self._port = 0
         self._service: Service | None = None
+        self._forwarded: set[Path] = set()
 
     def start(self) -> None:
         """Switch it on, with the root as it was when it was switched off."""
@@ -86,9 +87,37 @@ class Machine:
             raise CommandFailed([self.name, *argv], done.returncode, done.stdout + done.stderr)
         return done.stdout
 
+    def send(self, file: Path, folder: str) -> str:
+        """Copy a file of this machine into a folder of the guest, holes as holes; returns its path there.
+
+        Raises CommandFailed; subprocess.TimeoutExpired.
+        """
+        pack = ["tar", "--create", "--sparse", "-C", str(file.parent), file.name]
+        words = [*self._ssh(), "--", shlex.join(["tar", "--extract", "--no-same-owner", "-C", folder])]
+        with subprocess.Popen(pack, stdout=subprocess.PIPE) as packing:
+            done = subprocess.run(
+                words, stdin=packing.stdout, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT
+            )
+        for argv, code in (([self.name, words[-1]], done.returncode), (pack, packing.returncode)):
+            if code != 0:
+                raise CommandFailed(argv, code, done.stdout + done.stderr)
+        return f"{folder}/{file.name}"
+
     def begin(self, argv: Sequence[str]) -> subprocess.Popen[str]:
         """Begin a command as root; the process is the caller's, who reads its output."""
         return subprocess.Popen([*self._ssh(), "--", shlex.join(argv)], stdout=subprocess.PIPE, text=True)
+
+    def forward(self, path: str) -> Path:
+        """A unix socket of this machine behind which a guest's one answers, until the guest is switched off.
+
+        Raises CommandFailed.
+        """
+        local = self._site.sockets / f"{self.name}.{Path(path).name}"
+        if local not in self._forwarded:
+            self.run(["true"])  # there is a connection afterwards
+            run([*self._ssh(), "-O", "forward", "-L", f"{local}:{path}"])
+            self._forwarded.add(local)
+        return local
 
     @property
     def command_line(self) -> str:
@@ -124,6 +153,7 @@ class Machine:
     def _forget(self) -> None:
         """Drop the connection that ssh keeps to the guest that is gone."""
         self._service = None
+        self._forwarded.clear()
         with contextlib.suppress(CommandFailed):
             run([*self._ssh(), "-O", "exit"])
         self._control.unlink(missing_ok=True)
@@ -150,6 +180,7 @@ class Machine:
             "ControlMaster": "auto",
             "ControlPath": self._control,
             "ControlPersist": "yes",
+            "StreamLocalBindUnlink": "yes",
             "Port": self._port,
         }
         words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]

@@ -59,14 +59,11 @@ MASKED = (
     "bcache.service",
     "blk-availability.service",
     "libvirt-guests.service",
-    "libvirtd.service",
-    "libvirtd.socket",
     "libvirtd-ro.socket",
     "libvirtd-admin.socket",
     "lvm2-monitor.service",
     "ssh.socket",
     "systemd-timesyncd.service",
-    "virtlockd.socket",
     "virtlockd-admin.socket",
 )
 # A kernel stack needs its own filesystem of settings (LIO) and the units that make devices and their nodes.
@@ -104,6 +101,7 @@ def build(work: Path, made: Path) -> None:
     guest.install_packages(tree, work / "debian.sources", PACKAGES)
     install_python(tree)
     guest.configure(tree, LAID_OVER, [unit for unit in MASKED if unit not in NEEDED], ["lab-setup.service"])
+    (tree / "etc/systemd/system/multi-user.target.wants/libvirtd.service").unlink()  # its socket starts it
     guest.make_initrd(tree)
     shutil.copy(tree / "boot/vmlinuz", made / "vmlinuz")
     shutil.copy(tree / "boot/initrd.img", made / "initrd.img")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import socket
+import tempfile
+from pathlib import Path
 
 from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
@@ -42,6 +46,31 @@ class PowerTest(KernelCase):
             self.host.start()
             self.host.wait_up()
             self.assertEqual(command.split()[1], self.host.run(["cat", "/root/kept"]).strip())
+
+
+class SendTest(KernelCase):
+    def setUp(self) -> None:
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.file = Path(folder.name) / "sent"
+        self.addCleanup(self.host.run, ["rm", "-f", "/root/sent"])
+
+    def test_a_file_arrives_as_it_is_with_its_holes(self) -> None:
+        content = os.urandom(4096)
+        with self.file.open("wb") as file:
+            file.seek(64 << 20)
+            file.write(content)
+            file.truncate(128 << 20)
+        path = self.host.send(self.file, "/root")
+        expected = hashlib.sha256(self.file.read_bytes()).hexdigest()
+        self.assertEqual(expected, self.host.run(["sha256sum", path]).split()[0])
+        self.assertLess(int(self.host.run(["stat", "--format=%b", path])) * 512, 1 << 20)
+
+    def test_a_file_that_cannot_arrive_is_an_error_with_the_guests_words(self) -> None:
+        self.file.write_bytes(os.urandom(1 << 20))
+        error = self.assertRaises(CommandFailed, self.host.send, self.file, "/no such folder")
+        self.assertIn("/no such folder", str(error))
 
 
 class CommandTest(KernelCase):
