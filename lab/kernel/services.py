@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from lab.kernel.machine import Machine
+from virtman.client import AgentClient
 
 VOLT_PORT = 8700
 TOKEN_FILE = "/etc/volt/token"
 AGENT_SETTINGS = "/etc/default/virtman-agent"
+AGENT_SOCKET = "/run/virtman/agent.sock"
 TIMEOUT = 300.0
 """Seconds for a command of ours in a guest that is busy under emulation."""
 
@@ -44,6 +44,8 @@ class Services:
             f"VIRTMAN_VOLT_TOKEN_FILE={TOKEN_FILE}",
             "VIRTMAN_STACK=kernel",
             f"VIRTMAN_ADDRESS={machine.address}",
+            # QEMU emulates a processor with KVM of its own: a VM boots six times as fast as by emulation in emulation.
+            f"VIRTMAN_ACCEL={machine.run(['sh', '-c', 'test -c /dev/kvm && echo kvm || echo tcg']).strip()}",
         ]
         machine.run(["tee", AGENT_SETTINGS], stdin="\n".join([*settings, ""]))
 
@@ -71,6 +73,6 @@ def _remove(machine: Machine) -> None:
     machine.run(["rm", "-f", TOKEN_FILE, AGENT_SETTINGS, "/etc/default/volt"])
 
 
-def virtman(machine: Machine, *arguments: str) -> Any:
-    """What the command line says, as JSON. Raises CommandFailed."""
-    return json.loads(machine.run(["virtman", *arguments, "--json"], timeout=TIMEOUT))
+def agent(machine: Machine) -> AgentClient:
+    """A guest's agent, to be closed; without the time that a command line takes to start under emulation."""
+    return AgentClient(machine.forward(AGENT_SOCKET))

@@ -1,0 +1,123 @@
+"""Tests of whole hosts: Volt on the origin and an agent of the kernel stack on each guest."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import subprocess
+from pathlib import Path
+
+from lab.errors import CommandFailed, LabError
+from lab.kernel.kernellog import troubles
+from lab.kernel.machine import Machine
+from lab.kernel.services import TIMEOUT, TOKEN_FILE, Services, agent
+from lab.process import attempts
+from tests.kernel.machines import KernelCase, cluster
+from virtman.client import AgentClient
+
+PATIENCE = 300.0
+READER = "/opt/virtman/tests/kernel/inside/reader.py"
+
+MAKE = "import random, sys; sys.stdout.buffer.write(random.Random(sys.argv[1]).randbytes(int(sys.argv[2])))"
+
+FAILED_PATH = "I/O error, dev sd"
+"""Linux: block/blk-mq.c, blk_print_req_error; a map's own errors name dm-."""
+
+
+@functools.cache
+def services() -> Services:
+    """Volt with trees of fanout 1, so that host-1 is the parent of host-2, and the agents; they end with the run."""
+    started = Services(cluster().machines, volt_settings=["VOLT_FANOUT=1"])
+    started.start()
+    atexit.register(_stop, started)
+    return started
+
+
+def _stop(started: Services) -> None:
+    with contextlib.suppress(LabError):  # the guests go anyway
+        started.stop()
+
+
+class StackCase(KernelCase):
+    """A test that publishes images and makes VMs. Afterwards all is removed by the commands for it; nothing is left."""
+
+    def setUp(self) -> None:
+        """Have all agents up."""
+        services()
+        super().setUp()
+        self.hosts = [machine for name, machine in self.machines.items() if name != "origin"]
+        self.addCleanup(self.forget)
+
+    def publish(self, name: str, size: int) -> None:
+        """Publish an image on the origin, made of its name as seed."""
+        file = f"/var/tmp/{name}.raw"
+        self.origin.run(["sh", "-c", f'python3 -c "$0" {name} {size} > {file}', MAKE])
+        self.addCleanup(self.origin.run, ["rm", "-f", file])
+        self.agent(self.origin).publish(name, Path(file))
+
+    def agent(self, machine: Machine) -> AgentClient:
+        """A guest's agent."""
+        client = agent(machine)
+        self.addCleanup(client.close)
+        return client
+
+    def create(self, machine: Machine, vm: str, image: str, size: int | None = None) -> str:
+        """Make a VM's disk and return its path."""
+        return str(self.agent(machine).create(vm, image, size)["path"])
+
+    def begin_reading(
+        self, machine: Machine, path: str, image: str, size: int, *, start: int = 0, seconds: float = 0.0
+    ) -> subprocess.Popen[str]:
+        """Begin to read a disk and compare it with an image; ``done_reading`` waits for it."""
+        return machine.begin(["python3", READER, path, image, str(size), str(start), str(seconds)])
+
+    def done_reading(self, process: subprocess.Popen[str]) -> dict[str, float]:
+        """What the reader says; the test fails if it saw a wrong byte or an error."""
+        said = process.communicate(timeout=TIMEOUT)[0]
+        self.assertEqual(0, process.returncode, said)
+        result: dict[str, float] = json.loads(said)
+        return result
+
+    def read(self, machine: Machine, path: str, image: str, size: int, *, start: int = 0) -> dict[str, float]:
+        """Read a disk once, from ``start`` on, and compare it with an image."""
+        return self.done_reading(self.begin_reading(machine, path, image, size, start=start))
+
+    def fetched(self, machine: Machine) -> int:
+        """Bytes that a host has read from all its parents' disks that are there now."""
+        counts = machine.run(["sh", "-c", "cat /sys/block/sd*/stat"]).splitlines()
+        return sum(int(line.split()[2]) for line in counts) * 512
+
+    def wait_until(self, machine: Machine, command: str) -> None:
+        """Wait until a shell command succeeds in a guest."""
+        for _ in attempts(PATIENCE):
+            with contextlib.suppress(CommandFailed):
+                machine.run(["sh", "-c", command])
+                return
+        self.fail(f"{machine.name}: still not: {command}")
+
+    def forget(self) -> None:
+        """Destroy all VMs, withdraw all images, and have every host let go of them."""
+        for machine in reversed(self.hosts):
+            for vm in self.agent(machine).vms():
+                self.agent(machine).destroy(vm["vm"])
+        for machine in reversed(self.hosts):
+            self._collect(machine)
+        for image in self.agent(self.origin).images():
+            self.origin.run(["env", f"VOLT_TOKEN_FILE={TOKEN_FILE}", "volt", "images", "remove", image["name"]])
+        self._collect(self.origin)
+
+    def _collect(self, machine: Machine) -> None:
+        """A host keeps what its children need until its next heartbeat says that they have left."""
+        for _ in attempts(PATIENCE):
+            self.agent(machine).gc()
+            if not self.agent(machine).status()["images"]:
+                return
+        self.fail(f"{machine.name} keeps {self.agent(machine).status()['images']}")
+
+    def _check_kernels(self) -> None:
+        """A path whose parent goes fails requests, which the map sends by another one: those are not trouble."""
+        for machine in self.machines.values():
+            found = [line for line in troubles(machine.kernel_log()) if not line.startswith(FAILED_PATH)]
+            self.assertEqual([], found, machine.name)

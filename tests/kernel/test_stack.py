@@ -1,0 +1,113 @@
+"""Hosts of the kernel stack, as their users and callers see them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lab.errors import CommandFailed
+from lab.kernel.services import TIMEOUT
+from lab.kernel.tinyvm import tiny_vm
+from tests.kernel.stacks import StackCase, services
+
+SIZE = 24 << 20
+SMALL = 4 << 20
+WRITTEN = 4 << 20
+"""Bytes at the start of a disk that a test writes."""
+
+
+def fio(path: str, mode: str) -> list[str]:
+    """Write, or read and compare, a pattern with checksums at the start of a disk."""
+    options = {"name": "vm", "filename": path, "size": str(WRITTEN), "bs": "16k", "direct": "1", "verify": "crc32c"}
+    return ["fio", *(f"--{name}={value}" for name, value in options.items()), "--end_fsync=1", *mode.split()]
+
+
+WRITE = "--rw=randwrite --do_verify=1"
+CHECK = "--rw=randread --verify_only=1"
+
+
+class DataTest(StackCase):
+    def test_vms_read_the_image_and_keep_their_own_writes_and_each_range_crosses_a_link_once(self) -> None:
+        self.publish("image", SIZE)
+        host, child = self.hosts[:2]
+        first = self.create(host, "first", "image")
+        second = self.create(host, "second", "image", 2 * SIZE)
+        third = self.create(child, "third", "image")
+        for machine, path in ((host, first), (host, second), (child, third)):
+            self.read(machine, path, "image", SIZE)
+        for machine in (host, child):
+            self.assertLess(self.fetched(machine), 1.05 * SIZE)
+        self.assertEqual("0", host.run(["sh", "-c", f"tail -c {SIZE} {second} | tr -d '\\0' | wc -c"]).strip())
+        host.run(fio(first, WRITE), timeout=TIMEOUT)
+        host.run(fio(first, CHECK), timeout=TIMEOUT)
+        self.read(host, second, "image", SIZE)
+        [image] = self.agent(child).status()["images"]
+        self.assertEqual(["host-1"], [parent["host"] for parent in image["paths"] if parent["state"] == "active"])
+
+
+class BootTest(StackCase):
+    def test_a_vm_boots_inside_a_host_and_reads_the_right_bytes(self) -> None:
+        tiny = tiny_vm()
+        self.addCleanup(self.origin.run, ["rm", "-f", f"/var/tmp/{tiny.disk.name}"])
+        self.agent(self.origin).publish("tiny", Path(self.origin.send(tiny.disk, "/var/tmp")))
+        host = self.hosts[0]
+        log = self.agent(host).boot("vm", "tiny", memory=128, network="none")["console_log"]
+        self.wait_until(host, f"grep -q '{tiny.line}' {log}")
+        self.assertEqual(["running"], [vm["state"] for vm in self.agent(host).vms()])
+
+
+class CallersTest(StackCase):
+    def test_eight_creates_of_three_images_at_once_succeed(self) -> None:
+        for number in range(3):
+            self.publish(f"image-{number}", SMALL)
+        host = self.hosts[0]
+        commands = [f"virtman create vm-{number} image-{number % 3} &" for number in range(8)]
+        said = host.run(["bash", "-c", " ".join([*commands, "wait"])], timeout=TIMEOUT)
+        paths = sorted(said.split())
+        self.assertEqual([f"/dev/mapper/virtman-vm-vm-{number}" for number in range(8)], paths)
+        for number, path in enumerate(paths):
+            self.read(host, path, f"image-{number % 3}", SMALL)
+
+    def test_image_that_nobody_published_is_an_error_and_leaves_nothing(self) -> None:
+        error = self.assertRaises(CommandFailed, self.host.run, ["virtman", "create", "vm", "nothing"])
+        self.assertIn("nothing", str(error))
+        self.assertEqual([], self.agent(self.host).vms())
+
+
+class CrashTest(StackCase):
+    def test_agent_killed_while_it_creates_and_destroys_leaves_nothing_half_made(self) -> None:
+        self.publish("image", SMALL)
+        host = self.hosts[0]
+        for pause in (1.0, 2.5, 4.0):
+            for command in (["create", "vm", "image"], ["destroy", "vm"]):
+                acting = host.begin(["virtman", *command])
+                host.run(["sleep", str(pause)])
+                host.run(["systemctl", "kill", "--signal=KILL", "--kill-who=main", "virtman-agent.service"])
+                acting.communicate()
+                services().start_agent(host)
+                self.agent(host).repair()
+                self.assertEqual([], self.agent(host).status()["strays"])
+                for vm in self.agent(host).vms():
+                    self.read(host, self.create(host, vm["vm"], "image"), "image", SMALL)
+
+    def test_hosts_outlive_their_parent_and_come_back_with_their_vms_while_volt_and_origin_are_down(self) -> None:
+        self.publish("image", SIZE)
+        host, child = self.hosts[:2]
+        path = self.create(host, "vm", "image")
+        self.read(host, path, "image", SIZE)
+        host.run(fio(path, WRITE), timeout=TIMEOUT)
+        reading = self.begin_reading(child, self.create(child, "reader", "image"), "image", SIZE, seconds=30.0)
+        self.wait_until(child, "test -e /run/reader-reads")
+        host.cut_power()
+        self.done_reading(reading)
+        self.origin.cut_power()
+        host.start()
+        host.wait_up()
+        services().start_agent(host)
+        self.wait_until(host, f"test -e {path}")
+        host.run(fio(path, CHECK), timeout=TIMEOUT)
+        self.read(host, path, "image", SIZE, start=WRITTEN)
+        self.origin.start()
+        self.origin.wait_up()
+        services().start_volt()
+        services().start_agent(self.origin)
+        self.wait_until(host, "virtman images")
