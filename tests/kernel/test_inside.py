@@ -1,42 +1,103 @@
-"""The tests of single drivers: they run in a guest, where the drivers find a real kernel."""
+"""The tests of single drivers: they run in the guests, where the drivers find a real kernel.
+
+Each file below ``inside`` runs in one guest, one after the other there, and the guests run side by side.
+"""
 
 from __future__ import annotations
 
 import base64
+import functools
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+from testtools import TestCase
+
+from lab.errors import LabError
+from lab.kernel.footprint import footprint
+from lab.kernel.kernellog import troubles
+from lab.kernel.machine import Machine
 from lab.tools import CHECKOUT
-from tests.kernel.machines import KernelCase
+from tests.kernel.machines import cluster
 
-INSIDE = Path(__file__).parent / "inside"
-TIMEOUT = 600.0
+GUESTS = {
+    "test_dmthin": "origin",
+    "test_dmsnapshot": "origin",
+    "test_lio": "origin",
+    "test_bcache": "host-1",
+    "test_bcache_volumes": "host-1",
+    "test_dmcache": "host-2",
+    "test_iscsi": "host-2",
+}
+"""Where each file runs: every guest has about as long to do."""
+
+TIMEOUT = 900.0
+
+selected: list[str] = []
+"""The tests of this class that pytest was asked for, as conftest tells."""
 
 
-class InsideTest(KernelCase):
-    """One test for each file below ``inside``."""
+@dataclass(frozen=True)
+class Result:
+    """What a file's tests said if they failed, what they left in the guest, and what its kernel complained of."""
 
-    def run_inside(self, file: str) -> None:
-        """Raises CommandFailed with pytest's output. The lines that ran are counted with those of the other tests."""
-        data = f"/run/coverage.{file}"
-        measured = ["python3", "-W", "error", "-m", "coverage", "run", "--source=drivers", f"--data-file={data}"]
-        command = [*measured, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"kernel/inside/{file}"]
-        self.host.run(["env", "-C", "/opt/virtman/tests", "PYTHONPATH=/opt/virtman", *command], timeout=TIMEOUT)
-        (CHECKOUT / f".coverage.kernel.{file}").write_bytes(base64.b64decode(self.host.run(["base64", data])))
+    failure: str
+    left: dict[str, list[str]]
+    complaints: list[str]
+
+
+def run(machine: Machine, name: str) -> Result:
+    """Run a file in a guest. The lines of drivers that ran are counted with those of the other tests."""
+    machine.run(["dmesg", "--clear"])
+    before, failure = footprint(machine), ""
+    data = f"/run/coverage.{name}"
+    measured = ["python3", "-W", "error", "-m", "coverage", "run", "--source=drivers", f"--data-file={data}"]
+    command = [*measured, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"kernel/inside/{name}.py"]
+    try:
+        machine.run(["env", "-C", "/opt/virtman/tests", "PYTHONPATH=/opt/virtman", *command], timeout=TIMEOUT)
+        (CHECKOUT / f".coverage.kernel.{name}").write_bytes(base64.b64decode(machine.run(["base64", data])))
+    except LabError as error:
+        failure = str(error)
+    after = footprint(machine)
+    left = {kind: found for kind, found in after.items() if found != before[kind]}
+    return Result(failure, left, troubles(machine.kernel_log()))
+
+
+@functools.cache
+def runs() -> dict[str, Future[Result]]:
+    """The runs of all selected files, which have begun."""
+    machines = cluster().machines
+    queues = {name: ThreadPoolExecutor(1, thread_name_prefix=name) for name in machines}
+    return {name: queues[GUESTS[name]].submit(run, machines[GUESTS[name]], name) for name in selected}
+
+
+class InsideTest(TestCase):
+    """One test for each file."""
+
+    def check(self, name: str) -> None:
+        self.assertEqual(Result("", {}, []), runs()[name].result())
 
     def test_dmthin(self) -> None:
-        self.run_inside("test_dmthin.py")
-
-    def test_lio(self) -> None:
-        self.run_inside("test_lio.py")
-
-    def test_iscsi(self) -> None:
-        self.run_inside("test_iscsi.py")
-
-    def test_bcache(self) -> None:
-        self.run_inside("test_bcache.py")
-
-    def test_dmcache(self) -> None:
-        self.run_inside("test_dmcache.py")
+        self.check("test_dmthin")
 
     def test_dmsnapshot(self) -> None:
-        self.run_inside("test_dmsnapshot.py")
+        self.check("test_dmsnapshot")
+
+    def test_lio(self) -> None:
+        self.check("test_lio")
+
+    def test_iscsi(self) -> None:
+        self.check("test_iscsi")
+
+    def test_bcache(self) -> None:
+        self.check("test_bcache")
+
+    def test_bcache_volumes(self) -> None:
+        self.check("test_bcache_volumes")
+
+    def test_dmcache(self) -> None:
+        self.check("test_dmcache")
+
+    def test_every_file_has_a_test(self) -> None:
+        files = {path.stem for path in (Path(__file__).parent / "inside").glob("test_*.py")}
+        self.assertEqual((files, files), (set(GUESTS), {name for name in dir(self) if name in files}))
