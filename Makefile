@@ -1,15 +1,19 @@
-# make demo    boot real VMs through a tree of hosts on this machine; HOSTS=4 VMS=8 choose the size
-# make test    everything that CI runs: lint, unit, userspace, boot and kernel tests, coverage
-# make lint    style and types only
-# make clean   remove what was built, installed Debian packages excepted
+# make demo         boot real VMs through a tree of hosts on this machine; HOSTS=4 VMS=8 choose the size
+# make demo-kernel  the kernel stack: guests with Debian's kernel, a VM booted in one of them
+# make test         everything that CI runs: lint, unit, userspace, boot and kernel tests, coverage
+# make lint         style and types only
+# make clean        remove what was built, installed Debian packages excepted
 
 HOSTS ?= 4
 VMS ?= 8
 
-.PHONY: demo test lint clean bootstrap
+.PHONY: demo demo-kernel test lint clean bootstrap
 
 demo: bootstrap
 	.venv/bin/python -m lab.demo --hosts $(HOSTS) --vms $(VMS)
+
+demo-kernel: bootstrap
+	.venv/bin/python -m lab.kernel.demo
 
 test: bootstrap
 	rm -f .coverage .coverage.*
