@@ -2,7 +2,9 @@
 
 The map exists before any parent is reached. It holds requests while it has no path, and sends them by another path when
 one fails. A thread per image keeps the paths in the map equal to the parents that are usable: it wakes at every
-device-mapper event, and once a second looks for sessions that broke while nobody read.
+device-mapper event, and once a second looks for sessions that broke while nobody read. Several times a second it asks
+the kernel for parents that do not even acknowledge what TCP sends them, and ends their connections: iSCSI's own watch
+counts whole seconds.
 
 Host and parent prove themselves to each other by CHAP. The record of a parent, which open-iscsi logs in by, is written
 here and not by iscsiadm, which takes secrets only where every user of the host can read them.
@@ -22,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drivers import devmapper, scsi
+from drivers import devmapper, scsi, tcpsockets
 from drivers.base import Device, Existing, Image, LostParent, Parent, PathState, PathStatus, Place
 from drivers.command import run
 from drivers.devmapper import SECTOR
@@ -67,7 +69,9 @@ _REFUSALS = {
 }
 _LOGIN_LIMIT = 30.0
 _FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
-_WATCH_INTERVAL = 1.0
+_WATCH_INTERVAL, _SILENCE_INTERVAL = 1.0, 0.25
+_SILENCE = 1.0
+"""Seconds without a sign from a parent until it is left, if there is another one."""
 
 _DM_DEV_ARM_POLL = 0xC138FD10  # linux/dm-ioctl.h: _IOWR(0xfd, 16, struct dm_ioctl)
 _DM_IOCTL_LENGTH = 312
@@ -219,6 +223,13 @@ class _Session:
         """The folder of the image's disk."""
         return next(self.device.glob(f"target*/*:{DISK}/block/*"), None)
 
+    def fail_fast(self) -> None:
+        """Have requests come back once the connection is gone, for the map to send them elsewhere. Raises OSError.
+
+        The record cannot say it: open-iscsi makes 120 s of 0.
+        """
+        (_SESSIONS / f"session{self.number}" / "recovery_tmo").write_text("0")
+
     def scan(self) -> None:
         """Look for the image's disk. Raises OSError."""
         host = self.device.resolve().parent.name
@@ -299,9 +310,25 @@ class _Route:
                     self._tell(self._look())
                 except (DriverError, OSError) as error:
                     log.warning("image %s: looking after its paths: %s", self._image.name, error)
-                poller.poll(_WATCH_INTERVAL * 1000)
+                for _ in range(int(_WATCH_INTERVAL / _SILENCE_INTERVAL)):
+                    if poller.poll(_SILENCE_INTERVAL * 1000):
+                        break
+                    self._leave_silent()
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
+
+    def _leave_silent(self) -> None:
+        """End the connections of silent parents, so that the map sends their requests by another path at once."""
+        with self._lock:
+            targets = set(self._up)
+        if len(targets) < 2:
+            return
+        for target in targets:
+            try:
+                if tcpsockets.end_silent(target.ip, target.port, _SILENCE):
+                    log.warning("image %s: %s is silent", self._image.name, target.portal)
+            except OSError as error:
+                log.debug("asking for the connections to %s: %s", target.portal, error)
 
     def _look(self) -> list[Parent]:
         """Make the map's paths the usable parents, and have the others brought up. Returns those just lost."""
@@ -377,6 +404,7 @@ class _Route:
                 session = _sessions().get(target)
             if session is None or not session.logged_in:
                 return "not logged in"
+            session.fail_fast()
             disk = session.disk()
             if disk is None:
                 session.scan()

@@ -1,0 +1,100 @@
+"""What the kernel knows of TCP connections, and how one is ended from outside (Linux: inet_diag.h, sock_diag(7)).
+
+A connection whose other end lost its power looks alive until something that was sent stays without an answer. TCP sees
+that first: it sends again after 0.2 s or so, and each time waits twice as long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY, _SOCK_DESTROY = 20, 21
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
+_ESTABLISHED = 1 << 1
+_WITH_TCP_INFO = 1 << 1
+_INET_DIAG_INFO = 2
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr
+_QUERY = struct.Struct("=BBBxI48s")  # inet_diag_req_v2
+_ID_AT, _ID_LENGTH = 4, 48  # inet_diag_sockid in an inet_diag_msg
+_ENDS = struct.Struct("!HH16s16s")  # its ports and addresses
+_MESSAGE = 72  # length of an inet_diag_msg
+_RETRANSMITS, _LAST_ACK_RECEIVED = 2, 56  # where tcp_info has them
+_PATIENCE = 2.0
+
+_SENDINGS = 2
+"""How often a segment was sent again before its connection can be called silent: never on a line that only is slow."""
+
+
+def end_silent(ip: str, port: int, seconds: float) -> bool:
+    """End the connections to a server that has acknowledged nothing for that long, though it was asked repeatedly.
+
+    True if there were any. Raises OSError, also where the kernel cannot do it.
+    """
+    silent = [where for where, info in _connections(ip, port) if _silent(info, seconds)]
+    for where in silent:
+        with contextlib.suppress(FileNotFoundError):  # it has ended by itself
+            list(_ask(_SOCK_DESTROY, _ACK, _family(ip), where))
+    return bool(silent)
+
+
+def _silent(info: bytes, seconds: float) -> bool:
+    (waited,) = struct.unpack_from("=I", info, _LAST_ACK_RECEIVED)
+    return info[_RETRANSMITS] >= _SENDINGS and waited >= 1000 * seconds
+
+
+def _connections(ip: str, port: int) -> Iterator[tuple[bytes, bytes]]:
+    """The inet_diag_sockid and the tcp_info of each established connection to a server."""
+    nobody, server = bytes(16), ipaddress.ip_address(ip).packed.ljust(16, b"\0")
+    like = _ENDS.pack(0, port, nobody, nobody).ljust(_ID_LENGTH, b"\0")  # the kernel compares the ports alone
+    for message in _ask(_SOCK_DIAG_BY_FAMILY, _DUMP, _family(ip), like):
+        where = message[_ID_AT : _ID_AT + _ID_LENGTH]
+        info = _attribute(message, _INET_DIAG_INFO)
+        if _ENDS.unpack_from(where)[3] == server and info:
+            yield where, info
+
+
+def _family(ip: str) -> int:
+    return socket.AF_INET6 if ":" in ip else socket.AF_INET
+
+
+def _ask(kind: int, flags: int, family: int, where: bytes) -> Iterator[bytes]:
+    """The kernel's answers. Raises OSError."""
+    query = _QUERY.pack(family, socket.IPPROTO_TCP, _WITH_TCP_INFO, _ESTABLISHED, where)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as door:
+        door.settimeout(_PATIENCE)
+        door.send(_HEADER.pack(_HEADER.size + len(query), kind, _REQUEST | flags, 0, 0) + query)
+        while True:
+            data = door.recv(1 << 16)
+            while data:
+                length, said, *_ = _HEADER.unpack_from(data)
+                body, data = data[_HEADER.size : length], data[-(-length // 4) * 4 :]
+                if said == _NLMSG_ERROR:
+                    _check(body)
+                if said in (_NLMSG_ERROR, _NLMSG_DONE):
+                    return
+                yield body
+
+
+def _check(body: bytes) -> None:
+    """Raise the error that the kernel answered, if it is one: 0 acknowledges."""
+    (code,) = struct.unpack_from("=i", body)
+    if code:
+        raise OSError(-code, os.strerror(-code))
+
+
+def _attribute(message: bytes, wanted: int) -> bytes:
+    """The value of a netlink attribute behind an inet_diag_msg; empty if it is not there."""
+    rest = message[_MESSAGE:]
+    while len(rest) >= 4:
+        length, kind = struct.unpack_from("=HH", rest)
+        if kind == wanted:
+            return rest[4:length]
+        rest = rest[-(-length // 4) * 4 :]
+    return b""
