@@ -104,8 +104,9 @@ class Machine:
         return f"{folder}/{file.name}"
 
     def begin(self, argv: Sequence[str]) -> subprocess.Popen[str]:
-        """Begin a command as root; the process is the caller's, who reads its output."""
-        return subprocess.Popen([*self._ssh(), "--", shlex.join(argv)], stdout=subprocess.PIPE, text=True)
+        """Begin a command as root; the process is the caller's, who may write its input and reads its output."""
+        words = [*self._ssh(), "--", shlex.join(argv)]
+        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def forward(self, path: str) -> Path:
         """A unix socket of this machine behind which a guest's one answers, until the guest is switched off.

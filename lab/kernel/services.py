@@ -57,6 +57,12 @@ class Services:
         origin.run(["systemctl", "start", "volt.service"], timeout=TIMEOUT)
         origin.run(["timeout", str(TIMEOUT), "bash", "-c", _LISTENS], timeout=TIMEOUT)
 
+    def restart_volt(self, settings: Sequence[str]) -> None:
+        """Stop Volt and start it with other settings. Raises CommandFailed."""
+        self._volt_settings = settings
+        self._machines["origin"].run(["systemctl", "stop", "volt.service"], timeout=TIMEOUT)
+        self.start_volt()
+
     def start_agent(self, machine: Machine) -> None:
         """Start a guest's agent, if it is not running. Raises CommandFailed."""
         machine.run(["systemctl", "start", "virtman-agent.service"], timeout=TIMEOUT)
