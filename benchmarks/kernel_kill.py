@@ -31,10 +31,11 @@ from lab.kernel.services import TIMEOUT, virtman
 
 IMAGE, VM = "killed", "vm"
 HOSTS = 3
+PARENTS = 3
 SETTINGS_OF_VOLT = ["VOLT_FANOUT=2", "VOLT_LEASE=600"]
 """With a lease that outlasts a round nobody moves in the tree, and the last host keeps two parents."""
 
-LEAD_S, WATCH_S = 4.0, 12.0
+LEAD_S, WATCH_S = 3.0, 9.0
 """Seconds of reading before a kill and from then on."""
 
 BLOCKS_PER_ROUND = int((LEAD_S + WATCH_S) / PACE_S)
@@ -86,7 +87,7 @@ def swap(log: Sequence[tuple[float, str]]) -> dict[str, float | None]:
 def kill_round(lab: KernelLab, way: str, first: int, step: int) -> dict[str, Any]:
     """Have the parent go that the last host reads from, under I/O, and bring it back."""
     reader = lab.hosts[-1]
-    parents = usable_parents(reader, IMAGE, 2, RETURN_LIMIT)
+    parents = usable_parents(reader, IMAGE, PARENTS, RETURN_LIMIT)
     victim = lab.machines[parents[0]]
     if way == "power" and victim is lab.machines["origin"]:
         raise Failed("the host reads from the origin, where Volt is: that guest keeps its power")
