@@ -47,8 +47,8 @@ from drivers.needs import DEVICE_MAPPER, DMSETUP, UDEVADM, Needs, Tool
 log = logging.getLogger(__name__)
 
 TIMES = {
-    # A dead parent is left after 4 s: noop_out_interval + noop_out_timeout + replacement_timeout. A shorter
-    # noop_out_timeout gave false alarms on a loaded machine.
+    # For a parent that is alone: it is left noop_out_interval + noop_out_timeout after its last sign. A shorter
+    # noop_out_timeout gave false alarms on a loaded machine. From a login on replacement_timeout is 0, see fail_fast.
     "node.session.timeo.replacement_timeout": 1,
     "node.conn[0].timeo.noop_out_interval": 1,
     "node.conn[0].timeo.noop_out_timeout": 2,

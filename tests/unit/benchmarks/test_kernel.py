@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from testtools import TestCase
 
 from benchmarks.inside import bootset
@@ -44,7 +46,7 @@ class BootSetTest(TestCase):
         self.assertEqual(found, bootset.ranges(self.size))
         self.assertEqual(bootset.BOOT_SET, sum(length for _, length in found))
         ordered = sorted(found)
-        self.assertTrue(all(a + length <= b for (a, length), (b, _) in zip(ordered, ordered[1:], strict=False)))
+        self.assertTrue(all(a + length <= b for (a, length), (b, _) in itertools.pairwise(ordered)))
 
     def test_requests_cover_the_ranges(self) -> None:
         for most in (4 << 10, 1 << 20):
