@@ -8,6 +8,7 @@ machine, and between them every host forgets the image and what it held of it.
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import time
@@ -21,8 +22,10 @@ from benchmarks.command import EXPECTED, SETTINGS, benchmark, finish
 from benchmarks.errors import Failed, TookTooLong
 from benchmarks.figures import MIB, print_table, spread
 from benchmarks.inside.content import BLOCK
-from benchmarks.kernellab import KernelLab, begin, kernel_lab
+from benchmarks.kernellab import KernelLab, agent_log, begin, kernel_lab
 from benchmarks.processes import say
+from lab.kernel.machine import Machine
+from lab.kernel.services import TIMEOUT
 from lab.process import attempts
 
 BAR = 1.3
@@ -31,6 +34,11 @@ BAR = 1.3
 VM = "vm"
 SIZES = {"chain": 16 * MIB, "star": 17 * MIB}
 FORGET_LIMIT = 120.0
+
+_DROP_IN = "/run/systemd/system/virtman-agent.service.d/log.conf"
+_VERBOSE = "[Service]\nExecStart=\nExecStart=/usr/local/bin/virtman agent --log-level debug\n"
+_STEP, _PATH = re.compile(r"step (\S+)$"), re.compile(r"paths are now \d")
+_FIRST_STEP, _LAST_STEP = "create:recorded", "create:done"
 
 
 class Callers:
@@ -70,18 +78,43 @@ class Callers:
         return json.loads(line)
 
 
-def attach(callers: Callers, hosts: Sequence[str], image: str) -> dict[str, Any]:
-    """Seconds of each host, and of all."""
-    step = SIZES[image] // BLOCK // (len(hosts) + 1)
-    calls = {host: ["create", VM, image, number * step] for number, host in enumerate(hosts, start=1)}
+def log_steps(host: Machine) -> None:
+    """Have a host's agent write down each step that it reaches. Raises CommandFailed."""
+    host.run(["mkdir", "-p", _DROP_IN.rpartition("/")[0]])
+    host.run(["tee", _DROP_IN], stdin=_VERBOSE)
+    host.run(["systemctl", "daemon-reload"])
+    host.run(["systemctl", "restart", "virtman-agent.service"], timeout=TIMEOUT)
+
+
+def steps(log: Sequence[tuple[float, str]]) -> dict[str, float]:
+    """Seconds from the beginning of the last create to each of its steps, and to the first path to a parent."""
+    found: dict[str, float] = {}
+    began = max((at for at, message in log if message.endswith(f"step {_FIRST_STEP}")), default=0.0)
+    for at, message in log:
+        step = "path" if _PATH.search(message) else (_STEP.findall(message) or [""])[0]
+        if step and at >= began and _LAST_STEP not in found:
+            found.setdefault(step, at - began)
+    return found
+
+
+def attach(lab: KernelLab, callers: Callers, image: str) -> dict[str, Any]:
+    """Seconds of each host, and of all, and when each reached which step."""
+    step = SIZES[image] // BLOCK // (len(lab.hosts) + 1)
+    calls = {host.name: ["create", VM, image, number * step] for number, host in enumerate(lab.hosts, start=1)}
+    clocks = [float(host.run(["date", "+%s"])) for host in lab.hosts]
     began = time.monotonic()
     answers = callers.together(calls)
-    all_s = time.monotonic() - began
-    return {"shape": image, "all_s": all_s, "each_s": {host: answer["seconds"] for host, answer in answers.items()}}
+    return {
+        "shape": image,
+        "all_s": time.monotonic() - began,
+        "each_s": {host: answer["seconds"] for host, answer in answers.items()},
+        "steps_s": {host.name: steps(agent_log(host, clock)) for host, clock in zip(lab.hosts, clocks, strict=True)},
+    }
 
 
-def forget(callers: Callers, hosts: Sequence[str]) -> None:
+def forget(callers: Callers, lab: KernelLab) -> None:
     """No host has an image or a byte of it. Raises TookTooLong."""
+    hosts = [host.name for host in lab.hosts]
     callers.together({host: ["destroy", VM] for host in hosts})
     for _ in attempts(FORGET_LIMIT):
         # A host keeps what its children need until Volt has told it that they left.
@@ -97,14 +130,15 @@ def run(hosts: int, rounds: int, failures: list[str]) -> dict[str, Any]:
         lab.publish("chain", SIZES["chain"])
         lab.services.restart_volt([f"VOLT_FANOUT={hosts}"])
         lab.publish("star", SIZES["star"])
-        names = [host.name for host in lab.hosts]
+        with ThreadPoolExecutor(hosts) as pool:
+            list(pool.map(log_steps, lab.hosts))
         try:
             with Callers(lab) as callers:
                 for number in range(rounds):
                     for image in SIZES:
-                        done.append(attach(callers, names, image))
+                        done.append(attach(lab, callers, image))
                         say(f"round {number + 1} of {rounds}: {round_text(done[-1])}")
-                        forget(callers, names)
+                        forget(callers, lab)
         except EXPECTED as error:
             failures.append(f"after {len(done)} attaches: {error}")
     shapes = {image: [each for each in done if each["shape"] == image] for image in SIZES}
@@ -118,7 +152,15 @@ def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "all_s": spread([each["all_s"] for each in rounds]),
         "each_s": spread([seconds for each in rounds for seconds in each["each_s"].values()]),
+        "steps_s": step_spreads([host for each in rounds for host in each["steps_s"].values()]),
     }
+
+
+def step_spreads(hosts: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """When hosts reached each step, in the order of the medians."""
+    names = {name for host in hosts for name in host}
+    found = {name: spread([host[name] for host in hosts if name in host]) for name in names}
+    return dict(sorted(found.items(), key=lambda item: item[1]["median"]))
 
 
 def ratio(shapes: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, float]:
@@ -160,6 +202,15 @@ def main(hosts: int, rounds: int) -> None:
                 }.items()
             ],
         )
+        for image, each in figures["shapes"].items():
+            print_table(
+                f"{image}: seconds from the beginning of a create to each step",
+                ["", "min", "median", "max"],
+                [
+                    [name, *(f"{values[which]:.2f}" for which in ("min", "median", "max"))]
+                    for name, values in each["steps_s"].items()
+                ],
+            )
         finish("kernel_attach", figures, failures)
 
 
