@@ -7,8 +7,8 @@ import itertools
 from testtools import TestCase
 
 from benchmarks.inside import bootset
-from benchmarks.kernel_attach import ratio
-from benchmarks.kernel_kill import LEAD_S, phases, swap
+from benchmarks.kernel_attach import ratio, steps
+from benchmarks.kernel_kill import LEAD_S, phases, summary, swap, table_rows
 
 
 class PhasesTest(TestCase):
@@ -30,6 +30,29 @@ class SwapTest(TestCase):
 
     def test_without_a_loss_there_is_nothing_to_count(self) -> None:
         self.assertEqual({"noticed_at": None, "swap_s": None}, swap([(1.0, "image i: paths are now 8:0")]))
+
+
+class SummaryTest(TestCase):
+    def round(self, stall_s: float, swap_s: float | None) -> dict[str, object]:
+        told = {"before_s": 0.1, "control_s": 0.05, "stall_s": stall_s, "swap_s": swap_s}
+        return {**told, "requests": 9, "errors": [], "wrong_blocks": [7]}
+
+    def test_has_a_row_for_each_figure_that_was_measured(self) -> None:
+        found = summary([self.round(1.0, None), self.round(2.0, None)])
+        self.assertEqual((18, 0, 2), (found["requests"], found["errors"], found["wrong_blocks"]))
+        rows = table_rows({"power": found})
+        self.assertEqual(["power: longest read after a parent went", "1.000", "1.000", "2.000", "2.000"], rows[0])
+        self.assertEqual(3, len(rows))
+        self.assertEqual(4, len(table_rows({"power": summary([self.round(1.0, 0.2)])})))
+
+
+class StepsTest(TestCase):
+    def test_counts_from_the_last_create_to_its_end(self) -> None:
+        said = ["create:recorded", "create:done", "create:recorded", "attach:joined", "create:done", "attach:recorded"]
+        log = [(float(at), f"DEBUG virtman.steps: step {step}") for at, step in enumerate(said)]
+        log.insert(4, (3.5, "INFO drivers.attach.iscsi: image i: paths are now 8:0"))
+        wanted = {"create:recorded": 0.0, "attach:joined": 1.0, "path": 1.5, "create:done": 2.0}
+        self.assertEqual(wanted, steps(log))
 
 
 class RatioTest(TestCase):
