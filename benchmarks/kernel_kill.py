@@ -27,7 +27,7 @@ from benchmarks.inside.reader import PACE_S
 from benchmarks.kernellab import KernelLab, agent_log, begin, kernel_lab, program, result, usable_parents
 from benchmarks.processes import say
 from lab.kernel.machine import Machine
-from lab.kernel.services import TIMEOUT, virtman
+from lab.kernel.services import TIMEOUT, agent
 
 IMAGE, VM = "killed", "vm"
 HOSTS = 3
@@ -122,7 +122,8 @@ def run(rounds: int, ways: Sequence[str], failures: list[str]) -> dict[str, Any]
     with kernel_lab("kernel_kill", HOSTS, SETTINGS_OF_VOLT, failures) as lab:
         lab.publish(IMAGE, len(kills) * BLOCKS_PER_ROUND * BLOCK)
         for host in lab.hosts:
-            virtman(host, "create", VM, IMAGE)
+            with agent(host) as client:
+                client.create(VM, IMAGE)
         try:
             for number, way in enumerate(kills):
                 done.append(kill_round(lab, way, number, len(kills)))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.errors import Failed, TookTooLong
@@ -16,7 +17,7 @@ from benchmarks.processes import say
 from lab.errors import Leftovers
 from lab.kernel.cluster import KernelCluster
 from lab.kernel.machine import Machine
-from lab.kernel.services import Services, virtman
+from lab.kernel.services import Services, agent
 from lab.process import attempts
 from lab.tools import BUILD, CHECKOUT
 
@@ -40,7 +41,8 @@ class KernelLab:
         """Publish an image of ``benchmarks.inside.content``. Raises CommandFailed."""
         origin = self.machines["origin"]
         origin.run(program("content", _FILE, str(size // BLOCK)), timeout=_MAKING_LIMIT)
-        virtman(origin, "publish", image, _FILE)
+        with agent(origin) as client:
+            client.publish(image, Path(_FILE))
         origin.run(["rm", _FILE])
 
 
@@ -91,7 +93,8 @@ def result(process: subprocess.Popen[str], timeout: float) -> Any:
 
 def paths(machine: Machine, image: str) -> dict[str, str]:
     """The state of each parent of a guest, in order. Raises CommandFailed."""
-    [status] = [each for each in virtman(machine, "status")["images"] if each["image"] == image]
+    with agent(machine) as client:
+        [status] = [each for each in client.status()["images"] if each["image"] == image]
     return {path["host"]: path["state"] for path in status["paths"]}
 
 
