@@ -45,14 +45,17 @@ class DataTest(StackCase):
 
 
 class BootTest(StackCase):
-    def test_a_vm_boots_inside_a_host_and_reads_the_right_bytes(self) -> None:
+    def test_a_vm_boots_inside_a_host_with_two_parents_and_reads_the_right_bytes(self) -> None:
         tiny = tiny_vm()
         self.addCleanup(self.origin.run, ["rm", "-f", f"/var/tmp/{tiny.disk.name}"])
         self.agent(self.origin).publish("tiny", Path(self.origin.send(tiny.disk, "/var/tmp")))
-        host = self.hosts[0]
+        parent, host = self.hosts[:2]
+        self.create(parent, "other", "tiny")
         log = self.agent(host).boot("vm", "tiny", memory=128, network="none")["console_log"]
         self.wait_until(host, f"grep -q '{tiny.line}' {log}")
         self.assertEqual(["running"], [vm["state"] for vm in self.agent(host).vms()])
+        [image] = self.agent(host).status()["images"]
+        self.assertEqual(["host-1", "origin"], [path["host"] for path in image["paths"]])
 
 
 class CallersTest(StackCase):
