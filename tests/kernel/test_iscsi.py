@@ -16,6 +16,9 @@ IMAGE = "two-parents"
 READING = 12.0
 """Seconds."""
 
+SILENT_LIMIT = 3.0
+"""Seconds that a reader may wait when a parent says nothing any more; open-iscsi's own watch needs longer than that."""
+
 FAILED_PATH = "I/O error, dev sd"
 """Linux: block/blk-mq.c, blk_print_req_error; a map's own errors name dm-."""
 
@@ -67,3 +70,13 @@ class TwoParentsTest(KernelCase):
             in_guest(self.origin, "parent.py", "withdraw", self.origin.address, IMAGE)
             told = reading.result()
         self.assertEqual((["origin"], ["origin lost", "host-2 active"]), (told["lost"], told["paths"]))
+
+    def test_a_parent_that_falls_silent_is_left_for_the_other(self) -> None:
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(self.read)
+            self.wait_until_it_reads()
+            self.addCleanup(self.origin.run, ["ip", "link", "set", "eth1", "up"])
+            self.origin.run(["ip", "link", "set", "eth1", "down"])
+            told = reading.result()
+        self.assertEqual((["origin"], ["origin lost", "host-2 active"]), (told["lost"], told["paths"]))
+        self.assertGreater(SILENT_LIMIT, told["worst"])
