@@ -256,6 +256,8 @@ class _Route:
         self._stopped = threading.Event()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._workers: dict[_Target, threading.Thread] = {}
+        self._loaded: list[str] | None = None
+        """The numbers in the map, once known."""
         devmapper.create(self._map, [table(image, [])], read_only=True)
         devmapper.message(self._map, "queue_if_no_path")  # it may have been abandoned
         # An earlier driver object's paths are good until they fail.
@@ -303,15 +305,20 @@ class _Route:
             poller = select.poll()
             poller.register(events, select.POLLIN)
             poller.register(self._wake, select.POLLIN)
+            news = True
             while not self._stopped.is_set():
-                # Armed first: an event while looking is seen by the next poll.
-                fcntl.ioctl(events, _DM_DEV_ARM_POLL, _arm_argument())
+                if news:
+                    # Armed before looking, and not again before the next event: none is missed.
+                    fcntl.ioctl(events, _DM_DEV_ARM_POLL, _arm_argument())
                 try:
-                    self._tell(self._look())
+                    self._tell(self._look(news=news))
+                    news = False
                 except (DriverError, OSError) as error:
                     log.warning("image %s: looking after its paths: %s", self._image.name, error)
+                    news = True
                 for _ in range(int(_WATCH_INTERVAL / _SILENCE_INTERVAL)):
                     if poller.poll(_SILENCE_INTERVAL * 1000):
+                        news = True
                         break
                     self._leave_silent()
                 with contextlib.suppress(BlockingIOError):
@@ -330,11 +337,15 @@ class _Route:
             except OSError as error:
                 log.debug("asking for the connections to %s: %s", target.portal, error)
 
-    def _look(self) -> list[Parent]:
-        """Make the map's paths the usable parents, and have the others brought up. Returns those just lost."""
+    def _look(self, *, news: bool = True) -> list[Parent]:
+        """Make the map's paths the usable parents, and have the others brought up. Returns those just lost.
+
+        ``news``: device-mapper may have had an event since the last look. A path fails with an event, so that without
+        one the map need not be asked, which takes a process.
+        """
         with self._lock:
             sessions = _sessions()
-            failed = set(_FAILED_PATH.findall(devmapper.status(self._map)))
+            failed = set(_FAILED_PATH.findall(devmapper.status(self._map))) if news else set()
             numbers, lost = [], []
             for parent, target in self._targets.items():
                 number = _number(sessions.get(target), self._image)
@@ -355,9 +366,13 @@ class _Route:
             return lost
 
     def _load(self, numbers: Sequence[str]) -> None:
+        if self._loaded == list(numbers):
+            return
         if devmapper.numbers_in(devmapper.table(self._map)) != list(numbers):
             log.info("image %s: paths are now %s", self._image.name, ", ".join(numbers) or "none; reads wait")
+            self._loaded = None
             devmapper.reload(self._map, [self._table(self._image, numbers)], read_only=True)
+        self._loaded = list(numbers)
 
     def _tell(self, lost: Iterable[Parent]) -> None:
         for parent in lost:
