@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from drivers import devmapper
@@ -57,6 +58,13 @@ class BcacheTest(BcacheCase):
         before = fetched(base)
         self.assert_reads(image, self.opened(image, base))
         self.assertLessEqual(fetched(base) - before, (AT_MOST - 1) * image.size)
+
+    def test_many_may_ask_for_figures_at_once(self) -> None:
+        image, base = self.base(size=1 << 20)
+        self.opened(image, base)
+        with ThreadPoolExecutor(8) as pool:
+            held = {stats.held_bytes for stats in pool.map(self.cache.stats, [image] * 80)}
+        self.assertEqual({self.cache.stats(image).held_bytes}, held)
 
     def test_a_new_agent_finds_and_closes_what_the_old_one_opened(self) -> None:
         image, base = self.base(size=1 << 20)
