@@ -125,8 +125,7 @@ class Demo:
         for host in reversed(self.hosts):
             for vm in self.agents[host.name].vms():
                 self.agents[host.name].destroy(vm["vm"])
-        for host in reversed(self.hosts):
-            self.collect(host)
+        self.collect()
         left = {}
         for host in self.hosts:
             now = footprint(host)
@@ -135,13 +134,15 @@ class Demo:
         self.view.say(f"  left over: {json.dumps(left) if left else 'nothing'}")
         return left
 
-    def collect(self, host: Machine) -> None:
+    def collect(self) -> None:
         """A host keeps what its children need until its next heartbeat says that they have left. Raises LabError."""
         for _ in attempts(TEARDOWN_TIMEOUT):
-            self.agents[host.name].gc()
-            if not self.agents[host.name].status()["images"]:
+            for host in self.hosts:
+                self.agents[host.name].gc()
+            kept = [host.name for host in self.hosts if self.agents[host.name].status()["images"]]
+            if not kept:
                 return
-        raise LabError(f"{host.name} keeps the image after {TEARDOWN_TIMEOUT:.0f} s")
+        raise LabError(f"these hosts keep the image after {TEARDOWN_TIMEOUT:.0f} s: {', '.join(kept)}")
 
 
 def sha256(file: Path) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab.errors import CommandFailed, LabError
@@ -102,19 +103,19 @@ class StackCase(KernelCase):
         for machine in reversed(self.hosts):
             for vm in self.agent(machine).vms():
                 self.agent(machine).destroy(vm["vm"])
-        for machine in reversed(self.hosts):
-            self._collect(machine)
+        self._collect(self.hosts)
         for image in self.agent(self.origin).images():
             self.origin.run(["env", f"VOLT_TOKEN_FILE={TOKEN_FILE}", "volt", "images", "remove", image["name"]])
-        self._collect(self.origin)
+        self._collect([self.origin])
 
-    def _collect(self, machine: Machine) -> None:
+    def _collect(self, machines: Sequence[Machine]) -> None:
         """A host keeps what its children need until its next heartbeat says that they have left."""
         for _ in attempts(PATIENCE):
-            self.agent(machine).gc()
-            if not self.agent(machine).status()["images"]:
+            for machine in machines:
+                self.agent(machine).gc()
+            if not any(self.agent(machine).status()["images"] for machine in machines):
                 return
-        self.fail(f"{machine.name} keeps {self.agent(machine).status()['images']}")
+        self.fail("images are kept by hosts that nobody needs them of")
 
     def _check_kernels(self) -> None:
         """A path whose parent goes fails requests, which the map sends by another one: those are not trouble."""
