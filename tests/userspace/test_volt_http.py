@@ -14,7 +14,7 @@ class Door(VoltCase):
 
     def test_publish_join_heartbeat_leave(self) -> None:
         self.publish()
-        self.volt.register("h1", "tcp://10.0.0.1:3260")
+        self.volt.register("h1", "iscsi://10.0.0.1:3260")
         joined = self.volt.join("image", "h1")
         self.assertEqual(
             (1, NodeState.JOINING, ["origin"]), (joined.slot, joined.state, [p.host for p in joined.parents])
@@ -143,10 +143,10 @@ class BadInput(VoltCase):
             "unix:///run/a b",
             "unix:///run/\n",
             "http://10.0.0.1:80",
-            "tcp://10.0.0.1",
-            "tcp://10.0.0.1:0",
-            "tcp://10.0.0.1:65536",
-            "tcp://user@10.0.0.1:1",
+            "iscsi://10.0.0.1",
+            "iscsi://10.0.0.1:0",
+            "iscsi://10.0.0.1:65536",
+            "iscsi://user@10.0.0.1:1",
             "unix:///" + "a" * 600,
             None,
             7,
@@ -157,9 +157,9 @@ class BadInput(VoltCase):
     def test_good_addresses(self) -> None:
         for address in (
             "unix:///run/virtman/serve",
-            "tcp://10.0.0.1:3260",
-            "tcp://node-1.example:1",
-            "tcp://[fe80::1]:65535",
+            "iscsi://10.0.0.1:3260",
+            "iscsi://node-1.example:1",
+            "iscsi://[fe80::1]:65535",
         ):
             self.assertEqual(address, self.volt.register("h1", address).address)
 
