@@ -12,27 +12,31 @@ import threading
 from pathlib import Path
 
 from drivers.command import run
+from drivers.iscsinames import MAKER, MODEL
 
 log = logging.getLogger(__name__)
 
 FILE = Path("/run/udev/rules.d/05-virtman.rules")
 
-RULES = """\
+BCACHE_LABEL = "virtman"
+"""By which the rules know a bcache device; bcache keeps it in the superblock."""
+
+RULES = f"""\
 # Written by VirtMan, whose devices nobody has to look at.
 SUBSYSTEM!="block", GOTO="virtman_end"
-KERNEL=="dm-*", ATTR{dm/name}=="virtman-*", GOTO="virtman_own"
-KERNEL=="loop*", ATTR{loop/backing_file}=="/dev/*/virtman-*", GOTO="virtman_own"
-KERNEL=="bcache*", ATTR{bcache/label}=="virtman", GOTO="virtman_own"
-KERNEL=="sd*", ATTRS{vendor}=="LIO-ORG*", ATTRS{model}=="virtman-*", GOTO="virtman_own"
+KERNEL=="dm-*", ATTR{{dm/name}}=="virtman-*", GOTO="virtman_own"
+KERNEL=="loop*", ATTR{{loop/backing_file}}=="/dev/*/virtman-*", GOTO="virtman_own"
+KERNEL=="bcache*", ATTR{{bcache/label}}=="{BCACHE_LABEL}", GOTO="virtman_own"
+KERNEL=="sd*", ATTRS{{vendor}}=="{MAKER}*", ATTRS{{model}}=="{MODEL}*", GOTO="virtman_own"
 GOTO="virtman_end"
 
 LABEL="virtman_own"
-ENV{DM_UDEV_DISABLE_SUBSYSTEM_RULES_FLAG}="1"
-ENV{DM_UDEV_DISABLE_DISK_RULES_FLAG}="1"
-ENV{DM_UDEV_DISABLE_OTHER_RULES_FLAG}="1"
-ENV{UDEV_DISABLE_PERSISTENT_STORAGE_RULES_FLAG}="1"
-ENV{nompath}="1"
-ENV{SYSTEMD_READY}="0"
+ENV{{DM_UDEV_DISABLE_SUBSYSTEM_RULES_FLAG}}="1"
+ENV{{DM_UDEV_DISABLE_DISK_RULES_FLAG}}="1"
+ENV{{DM_UDEV_DISABLE_OTHER_RULES_FLAG}}="1"
+ENV{{UDEV_DISABLE_PERSISTENT_STORAGE_RULES_FLAG}}="1"
+ENV{{nompath}}="1"
+ENV{{SYSTEMD_READY}}="0"
 OPTIONS:="nowatch"
 LABEL="virtman_end"
 """

@@ -19,6 +19,7 @@ from lab.kernel.kernellog import troubles
 from lab.kernel.machine import Machine
 from lab.tools import CHECKOUT
 from tests.kernel.machines import cluster
+from tests.kernel.selection import selected
 
 GUESTS = {
     "test_dmthin": "origin",
@@ -32,9 +33,6 @@ GUESTS = {
 """Where each file runs: every guest has about as long to do."""
 
 TIMEOUT = 900.0
-
-selected: list[str] = []
-"""The tests of this class that pytest was asked for, as conftest tells."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def runs() -> dict[str, Future[Result]]:
     """The runs of all selected files, which have begun."""
     machines = cluster().machines
     queues = {name: ThreadPoolExecutor(1, thread_name_prefix=name) for name in machines}
-    return {name: queues[GUESTS[name]].submit(run, machines[GUESTS[name]], name) for name in selected}
+    return {name: queues[GUESTS[name]].submit(run, machines[GUESTS[name]], name) for name in GUESTS if name in selected}
 
 
 class InsideTest(TestCase):
