@@ -24,7 +24,7 @@ from tests.kernel.selection import selected
 GUESTS = {
     "test_dmthin": "origin",
     "test_dmsnapshot": "origin",
-    "test_lio": "origin",
+    "test_lio": "host-2",
     "test_bcache": "host-1",
     "test_bcache_volumes": "host-1",
     "test_dmcache": "host-2",

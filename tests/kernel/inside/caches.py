@@ -19,7 +19,7 @@ from drivers.command import run
 
 log = logging.getLogger(__name__)
 
-SIZE = (40 << 20) + 3 * 512
+SIZE = (24 << 20) + 3 * 512
 """Bytes: not a multiple of what a driver splits reads to."""
 AT_MOST = 1.05
 
