@@ -18,15 +18,11 @@ log = logging.getLogger(__name__)
 
 FILE = Path("/run/udev/rules.d/05-virtman.rules")
 
-BCACHE_LABEL = "virtman"
-"""By which the rules know a bcache device; bcache keeps it in the superblock."""
-
 RULES = f"""\
 # Written by VirtMan, whose devices nobody has to look at.
 SUBSYSTEM!="block", GOTO="virtman_end"
 KERNEL=="dm-*", ATTR{{dm/name}}=="virtman-*", GOTO="virtman_own"
 KERNEL=="loop*", ATTR{{loop/backing_file}}=="/dev/*/virtman-*", GOTO="virtman_own"
-KERNEL=="bcache*", ATTR{{bcache/label}}=="{BCACHE_LABEL}", GOTO="virtman_own"
 KERNEL=="sd*", ATTRS{{vendor}}=="{MAKER}*", ATTRS{{model}}=="{MODEL}*", GOTO="virtman_own"
 GOTO="virtman_end"
 

@@ -28,7 +28,7 @@ import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from drivers import bcachedev, devmapper, loopdev, udevrules
+from drivers import bcachedev, devmapper, loopdev
 from drivers.base import CacheStats, Device, Existing, Image, Place, Volume, VolumeState
 from drivers.cachefiles import checked_key, file_bytes, file_of, key_of
 from drivers.cachevolumes import SHIFT, Volumes, size_of
@@ -324,7 +324,6 @@ class BcacheCache:
             bcachedev.tell(settings / "running", "1")
         bcachedev.wait((settings / "dev/dev").exists, f"bcache device of image {image.name}")
         (settings / "sequential_cutoff").write_text("0")
-        (settings / "label").write_text(udevrules.BCACHE_LABEL)
         return Path("/dev") / (settings / "dev").resolve().name
 
     def _make_header(self, image: Image) -> None:

@@ -32,6 +32,9 @@ GUESTS = {
 }
 """Where each file runs: every guest has about as long to do."""
 
+PROVOKED = {"test_bcache_volumes": "Buffer I/O error on dev dm-"}
+"""How lines of the kernel's log begin that a file's tests provoke: there, a volume's map is made to fail."""
+
 TIMEOUT = 900.0
 
 
@@ -58,7 +61,10 @@ def run(machine: Machine, name: str) -> Result:
         failure = str(error)
     after = footprint(machine)
     left = {kind: found for kind, found in after.items() if found != before[kind]}
-    return Result(failure, left, troubles(machine.kernel_log()))
+    complaints = troubles(machine.kernel_log())
+    if name in PROVOKED:
+        complaints = [line for line in complaints if not line.startswith(PROVOKED[name])]
+    return Result(failure, left, complaints)
 
 
 @functools.cache

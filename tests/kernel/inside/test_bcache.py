@@ -8,7 +8,6 @@ from pathlib import Path
 from drivers import devmapper
 from drivers.base import Device, Image
 from drivers.cache.bcache import BcacheCache
-from drivers.command import run
 from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import AT_MOST, fetched, sets
@@ -48,15 +47,6 @@ class BcacheTest(BcacheCase):
         before = fetched(base)
         self.assert_reads(image, path)
         self.assertLessEqual(fetched(base) - before, (AT_MOST - 1) * image.size)
-
-    def test_udev_looks_at_no_bcache_device_that_it_can_know(self) -> None:
-        image, base = self.base(size=1 << 20)
-        self.opened(image, base)
-        self.cache.close(image)  # its label is in its superblock now
-        self.opened(image, base)
-        run(["udevadm", "settle"])
-        [disk] = Path("/dev").glob("bcache[0-9]*")
-        self.assertIn("UDEV_DISABLE_PERSISTENT_STORAGE_RULES_FLAG=1", run(["udevadm", "info", str(disk)]).stdout)
 
     def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
         image, base = self.base(size=8 << 20)
