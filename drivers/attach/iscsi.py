@@ -16,7 +16,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import re
 import select
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +27,7 @@ from drivers import devmapper, scsi, tcpsockets
 from drivers.base import Device, Existing, Image, LostParent, Parent, PathState, PathStatus, Place
 from drivers.command import run
 from drivers.devmapper import SECTOR
-from drivers.errors import BadDisk, CommandFailed, DriverError, NoParents, NotAttached
+from drivers.errors import BadDisk, CommandFailed, DriverError, NoParents
 from drivers.iscsinames import (
     CHAP_USER,
     DISK,
@@ -41,8 +40,8 @@ from drivers.iscsinames import (
     serial_of,
     target_name,
 )
-from drivers.names import checked
 from drivers.needs import DEVICE_MAPPER, DMSETUP, UDEVADM, Needs, Tool
+from drivers.routes import Routes, origin_file
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,6 @@ _SILENCE = 1.0
 
 _DM_DEV_ARM_POLL = 0xC138FD10  # linux/dm-ioctl.h: _IOWR(0xfd, 16, struct dm_ioctl)
 _DM_IOCTL_LENGTH = 312
-_FAILED_PATH = re.compile(r"(\d+:\d+) F \d+")
 
 
 class IscsiAttach:
@@ -96,26 +94,20 @@ class IscsiAttach:
         _LOCKS.mkdir(parents=True, exist_ok=True)
         self._name, self._policy = initiator_name(place.host), place.path_policy
         self._lost, self._width = lost, width
-        self._lock = threading.Lock()
-        self._routes: dict[str, _Route] = {}
+        self._routes: Routes[_Route] = Routes()
 
     def origin(self, image: Image, file: Path) -> Device:
         """The device of a host that has the whole image in ``file``. Raises BadDisk."""
-        if not file.is_file() or file.stat().st_size != image.size:
-            raise BadDisk(f"{file} is not a raw file of {image.size} bytes")
-        return Device(size=image.size, path=file)
+        return Device(size=image.size, path=origin_file(image, file))
 
     def connect(self, image: Image, parents: Sequence[Parent]) -> Device:
         """Begin to log in to all parents. Reads of the map wait for the first of them; its path never changes.
 
         Raises NoParents, BadAddress, BadName, BadDisk, CommandFailed, ToolMissing.
         """
-        with self._lock:
-            route = self._routes.get(checked(image.name))
+        route = self._routes.find(image.name)
         if route is None:
-            route = _Route(image, parents, self._table, self._lost, self._name)
-            with self._lock:
-                self._routes[image.name] = route
+            self._routes.add(image.name, _Route(image, parents, self._table, self._lost, self._name))
         else:
             route.follow(parents)
         return Device(size=image.size, path=devmapper.map_path(_MAP + image.name))
@@ -125,15 +117,12 @@ class IscsiAttach:
 
         Raises NotAttached, NoParents, BadAddress, CommandFailed.
         """
-        self._route(image.name).follow(parents)
+        self._routes.of(image.name).follow(parents)
         return False
 
     def abandon(self, image: str) -> None:
         """Stop watching. Reads fail that wait in the map for a parent. Raises BadName, CommandFailed."""
-        with self._lock:
-            route = self._routes.pop(checked(image), None)
-        if route is not None:
-            route.close()
+        self._routes.drop(image)
         if devmapper.exists(_MAP + image):
             devmapper.message(_MAP + image, "fail_if_no_path")
 
@@ -151,7 +140,7 @@ class IscsiAttach:
 
     def paths(self, image: str) -> list[PathStatus]:
         """The routes in the order of the parents. Raises NotAttached."""
-        route = self._route(image)
+        route = self._routes.of(image)
         usable = route.usable()
         return [PathStatus(parent, self._state(parent, usable)) for parent in route.parents()]
 
@@ -166,17 +155,7 @@ class IscsiAttach:
 
     def close(self) -> None:
         """Stop watching, but leave maps and sessions: they go on, for the next driver object to find."""
-        with self._lock:
-            routes = list(self._routes.values())
-            self._routes.clear()
-        for route in routes:
-            route.close()
-
-    def _route(self, image: str) -> _Route:
-        with self._lock:
-            if image not in self._routes:
-                raise NotAttached(image)
-            return self._routes[image]
+        self._routes.close()
 
     def _state(self, parent: Parent, usable: Sequence[Parent]) -> PathState:
         if parent not in usable:
@@ -345,7 +324,7 @@ class _Route:
         """
         with self._lock:
             sessions = _sessions()
-            failed = set(_FAILED_PATH.findall(devmapper.status(self._map))) if news else set()
+            failed = set(devmapper.failed_paths(self._map)) if news else set()
             numbers, lost = [], []
             for parent, target in self._targets.items():
                 number = _number(sessions.get(target), self._image)

@@ -24,11 +24,12 @@ from typing import Protocol
 
 from drivers import nbdprobe
 from drivers.base import Device, Endpoint, Existing, Image, LostParent, Parent, PathState, PathStatus, Place
-from drivers.errors import BadDisk, NoParents, NotAttached, NotServing, ProtocolViolated
+from drivers.errors import NoParents, NotServing, ProtocolViolated
 from drivers.export.nbd import RECONNECT_DELAY, socket_of
-from drivers.names import checked, fitting
+from drivers.names import fitting
 from drivers.nbdhold import HoldingServer
 from drivers.needs import Needs
+from drivers.routes import Routes, origin_file
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +55,12 @@ class NbdAttach:
         self._folder = place.run / "parent"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lost = lost
-        self._lock = threading.Lock()
-        self._routes: dict[str, _Route] = {}
+        self._routes: Routes[_Route] = Routes()
 
     def origin(self, image: Image, file: Path) -> Device:
         """The device of a host that has the whole image in ``file``. Raises BadDisk."""
-        if not file.is_file() or file.stat().st_size != image.size:
-            raise BadDisk(f"{file} is not a raw file of {image.size} bytes")
-        return Device(
-            size=image.size,
-            node={"driver": "raw", "read-only": True, "file": {"driver": "file", "filename": str(file)}},
-        )
+        whole = {"driver": "file", "filename": str(origin_file(image, file))}
+        return Device(size=image.size, node={"driver": "raw", "read-only": True, "file": whole})
 
     def connect(self, image: Image, parents: Sequence[Parent]) -> Device:
         """Point the image's route at the first parent that listens and watch it; at the first of all if none does.
@@ -75,12 +71,9 @@ class NbdAttach:
 
         Raises NoParents, BadAddress, BadName, PathTooLong.
         """
-        with self._lock:
-            route = self._routes.get(checked(image.name))
+        route = self._routes.find(image.name)
         if route is None:
-            route = _Route(self._folder, image, parents, self._lost)
-            with self._lock:
-                self._routes[image.name] = route
+            route = self._routes.add(image.name, _Route(self._folder, image, parents, self._lost))
         else:
             route.follow(parents)
         return Device(size=image.size, node=_node(route.path, image.key))
@@ -92,23 +85,20 @@ class NbdAttach:
 
         Raises NotAttached, NoParents, BadAddress.
         """
-        return self._route(image.name).follow(parents)
+        return self._routes.of(image.name).follow(parents)
 
     def abandon(self, image: str) -> None:
         """Nothing: the storage daemon that waits is stopped as a whole."""
 
     def disconnect(self, image: str) -> None:
         """Stop watching and remove the route. Its daemon should be gone by now."""
-        with self._lock:
-            route = self._routes.pop(checked(image), None)
-        if route is not None:
-            route.close()
+        self._routes.drop(image)
         for path in [*self._folder.glob(f"{image}.*.sock"), self._folder / f"{image}.wait"]:
             path.unlink(missing_ok=True)
 
     def paths(self, image: str) -> list[PathStatus]:
         """The routes in the order of the parents. Raises NotAttached."""
-        return self._route(image).paths()
+        return self._routes.of(image).paths()
 
     def existing(self) -> Existing:
         """Images with a route on the host."""
@@ -120,17 +110,7 @@ class NbdAttach:
 
     def close(self) -> None:
         """Stop watching, but leave the routes: daemons go on reading, for the next driver object to find."""
-        with self._lock:
-            routes = list(self._routes.values())
-            self._routes.clear()
-        for route in routes:
-            route.close()
-
-    def _route(self, image: str) -> _Route:
-        with self._lock:
-            if image not in self._routes:
-                raise NotAttached(image)
-            return self._routes[image]
+        self._routes.close()
 
 
 def _node(path: Path, export: str) -> dict[str, object]:
