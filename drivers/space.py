@@ -1,4 +1,4 @@
-"""Files that take their disk space at once, and names that outlive a power cut."""
+"""Files that take their disk space at once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,5 @@ def allocate(file: Path, size: int) -> None:
                 file.unlink()
             stat = os.statvfs(file.parent)
             raise NoSpace(file, stat.f_bavail * stat.f_frsize, size - before) from error
-    finally:
-        os.close(fd)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder outlive a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
     finally:
         os.close(fd)

@@ -17,9 +17,9 @@ from typing import Any
 
 from drivers.base import Image
 from drivers.command import run
+from drivers.durable import sync
 from drivers.errors import CommandFailed
 from virtman.errors import BadImageFile, NoRoom
-from virtman.records import sync_folder
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done ("copy" or "digest"), bytes done and bytes in all."""
@@ -130,7 +130,7 @@ class ImageStore:
             size = temporary.stat().st_size
             image = Image(name, size, f"sha256:{_digest(temporary, size, progress)}")
             temporary.rename(self.path(image))
-            sync_folder(self._folder)
+            sync(self._folder)
         finally:
             temporary.unlink(missing_ok=True)
         return image
@@ -143,7 +143,7 @@ class ImageStore:
             path.unlink()
         except FileNotFoundError:
             return 0
-        sync_folder(self._folder)
+        sync(self._folder)
         return freed
 
     def keys(self) -> Iterator[str]:

@@ -13,9 +13,10 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from drivers.base import Device
+from drivers.durable import write_atomically
 from virtman.domain import Machine, domain_xml, owner_of
 from virtman.errors import DomainForeign, HypervisorError, UnknownVm
-from virtman.records import Boot, write_atomically
+from virtman.records import Boot
 from virtman.seed import Identity, seed_image
 
 log = logging.getLogger(__name__)

@@ -10,10 +10,7 @@ They are for the agent's own user: the temporary files are so from the beginning
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -21,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from drivers.base import Child, Image, Parent
+from drivers.durable import sync, write_atomically
 from virtman.errors import StateDamaged
 
 log = logging.getLogger(__name__)
@@ -135,31 +133,6 @@ class ImageRecord(Record):
         return [Child(child.host, child.secret) for child in self.children]
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` so that after any crash it holds the old or the new content, whole."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).rename(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names created, renamed or removed in ``folder`` durable (fsync(2))."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 R = TypeVar("R", bound=Record)
 
 
@@ -190,7 +163,7 @@ class Shelf(Generic[R]):
     def remove(self, name: str) -> None:
         """Remove the record durably, if there is one."""
         (self._folder / f"{name}.json").unlink(missing_ok=True)
-        sync_folder(self._folder)
+        sync(self._folder)
 
     def names(self) -> list[str]:
         """Names with a record, sorted."""

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from drivers.durable import write_atomically
 from drivers.errors import UnknownDriver
 from drivers.needs import Finding, Machine, Needs, check
 from drivers.registry import load
 from virtman.errors import ConfigError
-from virtman.records import write_atomically
 
 log = logging.getLogger(__name__)
 

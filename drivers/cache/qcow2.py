@@ -23,6 +23,7 @@ from pathlib import Path
 from drivers.base import CacheStats, Device, Existing, Image, Place
 from drivers.cachefiles import checked_key, file_bytes, file_of, key_of
 from drivers.command import run
+from drivers.durable import sync
 from drivers.errors import (
     BadDevice,
     BadDisk,
@@ -105,9 +106,9 @@ class Qcow2Cache:
         """Make what was kept outlive a power cut. Nothing to do while a storage daemon still has the file open."""
         path, note = self._path(image), self._note(image)
         if note.exists() and path.exists() and not _in_use(path):
-            _sync(path)
+            sync(path)
             note.unlink()
-            _sync(self._folder)
+            sync(self._folder)
 
     def remove(self, key: str) -> int:
         """Delete the files of an image's key. Returns the bytes of disk space freed. Raises InUse."""
@@ -163,9 +164,9 @@ class Qcow2Cache:
         """Write down in which boot of the host the file is opened, on the disk before the first change of the file."""
         fresh = self._fresh(image)
         fresh.write_text(json.dumps({"image": image.name, "boot_id": _boot_id()}))
-        _sync(fresh)
+        sync(fresh)
         fresh.rename(self._note(image))
-        _sync(self._folder)
+        sync(self._folder)
 
     def _safe(self, image: Image) -> bool:
         """Whether the file was closed, or opened since the host came up."""
@@ -267,15 +268,6 @@ def _in_use(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return bool(found[0] != fcntl.F_UNLCK)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or a folder's entries, are on the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _boot_id() -> str:

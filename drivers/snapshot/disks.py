@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from drivers import devmapper
 from drivers.base import Device, Existing
 from drivers.devmapper import SECTOR
+from drivers.durable import write_atomically
 from drivers.errors import BadDevice, BadDisk, SnapshotMissing
 from drivers.names import checked
-from drivers.space import sync_folder
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -29,6 +28,8 @@ class Records(Generic[D]):
 
     def __init__(self, folder: Path, kind: type[D]) -> None:
         self._folder, self._kind = folder, kind
+        for torn in folder.glob(".*"):
+            torn.unlink()
 
     def path(self, vm: str) -> Path:
         """Where the disk is written down. Raises BadName."""
@@ -50,13 +51,7 @@ class Records(Generic[D]):
 
     def write(self, vm: str, disk: D) -> None:
         """Write a disk down, so that a power cut leaves the old record or the new one."""
-        fresh = self.path(vm).with_suffix(".json.new")
-        with fresh.open("w") as file:
-            json.dump(asdict(disk), file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(self.path(vm))
-        sync_folder(self._folder)
+        write_atomically(self.path(vm), json.dumps(asdict(disk)).encode())
 
 
 def checked_origin(vm: str, origin: Device, size: int) -> Path:

@@ -21,11 +21,12 @@ from pathlib import Path
 from drivers import devmapper, loopdev
 from drivers.base import Device, Existing, Place
 from drivers.devmapper import SECTOR
+from drivers.durable import sync
 from drivers.errors import BadDisk, DriverError
 from drivers.names import checked
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, UDEVADM, Needs
 from drivers.snapshot.disks import DISK_PREFIX, Records, checked_origin, found
-from drivers.space import allocate, sync_folder
+from drivers.space import allocate
 
 log = logging.getLogger(__name__)
 
@@ -98,19 +99,15 @@ class DmSnapshot:
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
-        return found(self._folder.iterdir(), f"snapshot with its store in {self._folder}")
+        return found(self._folder.glob("[!.]*"), f"snapshot with its store in {self._folder}")
 
     def _store(self, vm: str) -> Path:
         return self._folder / f"{checked(vm)}.store"
 
     def _make_store(self, vm: str, size: int) -> None:
         allocate(self._store(vm), store_size(size, self._chunk))
-        fd = os.open(self._store(vm), os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        sync_folder(self._folder)
+        sync(self._store(vm))
+        sync(self._folder)
 
     def _activate(self, vm: str) -> Device:
         disk, name, store = self._records.read(vm), DISK_PREFIX + vm, self._store(vm)
@@ -129,7 +126,7 @@ class DmSnapshot:
         devmapper.remove(BASE_PREFIX + vm)
         loopdev.detach(self._store(vm))
         # The record first: a disk that has one is whole.
-        for file in (self._records.path(vm), self._store(vm), *self._folder.glob(f"{vm}.json.new")):
+        for file in (self._records.path(vm), self._store(vm)):
             file.unlink(missing_ok=True)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import stat
 import traceback
-from pathlib import Path
 
 from testtools import TestCase
 
@@ -24,7 +23,6 @@ from virtman.records import (
     Shelf,
     VmPhase,
     VmRecord,
-    write_atomically,
 )
 
 
@@ -95,26 +93,6 @@ class ShelfTest(TestCase):
         self.shelf.put("web", vm())
         self.assertEqual(0o700, stat.S_IMODE(self.folder.stat().st_mode))
         self.assertEqual(0o600, stat.S_IMODE((self.folder / "web.json").stat().st_mode))
-
-
-class WriteAtomicallyTest(TestCase):
-    def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(self) -> None:
-        folder = folder_for(self)
-        target = folder / "file"
-        target.mkdir()  # rename(2) onto a folder fails
-        (target / "old").touch()
-        self.assertRaises(OSError, write_atomically, target, b"new")
-        self.assertEqual([target], list(folder.iterdir()))
-        self.assertTrue((target / "old").exists())
-
-    def test_content_is_replaced_whole(self) -> None:
-        target = folder_for(self) / "file"
-        for content in (b"a much longer content", b"short"):
-            write_atomically(target, content)
-            self.assertEqual(content, target.read_bytes())
-
-    def test_a_missing_folder_is_an_error(self) -> None:
-        self.assertRaises(FileNotFoundError, write_atomically, Path("/nonexistent/file"), b"")
 
 
 class ImageRecordTest(TestCase):
