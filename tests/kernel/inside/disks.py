@@ -13,6 +13,7 @@ from testtools import TestCase
 from drivers import loopdev
 from drivers.base import Device, SnapshotDriver
 from drivers.command import run
+from drivers.errors import BadDevice, BadDisk, BadName, SnapshotMissing
 
 MIB = 1 << 20
 SIZE = 16 * MIB
@@ -39,6 +40,14 @@ class DiskCase(TestCase):
     def new_driver(self) -> SnapshotDriver:
         """A driver on ``folder``, as an agent that starts has it."""
 
+    @abstractmethod
+    def crash(self) -> None:
+        """The host goes down: no map and no loop device outlives that. ``driver`` is a new one afterwards."""
+
+    @abstractmethod
+    def left(self) -> list[str]:
+        """The files that the driver has on the disk."""
+
     def delete_all(self) -> None:
         for vm in self.driver.existing().names:
             self.driver.delete(vm)
@@ -51,6 +60,80 @@ class DiskCase(TestCase):
         path = self.driver.create(vm, self.origin, size).path
         assert path is not None
         return path
+
+
+class EveryDriver(DiskCase):
+    """What holds for each driver of kernel disks."""
+
+    def test_new_disk_reads_as_the_image(self) -> None:
+        self.assertEqual(self.content, self.create().read_bytes())
+
+    def test_writes_stay_in_the_disk(self) -> None:
+        one, two = self.create("vm1"), self.create("vm2")
+        write(one, 3 * MIB + 512, b"w" * 1024)
+        expected = self.content[: 3 * MIB + 512] + b"w" * 1024 + self.content[3 * MIB + 1536 :]
+        self.assertEqual(expected, one.read_bytes())
+        self.assertEqual(self.content, two.read_bytes())
+
+    def test_larger_disk_ends_in_zeros_that_can_be_written(self) -> None:
+        path = self.create(size=SIZE + 4 * MIB + 512)
+        self.assertEqual(self.content + bytes(4 * MIB + 512), path.read_bytes())
+        write(path, SIZE - 512, b"w" * 1024)
+        write(path, SIZE + 4 * MIB, b"e" * 512)
+        expected = self.content[:-512] + b"w" * 1024 + bytes(4 * MIB - 512) + b"e" * 512
+        self.assertEqual(expected, path.read_bytes())
+
+    def test_creating_twice_is_creating_once(self) -> None:
+        write(self.create(), 0, b"w" * 512)
+        self.assertEqual(b"w" * 512, self.create().read_bytes()[:512])
+
+    def test_bad_sizes_names_and_origins_change_nothing(self) -> None:
+        before = self.listing()
+        for size in (SIZE - 512, SIZE + 100):
+            self.assertRaises(BadDisk, self.driver.create, "vm1", self.origin, size)
+        self.assertRaises(BadName, self.driver.create, "a/b", self.origin, SIZE)
+        self.assertRaises(BadName, self.driver.delete, "a/b")
+        self.assertRaises(BadDevice, self.driver.create, "vm1", Device(size=SIZE), SIZE)
+        self.assertEqual((before, []), (self.listing(), self.left()))
+
+    def test_deleting_leaves_nothing_and_is_idempotent(self) -> None:
+        before = self.listing()
+        self.create("vm1")
+        self.create("vm2")
+        self.driver.delete("vm1")
+        self.assertEqual({"vm2"}, self.driver.existing().names)
+        self.driver.delete("vm2")
+        self.driver.delete("vm2")
+        self.assertEqual((before, []), (self.listing(), self.left()))
+
+    def test_a_new_disk_never_shows_writes_of_a_deleted_one(self) -> None:
+        keep = self.create("keep")
+        write(self.create("vm1", SIZE + MIB), 0, b"secret" * 200000)
+        self.driver.delete("vm1")
+        self.assertEqual(self.content + bytes(MIB), self.create("vm1", SIZE + MIB).read_bytes())
+        self.assertEqual(self.content, keep.read_bytes())
+
+    def test_a_disk_that_does_not_exist_cannot_be_opened(self) -> None:
+        self.assertRaises(SnapshotMissing, self.driver.open, "vm1")
+
+    def test_writes_outlive_the_host(self) -> None:
+        write(self.create("vm1", SIZE + MIB), SIZE - 4096, b"w" * 8192)
+        self.crash()
+        self.assertEqual({"vm1"}, self.driver.existing().names)
+        expected = self.content[:-4096] + b"w" * 8192 + bytes(MIB - 4096)
+        path = self.driver.open("vm1").path
+        assert path is not None
+        self.assertEqual(expected, path.read_bytes())
+
+    def test_a_disk_can_be_deleted_while_nothing_of_it_is_active(self) -> None:
+        self.create("vm1")
+        self.crash()
+        self.driver.delete("vm1")
+        self.assertEqual([], self.left())
+
+    def test_another_driver_finds_the_disks(self) -> None:
+        self.create("vm1")
+        self.assertEqual({"vm1"}, self.new_driver().existing().names)
 
 
 def write(path: Path, offset: int, data: bytes) -> None:

@@ -14,9 +14,10 @@ from typing import NoReturn
 from drivers import devmapper, loopdev
 from drivers.base import Device, Place
 from drivers.command import run, tool
-from drivers.errors import BadDevice, BadDisk, BadName, NoSpace, SnapshotMissing
+from drivers.errors import BadDisk, NoSpace
 from drivers.snapshot.disks import DISK_PREFIX
 from drivers.snapshot.dmsnapshot import BASE_PREFIX, DmSnapshot
+from tests.kernel.inside import disks
 from tests.kernel.inside.disks import MIB, SIZE, DiskCase, fill, small_file_system, write
 
 CHUNK = 4096
@@ -37,7 +38,6 @@ class SnapshotCase(DiskCase):
         return DmSnapshot(Place(self.folder, self.folder))
 
     def crash(self) -> None:
-        """The host goes down: no map and no loop device outlives that."""
         for name in sorted(devmapper.names("virtman-")):  # disks come before their bases
             devmapper.remove(name)
         for store in (self.folder / "dmsnapshot").glob("*.store"):
@@ -53,60 +53,12 @@ class SnapshotCase(DiskCase):
         return [path.name for path in (self.folder / "dmsnapshot").iterdir()]
 
 
-class CreateTest(SnapshotCase):
-    def test_new_disk_reads_as_the_image(self) -> None:
-        self.assertEqual(self.content, self.create().read_bytes())
-
-    def test_writes_stay_in_the_disk(self) -> None:
-        one, two = self.create("vm1"), self.create("vm2")
-        write(one, 3 * MIB + 512, b"w" * 1024)
-        expected = self.content[: 3 * MIB + 512] + b"w" * 1024 + self.content[3 * MIB + 1536 :]
-        self.assertEqual(expected, one.read_bytes())
-        self.assertEqual(self.content, two.read_bytes())
-
-    def test_larger_disk_ends_in_zeros_that_can_be_written(self) -> None:
-        path = self.create(size=SIZE + 4 * MIB + 512)
-        self.assertEqual(self.content + bytes(4 * MIB + 512), path.read_bytes())
-        write(path, SIZE - 512, b"w" * 1024)
-        write(path, SIZE + 4 * MIB, b"e" * 512)
-        expected = self.content[:-512] + b"w" * 1024 + bytes(4 * MIB - 512) + b"e" * 512
-        self.assertEqual(expected, path.read_bytes())
-
-    def test_creating_twice_is_creating_once(self) -> None:
-        write(self.create(), 0, b"w" * 512)
-        self.assertEqual(b"w" * 512, self.create().read_bytes()[:512])
-
-    def test_bad_sizes_names_and_origins_change_nothing(self) -> None:
-        for size in (SIZE - 512, SIZE + 100):
-            self.assertRaises(BadDisk, self.driver.create, "vm1", self.origin, size)
-        self.assertRaises(BadName, self.driver.create, "a/b", self.origin, SIZE)
-        self.assertRaises(BadName, self.driver.delete, "a/b")
-        self.assertRaises(BadDevice, self.driver.create, "vm1", Device(size=SIZE), SIZE)
-        self.assertEqual([], self.left())
-
+class EveryDriverTest(disks.EveryDriver, SnapshotCase):
     def test_fio_reads_what_it_wrote(self) -> None:
         path = self.create(size=SIZE + 4 * MIB)
         job = ["--name=v", f"--filename={path}", "--direct=1", "--ioengine=libaio", "--iodepth=8", "--rw=randwrite"]
         run(["fio", *job, "--bsrange=512-128k", "--verify=crc32c", "--verify_fatal=1"], timeout=300)
         assert_valid(self, "vm1")
-
-
-class DeleteTest(SnapshotCase):
-    def test_deleting_leaves_nothing_and_is_idempotent(self) -> None:
-        before = self.listing()
-        self.create("vm1")
-        self.create("vm2")
-        self.driver.delete("vm1")
-        self.assertEqual({"vm2"}, self.driver.existing().names)
-        self.driver.delete("vm2")
-        self.driver.delete("vm2")
-        self.assertEqual(before, self.listing())
-        self.assertEqual([], self.left())
-
-    def test_a_new_disk_never_shows_writes_of_a_deleted_one(self) -> None:
-        write(self.create("vm1", SIZE + MIB), 0, b"secret" * 200000)
-        self.driver.delete("vm1")
-        self.assertEqual(self.content + bytes(MIB), self.create("vm1", SIZE + MIB).read_bytes())
 
     def test_a_new_disk_never_shows_writes_of_one_whose_deletion_was_cut_off(self) -> None:
         write(self.create("vm1"), 0, b"secret" * 1024)
@@ -115,24 +67,8 @@ class DeleteTest(SnapshotCase):
         self.assertEqual({"vm1"}, self.driver.existing().names)
         self.assertEqual(self.content, self.create("vm1").read_bytes())
 
-    def test_a_disk_that_does_not_exist_cannot_be_opened(self) -> None:
-        self.assertRaises(SnapshotMissing, self.driver.open, "vm1")
-
 
 class CrashTest(SnapshotCase):
-    def test_writes_outlive_the_host(self) -> None:
-        write(self.create("vm1", SIZE + MIB), SIZE - 4096, b"w" * 8192)
-        self.crash()
-        self.assertEqual({"vm1"}, self.driver.existing().names)
-        expected = self.content[:-4096] + b"w" * 8192 + bytes(MIB - 4096)
-        self.assertEqual(expected, self.opened().read_bytes())
-
-    def test_a_disk_can_be_deleted_while_nothing_of_it_is_active(self) -> None:
-        self.create("vm1")
-        self.crash()
-        self.driver.delete("vm1")
-        self.assertEqual([], self.left())
-
     def test_a_lost_store_or_a_damaged_record_is_told_and_not_replaced(self) -> None:
         self.create("vm1")
         self.crash()

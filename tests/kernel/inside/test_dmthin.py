@@ -6,10 +6,11 @@ import os
 import subprocess
 
 from drivers import devmapper, loopdev
-from drivers.base import Device, Place
-from drivers.errors import BadDevice, BadDisk, BadName, NoSpace, SnapshotMissing
+from drivers.base import Place
+from drivers.errors import NoSpace
 from drivers.snapshot.disks import DISK_PREFIX
 from drivers.snapshot.dmthin import META_BYTES, POOL, DmThinSnapshot
+from tests.kernel.inside import disks
 from tests.kernel.inside.disks import MIB, SIZE, DiskCase, fill, small_file_system, write
 
 STEP = 32 * MIB
@@ -24,7 +25,6 @@ class ThinCase(DiskCase):
         return driver
 
     def crash(self) -> None:
-        """The host goes down: no map and no loop device outlives that."""
         self.driver.close()
         for name in sorted(devmapper.names("virtman-"), reverse=True):
             devmapper.remove(name)
@@ -32,75 +32,17 @@ class ThinCase(DiskCase):
             loopdev.detach(self.folder / "thin" / file)
         self.driver = self.new_driver()
 
-
-class CreateTest(ThinCase):
-    def test_new_disk_reads_as_the_image(self) -> None:
-        self.assertEqual(self.content, self.create().read_bytes())
-
-    def test_writes_stay_in_the_disk(self) -> None:
-        one, two = self.create("vm1"), self.create("vm2")
-        write(one, 3 * MIB + 512, b"w" * 1024)
-        expected = self.content[: 3 * MIB + 512] + b"w" * 1024 + self.content[3 * MIB + 1536 :]
-        self.assertEqual(expected, one.read_bytes())
-        self.assertEqual(self.content, two.read_bytes())
-
-    def test_larger_disk_ends_in_zeros(self) -> None:
-        self.assertEqual(self.content + bytes(4 * MIB), self.create(size=SIZE + 4 * MIB).read_bytes())
-
-    def test_creating_twice_is_creating_once(self) -> None:
-        write(self.create(), 0, b"w" * 512)
-        self.assertEqual(b"w" * 512, self.create().read_bytes()[:512])
-
-    def test_bad_sizes_names_and_origins_change_nothing(self) -> None:
-        for size in (SIZE - 512, SIZE + 100):
-            self.assertRaises(BadDisk, self.driver.create, "vm1", self.origin, size)
-        self.assertRaises(BadName, self.driver.create, "a/b", self.origin, SIZE)
-        self.assertRaises(BadDevice, self.driver.create, "vm1", Device(size=SIZE), SIZE)
-        self.assertEqual(frozenset(), self.driver.existing().names)
-        self.assertFalse(devmapper.exists(POOL))
+    def left(self) -> list[str]:
+        return [path.name for path in (self.folder / "thin").iterdir()]
 
 
-class DeleteTest(ThinCase):
-    def test_deleting_the_last_disk_leaves_nothing(self) -> None:
-        before = self.listing()
-        self.create("vm1")
-        self.create("vm2")
-        self.driver.delete("vm1")
-        self.assertEqual({"vm2"}, self.driver.existing().names)
-        self.driver.delete("vm2")
-        self.assertEqual(before, self.listing())
-        self.assertEqual([], list((self.folder / "thin").iterdir()))
-
-    def test_deleting_what_is_not_there_is_fine(self) -> None:
+class EveryDriverTest(disks.EveryDriver, ThinCase):
+    def test_without_a_disk_there_is_no_pool(self) -> None:
         self.driver.delete("vm1")
         self.assertFalse(devmapper.exists(POOL))
-
-    def test_a_new_disk_never_shows_writes_of_a_deleted_one(self) -> None:
-        keep = self.create("keep")
-        write(self.create("vm1"), 0, b"secret" * 1024)
-        self.driver.delete("vm1")
-        self.assertEqual(self.content + bytes(MIB), self.create("vm1", SIZE + MIB).read_bytes())
-        self.assertEqual(self.content, keep.read_bytes())
-
-    def test_a_disk_that_does_not_exist_cannot_be_opened(self) -> None:
-        self.assertRaises(SnapshotMissing, self.driver.open, "vm1")
 
 
 class CrashTest(ThinCase):
-    def test_writes_outlive_the_host(self) -> None:
-        write(self.create("vm1"), MIB, b"w" * 4096)
-        self.crash()
-        self.assertEqual({"vm1"}, self.driver.existing().names)
-        path = self.driver.open("vm1").path
-        assert path is not None
-        self.assertEqual(b"w" * 4096, path.read_bytes()[MIB : MIB + 4096])
-
-    def test_a_disk_can_be_deleted_while_nothing_of_it_is_active(self) -> None:
-        self.create("vm1")
-        self.crash()
-        self.driver.delete("vm1")
-        self.assertEqual(frozenset(), self.driver.existing().names)
-
     def test_create_that_was_cut_off_after_any_step_is_finished_by_the_next(self) -> None:
         self.create("other")
         for made_in_pool in (True, False):
@@ -118,10 +60,6 @@ class CrashTest(ThinCase):
         devmapper.message(POOL, "delete 2")
         self.driver.delete("vm1")
         self.assertEqual({"other"}, self.driver.existing().names)
-
-    def test_another_driver_finds_the_disks(self) -> None:
-        self.create("vm1")
-        self.assertEqual({"vm1"}, self.new_driver().existing().names)
 
 
 class SpaceTest(ThinCase):
