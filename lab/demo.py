@@ -7,11 +7,8 @@ otherwise idle machine, for a fair comparison with a boot from a local file; the
 from __future__ import annotations
 
 import argparse
-import json
-import logging
 import os
 import platform
-import shutil
 import statistics
 import sys
 import threading
@@ -32,11 +29,10 @@ from lab.guest import guest
 from lab.libvirt import PrivateLibvirt
 from lab.localboot import LocalVm
 from lab.login import io_errors, wait_login
+from lab.present import at_least_one, present
 from lab.process import attempts, processes_of
-from lab.signals import terminating_is_interrupting
-from lab.tools import BUILD, run
+from lab.tools import run
 from lab.view import View, flatten
-from virtman.errors import VirtmanError
 
 IMAGE = "guest"
 HOW = {"memory": 512}
@@ -233,37 +229,18 @@ def main() -> int:
     parser.add_argument("--hosts", type=at_least_one, default=4, help="hosts besides the origin (default 4)")
     parser.add_argument("--vms", type=at_least_one, default=8, help="VMs that boot at once (default 8)")
     options = parser.parse_args()
-    folder = BUILD / "demo"
-    folder.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(filename=BUILD / "demo.log", filemode="w", level="INFO")
-    started = time.monotonic()
-    try:
-        with terminating_is_interrupting():
-            figures = measure(folder, options.hosts, options.vms)
-    except (LabError, VirtmanError) as error:
-        logging.getLogger(__name__).exception("the demo failed")
-        print(f"demo: {error}\ndemo: the logs are in {folder} and {BUILD / 'demo.log'}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("demo: interrupted; everything it started was stopped", file=sys.stderr)
-        return 130
-    figures["demo_s"] = time.monotonic() - started
-    (BUILD / "demo.json").write_text(json.dumps(figures, indent=2) + "\n")
-    print(f"written: {BUILD / 'demo.json'}")
-    return 1 if figures["io_errors"] else 0
+    return present("demo", lambda folder: measure(folder, options.hosts, options.vms), trouble="io_errors")
 
 
 def measure(folder: Path, hosts: int, vms: int) -> dict[str, Any]:
     """Set up, run the demo, take down. Raises LabError, VirtmanError."""
     made = guest()
-    shutil.rmtree(folder)  # caches of an earlier run would make the cold boots warm
     with ExitStack() as stack:
         view = stack.enter_context(View())
         view.phase("choosing between KVM and TCG: booting a kernel with KVM, 10 s at most")
         accel = proven_accel(made.kernel)
         view.say(f"  VMs run with {accel}")
         view.phase(f"starting Volt, the origin and {hosts} hosts")
-        folder.mkdir()
         libvirt = stack.enter_context(PrivateLibvirt(folder / "libvirt"))
         errors = stack.enter_context(BlockErrors(libvirt.uri))
         cluster = stack.enter_context(Cluster(folder, hosts + 1, libvirt=libvirt.uri, accel=accel))
@@ -273,14 +250,6 @@ def measure(folder: Path, hosts: int, vms: int) -> dict[str, Any]:
         summary(view, figures)
         view.phase("stopping everything")
     return figures
-
-
-def at_least_one(text: str) -> int:
-    """A positive number of the command line."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 if __name__ == "__main__":

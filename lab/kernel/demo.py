@@ -11,9 +11,6 @@ import argparse
 import contextlib
 import hashlib
 import json
-import logging
-import shutil
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,19 +19,16 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from lab.demo import at_least_one
 from lab.errors import LabError, LoginFailed
 from lab.kernel.cluster import KernelCluster
 from lab.kernel.footprint import footprint
 from lab.kernel.machine import Machine
 from lab.kernel.services import Services, agent
 from lab.kernel.tinyvm import TinyVm, tiny_vm
+from lab.present import at_least_one, present
 from lab.process import attempts
-from lab.signals import terminating_is_interrupting
-from lab.tools import BUILD
 from lab.view import View
 from virtman.client import AgentClient
-from virtman.errors import VirtmanError
 
 IMAGE = "tiny"
 VM, SECOND = "vm", "second"
@@ -156,25 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.kernel.demo", description=__doc__)
     parser.add_argument("--hosts", type=at_least_one, default=3, help="hosts besides the origin (default 3)")
     options = parser.parse_args()
-    folder = BUILD / "demo-kernel"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    logging.basicConfig(filename=folder / "demo.log", level="INFO")
-    started = time.monotonic()
-    try:
-        with terminating_is_interrupting():
-            figures = measure(folder, options.hosts)
-    except (LabError, VirtmanError, subprocess.TimeoutExpired) as error:
-        logging.getLogger(__name__).exception("the demo failed")
-        print(f"demo: {error}\ndemo: the logs are in {folder}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("demo: interrupted; everything it started was stopped", file=sys.stderr)
-        return 130
-    figures["demo_s"] = time.monotonic() - started
-    (BUILD / "demo-kernel.json").write_text(json.dumps(figures, indent=2) + "\n")
-    print(f"written: {BUILD / 'demo-kernel.json'}")
-    return 1 if figures["left_over"] else 0
+    return present("demo-kernel", lambda folder: measure(folder, options.hosts), trouble="left_over")
 
 
 def measure(folder: Path, hosts: int) -> dict[str, Any]:
