@@ -5,16 +5,14 @@ A set is the cache: one device, to which backing devices, the images, are attach
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from drivers import devmapper
-from drivers.command import run, tool
+from drivers.command import run
 from drivers.errors import BadDisk, NotReleased
 
 log = logging.getLogger(__name__)
@@ -43,7 +41,7 @@ def settings(name: str) -> Path:
 
 
 def register(name: str) -> None:
-    """Have bcache take a map with a superblock. Raises BadDisk if it refuses, NotReleased as ``tell``."""
+    """Have bcache take a map with a superblock. Raises BadDisk if it refuses, CommandFailed."""
     home = settings(name)
     if home.exists():
         return
@@ -55,22 +53,11 @@ def register(name: str) -> None:
 
 
 def tell(file: Path, text: str) -> None:
-    """Write to a file of bcache's, at which a disk may begin to run: the kernel then looks for partitions on it.
-
-    That read waits for a parent, and who waits in it cannot be killed. So it is a process of its own that does.
-    Raises NotReleased if it is not done in time. Whether bcache obeyed is seen afterwards.
-    """
-    teller = subprocess.Popen(
-        [tool("tee"), str(file)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    assert teller.stdin is not None  # noqa: S101  (tells the type checker so)
-    with contextlib.suppress(BrokenPipeError):
-        teller.stdin.write(text.encode())
-        teller.stdin.close()
+    """Write to a file of bcache's. Whether it obeyed is seen afterwards: the error says less than its state."""
     try:
-        teller.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        raise NotReleased("first read of a disk; does no parent answer?", PATIENCE) from None
+        file.write_text(text)
+    except OSError as error:
+        log.debug("bcache: %s to %s: %s", text, file, error)
 
 
 def stop(name: str) -> None:
@@ -80,10 +67,7 @@ def stop(name: str) -> None:
     home = settings(name)
     handle = running_set(name) or home
     if home.exists():
-        try:
-            (handle / "stop").write_text("1")
-        except OSError as error:  # it stops by itself: it has failed
-            log.debug("stopping %s: %s", name, error)
+        tell(handle / "stop", "1")  # one that has failed stops by itself
         wait(lambda: not home.exists(), name)
 
 
@@ -103,7 +87,7 @@ def attached(home: Path) -> list[str]:
 
 
 def attach(name: str, home: Path) -> None:
-    """Attach a backing device to a set, also while it is read, if the set has a number left. Raises NotReleased."""
+    """Attach a backing device to a set, also while it is read, if the set has a number left."""
     tell(settings(name) / "attach", home.name)
 
 
@@ -114,17 +98,21 @@ def detach(name: str) -> None:
         wait(lambda: set_of(name) is None, name)
 
 
-def settle(home: Path) -> None:
-    """Have a set that is no longer young throw away what was not used for longest.
+def settle(home: Path, *, stopping: bool = False) -> None:
+    """Have a set throw away what was not used for longest, or, while it is young, what chance hits.
 
     bcache counts the age of a bucket in steps of 1/1024 of the set's size that were read, and divides the age of the
     oldest by 8 (Linux: drivers/md/bcache/alloc.c, bucket_prio). While that gives 0, it prefers no unused bucket to the
-    oldest, and throws away what was just fetched in a set that is nearly empty. So a set begins with buckets chosen at
-    random, of which few are in use then.
+    oldest, and throws away what was just fetched in a set that is nearly empty. Of buckets chosen at random few are in
+    use then.
+
+    Just after a start it does prefer unused buckets, and takes hundreds into its list of free ones. It finds the policy
+    for that in its superblock, so that a young set is to be told before it is ``stopping``.
     """
     policy = home / "cache0/cache_replacement_policy"
-    if "[random]" in policy.read_text() and _unused(home) <= YOUNG:
-        policy.write_text("lru")
+    wanted = "lru" if stopping or _unused(home) <= YOUNG else "random"
+    if f"[{wanted}]" not in policy.read_text():
+        tell(policy, wanted)
 
 
 def _target(link: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""Files of caches: they are named after the key of the content that they hold, not after an image."""
+"""Names in caches: files begin with the key of the content that they hold, maps with the name of the image."""
 
 from __future__ import annotations
 
@@ -27,6 +27,20 @@ def file_of(folder: Path, image: Image, kind: str) -> Path:
 def key_of(path: Path) -> str:
     """The key that a file is named after."""
     return path.name.partition("-")[0]
+
+
+def label(image: Image) -> str:
+    """What the maps of an image's cache are called, after a prefix of at most 47 bytes (Linux: DM_NAME_LEN is 128).
+
+    Raises BadName.
+    """
+    return f"{checked(image.name)}-{checked_key(image.key)[:16]}"
+
+
+def label_of(path: Path) -> str:
+    """The label of the image that a file is of."""
+    key, _, name = path.stem.partition("-")
+    return f"{name}-{key[:16]}"
 
 
 def file_bytes(path: Path) -> int:

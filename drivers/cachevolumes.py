@@ -10,6 +10,7 @@ path that leads to something else after a reboot is left alone. While images are
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from pathlib import Path
 from drivers import bcachedev, devmapper, loopdev
 from drivers.base import VolumeState
 from drivers.command import run
+from drivers.durable import write_atomically
 from drivers.errors import BadDisk, BadVolume, DriverError, NoSpace
 
 log = logging.getLogger(__name__)
@@ -60,12 +62,7 @@ class Volumes:
 
     def record(self, volumes: dict[Path, str]) -> dict[Path, str]:
         """Write down which volumes there are."""
-        fresh = self._record.with_suffix(".new")
-        with fresh.open("w") as file:
-            json.dump({str(path): number for path, number in volumes.items()}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(self._record)
+        write_atomically(self._record, json.dumps({str(path): number for path, number in volumes.items()}).encode())
         return volumes
 
     def make(self, path: Path) -> str:
@@ -104,12 +101,15 @@ class Volumes:
             raise BadDisk(f"bcache does not run the cache volume {path}")
         for threshold in ("congested_read_threshold_us", "congested_write_threshold_us"):
             (home / threshold).write_text("0")
-        bcachedev.settle(home)
         devmapper.rename(half, name)
+        bcachedev.settle(home)
 
     def stop(self, path: Path, number: str) -> None:
         """Release the volume, to which no image is attached. What a failed one holds is not trusted any more."""
-        failed = self.failed(number)
+        failed, home = self.failed(number), self.running(number)
+        if home is not None:
+            with contextlib.suppress(OSError):  # it may fail just now
+                bcachedev.settle(home, stopping=True)
         for name in (_map(number), _half(number)):
             bcachedev.stop(name)
             devmapper.remove(name)
@@ -213,7 +213,7 @@ class Volumes:
 
     def _superblock(self, size: int) -> bytes:
         """What the tool writes to a device. It knows no offset, so that it writes to a file."""
-        options = ["--bucket", str(self._bucket), "--block", str(_SECTOR), "--cache_replacement_policy=random"]
+        options = ["--bucket", str(self._bucket), "--block", str(_SECTOR)]
         with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".new") as file:
             file.truncate(size)
             run(["make-bcache", "-C", *options, file.name])

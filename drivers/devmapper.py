@@ -1,7 +1,12 @@
-"""Device-mapper maps by name (dmsetup(8)). All calls are idempotent."""
+"""Device-mapper maps by name. All calls are idempotent.
+
+dmsetup(8) changes them; which there are is read in /sys, without a process for each look (Linux:
+Documentation/ABI/testing/sysfs-block-dm).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -11,9 +16,9 @@ from pathlib import Path
 
 from drivers import udevrules
 from drivers.command import run
-from drivers.errors import CommandFailed
 
 _NUMBER = re.compile(r"\d+:\d+")
+_FAILED_PATH = re.compile(r"(\d+:\d+) F \d+")
 
 SECTOR = 512
 """Bytes: device-mapper counts in sectors of this size, whatever the disk's are."""
@@ -28,19 +33,14 @@ def map_path(name: str) -> Path:
     return Path("/dev/mapper") / name
 
 
-def create(name: str, table: Iterable[str], *, read_only: bool = False, read_ahead: int | None = None) -> Path:
-    """Make a map of these lines, unless there is one of this name, that udev leaves alone.
-
-    Returns its node. ``read_ahead`` in bytes: how far buffered reads may run ahead; by default what the devices below
-    say.
+def create(name: str, table: Iterable[str], *, read_only: bool = False) -> Path:
+    """Make a map of these lines, unless there is one of this name, that udev leaves alone. Returns its node.
 
     Raises CommandFailed, CommandTimedOut, ToolMissing.
     """
     if not exists(name):
         udevrules.apply()
         options = ["--readonly"] if read_only else []
-        if read_ahead is not None:
-            options += ["--readahead", str(read_ahead // SECTOR)]
         with _lines(table) as file:
             run(["dmsetup", "create", name, *_UNPROBED, *options, file])
     return map_path(name)
@@ -82,6 +82,25 @@ def message(name: str, text: str) -> None:
     run(["dmsetup", "message", name, "0", text])
 
 
+def failed_paths(name: str) -> list[str]:
+    """The devices, by their numbers, that a multipath map does not read by any more. Raises CommandFailed."""
+    return _FAILED_PATH.findall(status(name))
+
+
+def reinstate(name: str) -> bool:
+    """Have a multipath map read by its failed paths again. False if there are none. Raises CommandFailed."""
+    failed = failed_paths(name)
+    for path in failed:
+        message(name, f"reinstate_path {path}")
+    return bool(failed)
+
+
+def either(first: Path, second: Path, sectors: int) -> str:
+    """A table that reads from the second device what the first one fails to give (Linux: drivers/md/dm-mpath.c)."""
+    groups = " ".join(f"round-robin 0 1 0 {number(device)}" for device in (first, second))
+    return f"0 {sectors} multipath 2 queue_mode bio 0 2 1 {groups}"
+
+
 def status(name: str) -> str:
     """The status line of a map's target: start, length, type, and what that type says. Raises CommandFailed."""
     return run(["dmsetup", "status", name]).stdout.strip()
@@ -103,20 +122,22 @@ def number(device: Path) -> str:
     return f"{os.major(rdev)}:{os.minor(rdev)}"
 
 
+def counters(device: Path) -> Path:
+    """The file with a block device's counters (Linux: block/stat)."""
+    return Path(f"/sys/dev/block/{number(device)}/stat")
+
+
 def exists(name: str) -> bool:
     """Whether there is a map of this name."""
-    try:
-        run(["dmsetup", "info", name])
-    except CommandFailed:
-        return False
-    return True
+    return name in names(name)
 
 
 def names(prefix: str) -> frozenset[str]:
-    """The maps whose names begin like this. Raises CommandFailed."""
-    # Without any map dmsetup says so on a line of its own, which has no colon or tab.
-    lines = run(["dmsetup", "info", "--columns", "--noheadings", "--options", "name,minor", "--separator", ":"]).stdout
-    found = (line.partition(":")[0] for line in lines.splitlines() if ":" in line)
+    """The maps whose names begin like this."""
+    found = set()
+    for file in Path("/sys/block").glob("dm-*/dm/name"):
+        with contextlib.suppress(OSError):  # it may be going
+            found.add(file.read_text().strip())
     return frozenset(name for name in found if name.startswith(prefix))
 
 

@@ -2,14 +2,16 @@
 
 Each volume is a bcache cache set, in a file or on a disk (drivers/cachevolumes.py). Each image is attached to one of
 them as a backing device, or to none, and can leave it for another while it is read. bcache wants its superblock at the
-start of a backing device: below it lies a linear map of a small local header and the device of the parents. Above it a
-map splits large reads, see SPLIT; and above that a multipath map reads from the parents what bcache refuses::
+start of a backing device: below it lies a linear map of a small local header and of what reads from the parents, which
+sees to it that readers who miss the same cause one fetch (drivers/onefetch.py). Above bcache a map splits large reads,
+see SPLIT; and above that a multipath map reads from the parents what bcache refuses. Nothing here waits for a parent::
 
     virtman-cache-NAME-KEY (read-only) -> virtman-cachesplit-NAME-KEY -> bcacheN
              └-----> parents
 
-    bcacheN -> virtman-cacheof-NAME-KEY -> header's loop device, parents
-       └-----> virtman-cachevol-NUMBER  -> volume
+    bcacheN -> virtman-cacheof-NAME-KEY -> header's loop device, zeros
+       |                └----------------> virtman-cacheonce-NAME-KEY -> parents
+       └-----> virtman-cachevol-NUMBER -> volume
 
 The header names the image in a volume by a random UUID, and a volume gives each UUID a number of its own, which it
 never gives again: without the header nothing finds what a volume holds of a removed image, until its buckets are used
@@ -23,18 +25,16 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from drivers import bcachedev, devmapper, loopdev
+from drivers import bcachedev, devmapper, loopdev, onefetch
 from drivers.base import CacheStats, Device, Existing, Image, Place, Volume, VolumeState
-from drivers.cachefiles import checked_key, file_bytes, file_of, key_of
+from drivers.cachefiles import checked_key, file_bytes, file_of, key_of, label, label_of
 from drivers.cachevolumes import SHIFT, Volumes, size_of
 from drivers.command import run
 from drivers.errors import BadDevice, BadDisk, DriverError, InUse
-from drivers.names import checked
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,11 @@ empty."""
 SPLIT = 64 << 10
 """Bytes of the largest read that reaches bcache: for each read it keeps only the first range that it had to fetch."""
 
+GUARD = 1 << 20
+"""Bytes of zeros before and behind an image on its bcache device. When the device begins to run, the kernel looks there
+for partitions and udev for file systems; in an image that would wait for parents, and read what guests wrote."""
+
 _BELOW = "virtman-cacheof-"
-_FAILED = re.compile(r"(\d+:\d+) F \d+")
 _SECTOR = devmapper.SECTOR
 _HEADER = bcachedev.SUPERBLOCK
 
@@ -70,7 +73,7 @@ class BcacheCache:
 
     needs = Needs(
         tools=(Tool("make-bcache", "bcache-tools"), DMSETUP, LOSETUP, MODPROBE, UDEVADM),
-        modules=("bcache", "dm_multipath", "dm_round_robin"),
+        modules=("bcache", *onefetch.MODULES, "dm_round_robin"),
         nodes=(DEVICE_MAPPER, LOOP),
         root=True,
     )
@@ -103,9 +106,9 @@ class BcacheCache:
                     self._start_volumes()
                     disk = self._start_disk(image, base.path)
                     self._begin_count(image)
-                    split, sectors = _split_of(image), image.size // _SECTOR
-                    devmapper.create(split, self._splitting(disk, sectors), read_only=True)
-                    devmapper.create(top, [_either(devmapper.map_path(split), base.path, sectors)], read_only=True)
+                    sectors = image.size // _SECTOR
+                    split = devmapper.create(_split_of(image), self._splitting(disk, sectors), read_only=True)
+                    devmapper.create(top, [devmapper.either(split, base.path, sectors)], read_only=True)
                 except (DriverError, OSError):
                     self._undo(image)
                     raise
@@ -141,12 +144,15 @@ class BcacheCache:
         bcache does not count what it holds per image. The figure is too high for what was fetched and not kept, or
         dropped since for other images. ``file_bytes`` is that of all volumes in files, which all images share.
 
-        An image whose volume has failed joins another, and reads by way of the cache again.
+        An image whose volume has failed joins another, and reads by way of the cache again. Memory is freed that holds
+        what is in the volume by now.
         """
         with self._lock:
             self._join(_below(image))
             self._return(image)
             held = self._count(image)
+            if devmapper.exists(_top(image)):
+                onefetch.free(label(image))
             files = sum(file_bytes(path) for path in self._volumes.recorded() if path.is_file())
         return CacheStats(held_bytes=min(held, image.size), file_bytes=files)
 
@@ -235,16 +241,15 @@ class BcacheCache:
     def _return(self, image: Image) -> None:
         """Read by way of bcache again, or of the parents, if that has failed."""
         top = _top(image)
-        failed = _FAILED.findall(devmapper.status(top)) if devmapper.exists(top) else []
-        for number in failed:
-            devmapper.message(top, f"reinstate_path {number}")
-        if failed:
-            devmapper.message(top, "switch_group 1")
+        if devmapper.exists(top):
+            onefetch.reinstate(label(image))
+            if devmapper.reinstate(top):
+                devmapper.message(top, "switch_group 1")
 
     def _open_images(self) -> list[str]:
         """The maps of the images that are open."""
         headers = [path for path in loopdev.files() if path.parent == self._folder and path.suffix == ".header"]
-        return [_map_of(name, key) for key, _, name in (path.stem.partition("-") for path in headers)]
+        return [_BELOW + label_of(path) for path in headers]
 
     def _join(self, below: str, leaving: str = "") -> bool:
         """Whether an image has a volume. One without is attached to that with the most room for each of its images."""
@@ -294,10 +299,10 @@ class BcacheCache:
 
     def _check_base(self, image: Image, base: Path) -> None:
         """Raises BadDevice if the image is open over another device."""
-        if not devmapper.exists(_below(image)):
+        source = onefetch.source(label(image))
+        if not devmapper.exists(source.name):
             return
-        used = devmapper.numbers_in(devmapper.table(_below(image)))[-1]
-        if not base.exists() or used != devmapper.number(base):
+        if not base.exists() or devmapper.numbers_in(devmapper.table(source.name)) != [devmapper.number(base)]:
             raise BadDevice(f"image {image.name}: it is open over another device than {base}; close it first")
 
     def _start_disk(self, image: Image, base: Path) -> Path:
@@ -337,12 +342,20 @@ class BcacheCache:
 
     def _attach_disk(self, image: Image, base: Path) -> None:
         header = loopdev.attach(self._header(image))
-        head, data = _HEADER // _SECTOR, image.size // _SECTOR
-        table = [f"0 {head} linear {header} {SHIFT // _SECTOR}", f"{head} {data} linear {base} 0"]
+        head, sectors = _HEADER // _SECTOR, image.size // _SECTOR
+        data = onefetch.start(label(image), [f"0 {sectors} linear {base} 0"], sectors)
+        guard = GUARD // _SECTOR
+        table = [
+            f"0 {head} linear {header} {SHIFT // _SECTOR}",
+            f"{head} {guard} zero",
+            f"{head + guard} {sectors} linear {data} 0",
+            f"{head + guard + sectors} {guard} zero",
+        ]
         devmapper.create(_below(image), table)
 
     def _detach_disk(self, image: Image) -> None:
         devmapper.remove(_below(image))
+        onefetch.stop(label(image))
         loopdev.detach(self._header(image))
 
     def _close(self, image: Image) -> None:
@@ -364,20 +377,20 @@ class BcacheCache:
             log.error("image %s: removing a half made cache failed too: %s", image.name, error)
 
     def _splitting(self, disk: Path, sectors: int) -> list[str]:
-        """A table of a map over ``disk`` that lets no request cross a multiple of SPLIT; a tail is shorter than that.
+        """A table of the image on ``disk`` that lets no request cross a multiple of SPLIT; a tail is shorter than that.
 
         A striped target with one stripe does nothing but that (Linux: drivers/md/dm-stripe.c).
         """
-        chunk = self._split // _SECTOR
+        chunk, first = self._split // _SECTOR, GUARD // _SECTOR
         even = sectors // chunk * chunk
-        lines = [f"0 {even} striped 1 {chunk} {disk} 0"] if even else []
-        return [*lines, f"{even} {sectors - even} linear {disk} {even}"] if sectors > even else lines
+        lines = [f"0 {even} striped 1 {chunk} {disk} {first}"] if even else []
+        return [*lines, f"{even} {sectors - even} linear {disk} {first + even}"] if sectors > even else lines
 
     def _count(self, image: Image) -> int:
         """Bytes fetched from the parents for the image's volume until now, which are also written down."""
         note, below = self._note(image), _below(image)
         if devmapper.exists(below) and bcachedev.settings(below).exists():
-            home, fetched = bcachedev.set_of(below), _fetched(image)
+            home, fetched = bcachedev.set_of(below), onefetch.fetched(label(image))
             if home is None or home.name != note.volume:
                 note = _Note(home.name if home else "", before=-fetched)
             else:
@@ -390,7 +403,7 @@ class BcacheCache:
         """After a start: the kernel's own counter has begun anew."""
         note, home = self._note(image), bcachedev.set_of(_below(image))
         held = note.now if home and home.name == note.volume else 0
-        self._write_note(image, _Note(home.name if home else "", held - _fetched(image), held))
+        self._write_note(image, _Note(home.name if home else "", held - onefetch.fetched(label(image)), held))
 
     def _note(self, image: Image) -> _Note:
         try:
@@ -411,29 +424,13 @@ class BcacheCache:
         return file_of(self._folder, image, "header")
 
 
-def _fetched(image: Image) -> int:
-    """Bytes read from an image's header and parents since it was opened."""
-    return int((bcachedev.folder(_below(image)) / "stat").read_text().split()[2]) * _SECTOR
-
-
 def _top(image: Image) -> str:
-    """The map's name, which has at most 127 bytes (Linux: DM_NAME_LEN)."""
-    return f"virtman-cache-{checked(image.name)}-{checked_key(image.key)[:16]}"
+    return f"virtman-cache-{label(image)}"
 
 
 def _split_of(image: Image) -> str:
-    return f"virtman-cachesplit-{checked(image.name)}-{checked_key(image.key)[:16]}"
-
-
-def _either(first: Path, second: Path, sectors: int) -> str:
-    """A table that reads from the second device what the first one fails to give (Linux: drivers/md/dm-mpath.c)."""
-    groups = " ".join(f"round-robin 0 1 0 {device}" for device in (first, second))
-    return f"0 {sectors} multipath 2 queue_mode bio 0 2 1 {groups}"
+    return f"virtman-cachesplit-{label(image)}"
 
 
 def _below(image: Image) -> str:
-    return _map_of(checked(image.name), checked_key(image.key))
-
-
-def _map_of(name: str, key: str) -> str:
-    return f"{_BELOW}{name}-{key[:16]}"
+    return _BELOW + label(image)

@@ -1,13 +1,13 @@
 """Keep what was read from the parents in dm-cache, one cache for each image in files of ``<state>/cache``.
 
 dm-cache copies a block into the cache only after it was read again and again (policy smq), and reads it once more for
-the copy. Two things make one fetch of it. All reads below dm-cache go through the page cache of a loop device, so that
-later reads and the copy find in memory what the first read fetched. And with every heartbeat, and when the image is
+the copy. Two things make one fetch of it. All reads below dm-cache go through pages in memory (drivers/onefetch.py), so
+that later reads and the copy find there what the first read fetched. And with every heartbeat, and when the image is
 closed, the driver reads the blocks that are in that memory until dm-cache has copied them, and then frees the memory::
 
     virtman-cache-NAME-KEY (read-only multipath) -> virtman-cachein-NAME-KEY (dm-cache) -> loop devices of two files
                               |                             |
-                              └---- when that fails --------┴-> loop device -> virtman-cacheof-NAME-KEY -> parents
+                              └---- when that fails --------┴-> virtman-cacheonce-NAME-KEY -> parents
 
 The first map goes over to the parents when the cache fails: to a path of last resort, in the kernel, without an error.
 
@@ -26,13 +26,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from drivers import devmapper, loopdev
+from drivers import devmapper, loopdev, onefetch
 from drivers.base import CacheStats, Device, Existing, Image, Place
-from drivers.cachefiles import checked_key, file_bytes, file_of, key_of
+from drivers.cachefiles import checked_key, file_bytes, file_of, key_of, label
+from drivers.durable import sync, write_atomically
 from drivers.errors import BadDevice, BadDisk, CommandFailed, DriverError, InUse
-from drivers.names import checked
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, UDEVADM, Needs
-from drivers.space import allocate, sync_folder
+from drivers.space import allocate
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class DmCache:
 
     needs = Needs(
         tools=(DMSETUP, LOSETUP, UDEVADM),
-        modules=("dm_cache", "dm_cache_smq", "dm_multipath", "dm_round_robin"),
+        modules=("dm_cache", "dm_cache_smq", *onefetch.MODULES, "dm_round_robin"),
         nodes=(DEVICE_MAPPER, LOOP),
         root=True,
     )
@@ -71,7 +71,7 @@ class DmCache:
         self._folder = place.state / "cache"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._seen: dict[str, int] = {}
-        """By map: what had been fetched when all of it was found in the cache."""
+        """By label: what had been fetched when all of it was found in the cache."""
 
     def open(self, image: Image, base: Device) -> Device:
         """A read-only disk over ``base`` that keeps what it reads. A damaged cache starts empty.
@@ -82,7 +82,7 @@ class DmCache:
             raise BadDevice(f"image {image.name}: what is below the cache is no kernel device")
         if image.size % _SECTOR or not image.size:
             raise BadDisk(f"image {image.name}: its size {image.size} is not a multiple of {_SECTOR}")
-        top = _map("cache", image)
+        top = _top(image)
         if not devmapper.exists(top):
             try:
                 self._start(image, base.path)
@@ -96,20 +96,18 @@ class DmCache:
 
         Raises CommandFailed if somebody reads from the disk.
         """
-        below = _below(image)
-        devmapper.remove(_map("cache", image))
+        devmapper.remove(_top(image))
         self._settle(image, _CLOSING)
-        self._seen.pop(below.name, None)
+        self._seen.pop(label(image), None)
         self._stop_cache(image)
-        loopdev.detach(below)
-        devmapper.remove(below.name)
+        onefetch.stop(label(image))
         note = self._file(image, "open")
         if note.exists():
             for file in (self._file(image, "data"), self._file(image, "meta")):
                 if file.exists():
-                    _sync(file)
+                    sync(file)
             note.unlink()
-            sync_folder(self._folder)
+            sync(self._folder)
 
     def remove(self, key: str) -> int:
         """Delete what is kept of an image. Returns the bytes of disk space freed. Raises InUse if the image is open."""
@@ -137,10 +135,9 @@ class DmCache:
         return Existing(frozenset(details), details)
 
     def _start(self, image: Image, base: Path) -> None:
-        inner = _map("cachein", image)
-        if not devmapper.exists(inner):
+        inner, origin = _inner(image), _start_origin(image, base)
+        if not devmapper.exists(inner.name):
             self._check_files(image)
-            origin = _start_origin(image, base)
             try:
                 self._start_cache(image, origin)
             except CommandFailed as error:
@@ -148,10 +145,7 @@ class DmCache:
                 self._stop_cache(image)
                 self._forget(image)
                 self._start_cache(image, origin)
-        paths = (_number(devmapper.map_path(inner)), _number(loopdev.attach(_below(image))))
-        groups = " ".join(f"round-robin 0 1 0 {path}" for path in paths)
-        table = f"0 {image.size // _SECTOR} multipath 2 queue_mode bio 0 2 1 {groups}"
-        devmapper.create(_map("cache", image), [table], read_only=True)
+        devmapper.create(_top(image), [devmapper.either(inner, origin, image.size // _SECTOR)], read_only=True)
 
     def _start_cache(self, image: Image, origin: Path) -> None:
         blocks, block = _blocks(image), BLOCK // _SECTOR
@@ -159,15 +153,13 @@ class DmCache:
         with self._file(image, "data").open("ab") as file:
             file.truncate(blocks * BLOCK)
         note = self._file(image, "open")
-        note.write_text(_BOOT.read_text())
-        _sync(note)
-        sync_folder(self._folder)
+        write_atomically(note, _BOOT.read_bytes())
         meta, data = (loopdev.attach(self._file(image, kind)) for kind in ("meta", "data"))
         line = f"0 {blocks * block} cache {meta} {data} {origin} {block} 2 metadata2 writethrough smq 0"
-        devmapper.create(_map("cachein", image), [line])
+        devmapper.create(_inner(image).name, [line])
 
     def _stop_cache(self, image: Image) -> None:
-        devmapper.remove(_map("cachein", image))
+        devmapper.remove(_inner(image).name)
         for kind in ("meta", "data"):
             loopdev.detach(self._file(image, kind))
 
@@ -189,17 +181,15 @@ class DmCache:
 
     def _settle(self, image: Image, seconds: float) -> None:
         """Have dm-cache copy the blocks that are in memory below it, and drop them there."""
-        inner, below = devmapper.map_path(_map("cachein", image)), _below(image)
-        if not (devmapper.exists(inner.name) and devmapper.exists(below.name)):
+        if not all(devmapper.exists(path.name) for path in (_inner(image), onefetch.device(label(image)))):
             return
-        with _opened(_stat(below)) as counters:
-            fetched = _reads(counters)
-        if self._seen.get(below.name) == fetched:
+        onefetch.reinstate(label(image))
+        fetched = onefetch.fetched(label(image))
+        if self._seen.get(label(image)) == fetched:
             return
-        end = time.monotonic() + seconds
         try:
-            if move(inner, below, _blocks(image), end):
-                self._seen[below.name] = fetched
+            if _move(image, time.monotonic() + seconds):
+                self._seen[label(image)] = fetched
         except OSError as error:
             log.error("image %s: its cache fails, and reads pass it by: %s", image.name, error)
 
@@ -215,21 +205,20 @@ class DmCache:
 
 
 def _start_origin(image: Image, base: Path) -> Path:
-    """The loop device that keeps what is read from ``base`` in memory, up to whole blocks."""
+    """The device that keeps what is read from ``base`` in memory, up to whole blocks."""
     used, end = image.size // _SECTOR, _blocks(image) * BLOCK // _SECTOR
     table = [f"0 {used} linear {base} 0", *([f"{used} {end - used} zero"] if end > used else [])]
-    below = devmapper.create(_map("cacheof", image), table, read_only=True, read_ahead=BLOCK)
-    return loopdev.attach(below, read_only=True, direct=False)
+    return onefetch.start(label(image), table, end)
 
 
-def move(inner: Path, below: Path, blocks: int, end: float) -> bool:
+def _move(image: Image, end: float) -> bool:
     """Have dm-cache copy the blocks that are in memory below it, and free the memory. True if all are copied.
 
     ``end`` in seconds of the monotonic clock. Raises OSError if the cache cannot be read.
     """
-    left = resident(below, blocks)
-    origin = _stat(loopdev.attach(below))
-    with _opened(inner, os.O_DIRECT) as cache, _opened(below) as memory, _opened(origin) as counters:
+    source, below = onefetch.source(label(image)), devmapper.counters(onefetch.device(label(image)))
+    left = _resident(source, _blocks(image))
+    with _opened(_inner(image), os.O_DIRECT) as cache, _opened(source) as memory, _opened(below) as counters:
         for _ in range(_PASSES):
             waiting, left = left, {}
             for block, offset in waiting.items():
@@ -242,7 +231,7 @@ def move(inner: Path, below: Path, blocks: int, end: float) -> bool:
     return not left
 
 
-def resident(device: Path, blocks: int) -> dict[int, int]:
+def _resident(device: Path, blocks: int) -> dict[int, int]:
     """Blocks of a device with a page in memory, and the offset in bytes of their first such page (mincore(2))."""
     pages = blocks * BLOCK // _PAGE
     vector = (ctypes.c_ubyte * pages)()
@@ -272,32 +261,16 @@ def _opened(device: Path, flags: int = 0) -> Iterator[int]:
         os.close(fd)
 
 
-def _sync(file: Path) -> None:
-    with _opened(file) as fd:
-        os.fsync(fd)
-
-
 def _blocks(image: Image) -> int:
     return -(-image.size // BLOCK)
 
 
-def _map(layer: str, image: Image) -> str:
-    """The map's name, which has at most 127 bytes (Linux: DM_NAME_LEN)."""
-    return f"virtman-{layer}-{checked(image.name)}-{checked_key(image.key)[:16]}"
+def _top(image: Image) -> str:
+    return f"virtman-cache-{label(image)}"
 
 
-def _below(image: Image) -> Path:
-    """What the loop device below dm-cache reads."""
-    return devmapper.map_path(_map("cacheof", image))
-
-
-def _number(device: Path) -> str:
-    number = device.stat().st_rdev
-    return f"{os.major(number)}:{os.minor(number)}"
-
-
-def _stat(device: Path) -> Path:
-    return Path(f"/sys/dev/block/{_number(device)}/stat")
+def _inner(image: Image) -> Path:
+    return devmapper.map_path(f"virtman-cachein-{label(image)}")
 
 
 def _reads(counters: int) -> int:

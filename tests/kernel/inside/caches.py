@@ -8,7 +8,9 @@ import mmap
 import os
 import shutil
 import tempfile
+import threading
 from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from testtools import TestCase
@@ -19,9 +21,10 @@ from drivers.command import run
 
 log = logging.getLogger(__name__)
 
-SIZE = (24 << 20) + 3 * 512
+SIZE = (12 << 20) + 3 * 512
 """Bytes: not a multiple of what a driver splits reads to."""
 AT_MOST = 1.05
+READERS = 10
 
 
 class CacheCase(TestCase):
@@ -77,6 +80,19 @@ class CacheCase(TestCase):
         log.info("fetched %.3f times cold, %.3f in both passes", cold / image.size, total / image.size)
         self.assertLessEqual(total, AT_MOST * image.size)
 
+    def check_readers_at_once_fetch_once(self) -> None:
+        image, base = self.base()
+        path = self.opened(image, base)
+        before, ready = fetched(base), threading.Barrier(READERS)
+
+        def together(_reader: int) -> str:
+            ready.wait()
+            return hashlib.sha256(content(path, 1 << 20, direct=True)).hexdigest()
+
+        with ThreadPoolExecutor(READERS) as pool:
+            self.assertEqual({image.key}, set(pool.map(together, range(READERS))))
+        self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
+
 
 def found() -> list[list[str]]:
     """Maps, loop devices and bcache sets of this machine."""
@@ -95,6 +111,11 @@ def read(path: Path, size: int, *, direct: bool) -> bytes:
     """The whole disk in requests of ``size`` bytes, past the page cache or with an empty one."""
     run(["udevadm", "settle"])
     Path("/proc/sys/vm/drop_caches").write_text("3")
+    return content(path, size, direct=direct)
+
+
+def content(path: Path, size: int, *, direct: bool) -> bytes:
+    """The whole disk in requests of ``size`` bytes."""
     parts = []
     fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
     try:

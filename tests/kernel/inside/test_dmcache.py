@@ -54,6 +54,9 @@ class DmCacheTest(CacheCase):
     def test_buffered_reads_of_64_kib_are_fetched_once(self) -> None:
         self.check_kept(64 << 10, direct=False)
 
+    def test_ten_readers_at_once_fetch_once(self) -> None:
+        self.check_readers_at_once_fetch_once()
+
     def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
         image, base = self.base()
         path = self.opened(image, base)

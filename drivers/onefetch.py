@@ -1,0 +1,81 @@
+"""Makes one fetch of reads of the same range that come at the same time.
+
+Neither bcache nor dm-cache sees that a second reader misses what is just being fetched for the first: each fetches it.
+Below them reads therefore go through pages in memory, where who wants a page that is on its way waits for it::
+
+    virtman-cacheonce-LABEL (multipath) -> loop devices -> virtman-cachefrom-LABEL -> parents
+
+A loop device handles one request after the other (Linux: drivers/block/loop.c, loop_process_work). So there are several
+over the same device, whose pages they share, and each request goes to the one with the least to do. They are told that
+reads are random: then what is asked for is fetched, by one request, and nothing ahead of it (Linux: mm/readahead.c,
+page_cache_sync_ra).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from drivers import devmapper, loopdev
+
+MODULES = ("dm_multipath", "dm_queue_length")
+"""What it needs of the kernel, besides loop devices."""
+
+WIDTH = 4
+"""Requests that are on their way at the same time, each of which a cache has made small."""
+
+
+def start(label: str, table: Iterable[str], sectors: int) -> Path:
+    """The device through which to read what ``table`` describes; what is there already stays. Raises CommandFailed."""
+    if not devmapper.exists(_once(label)):
+        below = devmapper.create(_from(label), table, read_only=True)
+        loops = loopdev.attach_for_random_reads(below, WIDTH)
+        paths = " ".join(f"{devmapper.number(loop)} 1" for loop in loops)
+        line = f"0 {sectors} multipath 2 queue_mode bio 0 1 1 queue-length 0 {len(loops)} 1 {paths}"
+        devmapper.create(_once(label), [line], read_only=True)
+    return device(label)
+
+
+def stop(label: str) -> None:
+    """Remove it, whole or half made. Raises CommandFailed if it is in use."""
+    devmapper.remove(_once(label))
+    loopdev.detach(source(label))
+    devmapper.remove(_from(label))
+
+
+def device(label: str) -> Path:
+    """The device to read by."""
+    return devmapper.map_path(_once(label))
+
+
+def source(label: str) -> Path:
+    """The device whose pages are shared, and whose counters say what was fetched."""
+    return devmapper.map_path(_from(label))
+
+
+def fetched(label: str) -> int:
+    """Bytes read from the parents since the start. Raises OSError."""
+    return int(devmapper.counters(source(label)).read_text().split()[2]) * devmapper.SECTOR
+
+
+def free(label: str) -> None:
+    """Give the memory back, when the cache has what was fetched. Raises OSError."""
+    fd = os.open(source(label), os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def reinstate(label: str) -> None:
+    """Read again by loop devices that passed an error on. Raises CommandFailed."""
+    devmapper.reinstate(_once(label))
+
+
+def _once(label: str) -> str:
+    return f"virtman-cacheonce-{label}"
+
+
+def _from(label: str) -> str:
+    return f"virtman-cachefrom-{label}"
