@@ -16,14 +16,14 @@ from lab.kernel.machine import Machine
 from lab.tools import BUILD
 
 HOSTS = 2
+LOGS = BUILD / "kernel-tests"
 
 
 @functools.cache
 def cluster() -> KernelCluster:
-    """The lab, with its logs in build/kernel-tests; it ends with the test run."""
-    folder = BUILD / "kernel-tests"
-    shutil.rmtree(folder, ignore_errors=True)
-    started = KernelCluster(folder, HOSTS, shared=[Path(__file__).parents[1]])
+    """The lab, with its logs in LOGS; it ends with the test run."""
+    shutil.rmtree(LOGS, ignore_errors=True)
+    started = KernelCluster(LOGS, HOSTS, shared=[Path(__file__).parents[1]])
     atexit.register(started.stop)
     started.start()
     return started

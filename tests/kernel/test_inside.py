@@ -18,7 +18,7 @@ from lab.kernel.footprint import footprint
 from lab.kernel.kernellog import troubles
 from lab.kernel.machine import Machine
 from lab.tools import CHECKOUT
-from tests.kernel.machines import cluster
+from tests.kernel.machines import LOGS, cluster
 from tests.kernel.selection import selected
 
 GUESTS = {
@@ -53,9 +53,10 @@ def run(machine: Machine, name: str) -> Result:
     before, failure = footprint(machine), ""
     data = f"/run/coverage.{name}"
     measured = ["python3", "-W", "error", "-m", "coverage", "run", "--source=drivers", f"--data-file={data}"]
-    command = [*measured, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"kernel/inside/{name}.py"]
+    command = [*measured, "-m", "pytest", "-q", "--durations=10", "-p", "no:cacheprovider", f"kernel/inside/{name}.py"]
     try:
-        machine.run(["env", "-C", "/opt/virtman/tests", "PYTHONPATH=/opt/virtman", *command], timeout=TIMEOUT)
+        said = machine.run(["env", "-C", "/opt/virtman/tests", "PYTHONPATH=/opt/virtman", *command], timeout=TIMEOUT)
+        (LOGS / f"{name}.log").write_text(said)
         (CHECKOUT / f".coverage.kernel.{name}").write_bytes(base64.b64decode(machine.run(["base64", data])))
     except LabError as error:
         failure = str(error)
