@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from testtools import TestCase
 
 from drivers import devmapper
@@ -20,15 +19,10 @@ from drivers.base import Child, Device, Image, Parent, PathState, Place
 from drivers.command import run
 from drivers.errors import BadDisk, NoParents, NotAttached
 from drivers.export.lio import LioExport
-from tests.kernel.inside import iscsi_tools
+from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.iscsi_tools import SECRET
 
-# rtslib 2.1.75 leaves its lock file open, and calls what pyudev 0.24 no longer recommends.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning",
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-    "ignore:Will be removed in 1.0:DeprecationWarning",
-)
+pytestmark = rtslibwarns.IGNORED
 
 HOST = socket.gethostname()
 IP = "127.0.0.1"

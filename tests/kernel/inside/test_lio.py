@@ -10,7 +10,6 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
 from testtools import ExpectedException, TestCase
 
 from drivers import devmapper, loopdev
@@ -19,15 +18,10 @@ from drivers.command import run
 from drivers.errors import BadDevice, CommandFailed
 from drivers.export.lio import LioExport
 from drivers.iscsinames import initiator_name, target_name
-from tests.kernel.inside import iscsi_tools
+from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.iscsi_tools import CHECK_CONDITION, DATA_PROTECT, SECRET, log_in, log_out
 
-# rtslib 2.1.75 leaves its lock file open, and calls what pyudev 0.24 no longer recommends.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning",
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-    "ignore:Will be removed in 1.0:DeprecationWarning",
-)
+pytestmark = rtslibwarns.IGNORED
 
 HOST = socket.gethostname()
 IP = "127.0.0.1"
