@@ -67,17 +67,6 @@ class Services:
         """Start a guest's agent, if it is not running. Raises CommandFailed."""
         machine.run(["systemctl", "start", "virtman-agent.service"], timeout=TIMEOUT)
 
-    def stop(self) -> None:
-        """Stop all, and forget what they kept. Stacks and VMs have been removed before. Raises CommandFailed."""
-        with ThreadPoolExecutor(len(self._machines)) as pool:
-            list(pool.map(_remove, self._machines.values()))
-
-
-def _remove(machine: Machine) -> None:
-    machine.run(["systemctl", "stop", "virtman-agent.service", "volt.service"], timeout=TIMEOUT)
-    machine.run(["rm", "-rf", "/var/lib/virtman", "/run/virtman", "/var/lib/private/volt", "/var/lib/volt"])
-    machine.run(["rm", "-f", TOKEN_FILE, AGENT_SETTINGS, "/etc/default/volt"])
-
 
 def agent(machine: Machine) -> AgentClient:
     """A guest's agent, to be closed; without the time that a command line takes to start under emulation."""

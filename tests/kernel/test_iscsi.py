@@ -7,10 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lab.errors import CommandFailed
-from lab.kernel.kernellog import troubles
 from lab.kernel.machine import Machine
 from lab.process import attempts
-from tests.kernel.machines import KernelCase, cluster
+from tests.kernel.machines import FAILED_PATH, KernelCase, cluster
 
 IMAGE = "two-parents"
 READING = 12.0
@@ -18,9 +17,6 @@ READING = 12.0
 
 SILENT_LIMIT = 3.0
 """Seconds that a reader may wait when a parent says nothing any more; open-iscsi's own watch needs longer than that."""
-
-FAILED_PATH = "I/O error, dev sd"
-"""Linux: block/blk-mq.c, blk_print_req_error; a map's own errors name dm-."""
 
 
 def in_guest(machine: Machine, file: str, *words: str) -> str:
@@ -32,6 +28,8 @@ def in_guest(machine: Machine, file: str, *words: str) -> str:
 class TwoParentsTest(KernelCase):
     """Origin and host-2 serve, host-1 reads."""
 
+    forgiven = (FAILED_PATH,)
+
     def setUp(self) -> None:
         for machine in cluster().machines.values():  # makes the folders of the iSCSI fabric, which stay
             in_guest(machine, "parent.py", "withdraw", machine.address, IMAGE)
@@ -40,12 +38,6 @@ class TwoParentsTest(KernelCase):
         for machine in (self.origin, self.second):
             self.addCleanup(in_guest, machine, "parent.py", "withdraw", machine.address, IMAGE)
             in_guest(machine, "parent.py", "serve", machine.address, IMAGE, self.host.name)
-
-    def _check_kernels(self) -> None:
-        """A path whose parent goes fails requests, which the map sends by the other one: those are not trouble."""
-        for machine in self.machines.values():
-            found = [line for line in troubles(machine.kernel_log()) if not line.startswith(FAILED_PATH)]
-            self.assertEqual([], found, machine.name)
 
     def read(self) -> dict[str, Any]:
         parents = [f"{machine.name}={machine.address}" for machine in (self.origin, self.second)]
