@@ -21,8 +21,10 @@ BlockNode = Mapping[str, Any]
 """Options of one QEMU ``--blockdev``, possibly with nested nodes (QEMU: qapi/block-core.json, BlockdevOptions)."""
 
 
-PATH_POLICIES = ("service-time", "round-robin", "queue-length")
-"""Path selectors of the kernel's multipath target (Linux: drivers/md/dm-ps-*.c, multipath.conf(5) path_selector)."""
+FAILOVER = "failover"
+PATH_POLICIES = (FAILOVER, "service-time", "round-robin", "queue-length")
+"""How a host reads from several live parents: from the first of them, or from all, chosen for each read by a path
+selector of the kernel's multipath target (Linux: drivers/md/dm-ps-*.c, multipath.conf(5) path_selector)."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,14 @@ class Place:
     ``state`` is a folder that survives a reboot; ``run`` holds sockets and pid files and need not. ``run`` must be
     short: a unix socket's path has at most 107 bytes (unix(7)). ``host`` is this host's name, ``address`` the IP
     address that children reach it at; a driver whose children are on this machine needs neither. ``path_policy`` is
-    how a host with several live parents chooses among them for each read: one of ``PATH_POLICIES``.
+    one of ``PATH_POLICIES``.
     """
 
     state: Path
     run: Path
     host: str = ""
     address: str = ""
-    path_policy: str = "service-time"
+    path_policy: str = FAILOVER
 
 
 @dataclass(frozen=True)

@@ -592,7 +592,7 @@ def doctor(stack: str, address: str | None, state: Path, volt: str, libvirt: str
     default=PATH_POLICIES[0],
     show_default=True,
     envvar="VIRTMAN_PATH_POLICY",
-    help="How the kernel stack chooses among live parents.",
+    help="From which live parents the kernel stack reads: the first, or all by this selector.",
 )
 @libvirt_option
 @click.option(

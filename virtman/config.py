@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers.base import Place
+from drivers.base import FAILOVER, Place
 from virtman.errors import BadRequest, ConfigError, StateLocked
 from virtman.names import check_name
 from virtman.stackchoice import Drivers, settle
@@ -38,7 +38,7 @@ class AgentConfig:
     export: str = "nbd"
     snapshot: str = "qcow2"
     address: str = ""
-    path_policy: str = "service-time"
+    path_policy: str = FAILOVER
 
     @property
     def drivers(self) -> Drivers:

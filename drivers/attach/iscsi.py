@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drivers import devmapper, scsi, tcpsockets
-from drivers.base import Device, Existing, Image, LostParent, Parent, PathState, PathStatus, Place
+from drivers.base import FAILOVER, Device, Existing, Image, LostParent, Parent, PathState, PathStatus, Place
 from drivers.command import run
 from drivers.devmapper import SECTOR
 from drivers.errors import BadDisk, CommandFailed, DriverError, NoParents
@@ -84,11 +84,7 @@ _DM_IOCTL_LENGTH = 312
 
 
 class IscsiAttach:
-    """Maps ``virtman-attach-<image>``.
-
-    The first ``width`` usable parents are read from at the same time, as the host's path policy says; the others stand
-    by, in order.
-    """
+    """Maps ``virtman-attach-<image>``, read by the first usable parent or by all, as the path policy says."""
 
     needs = Needs(
         tools=(Tool("iscsiadm", "open-iscsi"), Tool("iscsid", "open-iscsi"), DMSETUP, UDEVADM),
@@ -97,10 +93,9 @@ class IscsiAttach:
         root=True,
     )
 
-    def __init__(self, place: Place, *, lost: LostParent, width: int = 1) -> None:
+    def __init__(self, place: Place, *, lost: LostParent) -> None:
         _LOCKS.mkdir(parents=True, exist_ok=True)
-        self._name, self._policy = initiator_name(place.host), place.path_policy
-        self._lost, self._width = lost, width
+        self._name, self._policy, self._lost = initiator_name(place.host), place.path_policy, lost
         self._routes: Routes[_Route] = Routes()
 
     def origin(self, image: Image, file: Path) -> Device:
@@ -167,12 +162,14 @@ class IscsiAttach:
     def _state(self, parent: Parent, usable: Sequence[Parent]) -> PathState:
         if parent not in usable:
             return PathState.LOST
-        return PathState.ACTIVE if parent in usable[: self._width] else PathState.STANDBY
+        return PathState.ACTIVE if parent == usable[0] or self._policy != FAILOVER else PathState.STANDBY
 
     def _table(self, image: Image, numbers: Sequence[str]) -> str:
         """Reads by these disks (Linux: admin-guide/device-mapper; drivers/md/dm-mpath.c, parse_priority_group)."""
-        first, *others = [numbers[: self._width], *([number] for number in numbers[self._width :])]
-        groups = [f"{self._policy} 0 {len(group)} 0 {' '.join(group)}" for group in (first, *others) if group]
+        if self._policy == FAILOVER:
+            groups = [f"service-time 0 1 0 {number}" for number in numbers]
+        else:
+            groups = [f"{self._policy} 0 {len(numbers)} 0 {' '.join(numbers)}"] if numbers else []
         counts = f"{len(groups)} {min(1, len(groups))}"
         return " ".join([f"0 {image.size // SECTOR} multipath 1 queue_if_no_path 0 {counts}", *groups])
 

@@ -39,10 +39,10 @@ class TwoParentsTest(KernelCase):
             self.addCleanup(in_guest, machine, "parent.py", "withdraw", machine.address, IMAGE)
             in_guest(machine, "parent.py", "serve", machine.address, IMAGE, self.host.name)
 
-    def read(self) -> dict[str, Any]:
+    def read(self, seconds: float = READING, policy: str = "failover") -> dict[str, Any]:
         parents = [f"{machine.name}={machine.address}" for machine in (self.origin, self.second)]
         told: dict[str, Any] = json.loads(
-            in_guest(self.host, "child.py", IMAGE, str(READING), *parents).splitlines()[-1]
+            in_guest(self.host, "child.py", IMAGE, str(seconds), policy, *parents).splitlines()[-1]
         )
         return told
 
@@ -54,6 +54,13 @@ class TwoParentsTest(KernelCase):
                 continue
             return
         self.fail("the host does not read")
+
+    def test_a_host_reads_from_one_parent_or_from_all_as_it_is_told(self) -> None:
+        for policy, second in (("failover", "standby"), ("round-robin", "active")):
+            told = self.read(0.0, policy)
+            self.assertEqual(["origin active", f"host-2 {second}"], told["paths"])
+            self.assertEqual(2, len(told["shares"]))
+            self.assertEqual(policy == "failover", min(told["shares"]) == 0, told["shares"])
 
     def test_removing_a_parents_target_is_no_error_to_a_reader(self) -> None:
         with ThreadPoolExecutor() as pool:

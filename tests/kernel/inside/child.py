@@ -1,4 +1,4 @@
-"""``child.py IMAGE SECONDS HOST=IP...``: read an image from these parents for a time, in a guest.
+"""``child.py IMAGE SECONDS POLICY HOST=IP...``: read an image from these parents for a time, in a guest.
 
 Every byte read is compared. The last line of the output is a JSON object with what happened.
 """
@@ -26,14 +26,14 @@ CHUNK = 64 << 10
 FOLDER = Path("/run/child")
 
 
-def main(name: str, seconds: str, *parents: str) -> None:
+def main(name: str, seconds: str, policy: str, *parents: str) -> None:
     """Connect, read, disconnect, and say how it went."""
     lost: list[str] = []
 
     def note(_image: Image, parent: Parent) -> None:
         lost.append(parent.host)
 
-    attach = IscsiAttach(Place(FOLDER, FOLDER, host=socket.gethostname()), lost=note)
+    attach = IscsiAttach(Place(FOLDER, FOLDER, host=socket.gethostname(), path_policy=policy), lost=note)
     listed = [Parent(host, f"iscsi://{ip}:3260", SECRET) for host, _, ip in (word.partition("=") for word in parents)]
     began = time.monotonic()
     path = attach.connect(image(name), listed).path
@@ -43,12 +43,19 @@ def main(name: str, seconds: str, *parents: str) -> None:
         first_pass = time.monotonic() - began
         wait_for_all(attach, name)
         READY.touch()
+        before = fetched()
         done |= read_for(path, content(name), float(seconds))
         states = [f"{status.parent.host} {status.state}" for status in attach.paths(name)]
+        shares = [count - before[disk] for disk, count in fetched().items() if disk in before]
     finally:
         READY.unlink(missing_ok=True)
         attach.disconnect(name)
-    print(json.dumps({**done, "first_pass": first_pass, "lost": lost, "paths": states}))  # noqa: T201
+    print(json.dumps({**done, "first_pass": first_pass, "lost": lost, "paths": states, "shares": shares}))  # noqa: T201
+
+
+def fetched() -> dict[str, int]:
+    """Sectors read from each iSCSI disk."""
+    return {file.parent.name: int(file.read_text().split()[2]) for file in Path("/sys/block").glob("sd*/stat")}
 
 
 def wait_for_all(attach: IscsiAttach, name: str) -> None:
