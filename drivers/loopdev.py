@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from drivers.command import run
@@ -15,7 +16,7 @@ _CONTROL = Path("/dev/loop-control")
 _CTL_GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A  # linux/loop.h
 _CONFIG = struct.Struct("=II52xI240x")
 """struct loop_config: file, bytes of a block, and of struct loop_info64 only the flags."""
-_READ_ONLY = 1
+_READ_ONLY, _AUTOCLEAR = 1, 4
 
 
 def attach(file: Path, *, read_only: bool = False, direct: bool = True) -> Path:
@@ -30,27 +31,32 @@ def attach(file: Path, *, read_only: bool = False, direct: bool = True) -> Path:
     return Path(run(["losetup", "--find", "--show", *options, str(file)]).stdout.strip())
 
 
-def attach_for_random_reads(device: Path, count: int) -> list[Path]:
+@contextlib.contextmanager
+def random_readers(device: Path, count: int) -> Iterator[list[Path]]:
     """So many loop devices over one block device that read through its pages in memory, and nothing ahead.
 
-    The advice is one of an open file, which the kernel goes on to use: losetup cannot give it (posix_fadvise(2)).
+    They go by themselves when nobody has them open any more. The advice is one of an open file, which the kernel goes
+    on to use: losetup cannot give it (posix_fadvise(2)).
 
     Raises OSError.
     """
-    found = _devices_of(device)
-    return found + [_configured(device) for _ in range(count - len(found))]
+    with contextlib.ExitStack() as opened:
+        fd = os.open(device, os.O_RDONLY)
+        opened.callback(os.close, fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        yield [_configured(fd, opened) for _ in range(count)]
 
 
 def detach(file: Path) -> None:
-    """Remove the loop devices of a file; their users must have closed them. Raises CommandFailed."""
-    found = _devices_of(file)
-    if found:
-        run(["losetup", "--detach", *map(str, found)])
+    """Remove the loop device of a file; its user must have closed it. Raises CommandFailed."""
+    found = device_of(file)
+    if found is not None:
+        run(["losetup", "--detach", str(found)])
 
 
 def device_of(file: Path) -> Path | None:
     """The loop device of a file, if there is one."""
-    return next(iter(_devices_of(file)), None)
+    return next((device for device, backing in _devices().items() if backing == str(file)), None)
 
 
 def files() -> frozenset[Path]:
@@ -58,27 +64,19 @@ def files() -> frozenset[Path]:
     return frozenset(Path(backing) for backing in _devices().values())
 
 
-def _devices_of(file: Path) -> list[Path]:
-    return [device for device, backing in _devices().items() if backing == str(file)]
-
-
-def _configured(device: Path) -> Path:
-    """A new read-only loop device over a block device."""
-    fd = os.open(device, os.O_RDONLY)
-    try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        while True:
-            loop = _free_device()
-            with loop.open("rb", buffering=0) as opened:
-                try:
-                    fcntl.ioctl(opened, _CONFIGURE, _CONFIG.pack(fd, 0, _READ_ONLY))
-                except OSError as error:
-                    if error.errno == errno.EBUSY:  # somebody was faster
-                        continue
-                    raise
-            return loop
-    finally:
-        os.close(fd)
+def _configured(fd: int, opened: contextlib.ExitStack) -> Path:
+    """A new read-only loop device over an open one; it is open itself."""
+    while True:
+        device = _free_device()
+        loop = os.open(device, os.O_RDONLY)
+        opened.callback(os.close, loop)
+        try:
+            fcntl.ioctl(loop, _CONFIGURE, _CONFIG.pack(fd, 0, _READ_ONLY | _AUTOCLEAR))
+        except OSError as error:
+            if error.errno == errno.EBUSY:  # somebody was faster
+                continue
+            raise
+        return device
 
 
 def _free_device() -> Path:

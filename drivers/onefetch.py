@@ -27,20 +27,22 @@ WIDTH = 4
 
 
 def start(label: str, table: Iterable[str], sectors: int) -> Path:
-    """The device through which to read what ``table`` describes; what is there already stays. Raises CommandFailed."""
+    """The device through which to read what ``table`` describes; what is there already stays.
+
+    Raises CommandFailed, OSError.
+    """
     if not devmapper.exists(_once(label)):
         below = devmapper.create(_from(label), table, read_only=True)
-        loops = loopdev.attach_for_random_reads(below, WIDTH)
-        paths = " ".join(f"{devmapper.number(loop)} 1" for loop in loops)
-        line = f"0 {sectors} multipath 2 queue_mode bio 0 1 1 queue-length 0 {len(loops)} 1 {paths}"
-        devmapper.create(_once(label), [line], read_only=True)
+        with loopdev.random_readers(below, WIDTH) as loops:
+            paths = " ".join(f"{devmapper.number(loop)} 1" for loop in loops)
+            line = f"0 {sectors} multipath 2 queue_mode bio 0 1 1 queue-length 0 {WIDTH} 1 {paths}"
+            devmapper.create(_once(label), [line], read_only=True)
     return device(label)
 
 
 def stop(label: str) -> None:
     """Remove it, whole or half made. Raises CommandFailed if it is in use."""
-    devmapper.remove(_once(label))
-    loopdev.detach(source(label))
+    devmapper.remove(_once(label))  # and with it the loop devices
     devmapper.remove(_from(label))
 
 
