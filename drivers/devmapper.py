@@ -7,9 +7,12 @@ Documentation/ABI/testing/sysfs-block-dm).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
+import select
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +21,8 @@ from drivers import udevrules
 from drivers.command import run
 
 _NUMBER = re.compile(r"\d+:\d+")
+_DEV_ARM_POLL = 0xC138FD10  # linux/dm-ioctl.h: _IOWR(0xfd, 16, struct dm_ioctl)
+_IOCTL_LENGTH = 312
 _FAILED_PATH = re.compile(r"(\d+:\d+) F \d+")
 
 SECTOR = 512
@@ -82,17 +87,68 @@ def message(name: str, text: str) -> None:
     run(["dmsetup", "message", name, "0", text])
 
 
+class Events:
+    """Tells when any map of this host has had an event: a path that failed, a new table (Linux: linux/dm-ioctl.h)."""
+
+    def __init__(self) -> None:
+        """Raises OSError without device-mapper."""
+        self._control = os.open("/dev/mapper/control", os.O_RDONLY | os.O_CLOEXEC)
+        self.arm()
+
+    def fileno(self) -> int:
+        """What to poll: it is readable after an event."""
+        return self._control
+
+    def arm(self) -> None:
+        """Wait for the next event. To be called before maps are looked at, so that none is missed."""
+        argument = bytearray(_IOCTL_LENGTH)
+        argument[0:4] = (4).to_bytes(4, "little")  # the version
+        argument[12:16] = _IOCTL_LENGTH.to_bytes(4, "little")
+        fcntl.ioctl(self._control, _DEV_ARM_POLL, argument)
+
+    def happened(self) -> bool:
+        """Whether there was an event since it was armed. If so, it is armed again."""
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        if not poller.poll(0):
+            return False
+        self.arm()
+        return True
+
+    def close(self) -> None:
+        """Stop listening."""
+        os.close(self._control)
+
+
+class FailedPaths:
+    """The failed paths of multipath maps, for who asks often: a map is asked, by a process, only after an event."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: Events | None = None
+        self._known: dict[str, list[str]] = {}
+
+    def of(self, name: str) -> list[str]:
+        """As ``failed_paths``. Raises CommandFailed, OSError."""
+        with self._lock:
+            if self._events is None:
+                self._events = Events()
+            elif self._events.happened():
+                self._known.clear()
+            if name not in self._known:
+                self._known[name] = failed_paths(name)
+            return self._known[name]
+
+
 def failed_paths(name: str) -> list[str]:
     """The devices, by their numbers, that a multipath map does not read by any more. Raises CommandFailed."""
     return _FAILED_PATH.findall(status(name))
 
 
-def reinstate(name: str) -> bool:
-    """Have a multipath map read by its failed paths again. False if there are none. Raises CommandFailed."""
-    failed = failed_paths(name)
+def reinstate(name: str, failed: Iterable[str]) -> None:
+    """Have a multipath map read by these failed paths again. Raises CommandFailed."""
     for path in failed:
         message(name, f"reinstate_path {path}")
-    return bool(failed)
 
 
 def either(first: Path, second: Path, sectors: int) -> str:

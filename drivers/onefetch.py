@@ -5,14 +5,15 @@ Below them reads therefore go through pages in memory, where who wants a page th
 
     virtman-cacheonce-LABEL (multipath) -> loop devices -> virtman-cachefrom-LABEL -> parents
 
-A loop device handles one request after the other (Linux: drivers/block/loop.c, loop_process_work). So there are several
-over the same device, whose pages they share, and each request goes to the one with the least to do. They are told that
-reads are random: then what is asked for is fetched, by one request, and nothing ahead of it (Linux: mm/readahead.c,
-page_cache_sync_ra).
+A loop device handles one request after the other, and a request page by page (Linux: drivers/block/loop.c,
+loop_process_work and lo_read_simple). So there are several over the same device, whose pages they share; each request
+goes to the one with the least to do. They are told that reads are random: then nothing is fetched ahead (Linux:
+mm/readahead.c, page_cache_sync_ra).
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +24,10 @@ MODULES = ("dm_multipath", "dm_queue_length")
 """What it needs of the kernel, besides loop devices."""
 
 WIDTH = 4
-"""Requests that are on their way at the same time, each of which a cache has made small."""
+"""Requests that are on their way at the same time."""
+
+PIECE = mmap.PAGESIZE
+"""Bytes of a request that loses no time here; the pages of a larger one are fetched one after the other."""
 
 
 def start(label: str, table: Iterable[str], sectors: int) -> Path:
@@ -68,11 +72,6 @@ def free(label: str) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
-
-
-def reinstate(label: str) -> None:
-    """Read again by loop devices that passed an error on. Raises CommandFailed."""
-    devmapper.reinstate(_once(label))
 
 
 def _once(label: str) -> str:

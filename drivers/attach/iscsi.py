@@ -15,7 +15,6 @@ here and not by iscsiadm, which takes secrets only where every user of the host 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import select
@@ -78,9 +77,6 @@ _SILENCE = 1.0
 _HEAD_START = 5.0
 """Seconds from the first path, or from the beginning without one, until the other parents are logged in to. A login
 takes processors and the network, which the host that begins to read needs itself."""
-
-_DM_DEV_ARM_POLL = 0xC138FD10  # linux/dm-ioctl.h: _IOWR(0xfd, 16, struct dm_ioctl)
-_DM_IOCTL_LENGTH = 312
 
 
 class IscsiAttach:
@@ -286,15 +282,14 @@ class _Route:
     # The watching thread
 
     def _watch(self) -> None:
-        with Path("/dev/mapper/control").open("rb", buffering=0) as events:
+        with contextlib.closing(devmapper.Events()) as events:
             poller = select.poll()
             poller.register(events, select.POLLIN)
             poller.register(self._wake, select.POLLIN)
             news = True
             while not self._stopped.is_set():
                 if news:
-                    # Armed before looking, and not again before the next event: none is missed.
-                    fcntl.ioctl(events, _DM_DEV_ARM_POLL, _arm_argument())
+                    events.arm()
                 try:
                     self._tell(self._look(news=news))
                     news = False
@@ -478,14 +473,6 @@ def _flaw(disk: Path, image: Image) -> str:
 
 def _word(path: Path) -> str:
     return path.read_text().strip()
-
-
-def _arm_argument() -> bytearray:
-    """A struct dm_ioctl with version 4 and its own length."""
-    argument = bytearray(_DM_IOCTL_LENGTH)
-    argument[0:4] = (4).to_bytes(4, "little")
-    argument[12:16] = _DM_IOCTL_LENGTH.to_bytes(4, "little")
-    return argument
 
 
 def _sessions() -> dict[_Target, _Session]:

@@ -83,6 +83,7 @@ class BcacheCache:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._volumes = Volumes(self._folder, file_size=pool_size, bucket=bucket)
         self._split = split
+        self._failed_paths = devmapper.FailedPaths()
         self._lock = threading.Lock()
         """Nobody stops a volume while somebody joins it."""
 
@@ -107,7 +108,9 @@ class BcacheCache:
                     disk = self._start_disk(image, base.path)
                     self._begin_count(image)
                     sectors = image.size // _SECTOR
-                    split = devmapper.create(_split_of(image), self._splitting(disk, sectors), read_only=True)
+                    split = devmapper.create(
+                        _split_of(image), _pieces(0, sectors, disk, GUARD // _SECTOR, self._split), read_only=True
+                    )
                     devmapper.create(top, [devmapper.either(split, base.path, sectors)], read_only=True)
                 except (DriverError, OSError):
                     self._undo(image)
@@ -242,8 +245,10 @@ class BcacheCache:
         """Read by way of bcache again, or of the parents, if that has failed."""
         top = _top(image)
         if devmapper.exists(top):
-            onefetch.reinstate(label(image))
-            if devmapper.reinstate(top):
+            once = onefetch.device(label(image)).name
+            devmapper.reinstate(once, self._failed_paths.of(once))
+            if failed := self._failed_paths.of(top):
+                devmapper.reinstate(top, failed)
                 devmapper.message(top, "switch_group 1")
 
     def _open_images(self) -> list[str]:
@@ -348,7 +353,7 @@ class BcacheCache:
         table = [
             f"0 {head} linear {header} {SHIFT // _SECTOR}",
             f"{head} {guard} zero",
-            f"{head + guard} {sectors} linear {data} 0",
+            *_pieces(head + guard, sectors, data, 0, onefetch.PIECE),
             f"{head + guard + sectors} {guard} zero",
         ]
         devmapper.create(_below(image), table)
@@ -375,16 +380,6 @@ class BcacheCache:
             self._close(image)
         except (DriverError, OSError) as error:
             log.error("image %s: removing a half made cache failed too: %s", image.name, error)
-
-    def _splitting(self, disk: Path, sectors: int) -> list[str]:
-        """A table of the image on ``disk`` that lets no request cross a multiple of SPLIT; a tail is shorter than that.
-
-        A striped target with one stripe does nothing but that (Linux: drivers/md/dm-stripe.c).
-        """
-        chunk, first = self._split // _SECTOR, GUARD // _SECTOR
-        even = sectors // chunk * chunk
-        lines = [f"0 {even} striped 1 {chunk} {disk} {first}"] if even else []
-        return [*lines, f"{even} {sectors - even} linear {disk} {first + even}"] if sectors > even else lines
 
     def _count(self, image: Image) -> int:
         """Bytes fetched from the parents for the image's volume until now, which are also written down."""
@@ -422,6 +417,18 @@ class BcacheCache:
 
     def _header(self, image: Image) -> Path:
         return file_of(self._folder, image, "header")
+
+
+def _pieces(start: int, sectors: int, device: Path, first: int, size: int) -> list[str]:
+    """Lines of a table, from sector ``start`` on, over a device from its sector ``first`` on.
+
+    They let no request cross a multiple of ``size`` bytes; what is left at the end is shorter than that. A striped
+    target with one stripe does nothing else (Linux: drivers/md/dm-stripe.c).
+    """
+    chunk = size // _SECTOR
+    even = sectors // chunk * chunk
+    lines = [f"{start} {even} striped 1 {chunk} {device} {first}"] if even else []
+    return [*lines, f"{start + even} {sectors - even} linear {device} {first + even}"] if sectors > even else lines
 
 
 def _top(image: Image) -> str:

@@ -70,6 +70,7 @@ class DmCache:
     def __init__(self, place: Place) -> None:
         self._folder = place.state / "cache"
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._failed_paths = devmapper.FailedPaths()
         self._seen: dict[str, int] = {}
         """By label: what had been fetched when all of it was found in the cache."""
 
@@ -183,7 +184,8 @@ class DmCache:
         """Have dm-cache copy the blocks that are in memory below it, and drop them there."""
         if not all(devmapper.exists(path.name) for path in (_inner(image), onefetch.device(label(image)))):
             return
-        onefetch.reinstate(label(image))
+        once = onefetch.device(label(image)).name
+        devmapper.reinstate(once, self._failed_paths.of(once))
         fetched = onefetch.fetched(label(image))
         if self._seen.get(label(image)) == fetched:
             return

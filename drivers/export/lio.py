@@ -61,6 +61,7 @@ class LioExport:
         self._host = checked(place.host)
         self._address = iscsinames.address_of(place.address, port)
         self._ip, self._port = iscsinames.portal_of(self._address)
+        self._failed_paths = devmapper.FailedPaths()
         self._numbering = threading.Lock()  # rtslib picks the number of a new disk without one
 
     @property
@@ -111,7 +112,7 @@ class LioExport:
             target = self._target(image)
             if target is None or not any(group.enable and _plugged_in(group) for group in target.tpgs):
                 return False
-        return " F " not in devmapper.status(_LOWER + image)
+        return not self._failed_paths.of(_LOWER + image)
 
     def hit_bytes(self, image: str) -> int:
         """0: the kernel counts what the target's children read, not where the cache below found it."""

@@ -13,7 +13,7 @@ _LISTINGS = {
     "targets": "find /sys/kernel/config/target -mindepth 2 -maxdepth 4 -type d"
     " ! -path '*/discovery_auth*' ! -path '*/alua*'",
     "bcache sets": "ls /sys/fs/bcache",
-    "disks": "ls /sys/block",
+    "disks": "ls /sys/block | grep -v '^loop'",  # unused loop devices stay
 }
 
 

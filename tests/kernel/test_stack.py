@@ -9,9 +9,9 @@ from lab.kernel.services import TIMEOUT
 from lab.kernel.tinyvm import tiny_vm
 from tests.kernel.stacks import StackCase, services
 
-SIZE = 24 << 20
-SMALL = 4 << 20
-WRITTEN = 4 << 20
+SIZE = 8 << 20
+SMALL = 2 << 20
+WRITTEN = 2 << 20
 """Bytes at the start of a disk that a test writes."""
 
 
@@ -98,7 +98,7 @@ class CrashTest(StackCase):
         path = self.create(host, "vm", "image")
         self.read(host, path, "image", SIZE)
         host.run(fio(path, WRITE), timeout=TIMEOUT)
-        reading = self.begin_reading(child, self.create(child, "reader", "image"), "image", SIZE, seconds=30.0)
+        reading = self.begin_reading(child, self.create(child, "reader", "image"), "image", SIZE, seconds=15.0)
         self.wait_until(child, "test -e /run/reader-reads")
         host.cut_power()
         self.done_reading(reading)
