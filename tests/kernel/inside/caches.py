@@ -81,7 +81,7 @@ class CacheCase(TestCase):
         self.assertLessEqual(total, AT_MOST * image.size)
 
     def check_readers_at_once_fetch_once(self) -> None:
-        image, base = self.base()
+        image, base = self.base(size=4 << 20)
         path = self.opened(image, base)
         before, ready = fetched(base), threading.Barrier(READERS)
 
