@@ -6,8 +6,6 @@ device-mapper event, and once a second looks for sessions that broke while nobod
 the kernel for parents that do not even acknowledge what TCP sends them, and ends their connections: iSCSI's own watch
 counts whole seconds.
 
-All parents are logged in to, but the first one gets a head start: a host that begins to read needs one path soon.
-
 Host and parent prove themselves to each other by CHAP. The record of a parent, which open-iscsi logs in by, is written
 here and not by iscsiadm, which takes secrets only where every user of the host can read them.
 """
@@ -19,7 +17,6 @@ import logging
 import os
 import select
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -73,10 +70,6 @@ _FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
 _WATCH_INTERVAL, _SILENCE_INTERVAL = 1.0, 0.25
 _SILENCE = 1.0
 """Seconds without a sign from a parent until it is left, if there is another one."""
-
-_HEAD_START = 5.0
-"""Seconds from the first path, or from the beginning without one, until the other parents are logged in to. A login
-takes processors and the network, which the host that begins to read needs itself."""
 
 
 class IscsiAttach:
@@ -237,8 +230,6 @@ class _Route:
         self._workers: dict[_Target, threading.Thread] = {}
         self._loaded: list[str] | None = None
         """The numbers in the map, once known."""
-        self._first_until = time.monotonic() + _HEAD_START
-        """Until when only the first parent is logged in to; 0 since there was trouble with a parent."""
         devmapper.create(self._map, [table(image, [])], read_only=True)
         devmapper.message(self._map, "queue_if_no_path")  # it may have been abandoned
         # An earlier driver object's paths are good until they fail.
@@ -308,8 +299,7 @@ class _Route:
         """End the connections of silent parents, so that the map sends their requests by another path at once."""
         with self._lock:
             targets = set(self._up)
-            untried = len(self._targets) > 1 and time.monotonic() < self._first_until
-        if len(targets) < 2 and not untried:
+        if len(targets) < 2:
             return
         for target in targets:
             try:
@@ -328,7 +318,7 @@ class _Route:
             sessions = _sessions()
             failed = set(devmapper.failed_paths(self._map)) if news else set()
             numbers, lost = [], []
-            for place, (parent, target) in enumerate(self._targets.items()):
+            for parent, target in self._targets.items():
                 number = _number(sessions.get(target), self._image)
                 if target in self._up and number is not None and number not in failed:
                     numbers.append(number)
@@ -337,9 +327,7 @@ class _Route:
                     log.warning("image %s: parent %s lost", self._image.name, parent.host)
                     self._up.discard(target)
                     lost.append(parent)
-                    self._first_until = 0.0
-                if place == 0 or time.monotonic() >= self._first_until:
-                    self._work(target, self._bring_up)
+                self._work(target, self._bring_up)
             self._load(numbers)
             wanted = set(self._targets.values())
             self._up &= wanted
@@ -380,8 +368,6 @@ class _Route:
             trouble = self._try(target)
             if not trouble:
                 with self._lock:
-                    if not self._up and self._first_until:
-                        self._first_until = time.monotonic() + _HEAD_START
                     self._up.add(target)
                 os.eventfd_write(self._wake, 1)
                 return
@@ -410,18 +396,10 @@ class _Route:
                 session.scan()
                 disk = session.disk()
             return "no disk yet" if disk is None else _flaw(disk, self._image)
+        except CommandFailed as error:
+            return _REFUSALS.get(error.code, str(error))
         except (DriverError, OSError) as error:
-            if isinstance(error, CommandFailed) and error.code in _REFUSALS:
-                return _REFUSALS[error.code]
-            self._turn_to_others()
             return str(error)
-
-    def _turn_to_others(self) -> None:
-        """Do not wait for the first parent any more."""
-        with self._lock:
-            waited, self._first_until = self._first_until, 0.0
-        if waited:
-            os.eventfd_write(self._wake, 1)
 
     def _let_go(self, target: _Target) -> None:
         try:
