@@ -6,7 +6,10 @@ host by a lock on the host's row, taken in the order host, then images by id.
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -46,6 +49,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from volt.errors import StoreUnusable
 from volt.models import HostState, NodeState
 from volt.tree import Departure, Node, Tree
+
+log = logging.getLogger(__name__)
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 NAME = String(63)
@@ -201,8 +206,25 @@ class Store:
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # transactions begin as _begin_sqlite says
-    for pragma in ("journal_mode = WAL", "busy_timeout = 5000", "foreign_keys = ON"):
-        connection.execute(f"PRAGMA {pragma}")
+    # Of Volts that start together each waits until all others are done: seconds, when the disk is busy.
+    connection.execute("PRAGMA busy_timeout = 30000")
+    _log_ahead(connection)
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _log_ahead(connection: Any) -> None:
+    """Have the file log ahead. One of two that switch it to that at once is refused without having to wait."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            log.debug("waiting for another Volt to prepare the database")
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -6,6 +6,7 @@ import random
 import shutil
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from alembic import command
@@ -119,18 +120,15 @@ class StoreCase(TestCase):
 
     def test_stores_that_open_at_once_agree_on_the_key(self) -> None:
         self.url += "-new"
-        start, keys = threading.Barrier(8), []
+        start = threading.Barrier(8)
 
-        def open_store() -> None:
+        def key_of_a_new_store() -> bytes:
             start.wait(timeout=30)
-            keys.append(self.open().edge_key)
+            return self.open().edge_key
 
-        threads = [threading.Thread(target=open_store) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual((8, 1), (len(keys), len(set(keys))))
+        with ThreadPoolExecutor(8) as pool:
+            keys = [opened.result() for opened in [pool.submit(key_of_a_new_store) for _ in range(8)]]
+        self.assertEqual(1, len(set(keys)))
 
     def test_a_database_without_its_key_is_refused(self) -> None:
         with self.store.write() as session:
