@@ -17,6 +17,7 @@ _CTL_GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A  # linux/loop.h
 _CONFIG = struct.Struct("=II52xI240x")
 """struct loop_config: file, bytes of a block, and of struct loop_info64 only the flags."""
 _READ_ONLY, _AUTOCLEAR = 1, 4
+_TRIES = 32
 
 
 def attach(file: Path, *, read_only: bool = False, direct: bool = True) -> Path:
@@ -66,17 +67,17 @@ def files() -> frozenset[Path]:
 
 def _configured(fd: int, opened: contextlib.ExitStack) -> Path:
     """A new read-only loop device over an open one; it is open itself."""
-    while True:
+    for tries_left in reversed(range(_TRIES)):
         device = _free_device()
         loop = os.open(device, os.O_RDONLY)
         opened.callback(os.close, loop)
         try:
             fcntl.ioctl(loop, _CONFIGURE, _CONFIG.pack(fd, 0, _READ_ONLY | _AUTOCLEAR))
+            break
         except OSError as error:
-            if error.errno == errno.EBUSY:  # somebody was faster
-                continue
-            raise
-        return device
+            if error.errno != errno.EBUSY or not tries_left:  # busy: somebody was faster
+                raise
+    return device
 
 
 def _free_device() -> Path:
