@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,14 @@ YOUNG = 97
 """Per cent of unused buckets, above which a set is young: see ``settle``."""
 
 _FS = Path("/sys/fs/bcache")
+
+# Where the superblock is on a device, and what is where in it (Linux: drivers/md/bcache/bcache_ondisk.h, cache_sb_disk)
+_SUPER_AT, _SUPER_SIZE = 4096, 4096
+_FLAGS_AT, _KEYS_AT, _KEYS_FROM = 104, 206, 208
+_REPLACEMENT = 0b111 << 2
+"""The flags that name the replacement policy; lru is 0."""
+_WORD = struct.Struct("<Q")
+_POLYNOMIAL, _ALL_ONES = 0x42F0E1EBA9EA3693, (1 << 64) - 1
 
 
 def folder(name: str) -> Path:
@@ -98,7 +107,29 @@ def detach(name: str) -> None:
         wait(lambda: set_of(name) is None, name)
 
 
-def settle(home: Path, *, stopping: bool = False) -> None:
+def prefer_unused(name: str) -> None:
+    """Before a set starts on a map: have its superblock ask for the policy that takes unused buckets first.
+
+    At a start bcache takes hundreds of buckets into its list of free ones, by the policy in the superblock: that which
+    was set last, also before a power cut. A damaged superblock is left to bcache, which refuses it. Raises OSError.
+    """
+    if settings(name).exists():
+        return
+    with devmapper.map_path(name).open("r+b", buffering=0) as file:
+        file.seek(_SUPER_AT)
+        block = bytearray(file.read(_SUPER_SIZE))
+        end = _KEYS_FROM + 8 * int.from_bytes(block[_KEYS_AT : _KEYS_AT + 2], "little")
+        (checksum,), (flags,) = (_WORD.unpack_from(block, at) for at in (0, _FLAGS_AT))
+        if checksum != _crc64(bytes(block[8:end])) or not flags & _REPLACEMENT:
+            return
+        _WORD.pack_into(block, _FLAGS_AT, flags & ~_REPLACEMENT)
+        _WORD.pack_into(block, 0, _crc64(bytes(block[8:end])))
+        file.seek(_SUPER_AT)
+        file.write(block)
+        os.fsync(file.fileno())
+
+
+def settle(home: Path) -> None:
     """Have a set throw away what was not used for longest, or, while it is young, what chance hits.
 
     bcache counts the age of a bucket in steps of 1/1024 of the set's size that were read, and divides the age of the
@@ -106,11 +137,10 @@ def settle(home: Path, *, stopping: bool = False) -> None:
     oldest, and throws away what was just fetched in a set that is nearly empty. Of buckets chosen at random few are in
     use then.
 
-    Just after a start it does prefer unused buckets, and takes hundreds into its list of free ones. It finds the policy
-    for that in its superblock, so that a young set is to be told before it is ``stopping``.
+    Just after a start it does prefer unused ones, see ``prefer_unused``.
     """
     policy = home / "cache0/cache_replacement_policy"
-    wanted = "lru" if stopping or _unused(home) <= YOUNG else "random"
+    wanted = "lru" if _unused(home) <= YOUNG else "random"
     if f"[{wanted}]" not in policy.read_text():
         tell(policy, wanted)
 
@@ -121,6 +151,16 @@ def _target(link: Path) -> Path | None:
         return link.resolve(strict=True)
     except OSError:
         return None
+
+
+def _crc64(data: bytes) -> int:
+    """The checksum of a superblock (Linux: lib/crc64.c, crc64_be; drivers/md/bcache/util.h, bch_crc64)."""
+    crc = _ALL_ONES
+    for byte in data:
+        crc ^= byte << 56
+        for _ in range(8):
+            crc = (crc << 1 ^ _POLYNOMIAL if crc >> 63 else crc << 1) & _ALL_ONES
+    return crc ^ _ALL_ONES
 
 
 def _unused(home: Path) -> int:

@@ -10,7 +10,6 @@ path that leads to something else after a reboot is left alone. While images are
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -88,6 +87,7 @@ class Volumes:
         if _number(path) != number:
             raise BadVolume(path, "what was made there is missing")
         self._create(half, path)
+        bcachedev.prefer_unused(half)
         try:
             bcachedev.register(half)
         except BadDisk as error:
@@ -106,10 +106,7 @@ class Volumes:
 
     def stop(self, path: Path, number: str) -> None:
         """Release the volume, to which no image is attached. What a failed one holds is not trusted any more."""
-        failed, home = self.failed(number), self.running(number)
-        if home is not None:
-            with contextlib.suppress(OSError):  # it may fail just now
-                bcachedev.settle(home, stopping=True)
+        failed = self.failed(number)
         for name in (_map(number), _half(number)):
             bcachedev.stop(name)
             devmapper.remove(name)

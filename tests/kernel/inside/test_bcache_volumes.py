@@ -99,6 +99,28 @@ class VolumesTest(BcacheCase):
         self.assert_reads(image, self.opened(image, base))
         self.assertLessEqual(fetched(base) - before, image.size // 20)
 
+    def test_a_volume_is_started_with_the_policy_that_takes_unused_space_first(self) -> None:
+        self.opened(*self.base(size=IMAGE))
+        (name,) = devmapper.names("virtman-cachevol-")
+        for below in bcachedev.attached(self.running(name)):
+            bcachedev.detach(below)
+        self.assertEqual("random", self.policy_after_a_restart(name))
+        bcachedev.stop(name)
+        bcachedev.prefer_unused(name)
+        self.assertEqual("lru", self.policy_after_a_restart(name))
+
+    def policy_after_a_restart(self, name: str) -> str:
+        """What bcache itself finds in the superblock."""
+        bcachedev.stop(name)
+        bcachedev.register(name)
+        said = (self.running(name) / "cache0/cache_replacement_policy").read_text()
+        return said.partition("[")[2].partition("]")[0]
+
+    def running(self, name: str) -> Path:
+        found = bcachedev.running_set(name)
+        assert found is not None
+        return found
+
     def test_a_start_that_was_cut_short_is_finished(self) -> None:
         self.opened(*self.base("one", 1 << 20))
         (name,) = devmapper.names("virtman-cachevol-")
