@@ -12,18 +12,17 @@ from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import AT_MOST, fetched, sets
 
+SIZES = (4096, 128 << 10, 1 << 20)
+
 
 class BcacheTest(BcacheCase):
     """One volume."""
 
-    def test_direct_reads_of_4_kib_are_fetched_once(self) -> None:
-        self.check_fetched_once(4096, direct=True)
+    def test_direct_reads_of_any_size_are_fetched_once(self) -> None:
+        self.check_fetched_once(*self.base(), SIZES, direct=True)
 
-    def test_direct_reads_of_1_mib_are_fetched_once(self) -> None:
-        self.check_fetched_once(1 << 20, direct=True)
-
-    def test_buffered_reads_of_128_kib_are_fetched_once(self) -> None:
-        self.check_fetched_once(128 << 10, direct=False)
+    def test_buffered_reads_of_any_size_are_fetched_once(self) -> None:
+        self.check_fetched_once(*self.base(), SIZES, direct=False)
 
     def test_ten_readers_at_once_fetch_once(self) -> None:
         self.check_readers_at_once_fetch_once()
@@ -126,7 +125,7 @@ class BcacheTest(BcacheCase):
     def test_a_fast_reader_fetches_once_while_the_kernel_thinks_all_it_reads_is_old(self) -> None:
         """That is so until 1/128 of the volume was read; after its first free buckets it takes others."""
         self.cache = BcacheCache(self.place, pool_size=8 << 30)
-        self.check_fetched_once(1 << 20, direct=True, size_of_image=48 << 20)
+        self.check_fetched_once(*self.base(size=48 << 20), [1 << 20], direct=True)
 
     def test_a_base_without_a_kernel_device_or_of_half_a_sector_is_refused(self) -> None:
         image, base = self.base(size=1 << 20)
