@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from drivers.base import Image, Parent
+from drivers.base import Child, Image, Parent
 from drivers.errors import DriverError
+from virtman.admission import Admission
 from virtman.errors import CoordinatorDown, ImageExists, Suspended, VirtmanError
 from virtman.hostdrivers import HostDrivers
 from virtman.imagestore import ImageStore
@@ -81,6 +82,7 @@ class Stacks:
         self._in_use = in_use
         self._step = step
         self._locks = NamedLocks()
+        self._admission = Admission(drivers.export)
 
     def ensure(self, name: str) -> ImageRecord:
         """The image's stack, made if it is not there. Raises UnknownImage, CoordinatorDown, DriverError.
@@ -151,7 +153,7 @@ class Stacks:
                 assignment = self._volt.publish(image)
                 record = with_assignment(record, assignment, confirmed=True)
                 record = record.model_copy(update={"phase": ImagePhase.ATTACHED})
-                self._drivers.export.allow(image.name, record.child_list())  # some may have joined already
+                self._let_in(record)  # some may have joined already
                 self._shelf.put(image.name, record)
             except (VirtmanError, DriverError) as error:
                 self._undo_publish(before, record, error)
@@ -170,6 +172,7 @@ class Stacks:
         if self._suspended:
             raise Suspended("this host is suspended; start its agent again first")
         self._drivers.export.reserve(record.name)
+        self._let_in(record)
         image = record.image
         if record.role is Role.ORIGIN:
             device = self._drivers.attach.origin(image, self._store.path(image))
@@ -178,9 +181,17 @@ class Stacks:
             self._step("attach:connected")
             device = self._drivers.cache.open(image, base)
             self._step("attach:cached")
-        self._drivers.export.publish(image, device, replace=replace)
-        self._drivers.export.allow(record.name, record.child_list())
+        with self._admission.unchanged(record.name):
+            self._drivers.export.publish(image, device, replace=replace)
         self._step("attach:published")
+
+    def _let_in(self, record: ImageRecord) -> None:
+        self._admission.open(record.name, record.assigned, record.child_list())
+
+    def admit(self, assignment: Assignment) -> None:
+        """Let the children in that Volt names now. It does not wait for who makes or changes the stack."""
+        children = [Child(child.host, child.secret) for child in assignment.children]
+        self._admission.update(assignment.image, assignment.revision, children)
 
     def follow(self, assignment: Assignment) -> None:
         """Read from the parents that Volt names now and record it, so that the next heartbeat confirms it."""
@@ -205,7 +216,7 @@ class Stacks:
             if moved or record.unconfirmed:
                 log.info("image %s: dropping the old parents of revision %d", record.name, record.revision)
                 self._build(wanted, replace=True)
-        self._drivers.export.allow(record.name, wanted.child_list())
+        self._let_in(wanted)
         self._shelf.put(record.name, with_assignment(record, assignment, confirmed=True))
 
     def rejoin(self, name: str) -> None:
@@ -217,6 +228,7 @@ class Stacks:
             if record.role is Role.ORIGIN:
                 log.warning("image %s: Volt does not list it any more; publish it again, or remove it by gc", name)
                 return
+            self._admission.close(name)  # a Volt that has forgotten may count revisions anew
             self._follow(record, self._volt.join(name))
 
     def suspend(self, name: str) -> None:
@@ -303,6 +315,7 @@ class Stacks:
 
     def _remove_layers(self, record: ImageRecord) -> None:
         """Remove every layer, going on after an error; raises the first and logs all."""
+        self._admission.close(record.name)
         acts: list[Callable[[], None]] = [
             lambda: self._drivers.attach.abandon(record.name),
             lambda: self._drivers.export.withdraw(record.name),
@@ -364,6 +377,7 @@ class Stacks:
         """Remove the layers of an image without a record."""
         with self._locks.hold(name):
             if self._shelf.get(name) is None:
+                self._admission.close(name)
                 self._drivers.attach.abandon(name)
                 self._drivers.export.withdraw(name)
                 self._drivers.attach.disconnect(name)

@@ -43,6 +43,7 @@ class Upkeep:
             return
         if answer is not None:
             for assignment in answer.assignments:
+                self._workers.submit(f"admit {assignment.image}", partial(self._stacks.admit, assignment))
                 self._workers.submit(f"follow {assignment.image}", partial(self._follow, assignment))
             for name in answer.absent:
                 self._workers.submit(f"rejoin {name}", partial(self._rejoin, name))

@@ -17,6 +17,7 @@ from volt.client import Child
 
 SOON = 10.0
 TROUBLE = DriverError("the device is on fire")
+CHILD = Child(host="child", secret=secret_of("debian", "child"))
 CHILD_OF_MINE = Child(host="child", secret=secret_of("mine", "child"))
 
 
@@ -94,6 +95,28 @@ class EnsureTest(StacksTest):
         self.assertEqual({}, self.host.routes, "the undoing went on after its error")
         self.host.failing = {}
         self.scene.restart()
+        self.scene.check_empty(self)
+
+    def test_a_child_that_volt_names_meanwhile_is_let_in_at_once_and_stays(self) -> None:
+        self.volt.offer("debian")
+        let_in = []
+
+        def moment(what: str) -> None:
+            if what == "before cache.open":
+                place = self.volt.places["debian"]
+                self.stacks.admit(place.model_copy(update={"revision": place.revision + 1, "children": [CHILD]}))
+                let_in.append(list(self.host.allowed["debian"]))
+
+        self.host.moment = moment
+        self.stacks.ensure("debian")
+        self.assertEqual([[child("child")]], let_in)
+        self.assertEqual([child("child")], self.host.allowed["debian"])
+
+    def test_nobody_is_let_in_after_a_stack_was_removed(self) -> None:
+        self.attached()
+        place = self.volt.places["debian"]
+        self.stacks.remove_if_idle("debian")
+        self.stacks.admit(place.model_copy(update={"revision": place.revision + 1, "children": [CHILD]}))
         self.scene.check_empty(self)
 
     def test_different_images_are_attached_side_by_side(self) -> None:
