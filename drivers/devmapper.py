@@ -1,28 +1,35 @@
 """Device-mapper maps by name. All calls are idempotent.
 
-dmsetup(8) changes them; which there are is read in /sys, without a process for each look (Linux:
-Documentation/ABI/testing/sysfs-block-dm).
+dmsetup(8) changes them; which there are, also half made ones, is asked of the kernel without a process for each look
+(Linux: linux/dm-ioctl.h).
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import fcntl
 import os
 import re
 import select
+import struct
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from drivers import udevrules
 from drivers.command import run
 
 _NUMBER = re.compile(r"\d+:\d+")
-_DEV_ARM_POLL = 0xC138FD10  # linux/dm-ioctl.h: _IOWR(0xfd, 16, struct dm_ioctl)
-_IOCTL_LENGTH = 312
+_CONTROL = "/dev/mapper/control"
+_LIST_DEVICES, _DEV_ARM_POLL = 0xC138FD02, 0xC138FD10  # linux/dm-ioctl.h: _IOWR(0xfd, 2 or 16, struct dm_ioctl)
+_IOCTL = struct.Struct("=3I2I8xI280x")
+"""struct dm_ioctl: the version, the size of all data, where they start, the flags."""
+_LISTED = struct.Struct("=QI")
+"""struct dm_name_list: the device's number, where the next one is. The name follows, and the number of events."""
+_TOO_SMALL = 1 << 8
 _FAILED_PATH = re.compile(r"(\d+:\d+) F \d+")
 
 SECTOR = 512
@@ -43,6 +50,8 @@ def create(name: str, table: Iterable[str], *, read_only: bool = False) -> Path:
 
     Raises CommandFailed, CommandTimedOut, ToolMissing.
     """
+    if exists(name) and not _is_whole(name):
+        remove(name)
     if not exists(name):
         udevrules.apply()
         options = ["--readonly"] if read_only else []
@@ -62,9 +71,8 @@ def reload(name: str, table: Iterable[str], *, read_only: bool = False) -> None:
     options = ["--readonly"] if read_only else []
     with _lines(table) as file:
         run(["dmsetup", "load", *options, name, file])
-    # Without flushing: a pool that is out of space could not.
-    run(["dmsetup", "suspend", "--noflush", "--nolockfs", name])
-    run(["dmsetup", "resume", *_UNPROBED, name])
+    # It suspends the map first, without flushing: a pool that is out of space could not (Linux: do_resume).
+    run(["dmsetup", "resume", "--noflush", "--nolockfs", *_UNPROBED, name])
 
 
 def rename(old: str, new: str) -> None:
@@ -73,8 +81,9 @@ def rename(old: str, new: str) -> None:
 
 
 def events(name: str) -> int:
-    """How many events the map has had. Raises CommandFailed."""
-    return int(run(["dmsetup", "info", "--columns", "--noheadings", "--options", "events", name]).stdout)
+    """How many events the map has had: a path that failed, a threshold that was reached. None if there is no map."""
+    found = _listing().get(name)
+    return 0 if found is None else found.events
 
 
 def openers(name: str) -> int:
@@ -92,7 +101,7 @@ class Events:
 
     def __init__(self) -> None:
         """Raises OSError without device-mapper."""
-        self._control = os.open("/dev/mapper/control", os.O_RDONLY | os.O_CLOEXEC)
+        self._control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
         self.arm()
 
     def fileno(self) -> int:
@@ -101,10 +110,7 @@ class Events:
 
     def arm(self) -> None:
         """Wait for the next event. To be called before maps are looked at, so that none is missed."""
-        argument = bytearray(_IOCTL_LENGTH)
-        argument[0:4] = (4).to_bytes(4, "little")  # the version
-        argument[12:16] = _IOCTL_LENGTH.to_bytes(4, "little")
-        fcntl.ioctl(self._control, _DEV_ARM_POLL, argument)
+        fcntl.ioctl(self._control, _DEV_ARM_POLL, _argument(_IOCTL.size))
 
     def happened(self) -> bool:
         """Whether there was an event since it was armed. If so, it is armed again."""
@@ -190,11 +196,65 @@ def exists(name: str) -> bool:
 
 def names(prefix: str) -> frozenset[str]:
     """The maps whose names begin like this."""
-    found = set()
-    for file in Path("/sys/block").glob("dm-*/dm/name"):
-        with contextlib.suppress(OSError):  # it may be going
-            found.add(file.read_text().strip())
-    return frozenset(name for name in found if name.startswith(prefix))
+    return frozenset(name for name in _listing() if name.startswith(prefix))
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What a listing says of a map."""
+
+    minor: int
+    events: int
+
+
+def _is_whole(name: str) -> bool:
+    """Whether the map, if it is there, has its table: a dmsetup that was killed leaves one without."""
+    found = _listing().get(name)
+    if found is None:
+        return True
+    try:
+        return int(Path(f"/sys/block/dm-{found.minor}/size").read_text()) > 0
+    except FileNotFoundError:
+        return False
+
+
+def _listing() -> dict[str, _Listed]:
+    """All maps. Raises OSError if the kernel does not answer."""
+    try:
+        control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
+            return {}  # without device-mapper there are none
+        raise
+    try:
+        size = 1 << 12
+        while True:
+            argument = _argument(size)
+            fcntl.ioctl(control, _LIST_DEVICES, argument)
+            *_, end, start, flags = _IOCTL.unpack_from(argument)
+            if not flags & _TOO_SMALL:
+                return dict(_listed(argument[:end], start)) if end > start else {}
+            size *= 2
+    finally:
+        os.close(control)
+
+
+def _listed(data: bytearray, at: int) -> Iterator[tuple[str, _Listed]]:
+    """The maps of a listing (Linux: drivers/md/dm-ioctl.c, list_devices; kdev_t.h, huge_encode_dev)."""
+    following = 1
+    while following:
+        device, following = _LISTED.unpack_from(data, at)
+        name_ends = data.index(0, at + _LISTED.size)
+        (happened,) = struct.unpack_from("=I", data, (name_ends + 8) // 8 * 8)
+        minor = device & 0xFF | device >> 12 & 0xFFF00
+        yield data[at + _LISTED.size : name_ends].decode(), _Listed(minor, happened)
+        at += following
+
+
+def _argument(size: int) -> bytearray:
+    argument = bytearray(size)
+    _IOCTL.pack_into(argument, 0, 4, 0, 0, size, _IOCTL.size, 0)
+    return argument
 
 
 @contextmanager

@@ -66,7 +66,7 @@ _REFUSALS = {
     24: "it refuses this host: Volt has not named it yet, or with another secret",
 }
 _LOGIN_LIMIT = 30.0
-_FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
+_FIRST_RETRY, _LAST_RETRY = 0.2, 1.0
 _WATCH_INTERVAL, _SILENCE_INTERVAL = 1.0, 0.25
 _SILENCE = 1.0
 """Seconds without a sign from a parent until it is left, if there is another one."""
@@ -228,16 +228,26 @@ class _Route:
         self._stopped = threading.Event()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._workers: dict[_Target, threading.Thread] = {}
-        self._loaded: list[str] | None = None
-        """The numbers in the map, once known."""
+        found = devmapper.exists(self._map)
+        self._events = -1 if found else 0
+        """How many the map had had when its paths were asked for last."""
+        self._loaded: list[str] | None = []
+        """The numbers in the map, if known."""
+        self._up: set[_Target] = set()
         devmapper.create(self._map, [table(image, [])], read_only=True)
-        devmapper.message(self._map, "queue_if_no_path")  # it may have been abandoned
-        # An earlier driver object's paths are good until they fail.
-        sessions, there = _sessions(), set(devmapper.numbers_in(devmapper.table(self._map)))
-        self._up = {target for target in self._targets.values() if _number(sessions.get(target), image) in there}
+        if found:
+            self._find_paths()
         self._look()
         self._thread = threading.Thread(target=self._watch, name=f"parents-of-{image.name}", daemon=True)
         self._thread.start()
+
+    def _find_paths(self) -> None:
+        """An earlier driver object's paths are good until they fail."""
+        devmapper.message(self._map, "queue_if_no_path")  # it may have been abandoned
+        self._loaded = devmapper.numbers_in(devmapper.table(self._map))
+        sessions = _sessions()
+        numbers = {target: _number(sessions.get(target), self._image) for target in self._targets.values()}
+        self._up = {target for target, number in numbers.items() if number in self._loaded}
 
     def follow(self, parents: Sequence[Parent]) -> None:
         """See IscsiAttach.update."""
@@ -277,19 +287,14 @@ class _Route:
             poller = select.poll()
             poller.register(events, select.POLLIN)
             poller.register(self._wake, select.POLLIN)
-            news = True
             while not self._stopped.is_set():
-                if news:
-                    events.arm()
+                events.arm()
                 try:
-                    self._tell(self._look(news=news))
-                    news = False
+                    self._tell(self._look())
                 except (DriverError, OSError) as error:
                     log.warning("image %s: looking after its paths: %s", self._image.name, error)
-                    news = True
                 for _ in range(int(_WATCH_INTERVAL / _SILENCE_INTERVAL)):
                     if poller.poll(_SILENCE_INTERVAL * 1000):
-                        news = True
                         break
                     self._leave_silent()
                 with contextlib.suppress(BlockingIOError):
@@ -308,15 +313,10 @@ class _Route:
             except OSError as error:
                 log.debug("asking for the connections to %s: %s", target.portal, error)
 
-    def _look(self, *, news: bool = True) -> list[Parent]:
-        """Make the map's paths the usable parents, and have the others brought up. Returns those just lost.
-
-        ``news``: device-mapper may have had an event since the last look. A path fails with an event, so that without
-        one the map need not be asked, which takes a process.
-        """
+    def _look(self) -> list[Parent]:
+        """Make the map's paths the usable parents, and have the others brought up. Returns those just lost."""
         with self._lock:
-            sessions = _sessions()
-            failed = set(devmapper.failed_paths(self._map)) if news else set()
+            sessions, failed = _sessions(), self._failed()
             numbers, lost = [], []
             for parent, target in self._targets.items():
                 number = _number(sessions.get(target), self._image)
@@ -336,14 +336,21 @@ class _Route:
                     self._work(target, self._let_go)
             return lost
 
-    def _load(self, numbers: Sequence[str]) -> None:
-        if self._loaded == list(numbers):
+    def _failed(self) -> list[str]:
+        """The paths that failed since the last look: each with an event, so that mostly no process is needed."""
+        events, failed = devmapper.events(self._map), []
+        if events != self._events:
+            failed = devmapper.failed_paths(self._map)
+            self._events = events
+        return failed
+
+    def _load(self, numbers: list[str]) -> None:
+        if self._loaded == numbers:
             return
-        if devmapper.numbers_in(devmapper.table(self._map)) != list(numbers):
-            log.info("image %s: paths are now %s", self._image.name, ", ".join(numbers) or "none; reads wait")
-            self._loaded = None
-            devmapper.reload(self._map, [self._table(self._image, numbers)], read_only=True)
-        self._loaded = list(numbers)
+        log.info("image %s: paths are now %s", self._image.name, ", ".join(numbers) or "none; reads wait")
+        self._loaded = None
+        devmapper.reload(self._map, [self._table(self._image, numbers)], read_only=True)
+        self._loaded = numbers
 
     def _tell(self, lost: Iterable[Parent]) -> None:
         for parent in lost:

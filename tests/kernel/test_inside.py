@@ -29,6 +29,7 @@ GUESTS = {
     "test_lio": "host-1",
     "test_dmcache": "host-2",
     "test_bcache_volumes": "host-2",
+    "test_devmapper": "host-2",
 }
 """Where each file runs: every guest has about as long to do."""
 
@@ -102,6 +103,9 @@ class InsideTest(TestCase):
 
     def test_dmcache(self) -> None:
         self.check("test_dmcache")
+
+    def test_devmapper(self) -> None:
+        self.check("test_devmapper")
 
     def test_every_file_has_a_test(self) -> None:
         files = {path.stem for path in (Path(__file__).parent / "inside").glob("test_*.py")}

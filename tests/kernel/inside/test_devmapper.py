@@ -1,0 +1,50 @@
+"""Device-mapper maps by name."""
+
+from __future__ import annotations
+
+from testtools import TestCase
+
+from drivers import devmapper
+from drivers.command import run
+
+ZEROS = "0 2048 zero"
+
+
+class MapsTest(TestCase):
+    """Maps of zeros."""
+
+    def half(self, name: str) -> str:
+        """A map without a table, as a dmsetup that was killed leaves it."""
+        run(["dmsetup", "create", "--notable", name])
+        self.addCleanup(devmapper.remove, name)
+        return name
+
+    def test_a_half_made_map_is_there_and_can_be_removed(self) -> None:
+        name = self.half("virtman-test-half")
+        self.assertTrue(devmapper.exists(name))
+        devmapper.remove(name)
+        self.assertFalse(devmapper.exists(name))
+
+    def test_a_half_made_map_is_made_anew(self) -> None:
+        name = self.half("virtman-test-half")
+        path = devmapper.create(name, [ZEROS], read_only=True)
+        self.assertEqual(bytes(1 << 20), path.read_bytes())
+
+    def test_a_map_that_is_there_stays(self) -> None:
+        name = "virtman-test-whole"
+        self.addCleanup(devmapper.remove, name)
+        first = devmapper.number(devmapper.create(name, [ZEROS]))
+        self.assertEqual(first, devmapper.number(devmapper.create(name, [ZEROS])))
+
+    def test_a_map_gets_another_table(self) -> None:
+        name = "virtman-test-whole"
+        self.addCleanup(devmapper.remove, name)
+        devmapper.create(name, [ZEROS])
+        devmapper.reload(name, [ZEROS, "2048 2048 zero"])
+        self.assertEqual(2, len(devmapper.table(name).splitlines()))
+        self.assertEqual(2 << 20, len(devmapper.map_path(name).read_bytes()))
+
+    def test_maps_are_listed_by_the_beginning_of_their_names_however_many_there_are(self) -> None:
+        names = {self.half(f"virtman-test-{number:02}-{'long' * 25}") for number in range(40)}
+        self.assertEqual(names, devmapper.names("virtman-test-"))
+        self.assertEqual(frozenset(), devmapper.names("virtman-test-x"))
