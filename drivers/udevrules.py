@@ -1,7 +1,8 @@
 """Keeps udev and those who listen to it (blkid, multipathd, lvm) away from the devices that hold images and VMs' disks.
 
 A probe of a new device reads from the parents, about 0.7 MB each, waits in a map whose parents are not there yet, and
-holds up whoever removes it. The rules are for as long as the host runs: they are written before the first device.
+holds up whoever removes it. Loop devices of an agent that does not use the usual folder are probed, which only costs
+time. The rules are for as long as the host runs: they are written before the first device.
 (udev(7); the flags are those of the rules that come with dmsetup, multipath-tools and systemd.)
 """
 
@@ -11,6 +12,7 @@ import logging
 import threading
 from pathlib import Path
 
+from drivers.base import STATE
 from drivers.command import run
 from drivers.iscsinames import MAKER, MODEL
 
@@ -22,7 +24,8 @@ RULES = f"""\
 # Written by VirtMan, whose devices nobody has to look at.
 SUBSYSTEM!="block", GOTO="virtman_end"
 KERNEL=="dm-*", ATTR{{dm/name}}=="virtman-*", GOTO="virtman_own"
-KERNEL=="loop*", ATTR{{loop/backing_file}}=="/dev/*/virtman-*", GOTO="virtman_own"
+KERNEL=="loop*", ATTR{{loop/backing_file}}=="/dev/*/virtman-*|{STATE}/*", GOTO="virtman_own"
+KERNEL=="bcache*", ATTR{{bcache/../dm/name}}=="virtman-*", GOTO="virtman_own"
 KERNEL=="sd*", ATTRS{{vendor}}=="{MAKER}*", ATTRS{{model}}=="{MODEL}*", GOTO="virtman_own"
 GOTO="virtman_end"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from drivers.base import PATH_POLICIES
+from drivers.base import PATH_POLICIES, STATE
 from virtman.errors import BadSize, VirtmanError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ size_option = click.option("--size", type=SizeType(), help="Size of the disk, e.
 state_option = click.option(
     "--state",
     type=click.Path(path_type=Path),
-    default=Path("/var/lib/virtman"),
+    default=STATE,
     show_default=True,
     envvar="VIRTMAN_STATE",
     help="What survives a reboot: records, caches, disks.",
@@ -634,7 +634,8 @@ def run_agent(
     from virtman.stackchoice import choose, source_address
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for library in ("httpx", "httpcore"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     name = name or socket.gethostname().partition(".")[0]
     address = address or source_address(settings["volt"])
     overrides = {"attach": attach, "cache": cache, "export": export, "snapshot": snapshot}

@@ -8,6 +8,7 @@ from pathlib import Path
 from drivers import devmapper
 from drivers.base import Device, Image
 from drivers.cache.bcache import BcacheCache
+from drivers.command import run
 from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import AT_MOST, fetched, sets
@@ -49,6 +50,12 @@ class BcacheTest(BcacheCase):
         before = fetched(base)
         self.assert_reads(image, self.opened(image, base))
         self.assertLessEqual(fetched(base) - before, (AT_MOST - 1) * image.size)
+
+    def test_nobody_probes_its_bcache_device(self) -> None:
+        self.opened(*self.base(size=1 << 20))
+        (device,) = Path("/sys/block").glob("bcache*")
+        run(["udevadm", "trigger", "--settle", "--action=change", str(device)])
+        self.assertNotIn("DEVLINKS", run(["udevadm", "info", str(device)]).stdout)
 
     def test_many_may_ask_for_figures_at_once(self) -> None:
         image, base = self.base(size=1 << 20)
