@@ -6,6 +6,7 @@ A set is the cache: one device, to which backing devices, the images, are attach
 from __future__ import annotations
 
 import logging
+import math
 import os
 import struct
 import time
@@ -25,7 +26,7 @@ PATIENCE = 30.0
 """Seconds until the kernel's workers must have done what was asked for."""
 
 YOUNG = 97
-"""Per cent of unused buckets, above which a set is young: see ``settle``."""
+"""Per cent of unused buckets, above which a set is young: see ``Replacement``."""
 
 _FS = Path("/sys/fs/bcache")
 
@@ -129,8 +130,8 @@ def prefer_unused(name: str) -> None:
         os.fsync(file.fileno())
 
 
-def settle(home: Path) -> None:
-    """Have a set throw away what was not used for longest, or, while it is young, what chance hits.
+class Replacement:
+    """Has sets throw away what was not used for longest, or, while they are young, what chance hits.
 
     bcache counts the age of a bucket in steps of 1/1024 of the set's size that were read, and divides the age of the
     oldest by 8 (Linux: drivers/md/bcache/alloc.c, bucket_prio). While that gives 0, it prefers no unused bucket to the
@@ -139,10 +140,29 @@ def settle(home: Path) -> None:
 
     Just after a start it does prefer unused ones, see ``prefer_unused``.
     """
-    policy = home / "cache0/cache_replacement_policy"
-    wanted = "lru" if _unused(home) <= YOUNG else "random"
-    if f"[{wanted}]" not in policy.read_text():
-        tell(policy, wanted)
+
+    def __init__(self) -> None:
+        self._old_from: dict[str, float] = {}
+        """Bytes written since its start, from which on a set may be old. The kernel sorts all buckets to tell how many
+        are in use: 160 ms of an emulated processor for the 131072 of 64 GiB."""
+
+    def begin(self, home: Path) -> None:
+        """A set has started. Raises OSError."""
+        self._old_from.pop(home.name, None)
+        self.keep(home)
+
+    def keep(self, home: Path) -> None:
+        """To be called now and then while a set is in use. Raises OSError."""
+        written = _bytes(home / "cache0/written")
+        if written < self._old_from.get(home.name, 0):
+            return
+        left = _unused(home) - YOUNG
+        policy = home / "cache0/cache_replacement_policy"
+        wanted = "random" if left > 0 else "lru"
+        if f"[{wanted}]" not in policy.read_text():
+            tell(policy, wanted)
+        size = int((home / "cache0/nbuckets").read_text()) * _bytes(home / "cache0/bucket_size")
+        self._old_from[home.name] = written + size * left / 100 if left > 0 else math.inf
 
 
 def _target(link: Path) -> Path | None:
@@ -167,6 +187,12 @@ def _unused(home: Path) -> int:
     """Per cent of the buckets."""
     line = (home / "cache0/priority_stats").read_text().splitlines()[0]
     return int(line.split()[-1].rstrip("%"))
+
+
+def _bytes(file: Path) -> float:
+    """A size as bcache writes it, to one decimal (Linux: drivers/md/bcache/util.c, bch_hprint)."""
+    text = file.read_text().strip()
+    return float(text[:-1]) * (1 << 10 * "?kMGTPEZY".index(text[-1]))
 
 
 def wait(done: Callable[[], bool], what: str) -> None:

@@ -47,6 +47,7 @@ class Volumes:
         self._folder, self._record = folder, folder / "volumes.json"
         self._file_size, self._bucket = file_size, bucket
         self.default = folder / "pool"
+        self.replacement = bcachedev.Replacement()
 
     def recorded(self) -> dict[Path, str]:
         """The numbers of the volumes. Raises NoSpace if there is no room for the first one."""
@@ -102,7 +103,7 @@ class Volumes:
         for threshold in ("congested_read_threshold_us", "congested_write_threshold_us"):
             (home / threshold).write_text("0")
         devmapper.rename(half, name)
-        bcachedev.settle(home)
+        self.replacement.begin(home)
 
     def stop(self, path: Path, number: str) -> None:
         """Release the volume, to which no image is attached. What a failed one holds is not trusted any more."""

@@ -389,7 +389,7 @@ class BcacheCache:
             if home is None or home.name != note.volume:
                 note = _Note(home.name if home else "", before=-fetched)
             else:
-                bcachedev.settle(home)
+                self._volumes.replacement.keep(home)
                 note = replace(note, now=note.before + fetched)
             self._write_note(image, note)
         return note.now
