@@ -7,12 +7,18 @@ from pathlib import Path
 from lab.errors import CommandFailed
 from lab.kernel.services import TIMEOUT
 from lab.kernel.tinyvm import tiny_vm
+from lab.process import attempts
 from tests.kernel.stacks import StackCase, services
 
 SIZE = 8 << 20
 SMALL = 2 << 20
 WRITTEN = 2 << 20
 """Bytes at the start of a disk that a test writes."""
+
+INDEX_WRITTEN = "cat /sys/fs/bcache/*-*/cache0/btree_written"
+INDEX_DELAY = 35.0
+"""Seconds after which bcache has written down what it holds, if it has not done so before (Linux:
+drivers/md/bcache/btree.c, bch_btree_leaf_dirty): what it fetches is not in its journal."""
 
 
 def fio(path: str, mode: str) -> list[str]:
@@ -97,7 +103,11 @@ class CrashTest(StackCase):
         host, child = self.hosts[:2]
         path = self.create(host, "vm", "image")
         self.read(host, path, "image", SIZE)
+        index = host.run(["sh", "-c", INDEX_WRITTEN])
         host.run(fio(path, WRITE), timeout=TIMEOUT)
+        for _ in attempts(INDEX_DELAY):
+            if host.run(["sh", "-c", INDEX_WRITTEN]) != index:
+                break
         reading = self.begin_reading(child, self.create(child, "reader", "image"), "image", SIZE, seconds=15.0)
         self.wait_until(child, "test -e /run/reader-reads")
         host.cut_power()
