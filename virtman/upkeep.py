@@ -103,7 +103,7 @@ class Upkeep:
         if record.role is Role.HOST and record.phase is ImagePhase.ATTACHED:
             try:
                 self._stats[record.name] = self._drivers.cache.stats(record.image)
-            except DriverError as error:
+            except (DriverError, OSError) as error:  # the kernel may be taking it away, or its disk may be dying
                 log.info("image %s: its cache cannot be looked at now: %s", record.name, error)
         return self.stats(record.name)
 

@@ -186,8 +186,9 @@ class ReportsTest(UpkeepTest):
     def test_a_cache_that_cannot_be_looked_at_now_holds_what_it_held(self) -> None:
         record = self.attached()
         seen = self.upkeep.refresh(record)
-        self.scene.host.failing = {"cache.stats": DriverError("its daemon is being started again")}
-        self.assertEqual(seen, self.upkeep.refresh(record))
+        for error in (DriverError("its daemon is being started again"), OSError("its disk is dying")):
+            self.scene.host.failing = {"cache.stats": error}
+            self.assertEqual(seen, self.upkeep.refresh(record))
 
     def test_an_origin_reads_from_nobody(self) -> None:
         record = self.scene.stacks.add_origin(self.scene.put_content("mine"))
