@@ -17,8 +17,9 @@ from drivers import devmapper
 from drivers.attach.iscsi import IscsiAttach
 from drivers.base import Child, Device, Image, Parent, PathState, Place
 from drivers.command import run
-from drivers.errors import BadDisk, NoParents, NotAttached
+from drivers.errors import BadDisk, CommandFailed, NoParents, NotAttached
 from drivers.export.lio import LioExport
+from drivers.iscsinames import MODEL
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.iscsi_tools import SECRET
 
@@ -30,6 +31,15 @@ SIZE = 4 << 20
 PATIENCE = 30.0
 GONE = Parent("gone", f"iscsi://{IP}:1")
 """Nobody listens there."""
+FOR_ADMINISTRATORS = Path(__file__).parents[3] / "deploy/multipath/virtman.conf"
+
+
+def would_take() -> str:
+    """What multipath would make maps of."""
+    try:
+        return run(["multipath", "-d", "-v2"]).stdout
+    except CommandFailed as error:  # of nothing
+        return error.stdout
 
 
 class IscsiTest(TestCase):
@@ -112,6 +122,19 @@ class IscsiTest(TestCase):
         self.publish()
         reader.join(PATIENCE)
         self.assertEqual([self.content], got)
+
+    def test_a_multipathd_that_takes_every_disk_leaves_ours_by_the_file_that_administrators_are_given(self) -> None:
+        rules = Path("/etc/multipath/conf.d")
+        rules.mkdir(parents=True, exist_ok=True)
+        greedy, ours = rules / "greedy.conf", rules / "virtman.conf"
+        for file in (greedy, ours):
+            self.addCleanup(file.unlink, missing_ok=True)
+        self.publish()
+        self.read(self.connect())
+        greedy.write_text("defaults {\n    find_multipaths greedy\n}\n")
+        self.assertIn(MODEL, would_take())
+        shutil.copy(FOR_ADMINISTRATORS, ours)
+        self.assertNotIn(MODEL, would_take())
 
     def test_disconnect_leaves_nothing_and_may_be_repeated(self) -> None:
         self.publish()
