@@ -48,6 +48,8 @@ def map_path(name: str) -> Path:
 def create(name: str, table: Iterable[str], *, read_only: bool = False) -> Path:
     """Make a map of these lines, unless there is one of this name, that udev leaves alone. Returns its node.
 
+    One that a killed dmsetup left without a table is made anew.
+
     Raises CommandFailed, CommandTimedOut, ToolMissing.
     """
     if exists(name) and not _is_whole(name):
@@ -81,9 +83,9 @@ def rename(old: str, new: str) -> None:
 
 
 def events(name: str) -> int:
-    """How many events the map has had: a path that failed, a threshold that was reached. None if there is no map."""
+    """How many events the map has had: a path that failed, a threshold that was reached. 0 if there is no map."""
     found = _listing().get(name)
-    return 0 if found is None else found.events
+    return found.events if found else 0
 
 
 def openers(name: str) -> int:
@@ -208,7 +210,7 @@ class _Listed:
 
 
 def _is_whole(name: str) -> bool:
-    """Whether the map, if it is there, has its table: a dmsetup that was killed leaves one without."""
+    """Whether the map, if it is there, has its table."""
     found = _listing().get(name)
     if found is None:
         return True
