@@ -22,7 +22,7 @@ from drivers.command import run
 
 log = logging.getLogger(__name__)
 
-SIZE = (12 << 20) + 3 * 512
+SIZE = (8 << 20) + 3 * 512
 """Bytes: not a multiple of what a driver splits reads to."""
 ALIGNED = 1 << 20
 AT_MOST = 1.05
