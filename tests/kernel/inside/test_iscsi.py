@@ -19,7 +19,7 @@ from drivers.base import Child, Device, Image, Parent, PathState, Place
 from drivers.command import run
 from drivers.errors import BadDisk, CommandFailed, NoParents, NotAttached
 from drivers.export.lio import LioExport
-from drivers.iscsinames import MODEL
+from drivers.iscsinames import target_name
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.iscsi_tools import SECRET
 
@@ -34,12 +34,13 @@ GONE = Parent("gone", f"iscsi://{IP}:1")
 FOR_ADMINISTRATORS = Path(__file__).parents[3] / "deploy/multipath/virtman.conf"
 
 
-def would_take() -> str:
-    """What multipath would make maps of."""
+def multipathd_wants(disk: Path) -> bool:
+    """Whether it is a path of a map that multipathd would make (multipath(8))."""
     try:
-        return run(["multipath", "-d", "-v2"]).stdout
-    except CommandFailed as error:  # of nothing
-        return error.stdout
+        run(["multipath", "-c", str(disk)])
+    except CommandFailed:
+        return False
+    return True
 
 
 class IscsiTest(TestCase):
@@ -131,10 +132,12 @@ class IscsiTest(TestCase):
             self.addCleanup(file.unlink, missing_ok=True)
         self.publish()
         self.read(self.connect())
+        disk = iscsi_tools.disk_of(target_name(HOST, self.image.name))
+        assert disk is not None
         greedy.write_text("defaults {\n    find_multipaths greedy\n}\n")
-        self.assertIn(MODEL, would_take())
+        self.assertTrue(multipathd_wants(disk))
         shutil.copy(FOR_ADMINISTRATORS, ours)
-        self.assertNotIn(MODEL, would_take())
+        self.assertFalse(multipathd_wants(disk))
 
     def test_disconnect_leaves_nothing_and_may_be_repeated(self) -> None:
         self.publish()
