@@ -189,7 +189,13 @@ class Stacks:
         self._admission.open(record.name, record.assigned, record.child_list())
 
     def admit(self, assignment: Assignment) -> None:
-        """Let the children in that Volt names now. It does not wait for who makes or changes the stack."""
+        """Let the children in that Volt names now. It does not wait for who makes or changes the stack.
+
+        Nothing happens if Volt has other content under this name: who reads what is here goes on, see ``_follow``.
+        """
+        record = self._shelf.get(assignment.image)
+        if record is None or record.digest != assignment.digest:
+            return
         children = [Child(child.host, child.secret) for child in assignment.children]
         self._admission.update(assignment.image, assignment.revision, children)
 

@@ -119,6 +119,13 @@ class EnsureTest(StacksTest):
         self.stacks.admit(place.model_copy(update={"revision": place.revision + 1, "children": [CHILD]}))
         self.scene.check_empty(self)
 
+    def test_children_of_other_content_under_the_name_are_not_let_in(self) -> None:
+        self.attached()
+        before = list(self.host.allowed["debian"])
+        place = self.volt.places["debian"].model_copy(update={"digest": digest_of("other"), "children": [CHILD]})
+        self.stacks.admit(place.model_copy(update={"revision": place.revision + 1}))
+        self.assertEqual(before, self.host.allowed["debian"])
+
     def test_different_images_are_attached_side_by_side(self) -> None:
         both, meet = threading.Barrier(2, timeout=SOON), []
 
