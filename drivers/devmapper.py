@@ -249,7 +249,7 @@ def _listed(data: bytearray, at: int) -> Iterator[tuple[str, _Listed]]:
         name_ends = data.index(0, at + _LISTED.size)
         (happened,) = struct.unpack_from("=I", data, (name_ends + 8) // 8 * 8)
         minor = device & 0xFF | device >> 12 & 0xFFF00
-        yield data[at + _LISTED.size : name_ends].decode(), _Listed(minor, happened)
+        yield os.fsdecode(bytes(data[at + _LISTED.size : name_ends])), _Listed(minor, happened)
         at += following
 
 
