@@ -214,15 +214,16 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 def _log_ahead(connection: Any) -> None:
     """Have the file log ahead. One of two that switch it to that at once is refused without having to wait."""
-    deadline = time.monotonic() + 30
+    deadline, pause = time.monotonic() + 30, 0.05
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
-            log.debug("waiting for another Volt to prepare the database")
-            time.sleep(0.05)
+            log.info("waiting for another Volt to prepare the database")
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
         else:
             return
 
