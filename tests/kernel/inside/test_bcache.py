@@ -134,6 +134,16 @@ class BcacheTest(BcacheCase):
         self.cache = BcacheCache(self.place, pool_size=8 << 30)
         self.check_fetched_once(*self.base(size=48 << 20), [1 << 20], direct=True)
 
+    def test_a_volume_that_is_not_nearly_empty_any_more_throws_away_what_was_not_used_for_longest(self) -> None:
+        self.cache = BcacheCache(self.place, pool_size=512 << 20)
+        image, base = self.base(size=24 << 20)
+        path = self.opened(image, base)
+        (policy,) = Path("/sys/fs/bcache").glob("*-*/cache0/cache_replacement_policy")
+        self.assertIn("[random]", policy.read_text())
+        self.assert_reads(image, path)
+        self.cache.stats(image)
+        self.assertIn("[lru]", policy.read_text())
+
     def test_a_base_without_a_kernel_device_or_of_half_a_sector_is_refused(self) -> None:
         image, base = self.base(size=1 << 20)
         self.assertRaises(BadDevice, self.cache.open, image, Device(image.size))
