@@ -18,11 +18,12 @@ class LabError(Exception):
 
 
 class CommandFailed(LabError):
-    """A tool ended with another exit code than 0; the message has its last lines."""
+    """A tool ended with another exit code than 0; the message has the last lines of its ``output``."""
 
     def __init__(self, argv: Sequence[str], code: int, output: str) -> None:
         self.argv = tuple(argv)
         self.code = code
+        self.output = output
         tail = "\n".join(output.strip().splitlines()[-10:])
         super().__init__(f"{argv[0]} ended with exit code {code}: {' '.join(argv)}\n{tail}")
 

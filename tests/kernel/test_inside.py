@@ -13,7 +13,7 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from lab.errors import LabError
+from lab.errors import CommandFailed
 from lab.kernel.footprint import footprint
 from lab.kernel.kernellog import troubles
 from lab.kernel.machine import Machine
@@ -57,10 +57,10 @@ def run(machine: Machine, name: str) -> Result:
     command = [*measured, "-m", "pytest", "-q", "--durations=10", "-p", "no:cacheprovider", f"kernel/inside/{name}.py"]
     try:
         said = machine.run(["env", "-C", "/opt/virtman/tests", "PYTHONPATH=/opt/virtman", *command], timeout=TIMEOUT)
-        (LOGS / f"{name}.log").write_text(said)
         (CHECKOUT / f".coverage.kernel.{name}").write_bytes(base64.b64decode(machine.run(["base64", data])))
-    except LabError as error:
-        failure = str(error)
+    except CommandFailed as error:
+        said = failure = error.output
+    (LOGS / f"{name}.log").write_text(said)
     after = footprint(machine)
     left = {kind: found for kind, found in after.items() if found != before[kind]}
     complaints = troubles(machine.kernel_log())

@@ -31,7 +31,8 @@ SIZE = 4 << 20
 PATIENCE = 30.0
 GONE = Parent("gone", f"iscsi://{IP}:1")
 """Nobody listens there."""
-FOR_ADMINISTRATORS = Path(__file__).parents[3] / "deploy/multipath/virtman.conf"
+FOR_ADMINISTRATORS = Path("/etc/multipath/conf.d/virtman.conf")
+"""deploy/multipath/virtman.conf, installed as in every guest."""
 
 
 def multipathd_wants(disk: Path) -> bool:
@@ -125,18 +126,18 @@ class IscsiTest(TestCase):
         self.assertEqual([self.content], got)
 
     def test_a_multipathd_that_takes_every_disk_leaves_ours_by_the_file_that_administrators_are_given(self) -> None:
-        rules = Path("/etc/multipath/conf.d")
-        rules.mkdir(parents=True, exist_ok=True)
-        greedy, ours = rules / "greedy.conf", rules / "virtman.conf"
-        for file in (greedy, ours):
-            self.addCleanup(file.unlink, missing_ok=True)
+        ours, aside = FOR_ADMINISTRATORS, self.folder / "virtman.conf"
+        shutil.move(ours, aside)
+        self.addCleanup(shutil.move, aside, ours)
+        greedy = ours.with_name("greedy.conf")
+        self.addCleanup(greedy.unlink)
+        greedy.write_text("defaults {\n    find_multipaths greedy\n}\n")
         self.publish()
         self.read(self.connect())
         disk = iscsi_tools.disk_of(target_name(HOST, self.image.name))
         assert disk is not None
-        greedy.write_text("defaults {\n    find_multipaths greedy\n}\n")
         self.assertTrue(multipathd_wants(disk))
-        shutil.copy(FOR_ADMINISTRATORS, ours)
+        shutil.copy(aside, ours)
         self.assertFalse(multipathd_wants(disk))
 
     def test_disconnect_leaves_nothing_and_may_be_repeated(self) -> None:
