@@ -44,6 +44,11 @@ def end_silent(ip: str, port: int, seconds: float) -> bool:
     return bool(silent)
 
 
+def connected(ip: str, port: int) -> bool:
+    """Whether there is an established connection to a server. Raises OSError, also where the kernel cannot tell."""
+    return any(_connections(ip, port))
+
+
 def _silent(info: bytes, seconds: float) -> bool:
     (waited,) = struct.unpack_from("=I", info, _LAST_ACK_RECEIVED)
     return info[_RETRANSMITS] >= _SENDINGS and waited >= 1000 * seconds

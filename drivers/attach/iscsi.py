@@ -6,6 +6,10 @@ device-mapper event, and once a second looks for sessions that broke while nobod
 the kernel for parents that do not even acknowledge what TCP sends them, and ends their connections: iSCSI's own watch
 counts whole seconds.
 
+While all reads go to the first usable parent, the first one is logged in to before the others: hosts that start
+together need one path each, soon, and a login costs both of its ends. The others follow, side by side, once the first
+is in the map, or gives no sign of life.
+
 Host and parent prove themselves to each other by CHAP. The record of a parent, which open-iscsi logs in by, is written
 here and not by iscsiadm, which takes secrets only where every user of the host can read them.
 """
@@ -17,6 +21,7 @@ import logging
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -71,6 +76,11 @@ _WATCH_INTERVAL, _SILENCE_INTERVAL = 1.0, 0.25
 _SILENCE = 1.0
 """Seconds without a sign from a parent until it is left, if there is another one."""
 
+HEAD_START = 10.0
+"""Seconds that a host gives its first parent, which may still be making its own stack, while that one is connected."""
+SIGN_OF_LIFE = 2.0
+"""Seconds without a connection to the first parent, and without a refusal by it, after which it is not waited for."""
+
 
 class IscsiAttach:
     """Maps ``virtman-attach-<image>``, read by the first usable parent or by all, as the path policy says."""
@@ -92,13 +102,14 @@ class IscsiAttach:
         return Device(size=image.size, path=origin_file(image, file))
 
     def connect(self, image: Image, parents: Sequence[Parent]) -> Device:
-        """Begin to log in to all parents. Reads of the map wait for the first of them; its path never changes.
+        """Begin to log in to the parents. Reads of the map wait for the first of them; its path never changes.
 
         Raises NoParents, BadAddress, BadName, BadDisk, CommandFailed, ToolMissing.
         """
         route = self._routes.find(image.name)
         if route is None:
-            self._routes.add(image.name, _Route(image, parents, self._table, self._lost, self._name))
+            head_start = HEAD_START if self._policy == FAILOVER else 0.0
+            self._routes.add(image.name, _Route(image, parents, self._table, self._lost, self._name, head_start))
         else:
             route.follow(parents)
         return Device(size=image.size, path=devmapper.map_path(_MAP + image.name))
@@ -218,6 +229,7 @@ class _Route:
         table: Callable[[Image, Sequence[str]], str],
         lost: LostParent,
         initiator: str,
+        head_start: float,
     ) -> None:
         if image.size % SECTOR:
             raise BadDisk(f"image {image.name}: {image.size} bytes are not whole sectors")
@@ -229,6 +241,10 @@ class _Route:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._workers: dict[_Target, threading.Thread] = {}
         found = devmapper.exists(self._map)
+        self._began = self._heard = time.monotonic()
+        """When the map was made, and when a parent last refused this host."""
+        self._head_start = 0.0 if found else head_start
+        """Seconds from the beginning, at most, in which only the first parent is logged in to; 0 once that is over."""
         self._events = -1 if found else 0
         """How many the map had had when its paths were asked for last."""
         self._loaded: list[str] | None = []
@@ -318,6 +334,8 @@ class _Route:
         with self._lock:
             sessions, failed = _sessions(), self._failed()
             numbers, lost = [], []
+            first = next(iter(self._targets.values()))
+            first_only = self._has_head_start(first)
             for parent, target in self._targets.items():
                 number = _number(sessions.get(target), self._image)
                 if target in self._up and number is not None and number not in failed:
@@ -327,7 +345,8 @@ class _Route:
                     log.warning("image %s: parent %s lost", self._image.name, parent.host)
                     self._up.discard(target)
                     lost.append(parent)
-                self._work(target, self._bring_up)
+                if not first_only or target is first:
+                    self._work(target, self._bring_up)
             self._load(numbers)
             wanted = set(self._targets.values())
             self._up &= wanted
@@ -335,6 +354,14 @@ class _Route:
                 if image_of(target.name) == self._image.name:
                     self._work(target, self._let_go)
             return lost
+
+    def _has_head_start(self, first: _Target) -> bool:
+        """Whether the other parents are not logged in to yet."""
+        now = time.monotonic()
+        late = now - self._began >= self._head_start
+        if late or self._up or (now - self._heard >= SIGN_OF_LIFE and not _connected(first)):
+            self._head_start = 0.0
+        return self._head_start > 0
 
     def _failed(self) -> list[str]:
         """The paths that failed since the last look: each with an event, so that mostly no process is needed."""
@@ -404,6 +431,8 @@ class _Route:
                 disk = session.disk()
             return "no disk yet" if disk is None else _flaw(disk, self._image)
         except CommandFailed as error:
+            if error.code in _REFUSALS:
+                self._heard = time.monotonic()
             return _REFUSALS.get(error.code, str(error))
         except (DriverError, OSError) as error:
             return str(error)
@@ -423,6 +452,14 @@ def _targets(image: Image, parents: Sequence[Parent]) -> dict[Parent, _Target]:
         parent: _Target(target_name(parent.host, image.name), *portal_of(parent.address), parent.secret)
         for parent in parents
     }
+
+
+def _connected(target: _Target) -> bool:
+    try:
+        return tcpsockets.connected(target.ip, target.port)
+    except OSError as error:
+        log.debug("asking for the connections to %s: %s", target.portal, error)
+        return False
 
 
 def _number(session: _Session | None, image: Image) -> str | None:

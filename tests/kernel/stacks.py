@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import subprocess
@@ -83,11 +82,11 @@ class StackCase(KernelCase):
 
     def wait_until(self, machine: Machine, command: str) -> None:
         """Wait until a shell command succeeds in a guest."""
-        for _ in attempts(PATIENCE):
-            with contextlib.suppress(CommandFailed):
-                machine.run(["sh", "-c", command])
-                return
-        self.fail(f"{machine.name}: still not: {command}")
+        loop = f"until {{ {command}; }} > /dev/null 2>&1; do sleep 0.5; done"
+        try:
+            machine.run(["timeout", str(PATIENCE), "sh", "-c", loop], timeout=PATIENCE + TIMEOUT)
+        except CommandFailed:
+            self.fail(f"{machine.name}: still not: {command}")
 
     def forget(self) -> None:
         """Destroy all VMs, withdraw all images, and have every host let go of them."""

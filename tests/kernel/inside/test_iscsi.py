@@ -8,12 +8,15 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from testtools import TestCase
 
 from drivers import devmapper
+from drivers.attach import iscsi
 from drivers.attach.iscsi import IscsiAttach
 from drivers.base import Child, Device, Image, Parent, PathState, Place
 from drivers.command import run
@@ -124,6 +127,31 @@ class IscsiTest(TestCase):
         self.publish()
         reader.join(PATIENCE)
         self.assertEqual([self.content], got)
+
+    def test_other_parents_follow_the_first_one_which_still_makes_its_stack(self) -> None:
+        other = LioExport(replace(self.place, host="other"), died=self.fail)
+        self.addCleanup(other.withdraw, self.image.name)
+        other.publish(self.image, Device(SIZE, self.folder / "image"))
+        other.allow(self.image.name, [Child(HOST, SECRET)])
+        self.export.reserve(self.image.name)
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        path = self.attach.connect(self.image, [self.parent, Parent("other", other.address, SECRET)]).path
+        assert path is not None
+        reader = threading.Thread(target=self.read, args=[path])
+        reader.start()
+        reader.join(2 * iscsi.SIGN_OF_LIFE)
+        self.assertEqual((True, [PathState.LOST, PathState.LOST]), (reader.is_alive(), self.states()))
+        self.publish()
+        reader.join(PATIENCE)
+        self.wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
+
+    def test_a_first_parent_without_a_sign_of_life_is_not_waited_for(self) -> None:
+        self.publish()
+        began = time.monotonic()
+        path = self.attach.connect(self.image, [GONE, self.parent]).path
+        assert path is not None
+        self.assertEqual(self.content, self.read(path))
+        self.assertLess(time.monotonic() - began, iscsi.HEAD_START)
 
     def test_a_multipathd_that_takes_every_disk_leaves_ours_by_the_file_that_administrators_are_given(self) -> None:
         ours, aside = FOR_ADMINISTRATORS, self.folder / "virtman.conf"
