@@ -76,7 +76,7 @@ _WATCH_INTERVAL, _SILENCE_INTERVAL = 1.0, 0.25
 _SILENCE = 1.0
 """Seconds without a sign from a parent until it is left, if there is another one."""
 
-HEAD_START = 10.0
+HEAD_START = 15.0
 """Seconds that a host gives its first parent, which may still be making its own stack, while that one is connected."""
 SIGN_OF_LIFE = 2.0
 """Seconds without a connection to the first parent, and without a refusal by it, after which it is not waited for."""
