@@ -85,6 +85,8 @@ class BcacheCache:
         self._volumes = Volumes(self._folder, file_size=pool_size, bucket=bucket)
         self._split = split
         self._failed_paths = devmapper.FailedPaths()
+        self._seen: dict[str, int] = {}
+        """How much was fetched for an image when its memory was looked at last."""
         self._lock = threading.Lock()
         """Nobody stops a volume while somebody joins it."""
 
@@ -148,15 +150,15 @@ class BcacheCache:
         bcache does not count what it holds per image. The figure is too high for what was fetched and not kept, or
         dropped since for other images. ``file_bytes`` is that of all volumes in files, which all images share.
 
-        An image whose volume has failed joins another, and reads by way of the cache again. Memory is freed that holds
-        what is in the volume by now.
+        An image whose volume has failed joins another, and reads by way of the cache again. Memory is freed if nothing
+        was fetched since the last call: what it holds is in the volume by now.
         """
         with self._lock:
             self._join(_below(image))
             self._return(image)
             held = self._count(image)
             if devmapper.exists(_top(image)):
-                onefetch.free(label(image))
+                self._free(label(image))
             files = sum(file_bytes(path) for path in self._volumes.recorded() if path.is_file())
         return CacheStats(held_bytes=min(held, image.size), file_bytes=files)
 
@@ -381,6 +383,13 @@ class BcacheCache:
             self._close(image)
         except (DriverError, OSError) as error:
             log.error("image %s: removing a half made cache failed too: %s", image.name, error)
+
+    def _free(self, label: str) -> None:
+        """Give memory back, but not while what it holds may be on its way to the volume: it would be fetched again."""
+        fetched = onefetch.fetched(label)
+        if self._seen.get(label) == fetched:
+            onefetch.free(label)
+        self._seen[label] = fetched
 
     def _count(self, image: Image) -> int:
         """Bytes fetched from the parents for the image's volume until now, which are also written down."""

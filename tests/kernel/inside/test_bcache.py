@@ -64,6 +64,16 @@ class BcacheTest(BcacheCase):
             held = {stats.held_bytes for stats in pool.map(self.cache.stats, [image] * 24)}
         self.assertEqual({self.cache.stats(image).held_bytes}, held)
 
+    def test_memory_is_given_back_when_nothing_was_fetched_since_the_figures_before(self) -> None:
+        image, base = self.base(size=8 << 20)
+        self.assert_reads(image, self.opened(image, base))
+        held = []
+        for _ in range(3):
+            held.append(buffers())
+            self.cache.stats(image)
+        self.assertLess(abs(held[1] - held[0]), image.size // 2)
+        self.assertGreater(held[1] - buffers(), image.size // 2)
+
     def test_a_new_agent_finds_and_closes_what_the_old_one_opened(self) -> None:
         image, base = self.base(size=1 << 20)
         path = self.opened(image, base)
@@ -148,6 +158,12 @@ class BcacheTest(BcacheCase):
         image, base = self.base(size=1 << 20)
         self.assertRaises(BadDevice, self.cache.open, image, Device(image.size))
         self.assertRaises(BadDisk, self.cache.open, Image("odd", 1000, image.digest), base)
+
+
+def buffers() -> int:
+    """Bytes of block devices in memory."""
+    (line,) = (line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("Buffers:"))
+    return int(line.split()[1]) * 1024
 
 
 def damage(file: Path) -> None:
