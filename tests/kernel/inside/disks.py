@@ -54,6 +54,7 @@ class DiskCase(TestCase):
 
     @staticmethod
     def listing() -> list[str]:
+        run(["udevadm", "settle"])  # a loop device that was let go stays until udev has looked at it
         return run(["dmsetup", "ls"]).stdout.splitlines() + run(["losetup", "--list", "-n"]).stdout.splitlines()
 
     def create(self, vm: str = "vm1", size: int = SIZE) -> Path:
