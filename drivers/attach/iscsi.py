@@ -357,9 +357,12 @@ class _Route:
 
     def _has_head_start(self, first: _Target) -> bool:
         """Whether the other parents are not logged in to yet."""
+        if self._head_start <= 0 or self._up:
+            self._head_start = 0.0
+            return False
         now = time.monotonic()
-        late = now - self._began >= self._head_start
-        if late or self._up or (now - self._heard >= SIGN_OF_LIFE and not _connected(first)):
+        if now - self._began >= self._head_start or (now - self._heard >= SIGN_OF_LIFE and not _connected(first)):
+            log.info("image %s: no path by %s: logging in to all parents", self._image.name, first.portal)
             self._head_start = 0.0
         return self._head_start > 0
 
@@ -429,7 +432,11 @@ class _Route:
             if disk is None:
                 session.scan()
                 disk = session.disk()
-            return "no disk yet" if disk is None else _flaw(disk, self._image)
+            if disk is None:
+                return "no disk yet"
+            if _alien(disk, self._image):
+                self._head_start = 0.0  # no waiting makes it a path
+            return _flaw(disk, self._image)
         except CommandFailed as error:
             if error.code in _REFUSALS:
                 self._heard = time.monotonic()
@@ -477,6 +484,11 @@ def _misfit(disk: Path, image: Image) -> str:
     """Why a disk is not the image, as far as sysfs knows. Raises OSError."""
     if _word(disk / "device/state") != "running":
         return "its disk does not run"
+    return _alien(disk, image)
+
+
+def _alien(disk: Path, image: Image) -> str:
+    """Why a disk is not the image, whatever its state. Raises OSError."""
     if int(_word(disk / "size")) * SECTOR != image.size:
         return "its disk is of another size"
     if serial_of(image).encode() not in (disk / "device/vpd_pg80").read_bytes():

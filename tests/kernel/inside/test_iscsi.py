@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import rtslib_fb
 from testtools import TestCase
 
 from drivers import devmapper
@@ -22,7 +23,7 @@ from drivers.base import Child, Device, Image, Parent, PathState, Place
 from drivers.command import run
 from drivers.errors import BadDisk, CommandFailed, NoParents, NotAttached
 from drivers.export.lio import LioExport
-from drivers.iscsinames import target_name
+from drivers.iscsinames import DISK, PORTAL_GROUP, target_name
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.iscsi_tools import SECRET
 
@@ -82,6 +83,18 @@ class IscsiTest(TestCase):
     def publish(self) -> None:
         self.export.publish(self.image, Device(SIZE, self.folder / "image"))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
+
+    def alien(self) -> Parent:
+        """A parent whose target shows another disk, as large as the image."""
+        other = LioExport(replace(self.place, host="alien"), died=self.fail)
+        other.reserve(self.image.name)
+        disk = rtslib_fb.FileIOStorageObject("alien", dev=str(self.folder / "alien"), size=SIZE)
+        self.addCleanup(disk.delete)
+        self.addCleanup(other.withdraw, self.image.name)
+        target = rtslib_fb.Target(rtslib_fb.FabricModule("iscsi"), target_name("alien", self.image.name))
+        rtslib_fb.LUN(rtslib_fb.TPG(target, PORTAL_GROUP), DISK, disk)
+        other.allow(self.image.name, [Child(HOST, SECRET)])
+        return Parent("alien", other.address, SECRET)
 
     def connect(self) -> Path:
         path = self.attach.connect(self.image, [self.parent]).path
@@ -149,6 +162,13 @@ class IscsiTest(TestCase):
         self.publish()
         began = time.monotonic()
         self.attach.connect(self.image, [GONE, self.parent])
+        self.wait_until(lambda: self.states() == [PathState.LOST, PathState.ACTIVE])
+        self.assertLess(time.monotonic() - began, iscsi.HEAD_START)
+
+    def test_a_first_parent_that_has_something_else_is_not_waited_for(self) -> None:
+        self.publish()
+        began = time.monotonic()
+        self.attach.connect(self.image, [self.alien(), self.parent])
         self.wait_until(lambda: self.states() == [PathState.LOST, PathState.ACTIVE])
         self.assertLess(time.monotonic() - began, iscsi.HEAD_START)
 
