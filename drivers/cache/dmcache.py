@@ -12,7 +12,8 @@ closed, the driver reads the blocks that are in that memory until dm-cache has c
 The first map goes over to the parents when the cache fails: to a path of last resort, in the kernel, without an error.
 
 dm-cache does not wait for the copy to be on the disk before it writes down where it is, so after a power cut it might
-serve what is not there. A note tells in which boot of the machine the cache is open: of another, it starts empty.
+serve what is not there. A note tells in which boot of the machine the cache is open: of another, it starts empty. So it
+does if its metadata could not be written when it was closed: dm-cache would write all blocks to the parents.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from drivers import devmapper, loopdev, onefetch
@@ -47,6 +49,8 @@ _KINDS = ("open", "meta", "data")
 _SECTOR = devmapper.SECTOR
 _PAGE = mmap.PAGESIZE
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_FLAGS, _CLEAN_SHUTDOWN = 4, (1).to_bytes(4, "little")
+"""Where the metadata has its flags, and the one that stands alone in good order."""
 _PASSES = 4
 _BURST = 24
 """How often a block is read in a row. smq has 64 levels. As its statistics go, a read climbs 4, 2 or 1 of them, and a
@@ -55,6 +59,9 @@ block is copied at level 48, 32 or 0. Every second it puts the levels in order a
 _HEARTBEAT = 1.0
 _CLOSING = 60.0
 """Seconds that may be spent on moving blocks into the cache."""
+_PATIENCE = 3
+_FIRST_PAUSE, _LAST_PAUSE = 2.0, 60.0
+"""Seconds until it is tried again after so many heartbeats moved nothing: the cache's disk may be full, or fail."""
 
 
 class DmCache:
@@ -71,8 +78,8 @@ class DmCache:
         self._folder = place.state / "cache"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._failed_paths = devmapper.FailedPaths()
-        self._seen: dict[str, int] = {}
-        """By label: what had been fetched when all of it was found in the cache."""
+        self._moves: dict[str, _Moves] = {}
+        """By label."""
 
     def open(self, image: Image, base: Device) -> Device:
         """A read-only disk over ``base`` that keeps what it reads. A damaged cache starts empty.
@@ -99,7 +106,7 @@ class DmCache:
         """
         devmapper.remove(_top(image))
         self._settle(image, _CLOSING)
-        self._seen.pop(label(image), None)
+        self._moves.pop(label(image), None)
         self._stop_cache(image)
         onefetch.stop(label(image))
         note = self._file(image, "open")
@@ -172,6 +179,9 @@ class DmCache:
             self._forget(image)
         if not (meta.exists() and data.exists() and data.stat().st_size == _blocks(image) * BLOCK):
             self._forget(image)
+        elif not _closed_whole(meta):
+            log.warning("image %s: its cache starts empty: its metadata is not whole", image.name)
+            self._forget(image)
 
     def _undo(self, image: Image) -> None:
         """Remove what a failed opening has made. The first error is the one to tell."""
@@ -186,14 +196,16 @@ class DmCache:
             return
         once = onefetch.device(label(image)).name
         devmapper.reinstate(once, self._failed_paths.of(once))
-        fetched = onefetch.fetched(label(image))
-        if self._seen.get(label(image)) == fetched:
+        moves, fetched = self._moves.setdefault(label(image), _Moves()), onefetch.fetched(label(image))
+        if moves.done_at == fetched or (seconds < _CLOSING and time.monotonic() < moves.not_before):
             return
         try:
-            if _move(image, time.monotonic() + seconds):
-                self._seen[label(image)] = fetched
+            moved, left = _move(image, time.monotonic() + seconds) if _takes_blocks(image) else (0, 1)
         except OSError as error:
             log.error("image %s: its cache fails, and reads pass it by: %s", image.name, error)
+            moved, left = 0, 1
+        moves.done_at = -1 if left else fetched
+        moves.note(image, in_vain=bool(left and not moved))
 
     def _file(self, image: Image, kind: str) -> Path:
         return file_of(self._folder, image, kind)
@@ -206,6 +218,43 @@ class DmCache:
             self._file(image, kind).unlink(missing_ok=True)
 
 
+@dataclass
+class _Moves:
+    """How it went to move an image's blocks into its cache. ``done_at``: bytes fetched when there were none left."""
+
+    done_at: int = -1
+    not_before: float = 0.0
+    _in_vain: int = 0
+    _pause: float = 0.0
+
+    def note(self, image: Image, *, in_vain: bool) -> None:
+        """Leave it for longer and longer while nothing is moved."""
+        self._in_vain = self._in_vain + 1 if in_vain else 0
+        if self._in_vain == _PATIENCE:
+            log.warning("image %s: its cache takes nothing in; the rest comes from the parents", image.name)
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LAST_PAUSE) if self._in_vain >= _PATIENCE else 0.0
+        self.not_before = time.monotonic() + self._pause
+
+
+def _takes_blocks(image: Image) -> bool:
+    """Whether dm-cache can write its metadata. If not, each read makes it try, and say so in the kernel's log.
+
+    Raises CommandFailed.
+    """
+    # Linux: admin-guide/device-mapper/cache, status: the mode of the metadata, and whether it needs a check
+    return devmapper.status(_inner(image).name).split()[-2:] == ["rw", "-"]
+
+
+def _closed_whole(meta: Path) -> bool:
+    """Whether the metadata was written when the cache was closed, so that dm-cache takes no block for a changed one.
+
+    Linux: drivers/md/dm-cache-metadata.c, struct cache_disk_superblock and superblock_flag_bits.
+    """
+    with meta.open("rb") as file:
+        file.seek(_FLAGS)
+        return file.read(len(_CLEAN_SHUTDOWN)) == _CLEAN_SHUTDOWN
+
+
 def _start_origin(image: Image, base: Path) -> Path:
     """The device that keeps what is read from ``base`` in memory, up to whole blocks."""
     used, end = image.size // _SECTOR, _blocks(image) * BLOCK // _SECTOR
@@ -213,24 +262,23 @@ def _start_origin(image: Image, base: Path) -> Path:
     return onefetch.start(label(image), table, end)
 
 
-def _move(image: Image, end: float) -> bool:
-    """Have dm-cache copy the blocks that are in memory below it, and free the memory. True if all are copied.
+def _move(image: Image, end: float) -> tuple[int, int]:
+    """Have dm-cache copy the blocks that are in memory below it, and free the memory. How many it did, and did not.
 
     ``end`` in seconds of the monotonic clock. Raises OSError if the cache cannot be read.
     """
     source, below = onefetch.source(label(image)), devmapper.counters(onefetch.device(label(image)))
     left = _resident(source, _blocks(image))
+    all_of_them = len(left)
     with _opened(_inner(image), os.O_DIRECT) as cache, _opened(source) as memory, _opened(below) as counters:
         for _ in range(_PASSES):
             waiting, left = left, {}
             for block, offset in waiting.items():
-                if time.monotonic() > end:
-                    return False
-                if _promoted(cache, offset, counters):
+                if time.monotonic() < end and _promoted(cache, offset, counters):
                     os.posix_fadvise(memory, block * BLOCK, BLOCK, os.POSIX_FADV_DONTNEED)
                 else:
                     left[block] = offset
-    return not left
+    return all_of_them - len(left), len(left)
 
 
 def _resident(device: Path, blocks: int) -> dict[int, int]:

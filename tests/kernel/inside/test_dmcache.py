@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drivers import devmapper
+from drivers import devmapper, loopdev
 from drivers.base import Device, Image
 from drivers.cache.dmcache import BLOCK, DmCache
 from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
@@ -158,6 +158,37 @@ class DmCacheTest(CacheCase):
         self.assert_reads(image, path)
         self.assert_reads(image, path, 4096)
         self.assertIn("F 1", devmapper.status(path.name))
+
+    def test_a_file_that_fails_below_the_cache_is_passed_by_and_the_cache_opens_again(self) -> None:
+        for kind in ("meta", "data"):
+            image, base = self.base(kind, SMALL)
+            path = self.opened(image, base)
+            self.assert_reads(image, path, 4096)
+            between = self.put_map_below(image, base, kind)
+            devmapper.reload(between, [f"0 {self.file(kind).stat().st_size // 512} error"])
+            for _ in range(5):  # until the driver gives up
+                self.assert_reads(image, path)
+                self.cache.stats(image)
+            self.cache.close(image)
+            devmapper.remove(between)
+            self.assert_reads(image, self.opened(image, base))
+            self.heartbeats(image)
+            self.cache.close(image)
+            self.cache.remove(image.key)
+
+    def put_map_below(self, image: Image, base: Device, kind: str) -> str:
+        """Open a cache anew over a map that stands for one of its files, and can fail."""
+        loop = loopdev.device_of(self.file(kind))
+        assert loop is not None
+        inner, sectors = self.inner(image), self.file(kind).stat().st_size // 512
+        between = devmapper.create(f"virtman-testfails-{kind}", [f"0 {sectors} linear {loop} 0"])
+        self.addCleanup(devmapper.remove, between.name)
+        table = devmapper.table(inner).replace(devmapper.number(loop), devmapper.number(between))
+        for made in (f"virtman-cache-{image.name}-{image.key[:16]}", inner):
+            devmapper.remove(made)
+        devmapper.create(inner, [table])
+        self.cache.open(image, base)
+        return between.name
 
     def test_a_disk_in_use_is_not_closed(self) -> None:
         image, base = self.base(size=SMALL)
