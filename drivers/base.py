@@ -295,3 +295,6 @@ class SnapshotDriver(Protocol):
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made, on this host."""
+
+    def trouble(self) -> str:
+        """What keeps VMs from writing to their disks, or soon will; nothing if nothing does."""

@@ -1,8 +1,9 @@
-"""Files that take their disk space at once."""
+"""Disk space: files that take theirs at once, and what is left."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from drivers.errors import NoSpace
@@ -25,3 +26,14 @@ def allocate(file: Path, size: int) -> None:
             raise NoSpace(file, stat.f_bavail * stat.f_frsize, size - before) from error
     finally:
         os.close(fd)
+
+
+def shortage(folder: Path, needed: int) -> str:
+    """What to tell of a file system with less than ``needed`` bytes free, and VMs' disks on it; nothing of others."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return str(error)
+    if free >= needed:
+        return ""
+    return f"{folder} has {free >> 20} MiB free; VMs that write stop when it is full"

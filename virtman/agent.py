@@ -279,6 +279,7 @@ class Agent:
             "repairing": self._workers.busy("repair"),
             "images": [self._image_status(record) for record in self._stacks.records()],
             "vms": self.vms(),
+            "disks": {"trouble": self._drivers.snapshot.trouble() or None},
             "cache_volumes": [_volume_line(volume) for volume in self._upkeep.volumes],
             "strays": sorted(self._vms.strays()),
             "damaged": self._vms.damaged() + self._stacks.damaged(),

@@ -293,6 +293,8 @@ def status(context: click.Context, as_json: bool) -> None:
         click.echo(f"the disk of {stray} has no record; it is left alone", err=True)
     for name in answer["damaged"]:
         click.echo(f"the record of {name} cannot be read; all that it may need is left alone", err=True)
+    if trouble := answer["disks"]["trouble"]:
+        click.echo(f"VMs' disks: {trouble}", err=True)
     for volume in answer["cache_volumes"]:
         if trouble := VOLUME_TROUBLE.get(volume["state"]):
             click.echo(f"the cache volume {volume['path']} {trouble}; see: virtman cache list", err=True)

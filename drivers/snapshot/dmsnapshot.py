@@ -101,6 +101,10 @@ class DmSnapshot:
         """VMs with a disk, whole or half made."""
         return found(self._folder.glob("[!.]*"), f"snapshot with its store in {self._folder}")
 
+    def trouble(self) -> str:
+        """Nothing: disks have taken all their space."""
+        return ""
+
     def _store(self, vm: str) -> Path:
         return self._folder / f"{checked(vm)}.store"
 

@@ -20,10 +20,10 @@ from drivers import devmapper, loopdev
 from drivers.base import Device, Existing, Place
 from drivers.command import run, tool
 from drivers.devmapper import SECTOR
-from drivers.errors import CommandFailed, DriverError, NoSpace
+from drivers.errors import BadDisk, CommandFailed, DriverError, NoSpace
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, UDEVADM, Needs
 from drivers.snapshot.disks import DISK_PREFIX, Records, checked_origin, found
-from drivers.space import allocate
+from drivers.space import allocate, shortage
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,10 @@ STEP = 1 << 30
 BLOCK_SECTORS = 128
 """What a first write copies from the image: 64 KiB, the smallest block that the kernel allows."""
 
-META_BYTES = 64 << 20
-"""Enough for 80 GiB of written blocks, by the kernel document's 48 bytes a block."""
+META_BYTES, COVERED = 64 << 20, 64 << 30
+"""Bytes of metadata, and of the data that they describe: 64 bytes a block, where the kernel's document counts 48. The
+metadata grow before the data, since the kernel holds writes that find no room for data, but fails those that find none
+in the metadata (Linux: drivers/md/dm-thin.c, PM_OUT_OF_DATA_SPACE and PM_OUT_OF_METADATA_SPACE)."""
 
 _RETRY = 5.0
 _NO_SPACE_TIMEOUT = Path("/sys/module/dm_thin_pool/parameters/no_space_timeout")
@@ -51,15 +53,15 @@ class _Disk:
 
 
 class DmThinSnapshot:
-    """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``. ``step`` in bytes: see STEP."""
+    """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``. ``step`` and ``covered`` in bytes: see STEP and COVERED."""
 
     needs = Needs(tools=(DMSETUP, LOSETUP, UDEVADM), modules=("dm_thin_pool",), nodes=(DEVICE_MAPPER, LOOP), root=True)
 
-    def __init__(self, place: Place, *, step: int = STEP) -> None:
+    def __init__(self, place: Place, *, step: int = STEP, covered: int = COVERED) -> None:
         self._folder = place.state / "thin"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._records = Records(self._folder, _Disk)
-        self._step = step
+        self._step, self._covered = step, covered
         self._lock = threading.Lock()
         self._watch: _Watch | None = None
 
@@ -99,6 +101,10 @@ class DmThinSnapshot:
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
         return found(self._folder.glob("*.json"), f"thin volume over {self._folder}")
+
+    def trouble(self) -> str:
+        """Whether there is room for the pool's next step."""
+        return shortage(self._folder, self._step) if devmapper.exists(POOL) else ""
 
     def close(self) -> None:
         """Stop watching the pool's space; disks stay usable."""
@@ -160,13 +166,16 @@ class DmThinSnapshot:
         used, total = _blocks(devmapper.status(POOL))
         if (total - used) * BLOCK_SECTORS * SECTOR > self._step // 2:
             return True
-        data = self._folder / "data"
+        meta, data = self._folder / "meta", self._folder / "data"
+        size = data.stat().st_size + self._step
         try:
-            allocate(data, data.stat().st_size + self._step)
+            allocate(meta, META_BYTES * -(-size // self._covered))
+            allocate(data, size)
         except NoSpace as error:
             log.warning("the disks' pool cannot grow, and VMs that write are held when it is full: %s", error)
             return False
-        run(["losetup", "--set-capacity", str(loopdev.attach(data))])
+        for file in (meta, data):
+            run(["losetup", "--set-capacity", str(loopdev.attach(file))])
         devmapper.reload(POOL, [self._pool_line()])
         log.info("the disks' pool has %d bytes now", data.stat().st_size)
         return True
@@ -196,7 +205,7 @@ class _Watch:
             seen, enough = devmapper.events(POOL), False
             try:
                 enough = self._grow_if_low()
-            except DriverError as error:
+            except (DriverError, OSError) as error:
                 log.error("the disks' pool is low on space and could not be grown: %s", error)
             self._wait(seen, None if enough else _RETRY)
 
@@ -214,6 +223,9 @@ class _Watch:
 
 
 def _blocks(status: str) -> tuple[int, int]:
-    """Used and all data blocks of a pool, by its status line."""
-    used, total = status.split()[5].split("/")
+    """Used and all data blocks of a pool, by its status line. Raises BadDisk if it has failed."""
+    words = status.split()
+    if len(words) < 6:
+        raise BadDisk(f"the disks' pool has failed: {status}")
+    used, total = words[5].split("/")
     return int(used), int(total)

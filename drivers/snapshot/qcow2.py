@@ -16,11 +16,15 @@ from drivers.errors import BadDevice, BadDisk, DriverError, NoSpace, SnapshotMis
 from drivers.names import checked
 from drivers.needs import QEMU_IMG, Needs
 from drivers.qcow2file import read_header
+from drivers.space import shortage
 
 _BACKING_PREFIX = "json:"
 _SECTOR = 512
 _ROOM = 1 << 20
 """Bytes that must be free for an empty disk: it takes 0.3 MB."""
+
+LOW = 1 << 30
+"""Bytes: with less free, people are told."""
 
 _LAYOUT = "cluster_size=128k,extended_l2=on"
 """Subclusters of 4 KiB: a small first write copies 4 KiB from the image, not a cluster fetched from the parents."""
@@ -85,6 +89,10 @@ class Qcow2Snapshot:
         details = {path.stem: "half made" for path in self._folder.glob("*.new")}
         details |= {path.stem: str(path) for path in self._folder.glob("*.qcow2")}
         return Existing(frozenset(details), details)
+
+    def trouble(self) -> str:
+        """Whether the file system is running full under the disks."""
+        return shortage(self._folder, LOW) if self.existing().names else ""
 
     def _path(self, vm: str) -> Path:
         return self._folder / f"{checked(vm)}.qcow2"

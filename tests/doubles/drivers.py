@@ -76,6 +76,7 @@ class Host:
         self.served: dict[str, Device] = {}
         self.allowed: dict[str, list[Child]] = {}
         self.disks: dict[str, Disk] = {}
+        self.disk_trouble = ""
 
     @contextmanager
     def act(self, call: str) -> Iterator[None]:
@@ -270,6 +271,9 @@ class SnapshotDouble:
 
     def existing(self) -> Existing:
         return Existing(frozenset(self.host.disks))
+
+    def trouble(self) -> str:
+        return self.host.disk_trouble
 
 
 def drivers_over(

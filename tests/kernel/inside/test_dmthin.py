@@ -95,6 +95,16 @@ class SpaceTest(ThinCase):
         self.assertEqual(data, path.read_bytes()[: len(data)])
         self.assertGreaterEqual((self.folder / "thin" / "data").stat().st_size, 4 * STEP)
 
+    def test_the_metadata_grow_with_the_pool(self) -> None:
+        self.driver = DmThinSnapshot(Place(self.folder, self.folder), step=STEP, covered=STEP)
+        self.addCleanup(self.driver.close)
+        write(self.create(size=2 * STEP), 0, os.urandom(2 * STEP))
+        steps = (self.folder / "thin" / "data").stat().st_size // STEP
+        self.assertGreater(steps, 2)
+        self.assertEqual(steps * META_BYTES, (self.folder / "thin" / "meta").stat().st_size)
+        blocks = int(devmapper.status(POOL).split()[4].split("/")[1])
+        self.assertEqual(steps * META_BYTES // 4096, blocks)
+
     def test_writes_wait_while_the_file_system_is_full_and_go_on_when_it_is_not(self) -> None:
         small = small_file_system(self, "160M")
         driver = DmThinSnapshot(Place(small, small), step=STEP)
@@ -107,5 +117,6 @@ class SpaceTest(ThinCase):
                                   stderr=subprocess.PIPE)  # fmt: skip
         self.addCleanup(writer.communicate)
         self.assertRaises(subprocess.TimeoutExpired, writer.wait, 8)
+        self.assertIn(f"{small / 'thin'} has 0 MiB free", driver.trouble())
         ballast.unlink()
         self.assertEqual(0, writer.wait(60))

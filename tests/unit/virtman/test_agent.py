@@ -333,6 +333,11 @@ class LookTest(AgentTest):
         self.host.disks["stray"] = self.host.disks["vm"]
         self.assertEqual(["stray"], self.agent.status()["strays"])
 
+    def test_status_tells_what_keeps_vms_from_writing(self) -> None:
+        self.assertIsNone(self.agent.status()["disks"]["trouble"])
+        self.host.disk_trouble = "no room"
+        self.assertEqual("no room", self.agent.status()["disks"]["trouble"])
+
 
 class VolumesTest(AgentTest):
     def setUp(self) -> None:

@@ -248,9 +248,11 @@ class HostCommandsTest(AgentCliTest):
         self.out("create", "vm", "debian")
         self.site.host.disks["stray"] = self.site.host.disks["vm"]
         self.site.host.daemon_dies("debian")
+        self.site.host.disk_trouble = "no room"
         result = self.run_virtman("status")
         self.assertThat(result.stdout, Contains("attached, NOT served"))
         self.assertThat(result.stderr, Contains("stray"))
+        self.assertThat(result.stderr, Contains("VMs' disks: no room\n"))
 
     def test_gc(self) -> None:
         self.out("create", "vm", "debian")

@@ -85,6 +85,12 @@ class CreateTest(SnapshotCase):
         self.assertRaises(NoSpace, self.create)
         self.assertEqual([], list(self.folder.iterdir()))
 
+    def test_a_file_system_that_runs_full_below_disks_is_told_of(self) -> None:
+        self.small_file_system(self.folder, 8 * MIB)
+        self.assertEqual("", self.h.snapshot.trouble())
+        self.create()
+        self.assertIn(f"{self.folder} has 7 MiB free", self.h.snapshot.trouble())
+
     def test_half_made_disk_is_made_anew(self) -> None:
         (self.folder / "vm1.new").write_bytes(b"half")
         self.create()
