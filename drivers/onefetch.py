@@ -23,8 +23,9 @@ from drivers import devmapper, loopdev
 MODULES = ("dm_multipath", "dm_queue_length")
 """What it needs of the kernel, besides loop devices."""
 
-WIDTH = 4
-"""Requests that are on their way at the same time."""
+WIDTH = 16
+"""Requests that are on their way at the same time: as many pages as the largest read of bcache and a block of dm-cache
+have, so that these take no longer than one page."""
 
 PIECE = mmap.PAGESIZE
 """Bytes of a request that loses no time here; the pages of a larger one are fetched one after the other."""
