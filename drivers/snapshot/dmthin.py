@@ -21,7 +21,7 @@ from drivers.base import Device, Existing, Place
 from drivers.command import run, tool
 from drivers.devmapper import SECTOR
 from drivers.errors import BadDisk, CommandFailed, DriverError, NoSpace
-from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, UDEVADM, Needs
+from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, UDEVADM, Needs, Tool
 from drivers.snapshot.disks import DISK_PREFIX, Records, checked_origin, found
 from drivers.space import allocate, shortage
 
@@ -39,6 +39,9 @@ META_BYTES, COVERED = 64 << 20, 64 << 30
 metadata grow before the data, since the kernel holds writes that find no room for data, but fails those that find none
 in the metadata (Linux: drivers/md/dm-thin.c, PM_OUT_OF_DATA_SPACE and PM_OUT_OF_METADATA_SPACE)."""
 
+_SUPERBLOCK = 4096
+"""Bytes of the first block of metadata: the kernel takes zeros there for new metadata."""
+
 _RETRY = 5.0
 _NO_SPACE_TIMEOUT = Path("/sys/module/dm_thin_pool/parameters/no_space_timeout")
 
@@ -55,7 +58,12 @@ class _Disk:
 class DmThinSnapshot:
     """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``. ``step`` and ``covered`` in bytes: see STEP and COVERED."""
 
-    needs = Needs(tools=(DMSETUP, LOSETUP, UDEVADM), modules=("dm_thin_pool",), nodes=(DEVICE_MAPPER, LOOP), root=True)
+    needs = Needs(
+        tools=(DMSETUP, LOSETUP, UDEVADM, Tool("thin_check", "thin-provisioning-tools")),
+        modules=("dm_thin_pool",),
+        nodes=(DEVICE_MAPPER, LOOP),
+        root=True,
+    )
 
     def __init__(self, place: Place, *, step: int = STEP, covered: int = COVERED) -> None:
         self._folder = place.state / "thin"
@@ -128,6 +136,7 @@ class DmThinSnapshot:
             meta, data = self._folder / "meta", self._folder / "data"
             allocate(meta, META_BYTES)
             allocate(data, self._step)
+            _check(meta)
             _NO_SPACE_TIMEOUT.write_text("0")  # hold writes for as long as it takes
             devmapper.create(POOL, [self._pool_line()])
         if self._watch is None:
@@ -220,6 +229,20 @@ class _Watch:
         except subprocess.TimeoutExpired:
             self._waiting.kill()
             self._waiting.wait()
+
+
+def _check(meta: Path) -> None:
+    """Look through metadata before they are used, as lvm2 does. Raises BadDisk if they are damaged.
+
+    The kernel does not: after an error it marks them, and lets nobody write until somebody has looked (thin_check(8)).
+    """
+    with meta.open("rb") as file:
+        if not any(file.read(_SUPERBLOCK)):
+            return  # they are new
+    try:
+        run(["thin_check", "-q", "--clear-needs-check-flag", str(meta)])
+    except CommandFailed as error:
+        raise BadDisk(f"the metadata of the disks' pool are damaged, see thin_repair(8): {meta}: {error}") from error
 
 
 def _blocks(status: str) -> tuple[int, int]:

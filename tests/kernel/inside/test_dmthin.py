@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 from drivers import devmapper, loopdev
 from drivers.base import Place
-from drivers.errors import NoSpace
+from drivers.errors import BadDisk, NoSpace
 from drivers.snapshot.disks import DISK_PREFIX
 from drivers.snapshot.dmthin import META_BYTES, POOL, DmThinSnapshot
 from tests.kernel.inside import disks
 from tests.kernel.inside.disks import MIB, SIZE, DiskCase, fill, small_file_system, write
 
 STEP = 32 * MIB
+SUPERBLOCK = 4096
 
 
 class ThinCase(DiskCase):
@@ -60,6 +62,49 @@ class CrashTest(ThinCase):
         devmapper.message(POOL, "delete 2")
         self.driver.delete("vm1")
         self.assertEqual({"other"}, self.driver.existing().names)
+
+
+class MetadataTest(ThinCase):
+    def test_a_pool_that_the_kernel_has_marked_for_a_check_can_be_written_after_one(self) -> None:
+        write(self.create(), 0, b"before")
+        self.crash()
+        mark_for_check(self.folder / "thin" / "meta")
+        path = self.driver.open("vm1").path
+        assert path is not None
+        write(path, 512, b"after")
+        self.assertEqual((b"before", b"after"), (path.read_bytes()[:6], path.read_bytes()[512:517]))
+
+    def test_damaged_metadata_are_told_of_and_not_touched(self) -> None:
+        self.create()
+        self.crash()
+        meta = self.folder / "thin" / "meta"
+        sound = meta.read_bytes()
+        damaged = sound[:SUPERBLOCK] + b"damaged!" * (len(sound) // 8 - SUPERBLOCK // 8)
+        meta.write_bytes(damaged)
+        self.assertIn("thin_repair", str(self.assertRaises(BadDisk, self.driver.open, "vm1")))
+        self.assertTrue(meta.read_bytes() == damaged)
+        meta.write_bytes(sound)
+        self.assertEqual(self.content, self.create().read_bytes())
+
+
+def mark_for_check(meta: Path) -> None:
+    """Set the flag that the kernel sets after an error (Linux: drivers/md/dm-thin-metadata.c, thin_disk_superblock)."""
+    with meta.open("r+b") as file:
+        block = bytearray(file.read(SUPERBLOCK))
+        block[4] |= 1
+        block[:4] = (crc32c(bytes(block[4:])) ^ 160774).to_bytes(4, "little")
+        file.seek(0)
+        file.write(block)
+
+
+def crc32c(data: bytes) -> int:
+    """As the kernel has it: without a last inversion."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc
 
 
 class SpaceTest(ThinCase):
