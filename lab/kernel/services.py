@@ -57,6 +57,12 @@ class Services:
         origin.run(["systemctl", "start", "volt.service"], timeout=TIMEOUT)
         origin.run(["timeout", str(TIMEOUT), "bash", "-c", _LISTENS], timeout=TIMEOUT)
 
+    def stop(self) -> None:
+        """Stop all agents and Volt. What agents made stays. Raises CommandFailed."""
+        units = ["virtman-agent.service", "volt.service"]
+        with ThreadPoolExecutor(len(self._machines)) as pool:
+            list(pool.map(lambda machine: machine.run(["systemctl", "stop", *units]), self._machines.values()))
+
     def restart_volt(self, settings: Sequence[str]) -> None:
         """Stop Volt and start it with other settings. Raises CommandFailed."""
         self._volt_settings = settings

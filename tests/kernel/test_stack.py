@@ -31,6 +31,11 @@ WRITE = "--rw=randwrite --do_verify=1"
 CHECK = "--rw=randread --verify_only=1"
 
 
+def teardown_module() -> None:
+    """The tests in guests, which come next, have the guests for themselves."""
+    services().stop()
+
+
 class DataTest(StackCase):
     def test_vms_read_the_image_and_keep_their_own_writes_and_each_range_crosses_a_link_once(self) -> None:
         self.publish("image", SIZE)

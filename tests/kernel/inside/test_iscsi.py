@@ -23,7 +23,7 @@ from drivers.base import Child, Device, Image, Parent, PathState, Place
 from drivers.command import run
 from drivers.errors import BadDisk, CommandFailed, NoParents, NotAttached
 from drivers.export.lio import LioExport
-from drivers.iscsinames import DISK, PORTAL_GROUP, target_name
+from drivers.iscsinames import DISK, MODEL, PORTAL_GROUP, target_name
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.iscsi_tools import SECRET
 
@@ -85,11 +85,12 @@ class IscsiTest(TestCase):
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
 
     def alien(self) -> Parent:
-        """A parent whose target shows another disk, as large as the image."""
+        """A parent whose target shows another disk, as large as the image. By its name udev leaves it alone."""
         other = LioExport(replace(self.place, host="alien"), died=self.fail)
         other.reserve(self.image.name)
-        disk = rtslib_fb.FileIOStorageObject("alien", dev=str(self.folder / "alien"), size=SIZE)
+        disk = rtslib_fb.FileIOStorageObject(f"{MODEL}alien", dev=str(self.folder / "alien"), size=SIZE)
         self.addCleanup(disk.delete)
+        disk.set_attribute("emulate_model_alias", 1)
         self.addCleanup(other.withdraw, self.image.name)
         target = rtslib_fb.Target(rtslib_fb.FabricModule("iscsi"), target_name("alien", self.image.name))
         rtslib_fb.LUN(rtslib_fb.TPG(target, PORTAL_GROUP), DISK, disk)
