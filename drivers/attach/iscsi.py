@@ -76,10 +76,11 @@ _WATCH_INTERVAL, _SILENCE_INTERVAL = 1.0, 0.25
 _SILENCE = 1.0
 """Seconds without a sign from a parent until it is left, if there is another one."""
 
-HEAD_START = 15.0
+HEAD_START = 30.0
 """Seconds that a host gives its first parent, which may still be making its own stack, while that one is connected."""
-SIGN_OF_LIFE = 2.0
-"""Seconds without a connection to the first parent, and without a refusal by it, after which it is not waited for."""
+SIGN_OF_LIFE = 5.0
+"""Seconds without a connection to the first parent, and without a refusal by it, after which it is not waited for: more
+than iscsiadm needs to start on a host that makes a stack on a slow processor."""
 
 
 class IscsiAttach:
