@@ -42,6 +42,9 @@ in the metadata (Linux: drivers/md/dm-thin.c, PM_OUT_OF_DATA_SPACE and PM_OUT_OF
 _SUPERBLOCK = 4096
 """Bytes of the first block of metadata: the kernel takes zeros there for new metadata."""
 
+_CHECK_LIMIT = 600.0
+"""Seconds: it reads all metadata, and a large pool on a slow disk has gigabytes of them."""
+
 _RETRY = 5.0
 _NO_SPACE_TIMEOUT = Path("/sys/module/dm_thin_pool/parameters/no_space_timeout")
 
@@ -240,7 +243,7 @@ def _check(meta: Path) -> None:
         if not any(file.read(_SUPERBLOCK)):
             return  # they are new
     try:
-        run(["thin_check", "-q", "--clear-needs-check-flag", str(meta)])
+        run(["thin_check", "-q", "--clear-needs-check-flag", str(meta)], timeout=_CHECK_LIMIT)
     except CommandFailed as error:
         raise BadDisk(f"the metadata of the disks' pool are damaged, see thin_repair(8): {meta}: {error}") from error
 
