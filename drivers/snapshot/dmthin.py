@@ -242,6 +242,7 @@ def _check(meta: Path) -> None:
     with meta.open("rb") as file:
         if not any(file.read(_SUPERBLOCK)):
             return  # they are new
+    log.info("checking the metadata of the disks' pool: %s", meta)
     try:
         run(["thin_check", "-q", "--clear-needs-check-flag", str(meta)], timeout=_CHECK_LIMIT)
     except CommandFailed as error:
