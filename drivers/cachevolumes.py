@@ -171,7 +171,7 @@ class Volumes:
         except OSError as error:
             raise BadVolume(path, f"it is mounted or in use: {error.strerror}") from error
         if int(run(["blockdev", "--getss", str(path)]).stdout) != _SECTOR:
-            raise BadVolume(path, f"its sectors are not of {_SECTOR} bytes")
+            raise BadVolume(path, f"its sectors are not of {_SECTOR} bytes; name a file on a file system there")
         needed = self._bucket << 10
         if size_of(path) < needed + SHIFT:
             raise BadVolume(path, f"it is too small: {size_of(path)} bytes, {needed + SHIFT} needed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import struct
 from collections.abc import Iterator
@@ -12,24 +13,32 @@ from pathlib import Path
 
 from drivers.command import run
 
+log = logging.getLogger(__name__)
+
 _CONTROL = Path("/dev/loop-control")
-_CTL_GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A  # linux/loop.h
+_CTL_GET_FREE, _CONFIGURE, _SET_DIRECT_IO = 0x4C82, 0x4C0A, 0x4C08  # linux/loop.h
 _CONFIG = struct.Struct("=II52xI240x")
 """struct loop_config: file, bytes of a block, and of struct loop_info64 only the flags."""
 _READ_ONLY, _AUTOCLEAR = 1, 4
+_SECTOR = 512
 _TRIES = 32
 
 
 def attach(file: Path, *, read_only: bool = False, direct: bool = True) -> Path:
-    """The loop device of a file or a device, made if there is none. ``direct``: past the page cache of the file.
+    """The loop device of a file or a device, made if there is none. ``direct``: past the page cache of the file, unless
+    it lies on a disk with larger sectors.
 
-    Raises CommandFailed, ToolMissing.
+    Its own sectors are of 512 bytes everywhere, or VMs would not find the partitions of their images.
+
+    Raises CommandFailed, ToolMissing, OSError.
     """
-    found = device_of(file)
-    if found is not None:
-        return found
-    options = [*(["--read-only"] if read_only else []), *(["--direct-io=on"] if direct else [])]
-    return Path(run(["losetup", "--find", "--show", *options, str(file)]).stdout.strip())
+    loop = device_of(file)
+    if loop is None:
+        options = [f"--sector-size={_SECTOR}", *(["--read-only"] if read_only else [])]
+        loop = Path(run(["losetup", "--find", "--show", *options, str(file)]).stdout.strip())
+    if direct:
+        _pass_page_cache(loop)
+    return loop
 
 
 @contextlib.contextmanager
@@ -63,6 +72,21 @@ def device_of(file: Path) -> Path | None:
 def files() -> frozenset[Path]:
     """The files that have a loop device."""
     return frozenset(Path(backing) for backing in _devices().values())
+
+
+def _pass_page_cache(loop: Path) -> None:
+    """If the disk of the file allows it. losetup would open the file with O_DIRECT: the loop device then gets the
+    larger sectors of its disk, or fails what is smaller (Linux: drivers/block/loop.c, loop_configure).
+    """
+    fd = os.open(loop, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, _SET_DIRECT_IO, 1)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # larger sectors, or a file system that knows no direct I/O
+            raise
+        log.debug("%s reads and writes through the page cache", loop)
+    finally:
+        os.close(fd)
 
 
 def _configured(fd: int, opened: contextlib.ExitStack) -> Path:

@@ -19,6 +19,7 @@ from testtools import TestCase
 from drivers import devmapper, loopdev
 from drivers.base import CacheDriver, Device, Image, Place
 from drivers.command import run
+from tests.kernel.inside.filesystems import small_file_system
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,19 @@ class CacheCase(TestCase):
             for got in pool.map(together, range(READERS)):
                 self.assert_content(image, got)
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
+
+    def check_files_on_sectors_of_4_kib(self) -> None:
+        small = small_file_system(self, self.folder, "256M", sector=4096)
+        self.place = Place(state=small / "state", run=small / "run")
+        self.cache = self.new_cache()
+        image, base = self.base(size=1 << 20)
+        path = self.opened(image, base)
+        before = fetched(base)
+        for size in (512, 512, 64 << 10):
+            self.assert_reads(image, path, size)
+            self.cache.stats(image)
+        self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
+        self.assertEqual("512", run(["blockdev", "--getss", str(path)]).stdout.strip())
 
 
 def found() -> list[list[str]]:

@@ -14,6 +14,7 @@ from drivers import loopdev
 from drivers.base import Device, SnapshotDriver
 from drivers.command import run
 from drivers.errors import BadDevice, BadDisk, BadName, SnapshotMissing
+from tests.kernel.inside.filesystems import small_file_system
 
 MIB = 1 << 20
 SIZE = 16 * MIB
@@ -132,6 +133,19 @@ class EveryDriver(DiskCase):
         self.driver.delete("vm1")
         self.assertEqual([], self.left())
 
+    def test_disks_may_lie_on_a_file_system_with_sectors_of_4_kib(self) -> None:
+        for name in ("driver", "folder"):
+            self.addCleanup(setattr, self, name, getattr(self, name))
+        self.folder = small_file_system(self, self.folder, "256M", sector=4096)
+        self.driver = self.new_driver()
+        self.addCleanup(self.delete_all)
+        write(self.create(), MIB + 512, b"w" * 512)
+        self.crash()
+        path = self.driver.open("vm1").path
+        assert path is not None
+        self.assertEqual(self.content[: MIB + 512] + b"w" * 512 + self.content[MIB + 1024 :], path.read_bytes())
+        self.assertEqual("512", run(["blockdev", "--getss", str(path)]).stdout.strip())
+
     def test_another_driver_finds_the_disks(self) -> None:
         self.create("vm1")
         self.assertEqual({"vm1"}, self.new_driver().existing().names)
@@ -144,24 +158,3 @@ def write(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def small_file_system(case: DiskCase, size: str) -> Path:
-    """A mounted file system in a file of ``size``."""
-    small = case.folder / "small"
-    image = case.folder / "small.ext4"
-    run(["truncate", "-s", size, str(image)])
-    run(["mke2fs", "-q", "-t", "ext4", str(image)])
-    small.mkdir()
-    run(["mount", "-o", "loop", str(image), str(small)])
-    case.addCleanup(run, ["umount", str(small)])
-    return small
-
-
-def fill(folder: Path, *, but: int) -> Path:
-    """A file that takes all the room of a file system but so many bytes."""
-    ballast = folder / "ballast"
-    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-    with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free - but)
-    return ballast

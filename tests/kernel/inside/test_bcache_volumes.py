@@ -75,6 +75,9 @@ class VolumesTest(BcacheCase):
         self.cache.remove_volume(file)
         self.assertFalse(file.exists())
 
+    def test_a_file_may_lie_on_a_file_system_with_sectors_of_4_kib(self) -> None:
+        self.check_files_on_sectors_of_4_kib()
+
     def test_an_image_joins_the_volume_with_the_most_room(self) -> None:
         small, large = self.disk("small"), self.disk("large", 3 * DISK)
         self.cache.add_volume(small)
@@ -149,6 +152,11 @@ class VolumesTest(BcacheCase):
         self.cache.remove_volume(disk)
         run(["mke2fs", "-q", str(disk), "1M"])
         self.assertRaises(BadVolume, self.cache.add_volume, disk)
+
+    def test_a_disk_with_sectors_of_4_kib_is_refused(self) -> None:
+        disk = self.disk()
+        run(["losetup", "--sector-size", "4096", str(disk)])
+        self.assertIn("a file", str(self.assertRaises(BadVolume, self.cache.add_volume, disk)))
 
     def test_what_may_hold_data_is_no_volume(self) -> None:
         text = self.folder / "text"

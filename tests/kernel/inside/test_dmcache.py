@@ -69,6 +69,9 @@ class DmCacheTest(CacheCase):
         # Less than all, since udev probes the loop device each time: half a MiB.
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
 
+    def test_the_files_may_lie_on_a_file_system_with_sectors_of_4_kib(self) -> None:
+        self.check_files_on_sectors_of_4_kib()
+
     def test_heartbeats_move_what_was_read_into_the_cache(self) -> None:
         image, base = self.base(size=SMALL)
         self.assert_reads(image, self.opened(image, base))

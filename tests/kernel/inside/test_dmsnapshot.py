@@ -18,7 +18,8 @@ from drivers.errors import BadDisk, NoSpace
 from drivers.snapshot.disks import DISK_PREFIX
 from drivers.snapshot.dmsnapshot import BASE_PREFIX, DmSnapshot
 from tests.kernel.inside import disks
-from tests.kernel.inside.disks import MIB, SIZE, DiskCase, fill, small_file_system, write
+from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
+from tests.kernel.inside.filesystems import fill, small_file_system
 
 CHUNK = 4096
 PER_AREA = CHUNK // 16
@@ -157,7 +158,7 @@ class CrashTest(SnapshotCase):
 
 class SpaceTest(SnapshotCase):
     def test_no_room_for_a_store_is_an_error_that_leaves_nothing(self) -> None:
-        small = small_file_system(self, "64M")
+        small = small_file_system(self, self.folder, "64M")
         fill(small, but=SIZE // 2)  # and a little, which is reserved for root
         driver = DmSnapshot(Place(small, small))
         self.assertRaises(NoSpace, driver.create, "vm1", self.origin, SIZE)
@@ -165,7 +166,7 @@ class SpaceTest(SnapshotCase):
         self.assertEqual([], list((small / "dmsnapshot").iterdir()))
 
     def test_writes_go_on_when_the_file_system_is_full(self) -> None:
-        small = small_file_system(self, "64M")
+        small = small_file_system(self, self.folder, "64M")
         driver = DmSnapshot(Place(small, small))
         path = driver.create("vm1", self.origin, SIZE).path
         assert path is not None

@@ -12,7 +12,8 @@ from drivers.errors import BadDisk, NoSpace
 from drivers.snapshot.disks import DISK_PREFIX
 from drivers.snapshot.dmthin import META_BYTES, POOL, DmThinSnapshot
 from tests.kernel.inside import disks
-from tests.kernel.inside.disks import MIB, SIZE, DiskCase, fill, small_file_system, write
+from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
+from tests.kernel.inside.filesystems import fill, small_file_system
 
 STEP = 32 * MIB
 SUPERBLOCK = 4096
@@ -109,7 +110,7 @@ def crc32c(data: bytes) -> int:
 
 class SpaceTest(ThinCase):
     def test_no_room_for_a_pool_is_an_error_that_leaves_nothing(self) -> None:
-        small = small_file_system(self, "160M")
+        small = small_file_system(self, self.folder, "160M")
         driver = DmThinSnapshot(Place(small, small), step=STEP)
         fill(small, but=MIB)
         self.assertRaises(NoSpace, driver.create, "vm1", self.origin, SIZE)
@@ -117,7 +118,7 @@ class SpaceTest(ThinCase):
         self.assertEqual([], list((small / "thin").iterdir()))
 
     def test_a_disk_whose_pool_found_no_room_can_be_deleted(self) -> None:
-        small = small_file_system(self, "160M")
+        small = small_file_system(self, self.folder, "160M")
         driver = DmThinSnapshot(Place(small, small), step=STEP)
         ballast = fill(small, but=META_BYTES + STEP + MIB)
         driver.create("vm1", self.origin, SIZE)
@@ -151,7 +152,7 @@ class SpaceTest(ThinCase):
         self.assertEqual(steps * META_BYTES // 4096, blocks)
 
     def test_writes_wait_while_the_file_system_is_full_and_go_on_when_it_is_not(self) -> None:
-        small = small_file_system(self, "160M")
+        small = small_file_system(self, self.folder, "160M")
         driver = DmThinSnapshot(Place(small, small), step=STEP)
         self.addCleanup(driver.close)
         path = driver.create("vm1", self.origin, 4 * STEP).path
