@@ -17,7 +17,7 @@ demo-kernel: bootstrap
 
 test: bootstrap
 	rm -f .coverage .coverage.*
-	.venv/bin/tox run-parallel --parallel 2 --parallel-live
+	.venv/bin/tox run-parallel --parallel 3 --parallel-live
 
 lint: bootstrap
 	.venv/bin/tox run -e lint
