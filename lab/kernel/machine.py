@@ -26,13 +26,15 @@ MEMORY = 768
 
 COMMAND_TIMEOUT = 120.0
 
-EMULATED = "max,erms=off,fsrm=off"
-"""Without the features by which Linux copies memory byte by byte: under TCG that takes two to four times as long."""
+EMULATED = "max,erms=off,fsrm=off,la57=off,smap=off,smep=off,avx=off,avx2=off"
+"""Without the features that cost TCG more than they bring: erms and fsrm, by which Linux copies memory byte by byte, in
+two to four times the time; a fifth level of page tables, checks at every access to user memory, wide registers."""
 
-QUICK = "mitigations=off norandmaps psi=0 init_on_alloc=0"
+QUICK = "mitigations=off norandmaps psi=0 init_on_alloc=0 transparent_hugepage=never"
 """Kernel options. Without norandmaps, TCG translates a program anew each time it is started, since it is at other
-addresses then: starting one takes two to five times as long (measured: dmsetup 23 ms, not 110). Without the last two,
-the tests of the bcache driver take a twentieth more processor time: for statistics of pressure, and for zeros."""
+addresses then: starting one takes two to five times as long (measured: dmsetup 23 ms, not 110). Without psi and
+init_on_alloc, the tests of the bcache driver take a twentieth more processor time: for statistics of pressure, and for
+zeros. Without the last one and what EMULATED takes away, tests of drivers take a tenth more."""
 
 PROCESSORS = "1,maxcpus=2"
 """A guest that can have one processor only gets locked instructions without their barrier by TCG, and Linux puts one

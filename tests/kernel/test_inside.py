@@ -24,11 +24,11 @@ from tests.kernel.selection import selected
 GUESTS = {
     "test_dmthin": "origin",
     "test_dmsnapshot": "origin",
-    "test_iscsi": "origin",
+    "test_lio": "origin",
     "test_bcache": "host-1",
-    "test_lio": "host-1",
+    "test_bcache_volumes": "host-1",
     "test_dmcache": "host-2",
-    "test_bcache_volumes": "host-2",
+    "test_iscsi": "host-2",
     "test_devmapper": "host-2",
 }
 """Where each file runs: every guest has about as long to do."""
