@@ -37,7 +37,7 @@ def attach(file: Path, *, read_only: bool = False, direct: bool = True) -> Path:
         options = [f"--sector-size={_SECTOR}", *(["--read-only"] if read_only else [])]
         loop = Path(run(["losetup", "--find", "--show", *options, str(file)]).stdout.strip())
     if direct:
-        _pass_page_cache(loop)
+        _pass_page_cache(loop, file)
     return loop
 
 
@@ -74,7 +74,7 @@ def files() -> frozenset[Path]:
     return frozenset(Path(backing) for backing in _devices().values())
 
 
-def _pass_page_cache(loop: Path) -> None:
+def _pass_page_cache(loop: Path, file: Path) -> None:
     """If the disk of the file allows it. losetup would open the file with O_DIRECT: the loop device then gets the
     larger sectors of its disk, or fails what is smaller (Linux: drivers/block/loop.c, loop_configure).
     """
@@ -82,9 +82,9 @@ def _pass_page_cache(loop: Path) -> None:
     try:
         fcntl.ioctl(fd, _SET_DIRECT_IO, 1)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # larger sectors, or a file system that knows no direct I/O
+        if error.errno != errno.EINVAL:
             raise
-        log.debug("%s reads and writes through the page cache", loop)
+        log.info("%s goes through the page cache too: its disk has larger sectors, or knows no direct I/O", file)
     finally:
         os.close(fd)
 

@@ -30,6 +30,7 @@ GUESTS = {
     "test_dmcache": "host-2",
     "test_iscsi": "host-2",
     "test_devmapper": "host-2",
+    "test_loopdev": "host-2",
 }
 """Where each file runs: every guest has about as long to do."""
 
@@ -106,6 +107,9 @@ class InsideTest(TestCase):
 
     def test_devmapper(self) -> None:
         self.check("test_devmapper")
+
+    def test_loopdev(self) -> None:
+        self.check("test_loopdev")
 
     def test_every_file_has_a_test(self) -> None:
         files = {path.stem for path in (Path(__file__).parent / "inside").glob("test_*.py")}

@@ -1,16 +1,11 @@
-"""Device-mapper maps by name, and loop devices, of which maps are made."""
+"""Device-mapper maps by name."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-
 from testtools import TestCase
 
-from drivers import devmapper, loopdev
+from drivers import devmapper
 from drivers.command import run
-from tests.kernel.inside.filesystems import small_file_system
 
 ZEROS = "0 2048 zero"
 
@@ -53,23 +48,3 @@ class MapsTest(TestCase):
         names = {self.half(f"virtman-test-{number:02}-{'long' * 25}") for number in range(40)}
         self.assertEqual(names, devmapper.names("virtman-test-"))
         self.assertEqual(frozenset(), devmapper.names("virtman-test-x"))
-
-
-class LoopsTest(TestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        self.folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def kind(self, folder: Path) -> str:
-        """Whether the loop device of a file goes past the page cache, and the bytes of its sectors."""
-        file = folder / "file"
-        file.write_bytes(bytes(1 << 20))
-        self.addCleanup(loopdev.detach, file)
-        return " ".join(run(["losetup", "-n", "-O", "DIO,LOG-SEC", str(loopdev.attach(file))]).stdout.split())
-
-    def test_a_file_is_read_past_the_page_cache(self) -> None:
-        self.assertEqual("1 512", self.kind(self.folder))
-
-    def test_sectors_are_of_512_bytes_also_on_a_disk_with_larger_ones(self) -> None:
-        self.assertEqual("0 512", self.kind(small_file_system(self, self.folder, "16M", sector=4096)))
