@@ -69,7 +69,7 @@ class Demo:
 
     def boot(self, host: Machine) -> dict[str, Any]:
         """A VM, until it prints from user space."""
-        self.view.phase(f"a VM boots in {host.name}: emulation in emulation")
+        self.view.phase(f"a VM boots in {host.name}, which is a VM itself")
         began = time.monotonic()
         log = self.agents[host.name].boot(VM, IMAGE, memory=128, network="none")["console_log"]
         for _ in attempts(BOOT_TIMEOUT):
