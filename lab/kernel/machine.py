@@ -38,8 +38,8 @@ zeros. Without the last one and what EMULATED takes away, tests of drivers take 
 
 PROCESSORS = "1,maxcpus=2"
 """A guest that can have one processor only gets locked instructions without their barrier by TCG, and Linux puts one
-between a new request and the look whether QEMU wants to be told of it (QEMU: tcg/tcg-op.c, CF_PARALLEL): once in many
-runs a virtio disk stood still, with 13 requests on their way and QEMU idle."""
+between a new request and the look whether QEMU wants to be told of it (QEMU: tcg/tcg-op.c, CF_PARALLEL). Presumably
+that is why once in many runs a virtio disk stood still, with 13 requests on their way and QEMU idle."""
 
 
 @dataclass(frozen=True)
