@@ -1,13 +1,15 @@
 # make demo         boot real VMs through a tree of hosts on this machine; HOSTS=4 VMS=8 choose the size
 # make demo-kernel  the kernel stack: guests with Debian's kernel, a VM booted in one of them
-# make test         everything that CI runs: lint, unit, userspace, boot and kernel tests, coverage
+# make test         everything that CI runs: lint, unit, userspace, boot, kernel and drivers' tests, coverage
+# make check        lint, unit and userspace tests, one boot, one test of each driver: while you work
+# make defects      put hand-made defects into a copy, one by one, and see that unit tests notice them: many minutes
 # make lint         style and types only
 # make clean        remove what was built, installed Debian packages excepted
 
 HOSTS ?= 4
 VMS ?= 8
 
-.PHONY: demo demo-kernel test lint clean bootstrap
+.PHONY: demo demo-kernel test check defects lint clean bootstrap
 
 demo: bootstrap
 	.venv/bin/python -m lab.demo --hosts $(HOSTS) --vms $(VMS)
@@ -17,7 +19,14 @@ demo-kernel: bootstrap
 
 test: bootstrap
 	rm -f .coverage .coverage.*
-	.venv/bin/tox run-parallel --parallel 3 --parallel-live
+	.venv/bin/tox run-parallel --parallel 4 --parallel-live
+
+check: bootstrap
+	ROUNDS=3 .venv/bin/tox run-parallel --parallel 3 --parallel-live -e lint,unit,userspace,smoke
+	rm -f .coverage .coverage.*
+
+defects: bootstrap
+	.venv/bin/python -m tests.defects
 
 lint: bootstrap
 	.venv/bin/tox run -e lint

@@ -25,7 +25,7 @@ setup(
     ],
     extras_require={
         "test": ["coverage>=7.10", "hypothesis>=6.100", "pytest>=8.0", "testtools>=2.7", "tox>=4.11"],
-        "lint": ["mypy>=1.10", "ruff>=0.5"],
+        "lint": ["import-linter>=2.0", "mypy>=1.10", "ruff>=0.5"],
     },
     entry_points={
         "console_scripts": ["virtman = virtman.cli:main", "volt = volt.cli:main"],

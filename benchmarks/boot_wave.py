@@ -144,7 +144,7 @@ def cluster_wave(name: str, size: Size, boot: Boot, fanout: int, leftovers: list
         say(f"{name}: creating the other VMs' disks")
         attach.together(list(hosts), lambda host: create_rest(hosts[host], vms[host]))
         where = settled_places(cluster, IMAGE)
-        disks = {host: {vm: hosts[host].vm(vm)["blockdev"] for vm in of_host} for host, of_host in vms.items()}
+        disks = {host: {vm: hosts[host].vm(vm).disk.blockdev or {} for vm in of_host} for host, of_host in vms.items()}
         with exported(folder, disks) as sockets:
             wait_for_disks(sockets, vms)
             say(f"{name}: playing {size.hosts * size.vms_per_host} boots at once")
@@ -187,7 +187,7 @@ def measured_wave(
     cpu_s = usage.cpu_between(cpu_before, usage.cpu(pids))
     read = file_bytes_read(origin_daemon) - read_before
     statuses = image_status(cluster, IMAGE)
-    fetched = {host: status["fetched_bytes"] for host, status in statuses.items()}
+    fetched = {host: status.fetched_bytes for host, status in statuses.items()}
     from_origin = sum(fetched[host] for host, place in where.items() if place.parent == cluster.names[0])
     cluster_size = fetch_unit(cluster, sockets, vms, boot.trace, where)
     touches = first_touches(boot.trace.reads, cluster_size)
@@ -216,10 +216,10 @@ def fetch_unit(
 ) -> int:
     """The bytes in which a host fetches, found by reading one sector, where no boot reads, on the deepest host."""
     host = max(where, key=lambda name: where[name].depth)
-    before = host_status(cluster, host, IMAGE)["fetched_bytes"]
+    before = host_status(cluster, host, IMAGE).fetched_bytes
     with NbdDisk(sockets[host], vms[host][0]) as disk:
         disk.read(untouched_offset(trace.reads, trace.image_bytes, _PROBE_ROOM), 512)
-    return int(host_status(cluster, host, IMAGE)["fetched_bytes"] - before)
+    return int(host_status(cluster, host, IMAGE).fetched_bytes - before)
 
 
 def boot_set(trace: Trace, unit: int) -> dict[str, int]:

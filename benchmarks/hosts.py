@@ -6,7 +6,6 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from benchmarks.errors import TookTooLong
 from benchmarks.misses import Place
@@ -16,6 +15,7 @@ from lab.errors import Leftovers
 from lab.process import attempts, processes_of
 from lab.tools import BUILD
 from virtman.client import AgentClient
+from virtman.models import Stack
 from volt.client import ImageTree, NodeState, TreeNode
 from volt.errors import VoltTimeout
 
@@ -46,10 +46,10 @@ def started_cluster(name: str, hosts: int, fanout: int, leftovers: list[str]) ->
             shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
 
 
-def host_status(cluster: Cluster, host: str, image: str) -> dict[str, Any]:
+def host_status(cluster: Cluster, host: str, image: str) -> Stack:
     """What a host says of an image; the bytes fetched are counted at this moment."""
-    [found] = [each for each in agent_of(cluster, host).status()["images"] if each["image"] == image]
-    return dict(found)
+    [found] = [each for each in agent_of(cluster, host).status().images if each.name == image]
+    return found
 
 
 def agent_of(cluster: Cluster, host: str) -> AgentClient:
@@ -57,18 +57,16 @@ def agent_of(cluster: Cluster, host: str) -> AgentClient:
     return cluster.agents[cluster.names.index(host)]
 
 
-def image_status(cluster: Cluster, image: str) -> dict[str, dict[str, Any]]:
+def image_status(cluster: Cluster, image: str) -> dict[str, Stack]:
     """``host_status`` of all hosts but the origin, by host."""
     hosts = cluster.names[1:]
     with ThreadPoolExecutor(16) as pool:
         return dict(zip(hosts, pool.map(lambda host: host_status(cluster, host, image), hosts), strict=True))
 
 
-def parents_in_use(statuses: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def parents_in_use(statuses: Mapping[str, Stack]) -> dict[str, str]:
     """Whom each host reads from, of those that have a parent."""
-    return {
-        host: path["host"] for host, status in statuses.items() for path in status["paths"] if path["state"] == "active"
-    }
+    return {host: path.host for host, status in statuses.items() for path in status.paths if path.state == "active"}
 
 
 def places(parents: Mapping[str, str]) -> dict[str, Place]:

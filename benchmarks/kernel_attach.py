@@ -25,7 +25,6 @@ from benchmarks.inside.content import BLOCK
 from benchmarks.kernellab import KernelLab, agent_log, begin, kernel_lab
 from benchmarks.processes import say
 from lab.kernel.machine import Machine
-from lab.kernel.services import TIMEOUT
 from lab.process import attempts
 
 BAR = 1.3
@@ -83,7 +82,7 @@ def log_steps(host: Machine) -> None:
     host.run(["mkdir", "-p", _DROP_IN.rpartition("/")[0]])
     host.run(["tee", _DROP_IN], stdin=_VERBOSE)
     host.run(["systemctl", "daemon-reload"])
-    host.run(["systemctl", "restart", "virtman-agent.service"], timeout=TIMEOUT)
+    host.run(["systemctl", "restart", "virtman-agent.service"])
 
 
 def steps(log: Sequence[tuple[float, str]]) -> dict[str, float]:

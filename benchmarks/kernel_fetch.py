@@ -21,7 +21,7 @@ from benchmarks.inside.bootset import BOOT_SET
 from benchmarks.kernellab import KernelLab, kernel_lab, program
 from benchmarks.processes import say
 from lab.kernel.machine import Machine
-from lab.kernel.services import AGENT_SETTINGS, TIMEOUT
+from lab.kernel.services import AGENT_SETTINGS
 
 IMAGE, IMAGE_BYTES = "boot", 256 * MIB
 VMS = 10
@@ -38,7 +38,7 @@ def told(machine: Machine, name: str, *words: str) -> Any:
 
 def use_cache(lab: KernelLab, host: Machine, cache: str) -> None:
     """Have a host without any image use another cache driver. Raises CommandFailed."""
-    host.run(["systemctl", "stop", "virtman-agent.service"], timeout=TIMEOUT)
+    host.run(["systemctl", "stop", "virtman-agent.service"])
     host.run(["sed", "--in-place", "/^VIRTMAN_CACHE=/d", AGENT_SETTINGS])
     host.run(["tee", "--append", AGENT_SETTINGS], stdin=f"VIRTMAN_CACHE={cache}\n")
     lab.services.start_agent(host)

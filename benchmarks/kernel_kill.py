@@ -26,8 +26,8 @@ from benchmarks.inside.content import BLOCK
 from benchmarks.inside.reader import PACE_S
 from benchmarks.kernellab import KernelLab, agent_log, begin, kernel_lab, program, result, usable_parents
 from benchmarks.processes import say
-from lab.kernel.machine import Machine
-from lab.kernel.services import TIMEOUT, agent
+from lab.kernel.machine import COMMAND_TIMEOUT, Machine
+from lab.kernel.services import agent
 
 IMAGE, VM = "killed", "vm"
 HOSTS = 3
@@ -96,7 +96,7 @@ def kill_round(lab: KernelLab, way: str, first: int, step: int) -> dict[str, Any
     reading = begin(reader, "reader", "image", f"/dev/mapper/virtman-vm-{VM}", seconds, str(first), str(step))
     time.sleep(LEAD_S)
     kill(victim, way)
-    told, beside = (result(process, WATCH_S + TIMEOUT) for process in (reading, control))
+    told, beside = (result(process, WATCH_S + COMMAND_TIMEOUT) for process in (reading, control))
     log = agent_log(reader, told["requests"][0][0])
     bring_back(lab, victim, way)
     before_s, stall_s = phases(told["requests"])

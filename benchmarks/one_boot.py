@@ -41,7 +41,7 @@ def boot(cluster: Cluster) -> float:
     agent = cluster.agents[LEVELS]
     started = time.monotonic()
     answer = agent.boot("vm", IMAGE, **HOW)
-    seconds = wait_login("vm", Path(answer["console_log"]), LOGIN_TIMEOUT) - started
+    seconds = wait_login("vm", Path(answer.machine.console_log), LOGIN_TIMEOUT) - started
     agent.destroy("vm")
     return seconds
 
@@ -60,7 +60,7 @@ def forget(cluster: Cluster) -> None:
         # A host keeps what its children need until Volt has told it that they left: from the leaf up, and again.
         for host in range(LEVELS, 0, -1):
             cluster.agents[host].gc()
-        if not any(cluster.agents[host].status()["images"] for host in range(1, LEVELS + 1)):
+        if not any(cluster.agents[host].status().images for host in range(1, LEVELS + 1)):
             return
     raise TookTooLong(f"a host still has the image after {FORGET_TIMEOUT:.0f} s")
 

@@ -109,7 +109,7 @@ def run(rounds: int, failures: list[str]) -> dict[str, Any]:
         cluster.agents[0].publish(IMAGE, image)
         for agent in cluster.agents[1:]:
             agent.create(VM, IMAGE)
-        disks = {host: {VM: cluster.agents[VM_HOST].vm(VM)["blockdev"]}}
+        disks = {host: {VM: cluster.agents[VM_HOST].vm(VM).disk.blockdev or {}}}
         blocks = random.sample(range(image.stat().st_size // BLOCK), image.stat().st_size // BLOCK)
         written: dict[int, bytes] = {}
         done: list[dict[str, Any]] = []

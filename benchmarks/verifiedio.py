@@ -38,7 +38,8 @@ class Request(NamedTuple):
 class VerifiedIo:
     """Context manager: the I/O runs as long as the block. ``blocks``: numbers of blocks to visit, first to last.
 
-    ``errors`` has failed requests, ``wrong`` blocks with other bytes than they must have.
+    ``errors`` has what ended a connection, be it a failed request or a fault of ours; ``wrong`` the blocks with other
+    bytes than they must have.
     """
 
     def __init__(self, server: Path, vm: str, image: Path, written: dict[int, bytes], blocks: Sequence[int]) -> None:
@@ -74,9 +75,9 @@ class VerifiedIo:
                     image.seek(block * BLOCK)
                     self._visit(disk, block, image.read(BLOCK), write=number % _WRITE_EVERY == 0)
                     number += 1
-        except DiskFailed as error:
+        except Exception as error:  # noqa: BLE001  (whatever ends a reader, it has not read what it was to read)
             with self._lock:
-                self.errors.append(str(error))
+                self.errors.append(str(error) if isinstance(error, DiskFailed) else repr(error))
 
     def _visit(self, disk: NbdDisk, block: int, original: bytes, *, write: bool) -> None:
         expected = self._written.get(block, original)

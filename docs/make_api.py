@@ -49,37 +49,69 @@ def document(app: Flask) -> dict[str, Any]:
 
 
 def operations(api: dict[str, Any]) -> Iterator[str]:
-    """One section with all operations of an OpenAPI document, and one with the bodies they take."""
-    rows = ["| call | meaning | body |", "| --- | --- | --- |"]
+    """One section with all operations of an OpenAPI document, and one with each object that they take or answer."""
+    rows = ["| call | meaning | body | answer |", "| --- | --- | --- | --- |"]
     for path, methods in sorted(api["paths"].items()):
         for method in METHODS:
             if method in methods:
                 operation = methods[method]
-                rows.append(f"| `{method.upper()} {path}` | {operation.get('summary', '')} | {_body(operation)} |")
+                told = (operation.get("summary", ""), _names(_body(operation)), _names(_answer(operation)))
+                rows.append(f"| `{method.upper()} {path}` | {' | '.join(told)} |")
     yield "\n".join(rows)
+    yield "What goes wrong is answered with a `Problem` (RFC 9457), in whose `type` the last word is the kind of error."
     schemas = api["components"]["schemas"]
-    for name in sorted(_bodies(api)):
+    for name in sorted(_used(api)):
         yield "\n".join([f"**{name}**: {schemas[name].get('description', '')}", "", *_fields(schemas[name])])
 
 
-def _body(operation: dict[str, Any]) -> str:
-    content = operation.get("requestBody", {}).get("content", {})
-    return ", ".join(f"`{media['schema']['$ref'].rpartition('/')[2]}`" for media in content.values())
+def _body(operation: dict[str, Any]) -> set[str]:
+    return _references(operation.get("requestBody", {}))
 
 
-def _bodies(api: dict[str, Any]) -> set[str]:
+def _answer(operation: dict[str, Any]) -> set[str]:
+    return _references([answer for status, answer in operation["responses"].items() if status.startswith("2")])
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def _references(part: Any) -> set[str]:
+    """The names of the schemas that a part of a document refers to."""
+    if isinstance(part, list):
+        return {name for each in part for name in _references(each)}
+    if not isinstance(part, dict):
+        return set()
+    here = {part["$ref"].rpartition("/")[2]} if isinstance(part.get("$ref"), str) else set()
+    return here | _references(list(part.values()))
+
+
+def _used(api: dict[str, Any]) -> set[str]:
+    """All schemas that operations take or answer, and those in them; problems are described in ``errors.py``."""
     operations = [op for methods in api["paths"].values() for key, op in methods.items() if key in METHODS]
-    return {_body(operation).strip("`") for operation in operations} - {""}
+    found: set[str] = set()
+    new = {name for operation in operations for name in _body(operation) | _answer(operation)}
+    while new:
+        found |= new
+        new = {ref for name in new for ref in _references(api["components"]["schemas"][name])} - found
+    return found
 
 
 def _fields(schema: dict[str, Any]) -> Iterator[str]:
     required = schema.get("required", [])
-    for name, field in schema["properties"].items():
+    for name, field in schema.get("properties", {}).items():
         kinds = [field, *field.get("anyOf", [])]
-        kind = " or ".join(k["type"] for k in kinds if "type" in k) or "object"
         need = "required" if name in required else f"default {field.get('default')!r}"
         description = next((k["description"] for k in kinds if k.get("description")), "")
-        yield f"- `{name}` ({kind}, {need}){': ' + description if description else ''}"
+        yield f"- `{name}` ({_kind(field)}, {need}){': ' + description if description else ''}"
+
+
+def _kind(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(map(_kind, field["anyOf"]))
+    if field.get("type") == "array":
+        return f"list of {_kind(field['items'])}"
+    return str(field.get("type") or ", ".join(_references(field)) or "object")
 
 
 def commands(name: str, command: click.Command) -> Iterator[str]:

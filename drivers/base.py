@@ -217,6 +217,9 @@ class CacheDriver(Protocol):
     def remove(self, key: str) -> int:
         """Delete what is kept under an image's key. Returns the bytes of disk space freed."""
 
+    def size(self, key: str) -> int:
+        """The bytes of disk space that ``remove`` would free."""
+
     def stats(self, image: Image) -> CacheStats:
         """What the image's cache holds now.
 
@@ -268,8 +271,11 @@ class ExportDriver(Protocol):
     def serving(self, image: str) -> bool:
         """Whether the image is being served at this moment."""
 
-    def hit_bytes(self, image: str) -> int:
-        """Bytes that the cache answered without a parent, counted since the image began to be served."""
+    def hit_bytes(self, image: str) -> int | None:
+        """Bytes that the cache answered without a parent, counted since the image began to be served.
+
+        None where nobody counts them.
+        """
 
     def allow(self, image: str, children: Sequence[Child]) -> None:
         """Name the hosts that may read. File permissions are enough for an endpoint that no other machine reaches."""

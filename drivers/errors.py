@@ -19,7 +19,12 @@ DriverError
 ├── NoParents           an empty list of parents
 ├── NotAttached         the image has no route on this host
 ├── NoSpace             the file system is too full
+│   └── DiskFull        a write met the full file system
+├── HostFailed          the machine refused: no more open files, no memory, no right, a disk that fails
+├── ModuleMissing       the kernel does not load a module, or what the module offers is not there
 ├── NotReleased         the kernel did not finish a change of a device in time
+├── MachineTaken        another agent works on this machine's maps and targets
+├── NotOurs             a map of this name was made for another state folder
 ├── InUse               the file is open in a running daemon
 └── SnapshotMissing     the VM has no disk on this host
 """
@@ -150,7 +155,28 @@ class NoSpace(DriverError):
 
     def __init__(self, path: Path, free: int, needed: int) -> None:
         super().__init__(f"no room for {path}: {free} bytes free, {needed} needed")
-        self.free, self.needed = free, needed
+
+
+class DiskFull(NoSpace):
+    """A write met the full file system, or the end of somebody's quota."""
+
+    def __init__(self, error: OSError) -> None:
+        DriverError.__init__(self, str(error))
+
+
+class HostFailed(DriverError):
+    """The machine refused: no more open files, no memory, no right, a disk that fails. ``errno`` as of the OSError."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error) or type(error).__name__)
+        self.errno = error.errno
+
+
+class ModuleMissing(DriverError):
+    """The kernel does not load a module, or what the module offers is not there."""
+
+    def __init__(self, module: str, why: object) -> None:
+        super().__init__(f"the kernel module {module} is needed: {why}")
 
 
 class NotReleased(DriverError):
@@ -158,6 +184,23 @@ class NotReleased(DriverError):
 
     def __init__(self, what: str, timeout: float) -> None:
         super().__init__(f"the kernel did not finish with the {what} within {timeout:g} s")
+
+
+class MachineTaken(DriverError):
+    """Another process works on this machine's maps and targets."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(f"the kernel stack of this machine is in use by {holder or 'another agent'}")
+
+
+class NotOurs(DriverError):
+    """A map of this name was made for another state folder, or by somebody else; nothing was changed."""
+
+    def __init__(self, name: str, whose: str) -> None:
+        super().__init__(
+            f"{name} on this machine is not of this agent's state folder, but {whose}: "
+            "start the agent with that folder, or, if it is lost, reboot"
+        )
 
 
 class InUse(DriverError):

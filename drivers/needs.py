@@ -10,12 +10,13 @@ import importlib.util
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers.command import run
-from drivers.errors import DriverError
+from drivers.errors import DriverError, ModuleMissing
+from drivers.host.command import run
 
 _DEBIAN_PYTHON = "/usr/lib/python3/dist-packages"
 _OTHER_KERNEL = "boot a kernel that has the missing modules, such as Debian's"
@@ -42,16 +43,19 @@ class Library:
 
 @dataclass(frozen=True)
 class Node:
-    """A path that the kernel offers, ``mounted`` if it is a file system, and the command that has it do so."""
+    """A path that the kernel offers when ``module`` is loaded; ``mount``: of a file system, which type."""
 
     path: Path
-    command: str
-    mounted: bool = False
+    module: str
+    mount: str = ""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """``modules``: of the kernel, loaded, built in or to be loaded. ``address``: ``Place.address``."""
+    """``modules``: of the kernel, loaded, built in or to be loaded. ``address``: ``Place.address``.
+
+    What the kernel can give need not be there before the first use: see ``provide``.
+    """
 
     tools: tuple[Tool, ...] = ()
     modules: tuple[str, ...] = ()
@@ -74,13 +78,17 @@ class Finding:
 DMSETUP = Tool("dmsetup", "dmsetup")
 LOSETUP = Tool("losetup", "mount")
 MODPROBE = Tool("modprobe", "kmod")
+MOUNT = Tool("mount", "mount")
 UDEVADM = Tool("udevadm", "udev")
 QEMU_IMG = Tool("qemu-img", "qemu-utils")
 QEMU_STORAGE_DAEMON = Tool("qemu-storage-daemon", "qemu-system-common")
 
-DEVICE_MAPPER = Node(Path("/dev/mapper/control"), "modprobe dm_mod")
-LOOP = Node(Path("/dev/loop-control"), "modprobe loop")
-CONFIGFS = Node(Path("/sys/kernel/config"), "mount -t configfs none /sys/kernel/config", mounted=True)
+DEVICE_MAPPER = Node(Path("/dev/mapper/control"), "dm_mod")
+LOOP = Node(Path("/dev/loop-control"), "loop")
+CONFIGFS = Node(Path("/sys/kernel/config"), "configfs", mount="configfs")
+
+_MODULES = Path("/sys/module")
+_providing = threading.Lock()
 
 
 class Machine:
@@ -106,7 +114,7 @@ class Machine:
 
     def has_module(self, name: str) -> bool:
         """Whether the kernel has the module, or would load it (modprobe(8) knows the built-in ones, too)."""
-        if Path("/sys/module", name).exists():
+        if (_MODULES / name).exists():
             return True
         modprobe = _which(MODPROBE.name)
         if modprobe is None:
@@ -119,11 +127,42 @@ class Machine:
 
     def has_node(self, node: Node) -> bool:
         """Whether the path is there, and something is mounted on it if that is asked for."""
-        return node.path.is_mount() if node.mounted else node.path.exists()
+        return node.path.is_mount() if node.mount else node.path.exists()
 
 
 def _which(tool: str) -> str | None:
     return shutil.which(tool, path=os.pathsep.join([*os.get_exec_path(), *_SBIN]))
+
+
+def provide(needs: Needs) -> None:
+    """Have the kernel give what a driver needs of it: load the modules that are not there, mount what is not mounted.
+
+    Raises ModuleMissing, CommandFailed.
+    """
+    machine = Machine()
+    with _providing:
+        for module in needs.modules:
+            _load(module)
+        for node in needs.nodes:
+            if not machine.has_node(node):
+                _make(node, machine)
+
+
+def _load(module: str) -> None:
+    if (_MODULES / module).exists():
+        return
+    try:
+        run([_which(MODPROBE.name) or MODPROBE.name, module])  # it knows those that are a part of the kernel
+    except DriverError as error:
+        raise ModuleMissing(module, error) from error
+
+
+def _make(node: Node, machine: Machine) -> None:
+    _load(node.module)
+    if node.mount and not machine.has_node(node):
+        run(["mount", "-t", node.mount, node.mount, str(node.path)])
+    if not machine.has_node(node):
+        raise ModuleMissing(node.module, f"it is loaded, but there is no {node.path}")
 
 
 def check(needs: Needs, machine: Machine, address: str) -> list[Finding]:
@@ -141,7 +180,8 @@ def _findings(needs: Needs, machine: Machine, address: str) -> Iterator[Finding]
     for module in needs.modules:
         yield Finding(f"module {module}", machine.has_module(module), remedy=_OTHER_KERNEL)
     for node in needs.nodes:
-        yield Finding(str(node.path), machine.has_node(node), remedy=node.command)
+        there = machine.has_node(node) or machine.has_module(node.module)
+        yield Finding(str(node.path), there, remedy=_OTHER_KERNEL)
     if needs.address:
         yield Finding("address", bool(address), remedy="say with --address where other hosts reach this one")
 

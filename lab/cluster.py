@@ -24,7 +24,7 @@ from volt.client import VoltClient
 
 log = logging.getLogger(__name__)
 
-READY_TIMEOUT = 60.0
+READY_TIMEOUT = 180.0
 """Seconds for one process to answer, on a machine that is busy starting a hundred of them."""
 STARTS_AT_ONCE = 16
 
@@ -206,9 +206,9 @@ def destroy_all(host: AgentClient) -> None:
     errors: list[VirtmanError] = []
     for vm in host.vms():
         try:
-            host.destroy(vm["vm"])
+            host.destroy(vm.name)
         except VirtmanError as error:
-            log.error("destroying %s: %s", vm["vm"], error)
+            log.error("destroying %s: %s", vm.name, error)
             errors.append(error)
     if errors:
         raise errors[0]

@@ -57,7 +57,7 @@ class Demo:
         single = self.one_at_a_time()
         self.forget()
         waves = self.waves()
-        return {"image_bytes": image["size"], **single, **waves}
+        return {"image_bytes": image.size, **single, **waves}
 
     def one_at_a_time(self) -> dict[str, Any]:
         """One VM from a local file, cold and warm on the deepest host, and again from the local file."""
@@ -97,11 +97,11 @@ class Demo:
         answer = self.cluster.agents[host].boot(vm, IMAGE, **HOW)
         self.view.vm(vm, name, "booting")
         try:
-            seconds = wait_login(vm, Path(answer["console_log"]), LOGIN_TIMEOUT) - since
+            seconds = wait_login(vm, Path(answer.machine.console_log), LOGIN_TIMEOUT) - since
         except LoginFailed:
             self.view.vm(vm, name, "NO LOGIN", final=True)
             raise
-        self.console_errors += io_errors(Path(answer["console_log"]))
+        self.console_errors += io_errors(Path(answer.machine.console_log))
         self.view.vm(vm, name, f"login after {seconds:.1f} s", final=True)
         return seconds
 
@@ -114,7 +114,7 @@ class Demo:
             # A host keeps what its children need until Volt has told it that they left: from the leaves, and again.
             for host in reversed(self.hosts):
                 self.cluster.agents[host].gc()
-            kept = [self.cluster.names[host] for host in self.hosts if self.cluster.agents[host].status()["images"]]
+            kept = [self.cluster.names[host] for host in self.hosts if self.cluster.agents[host].status().images]
             if not kept:
                 return
         raise LabError(f"these hosts still have the image after {GC_TIMEOUT:.0f} s: {', '.join(kept)}")
@@ -167,7 +167,7 @@ class Demo:
     def fetched(self, host: int) -> int:
         """Bytes of the image that a host has fetched from its parents."""
         status = self.cluster.agents[host].status()
-        return sum(image["fetched_bytes"] for image in status["images"] if image["image"] == IMAGE)
+        return sum(image.fetched_bytes for image in status.images if image.name == IMAGE)
 
     def depth(self, host: int) -> int:
         """A host's depth in the tree; the origin has 0."""

@@ -31,7 +31,7 @@ namespaces = [ ]
 cgroup_controllers = [ ]
 stdio_handler = "file"
 """
-START_TIMEOUT = 30.0
+START_TIMEOUT = 120.0
 MOUNT_POINTS = ("/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt", "/run/libvirt")
 
 

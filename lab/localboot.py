@@ -35,7 +35,7 @@ class LocalVm:
         vm = host.boot(name, image, **how)
         try:
             self._definition = self._take_definition()
-            self._layout = layout_of(Path(vm["path"]))
+            self._layout = layout_of(Path(vm.disk.path))
         finally:
             host.destroy(name)
 

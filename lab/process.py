@@ -18,7 +18,7 @@ from lab.errors import NotReady
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
-STOP_TIMEOUT = 15.0
+STOP_TIMEOUT = 60.0
 """Seconds that a process has to end after SIGTERM."""
 
 

@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from drivers.durable import write_atomically
+from drivers.host.durable import write_atomically
 
 log = logging.getLogger(__name__)
 

@@ -9,34 +9,45 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from drivers.base import CacheGroup, Volume
+from drivers.base import CacheGroup
 from drivers.errors import DriverError
+from drivers.host.watch import deaths
 from drivers.registry import load
-from virtman import imagestore
+from virtman import imagestore, models, views
 from virtman.accel import Verdict, choose_accel
 from virtman.config import AgentConfig, prepare
-from virtman.errors import ConfigError, HypervisorError, NoVolumes, RepairIncomplete, UnknownVolume, VirtmanError
+from virtman.errors import (
+    ConfigError,
+    HypervisorError,
+    NoVolumes,
+    UnknownImage,
+    UnknownVolume,
+    VirtmanError,
+)
 from virtman.heartbeat import Heartbeat
 from virtman.hostdrivers import HostDrivers
+from virtman.imagefile import inspect
 from virtman.imagestore import ImageStore
 from virtman.locks import NamedLocks
 from virtman.machines import LibvirtMachines
-from virtman.records import Boot, ImagePhase, ImageRecord, Role, Shelf, VmPhase, VmRecord
+from virtman.records import DETACH, PUBLISH, Boot, ImageRecord, Role, Shelf, VmRecord
+from virtman.repair import raise_all, repair, side_by_side
 from virtman.stacks import Stacks
 from virtman.steps import Step, log_step
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
 from virtman.voltlink import VoltLink
-from virtman.workers import Workers
+from virtman.workqueue import Job, Pool
 from volt.client import HeartbeatAnswer, ImageTree, VoltClient
 from volt.errors import VoltError
 
 log = logging.getLogger(__name__)
+
+REPAIR, REGISTER = "this host", "Volt"
+"""Keys of what is done once after a start, and again until it succeeds."""
 
 
 class Agent:
@@ -47,7 +58,6 @@ class Agent:
         self.config = config
         self._locks = prepare(config)
         self.verdict = self._accel()
-        self._workers = Workers()
         self._drivers = self._load_drivers()
         self._store = ImageStore(config.state / "images")
         self._publishing = NamedLocks()
@@ -55,15 +65,14 @@ class Agent:
         self._machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", self.verdict.accel)
         self._stacks = Stacks(
             self._drivers, Shelf(config.state / "records" / "images", ImageRecord), self._store, self._volt,
-            in_use=lambda image: self._vms.uses(image), step=step,
+            in_use=lambda image: self._vms.uses(image), changed=lambda: self._heartbeat.soon(),
+            released=lambda image: self._upkeep.released(image), step=step,
         )  # fmt: skip
         self._vms = Vms(
             Shelf(config.state / "records" / "vms", VmRecord), self._drivers.snapshot, self._stacks.ensure,
             lambda record: self._drivers.export.local(record.image), self._machines, step,
         )  # fmt: skip
-        self._upkeep = Upkeep(
-            self._stacks, self._drivers, self._workers, lambda: self._heartbeat.soon(), config.idle_grace
-        )
+        self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, config.idle_grace)
         self._heartbeat = Heartbeat(lambda: self._volt.heartbeat(self._upkeep.reports()), self._on_answer)
         self._step = step
 
@@ -95,15 +104,16 @@ class Agent:
     def start(self) -> None:
         """Clean up after an interrupted publish, begin to repair in the background, and connect to Volt."""
         self._store.clean()
-        self._workers.submit("repair", self.repair)
-        self._workers.submit("register", self._volt.register)
+        self._upkeep.once(REPAIR, Job("compare records with the host", self.repair, Pool.LONG))
+        self._upkeep.once(REGISTER, Job("register", self._volt.register, Pool.VOLT))
+        self._upkeep.queue.start()
         self._heartbeat.start()
 
     def stop(self) -> None:
         """End the agent's own threads; stacks and VMs go on."""
         self._upkeep.stopped = True
         self._heartbeat.stop()
-        self._workers.stop()
+        self._upkeep.queue.stop()
         self._volt.close()
         for lock in self._locks:
             os.close(lock)
@@ -113,49 +123,80 @@ class Agent:
 
         Raises HypervisorError while VMs run, unless ``force``.
         """
-        running = [vm for vm, state in self._vm_states().items() if state in ("running", "paused")]
+        states = self._vm_states(self._vms.records())
+        running = [vm for vm, state in states.items() if state in ("running", "paused", "unknown")]
         if running and not force:
-            raise HypervisorError(f"these VMs are running: {', '.join(running)}; stop them first, or use --force")
+            raise HypervisorError(f"these VMs run, or may: {', '.join(running)}; stop them first, or use --force")
         self._upkeep.stopped = True
-        _all([partial(self._stacks.suspend, record.name) for record in self._stacks.records()])
+        raise_all(side_by_side([partial(self._stacks.suspend, record.name) for record in self._stacks.records()]))
 
     def _on_answer(self, answer: HeartbeatAnswer | None) -> None:
         self._upkeep.handle(answer)
 
     # Images
 
-    def publish(self, name: str, file: Path, progress: imagestore.Progress) -> ImageRecord:
+    def publish(self, name: str, file: Path, progress: imagestore.Progress) -> models.Published:
         """Make this host the origin of an image with the file's content.
 
         Raises BadImageFile, NoRoom, ImageExists, CoordinatorDown, DriverError.
         """
-        source = imagestore.inspect(file)
+        source = inspect(file)
         with self._publishing.hold(name):
             image = self._store.add(name, source, progress)
             self._step("publish:stored")
             try:
                 record = self._stacks.add_origin(image)
             except (VirtmanError, DriverError):
-                if not self._publishing.held(but=name):  # the same content may be about to get another name
-                    self._remove_unused(image.key)
+                self._remove_unused(image.key, publishing=name)
                 raise
+        return views.published(record)
+
+    def unpublish(self, name: str) -> models.Unpublished:
+        """Be no origin of an image any more; without another origin it is withdrawn at Volt.
+
+        It is served until no VM of this host needs it; ``gc`` deletes its content. Also one that is yet to be announced
+        is taken back only when Volt agrees. Raises UnknownImage (this host did not publish it), ImageInUse,
+        CoordinatorDown, DriverError.
+        """
+        with self._publishing.hold(name):
+            if self._published(name).doing(PUBLISH) and self._stacks.take_back(name):
+                return models.Unpublished(name=name, serving=False)
+            record = self._published(name)
+            if record.leaving:
+                self._stacks.leave_later(name)
+                return models.Unpublished(name=name, serving=False)
+            self._volt.leave(name)
+            if record.doing(DETACH):
+                self._stacks.restore(name)
+                return models.Unpublished(name=name, serving=False)
+            dropped = self._stacks.drop_origin(name)
         self._heartbeat.soon()
+        return models.Unpublished(name=name, serving=not dropped)
+
+    def _published(self, name: str) -> ImageRecord:
+        """The record of an image that this host published. Raises UnknownImage."""
+        record = self._stacks.find(name)
+        if record is None or record.role is not Role.ORIGIN:
+            raise UnknownImage(f"image {name!r} was not published by this host")
         return record
 
-    def _remove_unused(self, key: str) -> int:
-        """Delete the content and cache of a key that no stack refers to, as far as known. Returns the bytes freed."""
-        with self._stacks.content:
-            here = [record for record in self._stacks.records() if record.phase is not ImagePhase.LEAVING]
-            if self._stacks.damaged() or any(record.digest == f"sha256:{key}" for record in here):
-                return 0
-            return self._store.remove(key) + self._drivers.cache.remove(key)
+    def _remove_unused(self, key: str, publishing: str = "") -> int:
+        """Delete the content and cache of a key that no stack refers to, as far as known. Returns the bytes freed.
 
-    def images(self) -> list[dict[str, Any]]:
+        The content stays while something else than ``publishing`` is being published, whose record is yet to come.
+        """
+        with self._stacks.content:
+            here = [record for record in self._stacks.records() if not record.leaving]
+            if self._stacks.troubles() or any(record.digest == f"sha256:{key}" for record in here):
+                return 0
+            content = 0 if self._publishing.held(but=publishing) else self._store.remove(key)
+            return content + self._drivers.cache.remove(key)
+
+    def images(self) -> list[models.Image]:
         """All published images, and how far they are on this host. Raises CoordinatorDown."""
         here = {record.name: record for record in self._stacks.records()}
         return [
-            image.model_dump(mode="json")
-            | {"here": _where(here.get(image.name)), "held_bytes": self._upkeep.stats(image.name).held_bytes}
+            views.image(image, here.get(image.name), self._upkeep.stats(image.name).held_bytes)
             for image in self._volt.images()
         ]
 
@@ -165,7 +206,7 @@ class Agent:
 
     # VMs
 
-    def create(self, vm: str, image: str, size: int | None) -> dict[str, Any]:
+    def create(self, vm: str, image: str, size: int | None) -> models.Vm:
         """A disk for a VM. Raises as ``Vms.create``."""
         present = self._stacks.known(image)
         try:
@@ -187,68 +228,75 @@ class Agent:
         """Remove a VM and its disk for good. Raises UnknownVm, DriverError, HypervisorError."""
         self._vms.destroy(vm)
 
-    def vm(self, name: str) -> dict[str, Any]:
+    def vm(self, name: str) -> models.Vm:
         """One VM, with its disk as a path and as QEMU block node. Raises UnknownVm, DriverError."""
         record = self._vms.record(name)
-        device = self._vms.device(name)
-        return _vm_line(record) | {"path": str(device.path), "blockdev": device.node}
+        disk = views.open_disk(record, self._vms.device(name))
+        return models.Vm(name=name, disk=disk, machine=self._machine(record, self._vm_states([record])))
 
-    def vms(self) -> list[dict[str, Any]]:
-        """All VMs of this host; ``state`` is disk for one that was never booted."""
-        states = self._vm_states()
+    def vms(self) -> list[models.VmLine]:
+        """All VMs of this host."""
+        records = self._vms.records()
+        states = self._vm_states(records)
         return [
-            _vm_line(record) | {"state": states.get(record.name, "disk" if record.boot is None else "off")}
-            for record in self._vms.records()
+            models.VmLine(name=record.name, disk=views.disk(record), machine=self._machine(record, states))
+            for record in records
         ]
 
-    def _vm_states(self) -> dict[str, str]:
-        if not any(record.boot for record in self._vms.records()):
-            return {}
+    def _booted(self, name: str) -> models.Booted:
+        return models.Booted(**dict(self.vm(name)))
+
+    def _machine(self, record: VmRecord, states: dict[str, str]) -> models.Machine | None:
+        state = states.get(record.name, "off")
+        return views.machine(record.boot, state, self._machines.console_log(record.name), self.verdict.accel)
+
+    def _vm_states(self, records: list[VmRecord]) -> dict[str, str]:
+        """State by name of those that were booted and are not off. libvirt is asked only if there are any."""
+        booted = [record.name for record in records if record.boot]
         try:
-            return self._machines.states()
+            return self._machines.states() if booted else {}
         except HypervisorError as error:
             log.warning("states of VMs are unknown: %s", error)
-            return {record.name: "unknown" for record in self._vms.records() if record.boot}
+            return dict.fromkeys(booted, "unknown")
 
     def boot(
         self, vm: str, image: str, size: int | None, boot: Boot, ssh_keys: list[str], user_data: str | None
-    ) -> dict[str, Any]:
+    ) -> models.Booted:
         """Create the VM if needed and start it. Raises as ``create``, HypervisorError, DomainForeign, BadRequest."""
-        with self._vms.locks.hold(vm):
-            before = self._vms.find(vm)
-            self._vms.create_held(vm, image, size)
-            self._vms.set_boot(vm, boot)
-            self._step("boot:recorded")
-            try:
-                self._machines.start(vm, self._vms.device(vm), boot, ssh_keys, user_data)
-            except (VirtmanError, DriverError):
-                self._vms.undo_boot(vm, before)
-                raise
-            self._step("boot:started")
-        return self.vm(vm) | {"console_log": str(self._machines.console_log(vm)), "accel": self.verdict.accel}
+        self._vms.boot(vm, image, size, boot, ssh_keys, user_data)
+        return self._booted(vm)
+
+    def start_vm(self, vm: str) -> models.Booted:
+        """Start a VM again as it was booted before; one that runs is left alone.
+
+        Raises UnknownVm, NeverBooted, HypervisorError, DomainForeign, DriverError.
+        """
+        self._vms.start(vm)
+        return self._booted(vm)
 
     def stop_vm(self, vm: str, *, force: bool) -> None:
         """Shut a VM down; with ``force`` cut its power. Raises UnknownVm, HypervisorError."""
         self._vms.record(vm)
         self._machines.stop(vm, force=force)
 
-    def console(self, vm: str) -> dict[str, str]:
+    def console(self, vm: str) -> models.Console:
         """Where the VM's console is found. Raises UnknownVm."""
         record = self._vms.record(vm)
-        return {"libvirt": self._machines.uri, "domain": record.name, "log": str(self._machines.console_log(vm))}
+        log_file = str(self._machines.console_log(vm))
+        return models.Console(libvirt=self._machines.uri, domain=record.name, log=log_file)
 
     # The volumes of the cache
 
-    def volumes(self) -> list[dict[str, Any]]:
+    def volumes(self) -> list[models.Volume]:
         """The volumes of the cache. Raises NoVolumes, DriverError."""
         self._cache_group()
-        return [_volume_line(volume) for volume in self._upkeep.look_at_volumes()]
+        return [views.volume(volume) for volume in self._upkeep.look_at_volumes()]
 
-    def add_volume(self, path: Path) -> dict[str, Any]:
+    def add_volume(self, path: Path) -> models.Volume:
         """Let the cache use a disk, a partition, or a file that is made. Raises NoVolumes, DriverError."""
         volume = self._cache_group().add_volume(path)
         self._upkeep.look_at_volumes()
-        return _volume_line(volume)
+        return views.volume(volume)
 
     def remove_volume(self, path: Path) -> None:
         """Take a volume from the cache, also while images are read. Raises NoVolumes, UnknownVolume, DriverError."""
@@ -265,104 +313,96 @@ class Agent:
 
     # The host
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> models.Status:
         """What this host has and does now."""
-        return {
-            "host": self.config.name,
-            "pid": os.getpid(),
-            "volt": {
-                "url": self.config.volt,
-                "connected": self._heartbeat.connected,
-                "trouble": self._heartbeat.trouble,
-            },
-            "accel": {"use": self.verdict.accel, "reason": self.verdict.reason},
-            "repairing": self._workers.busy("repair"),
-            "images": [self._image_status(record) for record in self._stacks.records()],
-            "vms": self.vms(),
-            "disks": {"trouble": self._drivers.snapshot.trouble() or None},
-            "cache_volumes": [_volume_line(volume) for volume in self._upkeep.volumes],
-            "strays": sorted(self._vms.strays()),
-            "damaged": self._vms.damaged() + self._stacks.damaged(),
-        }
+        heartbeat = self._heartbeat
+        return models.Status(
+            host=self.config.name,
+            pid=os.getpid(),
+            volt=models.VoltStatus(url=self.config.volt, connected=heartbeat.connected, trouble=heartbeat.trouble),
+            accel=views.accel(self.verdict),
+            repairing=self._upkeep.queue.busy(REPAIR),
+            images=[self._stack(record) for record in self._stacks.records()],
+            vms=self.vms(),
+            disks=models.Disks(trouble=self._drivers.snapshot.trouble() or None),
+            cache_volumes=[views.volume(volume) for volume in self._upkeep.volumes],
+            strays=sorted(self._vms.strays()),
+            damaged=views.left_alone(self._vms.troubles(), self._stacks.troubles()),
+            troubles=self._upkeep.troubles(),
+            deaths=[views.death(death) for death in deaths()],
+        )
 
-    def _image_status(self, record: ImageRecord) -> dict[str, Any]:
-        stats = self._upkeep.refresh(record)
-        return {
-            "image": record.name,
-            "role": record.role,
-            "phase": record.phase,
-            "serving": self._stacks.serving(record.name),
-            "slot": record.slot,
-            "size": record.size,
-            "fetched_bytes": stats.held_bytes,
-            "cache_file_bytes": stats.file_bytes,
-            "cache_hit_bytes": self._drivers.export.hit_bytes(record.name) if record.role is Role.HOST else 0,
-            "paths": [
-                {"host": p.parent.host, "address": p.parent.address, "state": p.state}
-                for p in self._upkeep.paths(record)
-            ],
-            "children": [child.host for child in record.children],
-            "vms": [vm.name for vm in self._vms.records() if vm.image == record.name],
-        }
+    def _stack(self, record: ImageRecord) -> models.Stack:
+        return views.stack(
+            record,
+            self._upkeep.refresh(record),
+            self._drivers.export.hit_bytes(record.name) if record.role is Role.HOST else 0,
+            self._upkeep.paths(record),
+            [vm.name for vm in self._vms.records() if vm.image == record.name],
+            serving=self._stacks.serving(record.name),
+        )
 
-    def repair(self) -> dict[str, list[str]]:
+    def repair(self) -> models.Repaired:
         """Make what the records say true. Raises RepairIncomplete with every error."""
-        done: dict[str, list[str]] = {"vms": [], "images": [], "strays": []}
-        acts: list[Callable[[], None]] = []
-        for vm in self._vms.records():
-            if vm.phase is not VmPhase.READY:
-                done["vms"].append(vm.name)
-                acts.append(partial(self._vms.repair, vm.name))
-        failed = _all(acts, raising=False)
-        acts = []
-        for image in self._stacks.records():
-            if image.phase is not ImagePhase.ATTACHED or not self._stacks.serving(image.name):
-                done["images"].append(image.name)
-            acts.append(partial(self._stacks.restore, image.name))
-        done["strays"] = sorted(self._stacks.strays())
-        acts += [partial(self._stacks.remove_stray, stray) for stray in done["strays"]]
-        failed += _all(acts, raising=False)
-        # After a reboot, a disk is usable again once the stack below it is there.
-        failed += _all([partial(self._vms.reopen, vm.name) for vm in self._vms.records()], raising=False)
-        if failed:
-            raise RepairIncomplete("; ".join(str(error) for error in failed))
+        done = repair(self._stacks, self._vms)
         self._heartbeat.soon()
-        return done
+        return models.Repaired(**done)
 
-    def gc(self) -> dict[str, Any]:
+    def gc(self) -> models.Removed:
         """Remove the stacks and the cached and published data that nobody needs. Raises CoordinatorDown."""
-        listed = {image.name for image in self._volt.images()}
-        removed = [record.name for record in self._stacks.records() if self._stacks.remove_if_idle(record.name)]
-        unlisted = [r.name for r in self._stacks.records() if r.role is Role.ORIGIN and r.name not in listed]
-        removed += [name for name in unlisted if self._stacks.drop_origin(name)]
-        keys = set(self._drivers.cache.existing().names)
-        if not self._publishing.held():  # what is being published has content before it has a record
-            keys |= set(self._store.keys())
-        freed = sum(self._remove_unused(key) for key in keys)
-        return {"stacks": sorted(removed), "freed_bytes": freed}
+        records = self._stacks.records()
+        unlisted = self._unlisted_origins(records)
+        removed: list[str] = []
 
+        def remove(name: str, act: Callable[[str], bool]) -> None:
+            removed.extend([name] if act(name) else [])
 
-def _where(record: ImageRecord | None) -> str | None:
-    return None if record is None else f"{record.role} ({record.phase})"
+        failed = side_by_side(
+            [
+                *(partial(remove, record.name, self._stacks.remove_if_idle) for record in records),
+                *(partial(remove, record.name, self._drop_unlisted) for record in unlisted),
+            ]
+        )
+        freed, more = self._remove_all_unused()
+        raise_all([*failed, *more])
+        return models.Removed(stacks=sorted(removed), freed_bytes=freed)
 
+    def _drop_unlisted(self, name: str) -> bool:
+        """Stop serving an image that Volt does not list as this host's: whoever publishes it again meanwhile asks Volt
+        before or after that, and not in between.
+        """
+        with self._publishing.hold(name):
+            unlisted = name in [record.name for record in self._unlisted_origins(self._stacks.records())]
+            return unlisted and self._stacks.drop_origin(name)
 
-def _vm_line(record: VmRecord) -> dict[str, Any]:
-    return {"vm": record.name, "image": record.image, "size": record.size, "phase": record.phase}
+    def would_remove(self) -> models.Removed:
+        """What ``gc`` would remove now, and nothing changes. Raises CoordinatorDown."""
+        records = self._stacks.records()
+        going = {record.name for record in records if self._stacks.idle(record) and self._stacks.understood(record)}
+        going |= {record.name for record in self._unlisted_origins(records) if not self._vms.uses(record.name)}
+        staying = {record.digest for record in records if record.name not in going}
+        unused = [] if self._stacks.troubles() else [k for k in self._kept_keys() if f"sha256:{k}" not in staying]
+        content = 0 if self._publishing.held() else sum(self._store.size(key) for key in unused)
+        freed = content + sum(self._drivers.cache.size(key) for key in unused)
+        return models.Removed(stacks=sorted(going), freed_bytes=freed)
 
+    def _unlisted_origins(self, records: list[ImageRecord]) -> list[ImageRecord]:
+        """Images that this host published and Volt does not list as its own any more. Raises CoordinatorDown."""
+        listed = {image.name for image in self._volt.images() if self.config.name in image.origins}
+        origins = [record for record in records if record.role is Role.ORIGIN and record.steady]
+        return [record for record in origins if record.name not in listed]
 
-def _volume_line(volume: Volume) -> dict[str, Any]:
-    return {"path": str(volume.path), "size": volume.size, "state": volume.state, "images": list(volume.images)}
+    def _kept_keys(self) -> set[str]:
+        """Keys of all content and caches."""
+        return {*self._drivers.cache.existing().names, *self._store.keys()}
 
-
-def _all(acts: list[Callable[[], None]], *, raising: bool = True) -> list[Exception]:
-    """Do all acts side by side, whatever fails. Returns what was raised, or raises it as one RepairIncomplete."""
-    failed: list[Exception] = []
-    with ThreadPoolExecutor(16, thread_name_prefix="repair") as pool:
-        for future in [pool.submit(act) for act in acts]:
-            error = future.exception()
-            if isinstance(error, Exception):
-                log.error("repair: %s", error)
+    def _remove_all_unused(self) -> tuple[int, list[Exception]]:
+        """Delete the content and caches that no stack refers to. Returns the bytes freed, and what went wrong."""
+        freed, failed = 0, list[Exception]()
+        for key in sorted(self._kept_keys()):
+            try:
+                freed += self._remove_unused(key)
+            except (VirtmanError, DriverError) as error:
+                log.error("gc: %s", error)
                 failed.append(error)
-    if failed and raising:
-        raise RepairIncomplete("; ".join(str(error) for error in failed))
-    return failed
+        return freed, failed

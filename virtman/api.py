@@ -5,127 +5,100 @@ Access is by the permissions of the socket. ``/openapi.json`` is the document th
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
 
-from flask import Response, jsonify
+from flask import Response, request
 from flask_openapi3.models.info import Info
+from flask_openapi3.models.schema import Schema
 from flask_openapi3.openapi import OpenAPI
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException
 
 from drivers import errors as driver_errors
+from virtman import models
 from virtman.agent import Agent
-from virtman.errors import BadVolume, DriverTrouble, NoRoom, VirtmanError
-from virtman.names import NAME_PATTERN, PATH_PATTERN
+from virtman.errors import BadRequest, BadVolume, DriverTrouble, HostTrouble, NoRoom, VirtmanError
+from virtman.hostfiles import FULL
+from virtman.models import ForceRequest, ImagePath, VmPath
 from virtman.records import Boot
+from volt.client import ImageTree
 
 log = logging.getLogger(__name__)
 
 PROBLEM = "application/problem+json"
+MAX_ECHO = 80
+"""Characters of a wrong input that an error repeats."""
+
 NDJSON = "application/x-ndjson"
-
-Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1 to 63 letters, digits, '-' or '_'")]
-Size = Annotated[int, Field(gt=0, multiple_of=512, le=1 << 60, description="bytes, a multiple of 512")]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+REFERENCE = "#/components/schemas/{model}"
+MAX_BODY = 16 << 20
+"""Bytes of a request: user data for cloud-init may be long."""
 
 
-class VmPath(_Model):
-    """The VM in the URL."""
-
-    vm: Name
-
-
-class ImagePath(_Model):
-    """The image in the URL."""
-
-    image: Name
+def problem(error: VirtmanError) -> models.Problem:
+    """The problem document of an error."""
+    return _problem(error.status, error.kind, str(error))
 
 
-class CreateRequest(_Model):
-    """A disk of ``size`` bytes, or the image's size."""
-
-    image: Name
-    size: Size | None = None
-
-
-class BootRequest(CreateRequest):
-    """A VM to start. ``memory`` in MiB; ``user_data`` is handed to cloud-init as it is."""
-
-    memory: Annotated[int, Field(ge=32, le=1 << 24)] = 1024
-    cpus: Annotated[int, Field(ge=1, le=512)] = 1
-    network: Annotated[str, Field(pattern=r"^(user|none|(network|bridge):[A-Za-z0-9_.-]{1,63})$")] = "user"
-    ssh_keys: list[str] = []
-    user_data: str | None = None
-
-
-class ForceRequest(_Model):
-    """``force``: do not wait for anybody's consent."""
-
-    force: bool = False
-
-
-class PublishRequest(_Model):
-    """``file`` is an absolute path on this host."""
-
-    name: Name
-    file: str
-
-
-class VolumeRequest(_Model):
-    """A volume of the cache: a disk, a partition, or a file."""
-
-    path: Annotated[str, Field(pattern=PATH_PATTERN, max_length=4095, description="absolute, on this host")]
-
-
-def problem(status: int, kind: str, detail: str) -> Response:
-    """A problem document."""
-    body = {"type": f"urn:virtman:problem:{kind}", "title": kind.replace("-", " "), "status": status, "detail": detail}
-    return Response(json.dumps(body), status=status, content_type=PROBLEM)
+def _problem(status: int, kind: str, detail: str) -> models.Problem:
+    line = " ".join(detail.split())
+    return models.Problem(type=f"urn:virtman:problem:{kind}", title=kind.replace("-", " "), status=status, detail=line)
 
 
 def as_virtman_error(error: Exception) -> VirtmanError:
     """The agent's error for any other."""
     if isinstance(error, VirtmanError):
         return error
-    if isinstance(error, driver_errors.NoSpace):
+    if isinstance(error, driver_errors.NoSpace) or (isinstance(error, OSError) and error.errno in FULL):
         return NoRoom(str(error))
     if isinstance(error, driver_errors.BadVolume):
         return BadVolume(str(error))
     if isinstance(error, driver_errors.DriverError):
         return DriverTrouble(str(error))
+    if isinstance(error, OSError):
+        log.error("the host's files", exc_info=error)
+        return HostTrouble(str(error))
     log.error("unexpected error", exc_info=error)
     return VirtmanError(f"unexpected {type(error).__name__}: {error}; the agent's log has more")
 
 
 def _on_error(error: Exception) -> Response:
-    if isinstance(error, HTTPException):
-        return problem(error.code or 500, error.name.lower().replace(" ", "-"), error.description or error.name)
-    ours = as_virtman_error(error)
-    return problem(ours.status, ours.kind, str(ours))
+    if not isinstance(error, HTTPException):
+        return _refusal(problem(as_virtman_error(error)))
+    status, kind = error.code or 500, error.name.lower().replace(" ", "-")
+    response = _refusal(_problem(status, kind, f"{request.method} {request.path}: {error.description}"))
+    response.headers.extend((name, value) for name, value in error.get_headers() if name == "Allow")
+    return response
 
 
 def _on_invalid(error: ValidationError) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "the request"
-    return problem(422, "bad-request", f"{where}: {first['msg']} (got {first['input']!r})")
+    got = repr(first["input"])
+    # Nothing long, and not the whole request when something is missing: it may have a password in its user data.
+    said = f" (got {got})" if first["type"] != "missing" and len(got) <= MAX_ECHO else ""
+    return _refusal(problem(BadRequest(f"{where}: {first['msg']}{said}")))
+
+
+def _refusal(document: models.Problem) -> Response:
+    return Response(document.model_dump_json(), status=document.status, content_type=PROBLEM)
 
 
 def create_app(agent: Agent) -> OpenAPI:
     """The API of one agent."""
+    refusal = {"description": "A problem (RFC 9457)", "content": {PROBLEM: {"schema": _reference(models.Problem)}}}
     app = OpenAPI(
-        "virtman", info=Info(title="VirtMan agent", version="1"), validation_error_status=422,
-        validation_error_callback=_on_invalid,
+        "virtman", info=Info(title="VirtMan agent", version="1"), validation_error_status=400,
+        validation_error_model=models.Problem, validation_error_callback=_on_invalid,
+        responses={"default": refusal, "400": refusal},
         doc_prefix="",
     )  # fmt: skip
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
+    app.url_map.merge_slashes = False  # a path that is not in the document is an error, not a redirection
     app.register_error_handler(Exception, _on_error)
     _host_routes(app, agent)
     _volume_routes(app, agent)
@@ -134,105 +107,154 @@ def create_app(agent: Agent) -> OpenAPI:
     return app
 
 
+def _reference(model: type[models.Model]) -> dict[str, str]:
+    return {"$ref": REFERENCE.format(model=model.__name__)}
+
+
+def _answer(model: models.Model | ImageTree) -> Response:
+    return Response(model.model_dump_json(), content_type="application/json")
+
+
+def _done() -> Response:
+    return Response(status=204)
+
+
 def _host_routes(app: OpenAPI, agent: Agent) -> None:
-    @app.get("/v1/status", summary="What this host has and does now")
+    @app.get("/v1/status", summary="What this host has and does now", responses={200: models.Status})
     def status() -> Response:
-        return jsonify(agent.status())
+        return _answer(agent.status())
 
-    @app.post("/v1/gc", summary="Remove stacks and data that nobody needs")
+    @app.post("/v1/gc", summary="Remove stacks and data that nobody needs", responses={200: models.Removed})
     def gc() -> Response:
-        return jsonify(agent.gc())
+        return _answer(agent.gc())
 
-    @app.post("/v1/repair", summary="Make what the records say true")
+    # Not an option of the call above: an agent of a release that does not know the option would remove.
+    @app.get("/v1/gc", summary="What gc would remove", responses={200: models.Removed})
+    def would_remove() -> Response:
+        return _answer(agent.would_remove())
+
+    @app.post("/v1/repair", summary="Make what the records say true", responses={200: models.Repaired})
     def repair() -> Response:
-        return jsonify(agent.repair())
+        return _answer(agent.repair())
 
-    @app.post("/v1/suspend", summary="Stop serving every image until the next start of the agent")
+    @app.post(
+        "/v1/suspend", summary="Stop serving every image until the next start of the agent", responses={204: None}
+    )
     def suspend(body: ForceRequest) -> Response:
         agent.suspend(force=body.force)
-        return jsonify({"suspended": True})
+        return _done()
 
 
 def _volume_routes(app: OpenAPI, agent: Agent) -> None:
-    @app.get("/v1/cache/volumes", summary="The volumes of the cache")
+    @app.get("/v1/cache/volumes", summary="The volumes of the cache", responses={200: models.VolumeList})
     def volumes() -> Response:
-        return jsonify(agent.volumes())
+        return _answer(models.VolumeList(volumes=agent.volumes()))
 
-    @app.post("/v1/cache/volumes", summary="Let the cache use a disk, a partition, or a file that is made")
-    def add_volume(body: VolumeRequest) -> Response:
-        return jsonify(agent.add_volume(Path(body.path)))
+    @app.post(
+        "/v1/cache/volumes",
+        summary="Let the cache use a disk, a partition, or a file that is made",
+        responses={200: models.Volume},
+    )
+    def add_volume(body: models.VolumeRequest) -> Response:
+        return _answer(agent.add_volume(Path(body.path)))
 
-    @app.delete("/v1/cache/volumes", summary="Take the volume `?path=` from the cache; what it held is fetched anew")
-    def remove_volume(query: VolumeRequest) -> Response:
+    @app.delete(
+        "/v1/cache/volumes",
+        summary="Take the volume `?path=` from the cache; what it held is fetched anew",
+        responses={204: None},
+    )
+    def remove_volume(query: models.VolumeRequest) -> Response:
         agent.remove_volume(Path(query.path))
-        return Response(status=204)
+        return _done()
 
 
 def _image_routes(app: OpenAPI, agent: Agent) -> None:
-    @app.get("/v1/images", summary="All published images")
+    @app.get("/v1/images", summary="All published images", responses={200: models.ImageList})
     def images() -> Response:
-        return jsonify(agent.images())
+        return _answer(models.ImageList(images=agent.images()))
 
-    @app.post("/v1/images", summary="Publish a file; lines of progress, then the result or a problem document")
-    def publish(body: PublishRequest) -> Response:
+    schema = models.PublishLine.model_json_schema(ref_template=REFERENCE, mode="serialization")
+    for name, part in (schema.pop("$defs") | {models.PublishLine.__name__: schema}).items():
+        app.components_schemas[name] = Schema(**part)
+    lines = {"content": {NDJSON: {"schema": _reference(models.PublishLine)}}}
+
+    @app.post(
+        "/v1/images",
+        summary="Publish a file; lines of progress, then the image or a problem document",
+        responses={200: {"description": "One JSON object in each line", **lines}},
+    )
+    def publish(body: models.PublishRequest) -> Response:
         return Response(_publish_lines(agent, body), content_type=NDJSON)
 
-    @app.get("/v1/images/<image>/tree", summary="An image's tree of hosts")
+    @app.delete(
+        "/v1/images/<image>",
+        summary="Be no origin of an image any more; without another one it is withdrawn at Volt",
+        responses={200: models.Unpublished},
+    )
+    def unpublish(path: ImagePath) -> Response:
+        return _answer(agent.unpublish(path.image))
+
+    @app.get("/v1/images/<image>/tree", summary="An image's tree of hosts", responses={200: ImageTree})
     def tree(path: ImagePath) -> Response:
-        return Response(agent.tree(path.image).model_dump_json(), content_type="application/json")
+        return _answer(agent.tree(path.image))
 
 
-def _publish_lines(agent: Agent, body: PublishRequest) -> Iterator[str]:
+def _publish_lines(agent: Agent, body: models.PublishRequest) -> Iterator[str]:
     """Publishing runs in a thread and goes on when the caller hangs up; asking again then finds it done."""
-    lines: queue.Queue[dict[str, Any]] = queue.Queue()
+    lines: queue.Queue[models.PublishLine] = queue.Queue()
+
+    def tell(step: str, done: int, total: int) -> None:
+        lines.put(models.PublishLine(progress=models.Progress(step=step, done=done, total=total)))
 
     def work() -> None:
         try:
-            record = agent.publish(
-                body.name,
-                Path(body.file),
-                lambda what, done, total: lines.put({"step": what, "done": done, "total": total}),
-            )
-            lines.put({"image": record.model_dump(mode="json", include={"name", "size", "digest"})})
+            lines.put(models.PublishLine(image=agent.publish(body.name, Path(body.file), tell)))
         except Exception as error:  # noqa: BLE001  the caller gets it as a problem
-            ours = as_virtman_error(error)
-            lines.put({"problem": {"kind": ours.kind, "detail": str(ours)}})
+            lines.put(models.PublishLine(problem=problem(as_virtman_error(error))))
 
     threading.Thread(target=work, name=f"publish {body.name}", daemon=True).start()
-    line: dict[str, Any] = {}
-    while "image" not in line and "problem" not in line:
+    line = models.PublishLine()
+    while line.image is None and line.problem is None:
         line = lines.get()
-        yield json.dumps(line) + "\n"
+        yield line.model_dump_json() + "\n"
 
 
 def _vm_routes(app: OpenAPI, agent: Agent) -> None:
-    @app.get("/v1/vms", summary="The VMs of this host")
+    @app.get("/v1/vms", summary="The VMs of this host", responses={200: models.VmList})
     def list_vms() -> Response:
-        return jsonify(agent.vms())
+        return _answer(models.VmList(vms=agent.vms()))
 
-    @app.get("/v1/vms/<vm>", summary="One VM and its disk")
+    @app.get("/v1/vms/<vm>", summary="One VM and its disk", responses={200: models.Vm})
     def show(path: VmPath) -> Response:
-        return jsonify(agent.vm(path.vm))
+        return _answer(agent.vm(path.vm))
 
-    @app.put("/v1/vms/<vm>", summary="Create a VM's disk")
-    def create(path: VmPath, body: CreateRequest) -> Response:
-        return jsonify(agent.create(path.vm, body.image, body.size))
+    @app.put("/v1/vms/<vm>", summary="Create a VM's disk", responses={200: models.Vm})
+    def create(path: VmPath, body: models.CreateRequest) -> Response:
+        return _answer(agent.create(path.vm, body.image, body.size))
 
-    @app.delete("/v1/vms/<vm>", summary="Destroy a VM and its disk")
+    @app.delete("/v1/vms/<vm>", summary="Destroy a VM and its disk", responses={204: None})
     def destroy(path: VmPath) -> Response:
         agent.destroy(path.vm)
-        return Response(status=204)
+        return _done()
 
-    @app.post("/v1/vms/<vm>/boot", summary="Start a VM, creating its disk if needed")
-    def boot(path: VmPath, body: BootRequest) -> Response:
+    _machine_routes(app, agent)
+
+
+def _machine_routes(app: OpenAPI, agent: Agent) -> None:
+    @app.post("/v1/vms/<vm>/boot", summary="Start a VM, creating its disk if needed", responses={200: models.Booted})
+    def boot(path: VmPath, body: models.BootRequest) -> Response:
         how = Boot(memory=body.memory, cpus=body.cpus, network=body.network)
-        return jsonify(agent.boot(path.vm, body.image, body.size, how, body.ssh_keys, body.user_data))
+        return _answer(agent.boot(path.vm, body.image, body.size, how, body.ssh_keys, body.user_data))
 
-    @app.post("/v1/vms/<vm>/stop", summary="Shut a VM down")
+    @app.post("/v1/vms/<vm>/start", summary="Start a VM as it was booted before", responses={200: models.Booted})
+    def start(path: VmPath) -> Response:
+        return _answer(agent.start_vm(path.vm))
+
+    @app.post("/v1/vms/<vm>/stop", summary="Shut a VM down", responses={204: None})
     def stop(path: VmPath, body: ForceRequest) -> Response:
         agent.stop_vm(path.vm, force=body.force)
-        return Response(status=204)
+        return _done()
 
-    @app.get("/v1/vms/<vm>/console", summary="Where a VM's console is")
+    @app.get("/v1/vms/<vm>/console", summary="Where a VM's console is", responses={200: models.Console})
     def console(path: VmPath) -> Response:
-        return jsonify(agent.console(path.vm))
+        return _answer(agent.console(path.vm))

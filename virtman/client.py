@@ -1,35 +1,40 @@
 """The agent's API for Python programs and the command line.
 
-Every method raises the class of ``virtman.errors`` that the agent raised, AgentUnreachable when nobody answers.
+Every method returns a model of ``virtman.models`` or nothing, and raises the class of ``virtman.errors`` that the agent
+raised, AgentUnreachable when nobody answers, AgentFailed when the answer is not an agent's.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
-import httpx
+from pydantic import BaseModel, ValidationError
 
+from virtman import models
 from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable
 from virtman.names import check_name, check_path
+from virtman.places import places
+from volt.http import httpx
 
-DEFAULT_SOCKET = Path("/run/virtman/agent.sock")
+if TYPE_CHECKING:
+    from volt.client import ImageTree
+
 TIMEOUT = 600.0
 """Seconds that one call may take: an attach may have to wait for a parent."""
 
-Answer = dict[str, Any]
+M = TypeVar("M", bound=BaseModel)
 OnProgress = Callable[[str, int, int], None]
 
 
 class AgentClient:
-    """The agent that serves ``socket``. May be shared by threads."""
+    """One agent. May be shared by threads."""
 
-    def __init__(self, socket: Path = DEFAULT_SOCKET, timeout: float = TIMEOUT) -> None:
-        """Nothing is sent yet; ``timeout`` in seconds."""
-        self._socket = socket
+    def __init__(self, socket: Path | None = None, timeout: float = TIMEOUT) -> None:
+        """Nothing is sent yet; ``timeout`` in seconds. ``socket`` is by default that of this user's agent."""
+        self._socket = socket = socket or places().socket
         # verify: no TLS over a unix socket, and loading the certificate store costs more than the call.
         transport = httpx.HTTPTransport(uds=str(socket), verify=False)
         self._http = httpx.Client(transport=transport, base_url="http://agent", timeout=timeout, trust_env=False)
@@ -48,8 +53,10 @@ class AgentClient:
         """Close the connections."""
         self._http.close()
 
-    def publish(self, name: str, file: Path, on_progress: OnProgress = lambda _step, _done, _total: None) -> Answer:
-        """Publish a raw or qcow2 file of this host. Returns name, size and digest.
+    def publish(
+        self, name: str, file: Path, on_progress: OnProgress = lambda _step, _done, _total: None
+    ) -> models.Published:
+        """Publish a raw or qcow2 file of this host.
 
         ``on_progress`` gets the step, the bytes done and the bytes in all.
         """
@@ -57,100 +64,95 @@ class AgentClient:
             with self._http.stream("POST", "/v1/images", json={"name": name, "file": str(file)}) as response:
                 if response.is_error:
                     response.read()
-                    self._raise(response)
-                return self._follow(response, on_progress)
+                    _raise(response)
+                return _follow(response, on_progress)
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
 
-    def _follow(self, response: httpx.Response, on_progress: OnProgress) -> Answer:
-        for line in response.iter_lines():
-            message: Answer = json.loads(line)
-            if "problem" in message:
-                raise _error(message["problem"]["kind"], message["problem"]["detail"])
-            if "image" in message:
-                image: Answer = message["image"]
-                return image
-            on_progress(message["step"], message["done"], message["total"])
-        raise AgentFailed("the agent ended before the image was published")
+    def unpublish(self, image: str) -> models.Unpublished:
+        """Be no origin of an image any more; without another one it is withdrawn at Volt."""
+        return self._model(models.Unpublished, "DELETE", f"/v1/images/{check_name('image', image)}")
 
-    def create(self, vm: str, image: str, size: int | None = None) -> Answer:
-        """A disk for a VM, of ``size`` bytes or the image's size; ``path`` in the answer is the disk."""
-        return self._object("PUT", _vm_path(vm), {"image": image, "size": size})
+    def create(self, vm: str, image: str, size: int | None = None) -> models.Vm:
+        """A disk for a VM, of ``size`` bytes or the image's size."""
+        return self._model(models.Vm, "PUT", _vm_path(vm), {"image": image, "size": size})
 
     def destroy(self, vm: str) -> None:
         """Remove a VM and its disk for good."""
         self._send("DELETE", _vm_path(vm))
 
-    def vm(self, vm: str) -> Answer:
-        """One VM; ``path`` and ``blockdev`` are its disk."""
-        return self._object("GET", _vm_path(vm))
+    def vm(self, vm: str) -> models.Vm:
+        """One VM."""
+        return self._model(models.Vm, "GET", _vm_path(vm))
 
-    def vms(self) -> list[Answer]:
+    def vms(self) -> list[models.VmLine]:
         """All VMs of the host."""
-        vms: list[Answer] = self._send("GET", "/v1/vms").json()
-        return vms
+        return self._model(models.VmList, "GET", "/v1/vms").vms
 
-    def boot(self, vm: str, image: str, size: int | None = None, **how: Any) -> Answer:
+    def boot(self, vm: str, image: str, size: int | None = None, **how: Any) -> models.Booted:
         """Start a VM, creating its disk if needed. ``how``: memory (MiB), cpus, network, ssh_keys, user_data."""
-        return self._object("POST", _vm_path(vm) + "/boot", {"image": image, "size": size, **how})
+        return self._model(models.Booted, "POST", _vm_path(vm) + "/boot", {"image": image, "size": size, **how})
+
+    def start(self, vm: str) -> models.Booted:
+        """Start a VM as it was booted before; one that runs is left alone."""
+        return self._model(models.Booted, "POST", _vm_path(vm) + "/start")
 
     def stop(self, vm: str, *, force: bool = False) -> None:
         """Shut a VM down; with ``force`` cut its power."""
         self._send("POST", _vm_path(vm) + "/stop", {"force": force})
 
-    def console(self, vm: str) -> Answer:
-        """Where the VM's console is: a libvirt URI, a domain and a log file."""
-        return self._object("GET", _vm_path(vm) + "/console")
+    def console(self, vm: str) -> models.Console:
+        """Where the VM's console is."""
+        return self._model(models.Console, "GET", _vm_path(vm) + "/console")
 
-    def volumes(self) -> list[Answer]:
-        """The volumes of the cache: path, size, state, images."""
-        volumes: list[Answer] = self._send("GET", "/v1/cache/volumes").json()
-        return volumes
+    def volumes(self) -> list[models.Volume]:
+        """The volumes of the cache."""
+        return self._model(models.VolumeList, "GET", "/v1/cache/volumes").volumes
 
-    def add_volume(self, path: Path) -> Answer:
+    def add_volume(self, path: Path) -> models.Volume:
         """Let the cache use a disk, a partition, or a file that is made."""
-        return self._object("POST", "/v1/cache/volumes", {"path": check_path(path)})
+        return self._model(models.Volume, "POST", "/v1/cache/volumes", {"path": check_path(path)})
 
     def remove_volume(self, path: Path) -> None:
         """Take a volume from the cache; what it held is fetched anew."""
         self._send("DELETE", f"/v1/cache/volumes?{httpx.QueryParams(path=check_path(path))}")
 
-    def images(self) -> list[Answer]:
+    def images(self) -> list[models.Image]:
         """All published images."""
-        images: list[Answer] = self._send("GET", "/v1/images").json()
-        return images
+        return self._model(models.ImageList, "GET", "/v1/images").images
 
-    def tree(self, image: str) -> Answer:
-        """An image's tree of hosts."""
-        return self._object("GET", f"/v1/images/{check_name('image', image)}/tree")
+    def tree(self, image: str) -> ImageTree:
+        """An image's tree of hosts, as Volt tells it."""
+        from volt.client import ImageTree
 
-    def status(self) -> Answer:
+        return self._model(ImageTree, "GET", f"/v1/images/{check_name('image', image)}/tree")
+
+    def status(self) -> models.Status:
         """What the host has and does now."""
-        return self._object("GET", "/v1/status")
+        return self._model(models.Status, "GET", "/v1/status")
 
-    def gc(self) -> Answer:
-        """Remove the stacks and data that nobody needs."""
-        return self._object("POST", "/v1/gc")
+    def gc(self, *, dry_run: bool = False) -> models.Removed:
+        """Remove the stacks and data that nobody needs; with ``dry_run`` only say what."""
+        return self._model(models.Removed, "GET" if dry_run else "POST", "/v1/gc")
 
-    def repair(self) -> Answer:
+    def repair(self) -> models.Repaired:
         """Make what the agent's records say true."""
-        return self._object("POST", "/v1/repair")
+        return self._model(models.Repaired, "POST", "/v1/repair")
 
     def suspend(self, *, force: bool = False) -> None:
         """Stop serving every image until the agent is started again."""
         self._send("POST", "/v1/suspend", {"force": force})
 
-    def _object(self, method: str, path: str, body: Answer | None = None) -> Answer:
-        answer: Answer = self._send(method, path, body).json()
-        return answer
+    def _model(self, kind: type[M], method: str, path: str, body: dict[str, Any] | None = None) -> M:
+        return _read(kind, self._send(method, path, body).content)
 
-    def _send(self, method: str, path: str, body: Answer | None = None) -> httpx.Response:
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         try:
             response = self._http.request(method, path, json=body)
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
         if response.is_error:
-            self._raise(response)
+            _raise(response)
         return response
 
     def _unreachable(self, error: httpx.TransportError) -> AgentUnreachable:
@@ -158,17 +160,41 @@ class AgentClient:
             f"no agent answers on {self._socket}: {error}; is 'virtman agent' running, and is the socket yours to use?"
         )
 
-    def _raise(self, response: httpx.Response) -> None:
-        try:
-            document = response.json()
-            kind, detail = document["type"].rpartition(":")[2], document["detail"]
-        except (ValueError, KeyError):
-            raise AgentFailed(f"the agent answered {response.status_code} without a reason") from None
-        raise _error(kind, detail)
+
+def _follow(response: httpx.Response, on_progress: OnProgress) -> models.Published:
+    for text in response.iter_lines():
+        line = _read(models.PublishLine, text)
+        if line.problem is not None:
+            raise _error(line.problem)
+        if line.image is not None:
+            return line.image
+        if line.progress is not None:
+            on_progress(line.progress.step, line.progress.done, line.progress.total)
+    raise AgentFailed("the agent ended before the image was published")
 
 
-def _error(kind: str, detail: str) -> Exception:
-    return BY_KIND.get(kind, AgentFailed)(detail)
+def _read(kind: type[M], content: bytes | str) -> M:
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise AgentFailed(f"what answers is not an agent of about this version: {_first(error)}") from error
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the answer'}: {first['msg']}"
+
+
+def _raise(response: httpx.Response) -> NoReturn:
+    try:
+        document = models.Problem.model_validate_json(response.content)
+    except ValidationError:
+        raise AgentFailed(f"the agent answered {response.status_code} without a reason") from None
+    raise _error(document)
+
+
+def _error(document: models.Problem) -> Exception:
+    return BY_KIND.get(document.type.rpartition(":")[2], AgentFailed)(document.detail)
 
 
 def _vm_path(vm: str) -> str:

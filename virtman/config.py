@@ -12,6 +12,7 @@ from pathlib import Path
 from drivers.base import FAILOVER, Place
 from virtman.errors import BadRequest, ConfigError, StateLocked
 from virtman.names import check_name
+from virtman.places import SOCKET, is_ours
 from virtman.stackchoice import Drivers, settle
 
 SOCKET_PATH_MAX = 107
@@ -53,7 +54,7 @@ class AgentConfig:
     @property
     def socket(self) -> Path:
         """The socket of the local API."""
-        return self.run / "agent.sock"
+        return self.run / SOCKET
 
 
 def prepare(config: AgentConfig) -> list[int]:
@@ -76,10 +77,15 @@ def prepare(config: AgentConfig) -> list[int]:
     if len(os.fsencode(config.run)) > room:
         raise ConfigError(f"the run folder {config.run} is too long for unix sockets: at most {room} bytes")
     try:
-        # The user that QEMU runs as may pass through to the files of its VM, and list nothing.
-        for folder in (config.state, config.run, config.state / "snapshots", config.state / "machines"):
+        # The user that the host's libvirt runs QEMU as may pass through to the files of its VM, and list nothing.
+        mode = 0o711 if os.geteuid() == 0 else 0o700
+        folders = (config.state, config.run, config.state / "snapshots", config.state / "machines")
+        for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o711)
+        if not is_ours(config.run):
+            raise ConfigError(f"the run folder {config.run} belongs to somebody else: say another one with --run")
+        for folder in folders:
+            folder.chmod(mode)
         serve_to_hypervisor(config.run / "serve")
         return _hold(config)
     except OSError as error:

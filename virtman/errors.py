@@ -13,14 +13,22 @@ VirtmanError
 ├── Conflict
 │   ├── VmExists             the name is taken by a VM of another image or size
 │   ├── ImageExists          the name is taken by other content
+│   ├── ContentChanged       Volt has other content under the name of an image that this host has
+│   ├── ImageUnlisted        Volt does not list an image any more that this host has
+│   ├── ImageInUse           other hosts still have the image
+│   ├── NeverBooted          the VM has a disk and no machine to start
 │   └── DomainForeign        libvirt has a domain of this name that is not ours
 ├── NoRoom                   not enough space on the disk
 ├── CoordinatorDown          Volt is needed for this and does not answer
+│   └── VoltRefused          Volt answers, and refuses
 ├── Suspended                the host serves no image until its agent is started again
 ├── HypervisorError          libvirt is missing, refuses or failed
+│   └── HypervisorAbsent     there was no connection to libvirt: nothing was asked of it
 ├── DriverTrouble            a driver failed; the message is the driver's
+├── HostTrouble              the host's own files fail: the message is the operating system's
 ├── StateLocked              another agent uses this state or run folder
 ├── StateDamaged             a record of the state folder cannot be read
+├── StateNewer               a record of the state folder, or its operation, is of a newer release
 ├── ConfigError              the agent cannot start with these settings
 ├── RepairIncomplete         repair went on after errors; the message has them all
 ├── AgentUnreachable         no agent answers on the socket
@@ -49,21 +57,18 @@ class BadRequest(VirtmanError):
 class BadImageFile(BadRequest):
     """The file to publish is not a whole raw or qcow2 image."""
 
-    status = 422
     kind = "bad-image-file"
 
 
 class BadSize(BadRequest):
     """A VM's disk cannot have this size."""
 
-    status = 422
     kind = "bad-size"
 
 
 class BadVolume(BadRequest):
     """A file or device that cannot be a volume of the cache."""
 
-    status = 422
     kind = "bad-volume"
 
 
@@ -117,6 +122,30 @@ class ImageExists(Conflict):
     kind = "image-exists"
 
 
+class ContentChanged(Conflict):
+    """Volt has other content under the name of an image that this host has."""
+
+    kind = "content-changed"
+
+
+class ImageUnlisted(Conflict):
+    """Volt does not list an image any more that this host has."""
+
+    kind = "image-unlisted"
+
+
+class ImageInUse(Conflict):
+    """Hosts other than its origins still have the image."""
+
+    kind = "image-in-use"
+
+
+class NeverBooted(Conflict):
+    """The VM has a disk, and nothing is recorded of a machine to start."""
+
+    kind = "never-booted"
+
+
 class DomainForeign(Conflict):
     """libvirt has a domain of this name that this agent did not define."""
 
@@ -137,6 +166,16 @@ class CoordinatorDown(VirtmanError):
     kind = "coordinator-down"
 
 
+class VoltRefused(CoordinatorDown):
+    """Volt answers, and refuses, for a reason that has no class of its own here (a wrong token, say).
+
+    Who goes on while Volt is down goes on now, too.
+    """
+
+    status = 502
+    kind = "volt-refused"
+
+
 class Suspended(VirtmanError):
     """The host serves no image until its agent is started again."""
 
@@ -151,10 +190,22 @@ class HypervisorError(VirtmanError):
     kind = "hypervisor"
 
 
+class HypervisorAbsent(HypervisorError):
+    """There was no connection to libvirt: nothing was asked of it."""
+
+    kind = "hypervisor-absent"
+
+
 class DriverTrouble(VirtmanError):
     """A driver failed."""
 
     kind = "driver"
+
+
+class HostTrouble(VirtmanError):
+    """The host's own files fail."""
+
+    kind = "host"
 
 
 class StateLocked(VirtmanError):
@@ -167,6 +218,13 @@ class StateDamaged(VirtmanError):
     """A record of the state folder cannot be read."""
 
     kind = "state-damaged"
+
+
+class StateNewer(VirtmanError):
+    """A record of the state folder, or its operation, is of a newer release."""
+
+    status = 409
+    kind = "state-newer"
 
 
 class ConfigError(VirtmanError):

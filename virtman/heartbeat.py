@@ -6,9 +6,11 @@ It runs in a thread of its own that does nothing slow, so that no operation on t
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable
 
+from drivers.host.watch import Watch
 from virtman.errors import VirtmanError
 from volt.client import HeartbeatAnswer
 
@@ -17,17 +19,26 @@ log = logging.getLogger(__name__)
 FIRST_INTERVAL = 1.0
 """Seconds until the next try when Volt has never answered; afterwards Volt's own interval counts."""
 
+EARLIER = 0.2
+"""Part of the interval by which a beat may come sooner."""
+
 
 class Heartbeat:
     """``beat`` asks Volt; ``handle`` gets its answer, or None when there was none, and must return quickly."""
 
-    def __init__(self, beat: Callable[[], HeartbeatAnswer], handle: Callable[[HeartbeatAnswer | None], None]) -> None:
+    def __init__(
+        self,
+        beat: Callable[[], HeartbeatAnswer],
+        handle: Callable[[HeartbeatAnswer | None], None],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         self._beat = beat
         self._handle = handle
         self._wake = threading.Event()
         self._stopped = False
         self._interval = FIRST_INTERVAL
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._chance = chance
+        self._thread = Watch("heartbeat", self._run)
         self.connected = False
         self.trouble: str | None = "not connected yet"
 
@@ -46,10 +57,14 @@ class Heartbeat:
         if self._thread.is_alive():
             self._thread.join()
 
+    def pause(self, interval: float) -> float:
+        """Seconds until the next beat: sooner by chance, so that hosts which were started together drift apart."""
+        return interval * (1 - EARLIER * self._chance())
+
     def _run(self) -> None:
         while not self._stopped:
             self._once()
-            self._wake.wait(self._interval)
+            self._wake.wait(self.pause(self._interval))
             self._wake.clear()
 
     def _once(self) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class NamedLocks:
-    """Locks that exist while somebody holds or awaits them. Not re-entrant."""
+    """Locks that exist while somebody holds or awaits them. Not re-entrant.
 
-    def __init__(self) -> None:
+    ``released`` is called with a name whose lock was let go of; the lock is not held then.
+    """
+
+    def __init__(self, released: Callable[[str], None] = lambda _name: None) -> None:
+        self._released = released
         self._guard = threading.Lock()
         self._locks: dict[str, tuple[threading.Lock, int]] = {}
 
@@ -28,6 +32,12 @@ class NamedLocks:
                 lock, users = self._locks.pop(name)
                 if users > 1:
                     self._locks[name] = (lock, users - 1)
+            self._released(name)
+
+    def taken(self, name: str) -> bool:
+        """Whether anybody holds or awaits the lock of a name."""
+        with self._guard:
+            return name in self._locks
 
     def held(self, but: str = "") -> bool:
         """Whether anybody holds or awaits any of the locks but one."""

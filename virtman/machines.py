@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 from drivers.base import Device
-from drivers.durable import write_atomically
+from drivers.host.durable import write_atomically
 from virtman.domain import Machine, domain_xml, owner_of
-from virtman.errors import DomainForeign, HypervisorError, UnknownVm
+from virtman.errors import DomainForeign, HypervisorAbsent, HypervisorError, UnknownVm
+from virtman.hostfiles import told
 from virtman.records import Boot
 from virtman.seed import Identity, seed_image
 
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 STOP_TIMEOUT = 60.0
 """Seconds that a VM has to shut down when asked to."""
+ASK_AGAIN = 10.0
+"""Seconds after which it is asked again: nobody keeps the press of a button for a VM that is not listening yet."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 
@@ -45,10 +48,11 @@ class LibvirtMachines:
         """The file that keeps what the VM's serial port printed since it was started."""
         return self._folder / f"{vm}.console"
 
-    def start(self, vm: str, disk: Device, boot: Boot, ssh_keys: list[str], user_data: str | None) -> None:
-        """Define and start the VM. A running one is left alone; after an error, what was not there is not there.
+    def start(self, vm: str, disk: Device, boot: Boot, ssh_keys: list[str] | None, user_data: str | None) -> None:
+        """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
-        Raises HypervisorError, DomainForeign, BadRequest.
+        After an error what was not there is not there, unless libvirt went away meanwhile. Raises HypervisorError,
+        HypervisorAbsent, DomainForeign, BadRequest.
         """
         machine = Machine(
             vm=vm,
@@ -66,18 +70,38 @@ class LibvirtMachines:
             present = self._find(connection, vm)
             if present is not None and present.isActive():
                 return
-            identity = Identity(vm, machine.uuid, ssh_keys, user_data)
+            keep = ssh_keys is None and self._seed(vm).exists()
             try:
-                write_atomically(self._seed(vm), seed_image(identity))
-                _give_to_hypervisor(
+                if not keep:
+                    seed = seed_image(Identity(vm, machine.uuid, ssh_keys or [], user_data))
+                    with told(f"writing {self._seed(vm)}"):
+                        write_atomically(self._seed(vm), seed)
+                give_to_hypervisor(
                     connection, [self._seed(vm), *([disk.path] if disk.node is not None and disk.path else [])]
                 )
                 connection.defineXML(xml).create()
             except Exception as error:
                 log.error("vm %s: start failed: %s", vm, error)
                 if present is None:
-                    self._forget(vm, self._find(connection, vm))
+                    self._forget_again(connection, vm, files=not keep)
                 raise
+
+    def _forget_again(self, connection: Any, vm: str, *, files: bool) -> None:
+        """Take a failed start back; the first error is the one to raise."""
+        import libvirt
+
+        try:
+            self._forget(vm, self._find(connection, vm), files=files)
+        except (libvirt.libvirtError, DomainForeign) as second:
+            log.error("vm %s: taking its start back failed too: %s", vm, second)
+
+    def known(self, vm: str) -> bool:
+        """Whether libvirt has a VM of this name that this agent defined. Raises HypervisorError."""
+        with connected(self._uri) as connection:
+            try:
+                return self._find(connection, vm) is not None
+            except DomainForeign:
+                return False
 
     def stop(self, vm: str, *, force: bool) -> None:
         """Shut the VM down, or with ``force`` cut its power. A stopped one is left alone. Raises HypervisorError."""
@@ -90,9 +114,8 @@ class LibvirtMachines:
             if force:
                 domain.destroy()
                 return
-            domain.shutdown()
             log.info("vm %s: awaiting its shutdown, at most %.0f s", vm, STOP_TIMEOUT)
-            if not _await(lambda: not domain.isActive(), STOP_TIMEOUT):
+            if not shut_down(domain, timeout=STOP_TIMEOUT, again=ASK_AGAIN):
                 raise HypervisorError(f"vm {vm!r} did not shut down within {STOP_TIMEOUT:.0f} s; stop it with --force")
 
     def remove(self, vm: str) -> None:
@@ -108,13 +131,16 @@ class LibvirtMachines:
                 domain = None
             self._forget(vm, domain)
 
-    def _forget(self, vm: str, domain: Any) -> None:
+    def _forget(self, vm: str, domain: Any, *, files: bool = True) -> None:
         if domain is not None:
             if domain.isActive():
                 domain.destroy()
             domain.undefine()
-        self._seed(vm).unlink(missing_ok=True)
-        self.console_log(vm).unlink(missing_ok=True)
+        if not files:
+            return
+        with told(f"removing the files of vm {vm} in {self._folder}"):
+            self._seed(vm).unlink(missing_ok=True)
+            self.console_log(vm).unlink(missing_ok=True)
 
     def states(self) -> dict[str, str]:
         """State by name of the VMs that this agent defined: running, paused, off. Raises HypervisorError."""
@@ -141,7 +167,7 @@ class LibvirtMachines:
         return domain
 
 
-@contextmanager
+@contextlib.contextmanager
 def connected(uri: str) -> Iterator[Any]:
     """A connection of its own for each operation: libvirtd may be restarted between two. Raises HypervisorError."""
     import libvirt
@@ -150,23 +176,47 @@ def connected(uri: str) -> Iterator[Any]:
     try:
         connection = libvirt.open(uri)
     except libvirt.libvirtError as error:
-        raise HypervisorError(f"no libvirt at {uri}: {error}") from error
+        raise HypervisorAbsent(f"no libvirt at {uri}: {error}") from error
     try:
         yield connection
     except libvirt.libvirtError as error:
         raise HypervisorError(f"libvirt: {error}") from error
     finally:
-        connection.close()
+        with contextlib.suppress(libvirt.libvirtError):  # libvirtd is gone, and with it the connection
+            connection.close()
 
 
-def _give_to_hypervisor(connection: Any, files: list[Path]) -> None:
-    """Let QEMU open the files as the user that libvirt runs it as; libvirt itself does so only for disks of its XML."""
+def give_to_hypervisor(connection: Any, files: list[Path]) -> None:
+    """Let QEMU open the files as the user that libvirt runs it as; libvirt itself does so only for disks of its XML.
+
+    Raises HostTrouble.
+    """
     label = ET.fromstring(connection.getCapabilities()).findtext("host/secmodel[model='dac']/baselabel[@type='qemu']")  # noqa: S314
     if label is None or os.geteuid() != 0:
         return
     user, _, group = label.partition(":")
     for file in files:
-        os.chown(file, int(user), int(group))
+        with told(f"giving {file} to the user {label} of libvirt's VMs"):
+            os.chown(file, int(user), int(group))
+
+
+def shut_down(domain: Any, *, timeout: float, again: float) -> bool:
+    """Ask a VM to shut down, every ``again`` seconds, until it is off: False if it is not within ``timeout`` seconds.
+
+    Raises libvirtError if it cannot be asked at all.
+    """
+    import libvirt
+
+    end = time.monotonic() + timeout
+    domain.shutdown()
+    while not _await(lambda: not domain.isActive(), min(again, end - time.monotonic())):
+        if time.monotonic() >= end:
+            return False
+        try:
+            domain.shutdown()
+        except libvirt.libvirtError as error:
+            log.info("asking a VM again to shut down: %s", error)  # it may be off, or about to
+    return True
 
 
 def _quiet(_context: object, _error: object) -> None:

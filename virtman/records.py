@@ -4,42 +4,106 @@ One JSON file per VM and image under the state folder, replaced atomically: writ
 renamed, and the folder fsync'ed (rename(2), fsync(2)). A record is written before the first act it describes and
 removed after the last, so everything on the host that belongs to a name has a record of that name.
 
+A record has a steady state and at most one operation, which leads to another one: its kind, its arguments and how far
+it is. Who carries out a kind also says whether repair finishes or undoes it. A record of a newer version, and an
+operation of a kind that nobody here knows, are kept as they are and reported: a newer release made them, and it alone
+knows what to do. Fields that are not known are kept, too.
+
 Records have the secrets of Volt's assignments in them, so that a host can bring its stacks back while Volt is down.
 They are for the agent's own user: the temporary files are so from the beginning (mkstemp(3)).
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from drivers.base import Child, Image, Parent
-from drivers.durable import sync, write_atomically
-from virtman.errors import StateDamaged
+from drivers.host.durable import sync, write_atomically
+from virtman.errors import StateDamaged, StateNewer
+from virtman.hostfiles import told
 
 log = logging.getLogger(__name__)
 
 
-class Record(BaseModel):
-    """A record on disk."""
+VERSION = 2
+"""Of records as they are written now. Version 1 had a ``phase`` and neither a version nor an operation. It is raised
+when an older agent must not touch what a newer one wrote; a new field that may be ignored is no reason."""
+
+
+class Part(BaseModel):
+    """Something in a record."""
 
     # An error with its cause gets into logs: it must not repeat a record, which may have secrets in it.
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="allow", hide_input_in_errors=True)
 
 
-class VmPhase(StrEnum):
-    """How far a VM's disk is. ``CREATING`` is undone after a crash, ``DESTROYING`` is finished."""
+class Operation(Part):
+    """What was begun and is not finished. ``done``: the last step that is, named by who carries out this kind."""
 
-    CREATING = "creating"
-    READY = "ready"
-    DESTROYING = "destroying"
+    kind: str
+    arguments: dict[str, JsonValue] = {}
+    done: str = ""
 
 
-class Boot(Record):
+class State(StrEnum):
+    """What a name has when no operation is under way. ``ABSENT``: nothing, so an operation brings it or takes it."""
+
+    ABSENT = "absent"
+    PRESENT = "present"
+
+
+class Record(Part):
+    """What is known of one name."""
+
+    name: str
+    version: int = VERSION
+    state: State
+    operation: Operation | None = None
+
+    @property
+    def steady(self) -> bool:
+        """Whether all is there and nothing is under way."""
+        return self.state is State.PRESENT and self.operation is None
+
+    def doing(self, kind: str) -> bool:
+        """Whether an operation of this kind is under way."""
+        return self.operation is not None and self.operation.kind == kind
+
+    def begin(self, kind: str, **arguments: JsonValue) -> Self:
+        """The record with a new operation in the place of the one it may have."""
+        return self.model_copy(update={"operation": Operation(kind=kind, arguments=arguments)})
+
+    def reached(self, step: str) -> Self:
+        """The record with its operation further on."""
+        if self.operation is None:
+            raise ValueError(f"{self.name}: no operation is under way")
+        return self.model_copy(update={"operation": self.operation.model_copy(update={"done": step})})
+
+    def settled(self, state: State = State.PRESENT, **fields: object) -> Self:
+        """The record without an operation."""
+        return self.model_copy(update={"state": state, "operation": None, **fields})
+
+
+def _of_phase(value: Any, phases: dict[str, tuple[State, Operation | None]]) -> Any:
+    """A record of version 1 in the form of today."""
+    if not isinstance(value, dict) or "version" in value or value.get("phase") not in phases:
+        return value
+    state, operation = phases[value["phase"]]
+    return {key: value[key] for key in value if key != "phase"} | {"state": state, "operation": operation}
+
+
+def _phase(record: Record, steady: str, words: dict[str, str]) -> str:
+    return steady if record.operation is None else words.get(record.operation.kind, record.operation.kind)
+
+
+class Boot(Part):
     """How ``virtman boot`` starts the VM. ``memory`` in MiB."""
 
     memory: int
@@ -47,14 +111,32 @@ class Boot(Record):
     network: str
 
 
+CREATE, DESTROY, BOOT = "create", "destroy", "boot"
+"""Operations of a VM. ``CREATE`` is undone after a crash, ``DESTROY`` finished; ``BOOT`` is finished if the hypervisor
+has the VM, and else undone."""
+
+
 class VmRecord(Record):
     """One VM's disk: ``size`` in bytes; ``boot`` is set once libvirt may know the VM."""
 
-    name: str
     image: str
     size: int | None
-    phase: VmPhase
     boot: Boot | None = None
+
+    @property
+    def phase(self) -> str:
+        """For people: what is under way, else that the disk is ready."""
+        return _phase(self, "ready", {CREATE: "creating", DESTROY: "destroying", BOOT: "booting"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _version_1(cls, value: Any) -> Any:
+        phases = {
+            "creating": (State.ABSENT, Operation(kind=CREATE)),
+            "ready": (State.PRESENT, None),
+            "destroying": (State.PRESENT, Operation(kind=DESTROY)),
+        }
+        return _of_phase(value, phases)
 
 
 class Role(StrEnum):
@@ -64,16 +146,14 @@ class Role(StrEnum):
     HOST = "host"
 
 
-class ImagePhase(StrEnum):
-    """How far a stack is. ``LEAVING``: nothing is left on this host, but Volt has not been told yet."""
+ATTACH, PUBLISH, DETACH = "attach", "publish", "detach"
+"""Operations of a stack. ``ATTACH`` is undone after a crash; ``PUBLISH`` and ``DETACH`` are finished."""
 
-    ATTACHING = "attaching"
-    ATTACHED = "attached"
-    DETACHING = "detaching"
-    LEAVING = "leaving"
+REMOVED = "removed"
+"""How far a ``DETACH`` is: nothing is left on this host, but Volt has not been told yet."""
 
 
-class ParentRecord(Record):
+class ParentRecord(Part):
     """A parent as Volt named it. The secret is empty in records of before there were secrets."""
 
     host: str
@@ -81,7 +161,7 @@ class ParentRecord(Record):
     secret: str = Field(default="", repr=False)
 
 
-class ChildRecord(Record):
+class ChildRecord(Part):
     """A child as Volt named it."""
 
     host: str
@@ -101,9 +181,7 @@ class ImageRecord(Record):
     stack reads from its parents and from no others.
     """
 
-    name: str
     role: Role
-    phase: ImagePhase
     size: int | None = None
     digest: str | None = None
     slot: int = 0
@@ -111,6 +189,30 @@ class ImageRecord(Record):
     revision: int = 0
     parents: tuple[ParentRecord, ...] = ()
     children: tuple[ChildRecord, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _version_1(cls, value: Any) -> Any:
+        origin = isinstance(value, dict) and value.get("role") == Role.ORIGIN
+        phases = {
+            "attaching": (State.ABSENT, Operation(kind=PUBLISH if origin else ATTACH)),
+            "attached": (State.PRESENT, None),
+            "detaching": (State.PRESENT, Operation(kind=DETACH)),
+            "leaving": (State.PRESENT, Operation(kind=DETACH, done=REMOVED)),
+        }
+        return _of_phase(value, phases)
+
+    @property
+    def phase(self) -> str:
+        """For people: what is under way, else that the stack is attached."""
+        if self.leaving:
+            return "leaving"
+        return _phase(self, "attached", {ATTACH: "attaching", PUBLISH: "publishing", DETACH: "detaching"})
+
+    @property
+    def leaving(self) -> bool:
+        """Nothing is left on this host, but Volt has not been told yet."""
+        return self.operation is not None and (self.operation.kind, self.operation.done) == (DETACH, REMOVED)
 
     @property
     def image(self) -> Image:
@@ -142,51 +244,95 @@ class Shelf(Generic[R]):
     def __init__(self, folder: Path, kind: type[R]) -> None:
         self._folder = folder
         self._kind = kind
+        self._said: dict[str, str] = {}
+        self._known: dict[str, tuple[tuple[int, int, int], R]] = {}
+        """Records that were read, each with what its file was then: they are asked for often."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for torn in folder.glob(".*"):
             torn.unlink()
 
     def get(self, name: str) -> R | None:
-        """The record, or None. Raises StateDamaged."""
+        """The record, or None. Raises StateDamaged, StateNewer."""
         path = self._folder / f"{name}.json"
         try:
-            return self._kind.model_validate_json(path.read_bytes())
+            with path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+                known, record = self._known.get(name, (None, None))
+                if record is None or known != stamp:
+                    record = self._parse(path, file.read())
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise StateDamaged(f"cannot read the record {path}: {error.strerror}") from error
+        self._known[name] = stamp, record
+        return record
+
+    def _parse(self, path: Path, content: bytes) -> R:
+        try:
+            record = self._kind.model_validate_json(content)
         except ValidationError as error:
+            _refuse_newer(path, _version(content))
             raise StateDamaged(f"cannot read the record {path}: {error.errors()[0]['msg']}") from error
+        _refuse_newer(path, record.version)
+        return record
 
     def put(self, name: str, record: R) -> None:
-        """Write the record durably."""
-        write_atomically(self._folder / f"{name}.json", record.model_dump_json().encode())
+        """Write the record durably. Raises NoRoom, HostTrouble; then the record is what it was."""
+        path = self._folder / f"{name}.json"
+        content = record.model_copy(update={"version": VERSION}).model_dump_json().encode()
+        with told(f"writing the record {path}"):
+            write_atomically(path, content)
 
     def remove(self, name: str) -> None:
-        """Remove the record durably, if there is one."""
-        (self._folder / f"{name}.json").unlink(missing_ok=True)
-        sync(self._folder)
+        """Remove the record durably, if there is one. Raises HostTrouble."""
+        path = self._folder / f"{name}.json"
+        with told(f"removing the record {path}"):
+            path.unlink(missing_ok=True)
+            sync(self._folder)
 
     def names(self) -> list[str]:
         """Names with a record, sorted."""
         return sorted(path.stem for path in self._folder.glob("[!.]*.json"))
 
     def all(self) -> list[R]:
-        """All records that can be read, by name: one that cannot must not stop the others. See ``damaged``."""
+        """All records that can be read, by name: one that cannot must not stop the others. See ``unreadable``."""
         readable, _ = self._sorted_out()
         return readable
 
-    def damaged(self) -> list[str]:
-        """Names whose record cannot be read. Nobody knows what they need, so what they may need is to be kept."""
-        _, damaged = self._sorted_out()
-        return damaged
+    def unreadable(self) -> dict[str, str]:
+        """Why records cannot be read, by name. Nobody knows what they need, so what they may need is to be kept."""
+        _, unreadable = self._sorted_out()
+        return unreadable
 
-    def _sorted_out(self) -> tuple[list[R], list[str]]:
-        readable, damaged = [], []
+    def _sorted_out(self) -> tuple[list[R], dict[str, str]]:
+        readable, unreadable = [], {}
         for name in self.names():
             try:
                 record = self.get(name)
-            except StateDamaged as error:
-                log.error("%s", error)
-                damaged.append(name)
+            except (StateDamaged, StateNewer) as error:
+                unreadable[name] = str(error)
             else:
                 readable += [record] if record is not None else []
-        return readable, damaged
+        for name, why in unreadable.items():
+            if self._said.get(name) != why:  # not once more with every heartbeat
+                log.error("%s", why)
+        self._said = unreadable
+        return readable, unreadable
+
+
+def _version(content: bytes) -> int:
+    """The version that a record which is not understood says it has; 0 if it says none."""
+    try:
+        version = json.loads(content)["version"]
+    except (ValueError, KeyError, TypeError):
+        return 0
+    return version if isinstance(version, int) else 0
+
+
+def _refuse_newer(path: Path, version: int) -> None:
+    if version > VERSION:
+        raise StateNewer(
+            f"{path} has version {version}, and this release knows {VERSION} and older ones: it is left as it is;"
+            " start the release that wrote it"
+        )

@@ -11,6 +11,7 @@ from types import FrameType
 
 import waitress
 
+from drivers.host.watch import Watch
 from virtman.agent import Agent
 from virtman.api import create_app
 from virtman.config import AgentConfig
@@ -37,7 +38,7 @@ def serve(config: AgentConfig, step: Step = log_step) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    threading.Thread(target=server.run, name="api", daemon=True).start()
+    Watch("api", server.run, done).start()
     log.info("agent %s is ready on %s", config.name, config.socket)
     tell_ready(os.environ.pop("NOTIFY_SOCKET", ""))
     done.wait()

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from drivers.durable import write_atomically
 from drivers.errors import UnknownDriver
+from drivers.host.durable import write_atomically
 from drivers.needs import Finding, Machine, Needs, check
 from drivers.registry import load
 from virtman.errors import ConfigError

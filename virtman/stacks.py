@@ -1,7 +1,8 @@
 """The stacks of this host: one per image, made of attach, cache and export.
 
-A stack's record is written before its first layer is made and removed after its last one is gone. Everything here is
-idempotent, so that repair is the same code as the first attempt. The lock of an image is held through each operation on
+A stack's record is written before its first layer is made and removed after its last one is gone. Each change is an
+operation of the record (virtman/records.py). Everything here is idempotent, so that repair is the same code as the
+first attempt. The lock of an image is held through each operation on
 it; nothing else waits for it but operations on the same image.
 """
 
@@ -12,14 +13,37 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from drivers.base import Child, Image, Parent
+from drivers.base import Child, Image
 from drivers.errors import DriverError
 from virtman.admission import Admission
-from virtman.errors import CoordinatorDown, ImageExists, Suspended, VirtmanError
+from virtman.errors import (
+    ContentChanged,
+    CoordinatorDown,
+    HostTrouble,
+    ImageExists,
+    ImageInUse,
+    ImageUnlisted,
+    NoRoom,
+    StateNewer,
+    Suspended,
+    UnknownImage,
+    VirtmanError,
+)
 from virtman.hostdrivers import HostDrivers
 from virtman.imagestore import ImageStore
 from virtman.locks import NamedLocks
-from virtman.records import ChildRecord, ImagePhase, ImageRecord, ParentRecord, Role, Shelf
+from virtman.records import (
+    ATTACH,
+    DETACH,
+    PUBLISH,
+    REMOVED,
+    ChildRecord,
+    ImageRecord,
+    ParentRecord,
+    Role,
+    Shelf,
+    State,
+)
 from virtman.steps import Step, log_step
 from volt.client import Assignment
 
@@ -28,6 +52,9 @@ log = logging.getLogger(__name__)
 
 class Coordinator(Protocol):
     """What a stack needs of Volt."""
+
+    def content(self, image: str) -> str:
+        """The digest of what is published under the name. Raises UnknownImage, CoordinatorDown."""
 
     def join(self, image: str) -> Assignment:
         """Take this host's place in the image's tree. Raises UnknownImage, CoordinatorDown."""
@@ -61,7 +88,11 @@ def with_assignment(record: ImageRecord, assignment: Assignment, *, confirmed: b
 
 
 class Stacks:
-    """Makes, follows, repairs and removes stacks. ``in_use`` tells whether a VM of this host needs an image."""
+    """Makes, follows, repairs and removes stacks.
+
+    ``in_use`` tells whether a VM of this host needs an image; ``changed`` is called when Volt should hear of it soon;
+    ``released`` with an image's name when an operation on it has ended.
+    """
 
     def __init__(
         self,
@@ -70,6 +101,8 @@ class Stacks:
         store: ImageStore,
         volt: Coordinator,
         in_use: Callable[[str], bool],
+        changed: Callable[[], None] = lambda: None,
+        released: Callable[[str], None] = lambda _image: None,
         step: Step = log_step,
     ) -> None:
         self._suspended = False
@@ -80,29 +113,37 @@ class Stacks:
         self._store = store
         self._volt = volt
         self._in_use = in_use
+        self._changed = changed
         self._step = step
-        self._locks = NamedLocks()
+        self._locks = NamedLocks(released)
         self._admission = Admission(drivers.export)
+        self._endings: dict[str, Callable[[ImageRecord], object]] = {
+            ATTACH: self._detach,
+            PUBLISH: self._publish,
+            DETACH: self._detach,
+        }
 
     def ensure(self, name: str) -> ImageRecord:
-        """The image's stack, made if it is not there. Raises UnknownImage, CoordinatorDown, DriverError.
+        """The image's stack, made if it is not there.
 
-        An attached image needs no answer from Volt.
+        An attached image needs no answer from Volt. Raises UnknownImage, CoordinatorDown, DriverError, NoRoom.
         """
         with self._locks.hold(name):
             record = self._shelf.get(name)
-            if record is not None and record.phase is ImagePhase.ATTACHED:
+            if record is None:
+                return self._attach(ImageRecord(name=name, role=Role.HOST, state=State.ABSENT))
+            if record.steady:
                 if not self._drivers.export.serving(name):
                     self._build(record)
                 return record
-            return self._attach(name)
+            self._understand(record)
+            if record.doing(PUBLISH):
+                return self._publish(record)
+            # What is still there of a stack that was half removed can be undone only with what its record knows.
+            return self._attach(record.model_copy(update={"role": Role.HOST, "state": State.ABSENT}))
 
-    def _attach(self, name: str) -> ImageRecord:
-        # What is still there of a stack that was half removed can be undone only with what its record knows.
-        before = self._shelf.get(name)
-        record = (before or ImageRecord(name=name, role=Role.HOST, phase=ImagePhase.ATTACHING)).model_copy(
-            update={"role": Role.HOST, "phase": ImagePhase.ATTACHING}
-        )
+    def _attach(self, record: ImageRecord) -> ImageRecord:
+        name, record = record.name, record.begin(ATTACH)
         self._shelf.put(name, record)
         self._step("attach:recorded")
         try:
@@ -111,22 +152,24 @@ class Stacks:
             self._step("attach:reserved")
             assignment = self._volt.join(name)
             self._step("attach:joined")
+            if record.digest not in (None, assignment.digest):
+                self._drivers.cache.close(record.image)  # of other content that was half removed
             record = with_assignment(record, assignment, confirmed=False)
             with self.content:
                 self._shelf.put(name, record)
             self._build(record)
-            record = with_assignment(record, assignment, confirmed=True)
-            record = record.model_copy(update={"phase": ImagePhase.ATTACHED})
+            record = with_assignment(record, assignment, confirmed=True).settled()
             self._shelf.put(name, record)
             self._step("attach:done")
         except (VirtmanError, DriverError) as error:
             log.warning("image %s: attach failed: %s", name, error)
             self._detach_after(record, error)
             raise
+        self._changed()
         return record
 
     def _detach_after(self, record: ImageRecord, error: Exception) -> None:
-        """Undo a failed attach or publish; what fails here is logged, the first error is the caller's to raise."""
+        """Undo what failed; what fails here is tried again later, and the first error is the caller's to raise."""
         try:
             self._detach(record)
         except (VirtmanError, DriverError) as second:
@@ -135,38 +178,73 @@ class Stacks:
     def add_origin(self, image: Image) -> ImageRecord:
         """Serve an image whose content is in the store, and announce it.
 
-        Raises ImageExists, CoordinatorDown, DriverError.
+        Raises ImageExists, DriverError, NoRoom: then it is not published. Raises CoordinatorDown: then nobody knows
+        whether Volt took it, so this host goes on serving it, and announces it again when Volt answers.
         """
         with self._locks.hold(image.name):
             before = self._shelf.get(image.name)
             if before is not None and (before.role is Role.HOST or before.digest != image.digest):
                 raise ImageExists(f"image {image.name!r} is on this host already, and not from this content")
+            if before is not None and before.doing(DETACH):
+                before = self._turn_back(before)
+            if before is not None and before.steady:
+                return self._publish_again(before)
             record = before or ImageRecord(
-                name=image.name, role=Role.ORIGIN, phase=ImagePhase.ATTACHING, size=image.size, digest=image.digest
-            )
+                name=image.name, role=Role.ORIGIN, state=State.ABSENT, size=image.size, digest=image.digest
+            ).begin(PUBLISH)
+            self._understand(record)
             with self.content:
                 self._shelf.put(image.name, record)
             self._step("publish:recorded")
-            try:
-                self._build(record)
-                self._step("publish:serving")
-                assignment = self._volt.publish(image)
-                record = with_assignment(record, assignment, confirmed=True)
-                record = record.model_copy(update={"phase": ImagePhase.ATTACHED})
-                self._let_in(record)  # some may have joined already
-                self._shelf.put(image.name, record)
-            except (VirtmanError, DriverError) as error:
-                self._undo_publish(before, record, error)
-                raise
-            return record
+            return self._publish(record, new=before is None)
 
-    def _undo_publish(self, before: ImageRecord | None, record: ImageRecord, error: Exception) -> None:
-        """Volt is told as well: it may have taken the image, though its answer never came."""
+    def _turn_back(self, record: ImageRecord) -> ImageRecord | None:
+        """An origin that is half removed is to be published again: the record of that, None if it begins from nothing.
+
+        Volt is not asked to let it go: it may refuse that, because others read the image, and is told the opposite now.
+        """
+        if not _volt_may_know(record):
+            self._detach(record)
+            return None
+        return record.settled(State.ABSENT).begin(PUBLISH)
+
+    def _publish(self, record: ImageRecord, *, new: bool = False) -> ImageRecord:
+        """Serve and announce. Unless it is ``new``, Volt may have taken it before, and others may read it already."""
+        told = not new
+        try:
+            self._build(record)
+            self._step("publish:serving")
+            told = True
+            return self._announce(record)
+        except CoordinatorDown as error:
+            raise CoordinatorDown(
+                f"{error}; image {record.name!r} is kept and announced when Volt answers; then it can be taken back by:"
+                f" virtman unpublish {record.name}"
+            ) from error
+        except (ImageExists, UnknownImage) as error:  # Volt has decided
+            self._undo_publish(record, error)
+            raise
+        except (VirtmanError, DriverError) as error:
+            if not told:
+                self._undo_publish(record, error)
+            raise
+
+    def _announce(self, record: ImageRecord) -> ImageRecord:
+        assignment = self._volt.publish(record.image)
+        record = with_assignment(record, assignment, confirmed=True).settled()
+        self._let_in(record)  # some may have joined already
+        self._shelf.put(record.name, record)
+        self._changed()
+        return record
+
+    def _publish_again(self, record: ImageRecord) -> ImageRecord:
+        """Serve and announce what was published before: whatever fails, it stays so."""
+        self._build(record)
+        return self._announce(record)
+
+    def _undo_publish(self, record: ImageRecord, error: Exception) -> None:
         log.warning("image %s: publish failed: %s", record.name, error)
-        if before is not None:
-            self._shelf.put(record.name, before)
-        else:
-            self._detach_after(record, error)
+        self._detach_after(record.begin(DETACH, told=False), error)
 
     def _build(self, record: ImageRecord, *, replace: bool = False) -> None:
         if self._suspended:
@@ -191,7 +269,7 @@ class Stacks:
     def admit(self, assignment: Assignment) -> None:
         """Let the children in that Volt names now. It does not wait for who makes or changes the stack.
 
-        Nothing happens if Volt has other content under this name: who reads what is here goes on, see ``_follow``.
+        Nothing happens if Volt has other content under this name: who reads what is here goes on, see ``follow``.
         """
         record = self._shelf.get(assignment.image)
         if record is None or record.digest != assignment.digest:
@@ -200,20 +278,21 @@ class Stacks:
         self._admission.update(assignment.image, assignment.revision, children)
 
     def follow(self, assignment: Assignment) -> None:
-        """Read from the parents that Volt names now and record it, so that the next heartbeat confirms it."""
+        """Read from the parents that Volt names now and record it, so that the next heartbeat confirms it.
+
+        Raises ContentChanged, DriverError, NoRoom.
+        """
         name = assignment.image
         with self._locks.hold(name):
             record = self._shelf.get(name)
-            if record is None or record.phase is not ImagePhase.ATTACHED or assignment.revision <= record.revision:
+            if record is None or not record.steady or assignment.revision <= record.revision:
                 return
             self._follow(record, assignment)
 
     def _follow(self, record: ImageRecord, assignment: Assignment) -> None:
         if assignment.digest != record.digest:
-            # The name was published again with other content. The VMs here go on with what their image's cache holds.
-            log.error("image %s: Volt has other content under this name now; this host leaves its tree", record.name)
             self._volt.leave(record.name)
-            return
+            raise _content_changed(record)
         wanted = with_assignment(record, assignment, confirmed=False)
         self._shelf.put(record.name, wanted)
         self._step("follow:recorded")
@@ -224,53 +303,85 @@ class Stacks:
                 self._build(wanted, replace=True)
         self._let_in(wanted)
         self._shelf.put(record.name, with_assignment(record, assignment, confirmed=True))
+        self._changed()
 
     def rejoin(self, name: str) -> None:
-        """Volt has forgotten that this host has the image (its lease ran out, say): take a place again."""
+        """Volt has forgotten that this host has the image (its lease ran out, say): take a place again.
+
+        Raises ContentChanged, ImageUnlisted, CoordinatorDown, DriverError.
+        """
         with self._locks.hold(name):
             record = self._shelf.get(name)
-            if record is None or record.phase is not ImagePhase.ATTACHED:
+            if record is None or not record.steady:
                 return
             if record.role is Role.ORIGIN:
-                log.warning("image %s: Volt does not list it any more; publish it again, or remove it by gc", name)
-                return
+                raise ImageUnlisted(
+                    f"Volt does not list this host as an origin of image {name!r} any more; publish it again, or, once"
+                    " no VM here needs it: virtman gc"
+                )
+            try:
+                content = self._volt.content(name)
+            except UnknownImage as error:
+                raise ImageUnlisted(f"Volt does not list image {name!r} any more; its VMs here go on") from error
+            if content != record.digest:
+                raise _content_changed(record)
             self._admission.close(name)  # a Volt that has forgotten may count revisions anew
             self._follow(record, self._volt.join(name))
 
     def suspend(self, name: str) -> None:
         """Stop serving without giving anything up: ``restore`` by the next agent brings the stack back.
 
-        From now on no stack is built here, whatever asks for it.
+        From now on no stack is built here, whatever asks for it. Raises StateNewer, DriverError.
         """
         self._suspended = True
         with self._locks.hold(name):
             record = self._shelf.get(name)
             if record is not None:
+                self._understand(record)
                 self._remove_layers(record)
 
-    def parent_lost(self, image: Image, parent: Parent) -> None:
-        """Have the stack let go of a parent that is dead, tell Volt of it, and follow its answer."""
-        with self._locks.hold(image.name):
-            record = self._shelf.get(image.name)
-            if record is None or record.phase is not ImagePhase.ATTACHED:
+    def parent_lost(self, name: str, host: str) -> None:
+        """Have the stack let go of a parent that is dead, tell Volt of it, and follow its answer.
+
+        A Volt that is down is not told later: it notices by itself that a host is gone, and this one may be back.
+        Raises ContentChanged, DriverError.
+        """
+        with self._locks.hold(name):
+            record = self._shelf.get(name)
+            if record is None or not record.steady:
                 return
             # Nothing happens here unless the daemon may still wait at the lost parent's socket.
             self._build(record)
         try:
-            self.follow(self._volt.report(image.name, parent.host))
-        except CoordinatorDown as error:
-            log.warning("image %s: parent %s lost; Volt cannot be told: %s", image.name, parent.host, error)
+            self.follow(self._volt.report(name, host))
+        except (CoordinatorDown, UnknownImage) as error:
+            log.warning("image %s: parent %s lost; Volt cannot be told: %s", name, host, error)
 
     def restore(self, name: str) -> None:
-        """Make what the record says true, whatever is there now: after a crash, a reboot, or a daemon's death."""
+        """Make what the record says true, whatever is there now: after a crash, a reboot, or a daemon's death.
+
+        Raises StateNewer, CoordinatorDown, DriverError, NoRoom.
+        """
         with self._locks.hold(name):
             record = self._shelf.get(name)
             if record is None:
                 return
-            if record.phase is ImagePhase.ATTACHED:
+            self._understand(record)
+            if record.operation is None:
                 self._restore(record)
             else:
-                self._detach(record)
+                self._endings[record.operation.kind](record)
+
+    def understood(self, record: ImageRecord) -> bool:
+        """Whether this release knows the operation of the record, if it has one."""
+        return record.operation is None or record.operation.kind in self._endings
+
+    def _understand(self, record: ImageRecord) -> None:
+        if record.operation is not None and not self.understood(record):
+            raise StateNewer(
+                f"image {record.name!r}: this release does not know the operation {record.operation.kind!r} that did"
+                " not end; it is left as it is: start the release that began it"
+            )
 
     def _restore(self, record: ImageRecord) -> None:
         """Build what is missing; a stack that outlived the agent is left as it is, and its parents watched again."""
@@ -279,13 +390,15 @@ class Stacks:
         self._build(record, replace=record.unconfirmed)
         if record.unconfirmed:
             self._shelf.put(record.name, record.model_copy(update={"revision": record.assigned}))
+            self._changed()
 
     def remove_if_idle(self, name: str) -> bool:
         """Remove the stack unless a VM, a child or being its origin keeps it. The cached data stay on disk."""
         with self._locks.hold(name):
             record = self._shelf.get(name)
-            if record is None or record.role is Role.ORIGIN or record.children or self._in_use(name):
+            if record is None or not self.idle(record):
                 return False
+            self._understand(record)
             self._detach(record)
             return True
 
@@ -293,31 +406,64 @@ class Stacks:
         """Whether nothing on this host and no child needs the stack."""
         return record.role is Role.HOST and not record.children and not self._in_use(record.name)
 
+    def take_back(self, name: str) -> bool:
+        """Stop serving an image that is yet to be announced, once Volt has agreed; until then nothing changes. False:
+        it is announced by now, or gone.
+
+        The record does not know whether Volt has heard of the image: each call that failed may have taken effect, and
+        others may read from here since. So a Volt that does not answer is no leave to stop.
+
+        Raises ImageInUse while a VM of this host or another host reads it; CoordinatorDown, DriverError.
+        """
+        with self._locks.hold(name):
+            record = self._shelf.get(name)
+            if record is None or not record.doing(PUBLISH):
+                return False
+            if self._in_use(name):
+                raise ImageInUse(f"VMs of this host read image {name!r}; destroy them first")
+            try:
+                self._volt.leave(name)
+            except CoordinatorDown as error:
+                raise CoordinatorDown(
+                    f"{error}; image {name!r} is still served: other hosts may read it, which only Volt knows"
+                ) from error
+            self._detach(record.begin(DETACH, told=False))
+            return True
+
     def drop_origin(self, name: str) -> bool:
         """Stop serving an image that this host published and Volt no longer lists, unless a VM needs it."""
         with self._locks.hold(name):
             record = self._shelf.get(name)
-            if record is None or record.role is not Role.ORIGIN or self._in_use(name):
+            if record is None or record.role is not Role.ORIGIN or not record.steady or self._in_use(name):
                 return False
-            self._shelf.put(name, record.model_copy(update={"phase": ImagePhase.DETACHING}))
-            self._remove_layers(record)
-            self._shelf.remove(name)
+            self._detach(record.begin(DETACH, told=False))
             return True
 
     def _detach(self, record: ImageRecord) -> None:
-        record = record.model_copy(update={"phase": ImagePhase.DETACHING})
-        self._shelf.put(record.name, record)
-        self._step("detach:recorded")
-        self._remove_layers(record)
-        self._shelf.put(record.name, record.model_copy(update={"phase": ImagePhase.LEAVING}))
-        self._step("detach:removed")
-        try:
-            self._volt.leave(record.name, record.assigned)
-        except CoordinatorDown as error:
-            log.warning("image %s: Volt is told that we left when it is back: %s", record.name, error)
-            return
+        """Remove the stack, then leave Volt's tree, unless the operation says that Volt has no place for it."""
+        if not record.leaving:
+            record = record if record.doing(DETACH) else record.begin(DETACH)
+            self._note(record)
+            self._step("detach:recorded")
+            self._remove_layers(record)
+            record = record.reached(REMOVED)
+            self._note(record)
+            self._step("detach:removed")
+        if _volt_may_know(record):
+            try:
+                self._volt.leave(record.name, record.assigned)
+            except CoordinatorDown as error:
+                log.warning("image %s: Volt is told that we left when it is back: %s", record.name, error)
+                return
         self._shelf.remove(record.name)
         self._step("detach:left")
+
+    def _note(self, record: ImageRecord) -> None:
+        """Write down how far a removal is. It goes on without that: removing is what makes room."""
+        try:
+            self._shelf.put(record.name, record)
+        except (NoRoom, HostTrouble) as error:
+            log.warning("image %s: being removed without a note of it: %s", record.name, error)
 
     def _remove_layers(self, record: ImageRecord) -> None:
         """Remove every layer, going on after an error; raises the first and logs all."""
@@ -341,16 +487,20 @@ class Stacks:
             raise errors[0]
 
     def leave_later(self, name: str) -> None:
-        """Tell Volt of a stack that was removed while it was down."""
+        """Tell Volt of a stack that was removed while it was down. Raises CoordinatorDown."""
         with self._locks.hold(name):
             record = self._shelf.get(name)
-            if record is not None and record.phase is ImagePhase.LEAVING:
+            if record is not None and record.leaving:
                 self._volt.leave(name, record.assigned)
                 self._shelf.remove(name)
 
     def serving(self, name: str) -> bool:
         """Whether the image is served right now."""
         return self._drivers.export.serving(name)
+
+    def busy(self, name: str) -> bool:
+        """Whether an operation on the image is under way; ``released`` tells of its end."""
+        return self._locks.taken(name)
 
     def find(self, name: str) -> ImageRecord | None:
         """The stack's record, if there is a stack."""
@@ -370,9 +520,15 @@ class Stacks:
         """The records of all stacks."""
         return self._shelf.all()
 
-    def damaged(self) -> list[str]:
-        """Images whose record cannot be read."""
-        return self._shelf.damaged()
+    def troubles(self) -> dict[str, str]:
+        """Why records are left alone, by image: they cannot be read, or are of a newer release."""
+        found = self._shelf.unreadable()
+        for record in self.records():
+            try:
+                self._understand(record)
+            except StateNewer as error:
+                found[record.name] = str(error)
+        return found
 
     def strays(self) -> frozenset[str]:
         """Images with layers on the host and no record."""
@@ -387,3 +543,15 @@ class Stacks:
                 self._drivers.attach.abandon(name)
                 self._drivers.export.withdraw(name)
                 self._drivers.attach.disconnect(name)
+
+
+def _volt_may_know(record: ImageRecord) -> bool:
+    """Whether Volt may have a place for what is being removed."""
+    return record.operation is not None and bool(record.operation.arguments.get("told", True))
+
+
+def _content_changed(record: ImageRecord) -> ContentChanged:
+    return ContentChanged(
+        f"Volt has other content under the name {record.name!r} now: this host left its tree, and its VMs of the old"
+        " content go on with what its cache holds; destroy them, then virtman gc, to get the new content"
+    )

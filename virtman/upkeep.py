@@ -1,72 +1,148 @@
-"""What the agent does unasked: follow Volt, repair what died, let go of what nobody needs, and count."""
+"""What the agent does unasked: have every image and VM of this host be as its record says, and as Volt says.
+
+All of it is one function, which compares what is wanted of an image or a VM with what is there, and names the next
+thing to do (``_plan``). It is asked again whenever something may have changed: Volt's answer, a driver's call, the end
+of an operation; and after a failure, when its pause is over (virtman/workqueue.py).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from drivers.base import CacheStats, Image, Parent, PathState, PathStatus, Volume
 from drivers.errors import DriverError, NotAttached
+from virtman.errors import ContentChanged, StateDamaged, StateNewer
 from virtman.hostdrivers import HostDrivers
-from virtman.records import ImagePhase, ImageRecord, Role
+from virtman.records import ImageRecord, Role
 from virtman.stacks import Stacks
-from virtman.workers import Workers
+from virtman.vms import Vms
+from virtman.workqueue import Job, Pool, WorkQueue
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
 
 log = logging.getLogger(__name__)
 
 NOTHING = CacheStats(0, 0)
 
+IDLE_LOOK = 30.0
+"""Seconds between looks at an image that nobody uses; others are looked at with each heartbeat."""
+
+IMAGE, PLACE, LOST, CHILDREN, VM = "image ", "place of ", "lost parents of ", "children of ", "vm "
+VOLUMES = "volumes of the cache"
+"""Keys of the queue: all but the last are followed by a name. What a host has and what Volt says of it are two: while
+Volt is away, or says what cannot be followed, a process that died is started again at once. So are a place and the
+parents that were lost: neither waits for the other, which may never succeed."""
+
 
 class Upkeep:
-    """``changed`` is called when Volt should hear from this host soon; ``idle_grace`` in seconds."""
+    """``idle_grace``: seconds that a stack nobody needs is kept; ``clock`` in seconds, as ``time.monotonic``."""
 
     def __init__(
-        self, stacks: Stacks, drivers: HostDrivers, workers: Workers, changed: Callable[[], None], idle_grace: float
+        self,
+        stacks: Stacks,
+        vms: Vms,
+        drivers: HostDrivers,
+        idle_grace: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stacks = stacks
+        self._vms = vms
         self._drivers = drivers
-        self._workers = workers
-        self._changed = changed
         self._idle_grace = idle_grace
+        self._clock = clock
         self._idle_since: dict[str, float] = {}
+        self._look_again: dict[str, float] = {}
+        """When to look at the caches of images that nobody uses."""
         self._stats: dict[str, CacheStats] = {}
+        self._heard_lock = threading.Lock()
+        self._heard: dict[str, Assignment] = {}
+        """By image, what Volt said last, until it is followed; the same for who may read."""
+        self._children: dict[str, Assignment] = {}
+        self._absent: set[str] = set()
+        """Images in whose tree this host has no place, as Volt said last."""
+        self._lost: dict[str, set[str]] = {}
+        """By image, parents that a driver lost, until Volt is told."""
+        self._untended: set[str] = set()
+        """Images that were not looked at since the last heartbeat."""
+        self._idle_long: set[str] = set()
+        """Images that nobody needed for so long that their stacks may go."""
+        self._once: dict[str, Job] = {}
+        self._silent = False
+        """Volt did not answer the last heartbeat."""
         self.volumes: list[Volume] = []
         """The volumes of the cache when they were looked at last; none if the driver has none."""
+        self._volumes_due = False
         self.stopped = False
+        self.queue = WorkQueue(self._plan, clock)
+
+    def once(self, key: str, job: Job) -> None:
+        """Do something until it succeeds once."""
+        with self._heard_lock:
+            self._once[key] = job
+        self.queue.wake(key, now=True)
 
     def handle(self, answer: HeartbeatAnswer | None) -> None:
-        """Start what Volt's answer, or its silence, asks for. Returns at once."""
+        """Have done what Volt's answer, or its silence, asks for. Returns at once."""
         if self.stopped:
             return
+        back, self._silent = self._silent and answer is not None, answer is None
         if answer is not None:
-            for assignment in answer.assignments:
-                self._workers.submit(f"admit {assignment.image}", partial(self._stacks.admit, assignment))
-                self._workers.submit(f"follow {assignment.image}", partial(self._follow, assignment))
-            for name in answer.absent:
-                self._workers.submit(f"rejoin {name}", partial(self._rejoin, name))
+            self._hear(answer)
         self.tend_all()
-        if not self._workers.busy("volumes"):
-            self._workers.submit("volumes", self.look_at_volumes)
+        if back:
+            for key in self.queue.troubles():
+                self.queue.wake(key, now=True)
+
+    def _hear(self, answer: HeartbeatAnswer) -> None:
+        with self._heard_lock:
+            known = {name: assignment.revision for name, assignment in self._heard.items()}
+            news = [a for a in answer.assignments if known.get(a.image, a.revision) <= a.revision]
+            self._heard |= {assignment.image: assignment for assignment in news}
+            self._children |= {assignment.image: assignment for assignment in news}
+            self._absent = set(answer.absent)
+        for assignment in news:
+            self.queue.wake(CHILDREN + assignment.image)
+            self.queue.wake(PLACE + assignment.image, now=known.get(assignment.image) != assignment.revision)
+        for image in answer.absent:
+            self.queue.wake(PLACE + image)
 
     def tend_all(self) -> None:
-        """Look after every stack, each in a job of its own."""
-        for record in self._stacks.records():
-            key = f"tend {record.name}"
-            if not self._workers.busy(key):
-                self._workers.submit(key, partial(self._tend, record.name))
+        """Have every image, every VM with something unfinished, and the cache's volumes looked after."""
+        images, now = [record.name for record in self._stacks.records()], self._clock()
+        with self._heard_lock:
+            self._untended |= {name for name in images if now >= self._look_again.get(name, now)}
+            self._volumes_due = True
+        for name in images:
+            self.queue.wake(IMAGE + name)
+            self.queue.wake(PLACE + name)
+        for vm in self._vms.records():
+            if vm.operation is not None:
+                self.queue.wake(VM + vm.name)
+        self.queue.wake(VOLUMES)
 
     def parent_lost(self, image: Image, parent: Parent) -> None:
         """A driver lost a parent: have Volt told. Returns at once."""
-        if not self.stopped:
-            self._workers.submit(f"report {image.name} {parent.host}", partial(self._report, image, parent))
+        with self._heard_lock:
+            self._lost.setdefault(image.name, set()).add(parent.host)
+        self.queue.wake(LOST + image.name, now=True)
 
     def died(self, image: str) -> None:
-        """The process that serves an image died: start it again. Returns at once."""
-        if not self.stopped:
-            self._workers.submit(f"restore {image}", partial(self._stacks.restore, image))
+        """The process that serves an image died: have it started again. Returns at once."""
+        self.queue.stumbled(IMAGE + image, "the process that serves it died")
+
+    def released(self, image: str) -> None:
+        """An operation on an image has ended. Returns at once."""
+        with self._heard_lock:
+            self._untended.add(image)
+        self.queue.wake(IMAGE + image)
+        self.queue.wake(PLACE + image)
+        if image in self._lost:
+            self.queue.wake(LOST + image)
 
     def reports(self) -> list[NodeReport]:
         """What Volt is told of this host's images; touches nothing that could be slow."""
@@ -78,7 +154,7 @@ class Upkeep:
                 parent=self.parent_in_use(record),
             )
             for record in self._stacks.records()
-            if record.phase is ImagePhase.ATTACHED
+            if record.steady
         ]
 
     def parent_in_use(self, record: ImageRecord) -> str | None:
@@ -100,7 +176,7 @@ class Upkeep:
 
     def refresh(self, record: ImageRecord) -> CacheStats:
         """Look at the image's cache now; what was seen last counts while its daemon is being started again."""
-        if record.role is Role.HOST and record.phase is ImagePhase.ATTACHED:
+        if record.role is Role.HOST and record.steady:
             try:
                 self._stats[record.name] = self._drivers.cache.stats(record.image)
             except (DriverError, OSError) as error:  # the kernel may be taking it away, or its disk may be dying
@@ -109,47 +185,197 @@ class Upkeep:
 
     def look_at_volumes(self) -> list[Volume]:
         """Look at the volumes of the cache now. Raises DriverError."""
+        self._volumes_due = False
         if (group := self._drivers.cache_group) is not None:
             self.volumes = group.volumes()
         return self.volumes
 
-    def _follow(self, assignment: Assignment) -> None:
-        if not self._stacks.known(assignment.image):
-            self._stacks.leave_unknown(assignment.image)
-            return
-        self._stacks.follow(assignment)
-        self._changed()
+    def troubles(self) -> dict[str, str]:
+        """What this host tried in vain, by what it is about; all of it is tried again."""
+        return self.queue.troubles()
+
+    # What is to be done
+
+    def _plan(self, key: str) -> Job | None:
+        if self.stopped:
+            return None
+        if key in self._once:
+            return self._plan_once(key)
+        if key == VOLUMES:
+            return Job("look", self.look_at_volumes, Pool.LONG, on_demand=True) if self._volumes_due else None
+        plans = {
+            IMAGE: lambda name: self._plan_image(name, self._plan_stack, self._forget_image),
+            PLACE: lambda name: self._plan_image(name, self._plan_place, self._plan_no_place),
+            LOST: lambda name: self._plan_image(name, self._plan_lost, self._forget_lost),
+            CHILDREN: self._plan_children,
+            VM: self._plan_vm,
+        }
+        kind = next((kind for kind in plans if key.startswith(kind)), None)
+        return None if kind is None else plans[kind](key.removeprefix(kind))
+
+    def _plan_once(self, key: str) -> Job:
+        job = self._once[key]
+
+        def act() -> None:
+            job.act()
+            with self._heard_lock:
+                if self._once.get(key) is job:
+                    del self._once[key]
+
+        return replace(job, act=act)
+
+    def _plan_children(self, image: str) -> Job | None:
+        if image not in self._children:
+            return None
+        return Job("let children in", partial(self._admit, image), on_demand=True)
+
+    def _admit(self, image: str) -> None:
+        with self._heard_lock:
+            assignment = self._children.pop(image)
+        try:
+            with contextlib.suppress(StateDamaged, StateNewer):  # status tells of it
+                self._stacks.admit(assignment)
+        except BaseException:
+            with self._heard_lock:
+                self._children.setdefault(image, assignment)  # to be tried again, if nothing newer came
+            raise
+
+    def _plan_vm(self, name: str) -> Job | None:
+        """An operation that nobody carries out now is one that was cut off."""
+        if self._vms.locks.taken(name) or not self._vms.unfinished(name):
+            return None
+        return Job("repair", partial(self._vms.repair, name), Pool.LONG)
+
+    def _plan_image(
+        self,
+        name: str,
+        with_record: Callable[[ImageRecord], Job | None],
+        without: Callable[[str], Job | None],
+    ) -> Job | None:
+        if self._stacks.busy(name):
+            return None  # whoever is busy with it wakes its keys at the end
+        try:
+            record = self._stacks.find(name)
+        except (StateDamaged, StateNewer):
+            return None  # status tells of it
+        if record is None:
+            return without(name)
+        return with_record(record) if self._stacks.understood(record) else None
+
+    def _plan_stack(self, record: ImageRecord) -> Job | None:
+        """What the host has of an image is not what its record says."""
+        name = record.name
+        if record.leaving:
+            return None
+        if record.operation is not None:
+            return Job("repair", partial(self._stacks.restore, name), Pool.VOLT)
+        if not self._stacks.serving(name):
+            return Job("serve", partial(self._stacks.restore, name), Pool.LONG)
+        if name in self._untended:
+            return Job("tend", partial(self._tend, name), Pool.LONG, on_demand=True)
+        if name in self._idle_long:
+            return Job("let go", partial(self._let_go, name), Pool.VOLT)
+        return None
+
+    def _forget_image(self, name: str) -> None:
+        for kept in (self._idle_since, self._look_again, self._stats):
+            kept.pop(name, None)
+        self._untended.discard(name)
+        self._idle_long.discard(name)
+
+    def _plan_place(self, record: ImageRecord) -> Job | None:
+        """Volt, or a driver, says something else of the stack's place in the tree than its record."""
+        name = record.name
+        if record.leaving:
+            return Job("leave Volt's tree", partial(self._stacks.leave_later, name), Pool.VOLT)
+        if not record.steady:
+            return None
+        if name in self._absent:
+            return Job("join again", partial(self._rejoin, name), Pool.VOLT)
+        return self._plan_following(record)
+
+    def _plan_lost(self, record: ImageRecord) -> Job | None:
+        if record.leaving:
+            self._forget_lost(record.name)
+        if not record.steady or not self._lost.get(record.name):
+            return None
+        return Job("report", partial(self._report, record.name), Pool.VOLT)
+
+    def _forget_lost(self, name: str) -> None:
+        """The stack is gone: a later one may read from the same parent, alive again."""
+        with self._heard_lock:
+            self._lost.pop(name, None)
+
+    def _plan_following(self, record: ImageRecord) -> Job | None:
+        heard = self._heard.get(record.name)
+        if heard is not None and heard.revision > record.revision:
+            return Job("follow", partial(self._follow, heard), Pool.LONG)
+        if heard is not None:
+            self._forget(heard)
+        return None
+
+    def _plan_no_place(self, name: str) -> Job | None:
+        """There is no stack."""
+        heard = self._heard.get(name)
+        if heard is None:
+            return None
+        return Job("give up a place without a stack", partial(self._leave_unknown, heard), Pool.VOLT)
+
+    def _leave_unknown(self, assignment: Assignment) -> None:
+        self._stacks.leave_unknown(assignment.image)
+        self._forget(assignment)
+
+    def _report(self, name: str) -> None:
+        hosts = self._lost.get(name, set())
+        for host in sorted(hosts):
+            with self._heard_lock:
+                hosts.discard(host)
+            try:
+                self._stacks.parent_lost(name, host)
+            except BaseException:
+                with self._heard_lock:
+                    hosts.add(host)  # to be tried again
+                raise
 
     def _rejoin(self, name: str) -> None:
         self._stacks.rejoin(name)
-        self._changed()
+        with self._heard_lock:
+            self._absent.discard(name)
 
-    def _report(self, image: Image, parent: Parent) -> None:
-        self._stacks.parent_lost(image, parent)
-        self._changed()
+    def _follow(self, assignment: Assignment) -> None:
+        try:
+            self._stacks.follow(assignment)
+        except ContentChanged:
+            self._forget(assignment)  # this host has left, so it says nothing any more
+            raise
+        self._forget(assignment)
+
+    def _forget(self, assignment: Assignment) -> None:
+        with self._heard_lock:
+            if self._heard.get(assignment.image) is assignment:
+                del self._heard[assignment.image]
 
     def _tend(self, name: str) -> None:
+        with self._heard_lock:
+            self._untended.discard(name)
         record = self._stacks.find(name)
-        if record is None or self.stopped:
-            self._idle_since.pop(name, None)
-            return
-        if record.phase is ImagePhase.LEAVING:
-            self._stacks.leave_later(name)
-        elif record.phase is ImagePhase.ATTACHED:
-            if not self._stacks.serving(name):
-                self._stacks.restore(name)
+        if record is not None and record.steady:
             self.refresh(record)
-            self._let_go(record)
+            self._note_idle(record)
 
-    def _let_go(self, record: ImageRecord) -> None:
+    def _note_idle(self, record: ImageRecord) -> None:
         if not self._stacks.idle(record):
             self._idle_since.pop(record.name, None)
+            self._look_again.pop(record.name, None)
             return
-        since = self._idle_since.setdefault(record.name, time.monotonic())
-        if time.monotonic() - since >= self._idle_grace and self._stacks.remove_if_idle(record.name):
-            log.info(
-                "image %s: nobody needed it for %.0f s; its stack is gone, its cache is kept",
-                record.name,
-                self._idle_grace,
-            )
-            self._idle_since.pop(record.name, None)
+        now = self._clock()
+        since = self._idle_since.setdefault(record.name, now)
+        self._look_again[record.name] = min(now + IDLE_LOOK, max(now, since + self._idle_grace))
+        if now - since >= self._idle_grace:
+            self._idle_long.add(record.name)
+
+    def _let_go(self, name: str) -> None:
+        self._idle_long.discard(name)
+        if self._stacks.remove_if_idle(name):
+            log.info("image %s: nobody needed it for %.0f s; its cache is kept", name, self._idle_grace)
+            self._idle_since.pop(name, None)

@@ -1,4 +1,7 @@
-"""The VMs' private disks on this host."""
+"""The VMs of this host: their private disks, and that the hypervisor runs them.
+
+Each change is an operation of the VM's record (virtman/records.py).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,20 @@ from typing import Protocol
 
 from drivers.base import Device, SnapshotDriver
 from drivers.errors import DriverError
-from virtman.errors import BadSize, UnknownVm, VirtmanError, VmExists
+from virtman.errors import (
+    BadSize,
+    HostTrouble,
+    HypervisorAbsent,
+    NeverBooted,
+    NoRoom,
+    StateDamaged,
+    StateNewer,
+    UnknownVm,
+    VirtmanError,
+    VmExists,
+)
 from virtman.locks import NamedLocks
-from virtman.records import Boot, ImageRecord, Shelf, VmPhase, VmRecord
+from virtman.records import BOOT, CREATE, DESTROY, Boot, ImageRecord, Shelf, State, VmRecord
 from virtman.steps import Step, log_step
 
 log = logging.getLogger(__name__)
@@ -21,14 +35,23 @@ LARGEST = 1 << 60
 
 
 class Machines(Protocol):
-    """What destroying a VM needs of the hypervisor."""
+    """What VMs need of the hypervisor."""
+
+    def start(self, vm: str, disk: Device, boot: Boot, ssh_keys: list[str] | None, user_data: str | None) -> None:
+        """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
+
+        Raises HypervisorError, HypervisorAbsent (nothing was asked of it), DomainForeign, BadRequest.
+        """
+
+    def known(self, vm: str) -> bool:
+        """Whether the hypervisor has a VM of this name that is ours. Raises HypervisorError."""
 
     def remove(self, vm: str) -> None:
-        """Stop the VM, and forget it with all that was made for it. Nothing there is fine."""
+        """Stop the VM, and forget it with all that was made for it. Nothing there is fine. Raises HypervisorError."""
 
 
 class Vms:
-    """Creates and destroys disks. ``ensure`` makes an image's stack; ``origin`` is what its snapshots are made on."""
+    """Creates, boots and destroys VMs. ``ensure`` makes an image's stack; ``origin`` is what its snapshots are on."""
 
     def __init__(
         self,
@@ -46,40 +69,46 @@ class Vms:
         self._machines = machines
         self._step = step
         self.locks = NamedLocks()
+        self._repairs: dict[str, Callable[[VmRecord], None]] = {
+            CREATE: self._destroy,
+            DESTROY: self._destroy,
+            BOOT: self._repair_boot,
+        }
 
     def create(self, name: str, image: str, size: int | None) -> Path:
         """A writable disk for a VM, of ``size`` bytes or the image's size. Returns its path.
 
         Asked again with the same image and size, it returns the existing disk. Raises VmExists, BadSize, UnknownImage,
-        CoordinatorDown, DriverError; after an error nothing is left.
+        CoordinatorDown, DriverError, NoRoom; after an error nothing is left.
         """
         with self.locks.hold(name):
-            return self.create_held(name, image, size)
+            return self._create(name, image, size)
 
-    def create_held(self, name: str, image: str, size: int | None) -> Path:
-        """``create`` for a caller that holds the VM's lock."""
+    def _create(self, name: str, image: str, size: int | None) -> Path:
+        self._repair(name)
         record = self._shelf.get(name)
-        if record is not None and record.phase is VmPhase.READY:
+        if record is not None:
             return self._existing(record, image, size)
         _check_size(size)
-        if record is not None:
-            self._destroy(record)  # its disk is another VM's, or half of one: a create or destroy did not end
-        record = VmRecord(name=name, image=image, size=size, phase=VmPhase.CREATING)
+        record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE)
         self._shelf.put(name, record)
-        self._step("create:recorded")
         try:
-            stack = self._ensure(image)
-            self._step("create:attached")
-            wanted = _disk_size(stack, size)
-            device = self._snapshots.create(name, self._origin(stack), wanted)
-            self._step("create:snapshot")
+            return _path(self._make(record))
         except (VirtmanError, DriverError) as error:
             log.warning("vm %s: create failed: %s", name, error)
-            self._undo(name)
+            self._undo(record)
             raise
-        self._shelf.put(name, record.model_copy(update={"size": wanted, "phase": VmPhase.READY}))
+
+    def _make(self, record: VmRecord) -> Device:
+        self._step("create:recorded")
+        stack = self._ensure(record.image)
+        self._step("create:attached")
+        size = _disk_size(stack, record.size)
+        device = self._snapshots.create(record.name, self._origin(stack), size)
+        self._step("create:snapshot")
+        self._shelf.put(record.name, record.settled(size=size))
         self._step("create:done")
-        return _path(device)
+        return device
 
     def _existing(self, record: VmRecord, image: str, size: int | None) -> Path:
         if record.image != image or size not in (None, record.size):
@@ -89,23 +118,103 @@ class Vms:
             )
         return _path(self._snapshots.open(record.name))
 
-    def _undo(self, name: str) -> None:
+    def _undo(self, record: VmRecord) -> None:
         try:
-            self._snapshots.delete(name)
-            self._shelf.remove(name)
-        except DriverError as second:
-            log.error("vm %s: undoing the create failed too; repair will finish it: %s", name, second)
+            self._destroy(record)
+        except (VirtmanError, DriverError) as second:
+            log.error("vm %s: undoing failed too; it is tried again later: %s", record.name, second)
+
+    def boot(
+        self, name: str, image: str, size: int | None, boot: Boot, ssh_keys: list[str] | None, user_data: str | None
+    ) -> None:
+        """Start a VM, creating its disk if needed. Raises as ``create`` and ``Machines.start``.
+
+        After an error all is as it was before; what cannot be undone now is undone later.
+        """
+        with self.locks.hold(name):
+            self._repair(name)
+            self._boot(name, image, size, boot, ssh_keys, user_data)
+
+    def _boot(
+        self, name: str, image: str, size: int | None, boot: Boot, ssh_keys: list[str] | None, user_data: str | None
+    ) -> None:
+        before = self.find(name)
+        self._create(name, image, size)
+        record = self.record(name)
+        machine = None if record.boot is None else record.boot.model_dump(mode="json")
+        booting = record.begin(BOOT, new=before is None, before=machine).model_copy(update={"boot": boot})
+        try:
+            self._shelf.put(name, booting)
+            self._step("boot:recorded")
+            self._machines.start(name, self._snapshots.open(name), boot, ssh_keys, user_data)
+        except (VirtmanError, DriverError) as error:
+            self._undo_boot(record if before is None else before, booting, error)
+            raise
+        self._step("boot:started")
+        self._settle_boot(booting)
+
+    def start(self, name: str) -> None:
+        """Start a VM again as it was booted before; one that runs is left alone.
+
+        Raises UnknownVm, NeverBooted, and as ``boot``.
+        """
+        with self.locks.hold(name):
+            self._repair(name)  # of a destroy that did not end, say
+            record = self.record(name)
+            if record.boot is None:
+                raise NeverBooted(f"vm {name!r} was never booted, so nothing is known of its machine; use virtman boot")
+            self._boot(name, record.image, None, record.boot, None, None)
+
+    def _settle_boot(self, booting: VmRecord) -> None:
+        """The VM runs; that this could not be written down is mended by the repair of a boot."""
+        try:
+            self._shelf.put(booting.name, booting.settled())
+        except (NoRoom, HostTrouble) as error:
+            log.warning("vm %s: runs, and its boot is noted later: %s", booting.name, error)
+
+    def _undo_boot(self, record: VmRecord, booting: VmRecord, error: Exception) -> None:
+        """Go back to ``record``, or to no VM if the disk was made for this boot.
+
+        The hypervisor may have the VM, though it said otherwise or nothing: while that is not known, neither the
+        record of the machine nor the disk may go.
+        """
+        log.warning("vm %s: boot failed: %s", booting.name, error)
+        untouched = isinstance(error, HypervisorAbsent | NoRoom | HostTrouble)
+        try:
+            if booting.operation is not None and booting.operation.arguments["new"]:
+                self._destroy(record if untouched else booting)
+                return
+            if record.boot is None and not untouched:
+                self._machines.remove(record.name)
+            self._shelf.put(record.name, record)
+        except (VirtmanError, DriverError) as second:
+            log.error("vm %s: undoing the boot failed too; it is tried again later: %s", booting.name, second)
+
+    def _repair_boot(self, record: VmRecord) -> None:
+        if self._machines.known(record.name):
+            self._shelf.put(record.name, record.settled())
+            return
+        arguments = record.operation.arguments if record.operation is not None else {}
+        if arguments.get("new"):
+            self._destroy(record)
+            return
+        before = arguments.get("before")
+        self._machines.remove(record.name)  # of its files, if there are any
+        self._shelf.put(record.name, record.settled(boot=before and Boot.model_validate(before)))
 
     def destroy(self, name: str) -> None:
-        """Remove a VM and its disk for good. Raises UnknownVm, DriverError, HypervisorError."""
+        """Remove a VM and its disk for good. Raises UnknownVm, StateNewer, DriverError, HypervisorError."""
         with self.locks.hold(name):
-            record = self._shelf.get(name)
-            if record is None:
-                raise UnknownVm(f"vm {name!r} is not on this host")
+            record = self.record(name)
+            self._understand(record)
             self._destroy(record)
 
     def _destroy(self, record: VmRecord) -> None:
-        self._shelf.put(record.name, record.model_copy(update={"phase": VmPhase.DESTROYING}))
+        if not record.doing(DESTROY):
+            try:
+                self._shelf.put(record.name, record.begin(DESTROY))
+            except (NoRoom, HostTrouble) as error:  # destroying makes room; cut off now, it can be asked for again
+                log.warning("vm %s: being destroyed without a note of it: %s", record.name, error)
         self._step("destroy:recorded")
         if record.boot is not None:
             self._machines.remove(record.name)
@@ -116,13 +225,32 @@ class Vms:
         self._step("destroy:done")
 
     def repair(self, name: str) -> None:
-        """Undo a create and finish a destroy that were cut off. Raises DriverError, HypervisorError."""
+        """Finish or undo an operation that was cut off. Raises StateNewer, DriverError, HypervisorError."""
         with self.locks.hold(name):
+            self._repair(name)
+
+    def _repair(self, name: str) -> None:
+        record = self._shelf.get(name)
+        if record is None or record.operation is None:
+            return
+        self._understand(record)
+        log.warning("vm %s: an operation did not end: %s", name, record.operation.kind)
+        self._repairs[record.operation.kind](record)
+
+    def unfinished(self, name: str) -> bool:
+        """Whether an operation of a VM did not end, and repair could end it."""
+        try:
             record = self._shelf.get(name)
-            if record is None or record.phase is VmPhase.READY:
-                return
-            log.warning("vm %s: was cut off while %s", name, record.phase)
-            self._destroy(record)
+        except (StateDamaged, StateNewer):
+            return False
+        return record is not None and record.operation is not None and record.operation.kind in self._repairs
+
+    def _understand(self, record: VmRecord) -> None:
+        if record.operation is not None and record.operation.kind not in self._repairs:
+            raise StateNewer(
+                f"vm {record.name!r}: this release does not know the operation {record.operation.kind!r} that did not"
+                " end; it is left as it is: start the release that began it"
+            )
 
     def reopen(self, name: str) -> None:
         """Make a ready disk usable, if it is not any more after a reboot. Raises DriverError."""
@@ -130,27 +258,10 @@ class Vms:
             if self.find(name) is not None:
                 self._snapshots.open(name)
 
-    def undo_boot(self, name: str, before: VmRecord | None) -> None:
-        """Go back, for a caller that holds the VM's lock, to what there was before a boot that failed.
-
-        The hypervisor has been left as it was before.
-        """
-        try:
-            if before is None:
-                self._destroy(self.record(name).model_copy(update={"boot": None}))
-            else:
-                self._shelf.put(name, before)
-        except (VirtmanError, DriverError) as second:
-            log.error("vm %s: undoing the boot failed too; repair will finish it: %s", name, second)
-
     def find(self, name: str) -> VmRecord | None:
-        """A VM's record, if there is one whose disk is ready."""
+        """A VM's record, if there is one and nothing is under way with it."""
         record = self._shelf.get(name)
-        return record if record is not None and record.phase is VmPhase.READY else None
-
-    def set_boot(self, name: str, boot: Boot) -> None:
-        """Record, for a caller that holds the VM's lock, that libvirt may know the VM from now on."""
-        self._shelf.put(name, self.record(name).model_copy(update={"boot": boot}))
+        return record if record is not None and record.steady else None
 
     def record(self, name: str) -> VmRecord:
         """A VM's record. Raises UnknownVm."""
@@ -170,11 +281,17 @@ class Vms:
 
     def uses(self, image: str) -> bool:
         """Whether a VM of this host, ready or half made, needs the image, or may need it for all that is known."""
-        return any(record.image == image for record in self.records()) or bool(self._shelf.damaged())
+        return any(record.image == image for record in self.records()) or bool(self._shelf.unreadable())
 
-    def damaged(self) -> list[str]:
-        """VMs whose record cannot be read."""
-        return self._shelf.damaged()
+    def troubles(self) -> dict[str, str]:
+        """Why records are left alone, by VM: they cannot be read, or are of a newer release."""
+        found = self._shelf.unreadable()
+        for record in self.records():
+            try:
+                self._understand(record)
+            except StateNewer as error:
+                found[record.name] = str(error)
+        return found
 
     def strays(self) -> frozenset[str]:
         """Disks without a record. No crash makes one, so nobody but a person may decide to delete it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from drivers.base import Image
-from virtman.errors import CoordinatorDown, ImageExists, UnknownImage, VirtmanError
+from virtman.errors import CoordinatorDown, ImageExists, ImageInUse, UnknownImage, VirtmanError, VoltRefused
 from volt import errors as volt_errors
 from volt.client import Assignment, HeartbeatAnswer, ImageTree, NodeReport, VoltClient
 from volt.client import Image as PublishedImage
@@ -18,8 +18,9 @@ ERRORS: dict[type[volt_errors.VoltError], type[VirtmanError]] = {
     volt_errors.ImageUnknown: UnknownImage,
     volt_errors.ImageConflict: ImageExists,
     volt_errors.HostHasNode: ImageExists,
+    volt_errors.ImageInUse: ImageInUse,
 }
-"""Volt's errors that are about what was asked; all others mean that Volt cannot be used now."""
+"""Volt's refusals that have a class of their own here."""
 
 
 class VoltLink:
@@ -67,6 +68,10 @@ class VoltLink:
         """All published images. Raises CoordinatorDown."""
         return self._call(self._client.images)
 
+    def content(self, image: str) -> str:
+        """The digest of what is published under the name. Raises UnknownImage, CoordinatorDown."""
+        return self._call(lambda: self._client.image(image)).digest
+
     def tree(self, image: str) -> ImageTree:
         """An image's tree. Raises UnknownImage, CoordinatorDown."""
         return self._call(lambda: self._client.tree(image))
@@ -83,8 +88,14 @@ class VoltLink:
                 self._client.register(self._host, self._address)
                 return call()
         except volt_errors.VoltError as error:
-            raise ERRORS.get(type(error), CoordinatorDown)(f"Volt: {error}") from error
+            raise translated(error) from error
 
     def register(self) -> None:
         """Tell Volt this host's address, which may have changed. Raises CoordinatorDown."""
         self._call(lambda: self._client.register(self._host, self._address))
+
+
+def translated(error: volt_errors.VoltError) -> VirtmanError:
+    """The agent's error for one of Volt, in Volt's words."""
+    refused = isinstance(error, volt_errors.Problem) and error.status < 500
+    return ERRORS.get(type(error), VoltRefused if refused else CoordinatorDown)(f"Volt: {error}")

@@ -10,12 +10,13 @@ from flask_openapi3.models.info import Info
 from flask_openapi3.openapi import OpenAPI
 from pydantic import BaseModel, Field, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from volt import errors
 from volt.coordinator import Coordinator
 from volt.metrics import StoreCollector
 from volt.models import (
+    MAX_INTEGER,
     Assignment,
     DeadParentReport,
     Health,
@@ -40,6 +41,13 @@ log = logging.getLogger(__name__)
 MAX_BODY = 4 * 1024 * 1024
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 """Paths that need no token: they tell nothing about hosts and images."""
+
+WHY: dict[int | None, str] = {
+    404: "there is no such path in Volt's API",
+    405: "this path does not take this method",
+    413: f"a body may have {MAX_BODY} bytes",
+}
+"""What people are told instead of what werkzeug says to those who typed an address."""
 
 PROBLEM = {"content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}}
 
@@ -66,7 +74,7 @@ class NodePath(BaseModel):
 class LeaveQuery(BaseModel):
     """How a host leaves. ``dropped``: it reads by no assignment of this revision or an older one any more."""
 
-    dropped: int = Field(-1, ge=-1)
+    dropped: int = Field(-1, ge=-1, le=MAX_INTEGER)
 
 
 def create_app(coordinator: Coordinator, token: str | None = None) -> Flask:
@@ -100,6 +108,8 @@ def _observe(app: OpenAPI, coordinator: Coordinator, token: str | None) -> None:
         g.begun = time.monotonic()
         if token and request.path not in OPEN_PATHS and not token_matches(request.headers.get("Authorization"), token):
             raise errors.Unauthorized("send the token: Authorization: Bearer …")
+        if (request.content_length or 0) > MAX_BODY:  # whatever it says it is
+            raise RequestEntityTooLarge
 
     @app.after_request
     def end(response: Response) -> Response:
@@ -121,10 +131,15 @@ def _handle_errors(app: OpenAPI) -> None:
             405: errors.BadMethod,
             413: errors.TooLarge,
         }
-        problem = kinds.get(error.code, errors.BadRequest)(f"{request.method} {request.path}: {error.description}")
+        why = WHY.get(error.code, error.description)
+        problem = kinds.get(error.code, errors.BadRequest)(f"{request.method} {request.path}: {why}")
         response = _problem(problem)
         response.headers.extend((k, v) for k, v in error.get_headers() if k == "Allow")
         return response
+
+    @app.errorhandler(RecursionError)
+    def too_deep(_error: RecursionError) -> Response:
+        return _problem(errors.BadRequest("the body's JSON is nested too deeply"))
 
     @app.errorhandler(SQLAlchemyError)
     def store_down(error: SQLAlchemyError) -> Response:
@@ -224,6 +239,8 @@ def _add_operation(app: OpenAPI, volt: Coordinator) -> None:
 
 
 def _refuse(error: ValidationError) -> Response:
+    if request.method in ("POST", "PUT") and not isinstance(request.get_json(silent=True), dict):
+        raise errors.BadRequest("the body must be a JSON object, sent as application/json") from error
     raise errors.BadRequest(summary(error)) from error
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from volt import errors
+from volt.http import httpx
 from volt.models import (
     NAME_PATTERN,
     Assignment,
@@ -255,8 +255,13 @@ def _name(value: str) -> str:
 
 
 def _problem(response: httpx.Response) -> errors.VoltError:
+    """What Volt refused, in its own words; a Problem where it is of a kind that only a later version knows."""
     try:
         document = ProblemDocument.model_validate_json(response.content)
-        return PROBLEMS[document.type](document.detail, tuple(document.hosts))
-    except (ValidationError, KeyError):
+    except ValidationError:
+        document = None
+    if document is None or not document.type.startswith(errors.TYPE_PREFIX):
         return errors.BadAnswer(f"{response.request.method} {response.request.url}: status {response.status_code}")
+    problem = PROBLEMS.get(document.type, errors.Problem)(document.detail, tuple(document.hosts))
+    problem.status = document.status
+    return problem

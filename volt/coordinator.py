@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Row, and_, func, select, update
+from sqlalchemy import Row, Select, and_, func, select, update
 from sqlalchemy.orm import Session
 
 from volt.edgesecrets import edge_secret
@@ -30,7 +32,7 @@ from volt.models import (
     PublishRequest,
     TreeNode,
 )
-from volt.store import HostRow, ImageRow, Store, changing_tree, load_tree, node_table
+from volt.store import HostRow, ImageRow, Store, changing_tree, departure_table, load_tree, node_table
 from volt.tree import Node, Tree, depth, heap_children
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ HEARTBEATS_PER_SECOND = 25
 """With many hosts the interval grows, so that Volt sees no more than this."""
 LEASE_INTERVALS = 5
 """A lease lasts this many intervals at least: some heartbeats may get lost."""
+LOOKS_PER_LEASE = 10
+"""How often in a lease's time the store is asked whether it still answers."""
 
 
 def steady_clock() -> Callable[[], float]:
@@ -66,13 +70,17 @@ class Coordinator:
         now: Callable[[], float] | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        """Leases count from this moment at the earliest: while Volt was down nobody could renew one."""
+        """Leases count from this moment at the earliest: while Volt was down nobody could renew one.
+
+        ``now``: seconds since the epoch, by a clock that is never set back; revisions are made from it too.
+        """
         self.store = store
         self.metrics = metrics or Metrics()
         self._policy = policy or Policy()
         self._now = now or steady_clock()
-        self._started = self._now()
-        self._next_expiry = self._started
+        self._expiring = threading.Lock()
+        self._since = self._answered = self._next_expiry = self._now()
+        self._failures = store.failures
 
     # Hosts
 
@@ -88,7 +96,7 @@ class Coordinator:
             if row.address != address:
                 row.address = address
                 for image in _images_of(session, name):
-                    with changing_tree(session, image) as tree:
+                    with self._changing(session, image) as tree:
                         tree.readdress(name)
             return _host(row)
 
@@ -108,9 +116,8 @@ class Coordinator:
             if row is None:
                 return
             for image in _images_of(session, name):
-                with changing_tree(session, image) as tree:
+                with self._changing(session, image) as tree:
                     self._leave(tree, image, name)
-            session.flush()  # its nodes have to go before it
             session.delete(row)
             log.info("host %s removed", name)
 
@@ -124,16 +131,22 @@ class Coordinator:
         reported = {report.image: report for report in reports}
         # Nearly all heartbeats bring nothing that would be missed after a power cut.
         with self.store.write(durable=False) as session:
-            self._seen(_locked_host(session, name))
+            row = _locked_host(session, name)
+            self._seen(row)
             interval = self._interval(session)
+            lease = row.lease_s = self._lease(interval)
             stored = {row.name: row for row in session.execute(_NODES_OF.where(node_table.c.host == name))}
             for image in stored.keys() & reported.keys():
                 _note(session, name, stored[image], reported[image])
+            strays = session.execute(_left(name, reported.keys() - stored.keys())).all()
+        for image, left in strays:
+            if reported[image].revision > left:  # else it is known to have this, which needs no look at the whole tree
+                self._hear_stray(name, image, reported[image].revision)
         known = {image: reported[image].revision if image in reported else 0 for image in stored}
         news = [image for image, row in stored.items() if not row.revision <= known[image] <= row.confirmed]
         return HeartbeatAnswer(
             interval_s=interval,
-            lease_s=self._lease(interval),
+            lease_s=lease,
             assignments=[a for image in news for a in self._hear(name, image, known[image])],
             absent=sorted(reported.keys() - stored.keys()),
         )
@@ -144,25 +157,54 @@ class Coordinator:
             image = session.scalar(select(ImageRow).where(ImageRow.name == name).with_for_update())
             if image is None:
                 return []
-            with changing_tree(session, image) as tree:
+            with self._changing(session, image) as tree:
                 node = tree.hosts.get(host)
-                if node is None:  # it left a moment ago
+                if node is None or not _credible(tree, name, host, revision):  # None: it left a moment ago
                     return []
-                tree.confirm(host, revision)
-            return [self._assignment(session, image, tree, node)] if node.revision > revision else []
+                if not tree.confirm(host, revision):
+                    _warn_of_setback(name, host, revision)
+                return [self._assignment(session, image, tree, host)] if node.revision > revision else []
+
+    def _hear_stray(self, host: str, name: str, revision: int) -> None:
+        """A host without a place in the image's tree has this revision of an assignment."""
+        with self.store.write() as session:
+            image = session.scalar(select(ImageRow).where(ImageRow.name == name).with_for_update())
+            if image is None or not image.published:
+                return
+            with self._changing(session, image) as tree:
+                if host in tree.hosts or not _credible(tree, name, host, revision):
+                    return
+                if not tree.stray(host, revision):
+                    _warn_of_setback(name, host, revision)
 
     def expire(self) -> float:
-        """Evict the hosts whose lease ran out. Returns the seconds until another one can run out."""
-        now = self._now()
-        with self.store.read() as session:
-            lease = self._lease(self._interval(session))
-            alive = select(HostRow.name, HostRow.last_seen).where(HostRow.state == HostState.ALIVE)
-            seen = {name: max(last_seen, self._started) for name, last_seen in session.execute(alive)}
-        for name in sorted(seen):
-            if seen[name] < now - lease:
-                self._evict(name, now - lease)
-        self._next_expiry = min((last for last in seen.values() if last >= now - lease), default=now) + lease
-        return self._next_expiry - now
+        """Evict the hosts whose lease ran out. Returns the seconds until this should be called again.
+
+        A host's lease is the one that it was told, however many hosts there are now: by that it chose when to be heard
+        of again. Nobody is evicted before it had that time since the store answers: a transaction that failed, or a
+        longer time without a call of this, says that store or Volt were away, and nobody could renew a lease.
+        """
+        with self._expiring:
+            with self.store.write(durable=False) as session:  # a store that takes no heartbeat does not answer
+                lease = self._lease(self._interval(session))
+                alive = select(HostRow.name, HostRow.last_seen, HostRow.lease_s)
+                rows = session.execute(alive.where(HostRow.state == HostState.ALIVE)).all()
+            self._note_answer()
+            now = self._now()
+            ends = {name: self._end(last_seen, told, lease) for name, last_seen, told in rows}
+            for name in sorted(ends):
+                if ends[name] < now:
+                    self._evict(name, now, lease)
+            self._next_expiry = min((end for end in ends.values() if end >= now), default=now + lease)
+            return min(self._next_expiry - now, self._policy.lease_s / LOOKS_PER_LEASE)
+
+    def _note_answer(self) -> None:
+        """The store answers now. Did it since this was noted last? Else all leases begin anew."""
+        now, failures = self._now(), self.store.failures
+        if failures != self._failures or now - self._answered > self._policy.lease_s / 2:
+            log.warning("the store, or Volt, was away: all leases begin anew")
+            self._since = now
+        self._answered, self._failures = now, failures
 
     def _expire_if_due(self) -> None:
         if self._now() > self._next_expiry:
@@ -182,7 +224,7 @@ class Coordinator:
             self._seen(_locked_host(session, request.origin))
             image = session.scalar(select(ImageRow).where(ImageRow.name == request.name).with_for_update())
             if image is None:
-                image = ImageRow(name=request.name, revision=0, published=False)
+                image = ImageRow(name=request.name, revision=0, begun=0, published=False)
                 session.add(image)
             new = not image.published
             if new:
@@ -191,7 +233,7 @@ class Coordinator:
                 log.info("image %s published by %s", request.name, request.origin)
             elif (image.size, image.digest) != (request.size, request.digest):
                 raise ImageConflict(f"image {request.name} is published with digest {image.digest}, size {image.size}")
-            with changing_tree(session, image) as tree:
+            with self._changing(session, image) as tree:
                 _add_origin(tree, request)
             return _image(image, tree), new
 
@@ -220,7 +262,7 @@ class Coordinator:
         """
         with self.store.write() as session:
             image = _published(session, name, lock=True)
-            with changing_tree(session, image) as tree:
+            with self._changing(session, image) as tree:
                 users = tuple(tree.slots[slot].host for slot in range(1, tree.last + 1))
                 if users:
                     raise ImageInUse(f"image {name} is in use by {', '.join(users)}", users)
@@ -262,9 +304,9 @@ class Coordinator:
         with self.store.write() as session:
             self._seen(_locked_host(session, host))
             image = _published(session, name, lock=True)
-            with changing_tree(session, image) as tree:
-                node = tree.join(host)
-            return self._assignment(session, image, tree, node)
+            with self._changing(session, image) as tree:
+                tree.join(host)
+                return self._assignment(session, image, tree, host)
 
     def leave(self, name: str, host: str, dropped: int = -1) -> None:
         """Give a place up. ``dropped``: as for Tree.leave.
@@ -276,7 +318,7 @@ class Coordinator:
             image = session.scalar(select(ImageRow).where(ImageRow.name == name).with_for_update())
             if image is None:
                 return
-            with changing_tree(session, image) as tree:
+            with self._changing(session, image) as tree:
                 if host in tree.hosts:
                     self._leave(tree, image, host, dropped)
 
@@ -291,13 +333,19 @@ class Coordinator:
         self._expire_if_due()
         with self.store.write() as session:
             image = _published(session, name, lock=True)
-            with changing_tree(session, image) as tree:
+            with self._changing(session, image) as tree:
                 if report.reporter not in tree.hosts:
                     raise NodeUnknown(f"host {report.reporter} is not in the tree of image {name}")
                 tree.suspect(report.reporter, report.dead)
-            return self._assignment(session, image, tree, tree.hosts[report.reporter])
+                return self._assignment(session, image, tree, report.reporter)
 
-    def _assignment(self, session: Session, image: ImageRow, tree: Tree, node: Node) -> Assignment:
+    def _changing(self, session: Session, image: ImageRow) -> AbstractContextManager[Tree]:
+        """The tree, to change it. Revisions count milliseconds at least: a store that is set back gives none again."""
+        return changing_tree(session, image, floor=int(self._now() * 1000))
+
+    def _assignment(self, session: Session, image: ImageRow, tree: Tree, host: str) -> Assignment:
+        """What a host is told now."""
+        node = tree.tell(host)
         parents = tree.parents(node)
         query = select(HostRow.name, HostRow.address).where(HostRow.name.in_(parents))
         addresses = dict(session.execute(query).all())
@@ -325,15 +373,20 @@ class Coordinator:
     def _lease(self, interval: float) -> float:
         return max(self._policy.lease_s, LEASE_INTERVALS * interval)
 
-    def _evict(self, name: str, seen_before: float) -> None:
+    def _end(self, last_seen: float, told: float | None, lease: float) -> float:
+        """When the lease of a host runs out. ``told``: the one that it was told; ``lease``: that of now."""
+        return max(last_seen, self._since) + (lease if told is None else told)
+
+    def _evict(self, name: str, now: float, lease: float) -> None:
         with self.store.write() as session:
             row = session.get(HostRow, name, with_for_update={"key_share": True})
-            if row is None or row.state is HostState.LOST or row.last_seen >= seen_before:
+            self._note_answer()  # this transaction may have waited for long
+            if row is None or row.state is HostState.LOST or self._end(row.last_seen, row.lease_s, lease) >= now:
                 return
             row.state = HostState.LOST
             log.warning("the lease of host %s ran out", name)
             for image in _images_of(session, name):
-                with changing_tree(session, image) as tree:
+                with self._changing(session, image) as tree:
                     if tree.hosts[name].slot > 0:
                         self._leave(tree, image, name)
                     else:
@@ -341,7 +394,7 @@ class Coordinator:
 
     def _leave(self, tree: Tree, image: ImageRow, host: str, dropped: int = -1) -> None:
         if [origin.host for origin in tree.origins] == [host]:
-            raise OriginNeeded(f"host {host} is the last origin of image {image.name}")
+            raise OriginNeeded(f"host {host} is the last origin of image {image.name}: remove the image instead")
         if tree.leave(host, dropped):
             self.metrics.moves.inc()
         log.info("host %s left the tree of image %s", host, image.name)
@@ -361,6 +414,32 @@ def _images_of(session: Session, host: str) -> list[ImageRow]:
     """The images in whose tree a host is, locked."""
     mine = select(ImageRow).join(node_table).where(node_table.c.host == host)
     return list(session.scalars(mine.order_by(ImageRow.id).with_for_update(of=ImageRow)))
+
+
+def _left(host: str, names: Collection[str]) -> Select[str, int]:
+    """Those of these images that are published, each with the revision at which the host left it; 0 if it did not."""
+    here = and_(departure_table.c.image_id == ImageRow.id, departure_table.c.host == host)
+    left = func.coalesce(departure_table.c.revision, 0)
+    query = select(ImageRow.name, left).outerjoin(departure_table, here)
+    return query.where(ImageRow.name.in_(names), ImageRow.published)
+
+
+def _warn_of_setback(image: str, host: str, revision: int) -> None:
+    log.warning(
+        "image %s: host %s has revision %d, which this database has not given: it was set back to an old copy. "
+        "All hosts read from the origins until they have confirmed new parents",
+        image,
+        host,
+        revision,
+    )
+
+
+def _credible(tree: Tree, image: str, host: str, revision: int) -> bool:
+    """Whether the host can have this revision. If not, that is its fault, and what it says of the image is ignored."""
+    credible = tree.credible(revision)
+    if not credible:
+        log.warning("image %s: host %s says that it has revision %d, which nobody can have", image, host, revision)
+    return credible
 
 
 def _published(session: Session, name: str, lock: bool = False) -> ImageRow:

@@ -53,10 +53,13 @@ class TokenFileUnusable(VoltError):
 
 
 class Problem(VoltError):
-    """Volt refused a request. ``detail`` says why, for people; ``hosts`` names the hosts concerned, if any."""
+    """Volt refused a request. ``detail`` says why, for people; ``hosts`` names the hosts concerned, if any.
+
+    Of this very class where only a later version knows the kind; its ``status`` says then whether Volt refused (4xx).
+    """
 
     slug: ClassVar[str] = "problem"
-    status: ClassVar[int] = 500
+    status: int = 500
     title: ClassVar[str] = "Problem"
 
     def __init__(self, detail: str, hosts: tuple[str, ...] = ()) -> None:

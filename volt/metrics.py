@@ -23,6 +23,10 @@ class Metrics:
         self.heartbeats = Counter("volt_heartbeats", "Heartbeats received", registry=self.registry)
         self.reports = Counter("volt_reports", "Reports of dead parents received", registry=self.registry)
         self.moves = Counter("volt_moves", "Nodes moved into the place of another one", registry=self.registry)
+        self.deaths = Counter(
+            "volt_thread_deaths", "Faults that ended a thread, which began again", ["thread"], registry=self.registry
+        )
+        self.deaths.labels("leases")
         self.requests = Histogram(
             "volt_request_seconds",
             "Time to answer a request",
@@ -54,7 +58,7 @@ class StoreCollector(Collector):
         n = node_table.c
         with self._store.read() as session:
             counted = dict(session.execute(select(HostRow.state, func.count()).group_by(HostRow.state)).all())
-            for state in HostState:
+            for state in (HostState.ALIVE, HostState.LOST):
                 hosts.add_metric([state], counted.get(state, 0))
             by_state = select(ImageRow.name, n.state, func.count()).join(node_table).group_by(ImageRow.name, n.state)
             for image, node_state, count in session.execute(by_state):

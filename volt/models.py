@@ -1,5 +1,8 @@
 """What goes over Volt's API: the one description that the server validates with and the client returns.
 
+Agent and Volt may be one minor version apart, both ways: fields that one of them does not know are ignored, in requests
+and in answers, and a state that a client does not know is ``unknown`` to it. A new field has a default.
+
 Sizes are bytes, times are UTC, durations are seconds.
 """
 
@@ -7,7 +10,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -38,20 +41,32 @@ Size = Annotated[int, Field(gt=0, le=MAX_INTEGER, multiple_of=512, description="
 Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 
 
-class HostState(StrEnum):
-    """``lost``: its lease ran out and it left all trees. Its next heartbeat makes it ``alive``."""
+class _State(StrEnum):
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        """A word of a later version."""
+        return cls("unknown") if isinstance(value, str) else None
+
+
+class HostState(_State):
+    """``lost``: its lease ran out and it left all trees. Its next heartbeat makes it ``alive``.
+
+    ``unknown``: a client's word for a state of a later version. Volt never says it.
+    """
 
     ALIVE = "alive"
     LOST = "lost"
+    UNKNOWN = "unknown"
 
 
-class NodeState(StrEnum):
+class NodeState(_State):
     """How far a host's place in a tree is confirmed by that host, and so whether others may read from it.
 
     ``joining`` (may be read from): new, not confirmed yet. ``ready`` (may be read from): confirmed.
     ``moving``: got another slot and has not confirmed that it reads only from its new parents.
     ``returning``: was in the tree before, and some node may still read from it by an old list.
     ``suspect``: a child reported it dead. ``lost``: an origin whose lease ran out.
+    ``unknown``: a client's word for a state of a later version. Volt never says it.
     """
 
     JOINING = "joining"
@@ -60,10 +75,11 @@ class NodeState(StrEnum):
     RETURNING = "returning"
     SUSPECT = "suspect"
     LOST = "lost"
+    UNKNOWN = "unknown"
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
 
 class _Answer(BaseModel):
@@ -222,7 +238,7 @@ class ImageTree(_Answer):
 
 
 class ProblemDocument(BaseModel):
-    """An error (RFC 9457). ``hosts`` names the hosts concerned, if any."""
+    """An error (RFC 9457). ``detail`` says what is wrong, for people; ``hosts`` names the hosts concerned, if any."""
 
     type: str
     title: str

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import waitress
+from sqlalchemy.exc import SQLAlchemyError
 
 from volt.api import MAX_BODY, create_app
 from volt.coordinator import Coordinator, Policy
@@ -69,11 +70,11 @@ def _run(listener: socket.socket, coordinator: Coordinator, token: str | None, a
         threads=THREADS,
         connection_limit=_allow_connections(),
         asyncore_use_poll=True,
-        max_request_body_size=MAX_BODY,
+        max_request_body_size=2 * MAX_BODY,  # what is above MAX_BODY the application refuses in its own words
         ident="volt",
     )
     stopping = threading.Event()
-    expiry = threading.Thread(target=_expire, args=(coordinator, stopping), name="leases", daemon=True)
+    expiry = threading.Thread(target=let_leases_run_out, args=(coordinator, stopping), name="leases", daemon=True)
     expiry.start()
     signal.signal(signal.SIGTERM, _stop)
     announce(_url(listener))
@@ -89,14 +90,18 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _expire(coordinator: Coordinator, stopping: threading.Event) -> None:
+def let_leases_run_out(coordinator: Coordinator, stopping: threading.Event) -> None:
+    """Until ``stopping``. A database that is away comes back; what a fault ends begins again, and metrics count it."""
     wait = 0.0
     while not stopping.wait(wait):
+        wait = 1.0
         try:
             wait = max(0.1, coordinator.expire())
-        except Exception:  # a database that is away comes back; leases must go on then
+        except SQLAlchemyError as error:
+            log.error("cannot let leases run out; trying again: %s", error)
+        except Exception:
+            coordinator.metrics.deaths.labels("leases").inc()
             log.exception("cannot let leases run out; trying again")
-            wait = 1.0
 
 
 def _check(policy: Policy) -> None:

@@ -43,7 +43,7 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from volt.errors import StoreUnusable
@@ -69,7 +69,7 @@ class Base(DeclarativeBase):
 
 
 class HostRow(Base):
-    """A registered host. ``last_seen``: seconds since the epoch."""
+    """A registered host. ``last_seen``: seconds since the epoch. ``lease_s``: the lease it was told last, if any."""
 
     __tablename__ = "hosts"
 
@@ -77,6 +77,7 @@ class HostRow(Base):
     address: Mapped[str] = mapped_column(String(512))
     state: Mapped[HostState] = mapped_column(_words(HostState), index=True)
     last_seen: Mapped[float] = mapped_column(Float(53))
+    lease_s: Mapped[float | None] = mapped_column(Float(53))
 
 
 class ImageRow(Base):
@@ -94,6 +95,7 @@ class ImageRow(Base):
     digest: Mapped[str] = mapped_column(String(71))
     fanout: Mapped[int] = mapped_column(Integer)
     revision: Mapped[int] = mapped_column(BigInteger)
+    begun: Mapped[int] = mapped_column(BigInteger, default=0)
 
 
 # The columns bear the names of the fields of the tree's own classes, which know of no database. They are not mapped: a
@@ -108,6 +110,7 @@ node_table = Table(
     Column("revision", BigInteger, nullable=False),
     Column("awaited", BigInteger, nullable=False),
     Column("confirmed", BigInteger, nullable=False),
+    Column("told", BigInteger, nullable=False),
     Column("returned", BigInteger),
     Column("fetched_bytes", BigInteger, nullable=False),
     Column("parent", NAME),
@@ -150,6 +153,8 @@ class Store:
         if self._is_sqlite:
             event.listen(self._engine, "connect", _prepare_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
+        self.failures = 0
+        """How many transactions the database could not do: who finds more than before knows that it was away."""
         self._writers = {durable: self._engine.execution_options(volt_durable=durable) for durable in (True, False)}
         try:
             self.edge_key = self._upgrade()
@@ -173,13 +178,18 @@ class Store:
 
         What is not ``durable`` may be lost when the power fails (never when Volt dies), and does not wait for the disk.
         """
-        with self._line, Session(self._writers[durable], autoflush=False) as session, session.begin():
+        with (
+            self._counting_failures(),
+            self._line,
+            Session(self._writers[durable], autoflush=False) as session,
+            session.begin(),
+        ):
             yield session
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """One transaction that changes nothing."""
-        with Session(self._engine) as session:
+        with self._counting_failures(), Session(self._engine) as session:
             yield session
 
     def check(self) -> None:
@@ -190,6 +200,15 @@ class Store:
         """
         with self.read() as session:
             session.execute(text("SELECT 1"))
+
+    @contextmanager
+    def _counting_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:  # a statement that the database refuses says that it is there
+            if isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated:
+                self.failures += 1
+            raise
 
     def _upgrade(self) -> bytes:
         """Make the tables what they should be. Returns the key in them."""
@@ -247,23 +266,25 @@ def load_tree(session: Session, image: ImageRow) -> Tree:
 
 
 @contextmanager
-def changing_tree(session: Session, image: ImageRow) -> Iterator[Tree]:
-    """The tree of an image whose row is new or locked; what is done to the tree is stored."""
+def changing_tree(session: Session, image: ImageRow, floor: int = 0) -> Iterator[Tree]:
+    """The tree of an image whose row is new or locked; what is done to the tree is stored. ``floor``: as for Tree."""
     session.flush()
     nodes, departures = _rows(session, node_table, image), _rows(session, departure_table, image)
-    tree = _tree(image, nodes, departures)
+    tree = _tree(image, nodes, departures, floor)
     yield tree
-    image.revision = tree.revision
+    image.revision, image.begun = tree.revision, tree.begun
     _store(session, node_table, image, nodes, _as_rows(tree.hosts, NODE_FIELDS))
     _store(session, departure_table, image, departures, _as_rows(tree.departures, DEPARTURE_FIELDS))
 
 
-def _tree(image: ImageRow, nodes: Rows, departures: Rows) -> Tree:
+def _tree(image: ImageRow, nodes: Rows, departures: Rows, floor: int = 0) -> Tree:
     return Tree(
         image.fanout,
         image.revision,
         [Node(*row) for row in nodes.values()],
         [Departure(*row) for row in departures.values()],
+        image.begun,
+        floor,
     )
 
 

@@ -26,6 +26,25 @@ from a node to an offered node with a smaller slot, whose reach does not hold th
   read from these in turn. If there is nobody, and the host itself had dropped all parents, it is new again.
 - *Origins* never read, so any order among them is safe. A host that publishes must not read from the tree any more.
 
+A store that was set back to an old copy ends what was known: hosts read by lists of a history that the store has lost.
+This tree has not given those lists and must not believe in them. So:
+
+- *Numbers.* A revision is at least ``floor``, a number that grows with time. What is given after the store was set back
+  has a greater revision than anything that was given before: hosts follow it, and no number is given twice.
+- *Word.* A host is believed only when it names the very revision that it was told last (``told``). A smaller one came
+  late, or was lost: it says nothing, and the host is told a newer one now.
+- *Alarm.* A host in the tree names a greater revision than it was told, or one outside names one that it was not given
+  before it left: the store was set back (or is new: that is the oldest copy of all). From then on all nodes are
+  ``moving`` and may read by any list, and so may all hosts that are known to have left. The argument begins anew: only
+  origins are offered; a node is offered when it confirmed a list from after the alarm, and all that it reaches by that
+  have done so before it.
+- *Strays.* A host that has a list and no place here says so before it asks for one. An agent does: it learns that it
+  has no place from the answer to its heartbeat. If this tree has not given the list, the host counts as one that left
+  now. A list from before the last alarm (``begun``) is no reason for another one.
+
+Until the first host speaks that has such a list, nobody can know of it: what is added meanwhile may make a loop with
+what was lost. It ends when the hosts follow what they are told after the alarm.
+
 Whether a host lives has no part in this. A node that is reported dead is not offered (``suspect``) until it confirms
 an assignment made after the report. Origins are always offered as the last resort, in whatever state: a list is never
 empty.
@@ -41,14 +60,20 @@ from volt.models import NodeState
 
 OFFERED = frozenset({NodeState.JOINING, NodeState.READY})
 
+FAR = 2**42
+"""No revision is this far above those that are given now, be the store set back. In milliseconds these are 139 years:
+more than passed since 1970, which is where a clock may stand that was never set.
+"""
+
 
 @dataclass(eq=False)
 class Node:
     """A host's place in one tree.
 
     ``revision``: of its newest assignment. ``awaited``: the revision that it has to confirm to be settled, that is, of
-    its newest list of parents. ``confirmed``: the newest one that it confirmed. ``returned``: the revision at which the
-    host left the tree before, while somebody may still read from it by a list from before that.
+    its newest list of parents. ``confirmed``: the newest one that it confirmed. ``told``: the newest one that it was
+    told. ``returned``: the revision at which the host left the tree before, while somebody may still read from it by a
+    list from before that.
     """
 
     host: str
@@ -57,6 +82,7 @@ class Node:
     revision: int
     awaited: int
     confirmed: int
+    told: int
     returned: int | None = None
     fetched_bytes: int = 0
     parent: str | None = None
@@ -122,11 +148,23 @@ class Tree:
     """One image's tree. Each change raises ``revision`` and stamps the nodes whose parents or children changed."""
 
     def __init__(
-        self, fanout: int, revision: int = 0, nodes: Iterable[Node] = (), departures: Iterable[Departure] = ()
+        self,
+        fanout: int,
+        revision: int = 0,
+        nodes: Iterable[Node] = (),
+        departures: Iterable[Departure] = (),
+        begun: int = 0,
+        floor: int = 0,
     ) -> None:
-        """Take over what is stored: the tree changes these nodes and departures in place."""
+        """Take over what is stored: the tree changes these nodes and departures in place.
+
+        ``begun``: the revision of the last alarm. ``floor``: revisions that are given from now on are at least this; it
+        has to grow with time.
+        """
         self.fanout = fanout
         self.revision = revision
+        self.begun = begun
+        self.floor = floor
         self.hosts = {node.host: node for node in nodes}
         self.slots = {node.slot: node for node in self.hosts.values()}
         self.departures = {departure.host: departure for departure in departures}
@@ -163,7 +201,7 @@ class Tree:
     def publish(self, host: str) -> Node:
         """Add an origin. It must not be in the tree."""
         self.departures.pop(host, None)
-        node = Node(host, -len(self.origins), NodeState.JOINING, 0, 0, self.revision)
+        node = Node(host, -len(self.origins), NodeState.JOINING, 0, 0, self.revision, self.revision)
         with self._change(self._all_slots()) as must_confirm:
             self._place(node)
             must_confirm.append(node)
@@ -179,7 +217,7 @@ class Tree:
                 must_confirm.append(self.hosts[host])
             return self.hosts[host]
         left = self.departures.pop(host, None)
-        node = Node(host, self.last + 1, NodeState.JOINING, 0, 0, self.revision)
+        node = Node(host, self.last + 1, NodeState.JOINING, 0, 0, self.revision, self.revision)
         if left and not (left.dropped and not self._still_followed(host, left.revision)):
             node.state, node.returned = NodeState.RETURNING, left.revision
             node.confirmed = self.revision if left.dropped else 0
@@ -203,22 +241,46 @@ class Tree:
         self._release()
         return mover is not node
 
-    def confirm(self, host: str, revision: int) -> None:
-        """A host reads only from the parents of this assignment or of newer ones.
+    def tell(self, host: str) -> Node:
+        """The node of a host that is told its assignment now: from now on it may confirm this revision and no other."""
+        node = self.hosts[host]
+        node.told = node.revision
+        return node
 
-        A revision from the future means that the store was set back to an old copy: go on above it and believe nothing.
+    def credible(self, revision: int) -> bool:
+        """Whether this revision may ever have been given, if only in a history that the store has lost."""
+        return revision <= max(self.revision, self.floor) + FAR
+
+    def confirm(self, host: str, revision: int) -> bool:
+        """A host reads only from the parents of this assignment or of newer ones. It is believed if it was told so.
+
+        Returns False when it cannot have been told so: the store was set back, and nothing is believed any more.
         """
         node = self.hosts[host]
-        if revision > self.revision:
-            self.revision = revision
-            with self._change(()) as must_confirm:
-                must_confirm.append(node)
-            return
-        node.confirmed = max(node.confirmed, revision)
-        if node.settled and node.state not in (NodeState.READY, NodeState.RETURNING):
-            with self._change(self._affected(node)):
-                node.state = NodeState.READY if node.returned is None else NodeState.RETURNING
-        self._release()
+        if revision > node.told:
+            self._begin_anew(revision)
+            return False
+        if revision == node.told:
+            node.confirmed = revision
+            if node.settled and node.state not in (NodeState.READY, NodeState.RETURNING):
+                with self._change(self._affected(node)):
+                    node.state = NodeState.READY if node.returned is None else NodeState.RETURNING
+            self._release()
+        return True
+
+    def stray(self, host: str, revision: int) -> bool:
+        """A host that has no place says that it has an assignment of this revision.
+
+        Returns False when it was not given that before it left: the store was set back, nothing is believed any more.
+        """
+        left = self.departures.get(host)
+        if revision <= (left.revision if left else 0):
+            return True
+        known = revision <= self.begun
+        if not known:
+            self._begin_anew(revision)
+        self.departures[host] = Departure(host, self.revision, 0, dropped=False)
+        return known
 
     def suspect(self, reporter: str, dead: str) -> None:
         """A child says that its parent is dead. Nothing happens if it is not its parent any more."""
@@ -236,9 +298,29 @@ class Tree:
 
     def readdress(self, host: str) -> None:
         """A host's address changed: all who may read from it have to learn the new one."""
-        self.revision += 1
+        self.revision = self._next
         for child in self.children(self.hosts[host]):
             self.hosts[child].revision = self.revision
+
+    @property
+    def _next(self) -> int:
+        """The revision of the next change."""
+        return max(self.revision + 1, self.floor)
+
+    def _begin_anew(self, revision: int) -> None:
+        """Some host has a list of this revision from a history that the store has lost; so may all others."""
+        self.revision = max(self.revision, revision)
+        with self._change(self._all_slots()) as must_confirm:
+            for node in self.hosts.values():
+                node.confirmed = 0
+                if node.slot > 0:
+                    node.state, node.returned = NodeState.MOVING, None
+            must_confirm.extend(self.hosts.values())
+        for node in self.hosts.values():
+            node.told = self.revision
+        self.begun = self.revision
+        for left in self.departures.values():
+            left.revision, left.confirmed, left.dropped = self.revision, 0, False
 
     def _doubt(self, node: Node, state: NodeState) -> None:
         with self._change(self._affected(node)) as must_confirm:
@@ -269,7 +351,7 @@ class Tree:
 
     def _remove(self, node: Node) -> None:
         del self.slots[node.slot], self.hosts[node.host]
-        left = self.revision + 1
+        left = self._next
         confirmed = left if node.settled else node.confirmed
         self.departures[node.host] = Departure(node.host, left, confirmed, dropped=False)
 
@@ -298,7 +380,7 @@ class Tree:
         must_confirm += [self.hosts[host] for host in rerouted if host in self.hosts]
         if not must_confirm and not regained:
             return
-        self.revision += 1
+        self.revision = self._next
         for host in regained & self.hosts.keys():
             self.hosts[host].revision = self.revision
         for node in must_confirm:

@@ -15,6 +15,7 @@ COLOURS = {
     NodeState.RETURNING: "yellow",
     NodeState.SUSPECT: "red",
     NodeState.LOST: "red",
+    NodeState.UNKNOWN: "magenta",
 }
 
 

@@ -32,13 +32,13 @@ def main() -> None:
             else:
                 agent.gc()
             seconds = time.monotonic() - began
-            images = [] if what == "create" else [image["image"] for image in agent.status()["images"]]
+            images = [] if what == "create" else [image.name for image in agent.status().images]
             print(json.dumps({"seconds": seconds, "images": images}), flush=True)
 
 
 def create(agent: AgentClient, vm: str, image: str, number: int) -> None:
     """Make a disk and read a block of it past the page cache. Raises VirtmanError, OSError, ValueError."""
-    disk = agent.create(vm, image)["path"]
+    disk = agent.create(vm, image).disk.path
     buffer = mmap.mmap(-1, BLOCK)
     fd = os.open(disk, os.O_RDONLY | os.O_DIRECT)
     try:

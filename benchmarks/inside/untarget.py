@@ -7,7 +7,7 @@ import sys
 
 import rtslib_fb
 
-from drivers.iscsinames import target_name
+from drivers.iscsi.names import target_name
 
 
 def main(image: str) -> None:

@@ -16,7 +16,7 @@ _PATIENCE, _PAUSE = 120.0, 0.5
 
 def create(agent: AgentClient, image: str, vms: list[str]) -> list[str]:
     """Make disks, one after the other."""
-    return [agent.create(vm, image)["path"] for vm in vms]
+    return [agent.create(vm, image).disk.path for vm in vms]
 
 
 def forget(agent: AgentClient, vms: list[str]) -> list[str]:
@@ -26,7 +26,7 @@ def forget(agent: AgentClient, vms: list[str]) -> list[str]:
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
         agent.gc()
-        if not agent.status()["images"]:
+        if not agent.status().images:
             return []
         time.sleep(_PAUSE)
     raise TimeoutError(f"an image is still here after {_PATIENCE:.0f} s")

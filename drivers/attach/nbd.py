@@ -22,14 +22,16 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
-from drivers import nbdprobe
+from drivers.attach.routes import Routes, origin_file
 from drivers.base import Device, Endpoint, Existing, Image, LostParent, Parent, PathState, PathStatus, Place
+from drivers.door import door
 from drivers.errors import NoParents, NotServing, ProtocolViolated
-from drivers.export.nbd import RECONNECT_DELAY, socket_of
+from drivers.host.watch import Watch
 from drivers.names import fitting
-from drivers.nbdhold import HoldingServer
+from drivers.nbd import probe as nbdprobe
+from drivers.nbd.endpoints import RECONNECT_DELAY, client_node, socket_of
+from drivers.nbd.hold import HoldingServer
 from drivers.needs import Needs
-from drivers.routes import Routes, origin_file
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +48,16 @@ _FIRST_RETRY = 0.05
 _LAST_RETRY = 1.0
 
 
+@door
 class NbdAttach:
     """Routes to parents as symlinks in ``<run>/parent``."""
 
     needs = Needs()
 
-    def __init__(self, place: Place, *, lost: LostParent) -> None:
+    def __init__(self, place: Place, *, lost: LostParent, greeting_wait: float = GREETING_WAIT) -> None:
         self._folder = place.run / "parent"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lost = lost
+        self._lost, self._greeting_wait = lost, greeting_wait
         self._routes: Routes[_Route] = Routes()
 
     def origin(self, image: Image, file: Path) -> Device:
@@ -73,7 +76,7 @@ class NbdAttach:
         """
         route = self._routes.find(image.name)
         if route is None:
-            route = self._routes.add(image.name, _Route(self._folder, image, parents, self._lost))
+            route = self._routes.add(image.name, _Route(self._folder, image, parents, self._lost, self._greeting_wait))
         else:
             route.follow(parents)
         return Device(size=image.size, node=_node(route.path, image.key))
@@ -113,7 +116,7 @@ class NbdAttach:
         self._routes.close()
 
 
-def _node(path: Path, export: str) -> dict[str, object]:
+def _node(path: Path, key: str) -> dict[str, object]:
     """Reads the parent behind ``path`` and says that every range holds data, without asking the parent.
 
     QEMU's NBD server asks for the block status of what it is about to read, and sends ranges of zeros without reading
@@ -121,14 +124,8 @@ def _node(path: Path, export: str) -> dict[str, object]:
     not read them with its parents gone. The quorum of one child answers "data" when its child cannot tell, which
     blkdebug makes sure of. (QEMU: nbd_co_send_sparse_read in nbd/server.c, quorum_co_block_status in block/quorum.c)
     """
-    parent = {
-        "driver": "nbd",
-        "server": {"type": "unix", "path": str(path)},
-        "export": export,
-        "reconnect-delay": RECONNECT_DELAY,
-        # A daemon that starts before its parent waits for it; who starts the daemon limits that.
-        "open-timeout": RECONNECT_DELAY,
-    }
+    # A daemon that starts before its parent waits for it; who starts the daemon limits that.
+    parent = client_node(path, key, open_timeout=RECONNECT_DELAY)
     return {
         "driver": "quorum",
         "read-only": True,
@@ -151,20 +148,27 @@ class _Route:
     begins when daemons of the earlier ones may hold on to another parent: connected to it, or waiting at its socket.
     """
 
-    def __init__(self, folder: Path, image: Image, parents: Sequence[Parent], lost: LostParent) -> None:
-        self._folder, self._image, self._lost = folder, image, lost
+    def __init__(
+        self, folder: Path, image: Image, parents: Sequence[Parent], lost: LostParent, greeting_wait: float
+    ) -> None:
+        self._folder, self._image, self._lost, self._greeting_wait = folder, image, lost, greeting_wait
         self._sockets = _sockets(image, parents)
         self._lock = threading.Lock()
         self._revision = 0  # counts the lists of parents
         self._alive = True
-        self._stopped = False
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._generation = max(self._generations(), default=0)
-        self._parent = self._resume() or self._first_listening() or parents[0]
-        self._held_by: Parent | None = self._parent
-        self._point(self._sockets[self._parent])
-        self._thread = threading.Thread(target=self._watch, name=f"parent-of-{image.name}", daemon=True)
-        self._thread.start()
+        self._parent = self._resume() or _first_listening(self._sockets) or parents[0]
+        self._held = {self._parent}
+        """The parents that a daemon may hold on to: more than one after a move that failed."""
+        self._point(self._sockets[self._parent], self._generation)
+        self._stopped = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = Watch(f"parent-of-{image.name}", self._watch, self._stopped)
+        try:
+            self._thread.start()
+        except BaseException:
+            os.close(self._wake)
+            raise
 
     @property
     def path(self) -> Path:
@@ -175,12 +179,13 @@ class _Route:
         """See NbdAttach.update."""
         sockets = _sockets(self._image, parents)
         with self._lock:
-            if list(sockets) == list(self._sockets):
+            if list(sockets) == list(self._sockets) and len(self._held) < 2:
                 return False
-            self._sockets = sockets
-            self._revision += 1
             kept = self._parent if self._parent in sockets else parents[0]
-            moved = self._move(self._first_listening() or kept)
+            parent = _first_listening(sockets) or kept
+            moved = self._move(parent, sockets[parent])
+            self._sockets = sockets  # only now: a move that fails is tried again with the same list
+            self._revision += 1
         os.eventfd_write(self._wake, 1)
         return moved
 
@@ -193,7 +198,7 @@ class _Route:
 
     def close(self) -> None:
         """Stop watching; the symlinks stay. Not to be called from the LostParent callback."""
-        self._stopped = True
+        self._stopped.set()
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         os.close(self._wake)
@@ -219,31 +224,34 @@ class _Route:
         self._generation += 1  # a running daemon holds on to a parent that is not wanted any more
         return None
 
-    def _move(self, parent: Parent) -> bool:
+    def _move(self, parent: Parent, path: Path) -> bool:
         """Read from ``parent`` from now on. True if a daemon may hold on to another one."""
-        held_elsewhere = self._held_by not in {None, parent}
+        held_elsewhere = not self._held <= {parent}
+        generation = self._generation + held_elsewhere
+        self._held |= {parent}
+        self._point(path, generation)
         if parent != self._parent:
             log.info("image %s: reads from parent %s now, not %s", self._image.name, parent.host, self._parent.host)
-        self._generation += held_elsewhere
-        self._parent = self._held_by = parent
-        self._point(self._sockets[parent])
+        self._generation, self._parent, self._held = generation, parent, {parent}
         return held_elsewhere
 
-    def _point(self, target: Path) -> None:
-        """Point the symlinks of all generations at ``target``, each in one step."""
+    def _point(self, target: Path, newest: int) -> None:
+        """Point the symlinks of all generations at ``target``, each in one step.
+
+        The newest first: if the next one fails, who starts anew still sees that a generation has begun.
+        """
         fresh = self._folder / f"{self._image.name}.new.sock"
-        for generation in {*self._generations(), self._generation}:
+        for generation in sorted({*self._generations(), newest}, reverse=True):
             fresh.unlink(missing_ok=True)
             fresh.symlink_to(target)
             fresh.rename(self._link(generation))
 
-    def _first_listening(self) -> Parent | None:
-        return next((parent for parent, path in self._sockets.items() if nbdprobe.listens(path)), None)
-
     # The thread
 
     def _watch(self) -> None:
-        while not self._stopped:
+        with self._lock:  # if this thread has died in the waiting room, the route still leads there
+            self._point(self._sockets[self._parent], self._generation)
+        while not self._stopped.is_set():
             with self._lock:
                 parent, path = self._parent, self._sockets[self._parent]
             try:
@@ -288,7 +296,7 @@ class _Route:
         while (left := deadline - time.monotonic()) > 0:
             ready = [fd for fd, _ in poller.poll(left * 1000)]
             self._drain_wake()
-            if self._stopped or self._parent != parent:
+            if self._stopped.is_set() or self._parent != parent:
                 return _News.RELEASED
             if connection.fileno() in ready:
                 return _News.READABLE
@@ -308,11 +316,13 @@ class _Route:
     def _fail_over(self, lost: Parent, path: Path) -> None:
         """Stay with a parent that serves again soon, else go to the first other one that serves."""
         with self._lock:
+            if self._parent != lost:
+                return  # a new list has led elsewhere meanwhile
             revision, sockets = self._revision, self._sockets
             self._alive = False
             # A socket that its agent holds open without a daemon behind it takes our daemon's next connection, too.
-            self._held_by = lost if nbdprobe.listens(path) else None
-            held = self._held_by is not None
+            held = nbdprobe.listens(path)
+            self._held = self._held | {lost} if held else self._held - {lost}
         others = {parent: other for parent, other in sockets.items() if parent != lost}
         found = (self._first_serving({lost: path}) if held else None) or self._first_serving(others)
         if found is not None:
@@ -332,7 +342,7 @@ class _Route:
         log.warning("image %s: no parent serves; reads wait", self._image.name)
         pause = _FIRST_RETRY
         with self._waiting_room():
-            while not self._stopped:
+            while not self._stopped.is_set():
                 with self._lock:
                     revision, sockets = self._revision, self._sockets
                 found = self._first_serving(sockets)
@@ -349,7 +359,7 @@ class _Route:
         path = fitting(self._folder / f"{self._image.name}.wait")
         with HoldingServer(path, self._image.size):
             with self._lock:
-                self._point(path)
+                self._point(path, self._generation)
             yield
 
     def _pause(self, seconds: float) -> None:
@@ -359,14 +369,14 @@ class _Route:
         self._drain_wake()
 
     def _first_serving(self, sockets: Mapping[Parent, Path]) -> Parent | None:
-        """The first parent that serves the image; waits up to GREETING_WAIT for any of them."""
+        """The first parent that serves the image; waits up to ``greeting_wait`` seconds for any of them."""
         with contextlib.ExitStack() as stack:
             waiting: dict[Parent, socket.socket] = {}
             for parent, path in sockets.items():
                 with contextlib.suppress(NotServing):
                     waiting[parent] = stack.enter_context(nbdprobe.knock(path))
-            deadline = time.monotonic() + GREETING_WAIT
-            while waiting and not self._stopped and (left := deadline - time.monotonic()) > 0:
+            deadline = time.monotonic() + self._greeting_wait
+            while waiting and not self._stopped.is_set() and (left := deadline - time.monotonic()) > 0:
                 poller = select.poll()
                 for sock in waiting.values():
                     poller.register(sock, select.POLLIN)
@@ -383,9 +393,9 @@ class _Route:
     def _settle(self, found: Parent, revision: int) -> bool:
         """Read from ``found``, unless a new list of parents has come meanwhile."""
         with self._lock:
-            if revision == self._revision and not self._stopped:
+            if revision == self._revision and not self._stopped.is_set():
                 self._alive = True
-                self._move(found)
+                self._move(found, self._sockets[found])
                 return True
         return False
 
@@ -413,6 +423,10 @@ def _sockets(image: Image, parents: Sequence[Parent]) -> dict[Parent, Path]:
     if not parents:
         raise NoParents(image.name)
     return {parent: fitting(socket_of(Endpoint(parent.address, image.name))) for parent in parents}
+
+
+def _first_listening(sockets: Mapping[Parent, Path]) -> Parent | None:
+    return next((parent for parent, path in sockets.items() if nbdprobe.listens(path)), None)
 
 
 def _state(path: Path, *, active: bool) -> PathState:

@@ -1,9 +1,9 @@
 """Keep what was read from the parents in bcache volumes, which all images of the host share (the cache group).
 
-Each volume is a bcache cache set, in a file or on a disk (drivers/cachevolumes.py). Each image is attached to one of
-them as a backing device, or to none, and can leave it for another while it is read. bcache wants its superblock at the
-start of a backing device: below it lies a linear map of a small local header and of what reads from the parents, which
-sees to it that readers who miss the same cause one fetch (drivers/onefetch.py). Above bcache a map splits large reads,
+Each volume is a bcache cache set, in a file or on a disk (cachevolumes.py beside this). Each image is attached to one
+of them as a backing device, or to none, and can leave it for another while it is read. bcache wants its superblock at
+the start of a backing device: below it lies a linear map of a small local header and of what reads from the parents,
+which sees to it that readers who miss the same cause one fetch (onefetch.py). Above bcache a map splits large reads,
 see SPLIT; and above that a multipath map reads from the parents what bcache refuses. Nothing here waits for a parent::
 
     virtman-cache-NAME-KEY (read-only) -> virtman-cachesplit-NAME-KEY -> bcacheN
@@ -30,12 +30,14 @@ import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from drivers import bcachedev, devmapper, loopdev, onefetch
 from drivers.base import CacheStats, Device, Existing, Image, Place, Volume, VolumeState
-from drivers.cachefiles import checked_key, file_bytes, file_of, key_of, label, label_of
-from drivers.cachevolumes import SHIFT, Volumes, size_of
-from drivers.command import run
+from drivers.cache import onefetch
+from drivers.cache.cachefiles import checked_key, file_bytes, file_of, key_of, label, label_of
+from drivers.cache.cachevolumes import Volumes, size_of
+from drivers.door import door
 from drivers.errors import BadDevice, BadDisk, DriverError, InUse
+from drivers.host.command import run
+from drivers.kernel import bcachedev, devmapper, loopdev, ownership
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
 
 log = logging.getLogger(__name__)
@@ -51,9 +53,18 @@ empty."""
 SPLIT = 64 << 10
 """Bytes of the largest read that reaches bcache: for each read it keeps only the first range that it had to fetch."""
 
-GUARD = 1 << 20
+GUARD, GUARD_BEHIND = 8 << 20, 2 << 20
 """Bytes of zeros before and behind an image on its bcache device. When the device begins to run, the kernel looks there
-for partitions and udev for file systems; in an image that would wait for parents, and read what guests wrote."""
+for partitions and udev for file systems; in an image that would wait for parents, and read what guests wrote. What is
+looked for farthest from the start is 4 MiB behind it, and from the end 3087 sectors before it (libblkid:
+superblocks/luks.c, superblocks/promise_raid.c)."""
+
+_LAYOUT = b"virtman image behind a guard of %d bytes\n" % GUARD
+"""The first bytes of a header. What a volume holds of an image by a header that says otherwise is at other places."""
+
+SUPERBLOCK_AT = 16384
+"""Bytes from the start of a header to bcache's superblock. A release with another guard looks elsewhere, and starts
+empty."""
 
 _BELOW = "virtman-cacheof-"
 _SECTOR = devmapper.SECTOR
@@ -69,17 +80,19 @@ class _Note:
     now: int = 0
 
 
+@door
 class BcacheCache:
     """The headers in ``<state>/cache``, and the volumes."""
 
     needs = Needs(
         tools=(Tool("make-bcache", "bcache-tools"), DMSETUP, LOSETUP, MODPROBE, UDEVADM),
-        modules=("bcache", *onefetch.MODULES, "dm_round_robin"),
+        modules=("bcache", *onefetch.MODULES, "dm_round_robin", "dm_zero"),
         nodes=(DEVICE_MAPPER, LOOP),
         root=True,
     )
 
     def __init__(self, place: Place, *, pool_size: int = POOL_SIZE, bucket: int = BUCKET, split: int = SPLIT) -> None:
+        ownership.claim(place.state)
         self._folder = place.state / "cache"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._volumes = Volumes(self._folder, file_size=pool_size, bucket=bucket)
@@ -106,6 +119,7 @@ class BcacheCache:
         with self._lock:
             self._check_base(image, base.path)
             if not devmapper.exists(top):
+                self._drop_other_layout(image)
                 try:
                     self._start_volumes()
                     disk = self._start_disk(image, base.path)
@@ -138,10 +152,14 @@ class BcacheCache:
             for header in headers:
                 if loopdev.device_of(header):
                     raise InUse(header)
-            freed = sum(file_bytes(header) for header in headers)
+            freed = self.size(key)
             for file in self._folder.glob(f"{key}-*"):
                 file.unlink()
         return freed
+
+    def size(self, key: str) -> int:
+        """The bytes that ``remove`` would free: those of the header."""
+        return sum(file_bytes(header) for header in self._folder.glob(f"{checked_key(key)}-*.header"))
 
     def stats(self, image: Image) -> CacheStats:
         """``held_bytes``: what was fetched for the image since it joined its volume, at most its size; if it was open
@@ -256,7 +274,8 @@ class BcacheCache:
 
     def _open_images(self) -> list[str]:
         """The maps of the images that are open."""
-        headers = [path for path in loopdev.files() if path.parent == self._folder and path.suffix == ".header"]
+        folder = self._folder.resolve()
+        headers = [path for path in loopdev.files() if path.parent == folder and path.suffix == ".header"]
         return [_BELOW + label_of(path) for path in headers]
 
     def _join(self, below: str, leaving: str = "") -> bool:
@@ -339,13 +358,23 @@ class BcacheCache:
         (settings / "sequential_cutoff").write_text("0")
         return Path("/dev") / (settings / "dev").resolve().name
 
+    def _drop_other_layout(self, image: Image) -> None:
+        """Have the cache of an image start empty whose header an older release made."""
+        header = self._header(image)
+        if header.exists() and not _is_of_this_layout(header):
+            log.warning("image %s: its cache starts empty: %s is of another release", image.name, header)
+            self._undo(image)
+            if devmapper.exists(_below(image)):
+                raise InUse(header)
+            self._forget(image)
+
     def _make_header(self, image: Image) -> None:
         fresh = file_of(self._folder, image, "new")
         fresh.unlink(missing_ok=True)
         with fresh.open("wb") as file:
             file.truncate(_HEADER)
         run(["make-bcache", "-B", "--data-offset", str(_HEADER // _SECTOR), "--block", str(_SECTOR), str(fresh)])
-        fresh.write_bytes(bytes(SHIFT) + fresh.read_bytes()[:_HEADER])
+        fresh.write_bytes(_LAYOUT.ljust(SUPERBLOCK_AT, b"\0") + fresh.read_bytes()[:_HEADER])
         fresh.rename(self._header(image))
 
     def _attach_disk(self, image: Image, base: Path) -> None:
@@ -354,10 +383,10 @@ class BcacheCache:
         data = onefetch.start(label(image), [f"0 {sectors} linear {base} 0"], sectors)
         guard = GUARD // _SECTOR
         table = [
-            f"0 {head} linear {header} {SHIFT // _SECTOR}",
+            f"0 {head} linear {header} {SUPERBLOCK_AT // _SECTOR}",
             f"{head} {guard} zero",
             *_pieces(head + guard, sectors, data, 0, onefetch.PIECE),
-            f"{head + guard + sectors} {guard} zero",
+            f"{head + guard + sectors} {GUARD_BEHIND // _SECTOR} zero",
         ]
         devmapper.create(_below(image), table)
 
@@ -427,6 +456,15 @@ class BcacheCache:
 
     def _header(self, image: Image) -> Path:
         return file_of(self._folder, image, "header")
+
+
+def _is_of_this_layout(header: Path) -> bool:
+    try:
+        with header.open("rb") as file:
+            return file.read(len(_LAYOUT)) == _LAYOUT
+    except OSError as error:
+        log.warning("%s: %s", header, error)
+        return False
 
 
 def _pieces(start: int, sectors: int, device: Path, first: int, size: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Keep what was read from the parents in dm-cache, one cache for each image in files of ``<state>/cache``.
 
 dm-cache copies a block into the cache only after it was read again and again (policy smq), and reads it once more for
-the copy. Two things make one fetch of it. All reads below dm-cache go through pages in memory (drivers/onefetch.py), so
+the copy. Two things make one fetch of it. All reads below dm-cache go through pages in memory (onefetch.py), so
 that later reads and the copy find there what the first read fetched. And with every heartbeat, and when the image is
 closed, the driver reads the blocks that are in that memory until dm-cache has copied them, and then frees the memory::
 
@@ -28,13 +28,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers import devmapper, loopdev, onefetch
 from drivers.base import CacheStats, Device, Existing, Image, Place
-from drivers.cachefiles import checked_key, file_bytes, file_of, key_of, label
-from drivers.durable import sync, write_atomically
+from drivers.cache import onefetch
+from drivers.cache.cachefiles import checked_key, file_bytes, file_of, key_of, label
+from drivers.door import door
 from drivers.errors import BadDevice, BadDisk, CommandFailed, DriverError, InUse
-from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, UDEVADM, Needs
-from drivers.space import allocate
+from drivers.host.durable import sync, write_atomically
+from drivers.host.space import allocate
+from drivers.kernel import devmapper, loopdev, ownership
+from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs
 
 log = logging.getLogger(__name__)
 
@@ -64,17 +66,19 @@ _FIRST_PAUSE, _LAST_PAUSE = 2.0, 60.0
 """Seconds until it is tried again after so many heartbeats moved nothing: the cache's disk may be full, or fail."""
 
 
+@door
 class DmCache:
     """Files, maps and loop devices of each image are its own; images share nothing."""
 
     needs = Needs(
-        tools=(DMSETUP, LOSETUP, UDEVADM),
-        modules=("dm_cache", "dm_cache_smq", *onefetch.MODULES, "dm_round_robin"),
+        tools=(DMSETUP, LOSETUP, MODPROBE, UDEVADM),
+        modules=("dm_cache", "dm_cache_smq", *onefetch.MODULES, "dm_round_robin", "dm_zero"),
         nodes=(DEVICE_MAPPER, LOOP),
         root=True,
     )
 
     def __init__(self, place: Place) -> None:
+        ownership.claim(place.state)
         self._folder = place.state / "cache"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._failed_paths = devmapper.FailedPaths()
@@ -123,10 +127,14 @@ class DmCache:
         for file in files:
             if loopdev.device_of(file):
                 raise InUse(file)
-        freed = sum(file_bytes(file) for file in files)
+        freed = self.size(key)
         for file in files:
             file.unlink()
         return freed
+
+    def size(self, key: str) -> int:
+        """The bytes of disk space that ``remove`` would free."""
+        return sum(file_bytes(file) for file in self._files(f"{checked_key(key)}-*"))
 
     def stats(self, image: Image) -> CacheStats:
         """``held_bytes``: whole blocks, as far as they are in the cache's file.

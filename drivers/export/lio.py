@@ -13,28 +13,31 @@ told of an error. The upper one is there because the target claims its disk for 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from drivers import devmapper, iscsinames, loopdev
 from drivers.base import Child, Device, Died, Endpoint, Existing, Image, Place
-from drivers.devmapper import SECTOR
+from drivers.door import door
 from drivers.errors import BadDevice, LibraryMissing, TargetFailed
-from drivers.iscsinames import DISK, PORTAL_GROUP, Side, image_of, initiator_name, serial_of, target_name
+from drivers.iscsi import names as iscsinames
+from drivers.iscsi.names import DISK, PORTAL_GROUP, Side, image_of, initiator_name, serial_of, target_name
+from drivers.kernel import devmapper, loopdev, ownership, scsi
+from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
-from drivers.needs import CONFIGFS, DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Library, Needs
+from drivers.needs import CONFIGFS, DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, MOUNT, UDEVADM, Library, Needs
 
 log = logging.getLogger(__name__)
 
-_OWN = iscsinames.MODEL
+_OWN = scsi.MODEL
 _LOWER = "virtman-image-"
 _UPPER = "virtman-export-"
 
 _ALIAS = "emulate_model_alias"
-"""Has the disk's name be its model, by which children know it for ours (see drivers.udevrules)."""
+"""Has the disk's name be its model, by which children know it for ours (see drivers.kernel.udevrules)."""
 
 _ATTRIBUTES = {
     "authentication": 1,  # by the secrets in the children's ACLs
@@ -44,11 +47,44 @@ _ATTRIBUTES = {
 }
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TRIES = 100
+"""Each time something else has gone meanwhile, so it ends."""
+
+
+def _again(call: F) -> F:
+    """For idempotent calls: rtslib walks through the targets and disks of all images, also one that is just removed for
+    another thread, and fails where that was. The next walk does not meet it.
+    """
+
+    @functools.wraps(call)
+    def again(*arguments: Any, **named: Any) -> Any:
+        for _ in range(_TRIES):
+            try:
+                return call(*arguments, **named)
+            except TargetFailed as error:
+                if not _has_gone(error.__cause__):
+                    raise
+                log.debug("once more: %s", error)
+        return call(*arguments, **named)
+
+    return cast(F, again)
+
+
+def _has_gone(cause: BaseException | None) -> bool:
+    """Whether a target or a disk of the kernel's was gone."""
+    if isinstance(cause, FileNotFoundError):
+        return str(cause.filename).startswith(f"{CONFIGFS.path}/")
+    return isinstance(cause, _rtslib().RTSLibNotInCFS)
+
+
+@door
 class LioExport:
     """Targets named after the host, reached at its address. No process serves them, so none dies."""
 
     needs = Needs(
-        tools=(DMSETUP, LOSETUP, MODPROBE, UDEVADM),
+        tools=(DMSETUP, LOSETUP, MODPROBE, MOUNT, UDEVADM),
         libraries=(Library("rtslib_fb", "python3-rtslib-fb", "rtslib-fb"),),
         modules=("target_core_mod", "iscsi_target_mod", "target_core_iblock", "dm_multipath", "dm_service_time"),
         nodes=(CONFIGFS, DEVICE_MAPPER, LOOP),
@@ -58,6 +94,7 @@ class LioExport:
 
     def __init__(self, place: Place, *, died: Died, port: int = iscsinames.PORT) -> None:  # noqa: ARG002
         """Raises BadName, BadAddress."""
+        ownership.claim(place.state)
         self._host = checked(place.host)
         self._address = iscsinames.address_of(place.address, port)
         self._ip, self._port = iscsinames.portal_of(self._address)
@@ -69,15 +106,21 @@ class LioExport:
         """``iscsi://<ip>:<port>``."""
         return self._address
 
+    @_again
     def reserve(self, image: str) -> Endpoint:
         """Make the target, open for who is allowed, without a disk.
 
-        Raises BadName, BadAddress, LibraryMissing, TargetFailed.
+        Raises BadName, BadAddress, NotOurs, LibraryMissing, TargetFailed.
         """
+        return self._reserve(image)
+
+    def _reserve(self, image: str) -> Endpoint:
+        _check_ours(image)
         with _translated():
             self._group(image)
         return Endpoint(self.address, target_name(self._host, image))
 
+    @_again
     def publish(self, image: Image, device: Device, *, replace: bool = False) -> Endpoint:  # noqa: ARG002
         """Put the image's disk into its target. A published one gets another device without being taken away.
 
@@ -85,7 +128,7 @@ class LioExport:
 
         Raises BadDevice, BadName, BadAddress, LibraryMissing, TargetFailed, CommandFailed.
         """
-        endpoint = self.reserve(image.name)
+        endpoint = self._reserve(image.name)
         with _translated():
             found = _disk(image.name)
             if found is not None and not _complete(found, image):
@@ -106,6 +149,7 @@ class LioExport:
         """The map that follows every replacement of the device. It is there once the image is published."""
         return Device(size=image.size, path=devmapper.map_path(_LOWER + checked(image.name)))
 
+    @_again
     def serving(self, image: str) -> bool:
         """Whether there is a disk in an open target that can be read. Raises LibraryMissing, TargetFailed."""
         with _translated():
@@ -114,16 +158,18 @@ class LioExport:
                 return False
         return not self._failed_paths.of(_LOWER + image)
 
-    def hit_bytes(self, image: str) -> int:
-        """0: the kernel counts what the target's children read, not where the cache below found it."""
+    def hit_bytes(self, image: str) -> int | None:
+        """None: the kernel counts what the target's children read, not where the cache below found it."""
         checked(image)
-        return 0
+        return None
 
+    @_again
     def allow(self, image: str, children: Sequence[Child]) -> None:
         """Let exactly these hosts log in, by their secrets; a host that was allowed before loses its session.
 
-        Raises BadName, LibraryMissing, TargetFailed.
+        Raises BadName, NotOurs, LibraryMissing, TargetFailed.
         """
+        _check_ours(image)
         wanted = {initiator_name(child.host): child.secret for child in children}
         with _translated():
             group = self._group(image)
@@ -136,13 +182,15 @@ class LioExport:
                 _set_passwords(acl, secret)
                 _show_disk(acl)
 
+    @_again
     def withdraw(self, image: str) -> None:
         """End the children's sessions and remove target, disk and maps.
 
         While VMs' disks are on the lower map, it stays, lets go of the device, and holds their reads until ``publish``.
 
-        Raises BadName, LibraryMissing, TargetFailed, CommandFailed.
+        Raises BadName, NotOurs, LibraryMissing, TargetFailed, CommandFailed.
         """
+        _check_ours(image)
         with _translated():
             target = self._target(image)
             if target is not None:
@@ -159,18 +207,21 @@ class LioExport:
         else:
             devmapper.remove(lower)
 
+    @_again
     def existing(self) -> Existing:
         """Images with a target, a disk or a map. Raises LibraryMissing, TargetFailed, CommandFailed."""
         details: dict[str, str] = {}
+        others: set[str] = set()
         for prefix in (_LOWER, _UPPER):
             details |= {name.removeprefix(prefix): f"map {name}" for name in devmapper.names(prefix)}
+            others |= {name.removeprefix(prefix) for name in devmapper.others(prefix)}
         with _translated():
             disks = [disk.name for disk in _rtslib().RTSRoot().storage_objects if disk.name.startswith(_OWN)]
             targets = [target.wwn for target in _rtslib().FabricModule("iscsi").targets]
         details |= {name.removeprefix(_OWN): f"disk {name}" for name in disks}
         own = f"{initiator_name(self._host)}:"
         details |= {image_of(name) or name: f"target {name}" for name in targets if name.startswith(own)}
-        return Existing(frozenset(details), details)
+        return Existing(frozenset(details) - others, details)
 
     # All of these are called where _translated turns rtslib's errors into TargetFailed.
 
@@ -210,6 +261,12 @@ class LioExport:
         _rtslib().LUN(group, DISK, disk)
 
 
+def _check_ours(image: str) -> None:
+    """Targets and disks of an image belong to whom its maps do. Raises BadName, NotOurs."""
+    for prefix in (_LOWER, _UPPER):
+        devmapper.exists(prefix + checked(image))
+
+
 def _point(image: Image, path: str) -> Path:
     """The lower map, reading by a block device, given by its number."""
     name = _LOWER + image.name
@@ -242,11 +299,9 @@ def _block_device(image: Image, device: Device) -> Iterator[Path]:
     if device.path.is_block_device():
         yield device.path
     elif device.path.is_file():
-        source = loopdev.attach(device.path, read_only=True, direct=False)  # many children read the same
-        try:
+        # Many children read the same; and images of one digest have one file.
+        with loopdev.held(device.path, read_only=True, direct=False) as source:
             yield source
-        finally:
-            loopdev.detach(device.path)  # it goes when its last user does (losetup(8), --detach)
     else:
         raise BadDevice(f"image {image.name}: {device.path} is neither a block device nor a file")
 

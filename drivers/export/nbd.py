@@ -20,63 +20,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drivers import daemon, nbdprobe
-from drivers.base import BlockNode, Child, Device, Died, Endpoint, Existing, Image, Place
-from drivers.daemon import LISTEN_FD, Daemon
-from drivers.errors import BadAddress, BadDevice, DaemonFailed, NotServing, ProtocolViolated
+from drivers.base import Child, Device, Died, Endpoint, Existing, Image, Place
+from drivers.door import door
+from drivers.errors import BadDevice, DaemonFailed, NotServing, ProtocolViolated
+from drivers.host.watch import Watch
 from drivers.names import checked, fitting
+from drivers.nbd import probe as nbdprobe
+from drivers.nbd.endpoints import CACHE_NODE, address_of, cache_export, client_node, socket_of
 from drivers.needs import QEMU_STORAGE_DAEMON, Needs
+from drivers.qemu import daemon
+from drivers.qemu.daemon import LISTEN_FD, Daemon
 
 log = logging.getLogger(__name__)
 
-CACHE_NODE = "cache"
-"""A node of this name inside a device is exported a second time, read as it is, to tell what it holds."""
-
-RECONNECT_DELAY = 86400
-"""Seconds a client holds its requests while the server is away. A lost parent is not an error, so: long."""
-
-OPEN_TIMEOUT = 30
-"""Seconds a client keeps trying when it opens an endpoint where nobody listens."""
-
-_SCHEME = "unix://"
 _BACKLOG = 4096
 _SOCKET_MODE = 0o666  # the folder decides who gets here: QEMU may run as another user than the agent
+_IO_URING = '"aio": "io_uring"'
 _FIRST_RETRY = 0.005
 _LAST_RETRY = 0.1
-
-
-def folder_of(address: str) -> Path:
-    """The folder of the sockets of a host that is reached at ``unix://<folder>``. Raises BadAddress."""
-    folder = Path(address.removeprefix(_SCHEME))
-    if not address.startswith(_SCHEME) or not folder.is_absolute():
-        raise BadAddress(f"{address!r} is not an address of this driver: unix:// and an absolute path")
-    return folder
-
-
-def socket_of(endpoint: Endpoint) -> Path:
-    """The socket of an endpoint. Raises BadAddress, BadName."""
-    return folder_of(endpoint.address) / f"{checked(endpoint.export)}.sock"
-
-
-def client_node(endpoint: Endpoint, key: str) -> BlockNode:
-    """The node by which a QEMU reads an endpoint and outlives its restarts.
-
-    It asks for the image by its ``key``: who serves other content under the same name refuses.
-
-    Raises BadAddress, BadName.
-    """
-    return {
-        "driver": "nbd",
-        "server": {"type": "unix", "path": str(socket_of(endpoint))},
-        "export": key,
-        "reconnect-delay": RECONNECT_DELAY,
-        "open-timeout": OPEN_TIMEOUT,
-    }
-
-
-def cache_export(image: str) -> str:
-    """The name of the second export, see CACHE_NODE; the dot keeps it apart from the names of images."""
-    return f"{image}.cache"
 
 
 @dataclass
@@ -92,6 +53,7 @@ class _Unit:
     read_by_start: int = 0
 
 
+@door
 class NbdExport:
     """Exports on unix sockets in ``<run>/serve``."""
 
@@ -111,7 +73,7 @@ class NbdExport:
     @property
     def address(self) -> str:
         """``unix://`` and the folder of the sockets."""
-        return f"{_SCHEME}{self._folder}"
+        return address_of(self._folder)
 
     def reserve(self, image: str) -> Endpoint:
         """Bind the image's socket, unless it is bound here or served by a daemon. Raises BadName, PathTooLong."""
@@ -150,17 +112,25 @@ class NbdExport:
 
     def local(self, image: Image) -> Device:
         """The image as this host serves it, for its own VMs."""
-        return Device(size=image.size, node=client_node(Endpoint(self.address, checked(image.name)), image.key))
+        return Device(size=image.size, node=client_node(socket_of(Endpoint(self.address, image.name)), image.key))
 
-    def hit_bytes(self, image: str) -> int:
-        """Bytes that the image's daemon has read from files since it was published: what its parents were spared."""
+    def hit_bytes(self, image: str) -> int | None:
+        """Bytes that the image's daemon has read from files since it was published: what its parents were spared.
+
+        None if it reads by io_uring: neither the kernel nor the daemon counts those.
+        """
         unit = self._unit(image)
-        return 0 if unit.daemon is None else max(0, unit.daemon.bytes_read() - unit.read_by_start)
+        served_by = unit.daemon  # a heartbeat asks while others publish and withdraw
+        if served_by is None:
+            return 0
+        if any(_IO_URING in argument for argument in served_by.argv):
+            return None
+        return max(0, served_by.bytes_read() - unit.read_by_start)
 
     def serving(self, image: str) -> bool:
         """Whether a client gets an answer at this moment."""
-        unit = self._unit(image)
-        if unit.daemon is None or unit.daemon.ended():
+        served_by = self._unit(image).daemon
+        if served_by is None or served_by.ended():
             return False
         try:
             nbdprobe.Client(self._path(image, "sock"), image, timeout=1).close()
@@ -186,11 +156,11 @@ class NbdExport:
     def existing(self) -> Existing:
         """Images with a daemon or a file left on the host."""
         with self._lock:
-            units = dict(self._units)
+            daemons = {image: unit.daemon for image, unit in self._units.items()}
         details = {path.stem: "files without a daemon" for path in self._folder.iterdir()}
-        for image, unit in units.items():
-            if unit.daemon is not None and not unit.daemon.ended():
-                details[image] = f"daemon {unit.daemon.pid}"
+        for image, found in daemons.items():
+            if found is not None and not found.ended():
+                details[image] = f"daemon {found.pid}"
         return Existing(frozenset(details), details)
 
     def close(self) -> None:
@@ -251,7 +221,7 @@ class NbdExport:
         if _has_node(device.node, CACHE_NODE):
             exports.append(_export("cache", cache_export(image.name), CACHE_NODE) + ",allocation-depth=on")
         return (
-            "qemu-storage-daemon",
+            daemon.PROGRAM,
             "--pidfile",
             str(self._path(image.name, "pid")),
             "--blockdev",
@@ -296,15 +266,15 @@ class NbdExport:
 
 
 class _Watcher:
-    """One thread that waits for the end of all daemons and tells about those that nobody asked to end."""
+    """Waits for the end of all daemons and tells about those that nobody asked to end."""
 
     def __init__(self, died: Died) -> None:
         self._died = died
         self._lock = threading.Lock()
         self._daemons: dict[str, Daemon] = {}
-        self._closed = False
+        self._stopped = threading.Event()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._watch, name="export-watch", daemon=True)
+        self._thread = Watch("export-watch", self._watch, self._stopped)
         self._thread.start()
 
     def add(self, image: str, watched: Daemon) -> None:
@@ -318,13 +288,13 @@ class _Watcher:
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        self._closed = True
+        self._stopped.set()
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         os.close(self._wake)
 
     def _watch(self) -> None:
-        while not self._closed:
+        while not self._stopped.is_set():
             poller = select.poll()
             poller.register(self._wake, select.POLLIN)
             with self._lock:
@@ -335,14 +305,20 @@ class _Watcher:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
             for image, each in watched.items():
-                if each.ended() and self._forget(image, each):
+                # One that was asked to stop is not watched any more.
+                if each.ended() and self._is_watched(image, each):
                     log.warning("the storage daemon of image %s %s", image, each.ending())
                     self._died(image)
+                    self._forget(image, each)  # now that it was heard; else it is told again
 
-    def _forget(self, image: str, ended: Daemon) -> bool:
-        """Whether it was still watched: one that was asked to stop is not news."""
+    def _is_watched(self, image: str, each: Daemon) -> bool:
         with self._lock:
-            return self._daemons.get(image) is ended and self._daemons.pop(image) is ended
+            return self._daemons.get(image) is each
+
+    def _forget(self, image: str, ended: Daemon) -> None:
+        with self._lock:
+            if self._daemons.get(image) is ended:
+                del self._daemons[image]
 
 
 def _export(export_id: str, name: str, node: str) -> str:

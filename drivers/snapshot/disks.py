@@ -1,18 +1,20 @@
-"""What the drivers of kernel disks for VMs have in common: names and records."""
+"""What the drivers of kernel disks for VMs have in common: names, records, and the order in which a disk is made."""
 
 from __future__ import annotations
 
 import json
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from drivers import devmapper
-from drivers.base import Device, Existing
-from drivers.devmapper import SECTOR
-from drivers.durable import write_atomically
+from drivers.base import Device, Existing, Place
 from drivers.errors import BadDevice, BadDisk, SnapshotMissing
+from drivers.host.durable import write_atomically
+from drivers.kernel import devmapper, ownership
+from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
 
 if TYPE_CHECKING:
@@ -52,6 +54,61 @@ class Records(Generic[D]):
     def write(self, vm: str, disk: D) -> None:
         """Write a disk down, so that a power cut leaves the old record or the new one."""
         write_atomically(self.path(vm), json.dumps(asdict(disk)).encode())
+
+
+class MapDisks(ABC, Generic[D]):
+    """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``, written down in ``folder``. What is missing of a disk that
+    was made is made again, but not what holds its data.
+    """
+
+    def __init__(self, place: Place, folder: str, kind: type[D]) -> None:
+        ownership.claim(place.state)
+        self._folder = place.state / folder
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._records = Records(self._folder, kind)
+        self._lock = threading.Lock()
+
+    def create(self, vm: str, origin: Device, size: int) -> Device:
+        """A disk of ``size`` bytes over the kernel device ``origin``, whose path is the same after a reboot.
+
+        Raises BadDisk if the size is below the image's or no multiple of 512; BadDevice, BadName, NoSpace, NotOurs,
+        CommandFailed.
+        """
+        path = checked_origin(vm, origin, size)
+        with self._lock:
+            if not self._is_made(vm):
+                self._make(vm, path, origin.size, size)
+            return self._activate(vm)
+
+    def open(self, vm: str) -> Device:
+        """The VM's disk, made usable if the host was down.
+
+        Raises SnapshotMissing, BadDisk if what it is made of is lost or damaged, BadName, NotOurs, CommandFailed.
+        """
+        with self._lock:
+            return self._activate(vm)
+
+    def delete(self, vm: str) -> None:
+        """Remove the VM's disk, whole or half made. Raises CommandFailed if somebody uses it, BadName, NotOurs."""
+        checked(vm)
+        with self._lock:
+            self._remove(vm)
+
+    def _is_made(self, vm: str) -> bool:
+        """Whether ``_make`` was done with the VM's disk."""
+        return self._records.path(vm).exists()
+
+    @abstractmethod
+    def _make(self, vm: str, origin: Path, origin_size: int, size: int) -> None:
+        """A new disk and its record. What an earlier creation or deletion has left of one may be there."""
+
+    @abstractmethod
+    def _activate(self, vm: str) -> Device:
+        """The map of a disk that has a record."""
+
+    @abstractmethod
+    def _remove(self, vm: str) -> None:
+        """The map, what the disk is made of, and the record."""
 
 
 def checked_origin(vm: str, origin: Device, size: int) -> Path:

@@ -14,19 +14,19 @@ from __future__ import annotations
 import logging
 import os
 import struct
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers import devmapper, loopdev
 from drivers.base import Device, Existing, Place
-from drivers.devmapper import SECTOR
-from drivers.durable import sync
+from drivers.door import door
 from drivers.errors import BadDisk, DriverError
+from drivers.host.durable import sync
+from drivers.host.space import allocate
+from drivers.kernel import devmapper, loopdev
+from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
-from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, UDEVADM, Needs
-from drivers.snapshot.disks import DISK_PREFIX, Records, checked_origin, found
-from drivers.space import allocate
+from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs
+from drivers.snapshot.disks import DISK_PREFIX, MapDisks, found
 
 log = logging.getLogger(__name__)
 
@@ -53,49 +53,20 @@ class _Disk:
     chunk: int
 
 
-class DmSnapshot:
+@door
+class DmSnapshot(MapDisks[_Disk]):
     """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``, their stores in ``<state>/dmsnapshot``. ``chunk``: see CHUNK."""
 
-    needs = Needs(tools=(DMSETUP, LOSETUP, UDEVADM), modules=("dm_snapshot",), nodes=(DEVICE_MAPPER, LOOP), root=True)
+    needs = Needs(
+        tools=(DMSETUP, LOSETUP, MODPROBE, UDEVADM),
+        modules=("dm_snapshot", "dm_zero"),
+        nodes=(DEVICE_MAPPER, LOOP),
+        root=True,
+    )
 
     def __init__(self, place: Place, *, chunk: int = CHUNK) -> None:
-        self._folder = place.state / "dmsnapshot"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._records = Records(self._folder, _Disk)
+        super().__init__(place, "dmsnapshot", _Disk)
         self._chunk = chunk
-        self._lock = threading.Lock()
-
-    def create(self, vm: str, origin: Device, size: int) -> Device:
-        """A disk of ``size`` bytes over the kernel device ``origin``, whose path is the same after a reboot.
-
-        Raises BadDisk if the size is below the image's or no multiple of 512; BadDevice, BadName, NoSpace,
-        CommandFailed.
-        """
-        path = checked_origin(vm, origin, size)
-        with self._lock:
-            if not self._records.path(vm).exists():
-                self._remove(vm)  # what a creation or a deletion that was cut short has left: it may hold old data
-                try:
-                    self._make_store(vm, size)
-                    self._records.write(vm, _Disk(size, str(path), origin.size, self._chunk))
-                except (DriverError, OSError):
-                    self._remove(vm)
-                    raise
-            return self._activate(vm)
-
-    def open(self, vm: str) -> Device:
-        """The VM's disk, made usable if the host was down.
-
-        Raises SnapshotMissing, BadDisk if its store is lost, BadName, CommandFailed.
-        """
-        with self._lock:
-            return self._activate(vm)
-
-    def delete(self, vm: str) -> None:
-        """Remove the VM's disk, whole or half made. Raises CommandFailed if somebody uses it, BadName."""
-        checked(vm)
-        with self._lock:
-            self._remove(vm)
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
@@ -107,6 +78,15 @@ class DmSnapshot:
 
     def _store(self, vm: str) -> Path:
         return self._folder / f"{checked(vm)}.store"
+
+    def _make(self, vm: str, origin: Path, origin_size: int, size: int) -> None:
+        self._remove(vm)  # what a creation or a deletion that was cut short has left: it may hold old data
+        try:
+            self._make_store(vm, size)
+            self._records.write(vm, _Disk(size, str(origin), origin_size, self._chunk))
+        except (DriverError, OSError):
+            self._remove(vm)
+            raise
 
     def _make_store(self, vm: str, size: int) -> None:
         allocate(self._store(vm), store_size(size, self._chunk))

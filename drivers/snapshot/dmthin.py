@@ -2,28 +2,35 @@
 
 All disks of a host share one pool in two files of ``<state>/thin``. The data file takes its disk space before the pool
 is told of it, so that a write to a VM's disk never meets a full file system; it grows by ``step`` bytes whenever less
-than half a step is left. When the file system is full, the kernel holds the VMs' writes until there is room.
-(Linux: admin-guide/device-mapper/thin-provisioning, "external snapshots" and "low water mark".)
+than half a step is left. When the file system is full, the kernel holds the VMs' writes until there is room, but for no
+longer than its parameter ``no_space_timeout`` says: 60 s as it comes. That one is of all pools of the machine, so it is
+not changed here. A pool that is given its table anew begins to wait anew: it is, for as long as there is no room.
+(Linux: admin-guide/device-mapper/thin-provisioning, "external snapshots" and "low water mark"; drivers/md/dm-thin.c,
+set_pool_mode and bind_control_target.)
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
-import subprocess
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from drivers import devmapper, loopdev
 from drivers.base import Device, Existing, Place
-from drivers.command import run, tool
-from drivers.devmapper import SECTOR
-from drivers.errors import BadDisk, CommandFailed, DriverError, NoSpace
-from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, UDEVADM, Needs, Tool
-from drivers.snapshot.disks import DISK_PREFIX, Records, checked_origin, found
-from drivers.space import allocate, shortage
+from drivers.door import door
+from drivers.errors import BadDisk, CommandFailed, DriverError, NoSpace, NotOurs
+from drivers.host.command import run
+from drivers.host.space import allocate, shortage
+from drivers.host.watch import Watch
+from drivers.kernel import devmapper, loopdev
+from drivers.kernel.alarm import Alarm
+from drivers.kernel.devmapper import SECTOR
+from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
+from drivers.snapshot.disks import DISK_PREFIX, MapDisks, found
+from drivers.snapshot.thinvolumes import ThinDisk, Volumes, is_lost, is_new, volume_gone
 
 log = logging.getLogger(__name__)
 
@@ -39,83 +46,45 @@ META_BYTES, COVERED = 64 << 20, 64 << 30
 metadata grow before the data, since the kernel holds writes that find no room for data, but fails those that find none
 in the metadata (Linux: drivers/md/dm-thin.c, PM_OUT_OF_DATA_SPACE and PM_OUT_OF_METADATA_SPACE)."""
 
-_SUPERBLOCK = 4096
-"""Bytes of the first block of metadata: the kernel takes zeros there for new metadata."""
-
 _CHECK_LIMIT = 600.0
 """Seconds: it reads all metadata, and a large pool on a slow disk has gigabytes of them."""
 
 _RETRY = 5.0
+"""Seconds until room is looked for again, at most."""
+
+_IN_WANT = "out_of_data_space"
 _NO_SPACE_TIMEOUT = Path("/sys/module/dm_thin_pool/parameters/no_space_timeout")
 
 
-@dataclass(frozen=True)
-class _Disk:
-    """What is written down of a disk before it is made. ``size`` in bytes."""
-
-    number: int
-    size: int
-    origin: str
-
-
-class DmThinSnapshot:
+@door
+class DmThinSnapshot(MapDisks[ThinDisk]):
     """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``. ``step`` and ``covered`` in bytes: see STEP and COVERED."""
 
     needs = Needs(
-        tools=(DMSETUP, LOSETUP, UDEVADM, Tool("thin_check", "thin-provisioning-tools")),
+        tools=(DMSETUP, LOSETUP, MODPROBE, UDEVADM, Tool("thin_check", "thin-provisioning-tools")),
         modules=("dm_thin_pool",),
         nodes=(DEVICE_MAPPER, LOOP),
         root=True,
     )
 
     def __init__(self, place: Place, *, step: int = STEP, covered: int = COVERED) -> None:
-        self._folder = place.state / "thin"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._records = Records(self._folder, _Disk)
+        super().__init__(place, "thin", ThinDisk)
+        self._volumes = Volumes(self._records, lambda text: devmapper.message(POOL, text))
         self._step, self._covered = step, covered
-        self._lock = threading.Lock()
-        self._watch: _Watch | None = None
-
-    def create(self, vm: str, origin: Device, size: int) -> Device:
-        """A disk of ``size`` bytes over the kernel device ``origin``, whose path is the same after a reboot.
-
-        Raises BadDisk if the size is below the image's or no multiple of 512; BadDevice, BadName, NoSpace,
-        CommandFailed.
-        """
-        path = checked_origin(vm, origin, size)
-        with self._lock:
-            if not self._records.path(vm).exists():
-                self._make_room()
-                number = 1 + max((disk.number for disk in self._records.all().values()), default=0)
-                self._records.write(vm, _Disk(number, size, str(path)))
-            return self._activate(vm)
-
-    def open(self, vm: str) -> Device:
-        """The VM's disk, made usable if the host was down. Raises SnapshotMissing, BadName, CommandFailed."""
-        with self._lock:
-            return self._activate(vm)
-
-    def delete(self, vm: str) -> None:
-        """Remove the VM's disk, whole or half made; with the last one the pool goes too. Raises CommandFailed."""
-        with self._lock:
-            if not self._records.path(vm).exists():
-                return
-            devmapper.remove(DISK_PREFIX + vm)
-            disk = self._records.read(vm)
-            if (self._folder / "data").exists():  # else there was no room for the pool, and nothing was made in it
-                self._activate_pool()
-                self._tell_pool(f"delete {disk.number}", but="No data available")
-            self._records.path(vm).unlink()
-            if not self._records.all():
-                self._remove_pool()
+        self._watch: _PoolWatch | None = None
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
         return found(self._folder.glob("*.json"), f"thin volume over {self._folder}")
 
     def trouble(self) -> str:
-        """Whether there is room for the pool's next step."""
-        return shortage(self._folder, self._step) if devmapper.exists(POOL) else ""
+        """Whether there is room for the pool's next step, and the pool is ours."""
+        try:
+            said = shortage(self._folder, self._step) if devmapper.exists(POOL) else ""
+        except NotOurs as error:
+            return str(error)
+        limit = _no_space_timeout() if said else 0.0
+        return f"{said}, and if no agent runs their writes fail after {limit:g} s" if limit else said
 
     def close(self) -> None:
         """Stop watching the pool's space; disks stay usable."""
@@ -123,27 +92,49 @@ class DmThinSnapshot:
             self._watch.close()
             self._watch = None
 
-    # The pool
+    def _is_made(self, vm: str) -> bool:
+        return self._volumes.is_made(vm)
+
+    def _make(self, vm: str, origin: Path, origin_size: int, size: int) -> None:  # noqa: ARG002
+        self._make_room()
+        devmapper.remove(DISK_PREFIX + vm)  # of a record that was lost: it has another disk's data
+        self._records.write(vm, ThinDisk(0, size, str(origin), made=False))
+        self._activate_pool()
+        self._volumes.make(vm)
 
     def _activate(self, vm: str) -> Device:
-        disk = self._records.read(vm)
+        disk = self._volumes.of(vm)
         self._activate_pool()
         if not devmapper.exists(DISK_PREFIX + vm):
-            self._tell_pool(f"create_thin {disk.number}", but="File exists")
-            pool, sectors = devmapper.map_path(POOL), disk.size // SECTOR
-            devmapper.create(DISK_PREFIX + vm, [f"0 {sectors} thin {pool} {disk.number} {disk.origin}"])
+            _map(vm, disk)
         return Device(size=disk.size, path=devmapper.map_path(DISK_PREFIX + vm))
+
+    def _remove(self, vm: str) -> None:
+        """With the last disk the pool goes too, unless it holds data of a disk whose record was lost."""
+        if not self._records.path(vm).exists():
+            return
+        devmapper.remove(DISK_PREFIX + vm)
+        disk = self._records.read(vm)
+        if disk.made and self._has_pool():
+            self._activate_pool()
+            self._volumes.delete(disk)
+        self._records.path(vm).unlink()
+        if not self._records.all() and not self._is_used():
+            self._remove_pool()
+
+    # The pool
 
     def _activate_pool(self) -> None:
         if not devmapper.exists(POOL):
             meta, data = self._folder / "meta", self._folder / "data"
+            if is_lost(self._folder) and any(disk.made for disk in self._records.all().values()):
+                raise BadDisk(f"the disks' pool is lost, and with it the data of all disks: {meta}, {data}")
             allocate(meta, META_BYTES)
             allocate(data, self._step)
             _check(meta)
-            _NO_SPACE_TIMEOUT.write_text("0")  # hold writes for as long as it takes
             devmapper.create(POOL, [self._pool_line()])
         if self._watch is None:
-            self._watch = _Watch(self._grow_if_low)
+            self._watch = _PoolWatch(self._grow_if_low)
 
     def _pool_line(self) -> str:
         meta, data = self._folder / "meta", self._folder / "data"
@@ -152,22 +143,37 @@ class DmThinSnapshot:
         devices = f"{loopdev.attach(meta)} {loopdev.attach(data)}"
         return f"0 {sectors} thin-pool {devices} {BLOCK_SECTORS} {low} 0"
 
-    def _tell_pool(self, text: str, *, but: str) -> None:
-        """Send a message. A failure that says ``but`` means that it was done before."""
-        try:
-            devmapper.message(POOL, text)
-        except CommandFailed as error:
-            if but not in error.stderr:
-                raise
+    def _has_pool(self) -> bool:
+        return devmapper.exists(POOL) or not is_lost(self._folder)
+
+    def _is_used(self) -> bool:
+        """Whether the pool holds data, or a map lies over it, though no disk is written down."""
+        if not self._has_pool():
+            return False
+        self._activate_pool()
+        used, _ = _blocks(devmapper.status(POOL))
+        maps = sorted(devmapper.names(DISK_PREFIX))
+        if used or maps:
+            log.warning(
+                "the disks' pool is kept: no disk is written down, but it holds %d blocks of data, and there are the "
+                "maps %s; was the state folder set back? If nobody needs them, remove %s/data and meta after a reboot",
+                used,
+                maps,
+                self._folder,
+            )
+        return bool(used or maps)
 
     def _remove_pool(self) -> None:
         self.close()
-        devmapper.remove(POOL)
+        if POOL in devmapper.names(POOL):
+            devmapper.remove(POOL)
         for name in ("data", "meta"):
             loopdev.detach(self._folder / name)
             (self._folder / name).unlink(missing_ok=True)
 
     def _make_room(self) -> None:
+        """Raises NotOurs, NoSpace, before anything is made."""
+        devmapper.exists(POOL)
         free = os.statvfs(self._folder).f_bavail * os.statvfs(self._folder).f_frsize
         needed = 0 if (self._folder / "data").exists() else META_BYTES + self._step
         if free < needed:
@@ -193,45 +199,58 @@ class DmThinSnapshot:
         return True
 
 
-class _Watch:
+def _map(vm: str, disk: ThinDisk) -> None:
+    """Raises BadDisk if the pool does not have the volume."""
+    pool, sectors = devmapper.map_path(POOL), disk.size // SECTOR
+    try:
+        devmapper.create(DISK_PREFIX + vm, [f"0 {sectors} thin {pool} {disk.number} {disk.origin}"])
+    except CommandFailed as error:
+        raise volume_gone(vm, disk, error) from error
+
+
+class _PoolWatch:
     """Has the pool grow, at once and after each event of the pool, in a thread of its own."""
 
     def __init__(self, grow_if_low: Callable[[], bool]) -> None:
         self._grow_if_low = grow_if_low
-        self._closed = False
-        self._lock = threading.Lock()
-        self._waiting: subprocess.Popen[bytes] | None = None
-        self._thread = threading.Thread(target=self._run, name="pool-watch", daemon=True)
+        self._stopped = threading.Event()
+        self._alarm = Alarm()
+        self._thread = Watch("pool-watch", self._run, self._stopped)
         self._thread.start()
 
     def close(self) -> None:
         """Stop; the pool stays."""
-        with self._lock:
-            self._closed = True
-            if self._waiting is not None:
-                self._waiting.kill()
+        self._stopped.set()
+        self._alarm.ring()
         self._thread.join()
+        self._alarm.close()
 
     def _run(self) -> None:
-        while not self._closed:
-            seen, enough = devmapper.events(POOL), False
-            try:
-                enough = self._grow_if_low()
-            except (DriverError, OSError) as error:
-                log.error("the disks' pool is low on space and could not be grown: %s", error)
-            self._wait(seen, None if enough else _RETRY)
+        waits_since = -math.inf  # it may have been without room, and without an agent, for long
+        while not self._stopped.is_set():
+            self._alarm.arm()
+            seen = devmapper.events(POOL)
+            if self._enough():
+                self._wait_for_event(seen)
+                continue
+            limit = _no_space_timeout()
+            if limit and time.monotonic() - waits_since > limit / 3:
+                _wait_anew()
+                waits_since = time.monotonic()
+            self._stopped.wait(min(_RETRY, limit / 4) if limit else _RETRY)
 
-    def _wait(self, seen: int, timeout: float | None) -> None:
-        """Until the pool's next event, or for ``timeout`` seconds."""
-        with self._lock:
-            if self._closed:
-                return
-            self._waiting = subprocess.Popen([tool("dmsetup"), "wait", POOL, str(seen)], stdout=subprocess.DEVNULL)
+    def _enough(self) -> bool:
         try:
-            self._waiting.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._waiting.kill()
-            self._waiting.wait()
+            return self._grow_if_low()
+        except (DriverError, OSError) as error:
+            log.error("the disks' pool is low on space and could not be grown: %s", error)
+            return False
+
+    def _wait_for_event(self, seen: int) -> None:
+        """Until the pool has had another event, or this is closed."""
+        while not self._stopped.is_set() and devmapper.events(POOL) == seen:
+            self._alarm.wait()
+            self._alarm.arm()
 
 
 def _check(meta: Path) -> None:
@@ -239,14 +258,24 @@ def _check(meta: Path) -> None:
 
     The kernel does not: after an error it marks them, and lets nobody write until somebody has looked (thin_check(8)).
     """
-    with meta.open("rb") as file:
-        if not any(file.read(_SUPERBLOCK)):
-            return  # they are new
+    if is_new(meta):
+        return
     log.info("checking the metadata of the disks' pool: %s", meta)
     try:
         run(["thin_check", "-q", "--clear-needs-check-flag", str(meta)], timeout=_CHECK_LIMIT)
     except CommandFailed as error:
         raise BadDisk(f"the metadata of the disks' pool are damaged, see thin_repair(8): {meta}: {error}") from error
+
+
+def _no_space_timeout() -> float:
+    """Seconds that the kernel holds writes to a pool without room; 0: for ever. Raises OSError."""
+    return float(_NO_SPACE_TIMEOUT.read_text())
+
+
+def _wait_anew() -> None:
+    """Have a pool without room hold writes from now on, also if it has begun to fail them. Raises DriverError."""
+    if _IN_WANT in devmapper.status(POOL).split():
+        devmapper.reload(POOL, devmapper.table(POOL).splitlines())
 
 
 def _blocks(status: str) -> tuple[int, int]:

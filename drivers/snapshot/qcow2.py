@@ -11,12 +11,14 @@ import shutil
 from pathlib import Path
 
 from drivers.base import Device, Existing, Place
-from drivers.command import run
+from drivers.door import door
 from drivers.errors import BadDevice, BadDisk, DriverError, NoSpace, SnapshotMissing
+from drivers.host.command import run
+from drivers.host.durable import sync
+from drivers.host.space import shortage
 from drivers.names import checked
 from drivers.needs import QEMU_IMG, Needs
-from drivers.qcow2file import read_header
-from drivers.space import shortage
+from drivers.qemu.qcow2file import read_header
 
 _BACKING_PREFIX = "json:"
 _SECTOR = 512
@@ -30,6 +32,7 @@ _LAYOUT = "cluster_size=128k,extended_l2=on"
 """Subclusters of 4 KiB: a small first write copies 4 KiB from the image, not a cluster fetched from the parents."""
 
 
+@door
 class Qcow2Snapshot:
     """Disks of VMs in ``<state>/snapshots``."""
 
@@ -58,11 +61,13 @@ class Qcow2Snapshot:
         layout = ["-u", "-f", "qcow2", "-o", _LAYOUT, "-F", "raw", "-b", backing]
         try:
             run(["qemu-img", "create", "-q", *layout, str(fresh), str(size)])
-        except DriverError:
+            sync(fresh)  # who is told of the disk finds it after a power cut
+        except (DriverError, OSError):
             fresh.unlink(missing_ok=True)
             self._require_room()
             raise
         fresh.rename(path)
+        sync(self._folder)
         return self.open(vm)
 
     def open(self, vm: str) -> Device:

@@ -29,10 +29,11 @@ from lab.present import at_least_one, present
 from lab.process import attempts
 from lab.view import View
 from virtman.client import AgentClient
+from virtman.models import Stack
 
 IMAGE = "tiny"
 VM, SECOND = "vm", "second"
-BOOT_TIMEOUT = 300.0
+BOOT_TIMEOUT = 1200.0
 TEARDOWN_TIMEOUT = 60.0
 
 
@@ -71,13 +72,13 @@ class Demo:
         """A VM, until it prints from user space."""
         self.view.phase(f"a VM boots in {host.name}, which is a VM itself")
         began = time.monotonic()
-        log = self.agents[host.name].boot(VM, IMAGE, memory=128, network="none")["console_log"]
+        log = self.agents[host.name].boot(VM, IMAGE, memory=128, network="none").machine.console_log
         for _ in attempts(BOOT_TIMEOUT):
             if self.tiny.line in host.run(["cat", log]):
                 break
         else:
             raise LoginFailed(f"{VM} on {host.name} did not come up; its console: {host.run(['tail', log])}")
-        seconds, fetched = time.monotonic() - began, self.status(host)["fetched_bytes"]
+        seconds, fetched = time.monotonic() - began, self.status(host).fetched_bytes
         self.view.say(f"  it says, after {seconds:.0f} s: {self.tiny.line}")
         self.view.say(f"  fetched {decimal(fetched)} of {decimal(self.tiny.disk.stat().st_size)}")
         return {"boot_s": seconds, "fetched_bytes": fetched}
@@ -85,7 +86,7 @@ class Demo:
     def lose_parent(self, child: Machine, parent: Machine) -> dict[str, Any]:
         """Take the power of a host's parent while the host reads the whole image. Raises LabError for a wrong byte."""
         self.view.phase(f"{parent.name} loses its power while {child.name} reads the image through it")
-        reading = child.begin(["sha256sum", self.agents[child.name].create(SECOND, IMAGE)["path"]])
+        reading = child.begin(["sha256sum", self.agents[child.name].create(SECOND, IMAGE).disk.path])
         parent.cut_power()
         self.hosts.remove(parent)
         said = reading.communicate(timeout=BOOT_TIMEOUT)[0].split()
@@ -106,19 +107,18 @@ class Demo:
 
     def active_parent(self, host: Machine) -> str:
         """The name of who a host reads from now."""
-        return next((path["host"] for path in self.status(host)["paths"] if path["state"] == "active"), "nobody")
+        return next((path.host for path in self.status(host).paths if path.state == "active"), "nobody")
 
-    def status(self, host: Machine) -> dict[str, Any]:
+    def status(self, host: Machine) -> Stack:
         """What a host says of the image."""
-        [image] = self.agents[host.name].status()["images"]
-        found: dict[str, Any] = image
-        return found
+        [image] = self.agents[host.name].status().images
+        return image
 
     def remove(self) -> dict[str, Any]:
         """Remove all by the commands for it. Returns what is left on the hosts that have power: nothing."""
         for host in reversed(self.hosts):
             for vm in self.agents[host.name].vms():
-                self.agents[host.name].destroy(vm["vm"])
+                self.agents[host.name].destroy(vm.name)
         self.collect()
         left = {}
         for host in self.hosts:
@@ -133,7 +133,7 @@ class Demo:
         for _ in attempts(TEARDOWN_TIMEOUT):
             for host in self.hosts:
                 self.agents[host.name].gc()
-            kept = [host.name for host in self.hosts if self.agents[host.name].status()["images"]]
+            kept = [host.name for host in self.hosts if self.agents[host.name].status().images]
             if not kept:
                 return
         raise LabError(f"these hosts keep the image after {TEARDOWN_TIMEOUT:.0f} s: {', '.join(kept)}")

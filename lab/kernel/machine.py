@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import compileall
 import contextlib
+import py_compile
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +21,22 @@ from lab.kernel.root import Root
 from lab.process import Service, attempts
 from lab.tools import run
 
-UP_TIMEOUT = 180.0
+UP_TIMEOUT = 600.0
 """Seconds from the start of a guest to its first answer; 15 on an idle machine under TCG."""
 
 MEMORY = 768
 """MiB."""
 
-COMMAND_TIMEOUT = 120.0
+COMMAND_TIMEOUT = 1200.0
+"""Seconds after which a command is taken for one that hangs. A command is slow with reason: eight creates at once took
+55 s on an idle machine, and a guest of a whole test run gets a sixth of a processor at times."""
 
 EMULATED = "max,erms=off,fsrm=off,la57=off,smap=off,smep=off,avx=off,avx2=off"
 """Without the features that cost TCG more than they bring: erms and fsrm, by which Linux copies memory byte by byte, in
 two to four times the time; a fifth level of page tables, checks at every access to user memory, wide registers."""
+
+PATIENT = f"systemd.default_timeout_start_sec={COMMAND_TIMEOUT:.0f}"
+"""Kernel option: an agent takes 12 s of an emulated processor to start, and systemd gives up after 90 s."""
 
 QUICK = "mitigations=off norandmaps psi=0 init_on_alloc=0 transparent_hugepage=never"
 """Kernel options. Without norandmaps, TCG translates a program anew each time it is started, since it is at other
@@ -85,7 +93,7 @@ class Machine:
 
         def answers() -> bool:
             with contextlib.suppress(CommandFailed, subprocess.TimeoutExpired):
-                self.run(["true"], timeout=10)
+                self.run(["true"], timeout=60)
                 return True
             return False
 
@@ -149,7 +157,7 @@ class Machine:
         service = self._running()
         with contextlib.suppress(CommandFailed):  # the connection may end before the command does
             self.run(["systemctl", "poweroff"])
-        for _ in attempts(60):
+        for _ in attempts(UP_TIMEOUT):
             if not service.running:
                 self._forget()
                 return
@@ -190,7 +198,7 @@ class Machine:
             "StrictHostKeyChecking": "no",
             "UserKnownHostsFile": "/dev/null",
             "LogLevel": "ERROR",
-            "ConnectTimeout": 5,
+            "ConnectTimeout": 30,
             "BatchMode": "yes",
             # One connection for all commands: the handshake takes a second of an emulated processor.
             "ControlMaster": "auto",
@@ -218,7 +226,7 @@ class Machine:
             *("-device", "virtio-rng-pci"),
             *("-cpu", "host" if site.accel == "kvm" else EMULATED),
             *("-kernel", str(site.root.kernel), "-initrd", str(site.root.initrd)),
-            *("-append", f"console=ttyS0 net.ifnames=0 {QUICK} panic=-1 loglevel=4 {told}"),
+            *("-append", f"console=ttyS0 net.ifnames=0 {QUICK} {PATIENT} panic=-1 loglevel=4 {told}"),
             *("-drive", f"file={self._overlay},if=virtio,format=qcow2,cache=unsafe"),
             *("-drive", f"file={site.share},if=virtio,format=raw,readonly=on"),
             *("-netdev", forward, "-device", f"virtio-net-pci,netdev=outside,mac={mac % 0}"),
@@ -261,3 +269,16 @@ def build_wheel(project: Path, target: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "wheel"]
     run([*pip, "--no-deps", "--wheel-dir", target, copy])
     shutil.rmtree(copy)
+    for wheel in target.glob("*.whl"):
+        compile_wheel(wheel)
+
+
+def compile_wheel(wheel: Path) -> None:
+    """Add byte code, which a guest's emulated processor would take seconds to make: its Python is of this release."""
+    unpacked = wheel.with_suffix(".unpacked")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(unpacked)
+    # Whoever unpacks it gives the sources times of his own.
+    compileall.compile_dir(unpacked, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    Path(shutil.make_archive(str(unpacked), "zip", unpacked)).rename(wheel)
+    shutil.rmtree(unpacked)

@@ -6,16 +6,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from lab.kernel.machine import Machine
+from lab.kernel.machine import COMMAND_TIMEOUT, Machine
 from virtman.client import AgentClient
 
 VOLT_PORT = 8700
 TOKEN_FILE = "/etc/volt/token"
 AGENT_SETTINGS = "/etc/default/virtman-agent"
 AGENT_SOCKET = "/run/virtman/agent.sock"
-TIMEOUT = 300.0
-"""Seconds for a command of ours in a guest that is busy under emulation."""
-
 _LISTENS = f"until (: < /dev/tcp/127.0.0.1/{VOLT_PORT}) 2>/dev/null; do sleep 0.2; done"
 
 
@@ -54,8 +51,8 @@ class Services:
         origin = self._machines["origin"]
         listen = f"VOLT_LISTEN=0.0.0.0:{VOLT_PORT}"
         origin.run(["tee", "/etc/default/volt"], stdin="\n".join([listen, *self._volt_settings, ""]))
-        origin.run(["systemctl", "start", "volt.service"], timeout=TIMEOUT)
-        origin.run(["timeout", str(TIMEOUT), "bash", "-c", _LISTENS], timeout=TIMEOUT)
+        origin.run(["systemctl", "start", "volt.service"])
+        origin.run(["timeout", str(COMMAND_TIMEOUT), "bash", "-c", _LISTENS])
 
     def stop(self) -> None:
         """Stop all agents and Volt. What agents made stays. Raises CommandFailed."""
@@ -66,12 +63,12 @@ class Services:
     def restart_volt(self, settings: Sequence[str]) -> None:
         """Stop Volt and start it with other settings. Raises CommandFailed."""
         self._volt_settings = settings
-        self._machines["origin"].run(["systemctl", "stop", "volt.service"], timeout=TIMEOUT)
+        self._machines["origin"].run(["systemctl", "stop", "volt.service"])
         self.start_volt()
 
     def start_agent(self, machine: Machine) -> None:
         """Start a guest's agent, if it is not running. Raises CommandFailed."""
-        machine.run(["systemctl", "start", "virtman-agent.service"], timeout=TIMEOUT)
+        machine.run(["systemctl", "start", "virtman-agent.service"])
 
 
 def agent(machine: Machine) -> AgentClient:

@@ -23,7 +23,7 @@ from lab.tools import BUILD, run
 LAID_OVER = guest.LAB / "tiny-root"
 LOADER_SETTINGS = guest.LAB / "guest-root/boot/extlinux"
 DISK_BYTES = 64 * guest.MIB
-CONTENT_BYTES = 8 * guest.MIB
+CONTENT_BYTES = 2 * guest.MIB
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class ClusterTest(VmTestCase):
             cluster.agents[1].create("vm", "img")
             cluster.kill_agent(1)
             cluster.restart_agent(1)
-            self.assertEqual(["vm"], [vm["vm"] for vm in cluster.agents[1].vms()])
+            self.assertEqual(["vm"], [vm.name for vm in cluster.agents[1].vms()])
 
     def test_volt_comes_back_at_the_same_address(self) -> None:
         with Cluster(self.folder / "c", 1) as cluster:
@@ -67,7 +67,7 @@ class ClusterTest(VmTestCase):
         self.addCleanup(stray.kill)
         error = self.assertRaises(Leftovers, cluster.stop)
         self.assertIn(str(stray.pid), str(error))
-        self.assertEqual(-signal.SIGKILL, stray.wait(10))
+        self.assertEqual(-signal.SIGKILL, stray.wait(180))
 
     def test_a_start_that_fails_half_way_leaves_nothing(self) -> None:
         cluster = Cluster(self.folder / "c", 2, agent_options=["--no-such-option"])
@@ -91,6 +91,6 @@ class LabUpTest(VmTestCase):
         run_folder = Path(socket).parent.parent
         self.assertNotEqual({}, processes_of(run_folder))
         lab.terminate()
-        self.assertEqual(0, lab.wait(60), log.read_text())
+        self.assertEqual(0, lab.wait(180), log.read_text())
         self.assertEqual({}, processes_of(run_folder))
         self.assertFalse(run_folder.exists())

@@ -15,7 +15,7 @@ from lab.process import attempts
 from lab.tools import run
 from tests.boot.vms import LOGIN_TIMEOUT, VmTestCase
 
-POWER_OFF_TIMEOUT = 120.0
+POWER_OFF_TIMEOUT = 300.0
 
 
 class GuestTest(VmTestCase):

@@ -72,4 +72,4 @@ class PrivateLibvirtTest(VmTestCase):
         self.assertNotEqual([], pidfds)
         lab.send_signal(signal.SIGKILL)
         for pidfd in pidfds:
-            self.assertEqual([pidfd], select.select([pidfd], [], [], 20)[0], "libvirtd outlived the lab")
+            self.assertEqual([pidfd], select.select([pidfd], [], [], 180)[0], "libvirtd outlived the lab")

@@ -13,7 +13,7 @@ from lab.cluster import Cluster
 from lab.guest import Guest, guest
 from lab.libvirt import PrivateLibvirt
 
-LOGIN_TIMEOUT = 240.0
+LOGIN_TIMEOUT = 600.0
 """Seconds; a boot takes ten on an idle machine without KVM."""
 
 TOOLS = {
@@ -51,7 +51,7 @@ class VmTestCase(testtools.TestCase):
     def cluster(self, hosts: int) -> Cluster:
         """Volt and hosts of the test's own, with a libvirtd; the origin has published the guest."""
         cluster = Cluster(
-            self.folder, hosts, libvirt=self.libvirt().uri, volt_options=["--heartbeat", "0.5", "--lease", "5"]
+            self.folder, hosts, libvirt=self.libvirt().uri, volt_options=["--heartbeat", "0.5", "--lease", "60"]
         )
         self.addCleanup(cluster.stop)
         cluster.start()

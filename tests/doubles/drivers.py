@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from drivers.attach.routes import origin_file
 from drivers.base import (
     CacheStats,
     Child,
@@ -28,7 +29,9 @@ from drivers.base import (
     Volume,
     VolumeState,
 )
-from drivers.errors import DriverError, NotAttached, SnapshotMissing
+from drivers.cache.cachefiles import checked_key
+from drivers.errors import BadDevice, BadDisk, InUse, NoParents, NotAttached, SnapshotMissing
+from drivers.names import checked
 from virtman.hostdrivers import HostDrivers
 
 Moment = Callable[[str], None]
@@ -37,6 +40,7 @@ Moment = Callable[[str], None]
 ADDRESS = "unix:///run/virtman/serve"
 HIT_BYTES = 3 << 20
 BYTES_PER_FETCH = 1 << 20
+SECTOR = 512
 POOL = Volume(Path("/state/cache/pool"), 1 << 30, (), VolumeState.IDLE)
 
 
@@ -109,19 +113,21 @@ class AttachDouble:
 
     def connect(self, image: Image, parents: Sequence[Parent]) -> Device:
         with self.host.act("attach.connect"):
-            if not parents:
-                raise DriverError(f"image {image.name} has no parent to read from")
-            self.host.routes[image.name] = list(parents)
+            self.host.routes[checked(image.name)] = _some(image, parents)
             self.watched.add(image.name)
         return Device(image.size, node={"driver": "nbd", "export": image.name})
 
     def origin(self, image: Image, file: Path) -> Device:
         with self.host.act("attach.origin"):
-            return Device(image.size, node={"driver": "file", "filename": str(file), "key": image.key})
+            return Device(
+                image.size, node={"driver": "file", "filename": str(origin_file(image, file)), "key": image.key}
+            )
 
     def update(self, image: Image, parents: Sequence[Parent]) -> bool:
         with self.host.act("attach.update"):
-            moved = self.host.routes.get(image.name, [])[:1] != list(parents)[:1]
+            if image.name not in self.watched:
+                raise NotAttached(image.name)
+            moved = self.host.routes[image.name][:1] != _some(image, parents)[:1]
             self.host.routes[image.name] = list(parents)
             if moved:
                 self.host.reading.setdefault(image.name, set()).add(parents[0])
@@ -133,7 +139,7 @@ class AttachDouble:
 
     def disconnect(self, image: str) -> None:
         with self.host.act("attach.disconnect"):
-            self.host.routes.pop(image, None)
+            self.host.routes.pop(checked(image), None)
             self.watched.discard(image)
 
     def paths(self, image: str) -> list[PathStatus]:
@@ -157,6 +163,10 @@ class CacheDouble:
 
     def open(self, image: Image, base: Device) -> Device:
         with self.host.act("cache.open"):
+            checked_key(image.key)
+            _require_content(base)
+            if image.size % SECTOR:
+                raise BadDisk(f"image {image.name}: its size {image.size} is not a multiple of {SECTOR}")
             self.host.open_caches.add(image.key)
             self.host.caches.setdefault(image.key, BYTES_PER_FETCH)
         return Device(image.size, node={"driver": "qcow2", "key": image.key, "backing": base.node})
@@ -167,9 +177,12 @@ class CacheDouble:
 
     def remove(self, key: str) -> int:
         with self.host.act("cache.remove"):
-            if key in self.host.open_caches:
-                raise DriverError(f"the cache {key} is in use")
+            if checked_key(key) in self.host.open_caches:
+                raise InUse(Path("/caches") / key)
             return self.host.caches.pop(key, 0)
+
+    def size(self, key: str) -> int:
+        return self.host.caches.get(checked_key(key), 0)
 
     def stats(self, image: Image) -> CacheStats:
         if "cache.stats" in self.host.failing:
@@ -209,11 +222,13 @@ class ExportDouble:
 
     def reserve(self, image: str) -> Endpoint:
         with self.host.act("export.reserve"):
-            self.host.endpoints.add(image)
+            self.host.endpoints.add(checked(image))
         return Endpoint(ADDRESS, image)
 
     def publish(self, image: Image, device: Device, *, replace: bool = False) -> Endpoint:
         with self.host.act("export.publish"):
+            _require_content(device)
+            checked(image.name)
             same = self.host.served.get(image.name) == device
             self.host.endpoints.add(image.name)
             if replace or not same:
@@ -222,13 +237,13 @@ class ExportDouble:
         return Endpoint(ADDRESS, image.name)
 
     def local(self, image: Image) -> Device:
-        return Device(image.size, node={"driver": "nbd", "export": image.name, "key": image.key})
+        return Device(image.size, node={"driver": "nbd", "export": checked(image.name), "key": image.key})
 
     def serving(self, image: str) -> bool:
-        return image in self.host.served
+        return checked(image) in self.host.served
 
-    def hit_bytes(self, image: str) -> int:
-        return HIT_BYTES if image in self.host.served else 0
+    def hit_bytes(self, image: str) -> int | None:
+        return HIT_BYTES if checked(image) in self.host.served else 0
 
     def allow(self, image: str, children: Sequence[Child]) -> None:
         with self.host.act("export.allow"):
@@ -236,6 +251,7 @@ class ExportDouble:
 
     def withdraw(self, image: str) -> None:
         with self.host.act("export.withdraw"):
+            checked(image)
             for made in (self.host.served, self.host.reading, self.host.allowed):
                 made.pop(image, None)
             self.host.endpoints.discard(image)
@@ -252,22 +268,25 @@ class SnapshotDouble:
 
     def create(self, vm: str, origin: Device, size: int) -> Device:
         with self.host.act("snapshot.create"):
-            disk = self.host.disks.get(vm)
+            disk = self.host.disks.get(checked(vm))
             if disk is None or not disk.whole:
+                _require_content(origin)
+                if size < origin.size or size % SECTOR:
+                    raise BadDisk(f"VM {vm}: {size} is not a disk size")
                 disk = self.host.disks[vm] = Disk(size, origin)
                 self.host.moment("within snapshot.create")
                 disk.whole = True
         return _device(vm, disk)
 
     def open(self, vm: str) -> Device:
-        disk = self.host.disks.get(vm)
+        disk = self.host.disks.get(checked(vm))
         if disk is None or not disk.whole:
             raise SnapshotMissing(vm)
         return _device(vm, disk)
 
     def delete(self, vm: str) -> None:
         with self.host.act("snapshot.delete"):
-            self.host.disks.pop(vm, None)
+            self.host.disks.pop(checked(vm), None)
 
     def existing(self) -> Existing:
         return Existing(frozenset(self.host.disks))
@@ -283,6 +302,17 @@ def drivers_over(
     return HostDrivers(
         AttachDouble(host, lost=lost), CacheDouble(host), ExportDouble(host, died=died), SnapshotDouble(host)
     )
+
+
+def _some(image: Image, parents: Sequence[Parent]) -> list[Parent]:
+    if not parents:
+        raise NoParents(image.name)
+    return list(parents)
+
+
+def _require_content(device: Device) -> None:
+    if device.node is None:
+        raise BadDevice(f"{device} has no QEMU block node")
 
 
 def _device(vm: str, disk: Disk) -> Device:

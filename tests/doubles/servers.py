@@ -14,6 +14,7 @@ from testtools import TestCase
 from werkzeug.serving import make_server
 
 from drivers.base import Image
+from tests.doubles.contract import Contract
 from tests.doubles.volt import VoltDouble
 from volt import errors
 from volt.client import NodeReport
@@ -23,7 +24,12 @@ SOON = 10.0
 
 def serve_volt(test: TestCase, volt: VoltDouble) -> str:
     """Serve the double as Volt is served. Returns its URL."""
-    server = make_server("127.0.0.1", 0, volt_app(volt), threaded=True)
+    return serve_app(test, volt_app(volt))
+
+
+def serve_app(test: TestCase, app: Flask) -> str:
+    """Serve Volt's API, a double's or the real one. Returns its URL."""
+    server = make_server("127.0.0.1", 0, app, threaded=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, name="volt double")
     test.addCleanup(server.server_close)
     test.addCleanup(thread.join, SOON)
@@ -33,7 +39,12 @@ def serve_volt(test: TestCase, volt: VoltDouble) -> str:
 
 
 def serve_agent(test: TestCase, app: Flask, path: Path) -> None:
-    """Serve an agent's API on a unix socket with the server that the agent uses."""
+    """Serve an agent's API on a unix socket with the server that the agent uses.
+
+    The test fails if anything is answered otherwise than the API's document says.
+    """
+    contract = Contract(app)
+    test.addCleanup(lambda: test.assertEqual([], contract.broken))
     server = waitress.create_server(app, unix_socket=str(path), unix_socket_perms="600", threads=8)
 
     done, guard = threading.Event(), threading.Lock()
@@ -92,6 +103,11 @@ def volt_app(volt: VoltDouble) -> Flask:
         _known(volt, body["origin"])
         return _model(volt.publish(Image(body["name"], body["size"], body["digest"]), body["origin"]))
 
+    _add_nodes(app, volt)
+    return app
+
+
+def _add_nodes(app: Flask, volt: VoltDouble) -> None:
     @app.post("/v1/images/<image>/nodes")
     def join(image: str) -> Response:
         _known(volt, request.get_json()["host"])
@@ -101,6 +117,10 @@ def volt_app(volt: VoltDouble) -> Flask:
     def leave(image: str, host: str) -> Response:
         volt.leave(image, host, request.args.get("dropped", -1, int))
         return Response(status=204)
+
+    @app.get("/v1/images/<image>")
+    def show_image(image: str) -> Response:
+        return _model(volt.image(image))
 
     @app.delete("/v1/images/<image>")
     def remove_image(image: str) -> Response:
@@ -114,8 +134,6 @@ def volt_app(volt: VoltDouble) -> Flask:
     @app.post("/v1/images/<image>/reports")
     def report(image: str) -> Response:
         return _model(volt.report(image, request.get_json()["dead"]))
-
-    return app
 
 
 def _known(volt: VoltDouble, host: str) -> None:

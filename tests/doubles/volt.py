@@ -1,19 +1,27 @@
-"""Volt in memory, as one host sees it, and that host's seat at it."""
+"""Volt in memory, as one host sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from typing import cast
 
 from drivers import base
 from tests.doubles.drivers import Moment, unnoticed
-from virtman.errors import CoordinatorDown
-from virtman.voltlink import ERRORS
+from virtman.voltlink import VoltLink
 from volt import errors
-from volt.client import Assignment, Child, HeartbeatAnswer, Image, ImageTree, NodeReport, NodeState, Parent, TreeNode
+from volt.client import (
+    Assignment,
+    Child,
+    HeartbeatAnswer,
+    Image,
+    ImageTree,
+    NodeReport,
+    NodeState,
+    Parent,
+    TreeNode,
+    VoltClient,
+)
 
-T = TypeVar("T")
-
+HERE = "here"
 INTERVAL = 30.0
 SERVE = "unix:///run/other/serve"
 SECRET = "whispered"
@@ -21,7 +29,10 @@ SECRET = "whispered"
 
 
 class VoltDouble:
-    """Images, and the one host's places in their trees. Raises what the real one answers (``volt.errors``)."""
+    """Images, and the one host's places in their trees. Raises what the real one answers (``volt.errors``).
+
+    tests/unit/volt/test_contract.py holds it to what the real one does. ``nodes`` of an image counts other hosts here.
+    """
 
     def __init__(self) -> None:
         self.moment: Moment = unnoticed
@@ -48,6 +59,10 @@ class VoltDouble:
         self._parents[image] = parents
         return self._assign(image, slot=3, parents=parents, children=children or [])
 
+    def read_by_others(self, image: str, hosts: int = 1) -> None:
+        """Other hosts have the image."""
+        self.images[image] = self.images[image].model_copy(update={"nodes": hosts})
+
     def forget(self, image: str) -> None:
         """The host's lease ran out, and with it its place."""
         self.places.pop(image, None)
@@ -71,34 +86,44 @@ class VoltDouble:
         self._answer("publish")
         there = self.images.get(image.name)
         if there is not None and (there.digest, there.size) != (image.digest, image.size):
-            raise errors.ImageConflict(f"image {image.name!r} exists with other content")
-        if image.name in self.places and self.places[image.name].parents:
-            raise errors.HostHasNode(f"host {host!r} reads {image.name!r} from the tree")
-        self._list(image, host)
-        self._assign(image.name, slot=0, parents=[], children=[])
+            raise errors.ImageConflict(f"image {image.name} is published with digest {there.digest}, size {there.size}")
+        if self._reads(image.name):
+            raise errors.HostHasNode(f"host {host} reads image {image.name} from the tree: leave first")
+        origins = there.origins if there is not None else []
+        if host not in origins or image.name not in self.places:
+            self._list(image, *[origin for origin in origins if origin != host], host)
+            self._assign(image.name, slot=1 - len(self.images[image.name].origins), parents=[], children=[])
         self.moment("after volt.publish")
-        return self.images[image.name]
+        return self._shown(image.name)
 
     def join(self, image: str) -> Assignment:
         self._answer("join")
         self._known(image)
-        if image not in self.places:
+        if (place := self.places.get(image)) is not None:
+            self._revision += 1
+            self.places[image] = place.model_copy(update={"revision": self._revision})
+        else:
             self._assign(image, slot=1, parents=self._parents.get(image, ["other"]), children=[])
         self.moment("after volt.join")
         return self.places[image]
 
     def leave(self, image: str, host: str, dropped: int = -1) -> None:
         self._answer("leave")
-        self._known(image)
-        self.dropped[image] = dropped
-        if self.images[image].origins == [host]:
-            raise errors.OriginNeeded(f"host {host!r} is the last origin of {image!r}")
-        self.places.pop(image, None)
+        if image in self.images:
+            self.dropped[image] = dropped
+            origins = self.images[image].origins
+            if origins == [host]:
+                raise errors.OriginNeeded(f"host {host} is the last origin of image {image}: remove the image instead")
+            left = [origin for origin in origins if origin != host]
+            self.images[image] = self.images[image].model_copy(update={"origins": left})
+            self.places.pop(image, None)
         self.moment("after volt.leave")
 
     def remove_image(self, image: str) -> None:
         self._answer("remove")
-        self._known(image)
+        users = ("h7",) if self._known(image).nodes else (HERE,) if self._reads(image) else ()
+        if users:
+            raise errors.ImageInUse(f"image {image} is in use by {', '.join(users)}", users)
         del self.images[image]
         self.places.pop(image, None)
 
@@ -106,19 +131,34 @@ class VoltDouble:
         self._answer("report")
         self._known(image)
         self.reported.append((image, dead))
-        left = [parent.host for parent in self.places[image].parents if parent.host != dead]
-        return self._assign(image, slot=1, parents=left or ["other"], children=[])
+        place = self.places.get(image)
+        if place is None:
+            raise errors.NodeUnknown(f"host {HERE} is not in the tree of image {image}")
+        parents = [parent.host for parent in place.parents]
+        if dead not in parents:
+            return place
+        left = [host for host in parents if host != dead]
+        children = [child.host for child in place.children]
+        return self._assign(image, place.slot, parents=left or ["other"], children=children)
+
+    def image(self, name: str) -> Image:
+        self._answer("image")
+        self._known(name)
+        return self._shown(name)
 
     def listing(self) -> list[Image]:
         self._answer("images")
-        return list(self.images.values())
+        found = [self._shown(name) for name in sorted(self.images)]
+        self.moment("after volt.images")
+        return found
 
     def tree(self, image: str) -> ImageTree:
         self._answer("tree")
         published = self._known(image)
+        place = self.places.get(image)
         root = TreeNode(
             host=published.origins[0], slot=0, state=NodeState.READY, depth=0, revision=1, confirmed=1, fetched_bytes=0,
-            parent=None, children=[],
+            parent=None, children=[_tree_node(place)] if place is not None and place.parents else [],
         )  # fmt: skip
         return ImageTree(
             image=image, size=published.size, digest=published.digest, revision=1, fanout=2, root=root, origins=[]
@@ -126,17 +166,25 @@ class VoltDouble:
 
     def _known(self, image: str) -> Image:
         if image not in self.images:
-            raise errors.ImageUnknown(f"no image {image!r} is published")
+            raise errors.ImageUnknown(f"no image {image} is published")
         return self.images[image]
+
+    def _reads(self, image: str) -> bool:
+        """Whether the host reads the image from the tree."""
+        return image in self.places and bool(self.places[image].parents)
+
+    def _shown(self, name: str) -> Image:
+        image = self.images[name]
+        return image.model_copy(update={"nodes": image.nodes + self._reads(name)})
 
     def _answer(self, call: str) -> None:
         self.moment(f"before volt.{call}")
         if self.down:
             raise errors.StoreDown("the store does not answer")
 
-    def _list(self, image: base.Image, origin: str) -> None:
+    def _list(self, image: base.Image, *origins: str) -> None:
         self.images[image.name] = Image(
-            name=image.name, size=image.size, digest=image.digest, origins=[origin], nodes=0, revision=1
+            name=image.name, size=image.size, digest=image.digest, origins=list(origins), nodes=0, revision=1
         )
 
     def _assign(self, image: str, slot: int, parents: list[str], children: list[str]) -> Assignment:
@@ -151,32 +199,50 @@ class VoltDouble:
         return self.places[image]
 
 
-class Seat:
-    """What a stack needs of Volt, with the agent's errors."""
+def _tree_node(place: Assignment) -> TreeNode:
+    return TreeNode(
+        host=HERE, slot=place.slot, state=place.state, depth=1, revision=place.revision, confirmed=place.revision,
+        fetched_bytes=0, parent=None, children=[],
+    )  # fmt: skip
 
-    def __init__(self, volt: VoltDouble, host: str = "here") -> None:
+
+class DoubleClient:
+    """``volt.client.VoltClient`` of a host, as far as a host's link calls it, over the double."""
+
+    def __init__(self, volt: VoltDouble) -> None:
         self._volt = volt
-        self._host = host
 
-    def join(self, image: str) -> Assignment:
-        return _ours(lambda: self._volt.join(image))
+    def register(self, host: str, address: str) -> None:
+        self._volt.register(host, address)
 
-    def leave(self, image: str, dropped: int = -1) -> None:
-        if image in self._volt.images or self._volt.down:
-            _ours(lambda: self._leave(image, dropped))
+    def heartbeat(self, host: str, nodes: list[NodeReport]) -> HeartbeatAnswer:
+        return self._volt.heartbeat(nodes)
 
-    def _leave(self, image: str, dropped: int) -> None:
-        try:
-            self._volt.leave(image, self._host, dropped)
-        except errors.OriginNeeded:
-            self._volt.remove_image(image)
+    def publish(self, name: str, size: int, digest: str, origin: str) -> Image:
+        return self._volt.publish(base.Image(name, size, digest), origin)
 
-    def publish(self, image: base.Image) -> Assignment:
-        _ours(lambda: self._volt.publish(image, self._host))
-        return self.join(image.name)
+    def images(self) -> list[Image]:
+        return self._volt.listing()
 
-    def report(self, image: str, dead: str) -> Assignment:
-        return _ours(lambda: self._volt.report(image, dead))
+    def image(self, name: str) -> Image:
+        return self._volt.image(name)
+
+    def remove_image(self, name: str) -> None:
+        self._volt.remove_image(name)
+
+    def join(self, image: str, host: str) -> Assignment:
+        return self._volt.join(image)
+
+    def leave(self, image: str, host: str, dropped: int = -1) -> None:
+        self._volt.leave(image, host, dropped)
+
+    def report_dead(self, image: str, reporter: str, dead: str) -> Assignment:
+        return self._volt.report(image, dead)
+
+
+def link_to(volt: VoltDouble, host: str = HERE) -> VoltLink:
+    """The link of a host, the real one, to the double."""
+    return VoltLink(cast(VoltClient, DoubleClient(volt)), host, SERVE)
 
 
 def digest_of(name: str) -> str:
@@ -197,10 +263,3 @@ def parent(host: str, image: str = "debian") -> base.Parent:
 def child(host: str, image: str = "debian") -> base.Child:
     """A child as drivers are told of it."""
     return base.Child(host, secret_of(image, host))
-
-
-def _ours(call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except errors.VoltError as error:
-        raise ERRORS.get(type(error), CoordinatorDown)(f"Volt: {error}") from error

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernel.selection import selected
+from tests.kernel.selection import marked, selected
 
 collect_ignore = ["inside"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests in guests last: they keep all processors busy, when other environments have come to their end."""
-    items.sort(key=lambda item: "test_inside" in item.nodeid)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Tell test_inside which files are wanted: it begins with all of them at once."""
     selected.extend(item.name for item in session.items)
+    if session.config.option.markexpr:
+        marked.extend(["-m", session.config.option.markexpr])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,13 @@ HOSTS = 2
 FAILED_PATH = "I/O error, dev sd"
 """A path whose parent goes fails requests, which the map sends by another one (Linux: block/blk-mq.c,
 blk_print_req_error). A map's own errors name dm-."""
-LOGS = BUILD / "kernel-tests"
+LOGS = BUILD / "kernel-tests" / os.environ.get("TOX_ENV_NAME", "all")
+"""Environments of tox run side by side."""
+
+Footprints = dict[str, dict[str, list[str]]]
+
+_left: Footprints = {}
+"""What the last test found on each guest at its end, until somebody changes it: the next one begins with that."""
 
 
 @functools.cache
@@ -35,6 +42,11 @@ def cluster() -> KernelCluster:
     atexit.register(started.stop)
     started.start()
     return started
+
+
+def changed_on_purpose() -> None:
+    """Say that what was done to the guests between two tests is to stay."""
+    _left.clear()
 
 
 class KernelCase(TestCase):
@@ -48,7 +60,7 @@ class KernelCase(TestCase):
         super().setUp()
         self.machines = cluster().machines
         self.addCleanup(self._check_kernels)
-        self.addCleanup(self._check_footprints, self._footprints())
+        self.addCleanup(self._check_footprints, dict(_left) or self._footprints())
         self._on_all(lambda machine: machine.run(["dmesg", "--clear"]))
 
     @property
@@ -59,10 +71,13 @@ class KernelCase(TestCase):
     def host(self) -> Machine:
         return self.machines["host-1"]
 
-    def _check_footprints(self, before: dict[str, dict[str, list[str]]]) -> None:
-        self.assertEqual(before, self._footprints())
+    def _check_footprints(self, before: Footprints) -> None:
+        after = self._footprints()
+        _left.clear()
+        _left.update(after)
+        self.assertEqual(before, after)
 
-    def _footprints(self) -> dict[str, dict[str, list[str]]]:
+    def _footprints(self) -> Footprints:
         return self._on_all(footprint)
 
     def _on_all(self, act: Callable[[Machine], T]) -> dict[str, T]:
@@ -73,4 +88,9 @@ class KernelCase(TestCase):
     def _check_kernels(self) -> None:
         found = self._on_all(lambda machine: troubles(machine.kernel_log()))
         left = {name: [line for line in lines if not line.startswith(self.forgiven)] for name, lines in found.items()}
-        self.assertEqual({name: [] for name in left}, left)
+        try:
+            for name in [name for name, lines in left.items() if lines]:
+                journal = self.machines[name].run(["journalctl", "--boot", "--output=short-monotonic", "--no-pager"])
+                (LOGS / f"{name}.{self.id().rpartition('.')[2]}.journal").write_text(journal)
+        finally:
+            self.assertEqual({name: [] for name in left}, left)

@@ -1,3 +1,7 @@
 """Which tests pytest was asked for. Guests, which have these tests but not the lab, import it, too."""
 
 selected: list[str] = []
+"""Names of tests."""
+
+marked: list[str] = []
+"""The option for marks, if there was one: it holds for the tests in guests."""

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.errors import CommandFailed
-from lab.kernel.machine import Machine
-from lab.kernel.services import TIMEOUT, TOKEN_FILE, Services, agent
+from lab.kernel.machine import COMMAND_TIMEOUT, Machine
+from lab.kernel.services import TOKEN_FILE, Services, agent
 from lab.process import attempts
-from tests.kernel.machines import FAILED_PATH, KernelCase, cluster
+from tests.kernel.machines import FAILED_PATH, KernelCase, changed_on_purpose, cluster
 from virtman.client import AgentClient
 
-PATIENCE = 300.0
 READER = "/opt/virtman/tests/kernel/inside/reader.py"
 
 MAKE = "import random, sys; sys.stdout.buffer.write(random.Random(sys.argv[1]).randbytes(int(sys.argv[2])))"
@@ -26,13 +25,14 @@ def services() -> Services:
     """Volt with trees of fanout 1, so that host-1 is the parent of host-2, and the agents; they end with the guests."""
     started = Services(cluster().machines, volt_settings=["VOLT_FANOUT=1"])
     started.start()
+    changed_on_purpose()
     return started
 
 
 class StackCase(KernelCase):
     """A test that publishes images and makes VMs. Afterwards all is removed by the commands for it; nothing is left."""
 
-    forgiven = (FAILED_PATH,)
+    forgiven: tuple[str, ...] = (FAILED_PATH,)
 
     def setUp(self) -> None:
         """Have all agents up."""
@@ -56,7 +56,7 @@ class StackCase(KernelCase):
 
     def create(self, machine: Machine, vm: str, image: str, size: int | None = None) -> str:
         """Make a VM's disk and return its path."""
-        return str(self.agent(machine).create(vm, image, size)["path"])
+        return str(self.agent(machine).create(vm, image, size).disk.path)
 
     def begin_reading(
         self, machine: Machine, path: str, image: str, size: int, *, start: int = 0, seconds: float = 0.0
@@ -66,7 +66,7 @@ class StackCase(KernelCase):
 
     def done_reading(self, process: subprocess.Popen[str]) -> dict[str, float]:
         """What the reader says; the test fails if it saw a wrong byte or an error."""
-        said = process.communicate(timeout=TIMEOUT)[0]
+        said = process.communicate(timeout=COMMAND_TIMEOUT)[0]
         self.assertEqual(0, process.returncode, said)
         result: dict[str, float] = json.loads(said)
         return result
@@ -84,7 +84,7 @@ class StackCase(KernelCase):
         """Wait until a shell command succeeds in a guest."""
         loop = f"until {{ {command}; }} > /dev/null 2>&1; do sleep 0.5; done"
         try:
-            machine.run(["timeout", str(PATIENCE), "sh", "-c", loop], timeout=PATIENCE + TIMEOUT)
+            machine.run(["timeout", str(COMMAND_TIMEOUT), "sh", "-c", loop])
         except CommandFailed:
             self.fail(f"{machine.name}: still not: {command}")
 
@@ -92,17 +92,17 @@ class StackCase(KernelCase):
         """Destroy all VMs, withdraw all images, and have every host let go of them."""
         for machine in reversed(self.hosts):
             for vm in self.agent(machine).vms():
-                self.agent(machine).destroy(vm["vm"])
+                self.agent(machine).destroy(vm.name)
         self._collect(self.hosts)
         for image in self.agent(self.origin).images():
-            self.origin.run(["env", f"VOLT_TOKEN_FILE={TOKEN_FILE}", "volt", "images", "remove", image["name"]])
+            self.origin.run(["env", f"VOLT_TOKEN_FILE={TOKEN_FILE}", "volt", "images", "remove", image.name])
         self._collect([self.origin])
 
     def _collect(self, machines: Sequence[Machine]) -> None:
         """A host keeps what its children need until its next heartbeat says that they have left."""
-        for _ in attempts(PATIENCE):
+        for _ in attempts(COMMAND_TIMEOUT):
             for machine in machines:
                 self.agent(machine).gc()
-            if not any(self.agent(machine).status()["images"] for machine in machines):
+            if not any(self.agent(machine).status().images for machine in machines):
                 return
         self.fail("images are kept by hosts that nobody needs them of")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,20 +10,26 @@ from typing import Any
 from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
 from lab.process import attempts
-from tests.kernel.machines import FAILED_PATH, KernelCase, cluster
+from tests.kernel.machines import FAILED_PATH, KernelCase, changed_on_purpose, cluster
 
 IMAGE = "two-parents"
-READING = 12.0
-"""Seconds."""
-
-SILENT_LIMIT = 3.0
-"""Seconds that a reader may wait when a parent says nothing any more; open-iscsi's own watch needs longer than that."""
+TIMEOUT = 600.0
+"""Seconds until a test is given up."""
 
 
 def in_guest(machine: Machine, file: str, *words: str) -> str:
     """Run a program of ``inside`` and return its output."""
     command = ["python3", "-W", "ignore", f"/opt/virtman/tests/kernel/inside/{file}", *words]
-    return machine.run(["env", "PYTHONPATH=/opt/virtman", *command], timeout=180)
+    return machine.run(["env", "PYTHONPATH=/opt/virtman", *command], timeout=TIMEOUT)
+
+
+@functools.cache
+def warm_up() -> None:
+    """Have the folders of the iSCSI fabric made, which stay."""
+    machines = cluster().machines.values()
+    with ThreadPoolExecutor(len(machines)) as pool:
+        list(pool.map(lambda each: in_guest(each, "parent.py", "withdraw", each.address, IMAGE), machines))
+    changed_on_purpose()
 
 
 class TwoParentsTest(KernelCase):
@@ -31,23 +38,22 @@ class TwoParentsTest(KernelCase):
     forgiven = (FAILED_PATH,)
 
     def setUp(self) -> None:
-        for machine in cluster().machines.values():  # makes the folders of the iSCSI fabric, which stay
-            in_guest(machine, "parent.py", "withdraw", machine.address, IMAGE)
+        warm_up()
         super().setUp()
         self.second = self.machines["host-2"]
         for machine in (self.origin, self.second):
             self.addCleanup(in_guest, machine, "parent.py", "withdraw", machine.address, IMAGE)
             in_guest(machine, "parent.py", "serve", machine.address, IMAGE, self.host.name)
 
-    def read(self, seconds: float = READING, policy: str = "failover") -> dict[str, Any]:
+    def read(self, until: str = "until-lost", policy: str = "failover") -> dict[str, Any]:
         parents = [f"{machine.name}={machine.address}" for machine in (self.origin, self.second)]
         told: dict[str, Any] = json.loads(
-            in_guest(self.host, "child.py", IMAGE, str(seconds), policy, *parents).splitlines()[-1]
+            in_guest(self.host, "child.py", IMAGE, until, policy, *parents).splitlines()[-1]
         )
         return told
 
     def wait_until_it_reads(self) -> None:
-        for _ in attempts(120):
+        for _ in attempts(TIMEOUT):
             try:
                 self.host.run(["test", "-e", "/run/child-reads"])
             except CommandFailed:
@@ -57,7 +63,7 @@ class TwoParentsTest(KernelCase):
 
     def test_a_host_reads_from_one_parent_or_from_all_as_it_is_told(self) -> None:
         for policy, second in (("failover", "standby"), ("round-robin", "active")):
-            told = self.read(0.0, policy)
+            told = self.read("once", policy)
             self.assertEqual(["origin active", f"host-2 {second}"], told["paths"])
             self.assertEqual(2, len(told["shares"]))
             self.assertEqual(policy == "failover", min(told["shares"]) == 0, told["shares"])
@@ -78,4 +84,6 @@ class TwoParentsTest(KernelCase):
             self.origin.run(["ip", "link", "set", "eth1", "down"])
             told = reading.result()
         self.assertEqual((["origin"], ["origin lost", "host-2 active"]), (told["lost"], told["paths"]))
-        self.assertGreater(SILENT_LIMIT, told["worst"])
+        # Our own watch saw it: open-iscsi's takes longer.
+        self.assertEqual(1, len(told["silent"]))
+        self.assertIn(self.origin.address, told["silent"][0])

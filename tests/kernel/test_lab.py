@@ -12,7 +12,7 @@ from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
 from tests.kernel.machines import KernelCase
 
-CONNECT = "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 10).recv(3).decode())"
+CONNECT = "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 120).recv(3).decode())"
 
 
 def greeting(machine: Machine, address: str, port: int) -> str:
@@ -27,14 +27,14 @@ class NetworkTest(KernelCase):
     def test_guests_reach_servers_on_this_machine(self) -> None:
         server = socket.create_server(("127.0.0.1", 0))
         self.addCleanup(server.close)
-        server.settimeout(60)
+        server.settimeout(300)
         port = server.getsockname()[1]
         process = self.host.begin(["python3", "-c", CONNECT, "10.0.2.2", str(port)])
         self.addCleanup(process.communicate)
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"hey")
-        self.assertEqual("hey\n", process.communicate(timeout=60)[0])
+        self.assertEqual("hey\n", process.communicate(timeout=300)[0])
 
 
 class PowerTest(KernelCase):

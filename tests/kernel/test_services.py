@@ -14,6 +14,9 @@ SETTINGS = f"VIRTMAN_STACK=userspace\nVIRTMAN_VOLT_TOKEN_FILE={TOKEN}\n"
 VOLT_LISTENS = "until (: < /dev/tcp/127.0.0.1/8700) 2>/dev/null; do sleep 0.2; done"
 IMAGE = "/root/image.raw"
 
+ENDED = 'while [ "$(systemctl show --value --property=MainPID virtman-agent.service)" = "$0" ]; do sleep 0.2; done'
+"""A shell's loop until the agent with this process id is not systemd's any more."""
+
 
 class ServicesTest(KernelCase):
     def setUp(self) -> None:
@@ -55,7 +58,10 @@ class ServicesTest(KernelCase):
         before = self.daemons()
         self.assertEqual(1, len(before))
         for command in (["restart"], ["kill", "--signal=KILL", "--kill-who=main"]):
+            pid = self.host.run(["systemctl", "show", "--value", "--property=MainPID", "virtman-agent.service"])
             self.host.run(["systemctl", *command, "virtman-agent.service"])
+            # systemd hears of the end of one that is killed somewhat later, and takes it for active until then.
+            self.host.run(["timeout", "300", "sh", "-c", ENDED, pid.strip()], timeout=400)
             self.start("virtman-agent.service")
             self.assertEqual(before, self.daemons())
         self.assertEqual(["image"], [image["name"] for image in self.virtman("images")])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lab.errors import CommandFailed
-from lab.kernel.services import TIMEOUT
+from lab.kernel.machine import Machine
+from lab.kernel.services import AGENT_SETTINGS
 from lab.kernel.tinyvm import tiny_vm
 from lab.process import attempts
 from tests.kernel.stacks import StackCase, services
+from virtman.errors import AgentUnreachable
 
 SIZE = 8 << 20
 SMALL = 2 << 20
@@ -27,13 +31,19 @@ def fio(path: str, mode: str) -> list[str]:
     return ["fio", *(f"--{name}={value}" for name, value in options.items()), "--end_fsync=1", *mode.split()]
 
 
+SECOND_AGENT = f"set -a; . {AGENT_SETTINGS}; exec virtman agent --state /var/tmp/other --run /run/other"
+
 WRITE = "--rw=randwrite --do_verify=1"
 CHECK = "--rw=randread --verify_only=1"
 
 
-def teardown_module() -> None:
-    """The tests in guests, which come next, have the guests for themselves."""
-    services().stop()
+STEPPING = Path("/run/systemd/system/virtman-agent.service.d/stepping.conf")
+STEPPING_AGENT = "/usr/bin/python3 /opt/virtman/tests/kernel/inside/stepping.py"
+RESTART = "systemctl daemon-reload && systemctl restart virtman-agent.service"
+HOW_IT_ENDED = """
+while systemctl --quiet is-active virtman-agent.service; do sleep 0.1; done
+systemctl show --value --property=Result --property=ExecMainStatus virtman-agent.service
+"""
 
 
 class DataTest(StackCase):
@@ -48,11 +58,11 @@ class DataTest(StackCase):
         for machine in (host, child):
             self.assertLess(self.fetched(machine), 1.05 * SIZE)
         self.assertEqual("0", host.run(["sh", "-c", f"tail -c {SIZE} {second} | tr -d '\\0' | wc -c"]).strip())
-        host.run(fio(first, WRITE), timeout=TIMEOUT)
-        host.run(fio(first, CHECK), timeout=TIMEOUT)
+        host.run(fio(first, WRITE))
+        host.run(fio(first, CHECK))
         self.read(host, second, "image", SIZE)
-        [image] = self.agent(child).status()["images"]
-        self.assertEqual(["host-1"], [parent["host"] for parent in image["paths"] if parent["state"] == "active"])
+        [image] = self.agent(child).status().images
+        self.assertEqual(["host-1"], [parent.host for parent in image.paths if parent.state == "active"])
 
 
 class BootTest(StackCase):
@@ -62,11 +72,11 @@ class BootTest(StackCase):
         self.agent(self.origin).publish("tiny", Path(self.origin.send(tiny.disk, "/var/tmp")))
         parent, host = self.hosts[:2]
         self.create(parent, "other", "tiny")
-        log = self.agent(host).boot("vm", "tiny", memory=128, network="none")["console_log"]
+        log = self.agent(host).boot("vm", "tiny", memory=128, network="none").machine.console_log
         self.wait_until(host, f"grep -q '{tiny.line}' {log}")
-        self.assertEqual(["running"], [vm["state"] for vm in self.agent(host).vms()])
-        [image] = self.agent(host).status()["images"]
-        self.assertEqual(["host-1", "origin"], [path["host"] for path in image["paths"]])
+        self.assertEqual(["running"], [vm.state for vm in self.agent(host).vms()])
+        [image] = self.agent(host).status().images
+        self.assertEqual(["host-1", "origin"], [path.host for path in image.paths])
 
 
 class CallersTest(StackCase):
@@ -74,12 +84,14 @@ class CallersTest(StackCase):
         for number in range(3):
             self.publish(f"image-{number}", SMALL)
         host = self.hosts[0]
-        commands = [f"virtman create vm-{number} image-{number % 3} &" for number in range(8)]
-        said = host.run(["bash", "-c", " ".join([*commands, "wait"])], timeout=TIMEOUT)
-        paths = sorted(said.split())
-        self.assertEqual([f"/dev/mapper/virtman-vm-vm-{number}" for number in range(8)], paths)
-        for number, path in enumerate(paths):
-            self.read(host, path, f"image-{number % 3}", SMALL)
+        wanted = [(f"vm-{number}", f"image-{number % 3}") for number in range(8)]
+        clients = [self.agent(host) for _ in wanted]
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            made = list(pool.map(lambda client, names: client.create(*names).disk.path, clients, wanted))
+        self.assertEqual([f"/dev/mapper/virtman-vm-{vm}" for vm, _ in wanted], list(map(str, made)))
+        self.assertEqual(str(made[7]), host.run(["virtman", "create", *wanted[7]]).strip())
+        for path, (_, image) in zip(made, wanted, strict=True):
+            self.read(host, str(path), image, SMALL)
 
     def test_image_that_nobody_published_is_an_error_and_leaves_nothing(self) -> None:
         error = self.assertRaises(CommandFailed, self.host.run, ["virtman", "create", "vm", "nothing"])
@@ -87,21 +99,44 @@ class CallersTest(StackCase):
         self.assertEqual([], self.agent(self.host).vms())
 
 
-class CrashTest(StackCase):
-    def test_agent_killed_while_it_creates_and_destroys_leaves_nothing_half_made(self) -> None:
+class SecondAgentTest(StackCase):
+    def test_an_agent_with_another_state_folder_is_refused_and_changes_nothing(self) -> None:
         self.publish("image", SMALL)
         host = self.hosts[0]
-        for pause in (1.0, 2.5):
-            for command in (["create", "vm", "image"], ["destroy", "vm"]):
-                acting = host.begin(["virtman", *command])
-                host.run(["sleep", str(pause)])
-                host.run(["systemctl", "kill", "--signal=KILL", "--kill-who=main", "virtman-agent.service"])
-                acting.communicate()
-                services().start_agent(host)
-                self.agent(host).repair()
-                self.assertEqual([], self.agent(host).status()["strays"])
-                for vm in self.agent(host).vms():
-                    self.read(host, self.create(host, vm["vm"], "image"), "image", SMALL)
+        path = self.create(host, "vm", "image")
+        self.addCleanup(host.run, ["rm", "-rf", "/var/tmp/other", "/run/other"])
+        error = self.assertRaises(CommandFailed, host.run, ["sh", "-c", SECOND_AGENT])
+        self.assertIn("in use by the agent with the state folder /var/lib/virtman (process", str(error))
+        self.read(host, path, "image", SMALL)
+
+
+class CrashTest(StackCase):
+    def kill_at(self, machine: Machine, step: str, act: Callable[[], object]) -> None:
+        """Have the agent of a guest killed at a step of an act, and start it again."""
+        self.addCleanup(machine.run, ["rm", "-rf", str(STEPPING.parent)])
+        settings = f"[Service]\nRestart=no\nExecStart=\nExecStart={STEPPING_AGENT} {step}\n"
+        machine.run(["sh", "-c", f"mkdir -p {STEPPING.parent} && cat > {STEPPING} && {RESTART}"], stdin=settings)
+        self.assertRaises(AgentUnreachable, act)
+        self.assertEqual(["signal", "9"], machine.run(["sh", "-c", HOW_IT_ENDED]).split())
+        machine.run(["sh", "-c", f"rm {STEPPING} && {RESTART}"])
+        self.agent(machine).repair()
+
+    def assert_nothing_half_made(self, machine: Machine) -> None:
+        self.assertEqual([], self.agent(machine).vms())
+        self.assertEqual([], self.agent(machine).status().strays)
+
+    def test_agent_killed_while_it_creates_destroys_and_lets_go_leaves_nothing_half_made(self) -> None:
+        self.publish("image", SMALL)
+        host = self.hosts[0]
+        for step in ("attach:cached", "create:snapshot"):
+            self.kill_at(host, step, lambda: self.create(host, "vm", "image"))
+            self.assert_nothing_half_made(host)
+        self.read(host, self.create(host, "vm", "image"), "image", SMALL)
+        self.kill_at(host, "destroy:deleted", lambda: self.agent(host).destroy("vm"))
+        self.assert_nothing_half_made(host)
+        self.kill_at(host, "detach:layer", lambda: self.agent(host).gc())
+        self.assert_nothing_half_made(host)
+        self.read(host, self.create(host, "vm", "image"), "image", SMALL)
 
     def test_hosts_outlive_their_parent_and_come_back_with_their_vms_while_volt_and_origin_are_down(self) -> None:
         self.publish("image", SIZE)
@@ -109,7 +144,7 @@ class CrashTest(StackCase):
         path = self.create(host, "vm", "image")
         self.read(host, path, "image", SIZE)
         index = host.run(["sh", "-c", INDEX_WRITTEN])
-        host.run(fio(path, WRITE), timeout=TIMEOUT)
+        host.run(fio(path, WRITE))
         for _ in attempts(INDEX_DELAY):
             if host.run(["sh", "-c", INDEX_WRITTEN]) != index:
                 break
@@ -122,7 +157,7 @@ class CrashTest(StackCase):
         host.wait_up()
         services().start_agent(host)
         self.wait_until(host, f"test -e {path}")
-        host.run(fio(path, CHECK), timeout=TIMEOUT)
+        host.run(fio(path, CHECK))
         self.read(host, path, "image", SIZE, start=WRITTEN)
         self.origin.start()
         self.origin.wait_up()

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import testtools
 
-from drivers.nbdprobe import listens
+from drivers.nbd.probe import listens
 from virtman.client import AgentClient
 from volt.client import VoltClient
 
-READY_TIMEOUT = 30.0
+READY_TIMEOUT = 180.0
+"""Seconds until a test is given up: no test decides by how fast anything is."""
 PAUSE = 0.02
 
 
@@ -60,7 +61,7 @@ class VoltProcess:
         self._clients.clear()
         if self._process.poll() is None:
             self._process.terminate()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=READY_TIMEOUT)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -113,7 +114,7 @@ class HostProcess:
 
     def client(self) -> AgentClient:
         """A client of the agent."""
-        client = AgentClient(self.run / "agent.sock", timeout=60)
+        client = AgentClient(self.run / "agent.sock", timeout=READY_TIMEOUT)
         self._clients.append(client)
         return client
 
@@ -127,7 +128,7 @@ class HostProcess:
         """End the agent in order; what it serves goes on."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=READY_TIMEOUT)
 
     def wait_dead(self) -> None:
         """Wait until the agent has killed itself."""

@@ -51,14 +51,14 @@ class AgentKilledTest(HostsTestCase):
     def assert_nothing_left_over(self, host: HostProcess, client: AgentClient) -> None:
         """What is on the host is what the agent says it has, as soon as no record is being written."""
         try:
-            wait_until(lambda: self.differences(host, client) == [], "the host is as the agent says", timeout=10)
+            wait_until(lambda: self.differences(host, client) == [], "the host is as the agent says")
         except AssertionError:
             self.assertEqual([], self.differences(host, client))
 
     def differences(self, host: HostProcess, client: AgentClient) -> list[str]:
         """What is on the host, or at Volt, and should not be, or the other way round."""
-        images = [image["image"] for image in client.status()["images"]]
-        vms = [vm["vm"] for vm in client.vms()]
+        images = [image.name for image in client.status().images]
+        vms = [vm.name for vm in client.vms()]
         allowed = {f"vms/{vm}.json" for vm in vms} | {f"images/{image}.json" for image in images}
         allowed |= {f"snapshots/{vm}.qcow2" for vm in vms}
         allowed |= {f"serve/{image}.{kind}" for image in images for kind in ("sock", "pid", "log")}
@@ -66,11 +66,11 @@ class AgentKilledTest(HostsTestCase):
         found = sorted(left - allowed)
         if len(images) != len(host.daemons()):
             found.append(f"{len(images)} images, and the daemons {host.daemons()}")
-        waiting = [client.tree("img")["root"]]
+        waiting = [client.tree("img").root]
         for node in waiting:
-            waiting.extend(node["children"])
-        if bool(images) != (host.name in {node["host"] for node in waiting}):
-            found.append(f"images {images}, and the tree {[node['host'] for node in waiting]}")
+            waiting.extend(node.children)
+        if bool(images) != (host.name in {node.host for node in waiting}):
+            found.append(f"images {images}, and the tree {[node.host for node in waiting]}")
         return found
 
     def test_create_killed_anywhere_leaves_nothing_and_works_again(self) -> None:
@@ -81,7 +81,7 @@ class AgentKilledTest(HostsTestCase):
             host = self.host(f"h{number}")
             client = self.interrupt(host, step, create)
             self.assert_nothing_left_over(host, client)
-            self.assert_same_content(Path(client.create("vm", "img")["path"]), self.file)
+            self.assert_same_content(Path(client.create("vm", "img").disk.path), self.file)
             self.assert_nothing_left_over(host, client)
             client.destroy("vm")
             client.gc()
@@ -102,7 +102,7 @@ class AgentKilledTest(HostsTestCase):
             client = self.interrupt(host, step, destroy, two_vms)
             self.assert_nothing_left_over(host, client)
             self.assertRaises(UnknownVm, client.destroy, "vm")
-            self.assert_same_content(Path(client.vm("other")["path"]), self.file)
+            self.assert_same_content(Path(client.vm("other").disk.path), self.file)
             host.tear_down()
 
     def test_gc_killed_anywhere_leaves_a_whole_stack_or_none(self) -> None:
@@ -114,5 +114,5 @@ class AgentKilledTest(HostsTestCase):
             host = self.host(f"h{number}")
             client = self.interrupt(host, step, AgentClient.gc, stack_without_vm)
             self.assert_nothing_left_over(host, client)
-            self.assert_same_content(Path(client.create("vm", "img")["path"]), self.file)
+            self.assert_same_content(Path(client.create("vm", "img").disk.path), self.file)
             host.tear_down()

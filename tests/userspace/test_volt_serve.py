@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from testtools import TestCase
-from testtools.content import text_content
 
-from tests.userspace.volt_process import VoltCase, run_volt
+from tests.userspace.volt_process import PATIENCE, VoltCase, run_volt
 from volt.client import HostState, NodeReport, NodeState, VoltClient
 from volt.errors import TokenFileUnusable, Unauthorized, VoltUnreachable
 
@@ -26,7 +25,7 @@ class Life(VoltCase):
     def test_sigterm_stops_it_cleanly(self) -> None:
         self.volt.hosts()
         self.process.send_signal(signal.SIGTERM)
-        self.assertEqual(0, self.process.wait(timeout=10))
+        self.assertEqual(0, self.process.wait(timeout=PATIENCE))
         self.assertNotIn("Traceback", self.log())
         self.assertRaises(VoltUnreachable, self.volt.hosts)
 
@@ -36,7 +35,7 @@ class Life(VoltCase):
         self.volt.leave("image", "h2")
         before = (self.volt.hosts(), self.volt.images(), self.volt.tree("image"))
         self.process.kill()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=PATIENCE)
         self.start()
         self.assertEqual(before, (self.volt.hosts(), self.volt.images(), self.volt.tree("image")))
 
@@ -45,7 +44,7 @@ class Life(VoltCase):
         self.join("h1", "h2")
         before = self.volt.join("image", "h1").parents
         self.process.kill()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=PATIENCE)
         self.start()
         self.assertEqual(before, self.volt.join("image", "h1").parents)
         secrets = {child.secret for child in self.volt.join("image", "origin").children}
@@ -61,26 +60,20 @@ class Life(VoltCase):
     def test_health_is_told(self) -> None:
         self.assertEqual({"status": "ok"}, self.http().get("/healthz").json())
 
-    def test_a_hundred_hosts_join_at_once_within_seconds(self) -> None:
+    def test_a_hundred_hosts_join_at_once_and_get_a_slot_each(self) -> None:
         self.publish()
         hosts = [f"h{number}" for number in range(100)]
         start = threading.Barrier(len(hosts))
-        took: list[float] = []
 
         def join(host: str) -> int:
-            start.wait(timeout=60)
-            begun = time.monotonic()
+            start.wait(timeout=PATIENCE)
             self.volt.register(host, f"unix:///run/{host}")
-            slot = self.volt.join("image", host).slot
-            took.append(time.monotonic() - begun)
-            return slot
+            return self.volt.join("image", host).slot
 
         with ThreadPoolExecutor(len(hosts)) as pool:
             slots = sorted(pool.map(join, hosts))
         self.assertEqual(list(range(1, 101)), slots)
         self.assertEqual(100, self.volt.image("image").nodes)
-        self.addDetail("slowest", text_content(f"{max(took):.2f} s"))
-        self.assertTrue(max(took) < 10, max(took))  # a bound for loaded machines; about 1 s is usual
 
     def test_metrics_count_what_happens(self) -> None:
         self.publish()
@@ -103,14 +96,14 @@ class Life(VoltCase):
 
 
 class Leases(VoltCase):
-    """Hosts that fall silent, with a lease of half a second."""
+    """Hosts that fall silent. The lease is long enough for a test that gets no processor for a while."""
 
-    options = ("--heartbeat", "0.1", "--lease", "0.5")
+    options = ("--heartbeat", "0.1", "--lease", "3")
 
     def test_a_silent_host_is_evicted_and_a_live_one_stays(self) -> None:
         self.publish()
         self.join("alive", "silent")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while self.volt.image("image").nodes > 1:
             self.assertTrue(time.monotonic() < deadline)
             answer = self.volt.heartbeat("alive", [NodeReport(image="image", revision=0)])

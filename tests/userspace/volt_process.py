@@ -15,6 +15,8 @@ from testtools import TestCase
 from volt.client import VoltClient
 
 DIGEST = "sha256:" + "a" * 64
+PATIENCE = 180.0
+"""Seconds until a test is given up."""
 
 
 class VoltCase(TestCase):
@@ -54,10 +56,10 @@ class VoltCase(TestCase):
         """Stop it, whatever it does."""
         process.terminate()
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(timeout=10)
+            process.wait(timeout=PATIENCE)
             raise
 
     def client(self, token_file: Path | None = None, timeout: float = 10.0) -> VoltClient:
@@ -68,7 +70,7 @@ class VoltCase(TestCase):
 
     def http(self) -> httpx.Client:
         """A plain HTTP client, for what the proper one would never send."""
-        client = httpx.Client(base_url=self.url, trust_env=False, timeout=10.0)
+        client = httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE)
         self.addCleanup(client.close)
         return client
 
@@ -99,7 +101,7 @@ def run_volt(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "volt.cli", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
         env=clean_env(),
     )

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers import devmapper, loopdev
 from drivers.base import CacheDriver, Device, Image, Place
-from drivers.command import run
+from drivers.host.command import run
+from drivers.kernel import devmapper, loopdev
 from tests.kernel.inside.filesystems import small_file_system
 
 log = logging.getLogger(__name__)

@@ -8,12 +8,13 @@ import tempfile
 from abc import abstractmethod
 from pathlib import Path
 
+import pytest
 from testtools import TestCase
 
-from drivers import loopdev
 from drivers.base import Device, SnapshotDriver
-from drivers.command import run
 from drivers.errors import BadDevice, BadDisk, BadName, SnapshotMissing
+from drivers.host.command import run
+from drivers.kernel import loopdev
 from tests.kernel.inside.filesystems import small_file_system
 
 MIB = 1 << 20
@@ -70,6 +71,7 @@ class EveryDriver(DiskCase):
     def test_new_disk_reads_as_the_image(self) -> None:
         self.assertEqual(self.content, self.create().read_bytes())
 
+    @pytest.mark.smoke
     def test_writes_stay_in_the_disk(self) -> None:
         one, two = self.create("vm1"), self.create("vm2")
         write(one, 3 * MIB + 512, b"w" * 1024)

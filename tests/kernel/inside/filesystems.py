@@ -7,7 +7,7 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.command import run
+from drivers.host.command import run
 
 
 def small_file_system(case: TestCase, folder: Path, size: str, *, sector: int = 512) -> Path:

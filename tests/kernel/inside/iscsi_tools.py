@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drivers import scsi
-from drivers.command import run
 from drivers.errors import CommandFailed
-from drivers.iscsinames import CHAP_USER, Side, password
+from drivers.host.command import run
+from drivers.iscsi.names import CHAP_USER, Side, password
+from drivers.kernel import scsi
 
 SECRET = "of this edge"
 
@@ -21,7 +21,7 @@ _LISTINGS = (
     ["iscsiadm", "--mode", "session"],
     ["iscsiadm", "--mode", "node"],
     ["find", "/sys/kernel/config/target", "-mindepth", "2", "-maxdepth", "4", "-type", "d"],
-    ["ls", "/sys/block"],
+    ["ls", "/sys/block", "--ignore=loop*"],  # unused loop devices stay
 )
 
 

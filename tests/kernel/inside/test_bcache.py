@@ -5,11 +5,15 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from drivers import devmapper
+import pytest
+
 from drivers.base import Device, Image
-from drivers.cache.bcache import BcacheCache
-from drivers.command import run
+from drivers.cache.bcache import SUPERBLOCK_AT, BcacheCache
+from drivers.cache.cachevolumes import SHIFT
 from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
+from drivers.host.command import run
+from drivers.kernel import devmapper
+from tests.kernel.inside import loops
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import AT_MOST, fetched, sets
 
@@ -40,6 +44,7 @@ class BcacheTest(BcacheCase):
         self.assert_reads(image, path)
         self.assertLessEqual(fetched(base) - before, (AT_MOST - 1) * image.size)
 
+    @pytest.mark.smoke
     def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
         image, base = self.base(size=8 << 20)
         self.assert_reads(image, self.opened(image, base))
@@ -56,6 +61,25 @@ class BcacheTest(BcacheCase):
         (device,) = Path("/sys/block").glob("bcache*")
         run(["udevadm", "trigger", "--settle", "--action=change", str(device)])
         self.assertNotIn("DEVLINKS", run(["udevadm", "info", str(device)]).stdout)
+
+    def test_nothing_is_read_of_an_image_that_is_only_opened(self) -> None:
+        loops.remove_unused()
+        image, base = self.base(size=16 << 20)
+        before = fetched(base)
+        self.opened(image, base)
+        run(["udevadm", "settle"])
+        self.assertEqual(0, fetched(base) - before)
+
+    def test_what_a_header_of_an_older_release_stands_for_is_not_read(self) -> None:
+        image, base = self.base(size=1 << 20)
+        self.assert_reads(image, self.opened(image, base))
+        self.cache.close(image)
+        (header,) = (self.place.state / "cache").glob("*.header")
+        with header.open("r+b") as file:
+            file.write(bytes(100))
+        before = fetched(base)
+        self.assert_reads(image, self.opened(image, base))
+        self.assertGreaterEqual(fetched(base) - before, image.size)
 
     def test_many_may_ask_for_figures_at_once(self) -> None:
         image, base = self.base(size=1 << 20)
@@ -96,7 +120,9 @@ class BcacheTest(BcacheCase):
         self.assert_reads(image, path)
         self.assertRaises(InUse, self.cache.remove, image.key)
         self.cache.close(image)
-        self.assertGreater(self.cache.remove(image.key), 0)
+        size = self.cache.size(image.key)
+        self.assertGreater(size, 0)
+        self.assertEqual(size, self.cache.remove(image.key))
         self.assertEqual(0, self.cache.remove(image.key))
         self.assertEqual(frozenset(), self.cache.existing().names)
         # The worst case: another content comes under the same key and name.
@@ -110,7 +136,7 @@ class BcacheTest(BcacheCase):
         image, base = self.base(size=1 << 20)
         self.assert_reads(image, self.opened(image, base))
         self.cache.close(image)
-        damage(self.place.state / "cache/pool")
+        damage(self.place.state / "cache/pool", SHIFT)
         self.assert_reads(image, self.opened(image, base))
 
     def test_a_damaged_header_starts_empty(self) -> None:
@@ -118,7 +144,7 @@ class BcacheTest(BcacheCase):
         self.assert_reads(image, self.opened(image, base))
         self.cache.close(image)
         (header,) = (self.place.state / "cache").glob("*.header")
-        damage(header)
+        damage(header, SUPERBLOCK_AT)
         self.assert_reads(image, self.opened(image, base))
 
     def test_a_disk_in_use_is_not_closed(self) -> None:
@@ -166,8 +192,8 @@ def buffers() -> int:
     return int(line.split()[1]) * 1024
 
 
-def damage(file: Path) -> None:
+def damage(file: Path, start: int) -> None:
     """Overwrite a superblock but for what names it."""
     with file.open("r+b") as opened:
-        opened.seek(8192 + 4096 + 72)
+        opened.seek(start + 4096 + 72)
         opened.write(b"damage")

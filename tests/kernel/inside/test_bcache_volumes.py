@@ -6,11 +6,13 @@ import shutil
 import threading
 from pathlib import Path
 
-from drivers import bcachedev, devmapper, loopdev
+import pytest
+
 from drivers.base import Device, Image, Volume, VolumeState
 from drivers.cache.bcache import BcacheCache
-from drivers.command import run
 from drivers.errors import BadVolume
+from drivers.host.command import run
+from drivers.kernel import bcachedev, devmapper, loopdev
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import fetched
 
@@ -46,6 +48,7 @@ class VolumesTest(BcacheCase):
         self.assert_reads(image, path)
         self.assertLessEqual(fetched(base) - before, image.size // 20)
 
+    @pytest.mark.smoke
     def test_images_change_volumes_while_they_are_read(self) -> None:
         image, base = self.base(size=IMAGE)
         path = self.opened(image, base)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from testtools import TestCase
 
-from drivers import devmapper
-from drivers.command import run
+from drivers.host.command import run
+from drivers.kernel import devmapper
 
 ZEROS = "0 2048 zero"
 
@@ -36,6 +37,7 @@ class MapsTest(TestCase):
         first = devmapper.number(devmapper.create(name, [ZEROS]))
         self.assertEqual(first, devmapper.number(devmapper.create(name, [ZEROS])))
 
+    @pytest.mark.smoke
     def test_a_map_gets_another_table(self) -> None:
         name = "virtman-test-whole"
         self.addCleanup(devmapper.remove, name)

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from drivers import devmapper, loopdev
 from drivers.base import Device, Place
-from drivers.command import run, tool
 from drivers.errors import BadDisk, NoSpace
+from drivers.host.command import run, tool
+from drivers.kernel import devmapper, loopdev
 from drivers.snapshot.disks import DISK_PREFIX
 from drivers.snapshot.dmsnapshot import BASE_PREFIX, DmSnapshot
 from tests.kernel.inside import disks

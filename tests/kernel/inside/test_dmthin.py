@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
-from drivers import devmapper, loopdev
 from drivers.base import Place
-from drivers.errors import BadDisk, NoSpace
-from drivers.snapshot.disks import DISK_PREFIX
+from drivers.errors import BadDisk, NoSpace, SnapshotMissing
+from drivers.host.watch import deaths
+from drivers.kernel import devmapper, loopdev
+from drivers.snapshot.disks import DISK_PREFIX, Records
 from drivers.snapshot.dmthin import META_BYTES, POOL, DmThinSnapshot
+from drivers.snapshot.thinvolumes import ThinDisk
 from tests.kernel.inside import disks
 from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
 from tests.kernel.inside.filesystems import fill, small_file_system
+from tests.kernel.inside.openfiles import none_left
+from tests.kernel.inside.waits import wait_until
 
 STEP = 32 * MIB
 SUPERBLOCK = 4096
+NO_SPACE_TIMEOUT = Path("/sys/module/dm_thin_pool/parameters/no_space_timeout")
+HELD = 12
+"""Seconds for which the kernel holds writes: a driver that has to be quicker gets a processor in that time."""
+PATIENCE = 300.0
+"""Seconds until a test is given up."""
 
 
 class ThinCase(DiskCase):
@@ -46,23 +56,62 @@ class EveryDriverTest(disks.EveryDriver, ThinCase):
 
 
 class CrashTest(ThinCase):
-    def test_create_that_was_cut_off_after_any_step_is_finished_by_the_next(self) -> None:
+    def number(self, vm: str = "vm1") -> int:
+        return self.records().read(vm).number
+
+    def records(self) -> Records[ThinDisk]:
+        return Records(self.folder / "thin", ThinDisk)
+
+    def test_create_that_was_cut_off_before_the_volume_is_written_down_is_done_by_the_next(self) -> None:
         self.create("other")
         for made_in_pool in (True, False):
             self.create("vm1")
             devmapper.remove(DISK_PREFIX + "vm1")
             if not made_in_pool:
-                devmapper.message(POOL, "delete 2")
+                devmapper.message(POOL, f"delete {self.number()}")
+            self.records().write("vm1", replace(self.records().read("vm1"), made=False))
+            self.assertRaises(SnapshotMissing, self.driver.open, "vm1")
             self.assertEqual(self.content, self.create("vm1").read_bytes())
             self.driver.delete("vm1")
+
+    def test_create_that_was_cut_off_before_the_map_is_finished_by_the_next(self) -> None:
+        write(self.create("vm1"), 0, b"w" * 512)
+        devmapper.remove(DISK_PREFIX + "vm1")
+        self.assertEqual(b"w" * 512, self.create("vm1").read_bytes()[:512])
 
     def test_delete_that_was_cut_off_is_finished_by_the_next(self) -> None:
         self.create("other")
         self.create("vm1")
         devmapper.remove(DISK_PREFIX + "vm1")
-        devmapper.message(POOL, "delete 2")
+        devmapper.message(POOL, f"delete {self.number()}")
         self.driver.delete("vm1")
         self.assertEqual({"other"}, self.driver.existing().names)
+
+    def test_a_volume_that_is_gone_does_not_come_back_empty(self) -> None:
+        self.create("vm1")
+        devmapper.remove(DISK_PREFIX + "vm1")
+        devmapper.message(POOL, f"delete {self.number()}")
+        for call in (self.driver.open, self.create):
+            self.assertIn("is gone from the disks' pool", str(self.assertRaises(BadDisk, call, "vm1")))
+
+    def test_a_pool_that_is_gone_does_not_come_back_empty(self) -> None:
+        self.create("vm1")
+        self.crash()
+        (self.folder / "thin" / "data").rename(self.folder / "away")
+        self.assertRaises(BadDisk, self.driver.open, "vm1")
+        self.assertFalse((self.folder / "thin" / "data").exists())
+        (self.folder / "away").rename(self.folder / "thin" / "data")
+        self.driver.open("vm1")
+
+    def test_the_pool_stays_with_data_of_a_disk_whose_record_was_lost(self) -> None:
+        write(self.create("vm1"), 0, b"w" * 512)
+        record = self.records().path("vm1").read_bytes()
+        self.records().path("vm1").unlink()
+        self.create("vm2")
+        self.driver.delete("vm2")
+        self.crash()
+        self.records().path("vm1").write_bytes(record)
+        self.assertEqual(b"w" * 512, self.create("vm1").read_bytes()[:512])
 
 
 class MetadataTest(ThinCase):
@@ -122,6 +171,8 @@ class SpaceTest(ThinCase):
         driver = DmThinSnapshot(Place(small, small), step=STEP)
         ballast = fill(small, but=META_BYTES + STEP + MIB)
         driver.create("vm1", self.origin, SIZE)
+        records = Records(small / "thin", ThinDisk)
+        records.write("vm1", replace(records.read("vm1"), made=False))
         driver.close()
         devmapper.remove(DISK_PREFIX + "vm1")
         devmapper.remove(POOL)
@@ -130,7 +181,7 @@ class SpaceTest(ThinCase):
             (small / "thin" / name).unlink()
         ballast.unlink()
         fill(small, but=META_BYTES + MIB)
-        self.assertRaises(NoSpace, driver.open, "vm1")
+        self.assertRaises(NoSpace, driver.create, "vm1", self.origin, SIZE)
         driver.delete("vm1")
         self.assertEqual([], list((small / "thin").iterdir()))
 
@@ -151,18 +202,60 @@ class SpaceTest(ThinCase):
         blocks = int(devmapper.status(POOL).split()[4].split("/")[1])
         self.assertEqual(steps * META_BYTES // 4096, blocks)
 
-    def test_writes_wait_while_the_file_system_is_full_and_go_on_when_it_is_not(self) -> None:
+    def test_the_pool_grows_on_after_a_moment_without_open_files(self) -> None:
+        fd = os.open(self.create(size=4 * STEP), os.O_RDWR)
+        self.addCleanup(os.close, fd)
+        with none_left():
+            os.pwrite(fd, os.urandom(STEP * 3 // 4), 0)
+            os.fsync(fd)  # below the mark where the pool has an event
+            wait_until(lambda: any(death.thread == "pool-watch" for death in deaths()))
+        os.pwrite(fd, os.urandom(3 * STEP), STEP)
+        os.fsync(fd)
+        self.assertGreaterEqual((self.folder / "thin" / "data").stat().st_size, 4 * STEP)
+
+    def full(self, timeout: int) -> tuple[DmThinSnapshot, Path, Path]:
+        """A VM's disk whose pool has no room to grow, while the kernel holds writes for ``timeout`` seconds.
+
+        The driver, the disk, and the file that takes the room.
+        """
         small = small_file_system(self, self.folder, "160M")
         driver = DmThinSnapshot(Place(small, small), step=STEP)
         self.addCleanup(driver.close)
         path = driver.create("vm1", self.origin, 4 * STEP).path
         assert path is not None
         self.addCleanup(driver.delete, "vm1")
-        ballast = fill(small, but=MIB)
-        writer = subprocess.Popen(["dd", "if=/dev/zero", f"of={path}", "bs=1M", "count=48", "oflag=direct"],
-                                  stderr=subprocess.PIPE)  # fmt: skip
+        self.addCleanup(NO_SPACE_TIMEOUT.write_text, NO_SPACE_TIMEOUT.read_text())
+        NO_SPACE_TIMEOUT.write_text(str(timeout))
+        return driver, path, fill(small, but=MIB)
+
+    def writer(self, path: Path) -> subprocess.Popen[bytes]:
+        """Writes more than the pool has room for."""
+        argv = ["dd", "if=/dev/zero", f"of={path}", "bs=1M", "count=48", "oflag=direct"]
+        writer = subprocess.Popen(argv, stderr=subprocess.PIPE)
         self.addCleanup(writer.communicate)
-        self.assertRaises(subprocess.TimeoutExpired, writer.wait, 8)
-        self.assertIn(f"{small / 'thin'} has 0 MiB free", driver.trouble())
+        return writer
+
+    def test_writes_wait_while_the_file_system_is_full_and_go_on_when_it_is_not(self) -> None:
+        driver, path, ballast = self.full(timeout=HELD)
+        writer = self.writer(path)
+        self.assertRaises(subprocess.TimeoutExpired, writer.wait, 2 * HELD)
+        self.assertIn("small/thin has 0 MiB free", driver.trouble())
+        self.assertIn(f"fail after {HELD} s", driver.trouble())
         ballast.unlink()
-        self.assertEqual(0, writer.wait(60))
+        self.assertEqual(0, writer.wait(PATIENCE))
+
+    def test_a_pool_that_has_begun_to_fail_writes_holds_them_again_when_an_agent_is_back(self) -> None:
+        driver, path, ballast = self.full(timeout=HELD)
+        driver.close()
+        self.assertNotEqual(0, self.writer(path).wait(PATIENCE))
+        driver.open("vm1")
+        wait_until(lambda: "queue_if_no_space" in devmapper.status(POOL))
+        writer = self.writer(path)
+        self.assertRaises(subprocess.TimeoutExpired, writer.wait, 2 * HELD)
+        ballast.unlink()
+        self.assertEqual(0, writer.wait(PATIENCE))
+
+    def test_the_parameter_of_all_pools_is_left_alone(self) -> None:
+        before = NO_SPACE_TIMEOUT.read_text()
+        self.create()
+        self.assertEqual(before, NO_SPACE_TIMEOUT.read_text())

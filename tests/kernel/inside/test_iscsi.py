@@ -8,31 +8,36 @@ import shutil
 import socket
 import tempfile
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 import rtslib_fb
 from testtools import TestCase
 
-from drivers import devmapper
 from drivers.attach import iscsi
 from drivers.attach.iscsi import IscsiAttach
 from drivers.base import Child, Device, Image, Parent, PathState, Place
-from drivers.command import run
-from drivers.errors import BadDisk, CommandFailed, NoParents, NotAttached
+from drivers.errors import BadDisk, CommandFailed, HostFailed, NoParents, NotAttached
 from drivers.export.lio import LioExport
-from drivers.iscsinames import DISK, MODEL, PORTAL_GROUP, target_name
+from drivers.host.command import run
+from drivers.iscsi.names import DISK, PORTAL_GROUP, serial_of, target_name
+from drivers.kernel import devmapper, loopdev
+from drivers.kernel.scsi import MODEL
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.iscsi_tools import SECRET
+from tests.kernel.inside.openfiles import none_left
+from tests.kernel.inside.waits import wait_until
 
 pytestmark = rtslibwarns.IGNORED
 
 HOST = socket.gethostname()
 IP = "127.0.0.1"
 SIZE = 4 << 20
-PATIENCE = 30.0
+PATIENCE = 180.0
+"""Seconds until a test is given up."""
+NEVER = 10 * PATIENCE
 GONE = Parent("gone", f"iscsi://{IP}:1")
 """Nobody listens there."""
 FOR_ADMINISTRATORS = Path("/etc/multipath/conf.d/virtman.conf")
@@ -71,8 +76,8 @@ class IscsiTest(TestCase):
         self.attach = self.new_driver()
         self.addCleanup(self.attach.disconnect, self.image.name)
 
-    def new_driver(self) -> IscsiAttach:
-        driver = IscsiAttach(self.place, lost=self._note_lost)
+    def new_driver(self, head_start: float = iscsi.HEAD_START) -> IscsiAttach:
+        driver = IscsiAttach(self.place, lost=self._note_lost, head_start=head_start)
         self.addCleanup(driver.close)
         return driver
 
@@ -85,10 +90,14 @@ class IscsiTest(TestCase):
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
 
     def alien(self) -> Parent:
-        """A parent whose target shows another disk, as large as the image. By its name udev leaves it alone."""
+        """A parent whose target shows another disk, as large as the image."""
+        disk = rtslib_fb.FileIOStorageObject(f"{MODEL}alien", dev=str(self.folder / "alien"), size=SIZE)
+        return self.parent_with(disk)
+
+    def parent_with(self, disk: Any) -> Parent:
+        """A parent whose target shows this disk, which goes with the test. By its name udev leaves it alone."""
         other = LioExport(replace(self.place, host="alien"), died=self.fail)
         other.reserve(self.image.name)
-        disk = rtslib_fb.FileIOStorageObject(f"{MODEL}alien", dev=str(self.folder / "alien"), size=SIZE)
         self.addCleanup(disk.delete)
         disk.set_attribute("emulate_model_alias", 1)
         self.addCleanup(other.withdraw, self.image.name)
@@ -108,18 +117,10 @@ class IscsiTest(TestCase):
         run(["dd", f"if={path}", f"of={copy}", "bs=64k", "iflag=direct", "status=none"], timeout=PATIENCE)
         return copy.read_bytes()
 
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        waiting, pause = threading.Event(), 0.02
-        for _ in range(100):
-            if condition():
-                return
-            waiting.wait(pause)
-            pause = min(2 * pause, 0.5)
-        self.fail("it did not happen")
-
     def states(self) -> list[PathState]:
         return [status.state for status in self.attach.paths(self.image.name)]
 
+    @pytest.mark.smoke
     def test_reads_the_parents_bytes(self) -> None:
         self.publish()
         path = self.connect()
@@ -157,21 +158,51 @@ class IscsiTest(TestCase):
         self.assertEqual((True, [PathState.LOST, PathState.LOST]), (reader.is_alive(), self.states()))
         self.publish()
         reader.join(PATIENCE)
-        self.wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
+        wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
 
     def test_a_first_parent_without_a_sign_of_life_is_not_waited_for(self) -> None:
         self.publish()
-        began = time.monotonic()
+        self.attach = self.new_driver(head_start=NEVER)
+        self.addCleanup(self.attach.disconnect, self.image.name)
         self.attach.connect(self.image, [GONE, self.parent])
-        self.wait_until(lambda: self.states() == [PathState.LOST, PathState.ACTIVE])
-        self.assertLess(time.monotonic() - began, iscsi.HEAD_START)
+        wait_until(lambda: self.states() == [PathState.LOST, PathState.ACTIVE])
 
     def test_a_first_parent_that_has_something_else_is_not_waited_for(self) -> None:
         self.publish()
-        began = time.monotonic()
+        self.attach = self.new_driver(head_start=NEVER)
+        self.addCleanup(self.attach.disconnect, self.image.name)
         self.attach.connect(self.image, [self.alien(), self.parent])
-        self.wait_until(lambda: self.states() == [PathState.LOST, PathState.ACTIVE])
-        self.assertLess(time.monotonic() - began, iscsi.HEAD_START)
+        wait_until(lambda: self.states() == [PathState.LOST, PathState.ACTIVE])
+
+    def test_a_disk_whose_size_the_kernel_got_wrong_is_asked_again(self) -> None:
+        file, grows = self.folder / "image", "virtman-testgrows"
+        loop = loopdev.attach(file, read_only=True)
+        self.addCleanup(loopdev.detach, file)
+        small = devmapper.create(grows, [f"0 {SIZE // 2 // 512} linear {loop} 0"], read_only=True)
+        self.addCleanup(devmapper.remove, grows)
+        node = f"/dev/dm-{devmapper.number(small).partition(':')[2]}"
+        disk = rtslib_fb.BlockStorageObject(f"{MODEL}grows", dev=node, readonly=True, wwn=serial_of(self.image))
+        parent = self.parent_with(disk)
+        self.attach.connect(self.image, [parent])
+        wait_until(lambda: iscsi_tools.disk_of(target_name(parent.host, self.image.name)) is not None)
+        devmapper.reload(grows, [f"0 {SIZE // 512} linear {loop} 0"], read_only=True)
+        wait_until(lambda: self.states() == [PathState.ACTIVE])
+
+    def test_a_disk_that_is_not_the_image_is_asked_so_seldom_that_udev_has_peace(self) -> None:
+        parent = self.alien()
+        self.attach.connect(self.image, [parent])
+        target = target_name(parent.host, self.image.name)
+        wait_until(lambda: iscsi_tools.disk_of(target) is not None)
+        disk = iscsi_tools.disk_of(target)
+        assert disk is not None
+        requests = Path("/sys/block", disk.name, "device/iorequest_cnt")
+
+        def left_alone() -> bool:
+            before = requests.read_text()
+            threading.Event().wait(3 * iscsi.LAST_RETRY)
+            return requests.read_text() == before
+
+        self.assertTrue(any(left_alone() for _ in range(5)))
 
     def test_a_multipathd_that_takes_every_disk_leaves_ours_by_the_file_that_administrators_are_given(self) -> None:
         ours, aside = FOR_ADMINISTRATORS, self.folder / "virtman.conf"
@@ -219,7 +250,7 @@ class IscsiTest(TestCase):
         self.publish()
         other = Image(self.image.name, SIZE, "sha256:" + "0" * 64)
         self.attach.connect(other, [self.parent])
-        self.wait_until(lambda: list(Path("/sys/class/iscsi_session").glob("*/device/target*/*:0/block/*")) != [])
+        wait_until(lambda: list(Path("/sys/class/iscsi_session").glob("*/device/target*/*:0/block/*")) != [])
         self.assertEqual([PathState.LOST], self.states())
         self.assertIn("queue_if_no_path 0 0 0", devmapper.table(f"virtman-attach-{self.image.name}"))
 
@@ -234,6 +265,15 @@ class IscsiTest(TestCase):
         self.publish()
         self.assertEqual(self.content, self.read(path))
 
+    def test_parents_are_looked_for_on_after_a_moment_without_open_files(self) -> None:
+        path = self.connect()
+        waiting = threading.Event()
+        with self.assertLogs("drivers.attach.iscsi", "WARNING") as said, none_left():
+            while not any("looking after its paths" in line for line in said.output):
+                waiting.wait(0.05)
+        self.publish()
+        self.assertEqual(self.content, self.read(path))
+
     def test_update_takes_parents_in_and_out_of_the_map(self) -> None:
         self.publish()
         path = self.attach.connect(self.image, [GONE]).path
@@ -241,6 +281,15 @@ class IscsiTest(TestCase):
         self.assertFalse(self.attach.update(self.image, [GONE, self.parent]))
         self.assertEqual(self.content, self.read(path))
         self.assertEqual([PathState.LOST, PathState.ACTIVE], self.states())
+        self.assertFalse(self.attach.update(self.image, [GONE]))
+        self.assertIn("queue_if_no_path 0 0 0", devmapper.table(path.name))
+
+    def test_update_that_failed_is_done_by_the_same_list_again(self) -> None:
+        self.publish()
+        path = self.connect()
+        self.read(path)
+        with none_left():
+            self.assertRaises(HostFailed, self.attach.update, self.image, [GONE])
         self.assertFalse(self.attach.update(self.image, [GONE]))
         self.assertIn("queue_if_no_path 0 0 0", devmapper.table(path.name))
 
@@ -254,7 +303,7 @@ class IscsiTest(TestCase):
         self.publish()
         with self.assertLogs("drivers.attach.iscsi", "INFO") as said:
             self.attach.connect(self.image, [Parent(HOST, self.export.address, "another secret")])
-            self.wait_until(lambda: any("it refuses this host" in line for line in said.output))
+            wait_until(lambda: any("it refuses this host" in line for line in said.output))
         self.assertEqual([PathState.LOST], self.states())
 
     def test_refuses_what_cannot_be(self) -> None:

@@ -10,14 +10,15 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from testtools import ExpectedException, TestCase
 
-from drivers import devmapper, loopdev
 from drivers.base import Child, Device, Image, Place
-from drivers.command import run
 from drivers.errors import BadDevice, CommandFailed
 from drivers.export.lio import LioExport
-from drivers.iscsinames import initiator_name, target_name
+from drivers.host.command import run
+from drivers.iscsi.names import initiator_name, target_name
+from drivers.kernel import devmapper, loopdev
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.iscsi_tools import CHECK_CONDITION, DATA_PROTECT, SECRET, log_in, log_out
 
@@ -80,11 +81,42 @@ class LioTest(TestCase):
         self.assertTrue((CONFIGFS / self.target / "tpgt_1/np" / PORTAL).is_dir())
         self.assertFalse(self.export.serving(self.image.name))
 
+    @pytest.mark.smoke
     def test_allowed_host_reads_what_was_published(self) -> None:
         self.export.publish(self.image, self.device(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         self.assertTrue(self.export.serving(self.image.name))
         self.assertEqual(self.content, self.attach().read_bytes())
+
+    def test_images_are_published_and_withdrawn_side_by_side(self) -> None:
+        images = [self.new_image(f"image-{number}", os.urandom(SIZE)) for number in range(6)]
+        for image in images:
+            self.addCleanup(self.export.withdraw, image.name)
+        with ThreadPoolExecutor(len(images)) as pool:
+            for _ in range(3):
+                list(pool.map(lambda image: self.export.publish(image, self.device(image)), images))
+                self.assertEqual({image.name for image in images}, self.export.existing().names)
+                list(pool.map(lambda image: self.export.withdraw(image.name), images))
+        self.assertEqual(frozenset(), self.export.existing().names)
+
+    def test_images_of_one_file_are_published_and_withdrawn_side_by_side(self) -> None:
+        images = [Image(f"image-{number}", SIZE, self.image.digest) for number in range(4)]
+        for image in images:
+            self.addCleanup(self.export.withdraw, image.name)
+
+        def publish_and_read(image: Image) -> str:
+            self.export.publish(image, self.device(self.image))
+            local = self.export.local(image).path
+            assert local is not None
+            digest = hashlib.sha256(local.read_bytes()).hexdigest()
+            self.export.withdraw(image.name)
+            return f"sha256:{digest}"
+
+        with ThreadPoolExecutor(len(images)) as pool:
+            for _ in range(3):
+                self.assertEqual({self.image.digest}, set(pool.map(publish_and_read, images)))
+        run(["udevadm", "settle"])  # it may have the device open for a look
+        self.assertEqual(None, loopdev.device_of(self.folder / self.image.name))
 
     def test_disk_reaches_a_child_that_logged_in_before_it_was_there(self) -> None:
         self.export.reserve(self.image.name)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from testtools import TestCase
 
-from drivers import loopdev
-from drivers.command import run
+from drivers.host.command import run
+from drivers.kernel import loopdev, udevrules
+from tests.kernel.inside import loops
 from tests.kernel.inside.filesystems import small_file_system
 
 
@@ -26,10 +30,85 @@ class LoopsTest(TestCase):
         self.addCleanup(loopdev.detach, file)
         return " ".join(run(["losetup", "-n", "-O", "DIO,LOG-SEC", str(loopdev.attach(file))]).stdout.split())
 
+    @pytest.mark.smoke
     def test_a_file_is_read_past_the_page_cache(self) -> None:
         self.assertEqual("1 512", self.kind(self.folder))
 
+    def test_a_file_has_one_loop_device_by_whatever_path(self) -> None:
+        file = self.folder / "file"
+        file.write_bytes(bytes(1 << 20))
+        device = loopdev.attach(file)
+        self.addCleanup(loopdev.detach, file)
+        other = self.folder.with_name(f"{self.folder.name}-link")
+        other.symlink_to(self.folder)
+        self.addCleanup(other.unlink)
+        self.assertEqual(device, loopdev.attach(other / "file"))
+
+    def test_udev_knows_what_is_on_a_new_loop_device_of_somebody_else_and_its_partition(self) -> None:
+        loops.remove_unused()
+        file = self.folder / "file"
+        with file.open("wb") as opened:
+            opened.truncate(4 << 20)
+        run(["mkfs.ext4", "-q", str(file)])
+        device = loopdev.attach(file)
+        self.addCleanup(loopdev.detach, file)
+        parted = self.folder / "parted"
+        with parted.open("wb") as opened:
+            for place, content in (
+                (446, struct.pack("<8B2I", 0, 0, 0, 0, 0x83, 0, 0, 0, 2048, 8192)),  # the first partition
+                (510, b"\x55\xaa"),
+                (2048 * 512, file.read_bytes()),
+            ):
+                opened.seek(place)
+                opened.write(content)
+        other = run(["losetup", "--find", "--show", "--partscan", str(parted)]).stdout.strip()
+        self.addCleanup(loopdev.detach, parted)
+        run(["udevadm", "settle"])
+        for node in (str(device), f"{other}p1"):
+            self.assertIn("ID_FS_TYPE=ext4", run(["udevadm", "info", node]).stdout)
+            self.assertNotIn("SYSTEMD_READY=0", run(["udevadm", "info", node]).stdout)
+
+    def test_udev_knows_our_devices_before_the_first_one_is_made(self) -> None:
+        udevrules.FILE.unlink(missing_ok=True)
+        file = self.folder / "file"
+        file.write_bytes(bytes(1 << 20))
+        loopdev.attach(file)
+        self.addCleanup(loopdev.detach, file)
+        self.assertEqual(udevrules.RULES, udevrules.FILE.read_text())
+
+    def test_a_held_device_stays_when_another_who_held_it_is_ready(self) -> None:
+        file = self.folder / "file"
+        file.write_bytes(bytes(1 << 20))
+        with loopdev.held(file) as device:
+            with loopdev.held(file) as same:
+                self.assertEqual(device, same)
+            self.assertEqual(device, loopdev.device_of(file))
+        run(["udevadm", "settle"])  # it may have the device open for a look
+        self.assertEqual(None, loopdev.device_of(file))
+
+    def test_a_file_that_several_hold_side_by_side_is_behind_the_devices_of_all(self) -> None:
+        files = [self.folder / name for name in ("a", "b")]
+        for file in files:
+            file.write_bytes(file.name.encode() * (1 << 20))
+
+        def read(file: Path) -> bytes:
+            with loopdev.held(file, read_only=True, direct=False) as device, device.open("rb") as opened:
+                return opened.read(1)
+
+        with ThreadPoolExecutor(8) as pool:
+            self.assertEqual([b"a", b"b"] * 50, list(pool.map(read, files * 50)))
+        run(["udevadm", "settle"])  # it may have a device open for a look
+        self.assertEqual([None, None], [loopdev.device_of(file) for file in files])
+
+    def test_a_new_file_of_a_lost_ones_name_has_no_loop_device(self) -> None:
+        file = self.folder / "file"
+        file.write_bytes(bytes(1 << 20))
+        self.addCleanup(run, ["losetup", "--detach", str(loopdev.attach(file))])
+        file.rename(self.folder / "lost")
+        file.write_bytes(bytes(1 << 20))
+        self.assertEqual(None, loopdev.device_of(file))
+
     def test_sectors_are_of_512_bytes_also_on_a_disk_with_larger_ones_and_the_log_says_what_that_costs(self) -> None:
-        with self.assertLogs("drivers.loopdev", "INFO") as logged:
+        with self.assertLogs("drivers.kernel.loopdev", "INFO") as logged:
             self.assertEqual("0 512", self.kind(small_file_system(self, self.folder, "16M", sector=4096)))
         self.assertIn("page cache", logged.output[0])

@@ -6,6 +6,7 @@ from testtools import TestCase
 
 from benchmarks.hosts import parents_in_use, places, unsettled_hosts
 from benchmarks.misses import Place
+from virtman.models import Route, Stack
 from volt.client import ImageTree, NodeState, TreeNode
 
 
@@ -16,6 +17,15 @@ def node(host: str, parent: str | None, *children: TreeNode, state: NodeState = 
     )  # fmt: skip
 
 
+def stack(**paths: str) -> Stack:
+    """What a host says of an image, with the state of the path to each parent."""
+    routes = [Route(host=host, address="unix:///x", state=state) for host, state in paths.items()]
+    return Stack(
+        name="i", role="host", phase="attached", serving=True, slot=1, size=512, fetched_bytes=0, cache_file_bytes=0,
+        cache_hit_bytes=0, paths=routes, children=[], vms=[],
+    )  # fmt: skip
+
+
 def unsettled(root: TreeNode) -> list[str]:
     tree = ImageTree(image="i", size=512, digest="d", revision=1, fanout=2, root=root, origins=[])
     return unsettled_hosts(tree)
@@ -23,10 +33,7 @@ def unsettled(root: TreeNode) -> list[str]:
 
 class PlacesTest(TestCase):
     def test_the_active_path_tells_the_parent(self) -> None:
-        statuses = {
-            "a": {"paths": [{"host": "x", "state": "standby"}, {"host": "origin", "state": "active"}]},
-            "b": {"paths": [{"host": "a", "state": "lost"}]},
-        }
+        statuses = {"a": stack(x="standby", origin="active"), "b": stack(a="lost")}
         self.assertEqual({"a": "origin"}, parents_in_use(statuses))
 
     def test_depth_is_counted_from_the_origin(self) -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from testtools import TestCase
 from testtools.matchers import MatchesRegex
 
-from drivers import iscsinames
 from drivers.errors import BadAddress, BadName
-from drivers.iscsinames import Side
+from drivers.iscsi import names as iscsinames
+from drivers.iscsi.names import Side
 
 NAMES = st.from_regex(re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII), fullmatch=True)
 ALLOWED = r"iqn\.[0-9]{4}-[0-9]{2}\.[a-z.]+(:[a-z0-9.-]+)+$"

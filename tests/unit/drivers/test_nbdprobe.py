@@ -14,7 +14,7 @@ from pathlib import Path
 import testtools
 
 from drivers.errors import NotServing, ProtocolViolated
-from drivers.nbdprobe import ALLOCATION_DEPTH, Client, Extent, knock, listens
+from drivers.nbd.probe import ALLOCATION_DEPTH, Client, Extent, knock, listens
 
 GREETING = b"NBDMAGICIHAVEOPT" + struct.pack(">H", 3)
 GO, STRUCTURED, CONTEXT = 7, 8, 10
@@ -99,10 +99,10 @@ class ProbeCase(testtools.TestCase):
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        self.addCleanup(thread.join, 5)
+        self.addCleanup(thread.join, 120)
 
     def client(self, context: str | None = None) -> Client:
-        client = Client(self.path, "img", timeout=2, context=context)
+        client = Client(self.path, "img", timeout=120, context=context)
         self.addCleanup(client.close)
         return client
 
@@ -199,6 +199,8 @@ class ExtentsTest(ProbeCase):
             wire.negotiate(size, ALLOCATION_DEPTH.encode())
             for reply in replies:
                 self.asked.append(wire.request())
+                if not reply:
+                    return  # and hang up
                 wire.send(reply)
             wire.take(1)
 
@@ -295,4 +297,4 @@ class CloseTest(ProbeCase):
 
         self.serve(script)
         with self.client():
-            gone.wait(5)
+            gone.wait(120)

@@ -10,14 +10,15 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.needs import Finding, Library, Machine, Needs, Node, Tool, check
+from drivers.errors import ModuleMissing
+from drivers.needs import Finding, Library, Machine, Needs, Node, Tool, check, provide
 from tests.doubles.machine import MachineDouble
 
 ALL = Needs(
     tools=(Tool("saw", "saws"),),
     modules=("wood",),
     libraries=(Library("plank", "python3-plank", "plank-py"),),
-    nodes=(Node(Path("/dev/wood"), "modprobe wood"),),
+    nodes=(Node(Path("/dev/wood"), "timber"),),
     root=True,
     address=True,
 )
@@ -47,10 +48,13 @@ class CheckTest(TestCase):
         self.assertEqual((None, f"{sys.executable} -m pip install plank-py"), (finding.package, finding.remedy))
 
     def test_what_no_package_brings_has_a_remedy(self) -> None:
-        for without in ("root", "wood", "/dev/wood"):
-            (finding,) = self.missing(without)
+        for without in (["root"], ["wood"], ["/dev/wood", "timber"]):
+            (finding,) = self.missing(*without)
             self.assertIsNone(finding.package)
             self.assertTrue(finding.remedy)
+
+    def test_what_a_module_brings_is_not_missing_before_it_is_loaded(self) -> None:
+        self.assertEqual([], self.missing("/dev/wood"))
 
     def test_an_address_is_asked_for(self) -> None:
         (finding,) = self.missing(address="")
@@ -61,6 +65,12 @@ class MachineTest(TestCase):
     def test_tools(self) -> None:
         self.assertTrue(Machine().has_tool("ls"))
         self.assertFalse(Machine().has_tool("virtman-has-no-such-tool"))
+
+    def test_tools_for_administrators_are_found_whatever_the_path(self) -> None:
+        tool = next(path.name for path in sorted(Path("/usr/sbin").iterdir()) if os.access(path, os.X_OK))
+        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
+        os.environ["PATH"] = "/nonexistent"
+        self.assertTrue(Machine().has_tool(tool))
 
     def test_libraries(self) -> None:
         self.assertTrue(Machine().has_library("json"))
@@ -75,13 +85,20 @@ class MachineTest(TestCase):
             self.skipTest("this kernel shows no module in /sys/module")
         self.assertTrue(Machine().has_module(loaded.name))
 
+    def test_a_module_that_is_there_and_does_not_bring_its_path_is_named(self) -> None:
+        loaded = next(Path("/sys/module").iterdir(), None)
+        if loaded is None:
+            self.skipTest("this kernel shows no module in /sys/module")
+        needs = Needs(nodes=(Node(Path("/proc/virtman"), loaded.name),))
+        self.assertIn("/proc/virtman", str(self.assertRaises(ModuleMissing, provide, needs)))
+
     def test_nodes(self) -> None:
         self.assertTrue(Machine().has_node(Node(Path("/proc/self"), "")))
         self.assertFalse(Machine().has_node(Node(Path("/proc/virtman"), "")))
 
     def test_a_folder_that_is_there_need_not_be_mounted(self) -> None:
-        self.assertTrue(Machine().has_node(Node(Path("/proc"), "", mounted=True)))
-        self.assertFalse(Machine().has_node(Node(Path("/proc/self"), "", mounted=True)))
+        self.assertTrue(Machine().has_node(Node(Path("/proc"), "", mount="procfs")))
+        self.assertFalse(Machine().has_node(Node(Path("/proc/self"), "", mount="procfs")))
 
     def test_root(self) -> None:
         self.assertEqual(os.geteuid() == 0, Machine().root)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.errors import BadDisk
-from drivers.qcow2file import Header, read_header
+from drivers.qemu.qcow2file import Header, read_header
 
 
 def header(*, version: int = 3, size: int = 1 << 30, backing: bytes = b"", features: int = 0) -> bytes:

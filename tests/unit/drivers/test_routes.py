@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from testtools import TestCase
 
+from drivers.attach.routes import Routes
 from drivers.errors import BadName, NotAttached
-from drivers.routes import Routes
 
 
 class FakeRoute:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.space import shortage
+from drivers.host.space import shortage
 from tests.unit.virtman.scene import folder_for
 
 

@@ -9,7 +9,7 @@ import struct
 
 from testtools import TestCase
 
-from drivers import tcpsockets
+from drivers.kernel import tcpsockets
 from lab.process import attempts
 
 _SO_ATTACH_FILTER = 26

@@ -22,7 +22,7 @@ from virtman.config import AgentConfig
 
 LIBVIRT = "test:///default"
 MIB = 1 << 20
-SOON = 10.0
+SOON = 120.0
 _PAUSE = 0.01
 
 
@@ -46,6 +46,8 @@ class Site:
         test.addCleanup(self.hypervisor.close)
         test.addCleanup(self._forget_domains)
         self.cut_at: str | None = None
+        self.at: dict[str, Callable[[], object]] = {}
+        """What happens, once, when the agent gets to a step."""
 
     def _forget_domains(self) -> None:
         for domain in self.hypervisor.listAllDomains():
@@ -58,7 +60,8 @@ class Site:
         return sorted(domain.name() for domain in self.hypervisor.listAllDomains() if domain.name() != "test")
 
     def step(self, step: str) -> None:
-        """Cut the agent off at ``cut_at``."""
+        """Cut the agent off at ``cut_at``; have happen what is to happen there."""
+        self.at.pop(step, lambda: None)()
         if step == self.cut_at:
             self.cut_at = None
             raise Cut(step)
@@ -71,7 +74,7 @@ class Site:
         self.test.addCleanup(stopping)
         if started:
             agent.start()
-            self.await_true(lambda: not agent.status()["repairing"] and agent.status()["volt"]["connected"])
+            self.await_true(lambda: not agent.status().repairing and agent.status().volt.connected)
         return agent
 
     def restart(self, **settings: object) -> Agent:
@@ -79,6 +82,16 @@ class Site:
         for stop in self._stopping:
             stop()
         return self.agent(**settings)  # type: ignore[arg-type]
+
+    def hold_still(self, agent: Agent) -> None:
+        """Have an agent do nothing unasked from now on."""
+        self.settle(agent)
+        agent._upkeep.stopped = True
+
+    def settle(self, agent: Agent) -> None:
+        """Wait until an agent does nothing, and nothing is due."""
+        queue = agent._upkeep.queue
+        self.await_true(lambda: not any(queue.busy(key) for key in list(queue._entries)))
 
     def await_true(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds."""

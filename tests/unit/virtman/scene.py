@@ -6,21 +6,50 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from testtools import TestCase
 
 from drivers.base import Image
 from tests.doubles.drivers import Host, drivers_over
 from tests.doubles.machines import MachinesDouble
-from tests.doubles.volt import Seat, VoltDouble, digest_of
+from tests.doubles.volt import VoltDouble, digest_of, link_to
+from virtman.errors import NoRoom, VirtmanError
 from virtman.imagestore import ImageStore
-from virtman.records import ImagePhase, ImageRecord, Role, Shelf, VmPhase, VmRecord
+from virtman.records import ImageRecord, Record, Role, Shelf, VmRecord
+from virtman.repair import repair
 from virtman.stacks import Stacks
 from virtman.vms import Vms
 
 
 class Cut(BaseException):
     """The agent is killed here. No clean-up of the agent's may catch it."""
+
+
+class Room:
+    """``left``: how many records fit on the disk; None if it is not full. ``trouble``: what one too many meets."""
+
+    left: int | None = None
+    trouble: VirtmanError = NoRoom("no space left to write down what is done; make room there")
+
+
+R = TypeVar("R", bound=Record)
+
+
+class SmallShelf(Shelf[R]):
+    """Records on a disk that may be full, or in trouble."""
+
+    def __init__(self, folder: Path, kind: type[R], room: Room) -> None:
+        super().__init__(folder, kind)
+        self._room = room
+
+    def put(self, name: str, record: R) -> None:
+        """Write the record, if there is room."""
+        if self._room.left == 0:
+            raise self._room.trouble
+        if self._room.left is not None:
+            self._room.left -= 1
+        super().put(name, record)
 
 
 class Scene:
@@ -33,23 +62,39 @@ class Scene:
         self.machines = MachinesDouble()
         self.moments: list[str] = []
         self._cut_at: int | None = None
+        self.changes = 0
+        """How often Volt should have heard of something soon."""
+        self.released: Callable[[str], None] = lambda _image: None
         for world in (self.host, self.volt, self.machines):
             world.moment = self.moment
+        self.room = Room()
         self.start()
+
+    def fill_up(self, after: int = 0, trouble: VirtmanError = Room.trouble) -> None:
+        """The disk with the records is full, or in other trouble, after so many more have been written."""
+        self.room.left, self.room.trouble = after, trouble
+
+    def make_room(self) -> None:
+        """The disk with the records is not full any more."""
+        self.room.left = None
 
     def start(self) -> None:
         """Make the agent's parts, over what is there."""
         self.drivers = drivers_over(self.host)
         self.store = ImageStore(self.folder / "images")
-        self.image_shelf = Shelf(self.folder / "records" / "images", ImageRecord)
-        self.vm_shelf = Shelf(self.folder / "records" / "vms", VmRecord)
+        self.image_shelf = SmallShelf(self.folder / "records" / "images", ImageRecord, self.room)
+        self.vm_shelf = SmallShelf(self.folder / "records" / "vms", VmRecord, self.room)
         self.stacks = Stacks(
-            self.drivers, self.image_shelf, self.store, Seat(self.volt), lambda image: self.vms.uses(image), self.moment
-        )
+            self.drivers, self.image_shelf, self.store, link_to(self.volt), lambda image: self.vms.uses(image),
+            changed=self._count_change, released=lambda image: self.released(image), step=self.moment,
+        )  # fmt: skip
         self.vms = Vms(
             self.vm_shelf, self.drivers.snapshot, self.stacks.ensure,
             lambda record: self.drivers.export.local(record.image), self.machines, self.moment,
         )  # fmt: skip
+
+    def _count_change(self) -> None:
+        self.changes += 1
 
     def moment(self, what: str) -> None:
         """Hear of a point where the agent may be cut off, and cut it off if it is the one."""
@@ -69,20 +114,15 @@ class Scene:
         return None
 
     def restart(self) -> None:
-        """The agent starts again and repairs, as ``Agent.repair`` does."""
+        """The agent starts again and repairs."""
         self.start()
-        for vm in self.vms.records():
-            self.vms.repair(vm.name)
-        for image in self.stacks.records():
-            self.stacks.restore(image.name)
-        for stray in self.stacks.strays():
-            self.stacks.remove_stray(stray)
+        repair(self.stacks, self.vms)
 
     def check(self, test: TestCase) -> None:
         """What is on the host and at Volt is what the records say, and the records say that all is whole."""
         images = {record.name: record for record in self.stacks.records()}
-        test.assertEqual({ImagePhase.ATTACHED}, {record.phase for record in images.values()} | {ImagePhase.ATTACHED})
-        test.assertEqual({VmPhase.READY}, {vm.phase for vm in self.vms.records()} | {VmPhase.READY})
+        test.assertEqual([], [name for name, record in images.items() if not record.steady], "unsteady images")
+        test.assertEqual([], [vm.name for vm in self.vms.records() if not vm.steady], "unsteady VMs")
         read = {name: record for name, record in images.items() if record.role is Role.HOST}
         test.assertEqual(set(images), set(self.host.served), "what is served")
         test.assertEqual(set(images), self.host.endpoints, "endpoints")
@@ -90,6 +130,8 @@ class Scene:
         test.assertEqual({record.image.key for record in read.values()}, self.host.open_caches, "open caches")
         test.assertEqual(set(images), set(self.volt.places), "places in Volt's trees")
         test.assertEqual({vm.name for vm in self.vms.records()}, set(self.host.disks), "disks")
+        test.assertEqual({vm.name for vm in self.vms.records() if vm.boot}, set(self.machines.running), "machines")
+        test.assertEqual(set(self.machines.running), self.machines.files, "seeds")
         for name, record in images.items():
             self._check_stack(test, name, record)
         test.assertEqual([], [path for path in self.folder.rglob(".*") if path.is_file()], "torn files")
@@ -110,7 +152,7 @@ class Scene:
     def put_content(self, name: str) -> Image:
         """An image whose content is in the store, as a publish finds it."""
         image = Image(name, 1 << 20, digest_of(name))
-        self.store.path(image).write_bytes(b"content of " + name.encode())
+        self.store.path(image).write_bytes((b"content of " + name.encode()).ljust(image.size))
         return image
 
 

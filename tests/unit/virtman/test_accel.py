@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 
 from testtools import TestCase
-from testtools.matchers import Contains, LessThan
+from testtools.matchers import Contains
 
 from tests.unit.virtman.scene import folder_for
 from virtman.accel import QEMU, Verdict, choose_accel, known_accel, newest_kernel, prove_kvm
 
 BOOTS = "echo 'Linux version 6.1 (gcc)'; exec sleep 60"
 ENDS = "echo 'could not access KVM kernel module'"
-SILENT = "exec sleep 60"
+SILENT = "exec sleep 3600"
+NEVER = 3600.0
 
 
 class AccelTest(TestCase):
@@ -78,11 +78,9 @@ class ProveTest(AccelTest):
 
     def test_silence_is_given_up_after_the_limit(self) -> None:
         self.qemu(SILENT)
-        began = time.monotonic()
         verdict = prove_kvm(self.kernel, time_limit=0.2)
         self.assertEqual("tcg", verdict.accel)
         self.assertThat(verdict.reason, Contains("did not boot with kvm"))
-        self.assertThat(time.monotonic() - began, LessThan(10.0))
 
     def test_endless_noise_is_given_up_after_the_limit(self) -> None:
         self.qemu("while :; do echo noise; sleep 0.01; done")
@@ -90,9 +88,7 @@ class ProveTest(AccelTest):
 
     def test_an_early_end_is_not_waited_for(self) -> None:
         self.qemu(ENDS)
-        began = time.monotonic()
-        self.assertEqual("tcg", prove_kvm(self.kernel, time_limit=60).accel)
-        self.assertThat(time.monotonic() - began, LessThan(30.0))
+        self.assertEqual("tcg", prove_kvm(self.kernel, time_limit=NEVER).accel)
 
     def test_no_qemu_is_told(self) -> None:
         self.path(str(self.folder))

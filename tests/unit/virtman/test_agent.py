@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ from testtools.matchers import Contains
 
 from drivers.base import VolumeState
 from drivers.errors import DriverError
-from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, POOL
+from drivers.host.watch import Watch
+from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, POOL, unnoticed
 from tests.unit.virtman.agents import LIBVIRT, MIB, Site
 from tests.unit.virtman.scene import Cut
+from virtman import models
 from virtman.agent import Agent
 from virtman.errors import (
     BadImageFile,
@@ -23,6 +26,8 @@ from virtman.errors import (
     DomainForeign,
     HypervisorError,
     ImageExists,
+    ImageInUse,
+    NeverBooted,
     NotFound,
     NoVolumes,
     RepairIncomplete,
@@ -31,7 +36,7 @@ from virtman.errors import (
     UnknownVm,
     UnknownVolume,
 )
-from virtman.records import Boot
+from virtman.records import DETACH, PUBLISH, Boot
 
 TROUBLE = DriverError("the device is on fire")
 BOOT = Boot(memory=64, cpus=1, network="none")
@@ -52,9 +57,9 @@ class AgentTest(TestCase):
     def restart(self, **settings: object) -> None:
         self.agent = self.site.restart(**settings)
 
-    def image(self, name: str = "debian") -> dict[str, object]:
-        (image,) = [image for image in self.agent.status()["images"] if image["image"] == name]
-        return dict(image)
+    def image(self, name: str = "debian") -> models.Stack:
+        (image,) = [image for image in self.agent.status().images if image.name == name]
+        return image
 
     def stored(self) -> list[str]:
         return sorted(path.name for path in (self.site.config.state / "images").iterdir())
@@ -64,7 +69,7 @@ class LifeTest(AgentTest):
     def test_it_registers_and_connects(self) -> None:
         self.assertEqual({"here": "unix:///run/virtman/serve"}, self.volt.hosts)
         self.assertEqual(
-            {"url": self.site.config.volt, "connected": True, "trouble": None}, self.agent.status()["volt"]
+            models.VoltStatus(url=self.site.config.volt, connected=True, trouble=None), self.agent.status().volt
         )
 
     def test_a_second_agent_on_the_same_folders_is_refused(self) -> None:
@@ -79,10 +84,10 @@ class LifeTest(AgentTest):
         self.volt.down = True
         self.agent = self.site.restart(started=False)
         self.agent.start()
-        self.site.await_true(lambda: self.agent.status()["volt"]["trouble"] != "not connected yet")
+        self.site.await_true(lambda: self.agent.status().volt.trouble != "not connected yet")
         self.agent.create("other", "debian", None)
-        self.assertFalse(self.agent.status()["volt"]["connected"])
-        self.assertThat(self.agent.status()["volt"]["trouble"], Contains("store does not answer"))
+        self.assertFalse(self.agent.status().volt.connected)
+        self.assertThat(self.agent.status().volt.trouble, Contains("store does not answer"))
 
     def test_a_driver_that_is_not_installed_is_named(self) -> None:
         error = self.assertRaises(ConfigError, self.site.restart, cache="floppy")
@@ -94,7 +99,7 @@ class LifeTest(AgentTest):
         self.agent.boot("vm", "debian", None, BOOT, [], None)
         self.restart()
         self.assertEqual(before, (self.host.served, self.host.disks))
-        self.assertEqual("running", self.agent.vms()[0]["state"])
+        self.assertEqual("running", self.agent.vms()[0].state)
 
     def test_an_interrupted_import_is_cleaned_at_the_start(self) -> None:
         torn = self.site.config.state / "images" / ".import-x.raw"
@@ -106,9 +111,10 @@ class LifeTest(AgentTest):
 class VmsOfAnAgentTest(AgentTest):
     def test_create_tells_all_that_a_qemu_needs(self) -> None:
         vm = self.agent.create("vm", "debian", 2 * MIB)
-        self.assertEqual(("vm", "debian", 2 * MIB, "ready"), (vm["vm"], vm["image"], vm["size"], vm["phase"]))
-        self.assertEqual("/disks/vm.qcow2", vm["path"])
-        self.assertEqual("qcow2", vm["blockdev"]["driver"])
+        self.assertEqual(("vm", "debian", 2 * MIB, "ready"), (vm.name, vm.disk.image, vm.disk.size, vm.disk.phase))
+        self.assertEqual("/disks/vm.qcow2", vm.disk.path)
+        self.assertEqual("qcow2", (vm.disk.blockdev or {})["driver"])
+        self.assertIsNone(vm.machine)
         self.assertEqual(vm, self.agent.vm("vm"))
 
     def test_a_create_that_fails_gives_the_image_back_that_it_attached(self) -> None:
@@ -116,11 +122,17 @@ class VmsOfAnAgentTest(AgentTest):
         self.assertEqual({}, self.host.leftovers())
         self.assertEqual({}, self.volt.places)
 
+    def test_a_create_that_fails_keeps_the_image_that_was_attached_before(self) -> None:
+        self.agent.create("vm", "debian", None)
+        self.agent.destroy("vm")
+        self.assertRaises(BadSize, self.agent.create, "vm", "debian", 512)
+        self.assertIn("debian", self.host.served)
+
     def test_what_a_damaged_record_may_need_is_kept(self) -> None:
         self.agent.create("vm", "debian", None)
         (self.agent.config.state / "records" / "vms" / "vm.json").write_bytes(b"{")
-        self.assertEqual({"stacks": [], "freed_bytes": 0}, self.agent.gc())
-        self.assertEqual(["vm"], self.agent.status()["damaged"])
+        self.assertEqual(models.Removed(stacks=[], freed_bytes=0), self.agent.gc())
+        self.assertEqual(["vm vm"], list(self.agent.status().damaged))
         self.assertEqual({"vm"}, set(self.host.disks))
 
     def test_the_first_error_of_a_create_is_raised(self) -> None:
@@ -137,14 +149,14 @@ class VmsOfAnAgentTest(AgentTest):
         self.agent.boot("running", "debian", None, BOOT, [], None)
         self.agent.boot("off", "debian", None, BOOT, [], None)
         self.agent.stop_vm("off", force=True)
-        states = {vm["vm"]: vm["state"] for vm in self.agent.vms()}
+        states = {vm.name: vm.state for vm in self.agent.vms()}
         self.assertEqual({"disk": "disk", "running": "running", "off": "off"}, states)
 
     def test_without_a_hypervisor_states_are_unknown_and_disks_still_made(self) -> None:
         self.agent.boot("booted", "debian", None, BOOT, [], None)
         self.restart(libvirt="no-such-thing:///x")
         self.agent.create("disk", "debian", None)
-        self.assertEqual({"booted": "unknown", "disk": "disk"}, {vm["vm"]: vm["state"] for vm in self.agent.vms()})
+        self.assertEqual({"booted": "unknown", "disk": "disk"}, {vm.name: vm.state for vm in self.agent.vms()})
 
     def test_destroy_takes_a_running_vm_away(self) -> None:
         self.agent.boot("vm", "debian", None, BOOT, [], None)
@@ -166,10 +178,10 @@ class VmsOfAnAgentTest(AgentTest):
 class BootTest(AgentTest):
     def test_it_creates_and_starts(self) -> None:
         vm = self.agent.boot("vm", "debian", 2 * MIB, BOOT, ["key"], "#cloud-config\n")
-        self.assertEqual((2 * MIB, "tcg"), (vm["size"], vm["accel"]))
+        self.assertEqual((2 * MIB, "tcg"), (vm.disk.size, vm.machine.accel))
         self.assertEqual(["vm"], self.site.domains())
         console = self.agent.console("vm")
-        self.assertEqual({"libvirt": LIBVIRT, "domain": "vm", "log": vm["console_log"]}, console)
+        self.assertEqual(models.Console(libvirt=LIBVIRT, domain="vm", log=vm.machine.console_log), console)
 
     def test_a_disk_that_is_there_is_booted(self) -> None:
         self.agent.create("vm", "debian", None)
@@ -187,7 +199,7 @@ class BootTest(AgentTest):
         self.restart(libvirt="no-such-thing:///x")
         self.assertRaises(HypervisorError, self.agent.boot, "vm", "debian", None, BOOT, [], None)
         self.assertEqual({"vm"}, set(self.host.disks))
-        self.assertEqual(["disk"], [vm["state"] for vm in self.agent.vms()])
+        self.assertEqual(["disk"], [vm.state for vm in self.agent.vms()])
 
     def test_a_domain_of_somebody_else_is_not_touched(self) -> None:
         self.site.hypervisor.defineXML(
@@ -197,14 +209,13 @@ class BootTest(AgentTest):
         self.assertEqual(["vm"], self.site.domains())
         self.assertEqual(([], {}), (self.agent.vms(), self.host.disks))
 
-    def test_cut_off_before_a_domain_of_somebody_else_is_found_it_can_be_destroyed(self) -> None:
+    def test_cut_off_before_a_domain_of_somebody_else_is_found_it_is_undone(self) -> None:
         self.site.cut_at = "boot:recorded"
         self.assertRaises(Cut, self.agent.boot, "vm", "debian", None, BOOT, [], None)
         self.site.hypervisor.defineXML(
             '<domain type="test"><name>vm</name><memory>1024</memory><os><type>hvm</type></os></domain>'
         )
         self.restart()
-        self.agent.destroy("vm")
         self.assertEqual(["vm"], self.site.domains())
         self.assertEqual({}, self.host.disks)
 
@@ -221,6 +232,134 @@ class BootTest(AgentTest):
             self.assertEqual([], list((self.site.config.state / "machines").iterdir()))
 
 
+class StartAgainTest(AgentTest):
+    def test_it_starts_with_what_it_was_booted_with(self) -> None:
+        how = Boot(memory=96, cpus=2, network="none")
+        self.agent.boot("vm", "debian", 2 * MIB, how, ["key"], "#cloud-config\n")
+        seed = (self.site.config.state / "machines" / "vm.seed.iso").read_bytes()
+        self.agent.stop_vm("vm", force=True)
+        self.restart()
+        started = self.agent.start_vm("vm")
+        self.assertEqual(("running", 96, 2, "none"), (
+            started.machine.state, started.machine.memory, started.machine.cpus, started.machine.network,
+        ))  # fmt: skip
+        self.assertEqual(seed, (self.site.config.state / "machines" / "vm.seed.iso").read_bytes())
+
+    def test_a_vm_that_runs_is_left_alone(self) -> None:
+        self.agent.boot("vm", "debian", None, BOOT, [], None)
+        self.assertEqual("running", self.agent.start_vm("vm").machine.state)
+
+    def test_one_that_was_never_booted_is_refused_and_stays_a_disk(self) -> None:
+        self.agent.create("vm", "debian", None)
+        error = self.assertRaises(NeverBooted, self.agent.start_vm, "vm")
+        self.assertThat(str(error), Contains("virtman boot"))
+        self.assertEqual(["disk"], [vm.state for vm in self.agent.vms()])
+
+    def test_a_start_that_fails_leaves_the_vm_to_be_started_again(self) -> None:
+        self.agent.boot("vm", "debian", None, BOOT, ["key"], None)
+        self.agent.stop_vm("vm", force=True)
+        self.restart(libvirt="no-such-thing:///x")
+        self.assertRaises(HypervisorError, self.agent.start_vm, "vm")
+        self.restart(libvirt=LIBVIRT)
+        self.assertEqual("running", self.agent.start_vm("vm").machine.state)
+
+
+class UnpublishTest(AgentTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.agent.publish("mine", self.site.image_file(), nothing)
+
+    def test_it_is_withdrawn_and_not_served_and_gc_deletes_its_content(self) -> None:
+        self.assertEqual(models.Unpublished(name="mine", serving=False), self.agent.unpublish("mine"))
+        self.assertEqual(({"debian"}, {}), (set(self.volt.images), self.host.leftovers()))
+        self.assertEqual(1, len(self.stored()))
+        self.assertEqual(MIB, self.agent.gc().freed_bytes)
+        self.assertEqual([], self.stored())
+
+    def test_hosts_that_read_it_keep_it_and_volt_says_who(self) -> None:
+        self.volt.read_by_others("mine")
+        error = self.assertRaises(ImageInUse, self.agent.unpublish, "mine")
+        self.assertThat(str(error), Contains("Volt: image mine is in use by h7"))
+        self.assertEqual(["here"], self.volt.images["mine"].origins)
+        self.assertEqual({"mine"}, set(self.host.served))
+
+    def test_vms_of_this_host_keep_it_served(self) -> None:
+        self.agent.create("vm", "mine", None)
+        self.assertTrue(self.agent.unpublish("mine").serving)
+        self.assertNotIn("mine", self.volt.images)
+        self.assertEqual({"mine"}, set(self.host.served))
+        self.agent.destroy("vm")
+        self.assertFalse(self.agent.unpublish("mine").serving)
+        self.assertEqual({}, self.host.leftovers())
+
+    def test_another_origin_keeps_it_published(self) -> None:
+        image = self.volt.images["mine"]
+        self.volt.images["mine"] = image.model_copy(update={"origins": ["here", "other"]})
+        self.volt.read_by_others("mine")
+        self.assertFalse(self.agent.unpublish("mine").serving)
+        self.assertIn("mine", self.volt.images)
+        self.assertNotIn("mine", self.host.served)
+
+    def test_what_this_host_did_not_publish_is_not_touched(self) -> None:
+        self.agent.create("vm", "debian", None)
+        for name in ("debian", "unknown"):
+            self.assertRaises(UnknownImage, self.agent.unpublish, name)
+        self.assertEqual({"debian", "mine"}, set(self.volt.images))
+
+    def test_without_volt_nothing_changes(self) -> None:
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, self.agent.unpublish, "mine")
+        self.assertEqual({"mine"}, set(self.host.served))
+
+    def test_what_is_not_served_any_more_is_only_told_to_volt(self) -> None:
+        self.site.hold_still(self.agent)
+        record = self.agent._stacks.find("mine")
+        assert record is not None
+        self.agent._stacks._shelf.put("mine", record.begin(DETACH))
+        self.volt.down = True
+        self.agent._stacks.restore("mine")
+        self.volt.down = False
+        self.assertFalse(self.agent.unpublish("mine").serving)
+        self.assertEqual(({"debian"}, []), (set(self.volt.images), self.agent.status().images))
+
+    def test_what_is_half_removed_is_removed(self) -> None:
+        self.site.hold_still(self.agent)
+        self.host.failing = {"export.withdraw": TROUBLE}
+        self.assertRaises(DriverError, self.agent.unpublish, "mine")
+        self.host.failing = {}
+        self.assertEqual(models.Unpublished(name="mine", serving=False), self.agent.unpublish("mine"))
+        self.assertEqual({}, self.host.leftovers())
+
+    def test_what_is_announced_while_it_is_to_be_taken_back_is_withdrawn(self) -> None:
+        asking, go, said = threading.Event(), threading.Event(), list[models.Unpublished]()
+        self.addCleanup(go.set)
+
+        def hold_up(what: str) -> None:
+            if what == "before volt.publish":
+                asking.set()
+                go.wait()
+
+        self.site.hold_still(self.agent)
+        stacks = self.agent._stacks
+        record = stacks.find("mine")
+        assert record is not None
+        stacks._shelf.put("mine", record.begin(PUBLISH))
+        self.volt.moment = hold_up
+        threads = [
+            threading.Thread(target=stacks.restore, args=["mine"]),
+            threading.Thread(target=lambda: said.append(self.agent.unpublish("mine"))),
+        ]
+        threads[0].start()
+        asking.wait()
+        threads[1].start()
+        self.site.await_true(lambda: stacks._locks._locks["mine"][1] == len(threads))
+        go.set()
+        for thread in threads:
+            thread.join()
+        self.assertEqual([models.Unpublished(name="mine", serving=False)], said)
+        self.assertEqual(({"debian"}, {}), (set(self.volt.images), self.host.leftovers()))
+
+
 class PublishTest(AgentTest):
     def publish(self, name: str = "mine", seed: int = 1) -> None:
         file = self.site.image_file(seed=seed)
@@ -228,12 +367,12 @@ class PublishTest(AgentTest):
 
     def test_it_becomes_the_origin_and_tells_volt(self) -> None:
         file = self.site.image_file()
-        record = self.agent.publish("mine", file, nothing)
-        self.assertEqual(("origin", "attached", MIB), (record.role, record.phase, record.size))
+        published = self.agent.publish("mine", file, nothing)
         self.assertEqual(["here"], self.volt.images["mine"].origins)
-        self.assertEqual([f"{record.image.key}.raw"], self.stored())
+        self.assertEqual([f"{published.digest.removeprefix('sha256:')}.raw"], self.stored())
         image = self.image("mine")
-        self.assertEqual(([], 0, True), (image["paths"], image["fetched_bytes"], image["serving"]))
+        self.assertEqual(("origin", "attached", MIB), (image.role, image.phase, published.size))
+        self.assertEqual(([], 0, True), (image.paths, image.fetched_bytes, image.serving))
 
     def test_a_second_time_changes_nothing(self) -> None:
         self.publish()
@@ -269,26 +408,81 @@ class PublishTest(AgentTest):
                 refused.append(self.assertRaises(ImageExists, self.agent.publish, "debian", file, nothing))
 
         refused: list[Exception] = []
-        record = self.agent.publish("mine", file, refused_meanwhile)
-        self.assertEqual([f"{record.image.key}.raw"], self.stored())
+        published = self.agent.publish("mine", file, refused_meanwhile)
+        self.assertEqual(1, len(refused))
+        self.assertEqual([f"{published.digest.removeprefix('sha256:')}.raw"], self.stored())
 
-    def test_without_volt_nothing_is_left(self) -> None:
+    def test_content_that_is_about_to_get_its_record_outlives_another_name_that_is_refused(self) -> None:
+        refused = []
+        self.site.at["publish:stored"] = lambda: refused.append(self.assertRaises(ImageExists, self.publish, "debian"))
+        self.publish("mine")
+        self.assertEqual((1, 1), (len(refused), len(self.stored())))
+
+    def test_content_that_is_about_to_get_its_record_outlives_gc(self) -> None:
+        self.site.at["publish:stored"] = self.agent.gc
+        self.publish("mine")
+        self.assertEqual(1, len(self.stored()))
+
+    def test_content_that_is_about_to_get_its_record_outlives_gc_though_its_cache_is_not_needed(self) -> None:
+        key = hashlib.sha256(self.site.image_file().read_bytes()).hexdigest()
+        self.host.caches[key] = MIB
+        self.site.at["publish:stored"] = lambda: told.append((self.agent.would_remove(), self.agent.gc()))
+        told: list[tuple[models.Removed, models.Removed]] = []
+        self.publish("mine")
+        self.assertEqual([(models.Removed(stacks=[], freed_bytes=MIB),) * 2], told)
+        self.assertEqual(([f"{key}.raw"], {}), (self.stored(), self.host.caches))
+
+    def test_without_volt_it_is_kept_and_announced_when_volt_is_back(self) -> None:
         self.volt.down = True
         self.assertRaises(CoordinatorDown, self.publish)
-        self.assertEqual(([], {}), (self.stored(), self.host.leftovers()))
+        self.assertEqual(1, len(self.stored()))
+        self.volt.down = False
+        self.agent.gc()
+        self.assertEqual(1, len(self.stored()), "what is yet to be announced is needed")
+        self.agent._heartbeat.soon()
+        self.site.await_true(lambda: "mine" in self.volt.images)
 
-    def test_cut_off_at_every_step_it_can_be_asked_for_again(self) -> None:
-        for number, step in enumerate(("publish:stored", "publish:recorded", "attach:published", "publish:serving")):
+    def test_what_is_yet_to_be_announced_is_taken_back_by_unpublish_once_volt_answers(self) -> None:
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, self.publish)
+        self.assertRaises(CoordinatorDown, self.agent.unpublish, "mine")
+        self.assertIn("mine", self.host.served)
+        self.site.hold_still(self.agent)
+        self.volt.down = False
+        self.assertFalse(self.agent.unpublish("mine").serving)
+        self.assertEqual({}, self.host.leftovers())
+        self.assertNotIn("mine", self.volt.images)
+        self.agent.gc()
+        self.assertEqual([], self.stored())
+
+    def test_an_answer_that_got_lost_costs_nothing(self) -> None:
+        def lose_the_answer(what: str) -> None:
+            if what == "after volt.publish":
+                self.volt.down = True
+
+        self.volt.moment = lose_the_answer
+        self.assertRaises(CoordinatorDown, self.publish)
+        self.assertEqual(["here"], self.volt.images["mine"].origins)
+        self.assertEqual(1, len(self.stored()), "the only content of a published image")
+        self.assertIn("mine", self.host.served)
+
+    def test_cut_off_before_the_record_it_can_be_asked_for_again(self) -> None:
+        self.site.cut_at = "publish:stored"
+        self.assertRaises(Cut, self.publish)
+        self.restart()
+        self.assertEqual({}, self.host.leftovers())
+        self.agent.gc()
+        self.assertEqual([], self.stored())
+        self.publish()
+
+    def test_cut_off_after_the_record_it_is_finished(self) -> None:
+        for number, step in enumerate(("publish:recorded", "attach:published", "publish:serving")):
             self.site.cut_at = step
             self.assertRaises(Cut, self.publish, f"image-{number}")
             self.restart()
-            self.assertEqual({}, self.host.leftovers(), step)
-            self.agent.gc()
-            self.assertEqual([], self.stored(), step)
-            self.publish(f"image-{number}")
-            del self.volt.images[f"image-{number}"], self.volt.places[f"image-{number}"]
-            self.agent.gc()
-            self.assertEqual(([], {}), (self.stored(), self.host.leftovers()))
+            self.assertIn(f"image-{number}", self.volt.images, step)
+            self.assertIn(f"image-{number}", self.host.served, step)
+        self.assertEqual(1, len(self.stored()))
 
     def test_volt_hears_of_the_origin_with_the_next_heartbeat(self) -> None:
         self.publish()
@@ -300,11 +494,11 @@ class LookTest(AgentTest):
         self.volt.offer("alpine")
         self.agent.create("vm", "debian", None)
         self.image()
-        images = {image["name"]: image for image in self.agent.images()}
+        images = {image.name: image for image in self.agent.images()}
         self.assertEqual(
-            ("host (attached)", BYTES_PER_FETCH), (images["debian"]["here"], images["debian"]["held_bytes"])
+            models.ImageHere(role="host", phase="attached", held_bytes=BYTES_PER_FETCH), images["debian"].here
         )
-        self.assertEqual((None, 0), (images["alpine"]["here"], images["alpine"]["held_bytes"]))
+        self.assertIsNone(images["alpine"].here)
 
     def test_images_and_trees_need_volt(self) -> None:
         self.volt.down = True
@@ -318,25 +512,40 @@ class LookTest(AgentTest):
     def test_status_tells_of_stacks_and_vms(self) -> None:
         self.agent.create("vm", "debian", None)
         self.assertEqual(
-            {
-                "image": "debian", "role": "host", "phase": "attached", "serving": True, "slot": 1, "size": MIB,
-                "fetched_bytes": BYTES_PER_FETCH, "cache_file_bytes": 2 * BYTES_PER_FETCH,
-                "cache_hit_bytes": HIT_BYTES, "children": [], "vms": ["vm"],
-                "paths": [{"host": "other", "address": "unix:///run/other/serve", "state": "active"}],
-            },
+            models.Stack(
+                name="debian", role="host", phase="attached", serving=True, slot=1, size=MIB,
+                fetched_bytes=BYTES_PER_FETCH, cache_file_bytes=2 * BYTES_PER_FETCH,
+                cache_hit_bytes=HIT_BYTES, children=[], vms=["vm"],
+                paths=[models.Route(host="other", address="unix:///run/other/serve", state="active")],
+            ),
             self.image(),
         )  # fmt: skip
-        self.assertEqual({"use": "tcg", "reason": "set by --accel"}, self.agent.status()["accel"])
+        self.assertEqual(models.Accel(use="tcg", reason="set by --accel"), self.agent.status().accel)
 
     def test_status_tells_of_disks_without_a_record(self) -> None:
         self.agent.create("vm", "debian", None)
         self.host.disks["stray"] = self.host.disks["vm"]
-        self.assertEqual(["stray"], self.agent.status()["strays"])
+        self.assertEqual(["stray"], self.agent.status().strays)
+
+    def test_status_tells_of_threads_that_died(self) -> None:
+        stopped = threading.Event()
+        self.addCleanup(stopped.set)
+
+        def fall() -> None:
+            raise ValueError("over")
+
+        watch = Watch("a test's thread", fall, stopped)
+        watch.start()
+        self.site.await_true(lambda: watch.death)
+        (death,) = [death for death in self.agent.status().deaths if death.thread == "a test's thread"]
+        self.assertEqual(("ValueError('over')", False), (death.error, death.running))
+        stopped.set()
+        watch.join()
 
     def test_status_tells_what_keeps_vms_from_writing(self) -> None:
-        self.assertIsNone(self.agent.status()["disks"]["trouble"])
+        self.assertIsNone(self.agent.status().disks.trouble)
         self.host.disk_trouble = "no room"
-        self.assertEqual("no room", self.agent.status()["disks"]["trouble"])
+        self.assertEqual("no room", self.agent.status().disks.trouble)
 
 
 class VolumesTest(AgentTest):
@@ -346,18 +555,18 @@ class VolumesTest(AgentTest):
 
     def states(self) -> dict[str, str]:
         """What the status says of the volumes."""
-        return {volume["path"]: volume["state"] for volume in self.agent.status()["cache_volumes"]}
+        return {volume.path: volume.state for volume in self.agent.status().cache_volumes}
 
     def test_they_are_listed(self) -> None:
         self.host.volumes[POOL.path] = replace(POOL, images=("debian",), state=VolumeState.RUNNING)
-        line = {"path": str(POOL.path), "size": POOL.size, "state": "running", "images": ["debian"]}
+        line = models.Volume(path=str(POOL.path), size=POOL.size, state="running", images=["debian"])
         self.assertEqual([line], self.agent.volumes())
 
     def test_they_come_and_go(self) -> None:
         for _ in range(2):
-            self.assertEqual("/dev/sdx", self.agent.add_volume(Path("/dev/sdx"))["path"])
+            self.assertEqual("/dev/sdx", self.agent.add_volume(Path("/dev/sdx")).path)
         self.agent.remove_volume(POOL.path)
-        self.assertEqual(["/dev/sdx"], [volume["path"] for volume in self.agent.volumes()])
+        self.assertEqual(["/dev/sdx"], [volume.path for volume in self.agent.volumes()])
 
     def test_the_status_follows_at_once(self) -> None:
         self.agent.add_volume(Path("/dev/sdx"))
@@ -394,9 +603,14 @@ class VolumesTest(AgentTest):
 
 
 class RepairTest(AgentTest):
+    def setUp(self) -> None:
+        """Nobody repairs before it is asked for."""
+        super().setUp()
+        self.site.hold_still(self.agent)
+
     def test_nothing_to_do(self) -> None:
         self.agent.create("vm", "debian", None)
-        self.assertEqual({"vms": [], "images": [], "strays": []}, self.agent.repair())
+        self.assertEqual(models.Repaired(vms=[], images=[], strays=[]), self.agent.repair())
 
     def test_it_tells_what_it_did(self) -> None:
         self.agent.create("vm", "debian", None)
@@ -404,8 +618,16 @@ class RepairTest(AgentTest):
         self.assertRaises(Cut, self.agent.destroy, "vm")
         self.host.daemon_dies("debian")
         self.host.endpoints.add("stray")
-        self.assertEqual({"vms": ["vm"], "images": ["debian"], "strays": ["stray"]}, self.agent.repair())
+        self.assertEqual(models.Repaired(vms=["vm"], images=["debian"], strays=["stray"]), self.agent.repair())
         self.assertEqual(({}, {"debian"}), (self.host.disks, set(self.host.served)))
+
+    def test_it_tells_of_what_was_served_and_in_the_middle_of_its_removal(self) -> None:
+        self.agent.create("vm", "debian", None)
+        self.agent.destroy("vm")
+        self.site.cut_at = "detach:recorded"
+        self.assertRaises(Cut, self.agent._stacks.remove_if_idle, "debian")
+        self.assertIn("debian", self.host.served)
+        self.assertEqual(["debian"], self.agent.repair().images)
 
     def test_it_goes_on_after_an_error_and_tells_all(self) -> None:
         for image in ("alpine", "debian"):
@@ -418,7 +640,12 @@ class RepairTest(AgentTest):
         self.assertEqual(2, str(error).count("the device is on fire"))
         self.assertNotIn("stray", self.host.endpoints)
         self.host.failing = {}
-        self.assertEqual(["alpine", "debian"], self.agent.repair()["images"])
+        self.assertEqual(["alpine", "debian"], self.agent.repair().images)
+
+    def test_a_disk_that_cannot_be_opened_again_is_told_of(self) -> None:
+        self.agent.create("vm", "debian", None)
+        self.host.disks.clear()
+        self.assertIn("vm", str(self.assertRaises(RepairIncomplete, self.agent.repair)))
 
     def test_a_start_repairs(self) -> None:
         self.agent.create("vm", "debian", None)
@@ -430,11 +657,14 @@ class RepairTest(AgentTest):
         self.site.cut_at = "attach:reserved"
         self.assertRaises(Cut, self.agent.create, "vm", "debian", None)
         self.volt.down = True
-        self.assertEqual(["debian"], self.agent.repair()["images"])
+        self.assertEqual(["debian"], self.agent.repair().images)
         self.assertEqual({}, self.host.leftovers())
 
+
+class ReconcilerTest(AgentTest):
     def test_a_dead_daemon_is_started_by_its_driver_telling(self) -> None:
         self.agent.create("vm", "debian", None)
+        self.site.settle(self.agent)
         self.host.daemon_dies("debian")
         self.agent._drivers.export.died("debian")  # type: ignore[attr-defined]
         self.site.await_true(lambda: "debian" in self.host.served)
@@ -450,23 +680,115 @@ class GcTest(AgentTest):
     def test_idle_stacks_and_caches_go(self) -> None:
         self.agent.create("vm", "debian", None)
         self.agent.destroy("vm")
-        self.assertEqual({"stacks": ["debian"], "freed_bytes": BYTES_PER_FETCH}, self.agent.gc())
+        self.assertEqual(models.Removed(stacks=["debian"], freed_bytes=BYTES_PER_FETCH), self.agent.gc())
         self.assertEqual(({}, {}), (self.host.leftovers(), self.host.caches))
 
     def test_what_is_needed_stays(self) -> None:
         self.agent.create("vm", "debian", None)
         self.agent.publish("mine", self.site.image_file(), nothing)
-        self.assertEqual({"stacks": [], "freed_bytes": 0}, self.agent.gc())
+        self.assertEqual(models.Removed(stacks=[], freed_bytes=0), self.agent.gc())
         self.assertEqual({"debian", "mine"}, set(self.host.served))
         self.assertEqual(1, len(self.stored()))
+
+    def assert_foretold(self) -> None:
+        """What gc would remove is told, nothing has changed by that, and gc removes just that."""
+        before = (dict(self.host.leftovers()), dict(self.host.caches), self.stored(), set(self.volt.places))
+        told = self.agent.would_remove()
+        self.assertEqual(
+            before, (dict(self.host.leftovers()), dict(self.host.caches), self.stored(), set(self.volt.places))
+        )
+        self.assertEqual(told, self.agent.gc())
+
+    def test_what_it_would_remove_is_told_before(self) -> None:
+        self.assert_foretold()
+        self.agent.create("vm", "debian", None)
+        self.agent.publish("mine", self.site.image_file(), nothing)
+        self.agent.publish("needed", self.site.image_file(seed=2), nothing)
+        self.agent.create("other", "needed", None)
+        self.assert_foretold()
+        self.agent.destroy("vm")
+        for name in ("mine", "needed"):
+            del self.volt.images[name]
+        self.assertEqual(
+            models.Removed(stacks=["debian", "mine"], freed_bytes=MIB + BYTES_PER_FETCH), self.agent.would_remove()
+        )
+        self.assert_foretold()
+        self.assert_foretold()
+
+    def test_what_is_published_again_after_volt_was_asked_stays(self) -> None:
+        def publish(what: str = "after volt.images") -> None:
+            if what == "after volt.images":
+                self.volt.moment = unnoticed
+                self.agent.publish("mine", file, nothing)
+
+        file = self.site.image_file()
+        publish()
+        del self.volt.images["mine"], self.volt.places["mine"]  # it was set back to a backup
+        self.volt.moment = publish
+        self.agent.gc()
+        self.assertEqual((["mine"], 1), (list(self.host.served), len(self.stored())))
+
+    def test_what_volt_took_again_without_an_answer_stays(self) -> None:
+        def publish(what: str) -> None:
+            if what == "after volt.images":
+                self.volt.moment = lose_the_answer
+                self.assertRaises(CoordinatorDown, self.agent.publish, "mine", file, nothing)
+                self.volt.moment, self.volt.down = unnoticed, False
+
+        def lose_the_answer(what: str) -> None:
+            if what == "after volt.publish":
+                self.volt.down = True
+
+        file = self.site.image_file()
+        self.agent.publish("mine", file, nothing)
+        self.site.hold_still(self.agent)
+        del self.volt.images["mine"], self.volt.places["mine"]  # it was set back to a backup
+        self.volt.moment = publish
+        self.agent.gc()
+        self.assertEqual(["here"], self.volt.images["mine"].origins)
+        self.assertEqual((["mine"], 1), (list(self.host.served), len(self.stored())))
+
+    def test_nothing_would_be_removed_that_a_damaged_record_may_need(self) -> None:
+        self.agent.create("vm", "debian", None)
+        self.agent.destroy("vm")
+        (self.agent.config.state / "records" / "images" / "other.json").write_bytes(b"{")
+        self.assertEqual(0, self.agent.would_remove().freed_bytes)
+        self.assert_foretold()
 
     def test_an_origin_that_volt_lists_no_more_goes_with_its_content(self) -> None:
         self.agent.publish("mine", self.site.image_file(), nothing)
         del self.volt.images["mine"]
         answer = self.agent.gc()
-        self.assertEqual(["mine"], answer["stacks"])
-        self.assertEqual(MIB, answer["freed_bytes"])
+        self.assertEqual(["mine"], answer.stacks)
+        self.assertEqual(MIB, answer.freed_bytes)
         self.assertEqual([], self.stored())
+
+    def test_what_the_damaged_record_of_an_image_may_need_is_kept(self) -> None:
+        self.agent.publish("mine", self.site.image_file(), nothing)
+        self.agent.create("vm", "debian", None)
+        self.agent.destroy("vm")
+        for damage in ("{", '{"version": 3}'):
+            (self.site.config.state / "records" / "images" / "mine.json").write_text(damage)
+            del self.volt.images["mine"]
+            for _ in range(2):
+                self.assertEqual(0, self.agent.gc().freed_bytes, "nobody knows what it needs")
+                self.restart()
+            self.assertEqual(1, len(self.stored()), "the only content of the image")
+            self.assertIn("mine", self.host.served)
+            self.assertEqual(["image mine"], list(self.agent.status().damaged))
+            self.volt.offer("mine")
+
+    def test_it_goes_on_after_an_error_and_tells_all(self) -> None:
+        self.volt.offer("alpine", size=MIB)
+        for image in ("alpine", "debian"):
+            self.agent.create("vm", image, None)
+            self.agent.destroy("vm")
+        self.host.failing = {"export.withdraw": TROUBLE}
+        error = self.assertRaises(RepairIncomplete, self.agent.gc)
+        self.assertEqual(2, str(error).count("the device is on fire"))
+        self.host.failing = {}
+        self.agent.gc()
+        self.assertEqual({}, self.host.leftovers())
 
     def test_without_volt_nothing_is_removed(self) -> None:
         self.agent.create("vm", "debian", None)
@@ -482,20 +804,27 @@ class GcTest(AgentTest):
         def wait_at(step: str, _done: int, _total: int) -> None:
             if step == "digest":
                 stored.set()
-                go.wait(10)
+                go.wait(120)
 
         file = self.site.image_file()
         publishing = threading.Thread(target=self.agent.publish, args=("mine", file, wait_at))
         publishing.start()
         self.addCleanup(publishing.join)
-        self.assertTrue(stored.wait(10))
-        self.assertEqual(0, self.agent.gc()["freed_bytes"])
+        self.assertTrue(stored.wait(120))
+        self.assertEqual(0, self.agent.gc().freed_bytes)
         go.set()
         publishing.join()
         self.assertIn("mine", self.host.served)
 
 
 class SuspendTest(AgentTest):
+    def test_vms_of_which_nobody_knows_whether_they_run_forbid_it(self) -> None:
+        self.agent.boot("vm", "debian", None, BOOT, [], None)
+        self.restart(libvirt="no-such-thing:///x")
+        error = self.assertRaises(HypervisorError, self.agent.suspend, force=False)
+        self.assertThat(str(error), Contains("vm"))
+        self.assertEqual({"debian"}, set(self.host.served))
+
     def test_all_stops_and_the_next_start_brings_it_back(self) -> None:
         self.agent.create("vm", "debian", None)
         self.host.disks["vm"].writes = "precious"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import socket
@@ -9,7 +10,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 import pytest
@@ -23,8 +24,9 @@ from tests.doubles.volt import SECRET
 from tests.unit.logs import Logged
 from tests.unit.virtman.agents import LIBVIRT, MIB, Site
 from tests.unit.virtman.scene import folder_for
+from virtman import models
 from virtman.agent import Agent
-from virtman.api import PROBLEM, create_app
+from virtman.api import MAX_BODY, PROBLEM, create_app
 from virtman.client import AgentClient
 from virtman.errors import (
     BY_KIND,
@@ -35,7 +37,10 @@ from virtman.errors import (
     BadSize,
     BadVolume,
     DriverTrouble,
+    HostTrouble,
     ImageExists,
+    ImageInUse,
+    NeverBooted,
     NoRoom,
     NotFound,
     NoVolumes,
@@ -47,7 +52,6 @@ from virtman.errors import (
     VmExists,
 )
 from virtman.imagestore import Progress
-from virtman.records import ImageRecord
 
 BAD_NAMES = ["a.b", "..", "-a", "a" * 64, "a" * 300, "a b", "%00", "é", "a%0a"]
 BAD_PATHS = ["", "a", "./a", "/", "//a", "/a\0", "/a\nb", "/\n", "/a\r", "/a\x1b[2J", "/\ud800", "/" + "a" * 4095]
@@ -60,7 +64,7 @@ class ApiTest(TestCase):
 
     def serve(self, agent: Agent) -> AgentClient:
         serve_agent(self, create_app(agent), self.socket)
-        client = AgentClient(self.socket, timeout=30)
+        client = AgentClient(self.socket, timeout=120)
         self.addCleanup(client.close)
         transport = httpx.HTTPTransport(uds=str(self.socket))
         self.http = httpx.Client(transport=transport, base_url="http://agent", trust_env=False)
@@ -74,10 +78,10 @@ class FailingAgent(Agent):
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> models.Status:
         raise self.error
 
-    def publish(self, name: str, file: Path, progress: Progress) -> ImageRecord:
+    def publish(self, name: str, file: Path, progress: Progress) -> models.Published:
         progress("copy", 0, 1)
         raise self.error
 
@@ -121,11 +125,31 @@ class ErrorsTest(ApiTest):
         for call in (self.client.status, self.publish):
             self.assertIsInstance(self.raised(error, call), NoRoom)
 
+    def test_a_full_disk_is_no_room(self) -> None:
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            for call in (self.client.status, self.publish):
+                seen = self.raised(OSError(number, "it is full", "/var/lib/virtman/records"), call)
+                self.assertEqual((NoRoom, 507), (type(seen), NoRoom.status))
+                self.assertThat(str(seen), Contains("/var/lib/virtman/records"))
+
+    def test_other_trouble_of_the_hosts_files_is_told_in_one_line(self) -> None:
+        for call in (self.client.status, self.publish):
+            seen = self.raised(OSError(errno.EIO, "broken\ndisk", "/x"), call)
+            self.assertEqual(HostTrouble, type(seen))
+            self.assertEqual("[Errno 5] broken disk: '/x'", str(seen))
+
+    def test_problems_of_a_publish_are_documents_as_well(self) -> None:
+        self.agent.error = NoRoom("the reason")
+        answer = self.http.post("/v1/images", json={"name": "x", "file": "/x"})
+        document = json.loads(answer.text.splitlines()[-1])["problem"]
+        self.assertEqual("urn:virtman:problem:no-room", document["type"])
+        self.assertEqual((507, "the reason"), (document["status"], document["detail"]))
+
     def test_a_volume_that_a_driver_refuses_is_no_trouble_of_it(self) -> None:
         error = driver_errors.BadVolume(Path("/dev/sdx"), "it is mounted")
         for call in (self.client.status, self.publish):
             seen = self.raised(error, call)
-            self.assertEqual((BadVolume, 422, str(error)), (type(seen), BadVolume.status, str(seen)))
+            self.assertEqual((BadVolume, 400, str(error)), (type(seen), BadVolume.status, str(seen)))
 
     def test_other_trouble_of_a_driver_is_told_in_its_words(self) -> None:
         for call in (self.client.status, self.publish):
@@ -161,47 +185,47 @@ class BadRequestsTest(ApiTest):
         for name in BAD_NAMES:
             for method, path in (("GET", "/v1/vms/{}"), ("DELETE", "/v1/vms/{}"), ("GET", "/v1/images/{}/tree")):
                 if name != "..":  # clients take it out of the path
-                    self.problem(422, method, path.format(name))
-            self.problem(422, "PUT", "/v1/vms/vm", json={"image": name})
-            self.problem(422, "POST", "/v1/images", json={"name": name, "file": "/x"})
+                    self.problem(400, method, path.format(name))
+            self.problem(400, "PUT", "/v1/vms/vm", json={"image": name})
+            self.problem(400, "POST", "/v1/images", json={"name": name, "file": "/x"})
 
     def test_a_name_with_a_slash_is_no_path_of_the_api(self) -> None:
         self.problem(404, "GET", "/v1/vms/a%2Fb")
-        self.problem(422, "PUT", "/v1/vms/vm", json={"image": "a/b"})
+        self.problem(400, "PUT", "/v1/vms/vm", json={"image": "a/b"})
 
     def test_the_refusal_says_where_and_why(self) -> None:
-        document = self.problem(422, "PUT", "/v1/vms/vm", json={"image": "debian", "size": 513})
+        document = self.problem(400, "PUT", "/v1/vms/vm", json={"image": "debian", "size": 513})
         self.assertEqual("urn:virtman:problem:bad-request", document["type"])
         self.assertThat(document["detail"], Contains("size"))
         self.assertThat(document["detail"], Contains("513"))
 
     def test_bad_bodies_are_refused(self) -> None:
         bodies: list[Any] = [
-            {}, [], "x", None, 1, {"image": None}, {"image": 1}, {"image": "debian", "more": 1}, {"image": ["debian"]},
+            {}, [], "x", None, 1, {"image": None}, {"image": 1}, {"image": ["debian"]},
         ]  # fmt: skip
         for body in bodies:
-            self.problem(422, "PUT", "/v1/vms/vm", json=body)
+            self.problem(400, "PUT", "/v1/vms/vm", json=body)
 
     def test_bad_sizes_are_refused(self) -> None:
         sizes: list[object] = [0, -512, 1, 513, 0.5, "big", (1 << 60) + 512, 1 << 70, [], True]
         for size in sizes:
-            self.problem(422, "PUT", "/v1/vms/vm", json={"image": "debian", "size": size})
+            self.problem(400, "PUT", "/v1/vms/vm", json={"image": "debian", "size": size})
 
     def test_bad_machines_are_refused(self) -> None:
         for field in (
             {"memory": 31}, {"memory": 1 << 25}, {"cpus": 0}, {"cpus": 513}, {"network": "wifi"},
             {"network": "bridge:"}, {"network": "bridge:a/b"},
-            {"network": "user\n"}, {"ssh_keys": "key"}, {"user_data": 1}, {"more": 1},
+            {"network": "user\n"}, {"ssh_keys": "key"}, {"user_data": 1},
         ):  # fmt: skip
-            self.problem(422, "POST", "/v1/vms/vm/boot", json={"image": "debian", **field})
+            self.problem(400, "POST", "/v1/vms/vm/boot", json={"image": "debian", **field})
 
     def test_bad_paths_of_volumes_are_refused(self) -> None:
         for path in (*BAD_PATHS, None, 1, ["/a"]):
             # in ASCII, as the client could not send half a surrogate
             body, headers = json.dumps({"path": path}), {"content-type": "application/json"}
-            self.problem(422, "POST", "/v1/cache/volumes", content=body, headers=headers)
-        for query in ("", "?path=", "?path=a", "?path=/a%00", "?path=/a%0Ab", "?path=/a&more=1", "?file=/a"):
-            self.problem(422, "DELETE", f"/v1/cache/volumes{query}")
+            self.problem(400, "POST", "/v1/cache/volumes", content=body, headers=headers)
+        for query in ("", "?path=", "?path=a", "?path=/a%00", "?path=/a%0Ab", "?file=/a"):
+            self.problem(400, "DELETE", f"/v1/cache/volumes{query}")
 
     def test_a_cache_without_volumes(self) -> None:
         for method, request in (
@@ -216,7 +240,7 @@ class BadRequestsTest(ApiTest):
             headers = {"content-type": "application/json"}
             answer = self.http.put("/v1/vms/vm", content=content, headers=headers)
             self.assertEqual(PROBLEM, answer.headers["content-type"])
-            self.assertIn(answer.status_code, (400, 422))
+            self.assertEqual(400, answer.status_code)
 
     def test_another_content_type_is_refused(self) -> None:
         answer = self.http.put("/v1/vms/vm", content=b'{"image": "debian"}', headers={"content-type": "text/plain"})
@@ -228,8 +252,20 @@ class BadRequestsTest(ApiTest):
             self.assertEqual("urn:virtman:problem:not-found", self.problem(404, "GET", path)["type"])
 
     def test_a_method_that_is_not_there(self) -> None:
-        for method, path in (("POST", "/v1/status"), ("DELETE", "/v1/vms"), ("GET", "/v1/gc")):
+        for method, path in (("POST", "/v1/status"), ("DELETE", "/v1/vms"), ("DELETE", "/v1/gc")):
             self.assertEqual("urn:virtman:problem:method-not-allowed", self.problem(405, method, path)["type"])
+
+    def test_the_methods_that_are_there_are_named(self) -> None:
+        self.assertIn("GET", self.http.delete("/v1/vms").headers["allow"])
+
+    def test_a_body_that_is_too_large(self) -> None:
+        body = b'{"image": "debian", "more": "' + b"x" * MAX_BODY + b'"}'
+        headers = {"content-type": "application/json"}
+        document = self.problem(413, "PUT", "/v1/vms/vm", content=body, headers=headers)
+        self.assertEqual("urn:virtman:problem:request-entity-too-large", document["type"])
+
+    def test_a_path_with_two_slashes_is_no_other_path(self) -> None:
+        self.problem(404, "GET", "/v1//vms")
 
     def test_what_is_not_http_does_not_disturb(self) -> None:
         with socket.socket(socket.AF_UNIX) as peer:
@@ -238,15 +274,42 @@ class BadRequestsTest(ApiTest):
             peer.recv(4096)
         self.assertEqual([], self.client.vms())
 
+    def test_the_document_says_what_every_call_answers(self) -> None:
+        for path, methods in self.http.get("/openapi.json").json()["paths"].items():
+            for method, operation in methods.items():
+                statuses = set(operation["responses"])
+                self.assertEqual({"400", "default"}, statuses - {"200", "204"}, f"{method} {path}")
+                self.assertEqual(1, len(statuses & {"200", "204"}), f"{method} {path}")
+
     def test_the_document_names_every_call(self) -> None:
         document = self.http.get("/openapi.json").json()
         self.assertEqual(
             {
                 "/v1/status", "/v1/gc", "/v1/repair", "/v1/suspend", "/v1/images", "/v1/images/{image}/tree", "/v1/vms",
+                "/v1/images/{image}", "/v1/vms/{vm}/start",
                 "/v1/vms/{vm}", "/v1/vms/{vm}/boot", "/v1/vms/{vm}/stop", "/v1/vms/{vm}/console", "/v1/cache/volumes",
             },
             set(document["paths"]),
         )  # fmt: skip
+
+
+class VersionsTest(ApiTest):
+    """A client of a later version asks."""
+
+    def test_fields_that_are_not_known_are_ignored(self) -> None:
+        site = Site(self)
+        site.volt.offer("debian", size=MIB)
+        self.serve(site.agent(cache="group"))
+        asked: list[tuple[str, str, dict[str, Any]]] = [
+            ("PUT", "/v1/vms/vm", {"image": "debian", "later": {"than": 1}}),
+            ("POST", "/v1/vms/vm/boot", {"image": "debian", "memory": 64, "network": "none", "tpm": True}),
+            ("POST", "/v1/vms/vm/stop", {"force": True, "why": "tired"}),
+            ("POST", "/v1/cache/volumes", {"path": "/dev/sdx", "share": 0.5}),
+            ("DELETE", "/v1/cache/volumes?path=/dev/sdx&wipe=1", {}),
+        ]
+        for method, path, body in asked:
+            answer = self.http.request(method, path, json=body)
+            self.assertFalse(answer.is_error, f"{method} {path}: {answer.text}")
 
 
 class SecretsTest(ApiTest):
@@ -294,38 +357,61 @@ class ClientTest(ApiTest):
 
     def test_a_vm_from_create_to_destroy(self) -> None:
         vm = self.client.create("vm", "debian", 2 * MIB)
-        self.assertEqual(("/disks/vm.qcow2", 2 * MIB), (vm["path"], vm["size"]))
+        self.assertEqual(("/disks/vm.qcow2", 2 * MIB), (vm.disk.path, vm.disk.size))
         self.assertEqual(vm, self.client.create("vm", "debian"))
         self.assertEqual(vm, self.client.vm("vm"))
-        self.assertEqual(["disk"], [vm["state"] for vm in self.client.vms()])
+        self.assertEqual(["disk"], [vm.state for vm in self.client.vms()])
         self.client.destroy("vm")
         self.assertEqual([], self.client.vms())
 
     def test_a_vm_from_boot_to_stop(self) -> None:
         vm = self.client.boot("vm", "debian", memory=64, cpus=2, network="none", ssh_keys=["k"], user_data="#!/bin/sh")
-        self.assertEqual("tcg", vm["accel"])
-        self.assertEqual(["running"], [vm["state"] for vm in self.client.vms()])
-        self.assertEqual((LIBVIRT, "vm"), (self.client.console("vm")["libvirt"], self.client.console("vm")["domain"]))
+        self.assertEqual("tcg", vm.machine.accel)
+        self.assertEqual(["running"], [vm.state for vm in self.client.vms()])
+        self.assertEqual((LIBVIRT, "vm"), (self.client.console("vm").libvirt, self.client.console("vm").domain))
         self.client.stop("vm", force=True)
-        self.assertEqual(["off"], [vm["state"] for vm in self.client.vms()])
+        self.assertEqual(["off"], [vm.state for vm in self.client.vms()])
+
+    def test_a_vm_starts_again(self) -> None:
+        self.client.boot("vm", "debian", memory=64, network="none")
+        self.client.stop("vm", force=True)
+        self.assertEqual(("running", 64), (self.client.start("vm").state, self.client.vm("vm").machine.memory))  # type: ignore[union-attr]
+        self.client.create("disk", "debian")
+        self.assertRaises(NeverBooted, self.client.start, "disk")
+
+    def test_what_was_published_is_taken_back(self) -> None:
+        self.client.publish("mine", self.site.image_file())
+        self.site.volt.read_by_others("mine")
+        self.assertRaises(ImageInUse, self.client.unpublish, "mine")
+        self.site.volt.read_by_others("mine", 0)
+        self.assertFalse(self.client.unpublish("mine").serving)
+        self.assertRaises(UnknownImage, self.client.unpublish, "mine")
+
+    def test_a_gc_may_be_tried_without_doing_it(self) -> None:
+        self.client.create("vm", "debian")
+        self.client.destroy("vm")
+        told = self.client.gc(dry_run=True)
+        self.assertEqual((["debian"], {"debian"}), (told.stacks, set(self.site.host.served)))
+        self.assertEqual(told, self.client.gc())
+        self.assertEqual(set(), set(self.site.host.served))
 
     def test_publish_tells_its_progress(self) -> None:
         seen: list[tuple[str, int, int]] = []
         file = self.site.image_file()
         image = self.client.publish("mine", file, lambda *what: seen.append(what))
-        self.assertEqual(("mine", MIB), (image["name"], image["size"]))
-        self.assertThat(image["digest"], Contains("sha256:"))
+        self.assertEqual(("mine", MIB), (image.name, image.size))
+        self.assertThat(image.digest, Contains("sha256:"))
         self.assertEqual(("digest", MIB, MIB), seen[-1])
 
     def test_images_tree_status(self) -> None:
-        self.assertEqual(["debian"], [image["name"] for image in self.client.images()])
-        self.assertEqual("other", self.client.tree("debian")["root"]["host"])
-        self.assertEqual("here", self.client.status()["host"])
+        self.assertEqual(["debian"], [image.name for image in self.client.images()])
+        self.assertEqual("other", self.client.tree("debian").root.host)
+        self.assertEqual("here", self.client.status().host)
 
     def test_gc_repair_suspend(self) -> None:
         self.client.create("vm", "debian")
-        self.assertEqual({"stacks": [], "freed_bytes": 0}, self.client.gc())
-        self.assertEqual({"vms": [], "images": [], "strays": []}, self.client.repair())
+        self.assertEqual(models.Removed(stacks=[], freed_bytes=0), self.client.gc())
+        self.assertEqual(models.Repaired(vms=[], images=[], strays=[]), self.client.repair())
         self.client.suspend()
         self.assertEqual(set(), set(self.site.host.served))
         self.assertRaises(RepairIncomplete, self.client.repair)
@@ -385,11 +471,11 @@ class VolumesTest(ApiTest):
         self.client = self.serve(self.site.agent(cache="group"))
 
     def paths(self) -> list[str]:
-        return [volume["path"] for volume in self.client.volumes()]
+        return [volume.path for volume in self.client.volumes()]
 
     def test_from_add_to_remove(self) -> None:
         volume = self.client.add_volume(Path("/dev/sdx"))
-        self.assertEqual({"path": "/dev/sdx", "size": POOL.size, "state": "idle", "images": []}, volume)
+        self.assertEqual(models.Volume(path="/dev/sdx", size=POOL.size, state="idle", images=[]), volume)
         self.assertEqual([str(POOL.path), "/dev/sdx"], self.paths())
         self.client.remove_volume(POOL.path)
         self.assertEqual(["/dev/sdx"], self.paths())
@@ -416,6 +502,13 @@ class VolumesTest(ApiTest):
         self.assertRaises(NoRoom, self.client.add_volume, Path("/x"))
 
 
+def read_request(request: BinaryIO) -> None:
+    """Read one request of HTTP to its end."""
+    headers = iter(lambda: request.readline().strip().lower(), b"")
+    lengths = [int(header.split(b":")[1]) for header in headers if header.startswith(b"content-length:")]
+    request.read(sum(lengths))
+
+
 @pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
 class StrangerTest(TestCase):
     """Somebody else listens on the socket, or nobody."""
@@ -425,7 +518,7 @@ class StrangerTest(TestCase):
         # httpcore 1.0 leaves a unix socket that it could not connect to the garbage collector, which warns of it.
         self.addCleanup(gc.collect)
         self.socket = folder_for(self) / "agent.sock"
-        self.client = AgentClient(self.socket, timeout=10)
+        self.client = AgentClient(self.socket, timeout=120)
         self.addCleanup(self.client.close)
 
     def answer(self, *parts: bytes) -> None:
@@ -437,8 +530,8 @@ class StrangerTest(TestCase):
 
         def serve() -> None:
             peer, _ = listener.accept()
-            with peer:
-                peer.recv(65536)
+            with peer, peer.makefile("rb") as request:
+                read_request(request)  # all of it: to hang up on what was not read resets the connection
                 for part in parts:
                     peer.sendall(part)
 
@@ -466,7 +559,7 @@ class StrangerTest(TestCase):
         self.assertRaises(AgentUnreachable, self.client.status)
 
     def test_an_agent_that_dies_during_a_publish(self) -> None:
-        self.answer(self.lines({"step": "copy", "done": 1, "total": 2}))
+        self.answer(self.lines({"progress": {"step": "copy", "done": 1, "total": 2}}))
         error = self.assertRaises(AgentFailed, self.client.publish, "x", Path("/x"))
         self.assertThat(str(error), Contains("before the image was published"))
 
@@ -484,6 +577,32 @@ class StrangerTest(TestCase):
         self.answer(b"HTTP/1.1 418 Melted\r\nconnection: close\r\n\r\n" + body)
         error = self.assertRaises(AgentFailed, self.client.status)
         self.assertEqual("too hot", str(error))
+
+    def json(self, answer: object) -> None:
+        """Answer one request with a JSON document."""
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
+        self.answer(head + json.dumps(answer).encode())
+
+    def test_an_answer_of_a_later_agent(self) -> None:
+        disk = {"image": "debian", "size": 512, "phase": "migrating", "snapshots": [{"name": "monday"}]}
+        machine = {
+            "state": "hibernating", "memory": 64, "cpus": 1, "network": "none", "console_log": "/x", "accel": "hvf",
+            "tpm": True,
+        }  # fmt: skip
+        self.json({"vms": [{"name": "vm", "disk": disk, "machine": machine, "disks": []}], "next": None})
+        (vm,) = self.client.vms()
+        self.assertEqual(("hibernating", "migrating"), (vm.state, vm.disk.phase))
+
+    def test_an_answer_of_somebody_else(self) -> None:
+        self.json({"vms": "none"})
+        error = self.assertRaises(AgentFailed, self.client.vms)
+        self.assertThat(str(error), Contains("vms: "))
+        self.assertEqual(1, len(str(error).splitlines()))
+
+    def test_a_publish_of_a_later_agent(self) -> None:
+        image = {"name": "x", "size": 512, "digest": "sha256:0", "signed": True}
+        self.answer(self.lines({"waiting": {"for": "a slot"}}, {"progress": None, "image": image, "problem": None}))
+        self.assertEqual("sha256:0", self.client.publish("x", Path("/x")).digest)
 
     def test_an_unknown_path_is_not_found(self) -> None:
         body = b'{"type": "urn:virtman:problem:not-found", "title": "", "status": 404, "detail": "no such path"}'

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import gzip
 import json
 import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +27,15 @@ from testtools.matchers import Contains, MatchesRegex
 
 from drivers.base import VolumeState
 from drivers.errors import BadVolume
+from drivers.host.watch import Watch
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL
 from tests.doubles.servers import serve_agent
 from tests.unit.virtman.agents import LIBVIRT, MIB, Site
 from tests.unit.virtman.scene import folder_for
 from virtman.accel import QEMU
 from virtman.api import create_app
-from virtman.cli import main, size_text
+from virtman.cli import main
+from virtman.cli.output import size_text
 
 BAD_NAMES = ["a/b", "../x", "a.b", "..", "a" * 300, "a b", ""]
 BOOT = ("--memory", "64", "--network", "none")
@@ -72,7 +83,8 @@ class AgentCliTest(CliTest):
         super().setUp()
         self.site = Site(self)
         self.site.volt.offer("debian", size=MIB)
-        serve_agent(self, create_app(self.site.agent(cache=self.cache)), self.socket)
+        self.agent = self.site.agent(cache=self.cache)
+        serve_agent(self, create_app(self.agent), self.socket)
 
 
 class VmCommandsTest(AgentCliTest):
@@ -82,14 +94,14 @@ class VmCommandsTest(AgentCliTest):
 
     def test_create_for_scripts(self) -> None:
         vm = self.json("create", "vm", "debian", "--size", "2M")
-        self.assertEqual(("vm", "debian", 2 * MIB), (vm["vm"], vm["image"], vm["size"]))
-        self.assertIn("blockdev", vm)
+        self.assertEqual(("vm", "debian", 2 * MIB), (vm["name"], vm["disk"]["image"], vm["disk"]["size"]))
+        self.assertIn("driver", vm["disk"]["blockdev"])
 
     def test_sizes(self) -> None:
         for number, (text, size) in enumerate(
             {"1048576": MIB, "1024K": MIB, "2m": 2 * MIB, "20G": 20 << 30, "1T": 1 << 40}.items()
         ):
-            self.assertEqual(size, self.json("create", f"vm-{number}", "debian", "--size", text)["size"])
+            self.assertEqual(size, self.json("create", f"vm-{number}", "debian", "--size", text)["disk"]["size"])
 
     def test_what_is_no_size_is_misuse(self) -> None:
         for text in ("", "G", "20X", "20GB", "20 G", "-1", "1.5G", "0x10", "1e9", "²", "a" * 300):
@@ -119,7 +131,7 @@ class VmCommandsTest(AgentCliTest):
         lines = self.out("list").splitlines()
         self.assertEqual(["VM", "IMAGE", "SIZE", "STATE"], lines[0].split())
         self.assertEqual(["web-1", "debian", "1.0", "MB", "disk"], lines[1].split())
-        self.assertEqual("web-1", self.json("list")[0]["vm"])
+        self.assertEqual("web-1", self.json("list")[0]["name"])
 
     def test_list_of_nothing(self) -> None:
         self.assertEqual(1, len(self.out("list").splitlines()))
@@ -132,7 +144,7 @@ class VmCommandsTest(AgentCliTest):
         answer = self.json(
             "boot", "vm", "debian", "--size", "2M", *BOOT, "--cpus", 2, "--cloud-init", user_data, "--ssh-key", key
         )
-        self.assertEqual((2 * MIB, "tcg"), (answer["size"], answer["accel"]))
+        self.assertEqual((2 * MIB, "tcg"), (answer["disk"]["size"], answer["machine"]["accel"]))
         self.assertEqual(["vm"], self.site.domains())
         seed = (self.site.config.state / "machines" / "vm.seed.iso").read_bytes()
         for text in (b"ssh-ed25519 AAAA", b"ssh-rsa BBBB", b"#cloud-config"):
@@ -153,7 +165,25 @@ class VmCommandsTest(AgentCliTest):
         self.out("boot", "b", "debian", *BOOT)
         self.assertEqual("", self.out("stop", "a"))
         self.assertEqual({"stopped": "b"}, self.json("stop", "b", "--force"))
-        self.assertEqual(["off", "off"], [vm["state"] for vm in self.json("list")])
+        self.assertEqual(["off", "off"], [vm["machine"]["state"] for vm in self.json("list")])
+
+    def test_start(self) -> None:
+        self.out("boot", "vm", "debian", *BOOT)
+        self.out("stop", "vm", "--force")
+        self.assertThat(self.out("start", "vm"), MatchesRegex(r"vm is running; .*virtman console vm\n$"))
+        self.assertEqual("running", self.json("start", "vm")["machine"]["state"])
+        self.out("create", "disk", "debian")
+        self.assertThat(self.fails("start", "disk"), Contains("virtman boot"))
+
+    def test_show_has_all_of_one_vm(self) -> None:
+        self.out("create", "disk", "debian")
+        self.assertThat(self.out("show", "disk"), Contains("/disks/disk.qcow2"))
+        self.out("boot", "vm", "debian", *BOOT)
+        lines = dict(line.split("  ", 1) for line in self.out("show", "vm").splitlines())
+        shown = {name.strip(): value.strip() for name, value in lines.items()}
+        self.assertEqual(("running", "debian", "64 MiB"), (shown["state"], shown["image"], shown["memory"]), str(shown))
+        self.assertEqual(json.loads(shown["for --blockdev"]), self.json("show", "vm")["disk"]["blockdev"])
+        self.assertThat(self.fails("show", "unknown"), Contains("'unknown'"))
 
     def test_console(self) -> None:
         self.out("boot", "vm", "debian", *BOOT)
@@ -182,6 +212,7 @@ class VmCommandsTest(AgentCliTest):
             for command in (
                 ("create", name, "debian"), ("create", "vm", name), ("destroy", name), ("boot", name, "debian"),
                 ("boot", "vm", name), ("stop", name), ("console", name), ("tree", name), ("publish", name, "/dev/null"),
+                ("show", name), ("start", name), ("unpublish", name),
             ):  # fmt: skip
                 self.fails(*command)
         self.assertEqual({}, self.site.host.leftovers())
@@ -189,8 +220,9 @@ class VmCommandsTest(AgentCliTest):
     def test_unknown_images_and_vms_fail_in_one_line(self) -> None:
         for command in (
             ("create", "vm", "none"), ("boot", "vm", "none"), ("tree", "none"), ("stop", "none"), ("console", "none"),
+            ("show", "none"), ("start", "none"), ("unpublish", "none"),
         ):  # fmt: skip
-            self.assertThat(self.fails(*command), Contains("'none'"))
+            self.assertThat(self.fails(*command), Contains("none"))
 
 
 class ImageCommandsTest(AgentCliTest):
@@ -201,6 +233,21 @@ class ImageCommandsTest(AgentCliTest):
     def test_publish_for_scripts(self) -> None:
         image = self.json("publish", "mine", self.site.image_file())
         self.assertEqual(("mine", MIB), (image["name"], image["size"]))
+
+    def test_unpublish(self) -> None:
+        self.run_virtman("publish", "mine", self.site.image_file())
+        self.site.volt.read_by_others("mine")
+        self.assertThat(self.fails("unpublish", "mine"), Contains("in use by h7"))
+        self.site.volt.read_by_others("mine", 0)
+        self.run_virtman("create", "vm", "mine")
+        self.assertThat(self.out("unpublish", "mine"), Contains("until its VMs are destroyed"))
+        self.run_virtman("destroy", "vm")
+        self.assertEqual({"name": "mine", "serving": False}, self.json("unpublish", "mine"))
+
+    def test_publish_of_a_packed_file_says_how_to_unpack_it(self) -> None:
+        packed = self.socket.parent / "disk.img.gz"
+        packed.write_bytes(gzip.compress(bytes(1 << 20)))
+        self.assertThat(self.fails("publish", "mine", packed), Contains(f"gzip --decompress --stdout {packed} > "))
 
     def test_publish_takes_a_relative_path(self) -> None:
         file = self.site.image_file()
@@ -220,9 +267,9 @@ class ImageCommandsTest(AgentCliTest):
         self.json("status")
         lines = self.out("images").splitlines()
         self.assertEqual(["IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED", "HERE"], lines[0].split())
-        self.assertThat(lines[1], MatchesRegex(r"debian +1\.0 MB +other +0 +host \(attached\) +1\.0 MB$"))
-        self.assertThat(lines[2], MatchesRegex(r"alpine +2\.1 MB +other +0 +- +0 bytes$"))
-        self.assertEqual(["debian", "alpine"], [image["name"] for image in self.json("images")])
+        self.assertThat(lines[1], MatchesRegex(r"alpine +2\.1 MB +other +0 +- +0 bytes$"))
+        self.assertThat(lines[2], MatchesRegex(r"debian +1\.0 MB +other +1 +host \(attached\) +1\.0 MB$"))
+        self.assertEqual(["alpine", "debian"], [image["name"] for image in self.json("images")])
 
     def test_tree(self) -> None:
         self.assertThat(self.out("tree", "debian"), Contains("other origin ready"))
@@ -246,6 +293,7 @@ class HostCommandsTest(AgentCliTest):
 
     def test_status_tells_of_trouble(self) -> None:
         self.out("create", "vm", "debian")
+        self.site.hold_still(self.agent)
         self.site.host.disks["stray"] = self.site.host.disks["vm"]
         self.site.host.daemon_dies("debian")
         self.site.host.disk_trouble = "no room"
@@ -254,14 +302,33 @@ class HostCommandsTest(AgentCliTest):
         self.assertThat(result.stderr, Contains("stray"))
         self.assertThat(result.stderr, Contains("VMs' disks: no room\n"))
 
+    def test_status_tells_of_threads_that_died(self) -> None:
+        stopped = threading.Event()
+        self.addCleanup(stopped.set)
+
+        def fall() -> None:
+            raise ValueError("over")
+
+        watch = Watch("a test's thread", fall, stopped)
+        watch.start()
+        self.site.await_true(lambda: watch.death)
+        told = r"the agent's thread a test's thread died \d+ times, last of ValueError\('over'\); it .*\n"
+        self.assertThat(self.run_virtman("status").stderr, MatchesRegex(f"(.*\n)*{told}"))
+        stopped.set()
+        watch.join()
+
     def test_gc(self) -> None:
         self.out("create", "vm", "debian")
         self.out("destroy", "vm")
+        self.assertEqual("would free 1.0 MB and remove 1 stacks: debian\n", self.out("gc", "--dry-run"))
+        self.assertEqual({"stacks": ["debian"], "freed_bytes": BYTES_PER_FETCH}, self.json("gc", "--dry-run"))
         self.assertEqual("removed 1 stacks, freed 1.0 MB\n", self.out("gc"))
+        self.assertEqual("would free 0 bytes and remove 0 stacks\n", self.out("gc", "--dry-run"))
         self.assertEqual({"stacks": [], "freed_bytes": 0}, self.json("gc"))
 
     def test_repair(self) -> None:
         self.out("create", "vm", "debian")
+        self.site.hold_still(self.agent)
         self.site.host.daemon_dies("debian")
         self.assertEqual("images: debian; strays: nothing to do; vms: nothing to do\n", self.out("repair"))
         self.assertEqual({"vms": [], "images": [], "strays": []}, self.json("repair"))
@@ -358,7 +425,8 @@ class NoAgentTest(CliTest):
     COMMANDS = (
         ("create", "vm", "debian"), ("destroy", "vm"), ("list",), ("status",), ("boot", "vm", "debian"), ("stop", "vm"),
         ("console", "vm"), ("tree", "debian"), ("images",), ("gc",), ("repair",), ("suspend",), ("publish", "x", "/x"),
-        ("cache", "list"), ("cache", "add", "/x"), ("cache", "remove", "/x"),
+        ("cache", "list"), ("cache", "add", "/x"), ("cache", "remove", "/x"), ("show", "vm"), ("start", "vm"),
+        ("unpublish", "x"), ("gc", "--dry-run"),
     )  # fmt: skip
 
     def setUp(self) -> None:
@@ -388,7 +456,19 @@ class UsageTest(CliTest):
 
     def test_help_has_examples(self) -> None:
         cache = (("cache",), ("cache", "list"), ("cache", "add"), ("cache", "remove"))
-        for names in ((), ("publish",), ("create",), ("boot",), ("doctor",), ("agent",), *cache):
+        for names in (
+            (),
+            ("publish",),
+            ("create",),
+            ("boot",),
+            ("doctor",),
+            ("agent",),
+            ("start",),
+            ("show",),
+            ("unpublish",),
+            ("gc",),
+            *cache,
+        ):
             self.assertThat(self.out(*names, "-h"), Contains("Example"))
 
     def test_every_command_but_the_agent_prints_json_for_scripts(self) -> None:
@@ -440,6 +520,47 @@ class DoctorCommandTest(CliTest):
         self.assertEqual((1, False), (result.exit_code, answer["runs"]))
         self.assertEqual("apt-get install qemu-system-common", answer["install"])
         self.assertEqual({"uri": LIBVIRT, "trouble": None}, answer["libvirt"])
+
+    def test_in_a_pipe_every_row_is_one_line_with_all_that_is_in_it(self) -> None:
+        result = self.doctor("--stack", "kernel", path=self.tools())
+        answer = json.loads(self.doctor("--stack", "kernel", "--json").stdout)
+        lines = result.stdout.splitlines()
+        self.assertEqual(["STACK", "LAYER", "DRIVER", "THERE", "MISSING"], lines[0].split())
+        for line, report in zip(lines[1:5], answer["stacks"]["kernel"], strict=True):
+            self.assertEqual(["kernel", report["layer"], report["driver"]], line.split()[:3])
+            for need in ("module", "dmsetup", "/dev"):
+                there = sum(need in found for found in report["there"]) + sum(
+                    need in lack["need"] for lack in report["missing"]
+                )
+                self.assertEqual(there, line.count(need), line)
+        self.assertNotIn("…", result.stdout)
+
+    def test_on_a_terminal_of_80_columns_nothing_is_cut_off(self) -> None:
+        shown = self.on_terminal(80, "doctor", "--state", str(self.socket.parent / "state"), "--libvirt", LIBVIRT)
+        self.assertNotIn("…", shown)
+        table, _, advice = shown.partition("\n\n")
+        self.assertLessEqual(max(map(len, table.splitlines())), 80)
+        for word in ("STACK", "kernel", "userspace", "iscsi", "bcache", "iscsi_tcp", "qemu-storage-daemon"):
+            self.assertIn(word, table)
+        self.assertIn("--stack auto takes", advice)
+
+    def on_terminal(self, columns: int, *arguments: str) -> str:
+        """What a person sees, without colours."""
+        ours, theirs = pty.openpty()
+        self.addCleanup(os.close, ours)
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
+        argv = [sys.executable, "-m", "virtman.cli", *arguments]
+        with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+            os.close(theirs)
+            said = b""
+            try:
+                while read := os.read(ours, 65536):
+                    said += read
+            except OSError:  # EIO: the program has ended (pty(7))
+                pass
+            process.wait()
+        return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", said.decode()).replace("\r\n", "\n")
 
     def test_nothing_is_made(self) -> None:
         self.doctor()

@@ -42,6 +42,17 @@ class PrepareTest(TestCase):
         for folder in (config.state, config.run):
             self.assertEqual(0o711, stat.S_IMODE(folder.stat().st_mode))
 
+    def test_a_run_folder_of_somebody_else_is_refused_and_left_as_it_is(self) -> None:
+        config = self.config()
+        config.run.mkdir()
+        config.run.chmod(0o750)
+        if os.geteuid() != 0:
+            self.skipTest("only root can give a folder away")
+        os.chown(config.run, 65534, 65534)
+        error = self.assertRaises(ConfigError, prepare, config)
+        self.assertIn(f"{config.run} belongs to somebody else", str(error))
+        self.assertEqual(0o750, stat.S_IMODE(config.run.stat().st_mode))
+
     def test_folders_that_are_there_are_used(self) -> None:
         self.config().state.mkdir()
         (self.config().state / "kept").touch()

@@ -13,7 +13,7 @@ from virtman.records import Boot
 
 Act = Callable[[Scene], object]
 
-FEWEST_MOMENTS = 5
+FEWEST_MOMENTS = 3
 BOOT = Boot(memory=64, cpus=1, network="none")
 
 
@@ -32,9 +32,7 @@ def attached(scene: Scene) -> None:
 def two_vms(scene: Scene) -> None:
     """Two VMs are here; the second is known to the hypervisor."""
     attached(scene)
-    scene.vms.create("vm", "debian", 1 << 30)
-    scene.vms.set_boot("vm", BOOT)
-    scene.machines.defined.add("vm")
+    scene.vms.boot("vm", "debian", 1 << 30, BOOT, [], None)
 
 
 def create(scene: Scene) -> None:
@@ -105,10 +103,30 @@ class CutOffTest(TestCase):
             if scene.vms.find("vm") is not None:  # cut off before anything was recorded
                 scene.vms.destroy("vm")
             self.assertEqual({"old"}, set(scene.host.disks))
-            self.assertEqual(set(), scene.machines.defined)
+            self.assertEqual({}, scene.machines.running)
 
         moments = self.cut_everywhere(two_vms, lambda scene: scene.vms.destroy("vm"), gone)
         self.assertIn("destroy:deleted", moments)
+
+    def test_a_boot_of_a_new_vm_is_finished_or_undone(self) -> None:
+        def nothing_or_all(scene: Scene) -> None:
+            self.old_vm_is_intact(scene)
+            vm = scene.vms.find("vm")
+            self.assertEqual(vm is not None and vm.boot is not None, "vm" in scene.machines.running)
+            if vm is not None:
+                scene.vms.destroy("vm")
+            self.assertEqual(({"old"}, {}), (set(scene.host.disks), scene.machines.running))
+
+        moments = self.cut_everywhere(
+            attached, lambda s: s.vms.boot("vm", "debian", None, BOOT, [], None), nothing_or_all
+        )
+        self.assertIn("after machines.start", moments)
+
+    def test_a_boot_of_a_disk_that_was_there_never_costs_the_disk(self) -> None:
+        def precious(scene: Scene) -> None:
+            self.assertEqual("precious", scene.host.disks["old"].writes)
+
+        self.cut_everywhere(attached, lambda scene: scene.vms.boot("old", "debian", None, BOOT, [], None), precious)
 
     def test_detach_is_finished(self) -> None:
         def given(scene: Scene) -> None:

@@ -5,139 +5,20 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import random
 import shutil
-import subprocess
+import stat
 from pathlib import Path
 
-from testtools import TestCase
 from testtools.matchers import Contains, HasLength
 
-from tests.unit.virtman.scene import folder_for
+from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
 from virtman.errors import BadImageFile, NoRoom
-from virtman.imagestore import RESERVE, ImageStore, Source, inspect
-
-MIB = 1 << 20
-CONTENT = random.Random(1).randbytes(MIB) + bytes(2 * MIB) + b"end".ljust(512, b".")
+from virtman.imagefile import Source, inspect
+from virtman.imagestore import RESERVE, ImageStore
 
 
 def nothing(_step: str, _done: int, _total: int) -> None:
     """Nobody looks at the progress."""
-
-
-def qemu_img(*arguments: object) -> None:
-    subprocess.run(["qemu-img", *map(str, arguments)], check=True, capture_output=True)
-
-
-class ImagesTest(TestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        if shutil.which("qemu-img") is None:
-            self.skipTest("qemu-img is missing: it is in Debian's package qemu-utils")
-        self.folder = folder_for(self)
-        self.raw = self.file("disk.raw", CONTENT)
-
-    def file(self, name: str, content: bytes) -> Path:
-        path = self.folder / name
-        path.write_bytes(content)
-        return path
-
-    def qcow2(self, *options: str) -> Path:
-        path = self.folder / "disk.qcow2"
-        qemu_img("convert", "-O", "qcow2", *options, self.raw, path)
-        return path
-
-    def refused(self, path: Path, *reasons: str) -> None:
-        """The file is refused in one line that names it."""
-        error = self.assertRaises(BadImageFile, inspect, path)
-        for text in (str(path), *reasons):
-            self.assertThat(str(error), Contains(text))
-
-
-class InspectTest(ImagesTest):
-    def test_raw(self) -> None:
-        source = inspect(self.raw)
-        self.assertEqual((self.raw, "raw", len(CONTENT)), (source.path, source.format, source.size))
-
-    def test_qcow2(self) -> None:
-        path = self.qcow2()
-        self.assertEqual((path, "qcow2", len(CONTENT)), (path, inspect(path).format, inspect(path).size))
-
-    def test_a_sparse_file_needs_only_the_room_that_it_takes(self) -> None:
-        sparse = self.folder / "sparse"
-        with sparse.open("wb") as file:
-            file.truncate(1 << 40)
-        self.assertLess(inspect(sparse).needed, MIB)
-
-    def test_the_magic_number_alone_decides_what_it_is(self) -> None:
-        text = self.file("list.vmdk", b'# Disk DescriptorFile\nRW 2048 FLAT "/etc/shadow" 0\n'.ljust(1024, b"\n"))
-        self.assertEqual("raw", inspect(text).format)
-
-    def test_a_relative_path_is_refused(self) -> None:
-        self.refused(Path("disk.raw"), "absolute")
-
-    def test_what_is_no_file_is_refused(self) -> None:
-        self.refused(self.folder / ("x" * 300), "too long")
-        for path in (self.folder, self.folder / "missing", Path("/dev/null"), self.raw / "below"):
-            self.refused(path, "not a file")
-
-    def test_an_unreadable_file_is_refused(self) -> None:
-        self.refused(Path("/proc/self/mem"), "cannot read")  # even root cannot read its beginning
-
-    def test_an_empty_file_is_refused(self) -> None:
-        self.refused(self.file("empty", b""), "empty")
-
-    def test_an_empty_qcow2_is_refused(self) -> None:
-        path = self.folder / "empty.qcow2"
-        qemu_img("create", "-f", "qcow2", path, "0")
-        self.refused(path, "empty")
-
-    def test_a_truncated_qcow2_is_refused(self) -> None:
-        whole = self.qcow2().read_bytes()
-        for length in (4, 64, 512, 65536, len(whole) // 2, len(whole) - 65536):
-            self.refused(self.file("torn.qcow2", whole[:length]))
-
-    def test_a_damaged_qcow2_is_refused(self) -> None:
-        path = self.qcow2()
-        with path.open("r+b") as file:  # the offset of the refcount table (QEMU: docs/interop/qcow2.txt)
-            file.seek(48)
-            file.write((1 << 40).to_bytes(8, "big"))
-        self.refused(path)
-
-    def test_a_qcow2_that_merely_leaks_clusters_is_taken(self) -> None:
-        path = self.qcow2()
-        with path.open("r+b") as file:  # the unused refcount of some cluster beyond the end
-            file.truncate(path.stat().st_size + 10 * 65536)
-            file.seek(2 * 65536 + 2 * (path.stat().st_size // 65536 - 1))
-            file.write(b"\0\1")
-        self.assertEqual(3, subprocess.run(["qemu-img", "check", path], capture_output=True, check=False).returncode)
-        self.assertEqual(len(CONTENT), inspect(path).size)
-
-    def test_a_backing_file_is_refused(self) -> None:
-        path = self.folder / "overlay.qcow2"
-        qemu_img("create", "-f", "qcow2", "-b", self.raw, "-F", "raw", path)
-        self.refused(path, "backing-filename", "flatten")
-
-    def test_a_backing_file_that_is_not_there_is_refused_as_well(self) -> None:
-        path = self.folder / "overlay.qcow2"
-        qemu_img("create", "-u", "-f", "qcow2", "-b", "/nonexistent", "-F", "raw", path, "1M")
-        self.refused(path, "backing-filename")
-
-    def test_a_data_file_is_refused(self) -> None:
-        path = self.folder / "external.qcow2"
-        qemu_img("create", "-f", "qcow2", "-o", f"data_file={self.folder}/data", path, "1M")
-        self.refused(path, "data-file")
-
-    def test_an_encrypted_image_is_refused(self) -> None:
-        path = self.folder / "secret.qcow2"
-        options = "encrypt.format=aes,encrypt.key-secret=key"
-        qemu_img("create", "--object", "secret,id=key,data=x", "-f", "qcow2", "-o", options, path, "1M")
-        self.refused(path, "encrypted")
-
-    def test_a_file_name_may_look_like_an_option_or_a_protocol(self) -> None:
-        for name in ("-f", "nbd:unix:x", "json:{}", "a b", "grüße"):
-            path = self.file(name, CONTENT)
-            self.assertEqual(len(CONTENT), inspect(path).size)
 
 
 class StoreTest(ImagesTest):
@@ -147,6 +28,14 @@ class StoreTest(ImagesTest):
 
     def stored(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "images").iterdir())
+
+    def test_nobody_else_may_look_into_its_folder(self) -> None:
+        self.assertEqual(0o700, stat.S_IMODE((self.folder / "images").stat().st_mode))
+
+    def test_while_an_image_comes_in_nothing_is_there_under_its_key(self) -> None:
+        seen: list[str] = []
+        image = self.store.add("debian", inspect(self.raw), lambda *_: seen.extend(self.store.keys()))
+        self.assertEqual(([], [image.key]), (seen, list(self.store.keys())))
 
     def test_the_content_is_kept_under_its_digest(self) -> None:
         image = self.store.add("debian", inspect(self.raw), nothing)

@@ -8,7 +8,7 @@ from testtools import TestCase
 
 from virtman.locks import NamedLocks
 
-SOON = 10.0
+SOON = 120.0
 
 
 class NamedLocksTest(TestCase):
@@ -35,25 +35,36 @@ class NamedLocksTest(TestCase):
         self.assertFalse(both_inside.broken)
 
     def test_the_same_name_is_held_by_one_at_a_time(self) -> None:
-        inside, most, guard = 0, 0, threading.Lock()
+        told: list[str] = []
 
         def work() -> None:
-            nonlocal inside, most
-            for _ in range(50):
-                with self.locks.hold("a"):
-                    with guard:
-                        inside += 1
-                        most = max(most, inside)
-                    with guard:
-                        inside -= 1
+            with self.locks.hold("a"):
+                told.append("in")
+                # Whoever could be inside as well has all the time that it needs to show.
+                pause.wait(0.01)
+                told.append("out")
 
+        pause = threading.Event()
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
             self.thread(thread)
         for thread in threads:
-            thread.join(SOON)
-        self.assertEqual(1, most)
+            thread.join()
+        self.assertEqual(["in", "out"] * 8, told)
         self.assertFalse(self.locks.held())
+
+    def test_a_name_is_taken_while_somebody_holds_or_awaits_it(self) -> None:
+        with self.locks.hold("a"):
+            self.assertTrue(self.locks.taken("a"))
+            self.assertFalse(self.locks.taken("b"))
+        self.assertFalse(self.locks.taken("a"))
+
+    def test_the_end_of_a_hold_is_told_when_the_lock_is_free(self) -> None:
+        told: list[tuple[str, bool]] = []
+        locks = NamedLocks(lambda name: told.append((name, locks.taken(name))))
+        with locks.hold("a"):
+            self.assertEqual([], told)
+        self.assertEqual([("a", False)], told)
 
     def test_who_waits_gets_the_lock_when_it_is_free(self) -> None:
         got = threading.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import libvirt
@@ -11,11 +12,13 @@ from testtools.matchers import Contains
 from drivers.base import Device
 from tests.unit.virtman.scene import folder_for
 from tests.unit.virtman.test_seed import read
-from virtman.errors import BadRequest, DomainForeign, HypervisorError, UnknownVm
-from virtman.machines import LibvirtMachines
+from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorError, UnknownVm
+from virtman.machines import LibvirtMachines, give_to_hypervisor, shut_down
 from virtman.records import Boot
 
 URI = "test:///default"
+LONG = 600.0
+"""Seconds that are enough everywhere."""
 BOOT = Boot(memory=64, cpus=1, network="none")
 
 
@@ -98,6 +101,97 @@ class StartTest(MachinesTest):
         error = self.assertRaises(HypervisorError, self.start, "first")
         self.assertThat(str(error), Contains("second"))
         self.assertFalse(self.seed("first").exists(), "nothing is left of a start that failed")
+
+
+class GiveTest(MachinesTest):
+    class Libvirt:
+        """One that runs its VMs as this process's user."""
+
+        def getCapabilities(self) -> str:
+            label = f'<baselabel type="qemu">+{os.getuid()}:+{os.getgid()}</baselabel>'
+            return f"<capabilities><host><secmodel><model>dac</model>{label}</secmodel></host></capabilities>"
+
+    def test_a_file_that_cannot_be_given_is_told(self) -> None:
+        if os.geteuid() != 0:
+            self.skipTest("nobody else gives files away")
+        error = self.assertRaises(HostTrouble, give_to_hypervisor, self.Libvirt(), [self.folder / "gone"])
+        self.assertThat(str(error), Contains("gone"))
+        give_to_hypervisor(self.Libvirt(), [self.folder])
+
+
+class Button:
+    """The power button of a VM that listens from the second press on."""
+
+    presses = 0
+
+    def shutdown(self) -> None:
+        """Press it. Raises libvirtError if the VM is off."""
+        if not self.isActive():
+            raise libvirt.libvirtError("domain is not running")
+        self.presses += 1
+
+    def isActive(self) -> bool:
+        """Whether the VM runs."""
+        return self.presses < 2
+
+
+class ShutDownTest(TestCase):
+    def test_a_vm_that_did_not_hear_it_is_asked_again(self) -> None:
+        button = Button()
+        self.assertEqual((True, 2), (shut_down(button, timeout=LONG, again=0.01), button.presses))
+
+    def test_one_that_goes_off_while_it_is_asked_again_is_off(self) -> None:
+        class Late(Button):
+            def shutdown(self) -> None:
+                """Press it. The second time it has just gone off."""
+                super().shutdown()
+                if self.presses == 2:
+                    raise libvirt.libvirtError("domain is not running")
+
+        self.assertTrue(shut_down(Late(), timeout=LONG, again=0.01))
+
+    def test_one_that_cannot_be_asked_is_an_error_at_once(self) -> None:
+        button = Button()
+        button.presses = 2
+        self.assertRaises(libvirt.libvirtError, shut_down, button, timeout=LONG, again=LONG)
+
+    def test_one_that_does_not_go_off_is_told_of(self) -> None:
+        button = Button()
+        self.assertEqual((False, 1), (shut_down(button, timeout=0.01, again=LONG), button.presses))
+
+
+class StartAgainTest(MachinesTest):
+    """Without keys: nobody says anew who the VM is."""
+
+    def start_again(self) -> None:
+        self.machines.start("vm", self.disk, BOOT, None, None)
+
+    def test_it_keeps_its_seed(self) -> None:
+        self.start()
+        seed = self.seed().read_bytes()
+        self.domain().destroy()
+        self.start_again()
+        self.assertEqual((True, seed), (self.domain().isActive(), self.seed().read_bytes()))
+
+    def test_a_vm_that_libvirt_has_forgotten_keeps_its_seed_also_when_the_start_fails(self) -> None:
+        self.start()
+        seed = self.seed().read_bytes()
+        self.domain().destroy()
+        xml = self.domain().XMLDesc().replace("<name>vm<", "<name>in the way<")
+        self.domain().undefine()
+        self.libvirt.defineXML(xml)
+        self.assertRaises(HypervisorError, self.start_again)
+        self.assertEqual(seed, self.seed().read_bytes())
+        self.libvirt.lookupByName("in the way").undefine()
+        self.start_again()
+        self.assertEqual((True, seed), (self.domain().isActive(), self.seed().read_bytes()))
+
+    def test_a_seed_that_is_lost_is_made_anew(self) -> None:
+        self.start()
+        self.domain().destroy()
+        self.seed().unlink()
+        self.start_again()
+        self.assertThat(read(self.seed().read_bytes(), "meta-data"), Contains(self.domain().UUIDString()))
 
 
 class StopTest(MachinesTest):

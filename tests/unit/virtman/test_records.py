@@ -11,23 +11,23 @@ from testtools import TestCase
 
 from drivers.base import Child, Image, Parent
 from tests.doubles.volt import digest_of
+from tests.unit.logs import Logged
 from tests.unit.virtman.scene import folder_for
-from virtman.errors import StateDamaged
+from virtman.errors import HostTrouble, StateDamaged, StateNewer
 from virtman.records import (
     Boot,
     ChildRecord,
-    ImagePhase,
     ImageRecord,
     ParentRecord,
     Role,
     Shelf,
-    VmPhase,
+    State,
     VmRecord,
 )
 
 
 def vm(name: str = "web", **more: object) -> VmRecord:
-    return VmRecord(name=name, image="debian", size=512, phase=VmPhase.READY).model_copy(update=more)
+    return VmRecord(name=name, image="debian", size=512, state=State.PRESENT).model_copy(update=more)
 
 
 class ShelfTest(TestCase):
@@ -75,17 +75,50 @@ class ShelfTest(TestCase):
             (self.folder / "web.json").write_bytes(damage)
             error = self.assertRaises(StateDamaged, self.shelf.get, "web")
             self.assertIn(str(self.folder / "web.json"), str(error))
-            self.assertEqual(["web"], self.shelf.damaged())
+            self.assertEqual({"web": str(error)}, self.shelf.unreadable())
             self.assertEqual([], self.shelf.all())
 
     def test_a_damaged_record_does_not_hide_the_others(self) -> None:
         self.shelf.put("good", vm())
         (self.folder / "web.json").write_bytes(b"{")
         self.assertEqual([vm()], self.shelf.all())
-        self.assertEqual(["web"], self.shelf.damaged())
+        self.assertEqual(["web"], list(self.shelf.unreadable()))
 
-    def test_a_record_with_unknown_fields_is_damaged(self) -> None:
-        (self.folder / "web.json").write_text(vm().model_dump_json()[:-1] + ', "later": 1}')
+    def test_a_damaged_record_is_one_line_of_the_log(self) -> None:
+        logged = Logged(self, "virtman.records")
+        (self.folder / "web.json").write_bytes(b"{")
+        for _ in range(3):
+            self.shelf.all()
+        self.assertEqual(1, len(logged.lines), str(logged.lines))
+
+    def test_fields_that_nobody_knows_yet_are_kept(self) -> None:
+        (self.folder / "web.json").write_text(vm().model_dump_json()[:-1] + ', "later": [1, {"more": 2}]}')
+        record = self.shelf.get("web")
+        assert record is not None
+        self.shelf.put("web", record.begin("destroy"))
+        self.assertEqual([1, {"more": 2}], json.loads((self.folder / "web.json").read_bytes())["later"])
+
+    def test_an_operation_that_nobody_knows_yet_is_kept(self) -> None:
+        record = vm().begin("migrate", to="elsewhere", rounds=[1, 2]).reached("halfway")
+        self.shelf.put("web", record)
+        self.assertEqual(record, self.shelf.get("web"))
+
+    def test_a_record_of_a_newer_version_is_left_alone_and_named(self) -> None:
+        for content in ('{"version": 3}', vm().model_dump_json().replace('"version":2', '"version":3')):
+            (self.folder / "web.json").write_text(content)
+            error = self.assertRaises(StateNewer, self.shelf.get, "web")
+            self.assertIn("version 3", str(error))
+            self.assertEqual(["web"], list(self.shelf.unreadable()))
+            self.assertEqual([], self.shelf.all())
+            self.assertEqual(content, (self.folder / "web.json").read_text())
+
+    def test_a_record_that_cannot_be_written_is_an_error_of_the_agent(self) -> None:
+        self.folder.rmdir()
+        self.assertRaises(HostTrouble, self.shelf.put, "web", vm())
+        self.assertRaises(HostTrouble, self.shelf.remove, "web")
+
+    def test_a_record_that_cannot_be_read_is_an_error_of_the_agent(self) -> None:
+        (self.folder / "web.json").mkdir()
         self.assertRaises(StateDamaged, self.shelf.get, "web")
 
     def test_records_are_private_whatever_the_umask(self) -> None:
@@ -95,9 +128,42 @@ class ShelfTest(TestCase):
         self.assertEqual(0o600, stat.S_IMODE((self.folder / "web.json").stat().st_mode))
 
 
+class OperationTest(TestCase):
+    def test_a_record_is_steady_when_all_is_there_and_nothing_under_way(self) -> None:
+        self.assertTrue(vm().steady)
+        self.assertFalse(vm(state=State.ABSENT).steady)
+        self.assertFalse(vm().begin("destroy").steady)
+        self.assertTrue(vm().begin("destroy").settled().steady)
+
+    def test_there_is_one_operation_at_most(self) -> None:
+        record = vm().begin("boot", new=True).begin("destroy")
+        self.assertTrue(record.doing("destroy"))
+        self.assertFalse(record.doing("boot"))
+        assert record.operation is not None
+        self.assertEqual({}, record.operation.arguments)
+
+    def test_how_far_nothing_is_cannot_be_told(self) -> None:
+        self.assertRaises(ValueError, vm().reached, "halfway")
+
+    def test_a_record_says_for_people_what_is_under_way(self) -> None:
+        image = ImageRecord(name="debian", role=Role.HOST, state=State.PRESENT)
+        self.assertEqual(
+            ["ready", "creating", "destroying", "booting", "migrate"],
+            [vm().phase, *(vm().begin(kind).phase for kind in ("create", "destroy", "boot", "migrate"))],
+        )
+        self.assertEqual(
+            ["attached", "attaching", "publishing", "detaching", "leaving"],
+            [
+                image.phase,
+                *(image.begin(kind).phase for kind in ("attach", "publish", "detach")),
+                image.begin("detach").reached("removed").phase,
+            ],
+        )
+
+
 class ImageRecordTest(TestCase):
     def record(self, **fields: object) -> ImageRecord:
-        return ImageRecord(name="debian", role=Role.HOST, phase=ImagePhase.ATTACHING).model_copy(update=fields)
+        return ImageRecord(name="debian", role=Role.HOST, state=State.ABSENT).model_copy(update=fields)
 
     def test_an_image_needs_size_and_digest(self) -> None:
         for fields in ({}, {"size": 512}, {"digest": digest_of("debian")}):

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 
 from testtools import TestCase
 from testtools.matchers import MatchesStructure
 
 from drivers.base import Image
 from drivers.errors import DriverError
+from tests.doubles.drivers import unnoticed
 from tests.doubles.volt import child, digest_of, parent, secret_of
 from tests.unit.virtman.scene import Scene
-from virtman.errors import CoordinatorDown, ImageExists, Suspended, UnknownImage
-from virtman.records import ImagePhase, ImageRecord, Role
+from virtman.errors import (
+    ContentChanged,
+    CoordinatorDown,
+    HostTrouble,
+    ImageExists,
+    ImageInUse,
+    ImageUnlisted,
+    StateNewer,
+    Suspended,
+    UnknownImage,
+)
+from virtman.locks import NamedLocks
+from virtman.records import ImageRecord, Role
 from volt.client import Child
 
-SOON = 10.0
+SOON = 120.0
 TROUBLE = DriverError("the device is on fire")
 CHILD = Child(host="child", secret=secret_of("debian", "child"))
 CHILD_OF_MINE = Child(host="child", secret=secret_of("mine", "child"))
@@ -42,11 +56,10 @@ class EnsureTest(StacksTest):
         record = self.attached()
         self.assertThat(
             record,
-            MatchesStructure.byEquality(
-                role=Role.HOST, phase=ImagePhase.ATTACHED, slot=1, size=1 << 20, digest=digest_of("debian")
-            ),
+            MatchesStructure.byEquality(role=Role.HOST, steady=True, slot=1, size=1 << 20, digest=digest_of("debian")),
         )
         self.assertFalse(record.unconfirmed)
+        self.assertEqual(1, self.scene.changes, "Volt hears of it soon")
         self.scene.check(self)
 
     def test_the_endpoint_exists_before_volt_can_name_it(self) -> None:
@@ -160,7 +173,7 @@ class OriginTest(StacksTest):
 
     def test_it_serves_the_content_and_announces_it(self) -> None:
         record = self.publish()
-        self.assertThat(record, MatchesStructure.byEquality(role=Role.ORIGIN, phase=ImagePhase.ATTACHED, slot=0))
+        self.assertThat(record, MatchesStructure.byEquality(role=Role.ORIGIN, steady=True, slot=0))
         self.assertEqual(digest_of("mine"), self.volt.images["mine"].digest)
         self.scene.check(self)
 
@@ -174,16 +187,19 @@ class OriginTest(StacksTest):
         self.assertRaises(ImageExists, self.publish)
         self.assertEqual({}, self.host.leftovers())
         self.assertEqual([], self.scene.image_shelf.names())
+        self.assertNotIn("before volt.leave", self.scene.moments, "it never had a place in that tree")
 
-    def test_without_volt_nothing_is_published(self) -> None:
+    def test_without_volt_it_is_kept_and_announced_later(self) -> None:
         self.volt.down = True
-        self.assertRaises(CoordinatorDown, self.publish)
-        self.assertEqual({}, self.host.leftovers())
+        error = self.assertRaises(CoordinatorDown, self.publish)
+        self.assertIn("virtman unpublish mine", str(error))
+        self.assertEqual("publishing", self.record("mine").phase)
         self.volt.down = False
-        self.stacks.leave_later("mine")
-        self.scene.check_empty(self)
+        self.stacks.restore("mine")
+        self.assertEqual({"mine"}, set(self.volt.images))
+        self.scene.check(self)
 
-    def test_an_image_that_volt_took_without_being_able_to_say_so_is_withdrawn(self) -> None:
+    def test_an_image_that_volt_took_without_being_able_to_say_so_goes_on_being_served(self) -> None:
         def lose_the_answer(what: str) -> None:
             if what == "after volt.publish":
                 self.volt.down = True
@@ -192,9 +208,113 @@ class OriginTest(StacksTest):
         self.assertRaises(CoordinatorDown, self.publish)
         self.volt.moment = lambda _what: None
         self.volt.down = False
-        self.stacks.leave_later("mine")
-        self.assertEqual({}, self.volt.images)
+        self.assertIn("mine", self.volt.images)
+        self.assertIn("mine", self.host.served, "others may have joined already")
+        self.stacks.restore("mine")
+        self.scene.check(self)
+
+    def test_a_publish_that_volt_refuses_later_is_taken_back(self) -> None:
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, self.publish)
+        self.volt.down = False
+        self.volt.offer("mine", digest=digest_of("theirs"))
+        self.assertRaises(ImageExists, self.stacks.restore, "mine")
+        self.assertEqual({}, self.host.leftovers())
+        self.assertEqual([], self.scene.image_shelf.names())
+        self.assertEqual(["other"], self.volt.images["mine"].origins, "theirs is not withdrawn")
+
+    def test_a_publish_that_is_yet_to_be_announced_is_not_dropped_and_survives_trouble(self) -> None:
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, self.publish)
+        self.assertFalse(self.stacks.drop_origin("mine"))
+        self.host.daemon_dies("mine")
+        self.host.failing = {"export.publish": TROUBLE}
+        self.assertRaises(DriverError, self.stacks.restore, "mine")
+        self.assertEqual("publishing", self.record("mine").phase)
+
+    def publish_without_an_answer(self) -> None:
+        """Volt takes the image and goes before it can say so."""
+
+        def lose_the_answer(what: str) -> None:
+            self.volt.down = self.volt.down or what == "after volt.publish"
+
+        self.volt.moment = lose_the_answer
+        self.assertRaises(CoordinatorDown, self.publish)
+        self.volt.moment = unnoticed
+
+    def test_a_publish_that_is_yet_to_be_announced_is_taken_back_when_volt_answers(self) -> None:
+        self.publish_without_an_answer()
+        before = self.record("mine")
+        error = self.assertRaises(CoordinatorDown, self.stacks.take_back, "mine")
+        self.assertIn("other hosts may read it", str(error))
+        self.assertEqual((before, {"mine"}), (self.record("mine"), set(self.host.served)))
+        self.volt.down = False
+        self.assertTrue(self.stacks.take_back("mine"))
+        self.assertEqual({}, self.volt.images, "Volt had it")
         self.scene.check_empty(self)
+
+    def test_what_cannot_be_written_down_is_taken_back(self) -> None:
+        self.publish_without_an_answer()
+        self.volt.down = False
+        self.scene.fill_up(trouble=HostTrouble("its disk is dying"))
+        self.assertTrue(self.stacks.take_back("mine"))
+        self.scene.check_empty(self)
+
+    def test_a_publish_whose_answer_got_lost_is_not_taken_back_from_those_that_read_it(self) -> None:
+        self.publish_without_an_answer()
+        self.volt.down = False
+        self.volt.read_by_others("mine")
+        self.assertRaises(ImageInUse, self.stacks.take_back, "mine")
+        self.assertIn("mine", self.host.served)
+        self.stacks.restore("mine")
+        self.scene.check(self)
+
+    def test_a_publish_that_a_vm_reads_is_not_taken_back(self) -> None:
+        self.publish()
+        self.scene.vms.create("vm", "mine", None)
+        self.scene.image_shelf.put("mine", self.record("mine").begin("publish"))
+        self.assertRaises(ImageInUse, self.stacks.take_back, "mine")
+        self.assertIn("mine", self.host.served)
+
+    def test_what_was_announced_is_not_taken_back(self) -> None:
+        self.publish()
+        self.assertFalse(self.stacks.take_back("mine"))
+        self.assertIn("mine", self.host.served)
+        self.scene.check(self)
+
+    def test_a_publish_of_what_is_half_removed_begins_anew(self) -> None:
+        self.publish()
+        self.host.failing = {"export.withdraw": TROUBLE}
+        self.volt.remove_image("mine")
+        self.assertRaises(DriverError, self.stacks.drop_origin, "mine")
+        self.assertRaises(DriverError, self.publish)
+        self.assertEqual("detaching", self.record("mine").phase, "Volt has not heard of it again")
+        self.host.failing = {}
+        self.publish()
+        self.scene.check(self)
+
+    def leaving(self) -> None:
+        """An origin is removed, as the release before did when it took one back, and Volt does not hear of it."""
+        self.publish()
+        self.scene.image_shelf.put("mine", self.record("mine").begin("detach"))
+        self.volt.down = True
+        self.stacks.restore("mine")
+        self.assertTrue(self.record("mine").leaving)
+
+    def test_a_publish_of_what_is_leaving_is_a_publish_again_while_volt_is_away(self) -> None:
+        self.leaving()
+        self.assertRaises(CoordinatorDown, self.publish)
+        self.assertEqual(("publishing", {"mine"}), (self.record("mine").phase, set(self.host.served)))
+        self.volt.down = False
+        self.stacks.restore("mine")
+        self.scene.check(self)
+
+    def test_a_publish_of_what_is_leaving_needs_no_leave_that_volt_would_refuse(self) -> None:
+        self.leaving()
+        self.volt.down = False
+        self.volt.read_by_others("mine")
+        self.publish()
+        self.scene.check(self)
 
     def test_other_content_under_the_same_name_is_refused_and_never_served(self) -> None:
         self.publish()
@@ -245,6 +365,12 @@ class OriginTest(StacksTest):
         self.volt.down = False
         self.scene.check(self)
 
+    def test_asked_again_it_is_served_again(self) -> None:
+        self.publish()
+        self.host.daemon_dies("mine")
+        self.publish()
+        self.scene.check(self)
+
     def test_an_origin_is_never_idle(self) -> None:
         record = self.publish()
         self.assertFalse(self.stacks.idle(record))
@@ -255,6 +381,12 @@ class OriginTest(StacksTest):
         del self.volt.images["mine"], self.volt.places["mine"]
         self.assertTrue(self.stacks.drop_origin("mine"))
         self.scene.check_empty(self)
+
+    def test_an_origin_has_no_cache_to_close(self) -> None:
+        self.publish()
+        del self.volt.images["mine"], self.volt.places["mine"]
+        self.stacks.drop_origin("mine")
+        self.assertNotIn("cache.close", self.host.calls)
 
     def test_drop_keeps_an_origin_that_a_vm_needs(self) -> None:
         self.publish()
@@ -283,7 +415,7 @@ class OriginTest(StacksTest):
 
     def test_an_origin_that_volt_forgot_is_kept(self) -> None:
         self.publish()
-        self.stacks.rejoin("mine")
+        self.assertRaises(ImageUnlisted, self.stacks.rejoin, "mine")
         self.assertIn("mine", self.host.served)
 
 
@@ -314,6 +446,15 @@ class FollowTest(StacksTest):
         before = self.record()
         self.stacks.follow(old)
         self.assertEqual(before, self.record())
+
+    def test_a_stack_that_is_being_made_or_removed_follows_nobody(self) -> None:
+        record = self.attached()
+        assignment = self.volt.assign("debian", ["new"])
+        for kind in ("attach", "detach"):
+            self.scene.image_shelf.put("debian", record.begin(kind))
+            self.host.calls.clear()
+            self.stacks.follow(assignment)
+            self.assertEqual([], self.host.calls)
 
     def test_an_unknown_image_is_ignored(self) -> None:
         self.volt.offer("debian")
@@ -349,10 +490,24 @@ class FollowTest(StacksTest):
         before = self.attached()
         self.volt.forget("debian")
         self.volt.offer("debian", digest="sha256:" + "f" * 64)
-        self.stacks.rejoin("debian")
+        self.assertRaises(ContentChanged, self.stacks.rejoin, "debian")
+        self.assertEqual(before, self.record())
+        self.assertNotIn("debian", self.volt.places, "it does not even join")
+        self.assertNotIn("before volt.join", self.scene.moments[self.scene.moments.index("attach:done") :])
+
+    def test_an_assignment_of_other_content_makes_it_leave_the_tree(self) -> None:
+        before = self.attached()
+        self.volt.offer("debian", digest="sha256:" + "f" * 64)
+        self.assertRaises(ContentChanged, self.stacks.follow, self.volt.assign("debian", ["new"]))
         self.assertEqual(before, self.record())
         self.assertNotIn("debian", self.volt.places)
         self.assertEqual({"debian": -1}, self.volt.dropped)
+
+    def test_an_image_that_volt_does_not_list_is_not_joined(self) -> None:
+        self.attached()
+        del self.volt.images["debian"], self.volt.places["debian"]
+        self.assertRaises(ImageUnlisted, self.stacks.rejoin, "debian")
+        self.assertIn("debian", self.host.served)
 
     def test_rejoin_of_what_is_not_attached_does_nothing(self) -> None:
         self.volt.offer("debian")
@@ -360,16 +515,23 @@ class FollowTest(StacksTest):
         self.assertEqual({}, self.volt.places)
 
     def test_a_lost_parent_is_reported_and_the_answer_followed(self) -> None:
-        image = self.attached().image
+        self.attached()
         self.stacks.follow(self.volt.assign("debian", ["dead", "spare"]))
-        self.stacks.parent_lost(image, parent("dead"))
+        self.stacks.parent_lost("debian", "dead")
         self.assertEqual([("debian", "dead")], self.volt.reported)
         self.assertEqual({parent("spare")}, self.host.reading["debian"])
+
+    def test_a_lost_parent_is_let_go_of_though_volt_cannot_be_told(self) -> None:
+        self.attached()
+        self.volt.down = True
+        self.host.daemon_dies("debian")  # it did not survive its parent
+        self.stacks.parent_lost("debian", "other")
+        self.scene.check(self)
 
     def test_a_lost_parent_without_volt_changes_nothing(self) -> None:
         record = self.attached()
         self.volt.down = True
-        self.stacks.parent_lost(record.image, parent("other"))
+        self.stacks.parent_lost("debian", "other")
         self.assertEqual(record, self.record())
 
 
@@ -396,6 +558,31 @@ class RemovalTest(StacksTest):
 
     def test_there_is_nothing_to_remove_of_an_unknown_image(self) -> None:
         self.assertFalse(self.stacks.remove_if_idle("debian"))
+
+    def test_layers_are_removed_from_the_top_after_readers_were_let_go(self) -> None:
+        self.attached()
+        self.host.calls.clear()
+        self.stacks.remove_if_idle("debian")
+        self.assertEqual(["attach.abandon", "export.withdraw", "cache.close", "attach.disconnect"], self.host.calls)
+
+    def test_children_are_let_in_again_by_a_volt_that_counts_anew(self) -> None:
+        self.attached()
+        self.stacks.follow(self.volt.assign("debian", ["other"]))
+        self.stacks.remove_if_idle("debian")
+        self.volt._revision = 0
+        self.stacks.ensure("debian")
+        self.stacks.admit(self.volt.places["debian"].model_copy(update={"revision": 2, "children": [CHILD]}))
+        self.assertEqual([child("child")], self.host.allowed["debian"])
+
+    def test_children_are_let_in_after_a_rejoin_at_a_volt_that_counts_anew(self) -> None:
+        self.attached()
+        for _ in range(3):
+            self.stacks.follow(self.volt.assign("debian", ["other"]))
+        self.volt.forget("debian")
+        self.volt._revision = 0
+        self.stacks.rejoin("debian")
+        self.stacks.admit(self.volt.places["debian"].model_copy(update={"revision": 2, "children": [CHILD]}))
+        self.assertEqual([child("child")], self.host.allowed["debian"])
 
     def test_every_layer_is_removed_though_one_fails(self) -> None:
         own = {
@@ -427,10 +614,12 @@ class RemovalTest(StacksTest):
         self.volt.down = True
         self.assertTrue(self.stacks.remove_if_idle("debian"))
         self.assertEqual({}, self.host.leftovers())
-        self.assertEqual(ImagePhase.LEAVING, self.record().phase)
+        self.assertTrue(self.record().leaving)
         self.assertRaises(CoordinatorDown, self.stacks.leave_later, "debian")
         self.volt.down = False
+        newest = self.record().assigned
         self.stacks.leave_later("debian")
+        self.assertEqual({"debian": newest}, self.volt.dropped)
         self.scene.check_empty(self)
 
     def test_volt_is_told_which_parents_were_dropped(self) -> None:
@@ -472,6 +661,20 @@ class RemovalTest(StacksTest):
         self.assertEqual(place, self.volt.places["debian"])
         self.scene.check(self)
 
+    def test_suspend_removes_what_is_half_made_too(self) -> None:
+        record = self.attached()
+        self.scene.image_shelf.put("debian", record.begin("attach"))
+        self.stacks.suspend("debian")
+        self.assertEqual({}, self.host.leftovers())
+
+    def test_a_stack_in_an_operation_of_a_newer_release_is_left_alone(self) -> None:
+        record = self.attached().begin("convert", to="chunks")
+        self.scene.image_shelf.put("debian", record)
+        self.host.calls.clear()
+        for act in (self.stacks.remove_if_idle, self.stacks.restore, self.stacks.suspend, self.stacks.ensure):
+            self.assertRaises(StateNewer, act, "debian")
+        self.assertEqual(([], record), (self.host.calls, self.record()))
+
     def test_suspend_and_restore_of_an_unknown_image_do_nothing(self) -> None:
         self.stacks.suspend("debian")
         self.stacks.restore("debian")
@@ -498,6 +701,16 @@ class RestoreTest(StacksTest):
         self.assertEqual([parent("new")], self.host.routes["debian"])
         self.assertEqual([child("child")], self.host.allowed["debian"])
 
+    def test_volt_hears_soon_of_new_parents_that_a_restart_confirmed(self) -> None:
+        self.attached()
+        assignment = self.volt.assign("debian", ["new"])
+        self.scene.cut(lambda scene: scene.stacks.follow(assignment), 1)
+        self.assertTrue(self.record().unconfirmed)
+        self.scene.changes = 0
+        self.scene.restart()
+        self.assertEqual(1, self.scene.changes)
+        self.scene.check(self)
+
     def test_strays_are_layers_without_a_record(self) -> None:
         self.attached()
         self.host.endpoints.add("stray")
@@ -508,6 +721,7 @@ class RestoreTest(StacksTest):
         self.host.endpoints.add("stray")
         self.stacks.remove_stray("stray")
         self.assertEqual({}, self.host.leftovers())
+        self.assertEqual("attach.abandon", self.host.calls[0], "nobody waits in it for a parent")
 
     def test_what_has_a_record_is_no_stray(self) -> None:
         self.attached()
@@ -528,10 +742,22 @@ class RestoreTest(StacksTest):
         self.volt.down = True
         self.scene.restart()
         self.assertEqual({}, self.host.leftovers())
-        self.assertEqual([ImagePhase.LEAVING], [record.phase for record in self.scene.stacks.records()])
+        self.assertEqual(["leaving"], [record.phase for record in self.scene.stacks.records()])
 
 
 class ContentTest(StacksTest):
+    def test_other_content_over_a_half_removed_stack_leaves_no_cache_open(self) -> None:
+        self.attached()
+        self.host.failing = {"cache.close": TROUBLE}
+        self.assertRaises(DriverError, self.stacks.remove_if_idle, "debian")
+        self.volt.images.clear()
+        self.volt.places.clear()
+        later = self.volt.offer("debian", digest=digest_of("later"))
+        self.assertRaises(DriverError, self.stacks.ensure, "debian")
+        self.host.failing = {}
+        self.stacks.ensure("debian")
+        self.assertEqual({later.key}, self.host.open_caches)
+
     def test_an_image_of_another_digest_has_another_cache(self) -> None:
         first = self.attached()
         self.stacks.remove_if_idle("debian")
@@ -540,3 +766,111 @@ class ContentTest(StacksTest):
         second = self.stacks.ensure("debian")
         self.assertEqual({first.image.key, second.image.key}, set(self.host.caches))
         self.assertEqual({Image("debian", 1 << 20, digest_of("later")).key}, self.host.open_caches)
+
+
+class AtOnceTest(StacksTest):
+    """Two operations on one image, or one VM: the second begins in the middle of the first."""
+
+    def meanwhile(self, where: str, locks: NamedLocks, name: str, act: Callable[[], object]) -> None:
+        """Once the agent gets there, begin ``act`` in a thread, and go on when it waits for the lock of a name."""
+
+        def moment(what: str) -> None:
+            if what == where:
+                self.host.moment = self.volt.moment = unnoticed
+                self.second.start()
+                while self.second.is_alive() and locks._locks.get(name, (None, 0))[1] < 2:
+                    pause.wait(0.001)
+
+        pause = threading.Event()
+        self.second = threading.Thread(target=act)
+        self.addCleanup(self.second.join)
+        self.host.moment = self.volt.moment = moment
+
+    def finish(self) -> None:
+        """Wait for the second one, and for repair; all is whole then."""
+        self.second.join()
+        self.scene.restart()
+        self.scene.check(self)
+
+    def test_a_vm_that_comes_while_its_stack_is_removed_gets_a_new_one(self) -> None:
+        for where in ("before attach.abandon", "after export.withdraw", "before volt.leave", "after volt.leave"):
+            self.attached()
+            create = partial(self.scene.vms.create, "vm", "debian", None)
+            self.meanwhile(where, self.stacks._locks, "debian", create)
+            self.assertTrue(self.stacks.remove_if_idle("debian"), where)
+            self.finish()
+            self.assertIn("debian", self.scene.host.served)
+            self.scene.vms.destroy("vm")
+            self.scene.stacks.remove_if_idle("debian")
+            self.stacks = self.scene.stacks
+
+    def test_a_stack_is_not_removed_under_a_vm_that_is_being_made(self) -> None:
+        self.volt.offer("debian")
+        remove = partial(self.stacks.remove_if_idle, "debian")
+        for where in ("before cache.open", "before volt.join", "before snapshot.create"):
+            self.meanwhile(where, self.stacks._locks, "debian", remove)
+            self.scene.vms.create("vm", "debian", None)
+            self.finish()
+            self.assertIn("debian", self.scene.host.served, where)
+            self.scene.vms.destroy("vm")
+            self.scene.stacks.remove_if_idle("debian")
+            self.stacks = self.scene.stacks
+            remove = partial(self.stacks.remove_if_idle, "debian")
+
+    def test_a_stack_that_is_being_removed_is_not_restored(self) -> None:
+        self.attached()
+        self.meanwhile("after export.withdraw", self.stacks._locks, "debian", partial(self.stacks.restore, "debian"))
+        self.assertTrue(self.stacks.remove_if_idle("debian"))
+        self.second.join()
+        self.scene.check_empty(self)
+
+    def test_new_parents_of_a_stack_that_is_being_removed_are_not_followed(self) -> None:
+        self.attached()
+        assignment = self.volt.assign("debian", ["new"])
+        self.meanwhile("after export.withdraw", self.stacks._locks, "debian", partial(self.stacks.follow, assignment))
+        self.assertTrue(self.stacks.remove_if_idle("debian"))
+        self.second.join()
+        self.scene.check_empty(self)
+
+    def test_new_parents_of_a_stack_that_is_being_restored_are_followed(self) -> None:
+        self.attached()
+        assignment = self.volt.assign("debian", ["new"])
+        self.host.daemon_dies("debian")
+        self.meanwhile("before cache.open", self.stacks._locks, "debian", partial(self.stacks.follow, assignment))
+        self.stacks.restore("debian")
+        self.second.join()
+        self.assertEqual({parent("new")}, self.host.reading["debian"])
+        self.scene.check(self)
+
+    def test_a_vm_that_is_created_again_while_it_is_destroyed_is_a_new_one(self) -> None:
+        vms = self.scene.vms
+        for where in ("before snapshot.delete", "after snapshot.delete"):
+            self.volt.offer("debian")
+            vms.create("vm", "debian", None)
+            self.host.disks["vm"].writes = "secret"
+            self.meanwhile(where, vms.locks, "vm", partial(vms.create, "vm", "debian", None))
+            vms.destroy("vm")
+            self.second.join()
+            self.assertEqual("", self.host.disks["vm"].writes)
+            self.scene.check(self)
+
+    def test_a_vm_that_is_destroyed_while_it_is_created_is_gone(self) -> None:
+        vms = self.scene.vms
+        for where in ("before volt.join", "within snapshot.create", "after snapshot.create"):
+            self.volt.offer("debian")
+            self.meanwhile(where, vms.locks, "vm", partial(vms.destroy, "vm"))
+            vms.create("vm", "debian", None)
+            self.second.join()
+            self.assertEqual({}, self.host.disks)
+            self.stacks.remove_if_idle("debian")
+            self.scene.check_empty(self)
+
+    def test_a_vm_that_is_destroyed_is_not_repaired_or_reopened_meanwhile(self) -> None:
+        vms = self.scene.vms
+        for act in (vms.repair, vms.reopen):
+            self.volt.offer("debian")
+            vms.create("vm", "debian", None)
+            self.meanwhile("before snapshot.delete", vms.locks, "vm", partial(act, "vm"))
+            vms.destroy("vm")
+            self.second.join()
+            self.assertEqual(({}, []), (self.host.disks, self.scene.vm_shelf.names()))

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from testtools import TestCase
 
-from drivers.base import CacheStats
+from drivers.base import CacheStats, Image, Volume
 from drivers.errors import DriverError
-from tests.doubles.drivers import BYTES_PER_FETCH
-from tests.doubles.volt import INTERVAL, parent
+from tests.doubles.drivers import BYTES_PER_FETCH, CacheGroupDouble, Host, unnoticed
+from tests.doubles.volt import INTERVAL, digest_of, parent
+from tests.unit.virtman.clock import Clock
 from tests.unit.virtman.scene import Scene
-from virtman.records import ImagePhase, ImageRecord, Role
-from virtman.upkeep import NOTHING, Upkeep
-from virtman.workers import Job, Workers
+from virtman.errors import CoordinatorDown, HypervisorError
+from virtman.hostdrivers import HostDrivers
+from virtman.records import DETACH, REMOVED, Boot, ImageRecord, Role
+from virtman.upkeep import IDLE_LOOK, NOTHING, Upkeep
+from virtman.workqueue import FIRST_PAUSE, IN_VAIN, LONGEST_PAUSE, THREADS, Job, Pool
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
+from volt.models import Child
 
-SOON = 10.0
-PAUSE = 0.005
+PATIENCE = 60.0
+"""Seconds until a test that hangs is given up; none is measured by it."""
+
+PAUSE = 0.002
+GRACE = 600.0
+MIB = 1 << 20
+TROUBLE = DriverError("the device is on fire")
+BOOT = Boot(memory=64, cpus=1, network="none")
 
 
 def answer(*assignments: Assignment, absent: tuple[str, ...] = ()) -> HeartbeatAnswer:
@@ -28,79 +39,74 @@ def answer(*assignments: Assignment, absent: tuple[str, ...] = ()) -> HeartbeatA
 
 
 class UpkeepTest(TestCase):
-    idle_grace = 3600.0
-
     def setUp(self) -> None:
         super().setUp()
         self.scene = Scene(self)
-        self.workers = Workers(threads=4)
-        self.addCleanup(self.workers.stop)
-        self.changed = 0
-        self.drivers = self.scene.drivers
-        self.upkeep = Upkeep(self.scene.stacks, self.drivers, self.workers, self.count, self.idle_grace)
+        self.volt, self.host = self.scene.volt, self.scene.host
+        self.clock = Clock()
+        self.use(self.scene.drivers)
 
-    def count(self) -> None:
-        self.changed += 1
+    def use(self, drivers: HostDrivers) -> None:
+        """Look after the host with these drivers."""
+        self.upkeep = Upkeep(self.scene.stacks, self.scene.vms, drivers, GRACE, self.clock)
+        self.scene.released = self.upkeep.released
+        self.upkeep.queue.start()
+        self.addCleanup(self.upkeep.queue.stop)
 
-    def attached(self) -> ImageRecord:
-        self.scene.volt.offer("debian")
-        return self.scene.stacks.ensure("debian")
+    def attached(self, name: str = "debian") -> ImageRecord:
+        self.volt.offer(name)
+        record = self.scene.stacks.ensure(name)
+        self.settle()
+        self.scene.changes = 0
+        return record
 
-    def record(self) -> ImageRecord:
-        record = self.scene.stacks.find("debian")
+    def record(self, name: str = "debian") -> ImageRecord:
+        record = self.scene.stacks.find(name)
         assert record is not None
         return record
 
-    def done(self) -> None:
-        """Wait until all jobs have ended."""
-        pause, keys = threading.Event(), [f"{job} debian" for job in ("follow", "rejoin", "tend", "restore")]
-        for _ in range(int(SOON / PAUSE)):
-            if not any(self.workers.busy(key) for key in (*keys, "report debian other")):
+    def beat(self) -> None:
+        """A heartbeat, as Volt answers it, and all that comes of it."""
+        try:
+            said: HeartbeatAnswer | None = self.volt.heartbeat(self.upkeep.reports())
+        except Exception:  # noqa: BLE001  Volt is down
+            said = None
+        self.upkeep.handle(said)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until nothing is under way, and nothing is due."""
+        pause, queue = threading.Event(), self.upkeep.queue
+        for _ in range(int(PATIENCE / PAUSE)):
+            if not any(queue.busy(key) for key in list(queue._entries)):
                 return
             pause.wait(PAUSE)
-        self.fail("the jobs do not end")
+        self.fail("the work does not end")
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and let all be done that is due then."""
+        self.clock.advance(seconds)
+        self.upkeep.queue.wake("image time")
+        self.settle()
 
 
-class HandleTest(UpkeepTest):
+class VoltsAnswerTest(UpkeepTest):
     def test_new_assignments_are_followed_and_volt_told_soon(self) -> None:
         self.attached()
-        self.upkeep.handle(answer(self.scene.volt.assign("debian", ["new"])))
-        self.done()
-        self.assertEqual({parent("new")}, self.scene.host.reading["debian"])
-        self.assertEqual(1, self.changed)
-
-    def test_a_forgotten_image_is_joined_again_and_volt_told_soon(self) -> None:
-        self.attached()
-        self.scene.volt.forget("debian")
-        self.upkeep.handle(answer(absent=("debian",)))
-        self.done()
-        self.assertIn("debian", self.scene.volt.places)
-        self.assertEqual(1, self.changed)
-
-    def test_a_place_without_a_stack_is_given_up(self) -> None:
-        self.scene.volt.offer("debian")
-        self.upkeep.handle(answer(self.scene.volt.assign("debian", ["other"])))
-        self.done()
-        self.assertEqual({}, self.scene.volt.places)
-        self.assertEqual(0, self.changed)
-
-    def test_a_dead_daemon_is_started_again_though_volt_is_silent(self) -> None:
-        self.attached()
-        self.scene.host.daemon_dies("debian")
-        self.upkeep.handle(None)
-        self.done()
+        self.volt.assign("debian", ["new"])
+        self.beat()
+        self.assertEqual({parent("new")}, self.host.reading["debian"])
+        self.assertEqual(1, self.scene.changes)
         self.scene.check(self)
 
-    def test_leaving_is_finished_when_volt_is_back(self) -> None:
+    def test_an_answer_without_news_changes_nothing(self) -> None:
         self.attached()
-        self.scene.volt.down = True
-        self.scene.stacks.remove_if_idle("debian")
-        self.scene.volt.down = False
-        self.upkeep.handle(answer())
-        self.done()
-        self.scene.check_empty(self)
+        self.host.calls.clear()
+        for _ in range(3):
+            self.beat()
+        self.assertEqual(([], 0), (self.host.calls, self.scene.changes))
 
-    def test_it_returns_at_once_while_an_operation_is_under_way(self) -> None:
+    def test_children_are_let_in_while_the_stack_is_busy(self) -> None:
         self.attached()
         entered, go = threading.Event(), threading.Event()
         self.addCleanup(go.set)
@@ -108,58 +114,511 @@ class HandleTest(UpkeepTest):
         def moment(what: str) -> None:
             if what == "before attach.update":
                 entered.set()
-                go.wait(SOON)
+                go.wait(PATIENCE)
 
-        self.scene.host.moment = moment
-        assignment = self.scene.volt.assign("debian", ["new"])
-        self.upkeep.handle(answer(assignment))
-        self.assertTrue(entered.wait(SOON))
-        self.upkeep.handle(answer(assignment))
+        self.host.moment = moment
+        self.upkeep.handle(answer(self.volt.assign("debian", ["new"])))
+        self.assertTrue(entered.wait(PATIENCE))
+        allowed = threading.Event()
+        self.host.moment = lambda what: allowed.set() if what == "after export.allow" else None
+        self.upkeep.handle(answer(self.volt.assign("debian", ["newer"], ["child"])))
+        self.assertTrue(allowed.wait(PATIENCE))
+        self.assertEqual(["child"], [child.host for child in self.host.allowed["debian"]])
         go.set()
-        self.done()
-        self.scene.check(self)
+        self.settle()
+        self.assertEqual({parent("newer")}, self.host.reading["debian"], "the newest one is followed in the end")
 
-    def test_a_job_that_fails_is_tried_again_with_the_next_answer(self) -> None:
+    def test_an_older_answer_that_comes_late_is_ignored(self) -> None:
         self.attached()
-        assignment = self.scene.volt.assign("debian", ["new"])
-        self.scene.volt.moment = self.scene.host.moment = self.fail_once
-        self.upkeep.handle(answer(assignment))
-        self.done()
-        self.assertTrue(self.record().unconfirmed)
-        self.upkeep = Upkeep(self.scene.stacks, self.drivers, Workers(), self.count, self.idle_grace)
-        self.scene.stacks.follow(assignment)
-        self.scene.check(self)
+        old, new = self.volt.assign("debian", ["old"]), self.volt.assign("debian", ["new"])
+        self.upkeep.handle(answer(new))
+        self.upkeep.handle(answer(old))
+        self.settle()
+        self.assertEqual({parent("new")}, self.host.reading["debian"])
 
-    def fail_once(self, what: str) -> None:
-        if what == "before attach.update":
-            self.scene.host.moment = lambda _what: None
-            raise OSError("disk full")
+    def test_an_assignment_that_comes_while_the_image_is_being_attached_is_followed_after_it(self) -> None:
+        self.volt.offer("debian")
+
+        def moment(what: str) -> None:
+            if what == "before cache.open":
+                self.host.moment = lambda _what: None
+                self.upkeep.handle(answer(self.volt.assign("debian", ["new"])))
+                self.settle()
+
+        self.host.moment = moment
+        self.scene.stacks.ensure("debian")
+        self.settle()
+        self.assertEqual({parent("new")}, self.host.reading["debian"])
+
+    def test_a_forgotten_image_is_joined_again_and_volt_told_soon(self) -> None:
+        self.attached()
+        self.volt.forget("debian")
+        self.beat()
+        self.assertIn("debian", self.volt.places)
+        self.assertEqual(1, self.scene.changes)
+        self.beat()
+        self.assertEqual(1, self.scene.changes)
+
+    def test_an_image_that_volt_has_again_with_this_hosts_place_is_not_joined_again(self) -> None:
+        self.attached()
+        image, place = self.volt.images.pop("debian"), self.volt.places.pop("debian")
+        self.beat()
+        self.assertIn("place of debian", self.upkeep.troubles())
+        self.volt.images["debian"], self.volt.places["debian"] = image, place  # from a backup, say
+        self.beat()
+        self.pass_time(LONGEST_PAUSE)
+        self.assertEqual({}, self.upkeep.troubles())
+        self.assertEqual(1, self.scene.moments.count("before volt.join"), "when it was attached")
+
+    def test_a_place_without_a_stack_is_given_up_once(self) -> None:
+        self.volt.offer("debian")
+        self.volt.assign("debian", ["other"])
+        self.beat()
+        self.assertEqual({}, self.volt.places)
+        self.assertEqual(0, self.scene.changes)
+        leaves = self.scene.moments.count("before volt.leave")
+        self.beat()
+        self.assertEqual(leaves, self.scene.moments.count("before volt.leave"))
 
     def test_after_stop_nothing_is_begun(self) -> None:
         self.attached()
-        self.scene.host.calls.clear()
+        image = self.record().image
+        self.settle()
+        self.host.calls.clear()
         self.upkeep.stopped = True
-        self.upkeep.handle(answer(self.scene.volt.assign("debian", ["new"])))
-        self.done()
+        self.upkeep.handle(answer(self.volt.assign("debian", ["new"])))
         self.upkeep.died("debian")
-        self.upkeep.parent_lost(self.record().image, parent("other"))
-        self.assertEqual([], self.scene.host.calls)
+        self.upkeep.parent_lost(image, parent("other"))
+        self.settle()
+        self.assertEqual(([], []), (self.host.calls, self.volt.reported))
+
+
+class QuietTest(UpkeepTest):
+    """What can't be brought in order costs little, and no heartbeat more than usual."""
+
+    def beats_in_vain(self, name: str) -> int:
+        """Beat ten times; how often Volt was asked for something besides, and that nobody wants to beat sooner."""
+        self.beat()
+        asked = len([moment for moment in self.scene.moments if moment.startswith("before volt.")])
+        for _ in range(10):
+            self.beat()
+        self.assertEqual(0, self.scene.changes)
+        self.assertIn(f"place of {name}", self.upkeep.troubles())
+        return len([moment for moment in self.scene.moments if moment.startswith("before volt.")]) - asked - 10
+
+    def test_an_origin_whose_image_was_removed_at_volt(self) -> None:
+        self.scene.stacks.add_origin(self.scene.put_content("mine"))
+        self.scene.changes = 0
+        self.volt.remove_image("mine")
+        self.assertEqual(0, self.beats_in_vain("mine"))
+        self.assertIn("mine", self.host.served)
+
+    def test_a_host_whose_image_was_removed_at_volt(self) -> None:
+        self.attached()
+        self.volt.forget("debian")
+        self.volt.remove_image("debian")
+        self.assertEqual(0, self.beats_in_vain("debian"))
+
+    def test_a_host_whose_images_name_has_other_content_now(self) -> None:
+        self.attached()
+        self.volt.forget("debian")
+        self.volt.offer("debian", digest=digest_of("later"))
+        self.assertEqual(0, self.beats_in_vain("debian"))
+        self.assertNotIn("debian", self.volt.places)
+
+    def test_other_content_that_is_assigned_is_left_once(self) -> None:
+        self.attached()
+        self.volt.offer("debian", digest=digest_of("later"))
+        self.volt.assign("debian", ["other"])
+        self.assertEqual(0, self.beats_in_vain("debian"))
+        self.assertEqual(1, self.scene.moments.count("before volt.leave"))
+
+    def test_the_old_content_under_its_name_again_is_joined_again(self) -> None:
+        self.attached()
+        self.volt.offer("debian", digest=digest_of("later"))
+        self.volt.assign("debian", ["other"])
+        self.beats_in_vain("debian")
+        self.volt.offer("debian")
+        self.pass_time(LONGEST_PAUSE)
+        self.beat()
+        self.pass_time(LONGEST_PAUSE)
+        self.assertIn("debian", self.volt.places)
+        self.assertEqual({}, self.upkeep.troubles())
+
+
+class AgainTest(UpkeepTest):
+    """What failed is done again."""
+
+    def test_a_follow_that_failed(self) -> None:
+        self.attached()
+        self.host.failing = {"attach.update": OSError("disk full")}
+        self.volt.assign("debian", ["new"])
+        self.beat()
+        self.assertTrue(self.record().unconfirmed)
+        self.assertEqual(0, self.scene.changes)
+        self.host.failing = {}
+        self.pass_time(LONGEST_PAUSE)
+        self.assertEqual({parent("new")}, self.host.reading["debian"])
+        self.scene.check(self)
+
+    def test_a_follow_that_failed_is_not_tried_with_each_heartbeat(self) -> None:
+        self.attached()
+        self.host.failing = {"attach.update": TROUBLE}
+        self.volt.assign("debian", ["new"])
+        for _ in range(5):
+            self.beat()
+        self.assertEqual(1, self.host.calls.count("attach.update"))
+
+    def test_children_who_could_not_be_let_in_are_with_the_next_heartbeat(self) -> None:
+        self.attached()
+        self.host.failing = {"attach.update": TROUBLE, "export.allow": TROUBLE}
+        self.volt.assign("debian", ["new"], ["child"])
+        self.beat()
+        del self.host.failing["export.allow"]
+        self.pass_time(FIRST_PAUSE)
+        self.beat()
+        self.assertEqual(["child"], [child.host for child in self.host.allowed["debian"]])
+
+    def test_letting_children_in_that_failed(self) -> None:
+        self.attached()
+        self.host.failing = {"attach.update": TROUBLE, "export.allow": TROUBLE}
+        self.volt.assign("debian", ["other"], ["child"])
+        self.beat()
+        self.assertIn("children of debian", self.upkeep.troubles())
+        del self.host.failing["export.allow"]
+        self.pass_time(LONGEST_PAUSE)
+        self.assertEqual(["child"], [child.host for child in self.host.allowed["debian"]])
+        self.assertNotIn("children of debian", self.upkeep.troubles())
+
+    def test_a_removal_that_failed(self) -> None:
+        self.attached()
+        self.host.failing = {"cache.close": TROUBLE}
+        self.assertRaises(DriverError, self.scene.stacks.remove_if_idle, "debian")
+        self.settle()
+        self.assertEqual({"image debian": "repair: the device is on fire"}, self.upkeep.troubles())
+        self.host.failing = {}
+        self.pass_time(LONGEST_PAUSE)
+        self.scene.check_empty(self)
+
+    def test_a_destroy_that_failed(self) -> None:
+        self.attached()
+        self.scene.vms.boot("vm", "debian", None, BOOT, [], None)
+        self.scene.machines.failing = {"remove": HypervisorError("no libvirt")}
+        self.assertRaises(HypervisorError, self.scene.vms.destroy, "vm")
+        self.beat()
+        self.assertEqual({"vm vm": "repair: no libvirt"}, self.upkeep.troubles())
+        self.scene.machines.failing = {}
+        self.pass_time(LONGEST_PAUSE)
+        self.assertEqual({}, self.host.disks)
+        self.assertEqual({}, self.upkeep.troubles())
+
+    def test_a_publish_whose_answer_got_lost(self) -> None:
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, self.scene.stacks.add_origin, self.scene.put_content("mine"))
+        self.beat()
+        self.volt.down = False
+        self.beat()
+        self.assertIn("mine", self.volt.images)
+        self.scene.check(self)
+
+    def test_leaving_when_volt_is_back(self) -> None:
+        self.attached()
+        self.volt.down = True
+        self.scene.stacks.remove_if_idle("debian")
+        for _ in range(10):
+            self.beat()
+        self.volt.down = False
+        self.beat()  # whatever pause the last failure had
+        self.scene.check_empty(self)
+
+    def test_a_dead_daemon_though_volt_is_silent(self) -> None:
+        self.attached()
+        self.host.daemon_dies("debian")
+        self.upkeep.handle(None)
+        self.settle()
+        self.scene.check(self)
+
+    def test_what_is_done_once_is_done_until_it_succeeds(self) -> None:
+        tries: list[int] = []
+
+        def register() -> None:
+            tries.append(1)
+            if len(tries) < 3:
+                raise CoordinatorDown("nobody there")
+
+        self.upkeep.once("Volt", Job("register", register))
+        self.settle()
+        self.assertEqual({"Volt": "register: nobody there"}, self.upkeep.troubles())
+        for _ in range(5):
+            self.pass_time(LONGEST_PAUSE)
+        self.assertEqual((3, {}), (len(tries), self.upkeep.troubles()))
 
 
 class DriversCallTest(UpkeepTest):
-    def test_a_lost_parent_is_reported_and_volt_told_soon(self) -> None:
+    def test_a_lost_parent_is_reported_and_the_answer_followed(self) -> None:
         image = self.attached().image
-        self.upkeep.parent_lost(image, parent("other"))
-        self.done()
-        self.assertEqual([("debian", "other")], self.scene.volt.reported)
-        self.assertEqual(1, self.changed)
+        self.volt.assign("debian", ["dead", "spare"])
+        self.beat()
+        self.upkeep.parent_lost(image, parent("dead"))
+        self.settle()
+        self.assertEqual([("debian", "dead")], self.volt.reported)
+        self.assertEqual({parent("spare")}, self.host.reading["debian"])
 
-    def test_a_daemon_that_died_is_started_again(self) -> None:
+    def test_a_lost_parent_is_reported_though_letting_go_of_it_failed_at_first(self) -> None:
+        image = self.attached().image
+        self.host.failing = {"export.publish": TROUBLE}
+        self.upkeep.parent_lost(image, parent("other"))
+        self.settle()
+        self.assertEqual({"lost parents of debian": "report: the device is on fire"}, self.upkeep.troubles())
+        self.host.failing = {}
+        self.pass_time(LONGEST_PAUSE)
+        self.assertEqual([("debian", "other")], self.volt.reported)
+        self.assertEqual({}, self.upkeep.troubles())
+
+    def test_a_report_that_fails_keeps_nobody_from_taking_a_place_again(self) -> None:
+        image = self.attached().image
+        self.host.failing = {"attach.connect": TROUBLE}
+        self.upkeep.parent_lost(image, parent("other"))
+        self.settle()
+        self.volt.forget("debian")
+        self.beat()
+        self.assertIn("debian", self.volt.places)
+        self.assertEqual(["lost parents of debian"], list(self.upkeep.troubles()))
+
+    def test_a_place_that_cannot_be_taken_again_keeps_nobody_from_letting_go_of_a_lost_parent(self) -> None:
+        image = self.attached().image
+        self.volt.forget("debian")
+        self.volt.remove_image("debian")
+        self.beat()
+        self.host.calls.clear()
+        self.upkeep.parent_lost(image, parent("other"))
+        self.settle()
+        self.assertIn("export.publish", self.host.calls)
+        self.assertEqual(["place of debian"], list(self.upkeep.troubles()))
+
+    def test_a_parent_that_a_stack_lost_before_it_went_is_not_reported_by_a_later_one(self) -> None:
+        for moment in ("after attach.connect", "before volt.leave"):
+            image = self.attached().image
+            self.scene.stacks.remove_if_idle("debian")
+            self.host.failing = {"export.publish": TROUBLE}
+
+            def lose(what: str, at: str = moment, image: Image = image) -> None:
+                if what == at:
+                    self.upkeep.parent_lost(image, parent("other"))
+
+            self.host.moment = self.volt.moment = lose
+            self.assertRaises(DriverError, self.scene.stacks.ensure, "debian")
+            self.host.moment = self.volt.moment = unnoticed
+            self.settle()
+            self.host.failing = {}
+            self.attached()
+            self.assertEqual([], self.volt.reported, moment)
+
+    def test_a_parent_that_a_stack_lost_while_volt_did_not_hear_that_it_went_is_not_reported_either(self) -> None:
+        image = self.attached().image
+        self.volt.down = True
+        self.scene.stacks.remove_if_idle("debian")
+        self.upkeep.parent_lost(image, parent("other"))
+        self.settle()
+        self.volt.down = False
         self.attached()
-        self.scene.host.daemon_dies("debian")
+        self.assertEqual([], self.volt.reported)
+
+    def test_all_parents_that_are_lost_are_reported(self) -> None:
+        image = self.attached().image
+        with self.scene.stacks._locks.hold("debian"):  # so that both wait
+            for host in ("other", "spare"):
+                self.upkeep.parent_lost(image, parent(host))
+            self.settle()
+        self.settle()
+        self.assertEqual([("debian", "other"), ("debian", "spare")], self.volt.reported)
+
+    def test_a_daemon_that_died_is_started_again_at_once(self) -> None:
+        self.attached()
+        self.host.daemon_dies("debian")
         self.upkeep.died("debian")
-        self.done()
+        self.settle()
         self.scene.check(self)
+
+    def test_a_daemon_that_died_is_started_again_at_once_whatever_volt_says(self) -> None:
+        self.attached()
+        self.scene.vms.create("vm", "debian", None)
+        del self.volt.images["debian"], self.volt.places["debian"]
+        for _ in range(10):
+            self.beat()
+            self.pass_time(LONGEST_PAUSE)
+        self.assertIn("place of debian", self.upkeep.troubles())
+        self.host.daemon_dies("debian")
+        self.upkeep.died("debian")
+        self.settle()
+        self.assertIn("debian", self.host.served)
+
+    def test_children_are_let_in_however_many_daemons_are_slow_to_start(self) -> None:
+        self.attached()
+        go, allowed = threading.Event(), threading.Event()
+        self.addCleanup(go.set)
+        names = [f"image-{number}" for number in range(THREADS[Pool.SHORT])]
+        for name in names:
+            self.attached(name)
+        waiting = threading.Semaphore(0)
+
+        def moment(what: str) -> None:
+            if what == "before export.publish":
+                waiting.release()
+                go.wait()
+
+        self.host.moment = moment
+        for name in names:
+            self.host.daemon_dies(name)
+            self.upkeep.died(name)
+        for _ in names:
+            self.assertTrue(waiting.acquire(timeout=PATIENCE))
+        self.host.moment = lambda what: allowed.set() if what == "after export.allow" else None
+        self.upkeep.handle(answer(self.volt.assign("debian", ["other"], ["child"])))
+        self.assertTrue(allowed.wait(PATIENCE))
+        self.assertEqual(["child"], [child.host for child in self.host.allowed["debian"]])
+
+    def test_a_daemon_that_dies_again_and_again_is_started_after_pauses(self) -> None:
+        self.attached()
+        for _ in range(5):
+            if "debian" in self.host.served:
+                self.host.daemon_dies("debian")
+            self.upkeep.died("debian")
+            self.settle()
+        self.assertNotIn("debian", self.host.served)
+        self.pass_time(LONGEST_PAUSE)
+        self.assertIn("debian", self.host.served)
+
+
+class NewsAfterFailureTest(UpkeepTest):
+    """What comes new does not wait for the pause after what failed."""
+
+    def test_parents_that_volt_names_anew_are_followed_at_once(self) -> None:
+        self.attached()
+        self.host.failing = {"attach.update": TROUBLE}
+        self.volt.assign("debian", ["new"])
+        self.beat()
+        self.assertNotEqual({}, self.upkeep.troubles())
+        self.host.failing = {}
+        self.volt.assign("debian", ["newer"])
+        self.beat()
+        self.assertEqual({parent("newer")}, self.host.reading["debian"])
+
+    def test_children_that_volt_named_while_letting_others_in_failed_are_let_in(self) -> None:
+        self.attached()
+        self.host.failing = {"attach.update": TROUBLE}  # or who follows the new list lets them in
+        old, new = (
+            self.volt.assign("debian", ["other"]).model_copy(update={"children": [Child(host=host, secret="s")]})
+            for host in ("old", "new")
+        )
+
+        def fail_once(what: str) -> None:
+            if what == "before export.allow":
+                self.host.moment = unnoticed
+                self.upkeep.handle(answer(new))
+                raise TROUBLE
+
+        self.host.moment = fail_once
+        self.upkeep.handle(answer(old))
+        self.settle()
+        self.pass_time(LONGEST_PAUSE)
+        self.assertEqual({"new"}, {child.host for child in self.host.allowed["debian"]})
+
+
+class AskVoltTest(UpkeepTest):
+    """Volt is asked by threads for that: while it does not answer, a process that died is started again by others."""
+
+    def asked_by(self, act: Callable[[], object]) -> set[str]:
+        """What kinds of threads ask Volt because of an act."""
+        kinds: set[str] = set()
+        self.volt.moment = lambda _what: kinds.add(threading.current_thread().name.partition("-")[0])
+        act()
+        self.settle()
+        return kinds
+
+    def test_reports_of_lost_parents(self) -> None:
+        image = self.attached().image
+        self.assertEqual({Pool.VOLT}, self.asked_by(lambda: self.upkeep.parent_lost(image, parent("other"))))
+
+    def test_joins_of_images_that_volt_forgot(self) -> None:
+        self.attached()
+        self.assertEqual({Pool.VOLT}, self.asked_by(lambda: self.upkeep.handle(answer(absent=("debian",)))))
+
+    def test_places_that_are_given_up(self) -> None:
+        self.volt.offer("debian")
+        place = self.volt.assign("debian", ["other"])
+        self.assertEqual({Pool.VOLT}, self.asked_by(lambda: self.upkeep.handle(answer(place))))
+
+    def test_stacks_that_nobody_needs_any_more(self) -> None:
+        self.attached()
+        self.beat()
+        self.clock.advance(GRACE)
+        self.assertEqual({Pool.VOLT}, self.asked_by(self.upkeep.tend_all))
+        self.scene.check_empty(self)
+
+    def test_what_is_done_without_volt_is_done_by_others(self) -> None:
+        self.attached()
+        kinds: dict[str, str] = {}
+
+        def note(what: str) -> None:
+            kinds[what] = threading.current_thread().name.partition("-")[0]
+
+        self.host.moment = note
+        self.host.daemon_dies("debian")
+        self.upkeep.died("debian")
+        self.settle()
+        self.assertEqual(Pool.LONG, kinds["before export.publish"])
+        self.volt.assign("debian", ["new"])
+        self.beat()
+        self.assertEqual(Pool.LONG, kinds["before attach.update"])
+
+    def test_a_second_loss_of_a_parent_while_the_first_is_told_is_told_too(self) -> None:
+        image, reports = self.attached().image, list[str]()
+
+        def lose_again(what: str) -> None:
+            if what == "before volt.report":
+                reports.append(what)
+                if len(reports) == 1:
+                    self.upkeep.parent_lost(image, parent("other"))
+
+        self.volt.moment = lose_again
+        self.upkeep.parent_lost(image, parent("other"))
+        self.settle()
+        self.assertEqual(2, len(reports))
+
+    def test_removals(self) -> None:
+        for half_removed in (self.attached().begin(DETACH), self.attached().begin(DETACH).reached(REMOVED)):
+            self.scene.image_shelf.put("debian", half_removed)
+            self.assertEqual({Pool.VOLT}, self.asked_by(self.upkeep.tend_all))
+
+
+class NewerTest(UpkeepTest):
+    """Operations of a release that comes later."""
+
+    def test_a_stack_in_the_middle_of_one_is_left_alone_and_reported(self) -> None:
+        later = self.attached().begin("convert", to="chunks")
+        self.scene.image_shelf.put("debian", later)
+        self.host.calls.clear()
+        for _ in range(3):
+            self.beat()
+        self.scene.restart()
+        self.assertEqual(later, self.record())
+        self.assertEqual([], self.host.calls)
+        self.assertEqual({}, self.upkeep.troubles(), "nobody tries anything with it")
+        self.assertIn("'convert'", self.scene.stacks.troubles()["debian"])
+
+    def test_a_record_of_a_newer_version_is_left_alone_and_reported(self) -> None:
+        self.attached()
+        path = self.scene.folder / "records" / "images" / "debian.json"
+        path.write_text(path.read_text().replace('"version":2', '"version":3'))
+        before = path.read_text()
+        for _ in range(3):
+            self.beat()
+        self.scene.restart()
+        self.assertEqual(before, path.read_text())
+        self.assertIn("debian", self.host.served)
+        self.assertEqual(["debian"], list(self.scene.stacks.troubles()))
+        self.assertEqual({}, self.upkeep.troubles())
 
 
 class ReportsTest(UpkeepTest):
@@ -175,11 +634,14 @@ class ReportsTest(UpkeepTest):
         )
 
     def test_bytes_are_those_of_the_last_look(self) -> None:
-        record = self.attached()
-        self.assertEqual(0, self.upkeep.reports()[0].fetched_bytes)
         self.assertEqual(NOTHING, self.upkeep.stats("debian"))
-        self.upkeep.tend_all()
-        self.done()
+        record = self.attached()
+        self.settle()
+        seen = self.upkeep.stats("debian")
+        self.host.caches[record.image.key] *= 3
+        self.assertEqual((seen, seen.held_bytes), (self.upkeep.stats("debian"), self.upkeep.reports()[0].fetched_bytes))
+        self.host.caches[record.image.key] = BYTES_PER_FETCH
+        self.beat()
         self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.stats("debian"))
         self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.refresh(record))
 
@@ -189,6 +651,12 @@ class ReportsTest(UpkeepTest):
         for error in (DriverError("its daemon is being started again"), OSError("its disk is dying")):
             self.scene.host.failing = {"cache.stats": error}
             self.assertEqual(seen, self.upkeep.refresh(record))
+
+    def test_of_an_image_that_is_only_being_attached_there_is_no_cache_to_look_at(self) -> None:
+        self.volt.offer("debian")
+        self.scene.cut(lambda scene: scene.stacks.ensure("debian"), 1)
+        self.assertEqual("attaching", self.record().phase)
+        self.assertEqual(NOTHING, self.upkeep.refresh(self.record()))
 
     def test_an_origin_reads_from_nobody(self) -> None:
         record = self.scene.stacks.add_origin(self.scene.put_content("mine"))
@@ -200,14 +668,14 @@ class ReportsTest(UpkeepTest):
     def test_a_stack_that_the_new_agent_has_not_restored_yet_reads_from_nobody_that_is_known(self) -> None:
         self.attached()
         self.scene.start()
-        upkeep = Upkeep(self.scene.stacks, self.scene.drivers, self.workers, self.count, self.idle_grace)
+        upkeep = Upkeep(self.scene.stacks, self.scene.vms, self.scene.drivers, GRACE)
         self.assertEqual([None], [report.parent for report in upkeep.reports()])
 
     def test_only_attached_images_are_reported(self) -> None:
         self.attached()
         self.scene.volt.down = True
         self.scene.stacks.remove_if_idle("debian")
-        self.assertEqual(ImagePhase.LEAVING, self.record().phase)
+        self.assertTrue(self.record().leaving)
         self.assertEqual([], self.upkeep.reports())
 
     def test_a_follow_that_is_not_done_is_not_reported(self) -> None:
@@ -217,57 +685,162 @@ class ReportsTest(UpkeepTest):
         self.assertEqual([before], [report.revision for report in self.upkeep.reports()])
 
 
-class ImpatientTest(UpkeepTest):
-    idle_grace = 0.0
-
+class IdleTest(UpkeepTest):
     def test_an_idle_stack_goes_when_its_grace_is_over(self) -> None:
         self.attached()
-        self.upkeep.tend_all()
-        self.done()
+        self.beat()
+        self.clock.advance(GRACE - 1)
+        self.beat()
+        self.assertIn("debian", self.host.served)
+        self.clock.advance(1)
+        self.beat()
         self.scene.check_empty(self)
 
     def test_a_stack_in_use_stays(self) -> None:
         self.attached()
         self.scene.vms.create("vm", "debian", None)
-        self.upkeep.tend_all()
-        self.done()
+        for _ in range(3):
+            self.beat()
+            self.clock.advance(GRACE)
         self.scene.check(self)
-        self.assertIn("debian", self.scene.host.served)
-
-
-class PatientTest(UpkeepTest):
-    def test_an_idle_stack_stays_during_its_grace(self) -> None:
-        self.attached()
-        self.upkeep.tend_all()
-        self.done()
-        self.assertIn("debian", self.scene.host.served)
+        self.assertIn("debian", self.host.served)
 
     def test_a_vm_in_between_begins_the_grace_anew(self) -> None:
-        record = self.attached()
-        upkeep = Upkeep(self.scene.stacks, self.drivers, Inline(), self.count, idle_grace=0.2)
-        upkeep.tend_all()
-        self.scene.vms.create("vm", "debian", None)
-        threading.Event().wait(0.25)  # the grace itself is what is tested
-        upkeep.tend_all()
-        self.scene.vms.destroy("vm")
-        upkeep.tend_all()
-        self.assertEqual(record, self.record())
-
-    def test_an_image_that_went_meanwhile_is_nothing_to_tend(self) -> None:
         self.attached()
-        inline = Inline()
-        inline.before = lambda: self.scene.stacks.remove_if_idle("debian")
-        Upkeep(self.scene.stacks, self.drivers, inline, self.count, idle_grace=0.0).tend_all()
-        self.scene.check_empty(self)
+        self.beat()
+        self.clock.advance(GRACE - 1)
+        self.scene.vms.create("vm", "debian", None)
+        self.beat()
+        self.scene.vms.destroy("vm")
+        self.clock.advance(GRACE - 1)
+        self.beat()
+        self.clock.advance(GRACE - 1)
+        self.beat()
+        self.assertIn("debian", self.host.served)
+
+    def test_a_vm_between_two_heartbeats_begins_the_grace_anew(self) -> None:
+        self.attached()
+        self.beat()
+        self.clock.advance(GRACE - 1)
+        self.scene.vms.create("vm", "debian", None)
+        self.settle()
+        self.scene.vms.destroy("vm")
+        self.clock.advance(GRACE - 1)
+        self.beat()
+        self.assertIn("debian", self.host.served)
+
+    def test_an_image_that_nobody_uses_is_looked_at_less_often(self) -> None:
+        record = self.attached()
+        self.beat()
+        self.host.caches[record.image.key] *= 2
+        self.clock.advance(IDLE_LOOK - 1)
+        self.beat()
+        self.assertEqual(BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
+        self.clock.advance(1)
+        self.beat()
+        self.assertEqual(2 * BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
+
+    def test_an_image_that_a_vm_uses_is_looked_at_with_each_heartbeat(self) -> None:
+        record = self.attached()
+        self.scene.vms.create("vm", "debian", None)
+        self.beat()
+        self.host.caches[record.image.key] *= 2
+        self.beat()
+        self.assertEqual(2 * BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
+
+    def test_an_image_that_volt_does_not_list_is_looked_after_and_let_go_of(self) -> None:
+        record = self.attached()
+        del self.volt.images["debian"], self.volt.places["debian"]
+        self.scene.vms.create("vm", "debian", None)
+        self.beat()
+        self.host.caches[record.image.key] *= 2
+        self.beat()
+        self.assertEqual(2 * BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
+        self.scene.vms.destroy("vm")
+        self.beat()
+        self.clock.advance(GRACE)
+        self.beat()
+        self.assertNotIn("debian", self.host.served)
+
+    def test_an_image_that_comes_back_has_all_its_grace(self) -> None:
+        self.attached()
+        self.beat()
+        self.clock.advance(GRACE - 1)
+        self.scene.stacks.remove_if_idle("debian")
+        self.settle()
+        self.assertEqual(NOTHING, self.upkeep.stats("debian"))
+        self.attached()
+        self.clock.advance(2)
+        self.beat()
+        self.assertIn("debian", self.host.served)
 
 
-class Inline(Workers):
-    """Runs each job at once, after ``before``."""
+class BusyCache(CacheGroupDouble):
+    """While one looks at it something happens, as often as ``waves`` says."""
 
-    def __init__(self) -> None:
-        super().__init__(threads=1)
-        self.before: Callable[[], object] = lambda: None
+    waves = 2 * IN_VAIN
 
-    def submit(self, key: str, job: Job) -> None:
-        self.before()
-        job()
+    def __init__(self, host: Host, wave: Callable[[], object]) -> None:
+        super().__init__(host)
+        self._wave = wave
+
+    def stats(self, image: Image) -> CacheStats:
+        self._happen()
+        return super().stats(image)
+
+    def volumes(self) -> list[Volume]:
+        self._happen()
+        return super().volumes()
+
+    def _happen(self) -> None:
+        if self.waves:
+            self.waves -= 1
+            self._wave()
+
+
+class WaveTest(UpkeepTest):
+    """What is asked for again and again while it is done, as when many VMs start, is no trouble."""
+
+    def test_looks_at_an_image_that_vms_come_to(self) -> None:
+        self.attached()
+        self.use(replace(self.scene.drivers, cache=BusyCache(self.host, lambda: self.upkeep.released("debian"))))
+        self.beat()
+        self.assertEqual({}, self.upkeep.troubles())
+
+    def test_looks_at_volumes_that_take_longer_than_a_heartbeat(self) -> None:
+        cache = BusyCache(self.host, lambda: self.upkeep.handle(answer()))
+        self.use(replace(self.scene.drivers, cache=cache))
+        self.beat()
+        self.assertEqual((0, {}), (cache.waves, self.upkeep.troubles()))
+
+    def test_children_that_come_one_after_the_other(self) -> None:
+        self.attached()
+        children: list[str] = []
+
+        def another_child(what: str) -> None:
+            if what == "after export.allow" and len(children) < 2 * IN_VAIN:
+                children.append(f"h{len(children)}")
+                self.upkeep.handle(answer(self.volt.assign("debian", ["other"], children)))
+
+        self.host.moment = another_child
+        another_child("after export.allow")
+        self.settle()
+        self.assertEqual(children, [child.host for child in self.host.allowed["debian"]])
+        self.assertEqual({}, self.upkeep.troubles())
+
+
+class VolumesTest(UpkeepTest):
+    def test_they_are_looked_at_with_each_heartbeat(self) -> None:
+        drivers = self.scene.drivers
+        group = CacheGroupDouble(self.host)
+        self.use(HostDrivers(drivers.attach, group, drivers.export, drivers.snapshot))
+        self.assertEqual([], self.upkeep.volumes)
+        self.beat()
+        self.assertEqual(group.volumes(), self.upkeep.volumes)
+
+    def test_a_look_that_fails_is_told(self) -> None:
+        drivers = self.scene.drivers
+        self.use(HostDrivers(drivers.attach, CacheGroupDouble(self.host), drivers.export, drivers.snapshot))
+        self.host.failing = {"cache.volumes": TROUBLE}
+        self.beat()
+        self.assertEqual({"volumes of the cache": "look: the device is on fire"}, self.upkeep.troubles())

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import threading
+from itertools import count
 from pathlib import Path
 
 from testtools import TestCase
 
 from drivers.errors import DriverError, SnapshotMissing
 from tests.unit.virtman.scene import Scene
-from virtman.errors import BadSize, CoordinatorDown, HypervisorError, UnknownImage, UnknownVm, VmExists
-from virtman.records import Boot, VmPhase, VmRecord
+from virtman.errors import (
+    BadSize,
+    CoordinatorDown,
+    DomainForeign,
+    HostTrouble,
+    HypervisorAbsent,
+    HypervisorError,
+    NeverBooted,
+    NoRoom,
+    StateNewer,
+    UnknownImage,
+    UnknownVm,
+    VmExists,
+)
+from virtman.records import Boot, State, VmRecord
 
-SOON = 10.0
+SOON = 120.0
 MIB = 1 << 20
 TROUBLE = DriverError("the device is on fire")
 BOOT = Boot(memory=64, cpus=1, network="none")
@@ -30,16 +44,23 @@ class VmsTest(TestCase):
         assert record is not None
         return record
 
+    def boot(self) -> None:
+        self.vms.boot("vm", "debian", None, BOOT, [], None)
+
 
 class CreateTest(VmsTest):
     def test_a_disk_has_the_size_of_its_image(self) -> None:
         self.assertEqual(Path("/disks/vm.qcow2"), self.vms.create("vm", "debian", None))
         self.assertEqual(MIB, self.host.disks["vm"].size)
-        self.assertEqual(VmRecord(name="vm", image="debian", size=MIB, phase=VmPhase.READY), self.record())
+        self.assertEqual(VmRecord(name="vm", image="debian", size=MIB, state=State.PRESENT), self.record())
 
     def test_a_disk_may_be_larger_than_its_image(self) -> None:
         self.vms.create("vm", "debian", 5 * MIB)
         self.assertEqual(5 * MIB, self.host.disks["vm"].size)
+
+    def test_a_disk_may_be_as_large_as_its_image(self) -> None:
+        self.vms.create("vm", "debian", MIB)
+        self.assertEqual(MIB, self.host.disks["vm"].size)
 
     def test_a_disk_is_made_on_the_hosts_own_export(self) -> None:
         record = self.scene.stacks.ensure("debian")
@@ -98,7 +119,7 @@ class CreateTest(VmsTest):
     def test_undoing_that_fails_is_finished_by_repair(self) -> None:
         self.host.failing = {"snapshot.create": TROUBLE, "snapshot.delete": DriverError("stuck")}
         self.assertIs(TROUBLE, self.assertRaises(DriverError, self.vms.create, "vm", "debian", None))
-        self.assertEqual(VmPhase.CREATING, self.record().phase)
+        self.assertEqual("destroying", self.record().phase)
         self.host.failing = {}
         self.vms.repair("vm")
         self.assertEqual([], self.scene.vm_shelf.names())
@@ -154,25 +175,24 @@ class DestroyTest(VmsTest):
         self.assertIn("unknown", str(error))
 
     def test_a_vm_that_was_never_booted_needs_no_hypervisor(self) -> None:
-        self.scene.machines.failing = HypervisorError("no libvirt")
+        self.scene.machines.failing = {"remove": HypervisorError("no libvirt")}
         self.vms.destroy("vm")
         self.assertEqual({}, self.host.disks)
 
     def test_a_booted_vm_is_taken_from_the_hypervisor_first(self) -> None:
-        self.vms.set_boot("vm", BOOT)
-        self.scene.machines.defined.add("vm")
+        self.boot()
         self.vms.destroy("vm")
-        self.assertEqual(set(), self.scene.machines.defined)
+        self.assertEqual({}, self.scene.machines.running)
         moments = self.scene.moments
         self.assertLess(moments.index("after machines.remove"), moments.index("before snapshot.delete"))
 
     def test_the_disk_stays_while_the_hypervisor_may_use_it_and_repair_finishes(self) -> None:
-        self.vms.set_boot("vm", BOOT)
-        self.scene.machines.failing = HypervisorError("no libvirt")
+        self.boot()
+        self.scene.machines.failing = {"remove": HypervisorError("no libvirt")}
         self.assertRaises(HypervisorError, self.vms.destroy, "vm")
         self.assertIn("vm", self.host.disks)
         self.assertRaises(HypervisorError, self.vms.repair, "vm")
-        self.scene.machines.failing = None
+        self.scene.machines.failing = {}
         self.vms.repair("vm")
         self.assertEqual({}, self.host.disks)
 
@@ -194,7 +214,7 @@ class DestroyTest(VmsTest):
 
     def test_create_of_another_image_after_a_cut_create_reads_that_image(self) -> None:
         self.scene.volt.offer("alpine")
-        self.scene.vm_shelf.put("vm", self.record().model_copy(update={"phase": VmPhase.CREATING}))
+        self.scene.vm_shelf.put("vm", self.record().begin("create"))
         self.vms.create("vm", "alpine", None)
         node = self.host.disks["vm"].origin.node
         self.assertEqual("alpine", node and node["export"])
@@ -216,44 +236,199 @@ class RepairTest(VmsTest):
         self.assertIn("stray", self.host.disks)
 
 
-class BootRecordTest(VmsTest):
+class BootTest(VmsTest):
     def setUp(self) -> None:
         super().setUp()
-        self.vms.create("vm", "debian", None)
+        self.machines = self.scene.machines
 
-    def test_the_boot_is_recorded(self) -> None:
-        self.vms.set_boot("vm", BOOT)
+    def test_a_new_vm_gets_a_disk_and_runs(self) -> None:
+        self.boot()
+        self.assertEqual({"vm": self.vms.device("vm")}, self.machines.running)
         self.assertEqual(BOOT, self.record().boot)
+        self.scene.check(self)
 
-    def test_a_boot_of_an_unknown_vm_is_refused(self) -> None:
-        self.assertRaises(UnknownVm, self.vms.set_boot, "unknown", BOOT)
+    def test_a_vm_that_was_there_keeps_its_disk(self) -> None:
+        self.vms.create("vm", "debian", None)
+        self.host.disks["vm"].writes = "precious"
+        self.boot()
+        self.assertEqual("precious", self.host.disks["vm"].writes)
+        self.scene.check(self)
 
-    def test_undo_brings_the_old_record_back(self) -> None:
-        before = self.vms.find("vm")
-        self.vms.set_boot("vm", BOOT)
-        self.vms.undo_boot("vm", before)
+    def test_a_new_vm_that_is_refused_leaves_nothing(self) -> None:
+        self.machines.failing = {"start": DomainForeign("somebody else's")}
+        self.assertRaises(DomainForeign, self.boot)
+        self.scene.stacks.remove_if_idle("debian")
+        self.scene.check_empty(self)
+
+    def test_a_disk_that_was_there_outlives_a_boot_that_is_refused(self) -> None:
+        self.vms.create("vm", "debian", None)
+        before = self.record()
+        self.machines.failing = {"start": DomainForeign("somebody else's")}
+        self.assertRaises(DomainForeign, self.boot)
         self.assertEqual(before, self.record())
+        self.scene.check(self)
 
-    def test_undo_destroys_a_vm_that_was_not_there_before(self) -> None:
-        self.vms.set_boot("vm", BOOT)
-        self.vms.undo_boot("vm", None)
+    def test_no_hypervisor_at_all_needs_none_to_undo_the_boot(self) -> None:
+        gone = HypervisorAbsent("no libvirt")
+        self.machines.failing = {"start": gone, "remove": gone, "known": gone}
+        self.assertRaises(HypervisorAbsent, self.boot)
         self.assertEqual({}, self.host.disks)
         self.assertEqual([], self.scene.vm_shelf.names())
 
-    def test_undo_needs_no_hypervisor(self) -> None:
-        self.vms.set_boot("vm", BOOT)
-        self.scene.machines.failing = HypervisorError("no libvirt")
-        self.vms.undo_boot("vm", None)
-        self.assertEqual([], self.scene.vm_shelf.names())
+    def test_a_boot_that_cannot_be_written_down_asks_the_hypervisor_for_nothing(self) -> None:
+        self.vms.create("vm", "debian", None)
+        before = self.record()
+        for trouble in (NoRoom("full"), HostTrouble("its disk is dying")):
+            self.scene.fill_up(trouble=trouble)
+            self.assertIs(trouble, self.assertRaises(type(trouble), self.boot))
+            self.assertEqual([], [moment for moment in self.scene.moments if "machines" in moment])
+            self.assertEqual(before, self.record())
 
-    def test_undo_that_fails_is_finished_by_repair(self) -> None:
-        self.vms.set_boot("vm", BOOT)
+    def test_a_boot_over_records_in_trouble_leaves_nothing_or_a_vm_that_runs(self) -> None:
+        for writes in count():
+            scene = Scene(self)
+            scene.volt.offer("debian", size=MIB)
+            scene.vms.create("other", "debian", None)
+            scene.fill_up(after=writes, trouble=HostTrouble("its disk is dying"))
+            try:
+                scene.vms.boot("vm", "debian", None, BOOT, [], None)
+            except HostTrouble:
+                self.assertEqual((["other"], {"other"}), (scene.vm_shelf.names(), set(scene.host.disks)))
+            else:
+                self.assertIn("vm", scene.machines.running)
+                break
+        self.assertEqual(3, writes)
+
+    def lose_the_hypervisor(self) -> None:
+        """It starts the VM and dies before it says so."""
+        gone = HypervisorError("libvirtd is gone")
+        self.machines.failing = {"start's answer": gone, "remove": gone, "known": gone}
+        self.assertRaises(HypervisorError, self.boot)
+        self.machines.failing = {}
+
+    def test_a_disk_is_never_deleted_under_a_vm_that_may_run(self) -> None:
+        self.lose_the_hypervisor()
+        self.assertIn("vm", self.machines.running)
+        self.assertIn("vm", self.host.disks)
+        self.assertEqual(BOOT, self.record().boot, "nobody forgets that it may run")
+        self.scene.restart()  # the hypervisor is back
+        self.scene.check(self)
+        self.assertEqual({}, self.machines.running)
+
+    def test_a_disk_that_was_there_is_kept_when_the_hypervisor_dies(self) -> None:
+        self.vms.create("vm", "debian", None)
+        self.host.disks["vm"].writes = "precious"
+        self.lose_the_hypervisor()
+        self.assertEqual(BOOT, self.record().boot)
+        self.scene.restart()
+        self.assertEqual("precious", self.host.disks["vm"].writes)
+        self.assertIn("vm", self.machines.running, "the hypervisor has it, so the boot is finished")
+        self.scene.check(self)
+
+    def test_a_boot_again_that_fails_keeps_what_was_known_of_the_machine(self) -> None:
+        self.boot()
+        self.machines.failing = {"start": HypervisorError("no memory")}
+        other = BOOT.model_copy(update={"memory": 128})
+        self.assertRaises(HypervisorError, self.vms.boot, "vm", "debian", None, other, [], None)
+        self.assertEqual(BOOT, self.record().boot)
+        self.assertIn("vm", self.machines.running)
+        self.scene.check(self)
+
+    def test_a_boot_that_was_cut_off_and_never_reached_the_hypervisor_is_undone(self) -> None:
+        self.vms.create("vm", "debian", None)
+        self.scene.cut(lambda scene: scene.vms.boot("vm", "debian", None, BOOT, [], None), 1)
+        self.scene.restart()
+        self.assertIsNone(self.record().boot)
+        self.scene.check(self)
+
+    def test_a_boot_again_that_was_cut_off_keeps_what_was_known_of_the_machine(self) -> None:
+        self.boot()
+        self.machines.running.clear()  # somebody else took it from the hypervisor
+        other = BOOT.model_copy(update={"memory": 128})
+        self.scene.cut(lambda scene: scene.vms.boot("vm", "debian", None, other, [], None), 1)
+        self.scene.restart()
+        self.assertEqual(BOOT, self.record().boot)
+        self.assertTrue(self.record().steady)
+
+    def test_a_boot_of_a_new_vm_that_never_reached_the_hypervisor_leaves_nothing(self) -> None:
+        cut = self.scene.cut(lambda scene: scene.vms.boot("vm", "debian", None, BOOT, [], None), 100)
+        self.assertIsNone(cut)
+        number = self.scene.moments.index("boot:recorded") + 1
+        self.vms.destroy("vm")
+        self.scene.stacks.remove_if_idle("debian")
+        self.assertEqual(
+            "boot:recorded", self.scene.cut(lambda scene: scene.vms.boot("vm", "debian", None, BOOT, [], None), number)
+        )
+        self.scene.restart()
+        self.assertEqual(({}, []), (self.host.disks, self.scene.vm_shelf.names()))
+
+    def test_a_vm_is_started_again_as_it_was_booted(self) -> None:
+        self.boot()
+        self.machines.running.clear()
+        self.vms.start("vm")
+        self.assertIn("vm", self.machines.running)
+        self.scene.check(self)
+
+    def test_a_vm_that_was_never_booted_cannot_be_started_again(self) -> None:
+        self.vms.create("vm", "debian", None)
+        self.assertRaises(NeverBooted, self.vms.start, "vm")
+
+    def test_a_vm_whose_destroy_did_not_end_is_gone_when_it_is_to_be_started(self) -> None:
+        self.boot()
+        self.machines.failing = {"remove": HypervisorError("no libvirt")}
+        self.assertRaises(HypervisorError, self.vms.destroy, "vm")
+        self.machines.failing = {}
+        self.assertRaises(UnknownVm, self.vms.start, "vm")
+        self.assertEqual({}, self.host.disks)
+
+    def test_a_boot_after_a_cut_boot_does_not_take_the_disk_for_its_own(self) -> None:
+        self.vms.create("vm", "debian", None)
+        self.host.disks["vm"].writes = "precious"
+        self.scene.cut(lambda scene: scene.vms.boot("vm", "debian", None, BOOT, [], None), 1)
+        self.machines.failing = {"start": HypervisorError("no memory")}
+        self.assertRaises(HypervisorError, self.boot)
+        self.assertEqual("precious", self.host.disks["vm"].writes)
+
+    def test_undoing_that_fails_is_finished_by_repair(self) -> None:
+        self.machines.failing = {"start": HypervisorError("no memory")}
         self.host.failing = {"snapshot.delete": TROUBLE}
-        self.vms.undo_boot("vm", None)
-        self.assertEqual(VmPhase.DESTROYING, self.record().phase)
+        self.assertRaises(HypervisorError, self.boot)
+        self.assertTrue(self.record().doing("destroy"))
         self.host.failing = {}
         self.scene.restart()
         self.assertEqual({}, self.host.disks)
+
+
+class NewerTest(VmsTest):
+    """Operations of a release that comes later."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.vms.create("vm", "debian", None)
+        self.later = self.record().begin("migrate", to="elsewhere").reached("halfway")
+        self.scene.vm_shelf.put("vm", self.later)
+        self.host.calls.clear()
+
+    def test_they_are_left_alone_and_reported(self) -> None:
+        self.scene.restart()
+        self.assertEqual(self.later, self.record())
+        self.assertIn("vm", self.host.disks)
+        self.assertIn("'migrate'", self.scene.vms.troubles()["vm"])
+        self.assertFalse(self.scene.vms.unfinished("vm"))
+
+    def test_nothing_is_done_with_their_vm(self) -> None:
+        for act in (
+            lambda: self.vms.destroy("vm"),
+            lambda: self.vms.create("vm", "debian", None),
+            lambda: self.vms.repair("vm"),
+            self.boot,
+        ):
+            self.assertRaises(StateNewer, act)
+        self.assertEqual([], self.host.calls)
+        self.assertEqual(self.later, self.record())
+
+    def test_they_keep_their_image(self) -> None:
+        self.assertTrue(self.vms.uses("debian"))
 
 
 class LookTest(VmsTest):
@@ -276,6 +451,8 @@ class LookTest(VmsTest):
 
     def test_half_made_vms_use_their_image_too(self) -> None:
         self.assertFalse(self.vms.uses("debian"))
-        self.scene.vm_shelf.put("vm", VmRecord(name="vm", image="debian", size=None, phase=VmPhase.CREATING))
+        self.scene.vm_shelf.put(
+            "vm", VmRecord(name="vm", image="debian", size=None, state=State.ABSENT).begin("create")
+        )
         self.assertTrue(self.vms.uses("debian"))
         self.assertIsNone(self.vms.find("vm"))

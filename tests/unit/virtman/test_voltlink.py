@@ -9,8 +9,8 @@ from drivers.base import Image
 from tests.doubles.drivers import ADDRESS
 from tests.doubles.servers import serve_volt, unused_port
 from tests.doubles.volt import INTERVAL, VoltDouble, digest_of
-from virtman.errors import CoordinatorDown, ImageExists, UnknownImage
-from virtman.voltlink import ERRORS, VoltLink
+from virtman.errors import CoordinatorDown, ImageExists, ImageInUse, UnknownImage
+from virtman.voltlink import ERRORS, VoltLink, translated
 from volt import errors as volt_errors
 from volt.client import NodeReport, VoltClient
 
@@ -77,7 +77,7 @@ class VoltLinkTest(TestCase):
     def test_what_was_asked_for_can_be_wrong(self) -> None:
         for call in (self.link.join, self.link.tree, lambda name: self.link.report(name, "other")):
             error = self.assertRaises(UnknownImage, call, "unknown")
-            self.assertThat(str(error), Contains("Volt: no image 'unknown'"))
+            self.assertThat(str(error), Contains("Volt: no image unknown"))
 
     def test_a_name_that_is_taken_is_an_image_that_exists(self) -> None:
         self.assertRaises(ImageExists, self.link.publish, Image("debian", 1 << 20, digest_of("x")))
@@ -97,7 +97,21 @@ class VoltLinkTest(TestCase):
         link = self.link_to(f"http://127.0.0.1:{unused_port()}")
         self.assertRaises(CoordinatorDown, link.images)
 
-    def test_errors_that_have_no_class_of_their_own_mean_that_volt_cannot_be_used(self) -> None:
-        self.link.register()
-        self.assertRaises(CoordinatorDown, self.link.join, "a/b")
+    def test_refusals_keep_their_own_words_and_are_no_volt_that_is_down(self) -> None:
+        for refusal in volt_errors.Problem.__subclasses__():
+            error = translated(refusal("the reason"))
+            self.assertEqual("Volt: the reason", str(error))
+            self.assertEqual(refusal.status >= 500, type(error) is CoordinatorDown, refusal.slug)
+
+    def test_answers_that_never_came_or_are_not_volts_mean_that_volt_is_down(self) -> None:
+        for error in (volt_errors.VoltUnreachable(""), volt_errors.VoltTimeout(""), volt_errors.BadAnswer("")):
+            self.assertIs(CoordinatorDown, type(translated(error)))
+
+    def test_an_image_that_others_have_cannot_be_withdrawn(self) -> None:
+        self.link.publish(MINE)
+        self.volt.read_by_others("mine")
+        error = self.assertRaises(ImageInUse, self.link.leave, "mine")
+        self.assertThat(str(error), Contains("h7"))
+
+    def test_every_class_of_our_own_is_for_a_refusal(self) -> None:
         self.assertEqual(set(), set(ERRORS) - set(volt_errors.Problem.__subclasses__()))

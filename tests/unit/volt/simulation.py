@@ -1,16 +1,22 @@
 """Hosts around a tree, as unhelpful as the protocol allows: late, stale, evicted without knowing, and back again.
 
+The tree may be set back to an old copy while the hosts keep what they have.
+
 The edges that may carry data are tracked apart from what Volt believes, and have to be free of loops at all times.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from copy import deepcopy
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
 from volt.tree import Node, Tree, depth
 
 Lists = dict[str, tuple[tuple[str, ...], frozenset[str]]]
+ROUNDS = 100
+"""Settling takes a few."""
 
 
 @dataclass
@@ -41,6 +47,7 @@ class Cluster:
         self.answers: list[tuple[str, int, tuple[str, ...]]] = []
         self.confirmations: list[tuple[str, int]] = []
         self.publish("origin")
+        self.backup = deepcopy(self.tree)
 
     def agent(self, host: str) -> Agent:
         """The agent of a host."""
@@ -51,9 +58,15 @@ class Cluster:
         """Hosts in the tree besides the origins."""
         return [self.tree.slots[slot].host for slot in range(1, self.tree.last + 1)]
 
+    @property
+    def gone(self) -> list[str]:
+        """Hosts that have no place now."""
+        return [host for host in self.agents if host not in self.tree.hosts]
+
     def publish(self, host: str) -> None:
         """A host that has the whole image serves it; it reads from nobody and heeds no older list."""
-        self.agents[host] = Agent(newest=self.tree.publish(host).revision)
+        self.tree.publish(host)
+        self.agents[host] = Agent(newest=self.tree.tell(host).revision)
 
     def leave(self, host: str) -> None:
         """A host has dropped all parents, heeds no older list, and says so."""
@@ -64,11 +77,13 @@ class Cluster:
 
     def ask(self, host: str) -> None:
         """Volt answers a heartbeat or a join; the answer is on its way."""
-        node = self.tree.hosts[host]
+        node = self.tree.tell(host)
         self.answers.append((host, node.revision, self.tree.parents(node)))
 
     def join(self, host: str) -> None:
         """Volt gives the host a place; the answer is on its way."""
+        if host not in self.tree.hosts and self.agent(host).using:
+            self.tree.stray(host, self.agent(host).newest)
         self.tree.join(host)
         self.ask(host)
 
@@ -88,16 +103,54 @@ class Cluster:
         if host in self.tree.hosts:
             self.tree.confirm(host, revision)
 
-    def settle(self) -> None:
-        """Everybody hears and confirms everything."""
-        while any(not node.settled for node in self.tree.hosts.values()):
-            for host in list(self.tree.hosts):
-                self.answers.clear()
-                self.confirmations.clear()
-                self.ask(host)
-                self.deliver_answer(0)
-                self.send_confirmation(host)
-                self.deliver_confirmation(0)
+    def speak(self, host: str) -> None:
+        """A host that reads only by its newest list says so, and Volt hears it at once."""
+        self.agent(host).apply()
+        if host in self.tree.hosts:
+            self.tree.confirm(host, self.agent(host).newest)
+        else:
+            self.tree.stray(host, self.agent(host).newest)
+
+    def obey(self, *hosts: str) -> None:
+        """Hosts hear the newest and confirm it at once; no message stays on its way."""
+        for host in hosts:
+            node = self.tree.tell(host)
+            self.agent(host).receive(node.revision, self.tree.parents(node))
+            self.speak(host)
+
+    def settle(self, but: Collection[str] = ()) -> None:
+        """Everybody hears and confirms everything, except for some that hear nothing."""
+        self.answers.clear()
+        self.confirmations.clear()
+        waiting = [host for host in self.tree.hosts if host not in but]
+        for _ in range(ROUNDS):
+            self.obey(*waiting)
+            waiting = [node.host for node in self.tree.hosts.values() if not node.settled and node.host not in but]
+            if not waiting:
+                return
+        raise AssertionError(f"{waiting} do not settle")
+
+    def back_up(self) -> None:
+        """Keep a copy of what Volt has stored."""
+        self.backup = deepcopy(self.tree)
+
+    def set_back(self, first: int) -> None:
+        """Volt's store is set back to the copy; connections end. One host with a lost list speaks before all others.
+
+        Before it an origin's address changes, which gives revisions but no list: so what is lost is not greater than
+        all that is given now.
+        """
+        lost, self.tree = self.tree, deepcopy(self.backup)
+        self.tree.floor = max(lost.revision, *(agent.newest for agent in self.agents.values())) + 1
+        self.answers.clear()
+        self.confirmations.clear()
+        for agent in self.agents.values():
+            if not agent.using:  # it has no record of the image
+                agent.newest = 0
+        before = self.tree.revision
+        self.tree.readdress(self.tree.origins[0].host)
+        if foreign := [host for host, agent in self.agents.items() if agent.using and agent.newest > before]:
+            self.speak(foreign[first % len(foreign)])
 
     def lists(self) -> Lists:
         """Each host's parents and children."""
@@ -122,7 +175,7 @@ class Cluster:
         assert bool(parents) == (node.slot > 0)
         assert set(tree.children(node)) == {other for other in tree.hosts if node.host in self._parents_of(other)}
         assert depth(node.slot, tree.fanout) <= heap_height(tree.last, tree.fanout)
-        assert node.confirmed <= tree.revision >= node.revision >= node.awaited
+        assert node.confirmed <= node.told <= tree.revision >= node.revision >= node.awaited
 
     def _parents_of(self, host: str) -> tuple[str, ...]:
         return self.tree.parents(self.tree.hosts[host])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
+from typing import Any
 
 import httpx
 from pydantic import ValidationError
@@ -49,6 +51,26 @@ class Tables(TestCase):
         real = [n for n, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.VoltError)]
         self.assertEqual(sorted(real), sorted(drawn))
 
+    def problem(self, kind: str, **more: object) -> errors.VoltError:
+        document = {"type": kind, "title": "No", "status": 409, "detail": "because of h1", "hosts": ["h1"], **more}
+        request = httpx.Request("GET", "http://volt/v1/hosts")
+        return client._problem(httpx.Response(409, json=document, request=request))
+
+    def test_a_refusal_keeps_volts_words(self) -> None:
+        for kind, problem in PROBLEMS.items():
+            error = self.problem(kind, unknown="x")
+            assert isinstance(error, problem)
+            self.assertEqual(("because of h1", ("h1",)), (str(error), error.hosts))
+
+    def test_a_refusal_of_a_later_version_keeps_volts_words(self) -> None:
+        error = self.problem("urn:volt:problem:new")
+        assert isinstance(error, errors.Problem)
+        self.assertEqual((errors.Problem, 409, "because of h1"), (type(error), error.status, str(error)))
+
+    def test_a_problem_of_another_server_is_none_of_volts(self) -> None:
+        error = self.problem("about:blank")
+        self.assertEqual((errors.BadAnswer, "GET http://volt/v1/hosts: status 409"), (type(error), str(error)))
+
 
 class Sending(TestCase):
     """Requests that never leave."""
@@ -76,8 +98,8 @@ class Sending(TestCase):
         with VoltClient("gopher://x") as volt:
             self.assertRaises(errors.VoltUnreachable, volt.hosts)
 
-    def test_importing_the_client_does_not_import_the_server(self) -> None:
-        heavy = "{'flask', 'sqlalchemy', 'rich.tree', 'alembic'}"
+    def test_importing_the_client_imports_neither_the_server_nor_the_command_line_of_httpx(self) -> None:
+        heavy = "{'flask', 'sqlalchemy', 'rich', 'pygments', 'alembic'}"
         code = f"import sys, volt.client; sys.exit(bool({heavy} & set(sys.modules)))"
         self.assertEqual(0, subprocess.run([sys.executable, "-c", code], check=False).returncode)
 
@@ -85,6 +107,25 @@ class Sending(TestCase):
         wrong = '{"assignments": [{"children": [{"host": 1, "secret": "whispered"}, {"secret": "whispered"}]}]}'
         error = self.assertRaises(ValidationError, client.HeartbeatAnswer.model_validate_json, wrong)
         self.assertNotIn("whispered", str(error))
+
+    def test_a_later_version_may_say_more(self) -> None:
+        new: dict[str, Any] = {"colour": "red", "more": {"of": ["it"]}}
+        end = {"host": "h2", "secret": "x", **new}
+        place = {
+            "image": "image", "size": 512, "digest": "", "slot": 1, "revision": 7, "state": "floating",
+            "parents": [{"address": "unix:///run/h2", **end}], "children": [end], **new,
+        }  # fmt: skip
+        answer = {"interval_s": 2.0, "lease_s": 10.0, "assignments": [place], "absent": [], **new}
+        heard = client.HeartbeatAnswer.model_validate_json(json.dumps(answer))
+        self.assertEqual((7, "h2"), (heard.assignments[0].revision, heard.assignments[0].parents[0].host))
+        self.assertEqual(client.NodeState.UNKNOWN, heard.assignments[0].state)
+        host = {"name": "h1", "address": "", "state": "asleep", "last_seen": "2026-01-01T00:00:00Z", **new}
+        self.assertEqual(client.HostState.UNKNOWN, client.Host.model_validate_json(json.dumps(host)).state)
+
+    def test_a_state_is_a_word(self) -> None:
+        for kind in (client.NodeState, client.HostState):
+            self.assertRaises(ValueError, kind, 7)
+            self.assertRaises(ValueError, kind, None)
 
     def test_everything_that_is_exported_exists(self) -> None:
         for name in client.__all__:

@@ -14,7 +14,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import text
-from testtools import TestCase
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, NoResultFound, OperationalError
+from testtools import ExpectedException, TestCase
 
 from volt.errors import StoreUnusable
 from volt.models import HostState
@@ -71,7 +72,7 @@ class StoreCase(TestCase):
         counted = threading.Barrier(2)
 
         def count(store: Store) -> None:
-            counted.wait(timeout=30)
+            counted.wait(timeout=120)
             for _ in range(20):
                 with store.write() as session:
                     row = session.get(HostRow, "a")
@@ -88,6 +89,21 @@ class StoreCase(TestCase):
         with self.store.read() as session:
             row = session.get(HostRow, "a")
             self.assertEqual(40.0, row and row.last_seen)
+
+    def test_what_is_durable_waits_for_the_disk_and_nothing_else_does(self) -> None:
+        for durable, synchronous in ((True, 2), (False, 1), (True, 2)):  # FULL and NORMAL, sqlite.org/pragma.html
+            with self.store.write(durable) as session:
+                self.assertEqual(synchronous, session.execute(text("PRAGMA synchronous")).scalar())
+
+    def test_who_reads_waits_for_no_writer(self) -> None:
+        with self.store.write() as session:
+            session.add(host("a"))
+            session.flush()
+            self.assertEqual([], self.names())
+
+    def test_what_belongs_to_no_image_is_refused(self) -> None:
+        with ExpectedException(IntegrityError), self.store.write() as session:
+            session.execute(text("INSERT INTO departures VALUES (7, 'a', 7, 6, true)"))
 
     def test_a_database_of_a_later_version_is_refused(self) -> None:
         with self.store.write() as session:
@@ -109,6 +125,61 @@ class StoreCase(TestCase):
         left = tree.departures["a"]
         self.assertEqual((7, 6, False), (left.revision, left.confirmed, left.dropped))
 
+    def test_who_was_told_before_it_was_kept_may_confirm_its_newest_assignment(self) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        with self.store.connect() as connection, connection.begin():
+            config.attributes["connection"] = connection
+            command.downgrade(config, "0003")
+            connection.execute(text("INSERT INTO hosts VALUES ('a', 'unix:///run/a', 'alive', 0)"))
+            connection.execute(text("INSERT INTO images VALUES (1, 'image', true, 512, '', 2, 9)"))
+            connection.execute(text("INSERT INTO nodes VALUES (1, 'a', 0, 'ready', 8, 7, 7, null, 0, null)"))
+        self.store = self.open()
+        with self.store.read() as session:
+            tree = load_tree(session, session.get_one(ImageRow, 1))
+        self.assertEqual(
+            (8, 7, 8, 0), (tree.hosts["a"].told, tree.hosts["a"].confirmed, tree.hosts["a"].revision, tree.begun)
+        )
+
+    def test_the_failures_of_the_database_are_counted_and_those_of_its_users_are_not(self) -> None:
+        for use in (self.store.read, self.store.write):
+            with ExpectedException(ZeroDivisionError), use():
+                raise ZeroDivisionError
+            self.assertEqual(0, self.store.failures)
+        for count, use in enumerate((self.store.read, self.store.write), start=1):
+            with ExpectedException(OperationalError), use() as session:
+                session.execute(text("SELECT * FROM nothing"))
+            self.assertEqual(count, self.store.failures)
+
+    def test_what_the_database_refuses_is_no_failure_of_it(self) -> None:
+        for use in (self.store.read, self.store.write):
+            with ExpectedException(IntegrityError), use() as session:
+                session.execute(text("INSERT INTO departures VALUES (7, 'a', 7, 6, true)"))
+                session.commit()
+            with ExpectedException(NoResultFound), use() as session:
+                session.get_one(ImageRow, 7)
+        self.assertEqual(0, self.store.failures)
+
+    def test_a_connection_that_broke_is_a_failure_of_the_database(self) -> None:
+        cause = Exception("gone")
+        for count, error in enumerate(
+            (InterfaceError("", {}, cause), DBAPIError("", {}, cause, connection_invalidated=True)), start=1
+        ):
+            with ExpectedException(type(error)), self.store.read():
+                raise error
+            self.assertEqual(count, self.store.failures)
+
+    def test_a_host_that_was_told_its_lease_before_it_was_kept_has_the_lease_of_now(self) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        with self.store.connect() as connection, connection.begin():
+            config.attributes["connection"] = connection
+            command.downgrade(config, "0004")
+            connection.execute(text("INSERT INTO hosts VALUES ('a', 'unix:///run/a', 'alive', 0)"))
+        self.store = self.open()
+        with self.store.read() as session:
+            self.assertIsNone(session.get_one(HostRow, "a").lease_s)
+
     def test_the_key_is_made_once(self) -> None:
         self.assertEqual(32, len(self.store.edge_key))
         self.assertEqual(self.store.edge_key, self.open().edge_key)
@@ -123,7 +194,7 @@ class StoreCase(TestCase):
         start = threading.Barrier(8)
 
         def key_of_a_new_store() -> bytes:
-            start.wait(timeout=30)
+            start.wait(timeout=120)
             return self.open().edge_key
 
         with ThreadPoolExecutor(8) as pool:
@@ -168,7 +239,7 @@ def _change(tree: Tree, name: str, step: int) -> None:
         tree.suspect(name, tree.parents(node)[0] if node.slot > 0 else name)
     else:
         node.fetched_bytes += 1
-        tree.confirm(name, node.revision)
+        tree.confirm(name, tree.tell(name).revision)
 
 
 def _facts(tree: Tree) -> tuple[int, list[str], list[str]]:

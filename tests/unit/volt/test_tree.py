@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from testtools import TestCase
 
-from tests.unit.volt.simulation import Cluster, heap_height
+from tests.unit.volt.simulation import ROUNDS, Cluster, heap_height
 from volt.models import NodeState
-from volt.tree import Tree, depth, readers, siblings, sources
+from volt.tree import FAR, Tree, depth, readers, siblings, sources
 
 
 def grown(hosts: int, fanout: int = 2) -> Tree:
@@ -20,9 +22,11 @@ def grown(hosts: int, fanout: int = 2) -> Tree:
 
 
 def settle(tree: Tree, but: frozenset[str] = frozenset()) -> None:
-    while waiting := [node for node in tree.hosts.values() if not node.settled and node.host not in but]:
-        for node in waiting:
-            tree.confirm(node.host, node.revision)
+    for _ in range(ROUNDS):
+        waiting = [node.host for node in tree.hosts.values() if not node.settled and node.host not in but]
+        for host in waiting:
+            tree.confirm(host, tree.tell(host).revision)
+    assert not waiting, f"{waiting} do not settle"
 
 
 def parents(tree: Tree, host: str) -> list[str]:
@@ -108,7 +112,7 @@ class Leaving(TestCase):
         tree = grown(7)
         tree.leave("h1")
         self.assertEqual(["h2", "origin"], parents(tree, "h3"))
-        tree.confirm("h7", tree.hosts["h7"].revision)
+        tree.confirm("h7", tree.tell("h7").revision)
         self.assertEqual(["h7", "h2", "origin"], parents(tree, "h3"))
         self.assertEqual(tree.revision, tree.hosts["h3"].revision)
 
@@ -119,13 +123,12 @@ class Leaving(TestCase):
         tree.confirm("h7", before)
         self.assertEqual(NodeState.MOVING, tree.hosts["h7"].state)
 
-    def test_a_revision_from_the_future_confirms_nothing(self) -> None:
-        tree = grown(7)
+    def test_a_move_to_a_slot_with_the_same_parents_is_confirmed_as_well(self) -> None:
+        tree = grown(2)
         tree.leave("h1")
-        tree.confirm("h7", 1000)
-        self.assertEqual((NodeState.MOVING, 1001), (tree.hosts["h7"].state, tree.hosts["h7"].revision))
-        tree.confirm("h7", 1001)
-        self.assertEqual(NodeState.READY, tree.hosts["h7"].state)
+        self.assertEqual((NodeState.MOVING, False), (tree.hosts["h2"].state, tree.hosts["h2"].settled))
+        settle(tree)
+        self.assertEqual(NodeState.READY, tree.hosts["h2"].state)
 
     def test_the_last_node_leaves_without_a_move(self) -> None:
         tree = grown(7)
@@ -154,13 +157,22 @@ class Suspecting(TestCase):
         self.assertEqual(["h4", "h1", "origin"], parents(tree, "h7"))
         self.assertEqual(["h4", "h1", "origin"], parents(tree, "h8"))
 
+    def test_a_second_report_changes_nothing(self) -> None:
+        tree = grown(8)
+        tree.suspect("h7", "h3")
+        tree.lose("origin")
+        revision = tree.revision
+        tree.suspect("h2", "origin")
+        tree.suspect("h8", "h3")
+        self.assertEqual((revision, NodeState.LOST), (tree.revision, tree.hosts["origin"].state))
+
     def test_it_is_offered_again_after_it_confirmed_a_later_assignment(self) -> None:
         tree = grown(8)
         before = tree.hosts["h3"].revision
         tree.suspect("h7", "h3")
         tree.confirm("h3", before)
         self.assertEqual(NodeState.SUSPECT, tree.hosts["h3"].state)
-        tree.confirm("h3", tree.hosts["h3"].revision)
+        tree.confirm("h3", tree.tell("h3").revision)
         self.assertEqual("h3", parents(tree, "h7")[0])
 
     def test_a_report_about_somebody_who_is_no_parent_changes_nothing(self) -> None:
@@ -195,6 +207,12 @@ class Origins(TestCase):
         tree.publish("third")
         self.assertEqual([0, -1, -2], [origin.slot for origin in tree.origins])
         self.assertEqual(["h1", "h2", "origin", "second", "third"], parents(tree, "h3"))
+
+    def test_a_host_that_left_and_publishes_does_not_count_as_one_that_left(self) -> None:
+        tree = grown(2)
+        tree.leave("h2")
+        tree.publish("h2")
+        self.assertEqual([], list(tree.departures))
 
     def test_who_reads_from_origins_only_gets_the_living_ones_first(self) -> None:
         tree = grown(3)
@@ -260,6 +278,23 @@ class Returning(TestCase):
         settle(tree, but=frozenset({"h3"}))
         self.assertEqual(["origin"], parents(tree, "h1"))
 
+    def test_the_one_in_the_first_slot_holds_it_back_as_well(self) -> None:
+        tree = grown(7)
+        tree.leave("h1")
+        tree.join("h1")
+        settle(tree, but=frozenset({"h7"}))
+        self.assertEqual((1, ["origin"]), (tree.hosts["h7"].slot, parents(tree, "h1")))
+
+    def test_it_is_told_which_origins_live(self) -> None:
+        tree = grown(9)
+        tree.publish("second")
+        settle(tree)
+        tree.leave("h1")
+        tree.join("h1")
+        tree.lose("origin")
+        self.assertEqual(["second", "origin"], parents(tree, "h1"))
+        self.assertEqual(tree.revision, tree.hosts["h1"].revision)
+
     def test_it_returns_to_normal_when_the_one_that_held_it_back_leaves(self) -> None:
         tree = grown(7)
         tree.leave("h1")
@@ -298,6 +333,12 @@ class Returning(TestCase):
         tree.join("h1")
         self.assertEqual(NodeState.RETURNING, tree.hosts["h1"].state)
         self.assertEqual(["origin"], parents(tree, "h1"))
+
+    def test_who_had_dropped_all_and_returns_has_no_older_list(self) -> None:
+        tree = grown(7)
+        tree.leave("h1", dropped=tree.hosts["h1"].awaited)
+        revision = tree.revision
+        self.assertEqual((NodeState.RETURNING, revision), (tree.join("h1").state, tree.hosts["h1"].confirmed))
 
     def test_who_has_dropped_all_holds_nobody_back(self) -> None:
         tree = grown(7)
@@ -351,6 +392,35 @@ class Returning(TestCase):
         cluster.check()
         self.assertEqual(["origin"], parents(cluster.tree, "h2"))
 
+    def test_who_left_knowing_that_it_was_gone_holds_it_back_in_no_way(self) -> None:
+        tree = grown(9)
+        tree.leave("h1")
+        settle(tree)
+        tree.leave("h2")  # from here on some have something to confirm, h5 among them
+        self.assertFalse(tree.hosts["h5"].settled)
+        tree.leave("h5")
+        self.assertTrue(any(not node.settled for node in tree.hosts.values()))
+        self.assertIsNone(tree.join("h1").returned)
+
+    def test_the_first_of_two_evicted_hosts_comes_back_while_somebody_may_still_read_from_the_second(self) -> None:
+        """Here h3 would read from h2, which reads from h1 as it did before h1 was evicted; h1 would read from h3."""
+        cluster = Cluster(1)
+        for number in range(1, 6):
+            cluster.join(f"h{number}")
+        cluster.settle()
+        tree = cluster.tree
+        tree.leave("h1")
+        cluster.settle(but=["h2"])
+        tree.leave("h2")  # neither was told
+        cluster.join("h1")
+        cluster.deliver_answer(-1)
+        self.assertEqual("h3", tree.slots[tree.hosts["h1"].slot - 1].host)
+        self.assertEqual(["origin"], parents(tree, "h1"))
+        cluster.check()
+        cluster.settle()
+        self.assertEqual("h3", parents(tree, "h1")[0])
+        cluster.check()
+
     def test_who_left_without_news_holds_it_back_as_long_as_somebody_may_read_from_that_one(self) -> None:
         """Here h7 reads from the evicted h3, which reads from h1, which returns into a slot below h7."""
         cluster = Cluster(2)
@@ -374,3 +444,154 @@ class Returning(TestCase):
         cluster.settle()
         self.assertEqual("h7", parents(tree, "h1")[0])
         cluster.check()
+
+
+class SetBack(TestCase):
+    """A tree that was set back to an old copy, while the hosts keep what they were told since."""
+
+    def setUp(self) -> None:
+        """Twelve hosts, a copy; then h1 to h4 leave without being told, and h13 to h15 join."""
+        super().setUp()
+        self.cluster = Cluster(2)
+        for number in range(1, 13):
+            self.cluster.join(f"h{number}")
+        self.cluster.settle()
+        self.cluster.back_up()
+        for number in range(1, 5):
+            self.cluster.tree.leave(f"h{number}")
+        for number in range(13, 16):
+            self.cluster.join(f"h{number}")
+        self.cluster.settle()
+        self.lost = {host: self.cluster.agents[host].newest for host in ("h7", "h9", "h15")}
+
+    def set_back(self) -> Tree:
+        """The tree as of the copy, on which an address has changed since: its revision is above all that were lost."""
+        tree = deepcopy(self.cluster.backup)
+        tree.floor = self.cluster.tree.revision + 1
+        tree.readdress("origin")
+        return tree
+
+    def test_all_read_from_origins_until_they_confirm_and_then_from_their_heap_parents(self) -> None:
+        self.cluster.set_back(0)
+        tree = self.cluster.tree
+        members = self.cluster.members
+        self.assertEqual({NodeState.MOVING}, {tree.hosts[host].state for host in members})
+        self.assertEqual({("origin",)}, {tree.parents(tree.hosts[host]) for host in members})
+        self.cluster.settle()
+        self.cluster.check()
+        self.assertEqual({NodeState.READY}, {node.state for node in tree.hosts.values()})
+        self.assertEqual(["h3", "h4", "h1", "origin"], parents(tree, "h7"))
+        for host in members:
+            using = self.cluster.agents[host].using
+            self.assertEqual({tree.parents(tree.hosts[host])}, set(using.values()), host)
+
+    def test_whoever_speaks_first_with_a_lost_list_gives_the_alarm(self) -> None:
+        for host, revision in self.lost.items():
+            tree = self.set_back()
+            say = tree.confirm if host in tree.hosts else tree.stray
+            self.assertFalse(say(host, revision), host)
+            self.assertEqual(tree.revision, tree.begun)
+            self.assertEqual({tree.begun}, {node.revision for node in tree.hosts.values()})
+            self.assertEqual(("origin",), tree.parents(tree.hosts["h12"]))
+
+    def test_it_is_given_once_however_many_have_lost_lists(self) -> None:
+        tree = self.set_back()
+        tree.confirm("h7", self.lost["h7"])
+        begun = tree.begun
+        self.assertTrue(tree.confirm("h9", self.lost["h9"]))
+        self.assertTrue(tree.stray("h15", self.lost["h15"]))
+        self.assertEqual((begun, NodeState.MOVING), (tree.begun, tree.hosts["h9"].state))
+
+    def test_a_lost_revision_is_not_believed_where_one_of_its_size_is_awaited(self) -> None:
+        tree = self.set_back()
+        tree.floor = 0  # as if the clock had been set back too: numbers are given again
+        tree.confirm("h7", self.lost["h7"])
+        tree.join("h9")
+        tree.confirm("h9", tree.hosts["h9"].revision)
+        self.assertFalse(tree.hosts["h9"].settled, "it was not told of this yet")
+        tree.confirm("h9", tree.tell("h9").revision)
+        self.assertTrue(tree.hosts["h9"].settled)
+
+    def test_a_list_from_before_confirms_nothing(self) -> None:
+        tree = self.set_back()
+        tree.confirm("h7", self.lost["h7"])
+        tree.confirm("h9", self.lost["h9"])
+        self.assertEqual((0, NodeState.MOVING), (tree.hosts["h9"].confirmed, tree.hosts["h9"].state))
+
+    def test_what_comes_after_the_alarm_is_above_all_that_was_lost(self) -> None:
+        tree = deepcopy(self.cluster.backup)
+        tree.confirm("h7", self.lost["h7"])
+        self.assertEqual(self.lost["h7"] + 1, tree.tell("h7").revision)
+        tree = self.set_back()
+        tree.confirm("h7", self.lost["h7"])
+        self.assertTrue(tree.tell("h7").revision > max(self.lost.values()))
+
+    def test_who_was_returning_is_as_all_others_are(self) -> None:
+        tree = self.set_back()
+        tree.leave("h1")
+        tree.join("h1")
+        self.assertIsNotNone(tree.hosts["h1"].returned)
+        tree.confirm("h7", self.lost["h7"])
+        self.assertEqual((NodeState.MOVING, None), (tree.hosts["h1"].state, tree.hosts["h1"].returned))
+
+    def test_a_stray_is_not_new(self) -> None:
+        tree = self.set_back()
+        tree.stray("h15", self.lost["h15"])
+        settle(tree)
+        self.assertEqual(NodeState.MOVING, tree.join("h15").state)
+        self.assertEqual(NodeState.JOINING, tree.join("new").state)
+
+    def test_who_left_before_may_read_by_any_list(self) -> None:
+        tree = self.set_back()
+        tree.leave("h12", dropped=tree.hosts["h12"].awaited)
+        tree.confirm("h7", self.lost["h7"])
+        left = tree.departures["h12"]
+        self.assertEqual((tree.begun, 0, False), (left.revision, left.confirmed, left.dropped))
+
+    def test_a_host_that_was_evicted_and_says_so_late_gives_no_alarm(self) -> None:
+        tree = grown(5)
+        revision = tree.hosts["h5"].revision
+        tree.leave("h5")
+        self.assertTrue(tree.stray("h5", revision))
+        self.assertTrue(tree.stray("new", 0))
+        self.assertEqual((0, ["h5"]), (tree.begun, list(tree.departures)))
+
+    def test_a_host_that_came_back_and_says_late_what_it_had_gives_no_alarm(self) -> None:
+        tree = grown(5)
+        revision = tree.hosts["h5"].revision
+        tree.leave("h5")
+        tree.join("h5")
+        self.assertTrue(tree.confirm("h5", revision))
+        self.assertEqual((0, False), (tree.begun, tree.hosts["h5"].settled))
+
+    def test_who_is_told_late_may_confirm_the_newest_alone(self) -> None:
+        tree = grown(5)
+        older = tree.tell("h5").revision
+        tree.join("h5")
+        newer = tree.tell("h5").revision
+        self.assertTrue(tree.confirm("h5", older))
+        self.assertFalse(tree.hosts["h5"].settled)
+        self.assertTrue(tree.confirm("h5", newer))
+        self.assertTrue(tree.hosts["h5"].settled)
+
+    def test_a_revision_that_nobody_can_have_is_not_credible(self) -> None:
+        tree = grown(3)
+        for floor in (0, 10**12):
+            tree.floor = floor
+            newest = max(tree.revision, floor)
+            self.assertEqual([True, False], [tree.credible(newest + FAR + more) for more in (0, 1)])
+
+    def test_a_volt_with_a_new_database_and_a_clock_that_was_never_set_believes_revisions_of_today(self) -> None:
+        self.assertTrue(Tree(2).credible(1_780_000_000_000))
+
+    def test_revisions_follow_their_floor(self) -> None:
+        tree = grown(3)
+        tree.floor = 1000
+        self.assertEqual(1000, tree.join("h4").revision)
+        self.assertEqual(1001, tree.join("h4").revision)
+        tree.floor = 2000
+        tree.readdress("h1")
+        self.assertEqual(2000, tree.revision)
+        tree.floor = 3000
+        tree.leave("h4")
+        self.assertEqual((3000, 3000), (tree.revision, tree.departures["h4"].revision))

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import testtools
 
-from drivers import daemon
 from drivers.attach.nbd import NbdAttach
 from drivers.base import Device, Image, Parent, PathState, Place
 from drivers.cache.qcow2 import Qcow2Cache
 from drivers.export.nbd import NbdExport
+from drivers.qemu import daemon
 from drivers.snapshot.qcow2 import Qcow2Snapshot
 
 MIB = 1 << 20
@@ -36,7 +36,11 @@ PACKAGES = {
 }
 
 
-def until(condition: Callable[[], bool], timeout: float = 10) -> None:
+PATIENCE = 180.0
+"""Seconds until a test is given up: no test decides by how fast anything is."""
+
+
+def until(condition: Callable[[], bool], timeout: float = PATIENCE) -> None:
     """Wait for a condition with short pauses; fails when it does not come."""
     deadline = time.monotonic() + timeout
     pause = threading.Event()
@@ -58,10 +62,19 @@ class Host:
 
     def start(self) -> None:
         """Make the driver objects, as an agent does when it starts."""
-        self.attach = NbdAttach(self.place, lost=lambda _, parent: self.lost.append(parent.host))
+        self.attach = self.new_attach()
         self.cache = Qcow2Cache(self.place)
         self.export = NbdExport(self.place, died=self.died.append)
         self.snapshot = Qcow2Snapshot(self.place)
+
+    def new_attach(self, **options: float) -> NbdAttach:
+        """An attach driver that tells of lost parents in ``lost``."""
+        return NbdAttach(self.place, lost=lambda _, parent: self.lost.append(parent.host), **options)
+
+    def be_patient(self) -> None:
+        """Wait for a parent as long as its agent may need to start its daemon again on a busy machine."""
+        self.attach.close()
+        self.attach = self.new_attach(greeting_wait=300)
 
     def let_go(self) -> None:
         """End the driver objects without stopping anything, as the death of an agent does."""
@@ -139,12 +152,12 @@ class HostCase(testtools.TestCase):
         if os.geteuid() != 0:
             self.skipTest("mounting a small file system needs root")
 
-    def small_file_system(self, folder: Path, size: int) -> None:
-        """Mount a file system of ``size`` bytes on a folder."""
+    def small_file_system(self, folder: Path, size: int, files: int = 1000) -> None:
+        """Mount a file system with room for ``size`` bytes, and for ``files`` files and folders, on a folder."""
         self.require_root()
         self.require("mount")
         folder.mkdir(parents=True, exist_ok=True)
-        subprocess.check_call(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)])
+        subprocess.check_call(["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={files + 1}", "none", str(folder)])
         self.addCleanup(subprocess.check_call, ["umount", str(folder)])
 
     def host(self, name: str) -> Host:

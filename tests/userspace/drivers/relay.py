@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from drivers.base import Image, Parent
-from drivers.nbdprobe import listens
+from drivers.nbd.probe import listens
 from tests.userspace.drivers.hosts import Host, until
 
 CONFIG = """

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from drivers.base import Image, Parent, PathState
-from drivers.errors import BadAddress, BadDisk, BadName, NoParents, NotAttached
-from tests.userspace.drivers.hosts import MIB, Host, HostCase, until
+from drivers.errors import BadAddress, BadDisk, BadName, HostFailed, NoParents, NotAttached
+from drivers.host.watch import deaths
+from tests.limits import no_more_files
+from tests.userspace.drivers.hosts import MIB, PATIENCE, Host, HostCase, until
 
 ACTIVE, STANDBY, LOST = PathState.ACTIVE, PathState.STANDBY, PathState.LOST
 
@@ -28,7 +32,7 @@ class RouteCase(HostCase):
 
     def route(self) -> Path:
         """The parent's socket that the newest symlink leads to."""
-        links = (self.h.place.run / "parent").glob("img.*.sock")
+        links = (self.h.place.run / "parent").glob("img.[0-9]*.sock")
         return max(links, key=lambda path: int(path.name.split(".")[1])).readlink()
 
     def until_states(self, *states: PathState) -> None:
@@ -135,6 +139,25 @@ class UpdateTest(RouteCase):
         self.b.serve_file(self.image, self.file)
         self.until_states(ACTIVE)
 
+    def test_update_that_failed_is_done_by_the_same_list_again(self) -> None:
+        with no_more_files():
+            self.assertRaises(HostFailed, self.update, self.b)
+        self.assertEqual([ACTIVE, STANDBY], self.h.states(self.image))
+        self.assertTrue(self.update(self.b))
+        self.assertEqual((self.b.socket(self.image), [ACTIVE]), (self.route(), self.h.states(self.image)))
+
+    def test_old_list_after_an_update_that_failed_half_way_drops_the_parent_of_the_new_one(self) -> None:
+        self.a.export.withdraw("img")
+        until(lambda: self.h.lost == ["a"])
+        self.a.serve_file(self.image, self.file)
+        in_the_way = self.h.place.run / "parent" / "img.0.sock"
+        in_the_way.unlink()
+        in_the_way.mkdir()
+        self.assertRaises(HostFailed, self.update, self.a)
+        self.assertEqual(self.a.socket(self.image), self.route())  # a daemon may be there by now
+        in_the_way.rmdir()
+        self.assertTrue(self.update(self.a, self.b))
+
     def test_image_without_a_route_is_refused(self) -> None:
         other = Image("other", MIB, "sha256:0")
         self.assertRaises(NotAttached, self.h.attach.update, other, self.parents(self.a))
@@ -150,6 +173,7 @@ class LossTest(RouteCase):
         self.assert_same(self.h.uri(self.image), self.file)
 
     def test_parent_whose_agent_restarts_its_daemon_is_not_lost(self) -> None:
+        self.h.be_patient()
         self.h.join(self.image, [self.a, self.b])
         self.a.kill_daemon(self.image)
         self.a.serve_file(self.image, self.file)
@@ -201,6 +225,86 @@ class LossTest(RouteCase):
         self.b.export.withdraw("img")
         until(lambda: calls == ["a", "b"])
         self.until_states(ACTIVE, LOST)
+
+
+class ThreadTest(RouteCase):
+    """The thread that watches the parent, on a machine where it can open no connection for a while."""
+
+    def until_it_died(self) -> None:
+        until(lambda: "parent-of-img" in [death.thread for death in deaths()])
+
+    def test_parent_that_is_lost_meanwhile_is_left_afterwards(self) -> None:
+        self.h.join(self.image, [self.a, self.b])
+        daemon = self.a.daemon(self.image)
+        self.a.socket(self.image).unlink()
+        with no_more_files():
+            daemon.stop()
+            self.until_it_died()
+        until(lambda: self.h.lost == ["a"])
+        self.assert_same(self.h.uri(self.image), self.file)
+
+    def test_parent_that_came_back_meanwhile_is_read_from_afterwards(self) -> None:
+        socket, aside = self.a.socket(self.image), self.root / "aside"
+        socket.rename(aside)
+        self.h.attach.connect(self.image, self.parents(self.a))
+        until(lambda: self.route().name == "img.wait")
+        with no_more_files():
+            self.until_it_died()
+            aside.rename(socket)
+        until(lambda: self.route() == socket)
+        self.h.join(self.image, [self.a])
+        self.assert_same(self.h.uri(self.image), self.file)
+
+    def test_route_is_refused_where_no_thread_can_be_started(self) -> None:
+        before = threading.stack_size(1 << 46)  # no address space has room for two of these
+        self.addCleanup(threading.stack_size, before)
+        self.assertRaises(HostFailed, self.h.attach.connect, self.image, self.parents(self.a))
+
+
+class OtherContentTest(RouteCase):
+    """A name that is published again with other content while hosts still read the old one."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.other = self.root / "other.raw"
+        self.other.write_bytes(b"\x55" * self.image.size)
+        self.successor = Image("img", self.image.size, "sha256:" + "5" * 64)
+
+    def test_child_of_a_parent_that_serves_other_content_now_waits_for_the_old(self) -> None:
+        self.h.join(self.image, [self.a])
+        self.read(self.h, self.image, 0, MIB)
+        self.a.serve_file(self.successor, self.other)
+        until(lambda: self.h.lost == ["a"])
+        with ThreadPoolExecutor() as pool:
+            compared = pool.submit(self.assert_same, self.h.uri(self.image), self.file)
+            self.assertFalse(self.h.attach.update(self.image, self.parents(self.a, self.b)))
+            compared.result(PATIENCE)
+        self.assertEqual([STANDBY, ACTIVE], self.h.states(self.image))
+
+    def test_child_that_joins_passes_a_parent_with_other_content_over(self) -> None:
+        self.a.serve_file(self.successor, self.other)
+        self.h.join(self.image, [self.a, self.b])
+        self.assert_same(self.h.uri(self.image), self.file)
+        until(lambda: set(self.h.lost) == {"a"})
+
+    def test_disk_of_a_vm_refuses_a_host_that_serves_other_content_now(self) -> None:
+        node = self.h.export.local(self.image).node
+        assert node is not None
+        uri = "json:" + json.dumps({"driver": "raw", "file": {**node, "open-timeout": 1}})
+        self.h.serve_file(self.image, self.file)
+        self.assert_same(uri, self.file)
+        self.h.serve_file(self.successor, self.other)
+        self.assertRaises(subprocess.CalledProcessError, subprocess.check_output, ["qemu-img", "info", uri])
+
+    def test_both_contents_are_kept_apart_by_caches(self) -> None:
+        self.h.join(self.image, [self.a])
+        self.assert_same(self.h.uri(self.image), self.file)
+        self.h.export.withdraw("img")
+        self.h.attach.disconnect("img")
+        self.a.serve_file(self.successor, self.other)
+        self.h.join(self.successor, [self.a])
+        self.assert_same(self.h.uri(self.successor), self.other)
+        self.assertEqual({self.image.key, self.successor.key}, set(self.h.cache.existing().names))
 
 
 class RestartTest(RouteCase):

@@ -11,7 +11,8 @@ from pathlib import Path
 from drivers.base import CacheStats, Device
 from drivers.cache.qcow2 import CLUSTER_SIZE, Qcow2Cache
 from drivers.errors import BadDevice, BadDisk, BadName, CommandFailed, InUse, NoSpace, NotServing
-from drivers.qcow2file import read_header
+from drivers.qemu.qcow2file import read_header
+from tests.limits import killed_at_its_end
 from tests.userspace.drivers.hosts import MIB, HostCase, qemu_io
 
 
@@ -265,6 +266,25 @@ class FullDiskTest(HostCase):
         self.assertRaises(NoSpace, h.open, image, [up])
         self.assertEqual(frozenset(), h.cache.existing().names)
 
+    def test_new_cache_that_cannot_be_written_leaves_nothing(self) -> None:
+        for files, error in ((1, CommandFailed), (2, NoSpace)):  # the folder, the cache, and no room for its note
+            h = self.host(f"h{files}")
+            self.small_file_system(h.place.state, 3 * MIB, files=files)
+            h.cache = Qcow2Cache(h.place, reserve=MIB)
+            image, file = self.make_image(MIB)
+            up = self.host(f"up{files}")
+            up.serve_file(image, file)
+            self.assertRaises(error, h.open, image, [up])
+            self.assertEqual([], list((h.place.state / "cache").iterdir()))
+
+    def test_new_cache_that_was_not_made_to_the_end_leaves_nothing(self) -> None:
+        h, up = self.hosts(2)
+        image, file = self.make_image(MIB)
+        up.serve_file(image, file)
+        with killed_at_its_end("qemu-img"):
+            self.assertRaises(CommandFailed, h.open, image, [up])
+        self.assertEqual([], list((h.place.state / "cache").iterdir()))
+
 
 class RemoveTest(CacheCase):
     def test_file_in_use_is_not_removed(self) -> None:
@@ -276,6 +296,7 @@ class RemoveTest(CacheCase):
         self.stop()
         taken = self.h.cache.stats(self.image).file_bytes
         self.assertEqual(frozenset({self.image.key}), self.h.cache.existing().names)
+        self.assertEqual(taken, self.h.cache.size(self.image.key))
         self.assertEqual(taken, self.h.cache.remove(self.image.key))
         self.assertEqual([], list(self.cache_file.parent.iterdir()))
         self.assertEqual(frozenset(), self.h.cache.existing().names)

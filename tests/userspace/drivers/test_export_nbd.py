@@ -6,16 +6,18 @@ import os
 import select
 import socket
 import subprocess
-import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from drivers import daemon
 from drivers.base import Child, Device, Endpoint, Place
+from drivers.cache.qcow2 import Qcow2Cache
 from drivers.errors import BadAddress, BadDevice, BadName, DaemonFailed, PathTooLong, ProtocolViolated
-from drivers.export.nbd import NbdExport, client_node
-from drivers.nbdprobe import Client
-from tests.userspace.drivers.hosts import MIB, Host, HostCase, qemu_io, until
+from drivers.export.nbd import NbdExport
+from drivers.nbd.endpoints import socket_of
+from drivers.nbd.probe import Client
+from drivers.qemu import daemon, uring
+from tests.userspace.drivers.hosts import MIB, PATIENCE, Host, HostCase, qemu_io, until
 
 
 class PublishTest(HostCase):
@@ -25,15 +27,15 @@ class PublishTest(HostCase):
 
     def test_published_image_cannot_be_written(self) -> None:
         image, _, (host,) = self.chain(0)
-        with Client(host.socket(image), image.name, timeout=5) as client:
+        with Client(host.socket(image), image.name, timeout=PATIENCE) as client:
             self.assertEqual(image.size, client.size)
         write = ["qemu-io", "-f", "raw", "-c", "write 0 4k", host.uri(image)]
         self.assertNotEqual(0, subprocess.run(write, capture_output=True, check=False).returncode)
 
     def test_a_client_that_wants_other_content_under_the_same_name_is_refused(self) -> None:
         image, _, (host,) = self.chain(0)
-        Client(host.socket(image), image.key, timeout=5).close()
-        self.assertRaises(ProtocolViolated, Client, host.socket(image), "0" * 64, timeout=5)
+        Client(host.socket(image), image.key, timeout=PATIENCE).close()
+        self.assertRaises(ProtocolViolated, Client, host.socket(image), "0" * 64, timeout=PATIENCE)
 
     def test_an_image_may_be_called_by_a_number(self) -> None:
         image, file = self.make_image(name="2026-11")
@@ -86,6 +88,25 @@ class PublishTest(HostCase):
             self.assert_same(host.uri(image), file)
 
 
+class AtOnceTest(HostCase):
+    def test_publishing_and_withdrawing_one_image_at_once_ends_whole(self) -> None:
+        image, file, host = *self.make_image(MIB), self.host("h")
+        acts: list[Callable[[], object]] = [
+            lambda: host.serve_file(image, file),
+            lambda: host.export.withdraw(image.name),
+            lambda: host.export.reserve(image.name),
+            lambda: (host.export.serving(image.name), host.export.hit_bytes(image.name), host.export.existing()),
+        ]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: acts[number % len(acts)](), range(80)))
+        host.serve_file(image, file)
+        self.assert_same(host.uri(image), file)
+        host.export.withdraw(image.name)
+        self.assertEqual([], list((host.place.run / "serve").iterdir()))
+        self.assertEqual({}, daemon.running(host.place.run / "serve"))
+        self.assertEqual([], host.died)
+
+
 class FailedPublishTest(HostCase):
     def test_failing_daemon_is_reported_with_its_log(self) -> None:
         image, file, host = *self.make_image(), self.host("h")
@@ -132,7 +153,7 @@ class FailedPublishTest(HostCase):
 
     def test_addresses_of_other_kinds_are_refused(self) -> None:
         for address in ("http://host", "unix://relative", "/run/serve", ""):
-            self.assertRaises(BadAddress, client_node, Endpoint(address, "img"), "0" * 64)
+            self.assertRaises(BadAddress, socket_of, Endpoint(address, "img"))
 
 
 class ReserveTest(HostCase):
@@ -143,7 +164,7 @@ class ReserveTest(HostCase):
             early.connect(str(host.socket(image)))
             self.assertEqual([], select.select([early], [], [], 0.05)[0])
             host.serve_file(image, file)
-            early.settimeout(5)
+            early.settimeout(60)
             self.assertEqual(b"NBDMAGIC", early.recv(8))
 
     def test_reserving_twice_keeps_the_socket(self) -> None:
@@ -182,15 +203,13 @@ class WithdrawTest(HostCase):
         host.serve_file(image, file)
         self.assert_same(host.uri(image), file)
 
-    def test_daemon_whose_parent_is_gone_is_stopped_soon(self) -> None:
+    def test_daemon_whose_parent_is_gone_is_stopped(self) -> None:
         image, _, (origin, host) = self.chain(1)
         origin.export.withdraw(image.name)
         reader = subprocess.Popen(["qemu-io", "-r", "-f", "raw", "-c", "read 0 4k", host.uri(image)])
         self.addCleanup(reader.wait)
         self.addCleanup(reader.kill)
-        begin = time.monotonic()
         host.export.withdraw(image.name)
-        self.assertLess(time.monotonic() - begin, 3)
         self.assertEqual({}, daemon.running(host.place.run / "serve"))
 
     def test_allowing_children_is_left_to_file_permissions(self) -> None:
@@ -216,7 +235,27 @@ class DeathTest(HostCase):
         with ThreadPoolExecutor() as pool:
             compared = pool.submit(self.assert_same, host.uri(image), file)
             origin.serve_file(image, file)
-            compared.result(timeout=10)
+            compared.result(PATIENCE)
+
+
+class DeafAgentTest(HostCase):
+    def test_death_that_the_agent_failed_to_hear_of_is_told_again(self) -> None:
+        calls: list[str] = []
+
+        def fail_once(name: str) -> None:
+            calls.append(name)
+            if len(calls) == 1:
+                raise RuntimeError("the agent is confused")
+
+        host = self.host("h")
+        host.export.close()
+        host.export = NbdExport(host.place, died=fail_once)
+        for name in ("one", "two"):
+            image, file = self.make_image(MIB, name)
+            host.serve_file(image, file)
+            host.kill_daemon(image)
+            until(lambda name=name: name in calls)  # type: ignore[misc]
+        until(lambda: calls == ["one", "one", "two"])
 
 
 class AdoptionTest(HostCase):
@@ -273,11 +312,25 @@ class AdoptionTest(HostCase):
 
 class HitsTest(HostCase):
     def test_hits_count_what_was_read_from_the_cache(self) -> None:
-        image, _, (_, host) = self.chain(1)
+        image, file = self.make_image()
+        origin, host = self.hosts(2)
+        origin.serve_file(image, file)
+        host.cache = Qcow2Cache(host.place, io_uring=False)
+        host.join(image, [origin])
         self.read(host, image, 0, 2 * MIB)
         before = host.export.hit_bytes(image.name)
         self.read(host, image, 0, 2 * MIB)
-        self.assertGreaterEqual(host.export.hit_bytes(image.name) - before, 2 * MIB)
+        after = host.export.hit_bytes(image.name)
+        assert before is not None and after is not None
+        self.assertGreaterEqual(after - before, 2 * MIB)
+
+    def test_hits_are_none_where_nobody_counts_them(self) -> None:
+        if not uring.usable():
+            self.skipTest("no io_uring here")
+        image, _, (_, host) = self.chain(1)
+        for _ in range(2):
+            self.read(host, image, 0, 2 * MIB)
+        self.assertIsNone(host.export.hit_bytes(image.name))
 
     def test_image_that_is_not_served_has_no_hits(self) -> None:
         self.assertEqual(0, self.host("h").export.hit_bytes("img"))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
-import time
 from pathlib import Path
-from statistics import median
 
 from drivers.base import Device
 from drivers.errors import BadDevice, BadDisk, BadName, CommandFailed, NoSpace, SnapshotMissing
-from tests.userspace.drivers.hosts import MIB, HostCase, until
+from tests.limits import killed_at_its_end
+from tests.userspace.drivers.hosts import MIB, PATIENCE, HostCase, until
 
 
 def qemu_io_disk(path: Path, *commands: str) -> subprocess.CompletedProcess[str]:
@@ -85,6 +86,16 @@ class CreateTest(SnapshotCase):
         self.assertRaises(NoSpace, self.create)
         self.assertEqual([], list(self.folder.iterdir()))
 
+    def test_disk_that_cannot_be_written_leaves_nothing(self) -> None:
+        self.small_file_system(self.folder, 8 * MIB, files=0)
+        self.assertRaises(CommandFailed, self.create)
+        self.assertEqual(frozenset(), self.h.snapshot.existing().names)
+
+    def test_disk_that_was_not_made_to_the_end_leaves_nothing(self) -> None:
+        with killed_at_its_end("qemu-img"):
+            self.assertRaises(CommandFailed, self.create)
+        self.assertEqual([], list(self.folder.iterdir()))
+
     def test_a_file_system_that_runs_full_below_disks_is_told_of(self) -> None:
         self.small_file_system(self.folder, 8 * MIB)
         self.assertEqual("", self.h.snapshot.trouble())
@@ -96,15 +107,16 @@ class CreateTest(SnapshotCase):
         self.create()
         self.assertEqual(["vm1.qcow2"], [path.name for path in self.folder.iterdir()])
 
-    def test_creating_takes_less_than_fifty_milliseconds(self) -> None:
-        def timed(number: int) -> float:
-            begin = time.perf_counter()
-            self.create(f"vm{number}")
-            return time.perf_counter() - begin
-
-        middle = median(timed(number) for number in range(10))
-        print(f"create of a snapshot: {middle * 1000:.1f} ms")  # noqa: T201
-        self.assertLess(middle, 0.05)
+    def test_creating_runs_one_program(self) -> None:
+        """What it takes is a process, then; benchmarks.create_latency has the figure."""
+        ran, wrapper = self.root / "ran", self.root / "bin/qemu-img"
+        wrapper.parent.mkdir()
+        wrapper.write_text(f'#!/bin/sh\necho "$1" >> {ran}\nexec {shutil.which("qemu-img")} "$@"\n')
+        wrapper.chmod(0o755)
+        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
+        os.environ["PATH"] = f"{wrapper.parent}:{os.environ['PATH']}"
+        self.create()
+        self.assertEqual(["create"], ran.read_text().split())
 
 
 class OpenTest(SnapshotCase):
@@ -162,5 +174,5 @@ class VirtualMachineTest(SnapshotCase):
         vm.stdin.write(b'qemu-io disk "read 1M 1M"\n')
         vm.stdin.flush()
         self.h.serve_file(self.image, self.file)
-        said, _ = vm.communicate(b"quit\n", timeout=30)
+        said, _ = vm.communicate(b"quit\n", timeout=PATIENCE)
         self.assertEqual(2, said.count(b"1 MiB, 1 ops"), said.decode(errors="replace"))

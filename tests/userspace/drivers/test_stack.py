@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
-import threading
-import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from drivers.base import Image
+from drivers.base import Image, PathState
 from drivers.cache.qcow2 import CLUSTER_SIZE
-from tests.userspace.drivers.hosts import MIB, Host, HostCase, qemu_io, until
+from tests.userspace.drivers.hosts import MIB, PATIENCE, Host, HostCase, qemu_io, until
 from tests.userspace.drivers.relay import Relay
 
 PER_REPLY = 64
@@ -57,7 +55,7 @@ class NoParentTest(HostCase):
             compared = pool.submit(self.assert_same, self.host_above.uri(self.image), self.file)
             self.assertRaises(TimeoutError, compared.result, 0.3)
             self.origin.serve_file(self.image, self.file)
-            compared.result(timeout=5)
+            compared.result(PATIENCE)
         self.assertEqual(self.image.size, self.host_above.held(self.image))
 
 
@@ -122,10 +120,10 @@ class CutThroughTest(HostCase):
             joining = pool.submit(host.join, image, [origin])
             until(lambda: image.name in host.export.existing().names)
             origin.serve_file(image, file)
-            joining.result(timeout=10)
+            joining.result(PATIENCE)
         self.assert_same(host.uri(image), file)
 
-    def test_chain_started_from_its_end_is_ready_soon_after_its_beginning(self) -> None:
+    def test_chain_started_from_its_end_is_ready_once_its_beginning_is(self) -> None:
         image, file = self.make_image(MIB)
         hosts = self.hosts(21)
         for host in hosts:
@@ -133,18 +131,15 @@ class CutThroughTest(HostCase):
         with ThreadPoolExecutor(20) as pool:
             joining = [pool.submit(hosts[number].join, image, [hosts[number - 1]]) for number in range(20, 0, -1)]
             until(lambda: all(len(list((host.place.run / "parent").iterdir())) for host in hosts[1:]))
-            begin = time.perf_counter()
+            self.assertEqual([], [each for each in joining if each.done()])
             hosts[0].serve_file(image, file)
             for each in joining:
-                each.result(timeout=30)
-            took = time.perf_counter() - begin
-        print(f"20 hosts in a chain ready {took:.2f} s after the origin was asked to serve")  # noqa: T201
-        self.assertLess(took, 5)
+                each.result(PATIENCE)
         self.assert_same(hosts[-1].uri(image), file)
 
 
 class Fio:
-    """Random reads of a served image, all the time, until ``result``."""
+    """Random reads of a served image, all the time, for some seconds."""
 
     def __init__(self, host: Host, image: Image, folder: Path) -> None:
         self._report = folder / "fio.json"
@@ -157,12 +152,12 @@ class Fio:
             cwd=folder,
         )  # fmt: skip
 
-    def result(self) -> tuple[int, float]:
-        """Its error and the longest stall of a read in seconds."""
-        self._process.wait(60)
+    def error(self) -> int:
+        """How it ended: 0 if no read failed."""
+        self._process.wait(PATIENCE)
         report = json.loads(self._report.read_text()[self._report.read_text().index("{") :])
         (job,) = report["jobs"]
-        return job["error"], job["read"]["clat_ns"]["max"] / 1e9
+        return int(job["error"])
 
 
 class DeathTest(HostCase):
@@ -178,44 +173,33 @@ class DeathTest(HostCase):
         self.two.join(self.image, [self.origin])
         self.child.join(self.image, [self.one, self.two, self.origin])
 
-    def under_fio(self, strike: threading.Event, what: str) -> None:
+    def under_fio(self, strike: Callable[[], None]) -> None:
+        """Strike while fio reads: it may wait, and may see no error."""
         fio = Fio(self.child, self.image, self.root)
-        threading.Timer(1, strike.set).start()
-        error, stall = fio.result()
-        print(f"{what}: longest stall {stall:.2f} s")  # noqa: T201
-        self.assertEqual(0, error)
-        self.assertLess(stall, 2)
+        until(lambda: self.child.held(self.image) > MIB)
+        strike()
+        self.assertEqual(0, fio.error())
         self.assert_same(self.child.uri(self.image), self.file)
 
-    def test_parent_and_its_agent_killed_is_a_stall_and_no_error(self) -> None:
-        strike = threading.Event()
-
+    def test_parent_and_its_agent_killed_is_no_error(self) -> None:
         def kill() -> None:
-            strike.wait()
             self.one.kill_daemon(self.image)
             self.one.export.withdraw(self.image.name)  # a dead agent's socket is closed, too
 
-        with ThreadPoolExecutor() as pool:
-            killing = pool.submit(kill)
-            self.under_fio(strike, "kill -9 of the parent's daemon and agent")
-            killing.result()
-        self.assertEqual(["h1"], self.child.lost)
+        self.under_fio(kill)
+        self.assertEqual({"h1"}, set(self.child.lost))
 
-    def test_parents_daemon_restarted_by_its_agent_is_a_short_stall(self) -> None:
-        strike = threading.Event()
+    def test_parents_daemon_restarted_by_its_agent_is_no_error_and_the_parent_is_back(self) -> None:
+        """How long a parent may be away until its child leaves it for another one is left open."""
 
-        def kill() -> None:
-            strike.wait()
+        def restart() -> None:
             self.one.kill_daemon(self.image)
             self.one.join(self.image, [self.origin])
 
-        with ThreadPoolExecutor() as pool:
-            killing = pool.submit(kill)
-            self.under_fio(strike, "kill -9 of the parent's daemon")
-            killing.result()
-        self.assertEqual([], self.child.lost)
+        self.under_fio(restart)
+        until(lambda: self.child.states(self.image)[0] is not PathState.LOST)
 
-    def test_own_daemon_killed_and_published_again_is_a_short_stall(self) -> None:
+    def test_own_daemon_killed_and_published_again_is_no_error(self) -> None:
         disk = self.child.snapshot.create("vm", self.child.export.local(self.image), self.image.size)
         assert disk.path is not None
         reads = [argument for number in range(2000) for argument in ("-c", f"read {number * 32768} 16k")]
@@ -224,9 +208,6 @@ class DeathTest(HostCase):
         until(lambda: self.child.held(self.image) > MIB)
         self.child.kill_daemon(self.image)
         self.child.join(self.image, [self.one, self.two, self.origin])
-        said, _ = reader.communicate(timeout=30)
-        waits = [float(seconds) for seconds in re.findall(rb"16 KiB, 1 ops; (\d+\.\d+) sec", said)]
-        print(f"kill -9 of the own daemon: longest stall {max(waits):.2f} s")  # noqa: T201
-        self.assertEqual(2000, len(waits))
-        self.assertLess(max(waits), 2)
+        said, _ = reader.communicate(timeout=PATIENCE)
+        self.assertEqual(2000, said.count(b"16 KiB, 1 ops"))
         self.assert_same(self.child.uri(self.image), self.file)

@@ -1,0 +1,254 @@
+"""The volumes of the bcache driver: files and disks that hold what was read, each a bcache cache set of its own.
+
+A volume begins with a mark, which names it by a random number; bcache's superblock lies 8 KiB behind, where udev does
+not find and register it. ``volumes.json`` in the state folder maps the paths of the volumes to their numbers, and a
+path that leads to something else after a reboot is left alone. While images are open a map of each volume is there::
+
+    virtman-cachenew-NUMBER    a start was cut short
+    virtman-cachevol-NUMBER    it runs; without a set on it, bcache has given it up: it has failed
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import uuid
+from pathlib import Path
+
+from drivers.base import VolumeState
+from drivers.errors import BadDisk, BadVolume, DriverError, NoSpace
+from drivers.host.command import run
+from drivers.host.durable import write_atomically
+from drivers.kernel import bcachedev, devmapper, loopdev
+
+log = logging.getLogger(__name__)
+
+SHIFT = 8192
+"""Bytes before a superblock."""
+
+RESERVE = 16 << 20
+"""Bytes that must be free to make a file."""
+
+_MARK = b"virtman cache volume "
+_LOOKED_AT = 1 << 20
+"""Bytes at the start of a device that must be empty if it has no mark."""
+_SECTOR = devmapper.SECTOR
+
+
+class Volumes:
+    """The volumes in ``folder/volumes.json``. Until others are named there is one: the sparse file ``folder/pool``."""
+
+    def __init__(self, folder: Path, *, file_size: int, bucket: int) -> None:
+        """``file_size``: bytes that a file grows to; ``bucket``: see BUCKET of the driver."""
+        self._folder, self._record = folder, folder / "volumes.json"
+        self._file_size, self._bucket = file_size, bucket
+        self.default = folder / "pool"
+        self.replacement = bcachedev.Replacement()
+
+    def recorded(self) -> dict[Path, str]:
+        """The numbers of the volumes. Raises NoSpace if there is no room for the first one."""
+        try:
+            found = json.loads(self._record.read_text())
+            return {Path(path): str(number) for path, number in found.items()}
+        except FileNotFoundError:
+            pass
+        except (ValueError, AttributeError) as error:
+            log.error("%s is damaged, and the cache begins anew in %s: %s", self._record, self.default, error)
+        return self.record({self.default: _number(self.default) or self._make(self.default)})
+
+    def record(self, volumes: dict[Path, str]) -> dict[Path, str]:
+        """Write down which volumes there are."""
+        write_atomically(self._record, json.dumps({str(path): number for path, number in volumes.items()}).encode())
+        return volumes
+
+    def make(self, path: Path) -> str:
+        """A new volume, not recorded yet. Returns its number.
+
+        Raises BadVolume if there is anything of somebody else; NoSpace, CommandFailed.
+        """
+        if not path.is_absolute():
+            raise BadVolume(path, "it must be an absolute path")
+        try:
+            self._check(path)
+            return self._make(path)
+        except OSError as error:
+            raise BadVolume(path, error.strerror or str(error)) from error
+
+    def start(self, path: Path, number: str) -> None:
+        """Have the volume run, unless it has failed. If it is damaged it starts empty. Raises DriverError, OSError."""
+        name, half = _map(number), _half(number)
+        if devmapper.exists(name):
+            return
+        if path == self.default and not path.exists():
+            self._make(path, number)
+        if _number(path) != number:
+            raise BadVolume(path, "what was made there is missing")
+        self._create(half, path)
+        bcachedev.prefer_unused(half)
+        try:
+            bcachedev.register(half)
+        except BadDisk as error:
+            log.warning("the cache volume %s is thrown away: %s", path, error)
+            devmapper.remove(half)
+            self._write(path, number)
+            self._create(half, path)
+            bcachedev.register(half)
+        home = bcachedev.running_set(half)
+        if home is None:
+            raise BadDisk(f"bcache does not run the cache volume {path}")
+        for threshold in ("congested_read_threshold_us", "congested_write_threshold_us"):
+            (home / threshold).write_text("0")
+        devmapper.rename(half, name)
+        self.replacement.begin(home)
+
+    def stop(self, path: Path, number: str) -> None:
+        """Release the volume, to which no image is attached. What a failed one holds is not trusted any more."""
+        failed = self.failed(number)
+        for name in (_map(number), _half(number)):
+            bcachedev.stop(name)
+            devmapper.remove(name)
+        if failed and _number(path) == number:
+            try:
+                self._write(path, number)
+            except (DriverError, OSError) as error:
+                log.warning("the cache volume %s has failed and is not emptied: %s", path, error)
+        loopdev.detach(path)
+
+    def empty(self, path: Path, number: str) -> None:
+        """Throw away what a volume holds that is stopped."""
+        self._write(path, number)
+
+    def erase(self, path: Path, number: str) -> None:
+        """Give a stopped volume back: a file is deleted, a device loses its mark. Raises OSError."""
+        if _number(path) != number:
+            return
+        if path.is_file():
+            path.unlink()
+        else:
+            with path.open("r+b", buffering=0) as file:
+                file.write(bytes(SHIFT + bcachedev.SUPERBLOCK))
+                os.fsync(file.fileno())
+
+    def running(self, number: str) -> Path | None:
+        """The set of a volume that runs."""
+        name = _map(number)
+        return bcachedev.running_set(name) if devmapper.exists(name) else None
+
+    def failed(self, number: str) -> bool:
+        """Whether bcache has given the volume up."""
+        return devmapper.exists(_map(number)) and self.running(number) is None
+
+    def unused_state(self, path: Path, number: str) -> VolumeState:
+        """How a volume is that the kernel does not have."""
+        return VolumeState.IDLE if _number(path) == number else VolumeState.MISSING
+
+    def _check(self, path: Path) -> None:
+        """Raises BadVolume, OSError if the volume cannot be made without harm."""
+        if not path.exists():
+            if not path.parent.is_dir():
+                raise BadVolume(path, "there is no such file or device, nor a folder to make a file in")
+            return
+        mode = path.stat().st_mode
+        if stat.S_ISBLK(mode):
+            self._check_device(path)
+        elif not stat.S_ISREG(mode):
+            raise BadVolume(path, "it is neither a file nor a disk")
+        elif loopdev.device_of(path):
+            raise BadVolume(path, "it is in use")
+        elif _number(path) is None:
+            raise BadVolume(path, "the file holds something else; name one that does not exist")
+        if (other := _number(path)) in self.recorded().values():
+            raise BadVolume(path, f"it is the volume {other} already, by another path")
+
+    def _check_device(self, path: Path) -> None:
+        # Exclusively: that fails for what is mounted, or is a part of something (open(2), O_EXCL).
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_EXCL))
+        except OSError as error:
+            raise BadVolume(path, f"it is mounted or in use: {error.strerror}") from error
+        if int(run(["blockdev", "--getss", str(path)]).stdout) != _SECTOR:
+            raise BadVolume(path, f"its sectors are not of {_SECTOR} bytes; name a file on a file system there")
+        needed = self._bucket << 10
+        if size_of(path) < needed + SHIFT:
+            raise BadVolume(path, f"it is too small: {size_of(path)} bytes, {needed + SHIFT} needed")
+        said = run(["wipefs", "--no-act", "--json", str(path)]).stdout
+        if said.strip() and (found := json.loads(said)["signatures"]):
+            kinds = ", ".join(sorted({str(row["type"]) for row in found}))
+            raise BadVolume(path, f"it holds {kinds}; wipefs --all makes it free if nobody needs that")
+        if _number(path) is None:
+            with path.open("rb", buffering=0) as file:
+                if any(file.read(_LOOKED_AT)):
+                    raise BadVolume(path, "it holds something unknown; make its first MiB zeros if nobody needs that")
+
+    def _make(self, path: Path, number: str = "") -> str:
+        """A volume with a mark and a superblock, instead of one that was checked. Raises NoSpace, OSError."""
+        number = number or uuid.uuid4().hex[:16]
+        if path.is_block_device():
+            self._write(path, number)
+            return number
+        free = shutil.disk_usage(path.parent).free
+        if free < RESERVE:
+            raise NoSpace(path, free, RESERVE)
+        path.unlink(missing_ok=True)
+        with path.open("xb") as file:
+            file.write(_mark(number))
+            file.truncate(SHIFT + self._file_size)
+        self._write(path, number)
+        return number
+
+    def _write(self, path: Path, number: str) -> None:
+        """The mark, then an empty cache of the size that is there."""
+        size = size_of(path) - SHIFT
+        with path.open("r+b", buffering=0) as file:
+            file.write(_mark(number))
+            os.fsync(file.fileno())
+            file.write(self._superblock(size))
+            os.fsync(file.fileno())
+
+    def _superblock(self, size: int) -> bytes:
+        """What the tool writes to a device. It knows no offset, so that it writes to a file."""
+        options = ["--bucket", str(self._bucket), "--block", str(_SECTOR)]
+        with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".new") as file:
+            file.truncate(size)
+            run(["make-bcache", "-C", *options, file.name])
+            return file.read(bcachedev.SUPERBLOCK)
+
+    def _create(self, name: str, path: Path) -> None:
+        device = path if path.is_block_device() else loopdev.attach(path)
+        sectors = (size_of(path) - SHIFT) // _SECTOR
+        devmapper.create(name, [f"0 {sectors} linear {device} {SHIFT // _SECTOR}"])
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file or device, 0 if there is none."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            return file.seek(0, os.SEEK_END)
+    except OSError:
+        return 0
+
+
+def _map(number: str) -> str:
+    return f"virtman-cachevol-{number}"
+
+
+def _half(number: str) -> str:
+    return f"virtman-cachenew-{number}"
+
+
+def _mark(number: str) -> bytes:
+    return (_MARK + number.encode()).ljust(SHIFT, b"\0")
+
+
+def _number(path: Path) -> str | None:
+    """The number in a volume's mark; None if there is none, or what holds it cannot be read."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            mark = file.read(len(_MARK) + 16)
+    except OSError:
+        return None
+    return mark[len(_MARK) :].decode(errors="replace") if mark.startswith(_MARK) else None

@@ -1,0 +1,1 @@
+"""The machine that drivers run on: programs, files, disk space."""

@@ -1,0 +1,63 @@
+"""Disks that parents show, and whether they are the image."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from drivers.base import Image
+from drivers.iscsi.names import serial_of
+from drivers.iscsi.sessions import Session, word
+from drivers.kernel import scsi
+from drivers.kernel.devmapper import SECTOR
+
+_SERIAL = "device/vpd_pg80"
+"""The page with the serial number (Linux: drivers/scsi/scsi_sysfs.c)."""
+
+
+def number_of(session: Session | None, image: Image) -> str | None:
+    """The ``major:minor`` of a session's disk, if it can be read now."""
+    if session is None or not session.logged_in:
+        return None
+    with contextlib.suppress(OSError):  # it may be going
+        disk = session.disk()
+        if disk is not None and not _misfit(disk, image):
+            return word(disk / "dev")
+    return None
+
+
+def _misfit(disk: Path, image: Image) -> str:
+    """Why a disk is not the image, as far as sysfs knows. Raises OSError."""
+    if word(disk / "device/state") != "running":
+        return "its disk does not run"
+    return alien(disk, image)
+
+
+def alien(disk: Path, image: Image) -> str:
+    """Why a disk is not the image, whatever its state. Raises OSError."""
+    if int(word(disk / "size")) * SECTOR != image.size:
+        return "its disk is of another size"
+    serial = disk / _SERIAL
+    if not serial.exists() or serial_of(image).encode() not in serial.read_bytes():
+        return "its disk is of another image"
+    return ""
+
+
+def flaw(disk: Path, image: Image) -> str:
+    """Why a disk cannot be a path to the image. Raises OSError."""
+    if word(disk / "device/state") == "offline":
+        (disk / "device/state").write_text("running")  # the kernel gave it up; it answers again, or not
+    if trouble := _misfit(disk, image):
+        return trouble
+    return "" if scsi.ready(Path("/dev") / disk.name) else "its disk does not answer"
+
+
+def ask_anew(disk: Path) -> None:
+    """Have the kernel ask a disk what it is. Raises OSError.
+
+    Of a disk that was found while its connection broke the kernel knows no size, and it does not ask again by itself
+    (Linux: drivers/scsi/sd.c, sd_read_capacity). Each time it tells udev twice that the disk changed
+    (sd_read_write_protect_flag): whoever waits for udev waits for ever, if it is done too often. Whether a disk has a
+    serial number is asked once in its life (drivers/scsi/scsi_sysfs.c): one without is dropped, to be found anew.
+    """
+    (disk / ("device/rescan" if (disk / _SERIAL).exists() else "device/delete")).write_text("1")

@@ -1,0 +1,96 @@
+"""What open-iscsi knows of parents: a record for each target, from which it logs in.
+
+They are written here and not by iscsiadm, which takes secrets only where every user of the host can read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drivers.iscsi.names import CHAP_USER, PORTAL_GROUP, Side, password
+
+TIMES = {
+    # For a parent that is alone: it is left noop_out_interval + noop_out_timeout after its last sign. A shorter
+    # noop_out_timeout gave false alarms on a loaded machine. From a login on replacement_timeout is 0, see fail_fast.
+    "node.session.timeo.replacement_timeout": 1,
+    "node.conn[0].timeo.noop_out_interval": 1,
+    "node.conn[0].timeo.noop_out_timeout": 2,
+    "node.conn[0].timeo.login_timeout": 5,
+    "node.conn[0].timeo.logout_timeout": 2,
+}
+"""Seconds, as a parent's record has them (iscsid.conf)."""
+
+_RECORDS = Path("/etc/iscsi/nodes")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a parent serves an image. ``secret`` is the edge's, where it is known."""
+
+    name: str
+    ip: str
+    port: int
+    secret: str = field(default="", compare=False, repr=False)
+
+    @property
+    def portal(self) -> str:
+        return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
+
+    @property
+    def record(self) -> Path:
+        """Where open-iscsi has what it knows of the target."""
+        return _RECORDS / self.name / f"{self.ip},{self.port},{PORTAL_GROUP}" / "default"
+
+
+def write(target: Target, initiator: str) -> None:
+    """Write the record by which the initiator of this name logs in. Raises OSError."""
+    target.record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(target.record, "w", opener=_private) as file:
+        file.writelines(f"{name} = {value}\n" for name, value in _record(target, initiator).items())
+
+
+def remove(target: Target) -> None:
+    """Forget a target. Raises OSError."""
+    target.record.unlink(missing_ok=True)
+    for folder in (target.record.parent, target.record.parent.parent):
+        with contextlib.suppress(OSError):  # there is none, or another parent's record is in it
+            folder.rmdir()
+
+
+def recorded() -> set[Target]:
+    """The targets with a record."""
+    found = set()
+    for folder in _RECORDS.glob(f"*/*,*,{PORTAL_GROUP}"):
+        ip, port, _group = folder.name.split(",")
+        found.add(Target(folder.parent.name, ip, int(port)))
+    return found
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _record(target: Target, initiator: str) -> dict[str, object]:
+    """What open-iscsi does not take from its defaults (open-iscsi: usr/idbm_fields.h)."""
+    return {
+        "node.name": target.name,
+        "node.tpgt": PORTAL_GROUP,
+        "node.startup": "manual",
+        "iface.iscsi_ifacename": "default",
+        "iface.transport_name": "tcp",
+        "iface.initiatorname": initiator,
+        "node.discovery_type": "static",
+        "node.conn[0].address": target.ip,
+        "node.conn[0].port": target.port,
+        "node.session.scan": "manual",  # only the one disk is looked for
+        "node.session.initial_login_retry_max": 1,  # the retries are here
+        **TIMES,
+        "node.session.auth.authmethod": "CHAP",
+        "node.session.auth.username": CHAP_USER,
+        "node.session.auth.password": password(target.secret, Side.CHILD),
+        "node.session.auth.username_in": CHAP_USER,
+        "node.session.auth.password_in": password(target.secret, Side.PARENT),
+    }

@@ -1,0 +1,99 @@
+"""Sessions with parents: sysfs tells which there are, iscsiadm(8) begins and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivers.errors import CommandFailed
+from drivers.host.command import run
+from drivers.iscsi import records
+from drivers.iscsi.names import DISK
+from drivers.iscsi.records import Target
+
+REFUSALS = {
+    19: "it does not prove itself by the secret that Volt gave",
+    24: "it refuses this host: Volt has not named it yet, or with another secret",
+}
+"""What the exit codes of iscsiadm mean by which a parent refuses a login."""
+
+_NO_SESSION, _SESSION_EXISTS, _NO_RECORDS = 2, 15, 21
+_LOGIN_LIMIT = 30.0
+_CLASS = Path("/sys/class/iscsi_session")
+_LOCKS = Path("/run/lock/iscsi")
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session as sysfs shows it (Linux: drivers/scsi/scsi_transport_iscsi.c)."""
+
+    number: int
+    target: Target
+    logged_in: bool
+    device: Path
+
+    def disk(self) -> Path | None:
+        """The folder of the image's disk."""
+        return next(self.device.glob(f"target*/*:{DISK}/block/*"), None)
+
+    def fail_fast(self) -> None:
+        """Have requests come back once the connection is gone, for the map to send them elsewhere. Raises OSError.
+
+        The record cannot say it: open-iscsi makes 120 s of 0.
+        """
+        (_CLASS / f"session{self.number}" / "recovery_tmo").write_text("0")
+
+    def scan(self) -> None:
+        """Look for the image's disk. Raises OSError."""
+        host = self.device.resolve().parent.name
+        Path(f"/sys/class/scsi_host/{host}/scan").write_text(f"0 0 {DISK}")
+
+
+def sessions() -> dict[Target, Session]:
+    """All sessions of this host."""
+    found = {}
+    for folder in _CLASS.glob("*"):
+        with contextlib.suppress(OSError, ValueError, StopIteration):  # it may be coming or going
+            connection = next(folder.glob("device/connection*/iscsi_connection/*"))
+            ip, port = word(connection / "persistent_address"), int(word(connection / "persistent_port"))
+            target = Target(word(folder / "targetname"), ip, port)
+            number = int(folder.name.removeprefix("session"))
+            found[target] = Session(number, target, word(folder / "state") == "LOGGED_IN", folder / "device")
+    return found
+
+
+def known_targets() -> set[Target]:
+    """What this host has a session with or a record of."""
+    return set(sessions()) | records.recorded()
+
+
+def log_in(target: Target, initiator: str) -> None:
+    """Write the parent's record and log in by it. Raises DriverError, OSError."""
+    records.write(target, initiator)
+    _told(["iscsiadm", "--mode", "node", "--targetname", target.name, "--portal", target.portal, "--login"],
+          _SESSION_EXISTS)  # fmt: skip
+
+
+def log_out(target: Target) -> None:
+    """End the session, if there is one, and remove the record. Raises DriverError, OSError."""
+    session = sessions().get(target)
+    if session is not None:
+        _told(["iscsiadm", "--mode", "session", "--sid", str(session.number), "--logout"], _NO_SESSION, _NO_RECORDS)
+    records.remove(target)
+
+
+def _told(argv: Sequence[str], *harmless: int) -> None:
+    """Run an iscsiadm that may end with one of these codes as well. Raises DriverError."""
+    _LOCKS.mkdir(parents=True, exist_ok=True)  # iscsiadm does not make it
+    try:
+        run(argv, timeout=_LOGIN_LIMIT)
+    except CommandFailed as error:
+        if error.code not in harmless:
+            raise
+
+
+def word(path: Path) -> str:
+    """What a file of sysfs says. Raises OSError."""
+    return path.read_text().strip()

@@ -1,0 +1,1 @@
+"""Linux's block layer: device-mapper, loop devices, bcache, SCSI disks, sockets."""

@@ -1,0 +1,203 @@
+"""The kernel's bcache, by its files in /sys (Linux: admin-guide/bcache). A device is named by its map.
+
+A set is the cache: one device, to which backing devices, the images, are attached while they are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from drivers.errors import BadDisk, NotReleased
+from drivers.kernel import devmapper
+
+log = logging.getLogger(__name__)
+
+SUPERBLOCK = 8192
+"""Bytes at the start of a device, in which its superblock lies."""
+
+PATIENCE = 30.0
+"""Seconds until the kernel's workers must have done what was asked for."""
+
+YOUNG = 97
+"""Per cent of unused buckets, above which a set is young: see ``Replacement``."""
+
+_FS = Path("/sys/fs/bcache")
+
+# Where the superblock is on a device, and what is where in it (Linux: drivers/md/bcache/bcache_ondisk.h, cache_sb_disk)
+_SUPER_AT, _SUPER_SIZE = 4096, 4096
+_FLAGS_AT, _KEYS_AT, _KEYS_FROM = 104, 206, 208
+_REPLACEMENT = 0b111 << 2
+"""The flags that name the replacement policy; lru is 0."""
+_WORD = struct.Struct("<Q")
+_POLYNOMIAL, _ALL_ONES = 0x42F0E1EBA9EA3693, (1 << 64) - 1
+
+
+def folder(name: str) -> Path:
+    """The files of a map in /sys. Raises OSError if there is no such map."""
+    number = devmapper.map_path(name).stat().st_rdev
+    return Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+
+
+def settings(name: str) -> Path:
+    """The files of a map that is registered; they are missing if it is not."""
+    return folder(name) / "bcache"
+
+
+def register(name: str) -> None:
+    """Have bcache take a map with a superblock. Raises BadDisk if it refuses."""
+    home = settings(name)
+    if home.exists():
+        return
+    tell(_FS / "register", str(devmapper.map_path(name)))
+    if not home.exists():
+        raise BadDisk(f"bcache refuses {name}")
+
+
+def tell(file: Path, text: str) -> None:
+    """Write to a file of bcache's. Whether it obeyed is seen afterwards: the error says less than its state."""
+    try:
+        file.write_text(text)
+    except OSError as error:
+        log.debug("bcache: %s to %s: %s", text, file, error)
+
+
+def stop(name: str) -> None:
+    """Have bcache let go of a map. Raises NotReleased."""
+    if not devmapper.exists(name):
+        return
+    home = settings(name)
+    handle = running_set(name) or home
+    if home.exists():
+        tell(handle / "stop", "1")  # one that has failed stops by itself
+        wait(lambda: not home.exists(), name)
+
+
+def running_set(name: str) -> Path | None:
+    """The files of the set that runs on a map."""
+    return _target(settings(name) / "set")
+
+
+def set_of(name: str) -> Path | None:
+    """The files of the set to which a backing device is attached."""
+    return _target(settings(name) / "cache")
+
+
+def attached(home: Path) -> list[str]:
+    """The maps that are attached to a set."""
+    return [(link.resolve().parent / "dm/name").read_text().strip() for link in home.glob("bdev*")]
+
+
+def attach(name: str, home: Path) -> None:
+    """Attach a backing device to a set, also while it is read, if the set has a number left."""
+    tell(settings(name) / "attach", home.name)
+
+
+def detach(name: str) -> None:
+    """Detach a backing device from its set, also while it is read. Raises NotReleased."""
+    if set_of(name) is not None:
+        (settings(name) / "detach").write_text("1")
+        wait(lambda: set_of(name) is None, name)
+
+
+def prefer_unused(name: str) -> None:
+    """Before a set starts on a map: have its superblock ask for the policy that takes unused buckets first.
+
+    At a start bcache takes hundreds of buckets into its list of free ones, by the policy in the superblock: that which
+    was set last, also before a power cut. A damaged superblock is left to bcache, which refuses it. Raises OSError.
+    """
+    if settings(name).exists():
+        return
+    with devmapper.map_path(name).open("r+b", buffering=0) as file:
+        file.seek(_SUPER_AT)
+        block = bytearray(file.read(_SUPER_SIZE))
+        end = _KEYS_FROM + 8 * int.from_bytes(block[_KEYS_AT : _KEYS_AT + 2], "little")
+        (checksum,), (flags,) = (_WORD.unpack_from(block, at) for at in (0, _FLAGS_AT))
+        if checksum != _crc64(bytes(block[8:end])) or not flags & _REPLACEMENT:
+            return
+        _WORD.pack_into(block, _FLAGS_AT, flags & ~_REPLACEMENT)
+        _WORD.pack_into(block, 0, _crc64(bytes(block[8:end])))
+        file.seek(_SUPER_AT)
+        file.write(block)
+        os.fsync(file.fileno())
+
+
+class Replacement:
+    """Has sets throw away what was not used for longest, or, while they are young, what chance hits.
+
+    bcache counts the age of a bucket in steps of 1/1024 of the set's size that were read, and divides the age of the
+    oldest by 8 (Linux: drivers/md/bcache/alloc.c, bucket_prio). While that gives 0, it prefers no unused bucket to the
+    oldest, and throws away what was just fetched in a set that is nearly empty. Of buckets chosen at random few are in
+    use then.
+
+    Just after a start it does prefer unused ones, see ``prefer_unused``.
+    """
+
+    def __init__(self) -> None:
+        self._old_from: dict[str, float] = {}
+        """Bytes written since its start, from which on a set may be old. The kernel sorts all buckets to tell how many
+        are in use: 160 ms of an emulated processor for the 131072 of 64 GiB."""
+
+    def begin(self, home: Path) -> None:
+        """A set has started. Raises OSError."""
+        self._old_from.pop(home.name, None)
+        self.keep(home)
+
+    def keep(self, home: Path) -> None:
+        """To be called now and then while a set is in use. Raises OSError."""
+        written = _bytes(home / "cache0/written")
+        if written < self._old_from.get(home.name, 0):
+            return
+        left = _unused(home) - YOUNG
+        policy = home / "cache0/cache_replacement_policy"
+        wanted = "random" if left > 0 else "lru"
+        if f"[{wanted}]" not in policy.read_text():
+            tell(policy, wanted)
+        size = int((home / "cache0/nbuckets").read_text()) * _bytes(home / "cache0/bucket_size")
+        self._old_from[home.name] = written + size * left / 100 if left > 0 else math.inf
+
+
+def _target(link: Path) -> Path | None:
+    """Where a link leads to, which the kernel may take away at any time."""
+    try:
+        return link.resolve(strict=True)
+    except OSError:
+        return None
+
+
+def _crc64(data: bytes) -> int:
+    """The checksum of a superblock (Linux: lib/crc64.c, crc64_be; drivers/md/bcache/util.h, bch_crc64)."""
+    crc = _ALL_ONES
+    for byte in data:
+        crc ^= byte << 56
+        for _ in range(8):
+            crc = (crc << 1 ^ _POLYNOMIAL if crc >> 63 else crc << 1) & _ALL_ONES
+    return crc ^ _ALL_ONES
+
+
+def _unused(home: Path) -> int:
+    """Per cent of the buckets."""
+    line = (home / "cache0/priority_stats").read_text().splitlines()[0]
+    return int(line.split()[-1].rstrip("%"))
+
+
+def _bytes(file: Path) -> float:
+    """A size as bcache writes it, to one decimal (Linux: drivers/md/bcache/util.c, bch_hprint)."""
+    text = file.read_text().strip()
+    return float(text[:-1]) * (1 << 10 * "?kMGTPEZY".index(text[-1]))
+
+
+def wait(done: Callable[[], bool], what: str) -> None:
+    """Wait until the kernel's workers have done what was asked for. Raises NotReleased."""
+    end, pause = time.monotonic() + PATIENCE, 0.005
+    while not done():
+        if time.monotonic() > end:
+            raise NotReleased(what, PATIENCE)
+        log.debug("waiting for %s", what)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)

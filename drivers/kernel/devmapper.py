@@ -1,0 +1,345 @@
+"""Device-mapper maps by name. All calls are idempotent.
+
+Names are the machine's. Whose a map is, its UUID says: ``VIRTMAN-<owner>-<random>``. This process acts for one owner
+(drivers/kernel/ownership.py) and sees its maps; one of the same name that is another's is NotOurs, and stays as it is.
+
+dmsetup(8) changes them; which there are, also half made ones, is asked of the kernel without a process for each look
+(Linux: linux/dm-ioctl.h).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import select
+import struct
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivers.errors import NotOurs
+from drivers.host.command import run
+from drivers.kernel import udevrules
+
+_NUMBER = re.compile(r"\d+:\d+")
+_CONTROL = "/dev/mapper/control"
+_LIST_DEVICES, _DEV_ARM_POLL = 0xC138FD02, 0xC138FD10  # linux/dm-ioctl.h: _IOWR(0xfd, 2 or 16, struct dm_ioctl)
+_IOCTL = struct.Struct("=3I2I8xI280x")
+"""struct dm_ioctl: the version, the size of all data, where they start, the flags."""
+_LISTED = struct.Struct("=QI")
+"""struct dm_name_list: the device's number, where the next one is. The name follows; at the next multiple of 8 the
+number of events, and flags; and then, if the flags say so, the UUID (Linux 5.13 and later)."""
+_TOO_SMALL, _WITH_UUIDS = 1 << 8, 1 << 14
+_HAS_UUID = 1
+_FAILED_PATH = re.compile(r"(\d+:\d+) F \d+")
+
+SECTOR = 512
+"""Bytes: device-mapper counts in sectors of this size, whatever the disk's are."""
+
+_UNPROBED = ("--noudevrules", "--noudevsync", "--verifyudev")
+"""udev's rules do not look at the map: a probe of one that waits for its parents would hang, and each probe reads. The
+last option has dmsetup make and remove the node in udev's stead (dmsetup(8))."""
+
+
+OWNERS = Path("/run/virtman-kernel/owners")
+"""A file for each owner of maps since the boot, with its state folder."""
+
+_MAKER = "VIRTMAN-"
+_acting_for = ""
+
+
+def act_for(owner: str) -> None:
+    """Have this process see and make maps of an owner; of nobody if it is empty."""
+    global _acting_for  # noqa: PLW0603  (names are the machine's, and a process works for one agent)
+    _acting_for = owner
+
+
+def map_path(name: str) -> Path:
+    """The node of a map."""
+    return Path("/dev/mapper") / name
+
+
+def create(name: str, table: Iterable[str], *, read_only: bool = False) -> Path:
+    """Make a map of these lines, unless there is one of this name, that udev leaves alone. Returns its node.
+
+    One that a killed dmsetup left without a table is made anew.
+
+    Raises NotOurs, CommandFailed, CommandTimedOut, ToolMissing.
+    """
+    if exists(name) and not _is_whole(name):
+        remove(name)
+    if not exists(name):
+        udevrules.apply()
+        options = ["--readonly"] if read_only else []
+        if _acting_for:
+            options += ["--uuid", _new_uuid()]
+        with _lines(table) as file:
+            run(["dmsetup", "create", name, *_UNPROBED, *options, file])
+    return map_path(name)
+
+
+def remove(name: str) -> None:
+    """Remove a map; its user must have closed it. Raises NotOurs, CommandFailed, CommandTimedOut."""
+    if exists(name):
+        run(["dmsetup", "remove", *_UNPROBED, "--retry", name])
+
+
+def reload(name: str, table: Iterable[str], *, read_only: bool = False) -> None:
+    """Give a map another table. Requests in flight are held meanwhile. Raises NotOurs, CommandFailed."""
+    _own(name)
+    options = ["--readonly"] if read_only else []
+    with _lines(table) as file:
+        run(["dmsetup", "load", *options, name, file])
+    # It suspends the map first, without flushing: a pool that is out of space could not (Linux: do_resume).
+    run(["dmsetup", "resume", "--noflush", "--nolockfs", *_UNPROBED, name])
+
+
+def rename(old: str, new: str) -> None:
+    """Give a map another name, while it is in use. Raises NotOurs, CommandFailed, CommandTimedOut."""
+    _own(old)
+    run(["dmsetup", "rename", *_UNPROBED, old, new])
+
+
+def events(name: str) -> int:
+    """How many events the map has had: a path that failed, a threshold that was reached. 0 if there is no map."""
+    found = _listing().get(name)
+    return found.events if found else 0
+
+
+def openers(name: str) -> int:
+    """How many have the map open, other maps included. Raises CommandFailed."""
+    return int(run(["dmsetup", "info", "--columns", "--noheadings", "--options", "open", name]).stdout)
+
+
+def message(name: str, text: str) -> None:
+    """Send a message to the first target of a map. Raises NotOurs, CommandFailed."""
+    _own(name)
+    run(["dmsetup", "message", name, "0", text])
+
+
+class Events:
+    """Tells when any map of this host has had an event: a path that failed, a new table (Linux: linux/dm-ioctl.h)."""
+
+    def __init__(self) -> None:
+        """Raises OSError without device-mapper."""
+        self._control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
+        self.arm()
+
+    def fileno(self) -> int:
+        """What to poll: it is readable after an event."""
+        return self._control
+
+    def arm(self) -> None:
+        """Wait for the next event. To be called before maps are looked at, so that none is missed."""
+        fcntl.ioctl(self._control, _DEV_ARM_POLL, _argument(_IOCTL.size))
+
+    def happened(self) -> bool:
+        """Whether there was an event since it was armed. If so, it is armed again."""
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        if not poller.poll(0):
+            return False
+        self.arm()
+        return True
+
+    def close(self) -> None:
+        """Stop listening."""
+        os.close(self._control)
+
+
+class FailedPaths:
+    """The failed paths of multipath maps, for who asks often: a map is asked, by a process, only after an event."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: Events | None = None
+        self._known: dict[str, list[str]] = {}
+
+    def of(self, name: str) -> list[str]:
+        """As ``failed_paths``. Raises CommandFailed, OSError."""
+        with self._lock:
+            if self._events is None:
+                self._events = Events()
+            elif self._events.happened():
+                self._known.clear()
+            if name not in self._known:
+                self._known[name] = failed_paths(name)
+            return self._known[name]
+
+
+def failed_paths(name: str) -> list[str]:
+    """The devices, by their numbers, that a multipath map does not read by any more. Raises CommandFailed."""
+    return _FAILED_PATH.findall(status(name))
+
+
+def reinstate(name: str, failed: Iterable[str]) -> None:
+    """Have a multipath map read by these failed paths again. Raises CommandFailed."""
+    for path in failed:
+        message(name, f"reinstate_path {path}")
+
+
+def either(first: Path, second: Path, sectors: int) -> str:
+    """A table that reads from the second device what the first one fails to give (Linux: drivers/md/dm-mpath.c)."""
+    groups = " ".join(f"round-robin 0 1 0 {number(device)}" for device in (first, second))
+    return f"0 {sectors} multipath 2 queue_mode bio 0 2 1 {groups}"
+
+
+def status(name: str) -> str:
+    """The status line of a map's target: start, length, type, and what that type says. Raises CommandFailed."""
+    return run(["dmsetup", "status", name]).stdout.strip()
+
+
+def table(name: str) -> str:
+    """The table of a map, with devices by their numbers. Raises CommandFailed."""
+    return run(["dmsetup", "table", name]).stdout.strip()
+
+
+def numbers_in(table: str) -> list[str]:
+    """The devices that a table names."""
+    return _NUMBER.findall(table)
+
+
+def number(device: Path) -> str:
+    """The number by which a table names a block device: ``major:minor``."""
+    rdev = device.stat().st_rdev
+    return f"{os.major(rdev)}:{os.minor(rdev)}"
+
+
+def counters(device: Path) -> Path:
+    """The file with a block device's counters (Linux: block/stat)."""
+    return Path(f"/sys/dev/block/{number(device)}/stat")
+
+
+def exists(name: str) -> bool:
+    """Whether there is a map of this name. Raises NotOurs."""
+    return _own(name) is not None
+
+
+def names(prefix: str) -> frozenset[str]:
+    """Our maps whose names begin like this."""
+    return frozenset(name for name, found in _listing().items() if name.startswith(prefix) and found.ours)
+
+
+def others(prefix: str) -> frozenset[str]:
+    """The maps whose names begin like this and which are not ours."""
+    return frozenset(name for name, found in _listing().items() if name.startswith(prefix) and not found.ours)
+
+
+def unowned(prefix: str) -> dict[str, list[str]]:
+    """The maps of this prefix that have no UUID, as the releases before 0.2 made them, with the devices below each."""
+    return {
+        name: sorted(path.name for path in Path(f"/sys/block/dm-{found.minor}/slaves").glob("*"))
+        for name, found in _listing().items()
+        if name.startswith(prefix) and not found.uuid
+    }
+
+
+def take(name: str) -> None:
+    """Make a map that has no UUID one of ours. Raises CommandFailed."""
+    run(["dmsetup", "rename", *_UNPROBED, name, "--setuuid", _new_uuid()])
+
+
+def _new_uuid() -> str:
+    return f"{_MAKER}{_acting_for}-{uuid.uuid4().hex}"
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What a listing says of a map."""
+
+    minor: int
+    events: int
+    uuid: str
+
+    @property
+    def ours(self) -> bool:
+        """Whether this process acts for its owner."""
+        return self.uuid.startswith(f"{_MAKER}{_acting_for}-") if _acting_for else not self.uuid.startswith(_MAKER)
+
+    @property
+    def whose(self) -> str:
+        """In words."""
+        if not self.uuid.startswith(_MAKER):
+            return "of an earlier release of VirtMan, or somebody else's"
+        owner = self.uuid.removeprefix(_MAKER).partition("-")[0]
+        try:
+            return f"of {(OWNERS / owner).read_text().strip()} (owner {owner})"
+        except OSError:
+            return f"of an unknown one (owner {owner})"
+
+
+def _own(name: str) -> _Listed | None:
+    """Our map of this name, if it is there. Raises NotOurs."""
+    found = _listing().get(name)
+    if found is not None and not found.ours:
+        raise NotOurs(name, found.whose)
+    return found
+
+
+def _is_whole(name: str) -> bool:
+    """Whether the map, if it is there, has its table."""
+    found = _listing().get(name)
+    if found is None:
+        return True
+    try:
+        return int(Path(f"/sys/block/dm-{found.minor}/size").read_text()) > 0
+    except FileNotFoundError:
+        return False
+
+
+def _listing() -> dict[str, _Listed]:
+    """All maps. Raises OSError if the kernel does not answer."""
+    try:
+        control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
+            return {}  # without device-mapper there are none
+        raise
+    try:
+        size = 1 << 12
+        while True:
+            argument = _argument(size, _WITH_UUIDS)
+            fcntl.ioctl(control, _LIST_DEVICES, argument)
+            *_, end, start, flags = _IOCTL.unpack_from(argument)
+            if not flags & _TOO_SMALL:
+                return dict(_listed(argument[:end], start)) if end > start else {}
+            size *= 2
+    finally:
+        os.close(control)
+
+
+def _listed(data: bytearray, at: int) -> Iterator[tuple[str, _Listed]]:
+    """The maps of a listing (Linux: drivers/md/dm-ioctl.c, list_devices; kdev_t.h, huge_encode_dev)."""
+    following = 1
+    while following:
+        device, following = _LISTED.unpack_from(data, at)
+        name_ends = data.index(0, at + _LISTED.size)
+        behind = (name_ends + 8) // 8 * 8
+        happened, known = struct.unpack_from("=II", data, behind)
+        uuid_at = behind + 8
+        name_of_owner = data[uuid_at : data.index(0, uuid_at)] if known & _HAS_UUID else b""
+        minor = device & 0xFF | device >> 12 & 0xFFF00
+        name = os.fsdecode(bytes(data[at + _LISTED.size : name_ends]))
+        yield name, _Listed(minor, happened, bytes(name_of_owner).decode(errors="replace"))
+        at += following
+
+
+def _argument(size: int, flags: int = 0) -> bytearray:
+    argument = bytearray(size)
+    _IOCTL.pack_into(argument, 0, 4, 0, 0, size, _IOCTL.size, flags)
+    return argument
+
+
+@contextmanager
+def _lines(table: Iterable[str]) -> Iterator[str]:
+    """A file with a table: dmsetup takes no more than one line as an argument."""
+    with tempfile.NamedTemporaryFile("w", suffix=".table") as file:
+        file.writelines(f"{line}\n" for line in table)
+        file.flush()
+        yield file.name

@@ -1,0 +1,113 @@
+"""Whose the kernel's names are: those of maps, targets, loop devices and sessions are the whole machine's.
+
+One process at a time, an agent or a test, works on them, and holds a lock. And each state folder has a number, its
+owner's, which is made once and in the UUID of each map: an agent with another folder, or whose folder was lost, neither
+uses nor removes what it did not make (see devmapper). Targets and sessions belong to whom the maps of their image do.
+
+The release before this one gave its maps no owner. When an agent starts, it makes them its own, unless any of them
+lies over a file of another state folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import threading
+import uuid
+from pathlib import Path
+
+from drivers.errors import BadDisk, MachineTaken
+from drivers.host.durable import write_atomically
+from drivers.kernel import devmapper, loopdev
+
+log = logging.getLogger(__name__)
+
+LOCK = Path("/run/virtman-kernel/lock")
+"""Held while a process works on the machine's names; it says in it who that is."""
+
+PREFIX = "virtman-"
+_FOLDERS = frozenset({"cache", "dmsnapshot", "thin"})
+"""Of a state folder, those with files that maps lie over."""
+_VOLUMES = ("virtman-cachevol-", "virtman-cachenew-")
+"""Maps over files that may be anywhere."""
+
+_OWNER = re.compile(r"[0-9a-f]{16}")
+_guard = threading.Lock()
+_held: list[int] = []
+"""The open lock, if this process has it. It goes with the process."""
+
+
+def claim(state: Path) -> None:
+    """Work on the machine's names for the owner of a state folder, from now on until the process ends.
+
+    A process works for the first folder that it claims. Raises MachineTaken, BadDisk if the folder's number is damaged,
+    CommandFailed, OSError.
+    """
+    with _guard:
+        if _held:
+            return
+        _held.append(_locked(f"the agent with the state folder {state} (process {os.getpid()})"))
+        try:
+            owner = owner_of(state)
+            devmapper.OWNERS.mkdir(exist_ok=True)
+            (devmapper.OWNERS / owner).write_text(f"{state}\n")
+            devmapper.act_for(owner)
+            adopt(state)
+        except BaseException:
+            os.close(_held.pop())
+            raise
+
+
+def owner_of(state: Path) -> str:
+    """The number of a state folder, made now if it has none. Raises BadDisk, OSError."""
+    file = state / "owner"
+    try:
+        found = file.read_text().strip()
+    except FileNotFoundError:
+        state.mkdir(parents=True, exist_ok=True)
+        found = uuid.uuid4().hex[:16]
+        write_atomically(file, f"{found}\n".encode())
+    if not _OWNER.fullmatch(found):
+        raise BadDisk(f"{file} is damaged; it has the 16 digits behind VIRTMAN- in the UUIDs of this host's maps")
+    return found
+
+
+def adopt(state: Path) -> None:
+    """Make the maps without an owner ours, unless they lie over files of another folder. Raises CommandFailed."""
+    maps = devmapper.unowned(PREFIX)
+    strange = _strange_files(maps, state)
+    if strange:
+        log.error("maps of an earlier release are left alone: they are of another state folder, with %s", strange[0])
+        return
+    for name in sorted(maps):
+        log.info("map %s of an earlier release is taken over", name)
+        devmapper.take(name)
+
+
+def _strange_files(maps: dict[str, list[str]], state: Path) -> list[str]:
+    """The files below the maps that are those of a state folder, but not of this one: also of one that was lost."""
+    used = {device for name, below in maps.items() if not name.startswith(_VOLUMES) for device in below}
+    files = [backing for device, backing in sorted(loopdev.backings().items()) if device.name in used]
+    return [backing.path for backing in files if not _is_ours(backing, state)]
+
+
+def _is_ours(backing: loopdev.Backing, state: Path) -> bool:
+    folder, name = Path(backing.path).parent.name, Path(backing.path).name
+    return folder not in _FOLDERS or backing.is_over(state / folder / name)
+
+
+def _locked(holder: str) -> int:
+    """The open lock. Raises MachineTaken."""
+    LOCK.parent.mkdir(exist_ok=True)
+    fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, holder.encode(), 0)
+    except BlockingIOError:
+        other = os.pread(fd, 4096, 0).decode(errors="replace")
+        os.close(fd)
+        raise MachineTaken(other) from None
+    return fd

@@ -1,0 +1,1 @@
+"""QEMU's programs and files."""

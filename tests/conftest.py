@@ -1,0 +1,37 @@
+"""What holds for all tests. Guests of the kernel lab import it, too: it needs nothing but pytest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make our marks known."""
+    config.addinivalue_line("markers", "smoke: one of the few tests of guests and VMs that make check runs")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With CI set, a test that is skipped has failed: there, nothing that a test needs may be missing."""
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same of a file that is skipped as a whole."""
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and os.environ.get("CI"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, though CI is set: {report.longrepr}"

@@ -1,0 +1,407 @@
+"""What every driver has to do, whatever it is made of: the contract of drivers/base.py.
+
+Each class here is the body of a test case that brings a driver and what it works on, on the abstract methods and
+attributes named first. ``make`` gives a new driver object over the same host, as a new agent has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from testtools import TestCase
+
+from drivers.base import (
+    AttachDriver,
+    CacheDriver,
+    CacheStats,
+    Child,
+    Device,
+    ExportDriver,
+    Image,
+    Parent,
+    PathState,
+    SnapshotDriver,
+)
+from drivers.errors import BadDevice, BadDisk, BadName, InUse, NoParents, NotAttached, SnapshotMissing
+
+BAD_NAMES = ("", "a/b", "..", "a.b", "-a", "x" * 64)
+SECRET = "5e" * 32
+NOWHERE = Device(1 << 20)
+"""What no driver can build on: neither a kernel device nor a QEMU block node."""
+
+
+class AttachContract(TestCase):
+    """``parents``: two hosts that serve ``image``, both of them alive. ``file``: holds the whole image."""
+
+    image: Image
+    file: Path
+    parents: list[Parent]
+
+    def make(self) -> AttachDriver:
+        raise NotImplementedError
+
+    def assert_nothing_left(self, driver: AttachDriver) -> None:
+        self.assertEqual(frozenset(), driver.existing().names)
+        self.assertRaises(NotAttached, driver.paths, self.image.name)
+
+    def test_connecting_twice_is_connecting_once(self) -> None:
+        driver = self.make()
+        first = driver.connect(self.image, self.parents)
+        self.assertEqual(self.image.size, first.size)
+        self.assertEqual(first, driver.connect(self.image, self.parents))
+        self.assertEqual({self.image.name}, set(driver.existing().names))
+
+    def test_paths_are_in_the_order_of_the_parents(self) -> None:
+        driver = self.make()
+        driver.connect(self.image, self.parents)
+        self.assertEqual(self.parents, [path.parent for path in driver.paths(self.image.name)])
+        self.assertLessEqual({path.state for path in driver.paths(self.image.name)}, set(PathState))
+
+    def test_paths_follow_a_new_list(self) -> None:
+        driver = self.make()
+        driver.connect(self.image, self.parents)
+        for parents in (self.parents[::-1], self.parents[:1], self.parents):
+            driver.update(self.image, parents)
+            self.assertEqual(parents, [path.parent for path in driver.paths(self.image.name)])
+
+    def test_same_list_again_changes_nothing(self) -> None:
+        driver = self.make()
+        device = driver.connect(self.image, self.parents)
+        self.assertFalse(driver.update(self.image, self.parents))
+        self.assertEqual(device, driver.connect(self.image, self.parents))
+
+    def test_connecting_with_another_list_is_following_it(self) -> None:
+        driver = self.make()
+        driver.connect(self.image, self.parents)
+        driver.connect(self.image, self.parents[1:])
+        self.assertEqual(self.parents[1:], [path.parent for path in driver.paths(self.image.name)])
+
+    def test_empty_list_is_refused_and_changes_nothing(self) -> None:
+        driver = self.make()
+        self.assertRaises(NoParents, driver.connect, self.image, [])
+        self.assert_nothing_left(driver)
+        driver.connect(self.image, self.parents)
+        self.assertRaises(NoParents, driver.update, self.image, [])
+        self.assertEqual(self.parents, [path.parent for path in driver.paths(self.image.name)])
+
+    def test_image_without_a_route_is_told_of(self) -> None:
+        driver = self.make()
+        self.assertRaises(NotAttached, driver.update, self.image, self.parents)
+        self.assert_nothing_left(driver)
+
+    def test_disconnecting_leaves_nothing_and_can_be_repeated(self) -> None:
+        driver = self.make()
+        driver.disconnect(self.image.name)
+        driver.connect(self.image, self.parents)
+        for _ in range(2):
+            driver.disconnect(self.image.name)
+            self.assert_nothing_left(driver)
+
+    def test_connecting_undoes_abandoning(self) -> None:
+        driver = self.make()
+        driver.abandon(self.image.name)
+        driver.connect(self.image, self.parents)
+        driver.abandon(self.image.name)
+        driver.abandon(self.image.name)
+        driver.connect(self.image, self.parents)
+        self.assertEqual(self.parents, [path.parent for path in driver.paths(self.image.name)])
+
+    def test_abandoned_image_is_disconnected_without_a_trace(self) -> None:
+        driver = self.make()
+        driver.connect(self.image, self.parents)
+        driver.abandon(self.image.name)
+        driver.disconnect(self.image.name)
+        self.assert_nothing_left(driver)
+
+    def test_new_driver_finds_a_route_and_watches_it_once_asked_to(self) -> None:
+        self.make().connect(self.image, self.parents)
+        driver = self.make()
+        self.assertEqual({self.image.name}, set(driver.existing().names))
+        self.assertRaises(NotAttached, driver.paths, self.image.name)
+        driver.connect(self.image, self.parents)
+        self.assertEqual(self.parents, [path.parent for path in driver.paths(self.image.name)])
+
+    def test_new_driver_disconnects_what_an_old_one_connected(self) -> None:
+        self.make().connect(self.image, self.parents)
+        driver = self.make()
+        driver.disconnect(self.image.name)
+        self.assert_nothing_left(driver)
+
+    def test_origin_is_a_whole_file_or_refused(self) -> None:
+        driver = self.make()
+        self.assertEqual(self.image.size, driver.origin(self.image, self.file).size)
+        self.assertEqual(driver.origin(self.image, self.file), driver.origin(self.image, self.file))
+        self.assertRaises(BadDisk, driver.origin, self.image, self.file.parent / "nothing")
+        self.assertRaises(BadDisk, driver.origin, replace(self.image, size=self.image.size + 512), self.file)
+
+    def test_bad_names_are_refused(self) -> None:
+        driver = self.make()
+        for name in BAD_NAMES:
+            self.assertRaises(BadName, driver.connect, replace(self.image, name=name), self.parents)
+            self.assertRaises(BadName, driver.disconnect, name)
+        self.assert_nothing_left(driver)
+
+
+class CacheContract(TestCase):
+    """``base``: a device with the content of ``image``."""
+
+    image: Image
+    base: Device
+
+    def make(self) -> CacheDriver:
+        raise NotImplementedError
+
+    def use(self, device: Device) -> None:
+        """Serve the cache's device, and have everything of it read."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Serve it no more."""
+        raise NotImplementedError
+
+    @property
+    def absent(self) -> Image:
+        """An image that never was here."""
+        return replace(self.image, digest="sha256:" + "0" * 64)
+
+    def test_opening_twice_is_opening_once(self) -> None:
+        driver = self.make()
+        device = driver.open(self.image, self.base)
+        self.assertEqual(self.image.size, device.size)
+        self.assertEqual(device, driver.open(self.image, self.base))
+        self.assertEqual({self.image.key}, set(driver.existing().names))
+
+    def test_opening_under_who_uses_it_changes_nothing(self) -> None:
+        driver = self.make()
+        device = driver.open(self.image, self.base)
+        self.use(device)
+        held = driver.stats(self.image).held_bytes
+        self.assertEqual(device, self.make().open(self.image, self.base))
+        self.assertEqual(held, driver.stats(self.image).held_bytes)
+
+    def test_what_was_read_is_held_and_stays_when_it_is_closed(self) -> None:
+        driver = self.make()
+        self.use(driver.open(self.image, self.base))
+        self.assertEqual(self.image.size, driver.stats(self.image).held_bytes)
+        self.release()
+        driver.close(self.image)
+        self.assertEqual({self.image.key}, set(self.make().existing().names))
+        driver = self.make()
+        self.use(driver.open(self.image, self.base))
+        self.assertEqual(self.image.size, driver.stats(self.image).held_bytes)
+
+    def test_closing_twice_or_what_never_was_open_is_fine(self) -> None:
+        driver = self.make()
+        driver.close(self.image)
+        driver.open(self.image, self.base)
+        driver.close(self.image)
+        driver.close(self.image)
+
+    def test_removing_leaves_nothing_and_can_be_repeated(self) -> None:
+        driver = self.make()
+        self.assertEqual(0, driver.remove(self.absent.key))
+        self.use(driver.open(self.image, self.base))
+        self.release()
+        driver.close(self.image)
+        taken = driver.size(self.image.key)
+        self.assertGreater(taken, 0)
+        self.assertEqual(taken, driver.remove(self.image.key))
+        self.assertEqual((0, 0), (driver.remove(self.image.key), driver.size(self.image.key)))
+        self.assertEqual(frozenset(), driver.existing().names)
+        self.assertEqual(CacheStats(0, 0), driver.stats(self.image))
+
+    def test_what_is_in_use_is_not_removed(self) -> None:
+        driver = self.make()
+        self.use(driver.open(self.image, self.base))
+        self.assertRaises(InUse, driver.remove, self.image.key)
+        self.assertEqual(self.image.size, driver.stats(self.image).held_bytes)
+
+    def test_image_that_never_was_here_holds_nothing(self) -> None:
+        self.assertEqual(CacheStats(0, 0), self.make().stats(self.absent))
+
+    def test_bad_input_is_refused_and_nothing_is_made(self) -> None:
+        driver = self.make()
+        self.assertRaises(BadDevice, driver.open, self.image, NOWHERE)
+        self.assertRaises(BadName, driver.open, replace(self.image, digest="sha256:../../x"), self.base)
+        self.assertRaises(BadName, driver.remove, "../x")
+        self.assertRaises(BadName, driver.size, "../x")
+        self.assertRaises(BadDisk, driver.open, replace(self.image, size=1000), replace(self.base, size=1000))
+        self.assertEqual(frozenset(), driver.existing().names)
+
+
+class ExportContract(TestCase):
+    """``device``: has the content of ``image``, and ``other`` has it, too."""
+
+    image: Image
+    device: Device
+    other: Device
+
+    def make(self) -> ExportDriver:
+        raise NotImplementedError
+
+    def assert_nothing_left(self, driver: ExportDriver) -> None:
+        self.assertFalse(driver.serving(self.image.name))
+        self.assertEqual(frozenset(), driver.existing().names)
+
+    def assert_served(self, driver: ExportDriver) -> None:
+        self.assertTrue(driver.serving(self.image.name))
+        self.assertEqual({self.image.name}, set(driver.existing().names))
+
+    def test_reserved_image_has_its_endpoint_and_is_not_served(self) -> None:
+        driver = self.make()
+        endpoint = driver.reserve(self.image.name)
+        self.assertEqual(driver.address, endpoint.address)
+        self.assertEqual(endpoint, driver.reserve(self.image.name))
+        self.assertFalse(driver.serving(self.image.name))
+        self.assertEqual({self.image.name}, set(driver.existing().names))
+        self.assertEqual(endpoint, driver.publish(self.image, self.device))
+        self.assert_served(driver)
+
+    def test_publishing_needs_no_reservation_and_can_be_repeated(self) -> None:
+        driver = self.make()
+        endpoint = driver.publish(self.image, self.device)
+        for replacing in (False, True):
+            self.assertEqual(endpoint, driver.publish(self.image, self.device, replace=replacing))
+            self.assert_served(driver)
+
+    def test_reserving_what_is_served_changes_nothing(self) -> None:
+        driver = self.make()
+        endpoint = driver.publish(self.image, self.device)
+        self.assertEqual(endpoint, driver.reserve(self.image.name))
+        self.assert_served(driver)
+
+    def test_another_device_takes_the_place_of_the_first(self) -> None:
+        driver = self.make()
+        endpoint = driver.publish(self.image, self.device)
+        self.assertEqual(endpoint, driver.publish(self.image, self.other))
+        self.assert_served(driver)
+
+    def test_own_disks_are_made_on_the_same_data_whatever_is_below(self) -> None:
+        driver = self.make()
+        driver.publish(self.image, self.device)
+        local = driver.local(self.image)
+        self.assertEqual(self.image.size, local.size)
+        driver.publish(self.image, self.other)
+        self.assertEqual(local, self.make().local(self.image))
+
+    def test_hits_are_of_what_is_served_where_they_are_counted(self) -> None:
+        driver = self.make()
+        self.assertIn(driver.hit_bytes(self.image.name), (0, None))
+        driver.publish(self.image, self.device)
+        hits = driver.hit_bytes(self.image.name)
+        self.assertTrue(hits is None or hits >= 0, hits)
+        driver.withdraw(self.image.name)
+        self.assertIn(driver.hit_bytes(self.image.name), (0, None))
+
+    def test_children_can_be_named_before_and_after_there_is_something_to_read(self) -> None:
+        driver = self.make()
+        driver.reserve(self.image.name)
+        driver.allow(self.image.name, [Child("one", SECRET)])
+        driver.publish(self.image, self.device)
+        for children in ([Child("one", SECRET), Child("two", SECRET)], [Child("two", SECRET)], []):
+            driver.allow(self.image.name, children)
+            self.assert_served(driver)
+
+    def test_withdrawing_leaves_nothing_and_can_be_repeated(self) -> None:
+        driver = self.make()
+        driver.withdraw(self.image.name)
+        driver.publish(self.image, self.device)
+        driver.allow(self.image.name, [Child("one", SECRET)])
+        for _ in range(2):
+            driver.withdraw(self.image.name)
+            self.assert_nothing_left(driver)
+        driver.publish(self.image, self.device)
+        self.assert_served(driver)
+
+    def test_reservation_is_withdrawn(self) -> None:
+        driver = self.make()
+        driver.reserve(self.image.name)
+        driver.withdraw(self.image.name)
+        self.assert_nothing_left(driver)
+
+    def test_new_driver_finds_what_is_served_and_withdraws_it(self) -> None:
+        self.make().publish(self.image, self.device)
+        driver = self.make()
+        self.assert_served(driver)
+        driver.publish(self.image, self.device)
+        self.assert_served(driver)
+        driver = self.make()
+        driver.withdraw(self.image.name)
+        self.assert_nothing_left(driver)
+
+    def test_bad_input_is_refused_and_nothing_is_made(self) -> None:
+        driver = self.make()
+        self.assertRaises(BadDevice, driver.publish, self.image, NOWHERE)
+        for name in BAD_NAMES:
+            self.assertRaises(BadName, driver.reserve, name)
+            self.assertRaises(BadName, driver.publish, replace(self.image, name=name), self.device)
+            self.assertRaises(BadName, driver.local, replace(self.image, name=name))
+            self.assertRaises(BadName, driver.hit_bytes, name)
+            self.assertRaises(BadName, driver.serving, name)
+            self.assertRaises(BadName, driver.withdraw, name)
+        self.assert_nothing_left(driver)
+
+
+class SnapshotContract(TestCase):
+    """``origin``: what this host's export gives VMs to read."""
+
+    origin: Device
+
+    def make(self) -> SnapshotDriver:
+        raise NotImplementedError
+
+    def test_creating_twice_is_creating_once(self) -> None:
+        driver = self.make()
+        size = 2 * self.origin.size
+        disk = driver.create("vm", self.origin, size)
+        self.assertEqual(size, disk.size)
+        self.assertEqual(disk, driver.create("vm", self.origin, size))
+        self.assertEqual(disk, driver.create("vm", self.origin, self.origin.size))
+        self.assertEqual({"vm"}, set(driver.existing().names))
+
+    def test_opened_disk_is_the_created_one(self) -> None:
+        disk = self.make().create("vm", self.origin, self.origin.size)
+        driver = self.make()
+        self.assertEqual({"vm"}, set(driver.existing().names))
+        self.assertEqual(disk, driver.open("vm"))
+        self.assertEqual(disk, driver.open("vm"))
+        self.assertEqual(disk, driver.create("vm", self.origin, self.origin.size))
+
+    def test_each_vm_has_a_disk_of_its_own(self) -> None:
+        driver = self.make()
+        paths = {driver.create(name, self.origin, self.origin.size).path for name in ("one", "two")}
+        self.assertEqual(2, len(paths - {None}))
+        driver.delete("one")
+        self.assertEqual({"two"}, set(driver.existing().names))
+        self.assertRaises(SnapshotMissing, driver.open, "one")
+        driver.open("two")
+
+    def test_deleting_leaves_nothing_and_can_be_repeated(self) -> None:
+        driver = self.make()
+        driver.delete("vm")
+        driver.create("vm", self.origin, self.origin.size)
+        for _ in range(2):
+            driver.delete("vm")
+            self.assertEqual(frozenset(), driver.existing().names)
+            self.assertRaises(SnapshotMissing, driver.open, "vm")
+
+    def test_deleted_disk_can_be_created_anew_with_another_size(self) -> None:
+        driver = self.make()
+        driver.create("vm", self.origin, self.origin.size)
+        driver.delete("vm")
+        self.assertEqual(2 * self.origin.size, driver.create("vm", self.origin, 2 * self.origin.size).size)
+
+    def test_missing_disk_is_told_of(self) -> None:
+        self.assertRaises(SnapshotMissing, self.make().open, "vm")
+
+    def test_bad_input_is_refused_and_nothing_is_made(self) -> None:
+        driver, size = self.make(), self.origin.size
+        self.assertRaises(BadDevice, driver.create, "vm", NOWHERE, size)
+        for odd in (size - 512, size + 100, 0):
+            self.assertRaises(BadDisk, driver.create, "vm", self.origin, odd)
+        for name in BAD_NAMES:
+            self.assertRaises(BadName, driver.create, name, self.origin, size)
+            self.assertRaises(BadName, driver.open, name)
+            self.assertRaises(BadName, driver.delete, name)
+        self.assertEqual(frozenset(), driver.existing().names)

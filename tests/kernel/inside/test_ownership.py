@@ -1,0 +1,186 @@
+"""Two agents with other state folders on one machine, a state folder that is lost, and one of an earlier release.
+
+Each agent is a process of its own (other.py beside this), killed when it has done one thing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testtools import TestCase
+
+from drivers.host.command import run
+from drivers.kernel import loopdev
+from drivers.snapshot.dmthin import POOL
+from tests.kernel.inside import iscsi_tools
+from tests.kernel.inside.disks import write
+from tests.kernel.inside.other import IMAGE, SIZE
+
+PROGRAM = Path(__file__).with_name("other.py")
+TIMEOUT = 120
+
+
+class OwnerCase(TestCase):
+    """Two empty state folders, ``one`` and ``two``, and a device ``origin``. Nothing is left afterwards."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.one, self.two = self.folder / "one", self.folder / "two"
+        self.agent(self.one, "reserve")  # makes the folders of the iSCSI fabric, which stay
+        self.agent(self.one, "withdraw")
+        before = iscsi_tools.what_is_there()
+        self.addCleanup(lambda: self.assertEqual(before, iscsi_tools.what_is_there()))
+        self.content = os.urandom(SIZE)
+        self.file = self.folder / "image"
+        self.file.write_bytes(self.content)
+        self.origin = loopdev.attach(self.file, read_only=True)
+        self.addCleanup(loopdev.detach, self.file)
+
+    def agent(self, state: Path, verb: str, *words: object) -> Any:
+        """What an agent said to one call; the test fails if that was an error."""
+        told = self.told(state, verb, *words)
+        self.assertIn("result", told)
+        return told["result"]
+
+    def refused(self, state: Path, verb: str, *words: object) -> tuple[str, str]:
+        """The kind of the error and its words."""
+        told = self.told(state, verb, *words)
+        self.assertIn("error", told)
+        return told["error"], told["words"]
+
+    def told(self, state: Path, verb: str, *words: object) -> dict[str, Any]:
+        argv = [sys.executable, "-W", "ignore", str(PROGRAM), str(state), verb, *map(str, words)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+        self.assertEqual(0, done.returncode, done.stderr)
+        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return told
+
+    def maps(self) -> dict[str, str]:
+        """The UUIDs of all maps of ours."""
+        columns = ["--columns", "--noheadings", "--separator", " ", "--options", "name,uuid"]
+        rows = [line.partition(" ") for line in run(["dmsetup", "info", *columns]).stdout.splitlines()]
+        return {name: uuid.strip() for name, _, uuid in rows if name.startswith("virtman-")}
+
+    def vm_with_data(self, verb: str = "create") -> Path:
+        """A disk of the VM ``a`` of agent one, in which ``a wrote this`` stands."""
+        disk = Path(self.agent(self.one, verb, "a", self.origin))
+        self.addCleanup(self.agent, self.one, "delete", "a")
+        write(disk, 0, b"a wrote this")
+        return disk
+
+    def assert_untouched(self, disk: Path, maps: dict[str, str]) -> None:
+        self.assertEqual(maps, self.maps())
+        self.assertEqual(b"a wrote this" + self.content[12:], disk.read_bytes())
+
+
+class OneAtATimeTest(OwnerCase):
+    def test_a_second_agent_is_refused_while_the_first_is_there_and_is_told_its_folder(self) -> None:
+        argv = [sys.executable, "-W", "ignore", str(PROGRAM), str(self.one), "hold"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+            assert first.stdout is not None
+            self.assertEqual("ready\n", first.stdout.readline())
+            kind, words = self.refused(self.two, "existing")
+            first.kill()
+        self.assertEqual("MachineTaken", kind)
+        self.assertIn(f"{self.one} (process {first.pid})", words)
+        self.assertEqual([], self.agent(self.two, "existing"))
+
+
+class OtherFolderTest(OwnerCase):
+    @pytest.mark.smoke
+    def test_another_agents_disks_are_neither_seen_nor_used_nor_removed(self) -> None:
+        disk = self.vm_with_data()
+        maps = self.maps()
+        self.assertEqual([], self.agent(self.two, "existing"))
+        for verb, words in (("create", ("b", self.origin)), ("create", ("a", self.origin))):
+            kind, said = self.refused(self.two, verb, *words)
+            self.assertEqual("NotOurs", kind)
+            self.assertIn(str(self.one), said)
+        self.agent(self.two, "delete", "a")
+        self.assertIn(str(self.one), self.agent(self.two, "trouble"))
+        self.assertEqual([], list((self.two / "thin").iterdir()))
+        self.assert_untouched(disk, maps)
+
+    def test_a_lost_state_folder_does_not_give_its_pool_to_the_next_one_of_the_same_name(self) -> None:
+        disk = self.vm_with_data()
+        maps, kept = self.maps(), self.folder / "kept"
+        self.one.rename(kept)
+        kind, _ = self.refused(self.one, "create", "b", self.origin)
+        self.assertEqual(("NotOurs", []), (kind, self.agent(self.one, "existing")))
+        self.assert_untouched(disk, maps)
+        shutil.rmtree(self.one)
+        kept.rename(self.one)
+
+    def test_a_volume_of_the_pool_that_no_record_tells_of_is_given_to_nobody(self) -> None:
+        disk = self.vm_with_data()
+        maps, record = self.maps(), self.one / "thin" / "a.json"
+        lost = record.read_bytes()
+        record.unlink()
+        other = Path(self.agent(self.one, "create", "b", self.origin))
+        self.assertEqual(self.content, other.read_bytes())
+        self.agent(self.one, "delete", "b")  # the last that is written down: the pool stays nevertheless
+        record.write_bytes(lost)
+        self.assertEqual(["a"], self.agent(self.one, "existing"))
+        self.assert_untouched(disk, maps)
+
+    def test_another_agents_targets_are_left_alone(self) -> None:
+        self.agent(self.one, "publish", self.file)
+        self.addCleanup(self.agent, self.one, "withdraw")
+        there = iscsi_tools.what_is_there()
+        self.assertEqual([], self.agent(self.two, "existing"))
+        for verb in ("reserve", "allow", "withdraw"):
+            self.assertEqual("NotOurs", self.refused(self.two, verb)[0])
+        self.assertEqual(there, iscsi_tools.what_is_there())
+        self.assertEqual([IMAGE.name], self.agent(self.one, "existing"))
+
+    def test_another_agents_ways_to_its_parents_are_left_alone(self) -> None:
+        self.agent(self.one, "connect")
+        self.addCleanup(self.agent, self.one, "disconnect")
+        maps = self.maps()
+        self.assertEqual([], self.agent(self.two, "existing"))
+        for verb in ("connect", "disconnect"):
+            self.assertEqual("NotOurs", self.refused(self.two, verb)[0])
+        self.assertEqual(maps, self.maps())
+        self.assertEqual([IMAGE.name], self.agent(self.one, "existing"))
+
+
+class EarlierReleaseTest(OwnerCase):
+    """Its maps have no owner, and its state folder has no number."""
+
+    def vm_with_data(self, verb: str = "create_as_before") -> Path:
+        disk = super().vm_with_data(verb)
+        (self.one / "owner").unlink()
+        self.assertEqual({""}, set(self.maps().values()))
+        return disk
+
+    def test_an_agent_goes_on_with_the_maps_of_the_release_before(self) -> None:
+        disk = self.vm_with_data()
+        with disk.open("r+b", buffering=0) as vm:
+            self.assertEqual(str(disk), self.agent(self.one, "open", "a"))
+            vm.seek(12)
+            vm.write(b"and this")
+        self.assertEqual(b"a wrote thisand this", disk.read_bytes()[:20])
+        self.assertIn(POOL, self.maps())
+        owner = (self.one / "owner").read_text().strip()
+        self.assertEqual([], [uuid for uuid in self.maps().values() if not uuid.startswith(f"VIRTMAN-{owner}-")])
+        self.agent(self.one, "create", "b", self.origin)
+        self.agent(self.one, "delete", "b")
+
+    def test_an_agent_with_another_folder_does_not_take_them(self) -> None:
+        disk = self.vm_with_data()
+        maps = self.maps()
+        self.assertEqual([], self.agent(self.two, "existing"))
+        kind, words = self.refused(self.two, "create", "b", self.origin)
+        self.assertEqual("NotOurs", kind)
+        self.assertIn("earlier release", words)
+        self.assert_untouched(disk, maps)

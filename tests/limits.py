@@ -1,0 +1,37 @@
+"""What a process runs short of."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Nobody in this process can open anything meanwhile: no file, no socket, no connection (EMFILE)."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))  # 0 to 2 are always open, and poll(2) may look at three
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def killed_at_its_end(program: str) -> Iterator[None]:
+    """Have a program that this process runs meanwhile do its work, and then be killed before it can say so."""
+    real, path = shutil.which(program), os.environ["PATH"]
+    with tempfile.TemporaryDirectory() as folder:
+        wrapper = Path(folder) / program
+        wrapper.write_text(f'#!/bin/sh\n{real} "$@"\nkill -9 $$\n')
+        wrapper.chmod(0o755)
+        os.environ["PATH"] = f"{folder}:{path}"
+        try:
+            yield
+        finally:
+            os.environ["PATH"] = path

@@ -1,0 +1,105 @@
+"""What passes the door of a driver, and what does not."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from testtools import TestCase
+
+from drivers.door import door, is_guarded
+from drivers.errors import BadName, DiskFull, HostFailed, ModuleMissing, NoSpace
+from drivers.needs import Needs, Node
+
+
+class Base:
+    def inherited(self) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+
+@door
+class Failing(Base):
+    """Raises what it is given."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        if error:
+            raise error
+
+    def act(self, error: Exception | None = None) -> str:
+        if error:
+            raise error
+        return self._helper()
+
+    def _helper(self) -> str:
+        return "done"
+
+
+@door
+class Lacking:
+    """Needs a module that no kernel has."""
+
+    needs = Needs(modules=("virtman_has_no_such_module",))
+
+    def act(self) -> None:
+        raise AssertionError("it was called")
+
+    def close(self) -> str:
+        return "closed"
+
+
+@door
+class Wanting(Lacking):
+    """Needs a path that no module brings."""
+
+    needs = Needs(nodes=(Node(Path("/proc/virtman"), "virtman_has_no_such_module"),))
+
+
+class ErrorsTest(TestCase):
+    def test_what_the_machine_refuses_is_an_error_of_the_driver(self) -> None:
+        refused = OSError(errno.EMFILE, "too many open files")
+        error = self.assertRaises(HostFailed, Failing().act, refused)
+        self.assertEqual((errno.EMFILE, refused), (error.errno, error.__cause__))
+        self.assertIn("too many open files", str(error))
+
+    def test_a_full_disk_is_no_space(self) -> None:
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            error = self.assertRaises(DiskFull, Failing().act, OSError(number, "full", "/var/lib/file"))
+            self.assertIsInstance(error, NoSpace)
+            self.assertIn("/var/lib/file", str(error))
+
+    def test_the_constructor_and_inherited_calls_have_the_same_door(self) -> None:
+        self.assertRaises(HostFailed, Failing, PermissionError(errno.EACCES, "not you"))
+        self.assertRaises(HostFailed, Failing().inherited)
+
+    def test_all_else_passes(self) -> None:
+        self.assertEqual("done", Failing().act())
+        self.assertRaises(BadName, Failing().act, BadName("/"))
+        self.assertRaises(KeyError, Failing().act, KeyError("a defect"))
+
+
+class ModulesTest(TestCase):
+    def test_a_driver_without_its_module_says_which_it_is(self) -> None:
+        driver = Lacking()
+        for _ in range(2):  # also when it is asked again
+            error = self.assertRaises(ModuleMissing, driver.act)
+            self.assertIn("virtman_has_no_such_module", str(error))
+
+    def test_a_path_that_no_module_brings_is_told_of(self) -> None:
+        self.assertIn("virtman_has_no_such_module", str(self.assertRaises(ModuleMissing, Wanting().act)))
+
+    def test_closing_needs_nothing(self) -> None:
+        self.assertEqual("closed", Lacking().close())
+
+
+class OwnDriversTest(TestCase):
+    def test_every_public_call_of_every_driver_goes_through_the_door(self) -> None:
+        open_calls = [
+            f"{point.value}.{name}"
+            for layer in ("attach", "cache", "export", "snapshot")
+            for point in entry_points(group=f"virtman.drivers.{layer}")
+            for name, call in inspect.getmembers(point.load(), inspect.isfunction)
+            if (name == "__init__" or not name.startswith("_")) and not is_guarded(call)
+        ]
+        self.assertEqual([], open_calls)

@@ -1,0 +1,51 @@
+"""What the kernel is asked of a disk that is not the image, on files like those of sysfs."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from testtools import TestCase
+
+from drivers.base import Image
+from drivers.iscsi.disks import alien, ask_anew
+from drivers.iscsi.names import serial_of
+
+IMAGE = Image("debian", 1 << 20, f"sha256:{'a' * 64}")
+
+
+class DiskTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.disk = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.disk)
+        (self.disk / "device").mkdir()
+        self.write("size", str(IMAGE.size // 512))
+        self.write("device/vpd_pg80", f"\0\x80\0 {serial_of(IMAGE)}")
+
+    def write(self, name: str, text: str) -> None:
+        (self.disk / name).write_text(text)
+
+    def asked(self) -> list[str]:
+        """What was written to, in the order of names."""
+        ask_anew(self.disk)
+        return sorted(path.name for path in (self.disk / "device").iterdir() if path.read_text() == "1")
+
+    def test_the_images_disk_is_known(self) -> None:
+        self.assertEqual("", alien(self.disk, IMAGE))
+
+    def test_one_without_a_size_is_asked_again(self) -> None:
+        self.write("size", "0")
+        self.assertEqual("its disk is of another size", alien(self.disk, IMAGE))
+        self.assertEqual(["rescan"], self.asked())
+
+    def test_one_of_another_image_is_asked_again(self) -> None:
+        self.write("device/vpd_pg80", "another")
+        self.assertEqual("its disk is of another image", alien(self.disk, IMAGE))
+        self.assertEqual(["rescan"], self.asked())
+
+    def test_one_without_a_serial_number_is_dropped_to_be_found_anew(self) -> None:
+        (self.disk / "device/vpd_pg80").unlink()
+        self.assertEqual("its disk is of another image", alien(self.disk, IMAGE))
+        self.assertEqual(["delete"], self.asked())

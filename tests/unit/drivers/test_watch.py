@@ -1,0 +1,126 @@
+"""Threads that begin again when they die."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+
+from testtools import TestCase
+
+from drivers.host.watch import FIRST_PAUSE, LONGEST_PAUSE, Death, Watch, deaths
+from tests.unit.logs import Logged
+
+
+class Act:
+    """Raises what it is told to, then waits until the test ends."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self._errors = list(errors)
+        self.settled, self.over = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        if self._errors:
+            raise self._errors.pop(0)
+        self.settled.set()
+        self.over.wait()
+
+
+class Hurried(threading.Event):
+    """Lets nobody wait, and is set after so many who wanted to. ``pauses``: for how long each of them did."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self._times = times
+        self.pauses: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses.append(timeout)
+        if len(self.pauses) == self._times:
+            self.set()
+        return self.is_set()
+
+
+class WatchTest(TestCase):
+    def watch(self, act: Callable[[], None], stopped: threading.Event | None = None) -> Watch:
+        watch = Watch("lookout", act, stopped)
+        watch.start()
+        self.addCleanup(watch.join)
+        if isinstance(act, Act):
+            self.addCleanup(act.over.set)
+        return watch
+
+    def test_one_that_dies_begins_again_and_says_so(self) -> None:
+        heard = Logged(self, "drivers.host.watch")
+        act = Act(OSError("too many open files"), ValueError("a bug"))
+        self.watch(act)
+        act.settled.wait()
+        self.assertIn(Death("lookout", 2, "ValueError('a bug')", running=True), deaths())
+        self.assertIn("thread lookout died", " ".join(heard.lines))
+
+    def test_one_that_lives_is_not_reported(self) -> None:
+        act = Act()
+        watch = self.watch(act)
+        act.settled.wait()
+        self.assertIsNone(watch.death)
+        self.assertNotIn("lookout", [death.thread for death in deaths()])
+
+    def test_one_that_waits_to_begin_again_is_reported_as_not_running(self) -> None:
+        stopped, died = threading.Event(), threading.Event()
+
+        def die() -> None:
+            died.set()
+            raise OSError
+
+        watch = self.watch(die, stopped)
+        died.wait()
+        stopped.set()
+        watch.join()
+        assert watch.death is not None
+        self.assertFalse(watch.death.running)
+
+    def test_pauses_grow_up_to_a_bound(self) -> None:
+        def die() -> None:
+            raise OSError
+
+        hurried = Hurried(12)
+        self.watch(die, hurried).join()
+        self.assertEqual([FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE], hurried.pauses[:3])
+        self.assertEqual([LONGEST_PAUSE] * 2, hurried.pauses[-2:])
+
+    def test_one_that_was_stopped_does_not_begin_again(self) -> None:
+        stopped = threading.Event()
+        runs: list[int] = []
+
+        def die() -> None:
+            runs.append(1)
+            stopped.set()
+            raise OSError
+
+        self.watch(die, stopped).join()
+        self.assertEqual(1, len(runs))
+
+    def test_one_that_has_returned_is_not_reported_any_more(self) -> None:
+        act = Act(OSError())
+        watch = self.watch(act)
+        act.over.set()
+        watch.join()
+        self.assertNotIn("lookout", [death.thread for death in deaths()])
+
+    def test_one_may_join_itself(self) -> None:
+        joined = threading.Event()
+
+        def join_oneself() -> None:
+            watch.join()
+            joined.set()
+
+        watch = Watch("lookout", join_oneself)
+        watch.start()
+        watch.join()
+        self.assertTrue(joined.is_set())
+
+    def test_one_that_cannot_begin_says_so_as_the_system_does(self) -> None:
+        before = threading.stack_size(1 << 46)  # no address space has room for two of these
+        self.addCleanup(threading.stack_size, before)
+        error = self.assertRaises(OSError, Watch("lookout", lambda: None).start)
+        self.assertEqual(errno.EAGAIN, error.errno)

@@ -1,0 +1,50 @@
+"""Files of disks for tests of what is published."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+from testtools import TestCase
+from testtools.matchers import Contains
+
+from tests.unit.virtman.scene import folder_for
+from virtman.errors import BadImageFile
+from virtman.imagefile import inspect
+
+MIB = 1 << 20
+CONTENT = random.Random(1).randbytes(MIB) + bytes(2 * MIB) + b"end".ljust(512, b".")
+
+
+def qemu_img(*arguments: object) -> None:
+    """Run it."""
+    subprocess.run(["qemu-img", *map(str, arguments)], check=True, capture_output=True)
+
+
+class ImagesTest(TestCase):
+    """A folder with a raw disk."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        if shutil.which("qemu-img") is None:
+            self.skipTest("qemu-img is missing: it is in Debian's package qemu-utils")
+        self.folder = folder_for(self)
+        self.raw = self.file("disk.raw", CONTENT)
+
+    def file(self, name: str, content: bytes) -> Path:
+        path = self.folder / name
+        path.write_bytes(content)
+        return path
+
+    def qcow2(self, *options: str) -> Path:
+        path = self.folder / "disk.qcow2"
+        qemu_img("convert", "-O", "qcow2", *options, self.raw, path)
+        return path
+
+    def refused(self, path: Path, *reasons: str) -> None:
+        """The file is refused in one line that names it."""
+        error = self.assertRaises(BadImageFile, inspect, path)
+        for text in (str(path), *reasons):
+            self.assertThat(str(error), Contains(text))

@@ -1,0 +1,172 @@
+"""Files to publish, with the real qemu-img."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from testtools.matchers import MatchesRegex
+
+from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
+from virtman.errors import BadImageFile
+from virtman.imagefile import inspect
+
+
+class InspectTest(ImagesTest):
+    def test_raw(self) -> None:
+        source = inspect(self.raw)
+        self.assertEqual((self.raw, "raw", len(CONTENT)), (source.path, source.format, source.size))
+
+    def test_qcow2(self) -> None:
+        path = self.qcow2()
+        self.assertEqual((path, "qcow2", len(CONTENT)), (path, inspect(path).format, inspect(path).size))
+
+    def test_a_sparse_file_needs_only_the_room_that_it_takes(self) -> None:
+        sparse = self.folder / "sparse"
+        with sparse.open("wb") as file:
+            file.truncate(1 << 40)
+        self.assertLess(inspect(sparse).needed, MIB)
+
+    def test_the_magic_number_alone_decides_what_it_is(self) -> None:
+        for name in ("disk.vmdk", "disk.qcow2", "disk.gz"):
+            self.assertEqual("raw", inspect(self.file(name, CONTENT)).format)
+        self.assertEqual("qcow2", inspect(self.qcow2().rename(self.folder / "disk.zip")).format)
+
+    def test_a_list_of_other_files_is_refused(self) -> None:
+        text = self.file("list.vmdk", b'# Disk DescriptorFile\nRW 2048 FLAT "/etc/shadow" 0\n'.ljust(1024, b"\n"))
+        self.refused(text, "VMDK")
+
+    def test_a_relative_path_is_refused(self) -> None:
+        self.refused(Path("disk.raw"), "absolute")
+
+    def test_what_is_no_file_is_refused(self) -> None:
+        self.refused(self.folder / ("x" * 300), "too long")
+        for path in (self.folder, self.folder / "missing", Path("/dev/null"), self.raw / "below"):
+            self.refused(path, "not a file")
+
+    def test_an_unreadable_file_is_refused(self) -> None:
+        self.refused(Path("/proc/self/mem"), "cannot read")  # even root cannot read its beginning
+
+    def test_an_empty_file_is_refused(self) -> None:
+        self.refused(self.file("empty", b""), "empty")
+
+    def test_an_empty_qcow2_is_refused(self) -> None:
+        path = self.folder / "empty.qcow2"
+        qemu_img("create", "-f", "qcow2", path, "0")
+        self.refused(path, "empty")
+
+    def test_a_truncated_qcow2_is_refused(self) -> None:
+        whole = self.qcow2().read_bytes()
+        for length in (4, 64, 512, 65536, len(whole) // 2, len(whole) - 65536):
+            self.refused(self.file("torn.qcow2", whole[:length]))
+
+    def test_a_damaged_qcow2_is_refused(self) -> None:
+        path = self.qcow2()
+        with path.open("r+b") as file:  # the offset of the refcount table (QEMU: docs/interop/qcow2.txt)
+            file.seek(48)
+            file.write((1 << 40).to_bytes(8, "big"))
+        self.refused(path)
+
+    def test_a_qcow2_that_merely_leaks_clusters_is_taken(self) -> None:
+        path = self.qcow2()
+        with path.open("r+b") as file:  # the unused refcount of some cluster beyond the end
+            file.truncate(path.stat().st_size + 10 * 65536)
+            file.seek(2 * 65536 + 2 * (path.stat().st_size // 65536 - 1))
+            file.write(b"\0\1")
+        self.assertEqual(3, subprocess.run(["qemu-img", "check", path], capture_output=True, check=False).returncode)
+        self.assertEqual(len(CONTENT), inspect(path).size)
+
+    def test_a_backing_file_is_refused(self) -> None:
+        path = self.folder / "overlay.qcow2"
+        qemu_img("create", "-f", "qcow2", "-b", self.raw, "-F", "raw", path)
+        self.refused(path, "backing-filename", "flatten")
+
+    def test_a_backing_file_that_is_not_there_is_refused_as_well(self) -> None:
+        path = self.folder / "overlay.qcow2"
+        qemu_img("create", "-u", "-f", "qcow2", "-b", "/nonexistent", "-F", "raw", path, "1M")
+        self.refused(path, "backing-filename")
+
+    def test_a_data_file_is_refused(self) -> None:
+        path = self.folder / "external.qcow2"
+        qemu_img("create", "-f", "qcow2", "-o", f"data_file={self.folder}/data", path, "1M")
+        self.refused(path, "data-file")
+
+    def test_an_encrypted_image_is_refused(self) -> None:
+        path = self.folder / "secret.qcow2"
+        options = "encrypt.format=aes,encrypt.key-secret=key"
+        qemu_img("create", "--object", "secret,id=key,data=x", "-f", "qcow2", "-o", options, path, "1M")
+        self.refused(path, "encrypted")
+
+    def test_a_file_name_may_look_like_an_option_or_a_protocol(self) -> None:
+        for name in ("-f", "nbd:unix:x", "json:{}", "a b", "grüße"):
+            path = self.file(name, CONTENT)
+            self.assertEqual(len(CONTENT), inspect(path).size)
+
+
+class OtherFormatsTest(ImagesTest):
+    """As raw they would boot nothing."""
+
+    def converted(self, path: Path, name: str) -> Path:
+        """What the command of the refusal makes of a file."""
+        error = self.assertRaises(BadImageFile, inspect, path)
+        self.assertThat(
+            str(error), MatchesRegex(rf"{re.escape(str(path))} is .*{name}.*; (convert|unpack) it first: .+")
+        )
+        subprocess.run(str(error).partition(" first: ")[2], shell=True, check=True, capture_output=True)
+        (made,) = [file for file in self.folder.iterdir() if file not in (path, self.raw)]
+        return made
+
+    def assert_the_command_helps(self, path: Path, name: str) -> None:
+        made = self.converted(path, name)
+        self.assertEqual(len(CONTENT), inspect(made).size)
+        compared = subprocess.run(
+            ["qemu-img", "compare", "-f", "raw", self.raw, made], capture_output=True, check=False
+        )
+        self.assertEqual(0, compared.returncode, str(compared.stdout))
+        for file in (path, made):
+            file.unlink()
+
+    def test_disks_of_other_programs_are_refused_with_the_command_that_converts_them(self) -> None:
+        for name, options in (("vmdk", "subformat=monolithicSparse"), ("vdi", ""), ("vhdx", "")):
+            path = self.folder / f"a disk.{name}"
+            qemu_img("convert", "-O", name, *(["-o", options] if options else []), self.raw, path)
+            self.assert_the_command_helps(path, name.upper())
+
+    def test_a_name_that_says_something_else_helps_nobody(self) -> None:
+        path = self.folder / "disk.qcow2"
+        qemu_img("convert", "-O", "vdi", self.raw, path)
+        self.assert_the_command_helps(path, "VDI")
+
+    def test_a_growing_vhd_is_refused(self) -> None:
+        path = self.folder / "disk.vhd"
+        qemu_img("create", "-f", "vpc", path, "4M")
+        self.refused(path, "VHD", "qemu-img convert")
+
+    def test_packed_files_are_refused_with_the_command_that_unpacks_them(self) -> None:
+        packers: list[tuple[str, str, Callable[[bytes], bytes]]] = [
+            ("gzip", "gz", gzip.compress), ("xz", "xz", lzma.compress), ("bzip2", "bz2", bz2.compress),
+            ("Zstandard", "zst", zstd), ("ZIP", "zip", zipped),
+        ]  # fmt: skip
+        for name, suffix, pack in packers:
+            for file in (f"a disk.img.{suffix}", "disk"):
+                self.assert_the_command_helps(self.file(file, pack(CONTENT)), name)
+
+
+def zstd(content: bytes) -> bytes:
+    """Packed by the program, which is in Debian's package zstd."""
+    return subprocess.run(["zstd", "--stdout"], input=content, capture_output=True, check=True).stdout
+
+
+def zipped(content: bytes) -> bytes:
+    """In an archive of its own."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("disk.img", content)
+    return whole.getvalue()

@@ -1,0 +1,131 @@
+"""The disk with the state is full, from each write of a record on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from testtools import TestCase
+
+from drivers.errors import DriverError
+from tests.unit.virtman.scene import Scene
+from virtman.errors import NoRoom, VirtmanError
+from virtman.records import Boot
+
+Act = Callable[[Scene], object]
+
+BOOT = Boot(memory=64, cpus=1, network="none")
+
+
+class NoRoomTest(TestCase):
+    def full_from_each_write_on(self, given: Act, act: Act) -> list[Scene]:
+        """Scenes after the act, in which the disk was full from its first write on, from its second on, …
+
+        In each of them the act failed, and said why; the last one, in which it did not need the room, is left out.
+        """
+        scenes = []
+        for number in count():
+            scene = Scene(self)
+            given(scene)
+            scene.fill_up(after=number)
+            try:
+                act(scene)
+            except NoRoom as error:
+                self.assertIn("make room", str(error))
+                scenes.append(scene)
+            else:
+                return scenes
+        raise AssertionError
+
+    def test_a_create_fails_and_leaves_nothing(self) -> None:
+        scenes = self.full_from_each_write_on(
+            lambda scene: scene.volt.offer("debian"), lambda scene: scene.vms.create("vm", "debian", None)
+        )
+        self.assertEqual(5, len(scenes), "the records of VM and stack are written so often")
+        for scene in scenes:
+            self.assertEqual({}, scene.host.disks)
+            self.assertEqual([], scene.vm_shelf.names())
+            scene.stacks.remove_if_idle("debian")
+            scene.check_empty(self)
+
+    def test_a_boot_fails_and_leaves_what_there_was(self) -> None:
+        def given(scene: Scene) -> None:
+            scene.volt.offer("debian")
+            scene.vms.create("vm", "debian", None)
+
+        scenes = self.full_from_each_write_on(given, lambda s: s.vms.boot("vm", "debian", None, BOOT, [], None))
+        self.assertEqual(1, len(scenes))
+        for scene in scenes:
+            scene.check(self)
+
+    def test_a_boot_that_has_no_room_to_say_that_it_is_done_is_done(self) -> None:
+        scene = Scene(self)
+        scene.volt.offer("debian")
+        scene.vms.create("vm", "debian", None)
+        scene.fill_up(after=1)
+        scene.vms.boot("vm", "debian", None, BOOT, [], None)
+        self.assertIn("vm", scene.machines.running)
+        scene.make_room()
+        scene.restart()
+        scene.check(self)
+
+    def test_a_publish_fails_and_is_not_published_or_goes_on_when_there_is_room(self) -> None:
+        def publish(scene: Scene) -> None:
+            scene.stacks.add_origin(scene.put_content("mine"))
+
+        before, after = self.full_from_each_write_on(lambda _scene: None, publish)
+        before.check_empty(self)
+        self.assertIn("mine", after.volt.images, "Volt has it")
+        self.assertIn("mine", after.host.served)
+        after.make_room()
+        after.restart()
+        after.check(self)
+
+    def test_new_parents_are_followed_when_there_is_room(self) -> None:
+        def given(scene: Scene) -> None:
+            scene.volt.offer("debian")
+            scene.vms.create("vm", "debian", None)
+            scene.volt.assign("debian", ["new"])
+
+        scenes = self.full_from_each_write_on(given, lambda scene: scene.stacks.follow(scene.volt.places["debian"]))
+        self.assertEqual(2, len(scenes))
+        for scene in scenes:
+            self.assertIn("debian", scene.host.served)
+            scene.make_room()
+            scene.stacks.follow(scene.volt.places["debian"])
+            scene.check(self)
+
+    def test_destroying_makes_room_and_needs_none(self) -> None:
+        scene = Scene(self)
+        scene.volt.offer("debian")
+        scene.vms.boot("vm", "debian", None, BOOT, [], None)
+        scene.fill_up()
+        scene.vms.destroy("vm")
+        self.assertEqual({}, scene.machines.running)
+        self.assertTrue(scene.stacks.remove_if_idle("debian"))
+        scene.check_empty(self)
+
+    def test_dropping_an_origin_makes_room_and_needs_none(self) -> None:
+        scene = Scene(self)
+        scene.stacks.add_origin(scene.put_content("mine"))
+        scene.volt.remove_image("mine")
+        scene.fill_up()
+        self.assertTrue(scene.stacks.drop_origin("mine"))
+        scene.check_empty(self)
+
+    def test_a_destroy_without_a_note_that_is_cut_off_can_be_asked_for_again(self) -> None:
+        for number in count(1):
+            scene = Scene(self)
+            scene.volt.offer("debian")
+            scene.vms.create("vm", "debian", None)
+            scene.fill_up()
+            if scene.cut(lambda scene: scene.vms.destroy("vm"), number) is None:
+                return
+            scene.make_room()
+            try:
+                scene.restart()
+            except (VirtmanError, DriverError) as error:
+                self.assertIn("vm", str(error), "repair tells of the disk that is missing")
+            if scene.vm_shelf.names():
+                scene.vms.destroy("vm")
+            scene.check(self)

@@ -1,0 +1,398 @@
+"""What has to be done, by key."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from testtools import TestCase
+
+from tests.unit.logs import Logged
+from tests.unit.virtman.clock import Clock
+from virtman.errors import CoordinatorDown
+from virtman.workqueue import CALM, FIRST_PAUSE, IN_VAIN, LONGEST_PAUSE, THREADS, Job, Pool, WorkQueue
+
+PATIENCE = 60.0
+"""Seconds until a test that hangs is given up; none is measured by it."""
+
+PAUSE = 0.002
+
+
+class Work:
+    """What is to be done for one key: its jobs, in order; what each one raises; and how often it was looked at."""
+
+    def __init__(self, *errors: Exception | None, pool: Pool = Pool.SHORT, on_demand: bool = False) -> None:
+        self.errors = list(errors)
+        self.pool, self.on_demand = pool, on_demand
+        self.looks = 0
+        self.done = 0
+        self.go = threading.Event()
+        self.go.set()
+        self.running = threading.Event()
+
+    def next(self) -> Job | None:
+        self.looks += 1
+        return Job("work", self.act, self.pool, self.on_demand) if self.errors else None
+
+    def act(self) -> None:
+        self.running.set()
+        self.go.wait(PATIENCE)
+        error = self.errors.pop(0)
+        self.done += 1
+        if error is not None:
+            raise error
+
+
+class WorkQueueTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.clock = Clock()
+        self.work: dict[str, Work] = {}
+        self.chance = 0.0
+        self.queue = WorkQueue(lambda key: self.work[key].next(), self.clock, lambda: self.chance)
+        self.queue.start()
+        self.addCleanup(self.queue.stop)
+
+    def give(self, key: str, *errors: Exception | None, pool: Pool = Pool.SHORT, on_demand: bool = False) -> Work:
+        """Work for a key that runs at once."""
+        self.work[key] = Work(*errors, pool=pool, on_demand=on_demand)
+        self.addCleanup(self.work[key].go.set)
+        return self.work[key]
+
+    def blocked(self, key: str, *, pool: Pool = Pool.SHORT) -> Work:
+        """Work that has begun and waits for ``go``."""
+        work = self.give(key, None, pool=pool)
+        work.go.clear()
+        self.queue.wake(key)
+        self.assertTrue(work.running.wait(PATIENCE))
+        return work
+
+    def quiet(self, key: str) -> None:
+        """Wait until nothing is done for a key, and nothing is due."""
+        self.until(lambda: not self.queue.busy(key), f"{key} is never in order")
+
+    def until(self, condition: Callable[[], bool], why: str) -> None:
+        """Wait until the condition holds; fail with ``why`` if it never does."""
+        pause = threading.Event()
+        for _ in range(int(PATIENCE / PAUSE)):
+            if condition():
+                return
+            pause.wait(PAUSE)
+        self.fail(why)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and have the queue see it."""
+        self.clock.advance(seconds)
+        self.give("time")
+        self.queue.wake("time")
+        self.quiet("time")
+
+
+class OrderTest(WorkQueueTest):
+    def test_a_key_that_is_woken_is_brought_in_order_step_by_step(self) -> None:
+        for pool in Pool:
+            work = self.give("a", None, None, None, pool=pool)
+            self.queue.wake("a")
+            self.quiet("a")
+            self.assertEqual((3, 4), (work.done, work.looks), "it is looked at until there is nothing to do")
+
+    def test_keys_are_served_side_by_side(self) -> None:
+        self.blocked("a")
+        work = self.give("b", None)
+        self.queue.wake("b")
+        self.quiet("b")
+        self.assertEqual(1, work.done)
+
+    def test_one_thing_of_a_key_is_done_at_a_time(self) -> None:
+        for pool in Pool:
+            work = self.blocked("a", pool=pool)
+            work.running.clear()
+            for _ in range(3):
+                self.queue.wake("a")
+            self.give("b", None)
+            self.queue.wake("b")
+            self.quiet("b")
+            self.assertFalse(work.running.is_set())
+            work.go.set()
+            self.quiet("a")
+
+    def test_a_key_that_is_woken_while_it_is_looked_at_is_looked_at_again(self) -> None:
+        work = self.give("a")
+        looked = threading.Event()
+
+        def plan() -> Job | None:
+            work.looks += 1
+            if work.looks == 1:
+                self.queue.wake("a")
+            else:
+                looked.set()
+            return None
+
+        work.next = plan  # type: ignore[method-assign]
+        self.queue.wake("a")
+        self.assertTrue(looked.wait(PATIENCE))
+
+    def test_work_never_waits_for_that_of_another_kind(self) -> None:
+        for pool, other in ((Pool.LONG, Pool.SHORT), (Pool.LONG, Pool.VOLT), (Pool.VOLT, Pool.LONG)):
+            keys = [f"{pool}-{number}" for number in range(sum(THREADS.values()))]
+            waiting = [self.give(key, None, pool=pool) for key in keys]
+            for key, work in zip(keys, waiting, strict=True):
+                work.go.clear()
+                self.queue.wake(key)
+            self.until(partial(self.busy_with, waiting, THREADS[pool]), f"{pool} work does not begin")
+            work = self.give("other", None, pool=other)
+            self.queue.wake("other")
+            self.quiet("other")
+            self.assertEqual((1, 0), (work.done, sum(one.done for one in waiting)))
+            for work in waiting:
+                work.go.set()
+
+    def busy_with(self, waiting: list[Work], threads: int) -> bool:
+        """Whether all of this work was looked at, and as much of it runs as there are threads."""
+        return all(work.looks for work in waiting) and sum(work.running.is_set() for work in waiting) >= threads
+
+    def test_long_work_beyond_the_threads_is_done_when_one_is_free(self) -> None:
+        all_work = [self.give(f"long-{number}", None, pool=Pool.LONG) for number in range(3 * THREADS[Pool.LONG])]
+        for number in range(len(all_work)):
+            self.queue.wake(f"long-{number}")
+        for number, work in enumerate(all_work):
+            self.quiet(f"long-{number}")
+            self.assertEqual(1, work.done)
+
+
+class ForgetTest(WorkQueueTest):
+    def test_a_key_in_order_is_forgotten(self) -> None:
+        self.give("a", None)
+        self.queue.wake("a")
+        self.quiet("a")
+        self.assertEqual({}, self.queue._entries)
+
+
+class FailureTest(WorkQueueTest):
+    def fail_once(self, key: str = "a") -> Work:
+        work = self.give(key, CoordinatorDown("nobody there"), None)
+        self.queue.wake(key)
+        self.quiet(key)
+        return work
+
+    def test_what_failed_is_told_until_it_is_done(self) -> None:
+        work = self.fail_once()
+        self.assertEqual({"a": "work: nobody there"}, self.queue.troubles())
+        self.pass_time(FIRST_PAUSE)
+        self.quiet("a")
+        self.assertEqual((2, {}), (work.done, self.queue.troubles()))
+
+    def test_it_is_tried_again_after_the_pause_and_not_before(self) -> None:
+        work = self.fail_once()
+        self.pass_time(0.9 * FIRST_PAUSE)
+        self.assertEqual(1, work.done)
+        self.pass_time(0.1 * FIRST_PAUSE)
+        self.quiet("a")
+        self.assertEqual(2, work.done)
+
+    def test_waking_it_does_not_shorten_the_pause(self) -> None:
+        work = self.fail_once()
+        for _ in range(3):
+            self.queue.wake("a")
+        self.pass_time(0)
+        self.assertEqual(1, work.done)
+
+    def test_news_end_the_pause(self) -> None:
+        work = self.fail_once()
+        self.queue.wake("a", now=True)
+        self.quiet("a")
+        self.assertEqual(2, work.done)
+
+    def pauses(self, failures: int) -> list[float]:
+        """The pause after each of so many failures in a row."""
+        self.give("a", *[CoordinatorDown("nobody there")] * failures, None)
+        self.queue.wake("a")
+        found = []
+        for _ in range(failures):
+            self.quiet("a")
+            due = self.queue._entries["a"].due
+            assert due is not None
+            found.append(due - self.clock.now)
+            self.pass_time(found[-1])
+        self.quiet("a")
+        return found
+
+    def test_pauses_grow_up_to_a_bound(self) -> None:
+        pauses = self.pauses(14)
+        self.assertEqual([FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE], pauses[:3])
+        self.assertEqual([LONGEST_PAUSE] * 2, pauses[-2:])
+
+    def test_the_pause_after_days_of_failures_is_the_longest(self) -> None:
+        self.assertEqual(LONGEST_PAUSE, self.queue._pause(10_000))
+
+    def test_a_success_begins_anew(self) -> None:
+        self.pauses(5)
+        self.assertEqual([FIRST_PAUSE], self.pauses(1))
+
+    def test_a_step_that_succeeded_begins_anew_too(self) -> None:
+        down = CoordinatorDown("nobody there")
+        self.give("a", down, down, None, down, None)
+        self.queue.wake("a")
+        for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE, FIRST_PAUSE):
+            self.quiet("a")
+            due = self.queue._entries["a"].due
+            assert due is not None
+            self.assertEqual(pause, due - self.clock.now)
+            self.pass_time(pause)
+
+    def test_chance_spreads_those_that_failed_together(self) -> None:
+        self.chance = 1.0
+        self.assertEqual([FIRST_PAUSE / 2], self.pauses(1))
+
+    def test_a_trouble_that_stays_is_one_line_of_the_log(self) -> None:
+        logged = Logged(self, "virtman.workqueue")
+        self.pauses(4)
+        self.assertEqual(["a: work: nobody there"], [line for line in logged.lines if "nobody" in line])
+
+    def test_a_bug_is_logged_and_stops_nothing(self) -> None:
+        logged = Logged(self, "virtman.workqueue")
+        for pool in Pool:
+            self.give("a", ValueError("no such luck"), pool=pool)
+            self.queue.wake("a", now=True)
+            self.quiet("a")
+        self.assertIn("a: work failed\nTraceback", "\n".join(logged.lines))
+        self.assertEqual({"a": "work: unexpected ValueError('no such luck')"}, self.queue.troubles())
+
+    def test_a_bug_in_the_plan_is_told_and_tried_again(self) -> None:
+        self.queue.wake("unknown")
+        self.quiet("unknown")
+        self.assertEqual({"unknown": "KeyError('unknown')"}, self.queue.troubles())
+        work = self.give("unknown", None)
+        self.pass_time(FIRST_PAUSE)
+        self.quiet("unknown")
+        self.assertEqual(1, work.done)
+
+    def test_a_job_that_succeeds_and_changes_nothing_is_done_after_pauses_and_told(self) -> None:
+        work = self.give("a", *[None] * 100)
+        self.queue.wake("a")
+        self.quiet("a")
+        self.assertEqual(IN_VAIN + 1, work.done)
+        self.assertIn("still to be done", self.queue.troubles()["a"])
+        self.pass_time(FIRST_PAUSE)
+        self.quiet("a")
+        self.assertEqual(IN_VAIN + 2, work.done)
+
+    def test_jobs_that_are_different_each_time_are_not_in_vain(self) -> None:
+        jobs = [Job(f"step {number}", lambda: None) for number in range(2 * IN_VAIN)]
+        queue = WorkQueue(lambda _key: jobs.pop() if jobs else None, self.clock)
+        self.addCleanup(queue.stop)
+        queue.start()
+        queue.wake("a")
+        self.until(lambda: not jobs and not queue.busy("a"), "it is never in order")
+        self.assertEqual({}, queue.troubles())
+
+    def test_who_waits_longest_for_a_thread_is_next(self) -> None:
+        again, *_others = [self.blocked(f"busy {number}", pool=Pool.LONG) for number in range(THREADS[Pool.LONG])]
+        first, second = (self.give(key, None, pool=Pool.LONG) for key in ("first", "second"))
+        for key, work in (("first", first), ("second", second)):
+            work.go.clear()
+            self.queue.wake(key)
+            self.until(lambda key=key: self.queue._entries[key].job is not None, "it never waits")  # type: ignore[misc]
+        again.errors.append(None)
+        again.running.clear()
+        again.go.set()
+        self.assertTrue(first.running.wait(PATIENCE))
+        again.go.clear()
+        self.until(lambda: again.looks == 2 and self.queue._entries["busy 0"].job is not None, "it never waits again")
+        first.go.set()
+        self.until(lambda: second.running.is_set() or again.running.is_set(), "nobody is next")
+        self.assertTrue(second.running.is_set())
+
+    def test_a_job_that_is_asked_for_again_and_again_is_done_each_time(self) -> None:
+        work = self.give("a", *[None] * 3 * IN_VAIN, on_demand=True)
+        self.queue.wake("a")
+        self.quiet("a")
+        self.assertEqual((3 * IN_VAIN, {}), (work.done, self.queue.troubles()))
+
+
+class StumbleTest(WorkQueueTest):
+    def stumble(self) -> Work:
+        work = self.give("a", None)
+        self.queue.stumbled("a", "it died")
+        self.pass_time(0)
+        return work
+
+    def test_the_first_time_it_is_done_again_at_once(self) -> None:
+        work = self.stumble()
+        self.quiet("a")
+        self.assertEqual(1, work.done)
+
+    def test_the_first_time_no_pause_of_a_failure_counts(self) -> None:
+        work = self.give("a", *[CoordinatorDown("nobody there")] * 3)
+        self.queue.wake("a")
+        for _ in range(2):
+            self.quiet("a")
+            self.pass_time(LONGEST_PAUSE)
+        self.quiet("a")
+        self.assertEqual(3, work.done)
+        work = self.stumble()
+        self.quiet("a")
+        self.assertEqual(1, work.done)
+
+    def test_what_dies_again_and_again_is_done_again_after_pauses(self) -> None:
+        self.stumble()
+        self.quiet("a")
+        for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE):
+            work = self.stumble()
+            self.assertEqual(0, work.done)
+            self.pass_time(0.9 * pause)
+            self.assertEqual(0, work.done)
+            self.pass_time(0.1 * pause)
+            self.quiet("a")
+            self.assertEqual(1, work.done)
+
+    def test_after_a_calm_time_it_is_the_first_time(self) -> None:
+        self.stumble()
+        self.quiet("a")
+        self.pass_time(CALM + 1)
+        work = self.stumble()
+        self.quiet("a")
+        self.assertEqual(1, work.done)
+
+    def test_what_somebody_else_mended_meanwhile_is_not_told_any_more(self) -> None:
+        self.give("a")
+        self.queue.stumbled("a", "it died")
+        self.quiet("a")
+        self.assertEqual({}, self.queue.troubles())
+
+    def test_what_is_done_now_and_then_after_it_is_not_done_in_vain(self) -> None:
+        self.stumble()
+        self.quiet("a")
+        for _ in range(2 * IN_VAIN):
+            self.give("a", None)
+            self.queue.wake("a")
+            self.quiet("a")
+            self.assertEqual({}, self.queue.troubles())
+
+
+class StopTest(WorkQueueTest):
+    def test_nothing_is_begun_after_it(self) -> None:
+        work = self.give("a", None)
+        self.queue.stop()
+        self.queue.wake("a")
+        self.assertEqual(0, work.looks)
+
+    def test_all_threads_end(self) -> None:
+        self.queue.stop()
+        self.assertEqual([], [thread.name for thread in self.queue._threads if thread.is_alive()])
+
+    def test_it_waits_for_what_runs(self) -> None:
+        work = self.blocked("a")
+        stopping = threading.Thread(target=self.queue.stop)
+        stopping.start()
+        self.addCleanup(stopping.join)
+        work.go.set()
+        stopping.join()
+        self.assertEqual(1, work.done)
+
+    def test_it_cuts_off_what_does_not_end(self) -> None:
+        logged = Logged(self, "virtman.workqueue")
+        self.blocked("a", pool=Pool.LONG)
+        self.queue.stop()
+        self.assertIn("cut off: a", logged.lines)

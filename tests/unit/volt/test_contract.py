@@ -1,0 +1,335 @@
+"""What an agent's link may rely on: the same for Volt's double, for Volt, and for both behind HTTP.
+
+Each test speaks as one host, ``here``, that is registered; ``other`` is another host that publishes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from testtools import TestCase
+
+from drivers import base
+from tests.doubles.servers import serve_app, serve_volt
+from tests.doubles.volt import SERVE, VoltDouble, digest_of
+from tests.unit.volt.databases import new_database
+from volt.api import create_app
+from volt.client import Assignment, HeartbeatAnswer, Image, ImageTree, NodeReport, VoltClient
+from volt.coordinator import Coordinator
+from volt.errors import HostHasNode, ImageConflict, ImageInUse, ImageUnknown, NodeUnknown, OriginNeeded
+from volt.models import DeadParentReport, PublishRequest
+from volt.store import Store
+
+HERE, OTHER = "here", "other"
+ADDRESS = "unix:///run/here/serve"
+DEBIAN = base.Image("debian", 1 << 20, digest_of("debian"))
+MINE = base.Image("mine", 1 << 20, digest_of("mine"))
+
+
+class Seat(Protocol):
+    """The calls of one host."""
+
+    def heartbeat(self, nodes: list[NodeReport]) -> HeartbeatAnswer: ...
+    def publish(self, image: base.Image) -> Image: ...
+    def join(self, image: str) -> Assignment: ...
+    def leave(self, image: str, dropped: int = -1) -> None: ...
+    def remove_image(self, image: str) -> None: ...
+    def report(self, image: str, dead: str) -> Assignment: ...
+    def listing(self) -> list[Image]: ...
+    def image(self, name: str) -> Image: ...
+    def tree(self, image: str) -> ImageTree: ...
+
+
+class Contract:
+    """The tests. ``seat`` is the host's; ``offer`` has the other host publish."""
+
+    seat: Seat
+
+    def offer(self, image: base.Image) -> None:
+        """The other host publishes an image."""
+        raise NotImplementedError
+
+    def current(self) -> Assignment:
+        """What the host has to follow now."""
+        (assignment,) = self.seat.heartbeat([]).assignments
+        return assignment
+
+    def beat(self, image: str, revision: int) -> HeartbeatAnswer:
+        return self.seat.heartbeat([NodeReport(image=image, revision=revision)])
+
+
+class ContractTests(Contract, TestCase):
+    """Not collected itself."""
+
+    __test__ = False
+
+    def test_nobody_reads_and_nothing_is_published_at_first(self) -> None:
+        answer = self.seat.heartbeat([])
+        self.assertEqual(([], [], []), (answer.assignments, answer.absent, self.seat.listing()))
+        self.assertTrue(0 < answer.interval_s < answer.lease_s)
+
+    def test_a_joiner_gets_content_parents_and_a_slot(self) -> None:
+        self.offer(DEBIAN)
+        got = self.seat.join("debian")
+        self.assertEqual((DEBIAN.name, DEBIAN.size, DEBIAN.digest), (got.image, got.size, got.digest))
+        self.assertEqual((1, [OTHER], []), (got.slot, [p.host for p in got.parents], got.children))
+        self.assertEqual(SERVE, got.parents[0].address)
+        self.assertTrue(got.parents[0].secret)
+        self.assertTrue(got.revision > 0)
+
+    def test_joining_again_gives_the_same_place_under_a_greater_revision(self) -> None:
+        self.offer(DEBIAN)
+        once, again = self.seat.join("debian"), self.seat.join("debian")
+        self.assertTrue(again.revision > once.revision)
+        self.assertEqual(once, again.model_copy(update={"revision": once.revision}))
+
+    def test_a_heartbeat_tells_what_is_newer_than_what_it_reports(self) -> None:
+        self.offer(DEBIAN)
+        joined = self.seat.join("debian")
+        self.assertEqual([], self.beat("debian", joined.revision).assignments)
+        again = self.seat.join("debian")
+        (told,) = self.beat("debian", joined.revision).assignments
+        self.assertEqual((again.revision, again.parents), (told.revision, told.parents))
+
+    def test_a_heartbeat_tells_of_a_place_that_it_does_not_report(self) -> None:
+        self.offer(DEBIAN)
+        joined = self.seat.join("debian")
+        self.assertEqual(joined.revision, self.current().revision)
+
+    def test_what_is_reported_without_a_place_is_absent(self) -> None:
+        self.offer(DEBIAN)
+        answer = self.seat.heartbeat([NodeReport(image=name, revision=0) for name in ("nothing", "debian")])
+        self.assertEqual((["debian", "nothing"], []), (answer.absent, answer.assignments))
+
+    def test_a_published_image_has_this_host_as_its_origin(self) -> None:
+        published = self.seat.publish(MINE)
+        self.assertEqual((MINE.name, MINE.size, MINE.digest), (published.name, published.size, published.digest))
+        self.assertEqual(([HERE], 0), (published.origins, published.nodes))
+        got = self.seat.join("mine")
+        self.assertEqual((0, []), (got.slot, got.parents))
+
+    def test_publishing_the_same_again_changes_nothing(self) -> None:
+        once = self.seat.publish(MINE)
+        before = self.current()
+        self.assertEqual(once, self.seat.publish(MINE))
+        self.assertEqual(before, self.current())
+
+    def test_the_same_content_from_one_more_host_has_two_origins(self) -> None:
+        self.offer(DEBIAN)
+        self.assertEqual([OTHER, HERE], self.seat.publish(DEBIAN).origins)
+        self.assertEqual([OTHER, HERE], self.seat.image("debian").origins)
+        got = self.seat.join("debian")
+        self.assertEqual((-1, []), (got.slot, got.parents))
+
+    def test_one_of_two_origins_may_leave(self) -> None:
+        self.offer(DEBIAN)
+        self.seat.publish(DEBIAN)
+        self.seat.leave("debian")
+        self.assertEqual([OTHER], self.seat.image("debian").origins)
+
+    def test_other_content_under_a_name_is_a_conflict(self) -> None:
+        self.offer(DEBIAN)
+        for content in (base.Image("debian", DEBIAN.size, digest_of("x")), base.Image("debian", 512, DEBIAN.digest)):
+            error = self.assertRaises(ImageConflict, self.seat.publish, content)
+            self.assertEqual(f"image debian is published with digest {DEBIAN.digest}, size {DEBIAN.size}", str(error))
+
+    def test_who_reads_an_image_cannot_publish_it(self) -> None:
+        self.offer(DEBIAN)
+        self.seat.join("debian")
+        error = self.assertRaises(HostHasNode, self.seat.publish, DEBIAN)
+        self.assertEqual("host here reads image debian from the tree: leave first", str(error))
+
+    def test_who_left_has_no_place(self) -> None:
+        self.offer(DEBIAN)
+        joined = self.seat.join("debian")
+        self.seat.leave("debian", joined.revision)
+        self.assertEqual(["debian"], self.beat("debian", joined.revision).absent)
+        self.assertEqual([], self.seat.heartbeat([]).assignments)
+
+    def test_who_comes_back_gets_a_greater_revision(self) -> None:
+        self.offer(DEBIAN)
+        joined = self.seat.join("debian")
+        self.seat.leave("debian", joined.revision)
+        self.assertTrue(self.seat.join("debian").revision > joined.revision)
+
+    def test_leaving_what_one_does_not_have_is_done(self) -> None:
+        self.offer(DEBIAN)
+        for image in ("debian", "nothing"):
+            self.seat.leave(image)
+
+    def test_the_last_origin_cannot_leave_and_stays(self) -> None:
+        self.seat.publish(MINE)
+        error = self.assertRaises(OriginNeeded, self.seat.leave, "mine")
+        self.assertEqual("host here is the last origin of image mine: remove the image instead", str(error))
+        self.assertEqual("mine", self.current().image)
+
+    def test_an_image_that_is_removed_is_gone_with_its_origins_place(self) -> None:
+        self.seat.publish(MINE)
+        self.seat.remove_image("mine")
+        self.assertEqual([], self.seat.listing())
+        self.assertEqual(["mine"], self.beat("mine", 0).absent)
+        self.assertRaises(ImageUnknown, self.seat.remove_image, "mine")
+
+    def test_an_image_that_somebody_reads_cannot_be_removed(self) -> None:
+        self.offer(DEBIAN)
+        self.seat.join("debian")
+        error = self.assertRaises(ImageInUse, self.seat.remove_image, "debian")
+        self.assertEqual(("image debian is in use by here", (HERE,)), (str(error), error.hosts))
+        self.assertEqual("debian", self.current().image)
+
+    def test_a_reported_parent_that_is_the_only_origin_stays_the_last_resort(self) -> None:
+        self.offer(DEBIAN)
+        before = self.seat.join("debian")
+        got = self.seat.report("debian", OTHER)
+        self.assertEqual((before.slot, before.parents), (got.slot, got.parents))
+        self.assertTrue(got.revision >= before.revision)
+
+    def test_a_report_of_nobodys_parent_changes_nothing(self) -> None:
+        self.offer(DEBIAN)
+        before = self.seat.join("debian")
+        self.assertEqual(before, self.seat.report("debian", "stranger"))
+
+    def test_a_report_needs_a_place(self) -> None:
+        self.offer(DEBIAN)
+        error = self.assertRaises(NodeUnknown, self.seat.report, "debian", OTHER)
+        self.assertEqual("host here is not in the tree of image debian", str(error))
+
+    def test_images_are_listed_by_name(self) -> None:
+        self.offer(DEBIAN)
+        self.offer(base.Image("alpine", 512, digest_of("alpine")))
+        self.seat.join("debian")
+        listed = [(image.name, image.size, image.origins, image.nodes) for image in self.seat.listing()]
+        self.assertEqual([("alpine", 512, [OTHER], 0), ("debian", DEBIAN.size, [OTHER], 1)], listed)
+        self.assertEqual(1, self.seat.image("debian").nodes)
+
+    def test_the_tree_shows_origin_and_host(self) -> None:
+        self.offer(DEBIAN)
+        joined = self.seat.join("debian")
+        tree = self.seat.tree("debian")
+        self.assertEqual(("debian", DEBIAN.size, DEBIAN.digest), (tree.image, tree.size, tree.digest))
+        self.assertEqual((OTHER, 0, 0), (tree.root.host, tree.root.slot, tree.root.depth))
+        (below,) = tree.root.children
+        self.assertEqual((HERE, joined.slot, joined.revision, 1), (below.host, below.slot, below.revision, below.depth))
+
+    def test_what_is_not_published_is_unknown(self) -> None:
+        for call in (self.seat.join, self.seat.tree, self.seat.image, self.seat.remove_image):
+            error = self.assertRaises(ImageUnknown, call, "nothing")
+            self.assertEqual("no image nothing is published", str(error))
+        self.assertRaises(ImageUnknown, self.seat.report, "nothing", OTHER)
+
+
+class DoubleSeat:
+    """At the double, by its methods."""
+
+    def __init__(self, volt: VoltDouble) -> None:
+        self._volt = volt
+        self.heartbeat, self.join, self.remove_image = volt.heartbeat, volt.join, volt.remove_image
+        self.report, self.listing, self.image, self.tree = volt.report, volt.listing, volt.image, volt.tree
+
+    def publish(self, image: base.Image) -> Image:
+        return self._volt.publish(image, HERE)
+
+    def leave(self, image: str, dropped: int = -1) -> None:
+        self._volt.leave(image, HERE, dropped)
+
+
+class CoordinatorSeat:
+    """At Volt itself, without HTTP."""
+
+    def __init__(self, volt: Coordinator) -> None:
+        self._volt = volt
+        self.remove_image, self.listing, self.image, self.tree = volt.remove_image, volt.images, volt.image, volt.tree
+
+    def heartbeat(self, nodes: list[NodeReport]) -> HeartbeatAnswer:
+        return self._volt.heartbeat(HERE, nodes)
+
+    def publish(self, image: base.Image) -> Image:
+        request = PublishRequest(name=image.name, size=image.size, digest=image.digest, origin=HERE)
+        return self._volt.publish(request)[0]
+
+    def join(self, image: str) -> Assignment:
+        return self._volt.join(image, HERE)
+
+    def leave(self, image: str, dropped: int = -1) -> None:
+        self._volt.leave(image, HERE, dropped)
+
+    def report(self, image: str, dead: str) -> Assignment:
+        return self._volt.report(image, DeadParentReport(reporter=HERE, dead=dead))
+
+
+class ClientSeat:
+    """Behind HTTP."""
+
+    def __init__(self, client: VoltClient) -> None:
+        self._client = client
+        self.remove_image, self.listing, self.image, self.tree = (
+            client.remove_image, client.images, client.image, client.tree
+        )  # fmt: skip
+
+    def heartbeat(self, nodes: list[NodeReport]) -> HeartbeatAnswer:
+        return self._client.heartbeat(HERE, nodes)
+
+    def publish(self, image: base.Image) -> Image:
+        return self._client.publish(image.name, image.size, image.digest, HERE)
+
+    def join(self, image: str) -> Assignment:
+        return self._client.join(image, HERE)
+
+    def leave(self, image: str, dropped: int = -1) -> None:
+        self._client.leave(image, HERE, dropped)
+
+    def report(self, image: str, dead: str) -> Assignment:
+        return self._client.report_dead(image, HERE, dead)
+
+
+class TestDouble(ContractTests):
+    """The double."""
+
+    __test__ = True
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.volt = VoltDouble()
+        self.volt.register(HERE, ADDRESS)
+        self.seat = DoubleSeat(self.volt)
+
+    def offer(self, image: base.Image) -> None:
+        self.volt.offer(image.name, image.size, image.digest)
+
+
+class TestDoubleOverHttp(TestDouble):
+    """The double as agents of the tests reach it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        client = VoltClient(serve_volt(self, self.volt))
+        self.addCleanup(client.close)
+        self.seat = ClientSeat(client)
+
+
+class TestVolt(ContractTests):
+    """Volt."""
+
+    __test__ = True
+
+    def setUp(self) -> None:
+        super().setUp()
+        store = Store(new_database(self))
+        self.addCleanup(store.close)
+        self.volt = Coordinator(store)
+        self.volt.register(HERE, ADDRESS)
+        self.volt.register(OTHER, SERVE)
+        self.seat = CoordinatorSeat(self.volt)
+
+    def offer(self, image: base.Image) -> None:
+        self.volt.publish(PublishRequest(name=image.name, size=image.size, digest=image.digest, origin=OTHER))
+
+
+class TestVoltOverHttp(TestVolt):
+    """Volt as agents reach it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        client = VoltClient(serve_app(self, create_app(self.volt)))
+        self.addCleanup(client.close)
+        self.seat = ClientSeat(client)

@@ -1,0 +1,67 @@
+"""The thread that lets leases run out."""
+
+from __future__ import annotations
+
+import threading
+
+from sqlalchemy.exc import OperationalError
+from testtools import TestCase
+
+from tests.unit.logs import Logged
+from volt.coordinator import Coordinator
+from volt.server import let_leases_run_out
+from volt.store import Store
+
+
+class FailingCoordinator(Coordinator):
+    """Fails as it is told, one error for each call, then has the thread stop."""
+
+    def __init__(self, store: Store, errors: list[Exception], stopping: threading.Event) -> None:
+        super().__init__(store)
+        self._errors = errors
+        self._stopping = stopping
+        self.calls = 0
+
+    def expire(self) -> float:
+        """Fail."""
+        self.calls += 1
+        if self._errors:
+            raise self._errors.pop(0)
+        self._stopping.set()
+        return 0.0
+
+
+class Never(threading.Event):
+    """Nobody has to wait for what a thread waits for: it goes on at once."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Do not wait."""
+        return self.is_set()
+
+
+class LeasesThread(TestCase):
+    """It goes on whatever happens, and says so."""
+
+    def run_with(self, *errors: Exception) -> FailingCoordinator:
+        store = Store("sqlite://")
+        self.addCleanup(store.close)
+        stopping = Never()
+        coordinator = FailingCoordinator(store, list(errors), stopping)
+        let_leases_run_out(coordinator, stopping)
+        return coordinator
+
+    def deaths(self, coordinator: Coordinator) -> float | None:
+        return coordinator.metrics.registry.get_sample_value("volt_thread_deaths_total", {"thread": "leases"})
+
+    def test_after_a_fault_it_begins_again_and_is_counted_and_logged(self) -> None:
+        logged = Logged(self, "volt.server")
+        coordinator = self.run_with(ZeroDivisionError("a fault"), KeyError("another"))
+        self.assertEqual((3, 2.0), (coordinator.calls, self.deaths(coordinator)))
+        self.assertIn("ZeroDivisionError: a fault", "\n".join(logged.lines))
+
+    def test_a_database_that_is_away_is_waited_for_and_is_no_fault(self) -> None:
+        logged = Logged(self, "volt.server")
+        coordinator = self.run_with(OperationalError("SELECT", {}, Exception("gone")))
+        self.assertEqual((2, 0.0), (coordinator.calls, self.deaths(coordinator)))
+        self.assertIn("gone", "\n".join(logged.lines))
+        self.assertNotIn("Traceback", "\n".join(logged.lines))

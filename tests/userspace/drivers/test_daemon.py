@@ -1,0 +1,86 @@
+"""Which processes are taken for storage daemons of ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+from drivers.qemu import daemon
+from tests.userspace.drivers.hosts import HostCase, until
+
+NOBODY = 65534
+
+
+class AdoptionCase(HostCase):
+    """A host, and processes that somebody started with the pid file of its image ``img`` on their command line."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.h = self.host("h")
+        self.folder = self.h.place.run / "serve"
+        self.root.chmod(0o711)
+        self.program = Path(shutil.copy(Path("/bin/sh").resolve(), self.root / daemon.PROGRAM))
+
+    def start(self, program: Path, user: int | None = None) -> subprocess.Popen[bytes]:
+        """A shell that waits for a line, and looks like a daemon of ours in ps(1)."""
+        argv = [daemon.PROGRAM, "-c", "read line", "--pidfile", str(self.folder / "img.pid")]
+        process = subprocess.Popen(argv, executable=program, stdin=subprocess.PIPE, user=user)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        until(lambda: b"--pidfile" in Path(f"/proc/{process.pid}/cmdline").read_bytes())  # a moment after exec(2)
+        return process
+
+    def assert_left_alone(self, process: subprocess.Popen[bytes]) -> None:
+        """The process is not among our daemons, and an agent that starts and stops the image does not touch it."""
+        self.assertEqual({}, daemon.running(self.folder))
+        self.h.let_go()
+        self.h.start()
+        self.assertEqual(frozenset(), self.h.export.existing().names)
+        self.h.export.withdraw("img")
+        self.assertIsNone(process.poll())
+
+
+class AdoptionTest(AdoptionCase):
+    def test_our_program_of_our_user_is_a_daemon_of_ours(self) -> None:
+        process = self.start(self.program)
+        self.assertEqual({"img": process.pid}, {name: found.pid for name, found in daemon.running(self.folder).items()})
+
+    def test_process_of_another_user_is_left_alone(self) -> None:
+        if os.geteuid() != 0:
+            self.skipTest("only root can start a process of another user")
+        self.assert_left_alone(self.start(self.program, user=NOBODY))
+
+    def test_another_program_of_our_user_is_left_alone(self) -> None:
+        self.assert_left_alone(self.start(Path("/bin/sh")))
+
+    def test_process_that_has_ended_is_not_a_daemon(self) -> None:
+        process = self.start(self.program)
+        (found,) = daemon.running(self.folder).values()
+        process.kill()
+        self.assertTrue(found.ended(5))
+        self.assertEqual({}, daemon.running(self.folder))
+
+    def test_daemon_whose_program_was_upgraded_is_still_ours(self) -> None:
+        process = self.start(self.program)
+        self.program.unlink()
+        self.assertEqual([process.pid], [found.pid for found in daemon.running(self.folder).values()])
+
+
+class SpawnTest(HostCase):
+    def test_daemon_that_was_started_is_found_and_stopped(self) -> None:
+        folder = self.host("h").place.run / "serve"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / "img.sock"))
+            listener.listen()
+            argv = [daemon.PROGRAM, "--pidfile", str(folder / "img.pid")]
+            started = daemon.spawn(argv, folder / "img.log", listener.fileno())
+            self.addCleanup(started.stop)
+        until(lambda: "img" in daemon.running(folder))
+        found = daemon.running(folder)["img"]
+        self.assertEqual(started.pid, found.pid)
+        found.stop()
+        self.assertTrue(started.ended())
+        self.assertEqual({}, daemon.running(folder))

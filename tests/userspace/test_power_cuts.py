@@ -1,0 +1,108 @@
+"""Power cuts at every flush of the disk that has the agent's state: what was told to be written is there.
+
+A killed process loses nothing that it wrote, so only such a disk shows that a file is synced too late or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from testtools import TestCase
+
+from drivers.host.durable import write_atomically
+from tests.userspace.loggeddisk import LoggedDisk, content_of, files_in
+from virtman.imagefile import inspect
+from virtman.imagestore import ImageStore
+from virtman.records import Shelf, State, VmRecord
+
+ROUNDS = 4
+SMALL, LARGE = 100, 300_000
+"""Bytes: within a block of the file system, and many of them."""
+
+
+class PowerCutsTest(TestCase):
+    """A folder ``state`` on a disk whose power is cut at every flush and whenever somebody was told that it is done."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+            self.skipTest("needs root and /dev/fuse: a disk that keeps a log is mounted")
+        self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="cuts-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.disk = LoggedDisk(self, self.folder)
+        self.state = self.disk.root / "state"
+        self.history: list[dict[str, bytes]] = []
+
+    def done(self) -> None:
+        """Somebody is told that all until now is done: it must outlive a power cut from now on."""
+        self.history.append(files_in(self.state))
+        self.disk.mark()
+
+    def make(self) -> None:
+        """The folder is there, for good."""
+        self.state.mkdir()
+        os.sync()
+        self.done()
+
+    def assert_every_cut_is_between_two_states(self) -> None:
+        """After a cut there is what was done last, or all of what was being done then; never a part of it."""
+        self.disk.unplug()
+        met = []
+        for number, cut in enumerate(self.disk.cuts()):
+            if cut.marks == 0:
+                continue
+            found = content_of(cut.disk, Path("state"))
+            allowed = self.history[cut.marks - 1 : cut.marks + (not cut.at_mark)]
+            if found not in allowed:
+                self.fail(f"cut {number}, after mark {cut.marks}: {sizes(found)}, not one of {[*map(sizes, allowed)]}")
+            met.append(cut.marks)
+        self.assertEqual(list(range(1, len(self.history) + 1)), sorted(set(met)))
+        self.assertGreater(len(met), 2 * len(self.history))
+
+    def check(self, act: Callable[[int], None]) -> None:
+        for number in range(ROUNDS):
+            act(number)
+            self.done()
+        self.assert_every_cut_is_between_two_states()
+
+    def test_a_file_that_was_written_is_there_whole(self) -> None:
+        self.make()
+        self.check(lambda number: write_atomically(self.state / f"file-{number}", os.urandom(LARGE)))
+
+    def test_a_file_that_is_written_anew_is_the_old_or_the_new_one(self) -> None:
+        self.make()
+        self.check(lambda number: write_atomically(self.state / "file", os.urandom(SMALL + number % 2 * LARGE)))
+
+    def test_a_record_that_was_removed_does_not_come_back(self) -> None:
+        self.make()
+        shelf = Shelf(self.state, VmRecord)
+
+        def act(number: int) -> None:
+            name = f"vm-{number // 2}"
+            if number % 2:
+                shelf.remove(name)
+            else:
+                shelf.put(name, VmRecord(name=name, image="img", size=None, state=State.PRESENT))
+
+        self.check(act)
+
+    def test_an_image_that_was_published_is_there_whole_and_one_that_was_removed_is_gone(self) -> None:
+        self.make()
+        store = ImageStore(self.state)
+        for number in range(ROUNDS // 2):
+            file = self.folder / "image"
+            file.write_bytes(os.urandom(LARGE // 512 * 512))
+            image = store.add(f"img-{number}", inspect(file), lambda *_: None)
+            self.done()
+            store.remove(image.key)
+            self.done()
+        self.assert_every_cut_is_between_two_states()
+
+
+def sizes(files: dict[str, bytes]) -> dict[str, int]:
+    """For messages: the contents are random."""
+    return {name: len(content) for name, content in files.items()}

@@ -1,0 +1,92 @@
+"""The command that is the agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from drivers.base import PATH_POLICIES
+from virtman.cli import options
+from virtman.cli.output import one_line_errors
+
+
+@click.command(name="agent")
+@click.option(
+    "--name", envvar="VIRTMAN_NAME", help="This host's name at Volt. Default: its host name up to the first dot."
+)
+@options.state
+@options.run
+@options.volt
+@click.option(
+    "--volt-token-file",
+    type=click.Path(path_type=Path),
+    envvar="VIRTMAN_VOLT_TOKEN_FILE",
+    help="Bearer token for Volt.",
+)
+@options.stack
+@options.driver("attach")
+@options.driver("cache")
+@options.driver("export")
+@options.driver("snapshot")
+@options.address
+@click.option(
+    "--path-policy",
+    type=click.Choice(PATH_POLICIES),
+    default=PATH_POLICIES[0],
+    show_default=True,
+    envvar="VIRTMAN_PATH_POLICY",
+    help="From which live parents the kernel stack reads: the first, or all by this selector.",
+)
+@options.libvirt
+@click.option(
+    "--accel",
+    type=click.Choice(["auto", "kvm", "tcg"]),
+    default="auto",
+    show_default=True,
+    envvar="VIRTMAN_ACCEL",
+    help="auto: KVM if it proves to work.",
+)
+@click.option(
+    "--probe-kernel", type=click.Path(path_type=Path), help="Kernel to prove KVM with. Default: the newest in /boot."
+)
+@click.option(
+    "--idle-grace",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    help="Seconds to keep a stack that nobody needs.",
+)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+def run_agent(
+    log_level: str, name: str | None, stack: str, address: str | None, attach: str | None, cache: str | None,
+    export: str | None, snapshot: str | None, **settings: Any,
+) -> None:  # fmt: skip
+    """Run this host's agent in the foreground.
+
+    \b
+    Example: virtman agent --volt http://10.0.0.1:8700 --volt-token-file /etc/virtman/token --stack userspace
+    """
+    import logging
+    import socket
+    from dataclasses import asdict
+
+    from virtman.config import AgentConfig
+    from virtman.server import serve
+    from virtman.stackchoice import choose, source_address
+
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for library in ("httpx", "httpcore"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    name = name or socket.gethostname().partition(".")[0]
+    address = address or source_address(settings["volt"])
+    overrides = {"attach": attach, "cache": cache, "export": export, "snapshot": snapshot}
+    with one_line_errors():
+        drivers = choose(stack, overrides, settings["state"], address)
+        serve(AgentConfig(name=name, address=address, **asdict(drivers), **settings))
+
+
+COMMANDS = (run_agent,)

@@ -1,0 +1,170 @@
+"""Commands about this host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from virtman.cli import options
+from virtman.cli.output import emit, one_line_errors, size_text, table
+
+if TYPE_CHECKING:
+    from virtman.models import Stack, Status
+
+VOLUME_TROUBLE = {"failed": "has failed", "missing": "is missing"}
+"""What is said of a volume in such a state."""
+
+
+@click.command()
+@options.as_json
+@click.pass_context
+def status(context: click.Context, as_json: bool) -> None:
+    """Show this host's images with their paths, bytes fetched and cache hits."""
+    with options.agent(context) as client:
+        answer = client.status()
+    if as_json:
+        emit(answer)
+        return
+    link = "connected" if answer.volt.connected else f"NOT connected: {answer.volt.trouble}"
+    click.echo(f"host {answer.host}, Volt at {answer.volt.url} {link}; VMs run with {answer.accel.use}")
+    table(
+        ["IMAGE", "ROLE", "PHASE", "SLOT", "FETCHED", "CACHE HITS", "VMS", "PATHS"], [_stack(s) for s in answer.images]
+    )
+    for line in _trouble(answer):
+        click.echo(line, err=True)
+
+
+def _stack(stack: Stack) -> list[Any]:
+    return [
+        stack.name, stack.role, stack.phase if stack.serving else f"{stack.phase}, NOT served", stack.slot,
+        size_text(stack.fetched_bytes), size_text(stack.cache_hit_bytes), len(stack.vms),
+        ", ".join(f"{path.host} ({path.state})" for path in stack.paths) or "-",
+    ]  # fmt: skip
+
+
+def _trouble(status: Status) -> Iterator[str]:
+    for stray in status.strays:
+        yield f"the disk of {stray} has no record; it is left alone"
+    for name, why in status.damaged.items():
+        yield f"{name}: {why}; all that it may need is left alone"
+    for what, why in status.troubles.items():
+        yield f"{what}: {why}; this is tried again"
+    if status.disks.trouble:
+        yield f"VMs' disks: {status.disks.trouble}"
+    for volume in status.cache_volumes:
+        if volume.state in VOLUME_TROUBLE:
+            yield f"the cache volume {volume.path} {VOLUME_TROUBLE[volume.state]}; see: virtman cache list"
+    for death in status.deaths:
+        now = "it works again" if death.running else "it DOES NOT WORK now"
+        yield f"the agent's thread {death.thread} died {death.times} times, last of {death.error}; {now}"
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be removed.")
+@options.as_json
+@click.pass_context
+def gc(context: click.Context, dry_run: bool, as_json: bool) -> None:
+    """Remove the stacks, caches and published files that nobody needs.
+
+    \b
+    Example: virtman gc --dry-run
+    """
+    with options.agent(context) as client:
+        answer = client.gc(dry_run=dry_run)
+    if as_json:
+        emit(answer)
+    elif dry_run:
+        named = f": {', '.join(answer.stacks)}" if answer.stacks else ""
+        click.echo(f"would free {size_text(answer.freed_bytes)} and remove {len(answer.stacks)} stacks{named}")
+    else:
+        click.echo(f"removed {len(answer.stacks)} stacks, freed {size_text(answer.freed_bytes)}")
+
+
+@click.command()
+@options.as_json
+@click.pass_context
+def repair(context: click.Context, as_json: bool) -> None:
+    """Compare this host with the agent's records; finish or undo what was cut off."""
+    with options.agent(context) as client:
+        answer = client.repair()
+    if as_json:
+        emit(answer)
+    else:
+        done = {"images": answer.images, "strays": answer.strays, "vms": answer.vms}
+        click.echo("; ".join(f"{kind}: {', '.join(names) or 'nothing to do'}" for kind, names in done.items()))
+
+
+@click.command()
+@click.option("--force", is_flag=True, help="Even while VMs run; their reads wait until the agent is started again.")
+@options.as_json
+@click.pass_context
+def suspend(context: click.Context, force: bool, as_json: bool) -> None:
+    """Stop serving images, before a reboot; the agent's next start brings them back with their caches."""
+    with options.agent(context) as client:
+        client.suspend(force=force)
+    if as_json:
+        emit({"suspended": True})
+
+
+@click.command()
+@click.option(
+    "--kernel", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Default: the newest in /boot."
+)
+@options.as_json
+def accel(kernel: Path | None, as_json: bool) -> None:
+    """Prove whether KVM works here, by booting a Linux kernel with it."""
+    import tempfile
+
+    from virtman.accel import choose_accel
+
+    with tempfile.TemporaryDirectory() as folder:
+        verdict = choose_accel(kernel, Path(folder) / "verdict.json")
+    if as_json:
+        emit({"accel": verdict.accel, "reason": verdict.reason})
+    else:
+        click.echo(f"{verdict.accel}: {verdict.reason}")
+
+
+@click.command()
+@options.stack
+@options.address
+@options.state
+@options.volt
+@options.libvirt
+@options.as_json
+def doctor(stack: str, address: str | None, state: Path, volt: str, libvirt: str, as_json: bool) -> None:
+    """Show what this machine has of all that the stacks need, and how to install the rest.
+
+    It looks as an agent with the same settings would, needs none and changes nothing. Exit code 0 if the stack can run
+    here (auto: any of them), else 1.
+
+    \b
+    Example: virtman doctor --stack kernel
+    """
+    from virtman.doctor import advice, examine, rows
+    from virtman.stackchoice import source_address
+
+    with one_line_errors():
+        found = examine(stack, state, address or source_address(volt), libvirt)
+    if as_json:
+        emit(found.as_json())
+    else:
+        table(["STACK", "LAYER", "DRIVER", "THERE", "MISSING"], list(rows(found)))
+        click.echo()
+        for line in advice(found):
+            click.echo(line)
+    sys.exit(0 if found.runs else 1)
+
+
+COMMANDS = (
+    status,
+    gc,
+    repair,
+    suspend,
+    accel,
+    doctor,
+)

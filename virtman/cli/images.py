@@ -1,0 +1,94 @@
+"""Commands about images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from virtman.cli import options
+from virtman.cli.output import draw, emit, progress, size_text, table
+
+
+@click.command()
+@click.argument("name")
+@click.argument("file", type=click.Path(path_type=Path))
+@options.as_json
+@click.pass_context
+def publish(context: click.Context, name: str, file: Path, as_json: bool) -> None:
+    """Publish FILE (raw or qcow2) as image NAME; this host becomes its origin.
+
+    \b
+    Example: virtman publish debian-12 ./debian-12.qcow2
+    """
+    with options.agent(context) as client, progress() as show:
+        image = client.publish(name, file.absolute(), show)
+    if as_json:
+        emit(image)
+    else:
+        click.echo(f"{image.name}: {size_text(image.size)}, {image.digest}")
+
+
+@click.command()
+@click.argument("image")
+@options.as_json
+@click.pass_context
+def unpublish(context: click.Context, image: str, as_json: bool) -> None:
+    """Take back IMAGE, which this host published.
+
+    Hosts that read it keep it: then Volt refuses, and names them. The content stays on this host until virtman gc.
+
+    \b
+    Example: virtman unpublish debian-11 && virtman gc
+    """
+    with options.agent(context) as client:
+        answer = client.unpublish(image)
+    if as_json:
+        emit(answer)
+    elif answer.serving:
+        click.echo(f"{image} is not published any more; it is served here until its VMs are destroyed")
+
+
+@click.command()
+@options.as_json
+@click.pass_context
+def images(context: click.Context, as_json: bool) -> None:
+    """List the published images."""
+    with options.agent(context) as client:
+        answer = client.images()
+    if as_json:
+        emit(answer)
+        return
+    rows = [
+        [
+            image.name, size_text(image.size), ", ".join(image.origins), image.nodes,
+            image.here and f"{image.here.role} ({image.here.phase})",
+            size_text(image.here.held_bytes if image.here else 0),
+        ]
+        for image in answer
+    ]  # fmt: skip
+    table(["IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED HERE"], rows)
+
+
+@click.command()
+@click.argument("image")
+@options.as_json
+@click.pass_context
+def tree(context: click.Context, image: str, as_json: bool) -> None:
+    """Draw the tree of hosts that share IMAGE."""
+    with options.agent(context) as client:
+        answer = client.tree(image)
+    if as_json:
+        emit(answer)
+        return
+    from volt.treeview import render
+
+    draw(render(answer))
+
+
+COMMANDS = (
+    publish,
+    unpublish,
+    images,
+    tree,
+)

@@ -1,0 +1,113 @@
+"""Options that several commands have, and the agent that they talk to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from virtman.cli.output import Failure, one_line_errors
+from virtman.places import is_ours, places
+
+if TYPE_CHECKING:
+    from virtman.client import AgentClient
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@contextmanager
+def agent(context: click.Context) -> Iterator[AgentClient]:
+    """The agent to talk to."""
+    from virtman.client import AgentClient
+
+    socket = context.obj or places().socket
+    if context.obj is None and os.path.lexists(socket.parent) and not is_ours(socket.parent):
+        raise Failure(f"{socket.parent} belongs to somebody else; say with --socket whose agent you mean")
+    with one_line_errors(), AgentClient(socket) as client:
+        yield client
+
+
+class SizeType(click.ParamType[int]):
+    """A number of bytes, or one with K, M, G or T (powers of 1024)."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The size in bytes."""
+        if isinstance(value, int):
+            return value
+        number, suffix = (value[:-1], value[-1].upper()) if value[-1:].isalpha() else (value, "")
+        if not number.isdecimal() or suffix not in SUFFIXES:
+            self.fail(f"{value!r} is not a size: a number of bytes, or one followed by K, M, G or T", param, ctx)
+        return int(number) * SUFFIXES[suffix]
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+size = click.option("--size", type=SizeType(), help="Size of the disk, e.g. 20G. Default: the image's size.")
+
+
+state = click.option(
+    "--state",
+    type=click.Path(readable=False, path_type=Path),
+    default=lambda: places().state,
+    envvar="VIRTMAN_STATE",
+    help="What survives a reboot: records, caches, disks.  [default: /var/lib/virtman; not as root:"
+    " ~/.local/state/virtman]",
+)
+run = click.option(
+    "--run",
+    type=click.Path(readable=False, path_type=Path),
+    default=lambda: places().run,
+    envvar="VIRTMAN_RUN",
+    help="Sockets; a short path.  [default: /run/virtman; not as root: $XDG_RUNTIME_DIR/virtman]",
+)
+volt = click.option(
+    "--volt", default="http://127.0.0.1:8700", show_default=True, envvar="VIRTMAN_VOLT", help="Volt's address."
+)
+libvirt = click.option(
+    "--libvirt",
+    default=lambda: places().libvirt,
+    envvar="VIRTMAN_LIBVIRT",
+    help="libvirt that runs the VMs.  [default: qemu:///system; not as root: qemu:///session]",
+)
+stack = click.option(
+    "--stack",
+    type=click.Choice(["auto", "kernel", "userspace"]),
+    default="auto",
+    show_default=True,
+    envvar="VIRTMAN_STACK",
+    help="auto: kernel if this machine can, see virtman doctor; what the host has already keeps its stack.",
+)
+
+
+def _ip_address(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    import ipaddress
+
+    try:
+        return value and str(ipaddress.ip_address(value))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+address = click.option(
+    "--address",
+    envvar="VIRTMAN_ADDRESS",
+    callback=_ip_address,
+    help="IP address at which other hosts reach this one.  [default: the one from which it reaches Volt]",
+)
+
+
+def driver(layer: str) -> Callable[[F], F]:
+    """An option that takes another driver than the stack's for one layer."""
+    return click.option(
+        f"--{layer}",
+        metavar="DRIVER",
+        envvar=f"VIRTMAN_{layer.upper()}",
+        help=f"The {layer} driver, if not the stack's.",
+    )

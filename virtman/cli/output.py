@@ -1,0 +1,122 @@
+"""What commands print: lines of errors, JSON, tables, sizes, progress."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from virtman.errors import VirtmanError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LONG = 1000
+"""Columns that no drawing needs."""
+GAP = 2
+"""Columns of a terminal between two of a table."""
+
+
+class Failure(click.ClickException):
+    """One line on stderr and exit code 1."""
+
+    def show(self, file: Any = None) -> None:
+        """Print the line."""
+        click.echo(f"virtman: {self.format_message()}", file=file, err=True)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Errors of ours as one line and exit code 1."""
+    try:
+        yield
+    except VirtmanError as error:
+        raise Failure(" ".join(str(error).split())) from error
+
+
+def emit(value: Any) -> None:
+    """Print JSON: a model, a list of models, or what JSON has."""
+    click.echo(json.dumps(value, indent=2, default=lambda model: model.model_dump(mode="json")))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table. On a terminal long cells are folded; elsewhere a row is one line, however long."""
+    from rich.console import Console
+
+    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        Console(markup=False, emoji=False).print(_drawn(columns, cells))
+    else:
+        click.echo("\n".join(lines(columns, cells)))
+
+
+def lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """A table's lines of at most ``width`` columns, or as long as they are. Nothing is cut off."""
+    from rich.cells import cell_len
+    from rich.console import Console
+
+    needed = sum(max(map(cell_len, column)) + GAP for column in zip(columns, *rows, strict=True))
+    plain = Console(width=width or needed, file=io.StringIO(), markup=False, emoji=False)
+    with plain.capture() as capture:
+        plain.print(_drawn(columns, rows))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def _drawn(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
+    for row in rows:
+        drawn.add_row(*row)
+    return drawn
+
+
+def fields(rows: Sequence[Sequence[Any]]) -> None:
+    """Print a line for each name and value."""
+    longest = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        click.echo(f"{name:{longest}}  {value}")
+
+
+def draw(drawing: Any) -> None:
+    """Print what rich can draw, in full width when the output is not a terminal."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        Console().print(drawing)
+    else:
+        Console(width=LONG).print(drawing, soft_wrap=True)
+
+
+def size_text(size: int | None) -> str:
+    """Bytes for people."""
+    from rich.filesize import decimal
+
+    return "-" if size is None else decimal(size)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show on the terminal how far each step is, by calls with the step, the bytes done and the bytes in all."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    screen = Console(stderr=True)
+    hidden = not screen.is_terminal  # or it would put an empty line before an error
+    with Progress(*columns, console=screen, transient=True, disable=hidden) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step, total=total)
+            bar.update(tasks[step], completed=done)
+
+        yield show

@@ -1,0 +1,198 @@
+"""Commands about VMs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from virtman.cli import options
+from virtman.cli.output import Failure, emit, fields, one_line_errors, size_text, table
+from virtman.errors import BadSize
+
+
+@click.command()
+@click.argument("vm")
+@click.argument("image")
+@options.size
+@options.as_json
+@click.pass_context
+def create(context: click.Context, vm: str, image: str, size: int | None, as_json: bool) -> None:
+    """Create a disk for VM from IMAGE and print its path. Asked again, it prints the same path.
+
+    \b
+    Example: qemu-system-x86_64 -m 1G -nographic -drive file=$(virtman create web-1 debian-12),if=virtio
+    """
+    with options.agent(context) as client:
+        answer = client.create(vm, image, _whole_sectors(size))
+    emit(answer) if as_json else click.echo(answer.disk.path)
+
+
+def _whole_sectors(size: int | None) -> int | None:
+    with one_line_errors():
+        if size is not None and (size % 512 or size <= 0):
+            raise BadSize(f"a disk of {size} bytes is not possible: the size is a positive multiple of 512")
+    return size
+
+
+@click.command()
+@click.argument("vm")
+@click.argument("image")
+@options.size
+@click.option("--memory", type=click.IntRange(min=32), default=1024, show_default=True, help="MiB.")
+@click.option("--cpus", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--network", default="user", show_default=True, help="user, none, network:NAME or bridge:NAME of libvirt."
+)
+@click.option("--cloud-init", type=click.File(), help="User data for cloud-init.")
+@click.option("--ssh-key", type=click.File(), multiple=True, help="A file with public keys to let in; may be repeated.")
+@options.as_json
+@click.pass_context
+def boot(
+    context: click.Context, /, vm: str, image: str, *, size: int | None, cloud_init: Any, ssh_key: tuple[Any, ...],
+    as_json: bool, **how: Any,
+) -> None:  # fmt: skip
+    """Start VM from IMAGE through libvirt, creating its disk if needed.
+
+    Each VM gets a name, a MAC address and a NoCloud seed of its own.
+
+    \b
+    Example: virtman boot web-1 debian-12 --memory 2048 --cpus 2 --ssh-key ~/.ssh/id_ed25519.pub
+    """
+    keys = [line.strip() for file in ssh_key for line in _text(file).splitlines() if line.strip()]
+    user_data = _text(cloud_init) if cloud_init else None
+    with options.agent(context) as client:
+        answer = client.boot(vm, image, _whole_sectors(size), ssh_keys=keys, user_data=user_data, **how)
+    emit(answer) if as_json else click.echo(f"{vm} is running on {answer.disk.path}; see: virtman console {vm}")
+
+
+def _text(file: Any) -> str:
+    try:
+        text: str = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"cannot read {file.name} as text: {error}") from error
+    return text
+
+
+@click.command(name="list")
+@options.as_json
+@click.pass_context
+def list_vms(context: click.Context, as_json: bool) -> None:
+    """List the VMs of this host."""
+    with options.agent(context) as client:
+        vms = client.vms()
+    if as_json:
+        emit(vms)
+    else:
+        table(
+            ["VM", "IMAGE", "SIZE", "STATE"],
+            [[vm.name, vm.disk.image, size_text(vm.disk.size), vm.state] for vm in vms],
+        )
+
+
+@click.command()
+@click.argument("vm")
+@options.as_json
+@click.pass_context
+def show(context: click.Context, vm: str, as_json: bool) -> None:
+    """Show all that is known of VM.
+
+    \b
+    Example: virtman show web-1
+    """
+    with options.agent(context) as client:
+        answer = client.vm(vm)
+    if as_json:
+        emit(answer)
+        return
+    disk, machine = answer.disk, answer.machine
+    rows = [
+        ["name", answer.name], ["state", answer.state], ["image", disk.image], ["disk", disk.path],
+        ["disk's size", size_text(disk.size)], ["disk's phase", disk.phase],
+    ]  # fmt: skip
+    if machine is not None:
+        rows += [
+            ["memory", f"{machine.memory} MiB"], ["processors", str(machine.cpus)], ["network", machine.network],
+            ["run with", machine.accel], ["console's log", machine.console_log],
+        ]  # fmt: skip
+    if disk.blockdev is not None:
+        rows.append(["for --blockdev", json.dumps(disk.blockdev)])
+    fields(rows)
+
+
+@click.command()
+@click.argument("vm")
+@options.as_json
+@click.pass_context
+def start(context: click.Context, vm: str, as_json: bool) -> None:
+    """Start VM again, as it was booted before. One that runs is left alone.
+
+    \b
+    Example: virtman start web-1
+    """
+    with options.agent(context) as client:
+        answer = client.start(vm)
+    emit(answer) if as_json else click.echo(f"{vm} is {answer.state}; see: virtman console {vm}")
+
+
+@click.command()
+@click.argument("vm")
+@click.option("--force", is_flag=True, help="Cut the power instead of asking the VM to shut down.")
+@options.as_json
+@click.pass_context
+def stop(context: click.Context, vm: str, force: bool, as_json: bool) -> None:
+    """Shut VM down; its disk stays."""
+    with options.agent(context) as client:
+        client.stop(vm, force=force)
+    if as_json:
+        emit({"stopped": vm})
+
+
+@click.command()
+@click.argument("vm")
+@click.option("--log", is_flag=True, help="Print what the console has printed so far, and end.")
+@options.as_json
+@click.pass_context
+def console(context: click.Context, vm: str, log: bool, as_json: bool) -> None:
+    """Connect to VM's serial console; leave with Ctrl-]."""
+    import os
+
+    with options.agent(context) as client:
+        where = client.console(vm)
+    if as_json:
+        emit(where)
+        return
+    try:
+        if log:
+            click.echo(Path(where.log).read_bytes(), nl=False)
+        else:
+            os.execvp("virsh", ["virsh", "--connect", where.libvirt, "console", where.domain])  # noqa: S606
+    except FileNotFoundError as error:
+        missing = f"{vm} has printed nothing; was it booted?" if log else "virsh is missing: package libvirt-clients"
+        raise Failure(missing) from error
+
+
+@click.command()
+@click.argument("vm")
+@options.as_json
+@click.pass_context
+def destroy(context: click.Context, vm: str, as_json: bool) -> None:
+    """Destroy VM and its disk for good; a running VM is switched off."""
+    with options.agent(context) as client:
+        client.destroy(vm)
+    if as_json:
+        emit({"destroyed": vm})
+
+
+COMMANDS = (
+    create,
+    boot,
+    list_vms,
+    show,
+    start,
+    stop,
+    console,
+    destroy,
+)

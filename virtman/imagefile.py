@@ -1,0 +1,126 @@
+"""A file that somebody wants to publish: a whole raw or qcow2 disk, or refused with what to do about it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drivers.errors import CommandFailed
+from drivers.host.command import run
+from virtman.errors import BadImageFile
+
+QCOW2_MAGIC = b"QFI\xfb"
+LEAKS_ONLY = 3
+"""qemu-img check: exit code for a whole image that merely wastes space."""
+CHECK_TIMEOUT = 6 * 3600.0
+
+DISKS = {
+    "VMDK": ((0, b"KDMV"), (0, b"COWD"), (0, b"# Disk DescriptorFile")),
+    "VDI": ((64, b"\x7f\x10\xda\xbe"),),
+    "VHDX": ((0, b"vhdxfile"),),
+    "VHD": ((0, b"conectix"),),
+}
+"""Where other formats of disks have which bytes (QEMU: block/vmdk.c, vdi.c, vhdx.h, vpc.c). As raw none boots."""
+
+PACKED = {
+    "gzip": ((b"\x1f\x8b\x08",), ("gzip", "--decompress", "--stdout"), ".gz"),
+    "xz": ((b"\xfd7zXZ\0",), ("xz", "--decompress", "--stdout"), ".xz"),
+    "Zstandard": ((b"\x28\xb5\x2f\xfd",), ("zstd", "--decompress", "--stdout"), ".zst"),
+    "bzip2": (tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)), ("bzip2", "--decompress", "--stdout"), ".bz2"),
+    "ZIP": ((b"PK\x03\x04",), ("unzip", "-p"), ".zip"),
+}
+"""What packed files begin with, and what unpacks them (RFC 1952, RFC 8878, xz-file-format, bzip2, APPNOTE.TXT)."""
+
+LONGEST = 128
+"""Bytes of a file's beginning that have all of these."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to publish: ``size`` of the disk in it; ``needed``: disk space it takes at least. Both in bytes."""
+
+    path: Path
+    format: str
+    size: int
+    needed: int
+
+
+def inspect(path: Path) -> Source:
+    """Look at a file to publish. Raises BadImageFile.
+
+    Only the magic number decides between raw and qcow2. Other formats are refused, with the command that converts them;
+    so is a qcow2 that refers to other files, since it would publish whatever the agent may read.
+    """
+    if not path.is_absolute():
+        raise BadImageFile(f"{str(path)!r} is not an absolute path")
+    begin = _begin(path)
+    _refuse_other_formats(path, begin)
+    image_format = "qcow2" if begin.startswith(QCOW2_MAGIC) else "raw"
+    info = _info(path, image_format)
+    _refuse_references(path, info)
+    size = int(info["virtual-size"])
+    if size == 0:
+        raise BadImageFile(f"{path} is empty")
+    if image_format == "qcow2":
+        _check_qcow2(path)
+    return Source(path, image_format, size, min(size, int(info["actual-size"])))
+
+
+def _begin(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise BadImageFile(f"{path} is not a file")
+        with path.open("rb") as file:
+            return file.read(LONGEST)
+    except OSError as error:
+        raise BadImageFile(f"cannot read {path}: {error.strerror}") from error
+
+
+def _info(path: Path, image_format: str) -> dict[str, Any]:
+    try:
+        answer = run(["qemu-img", "info", "--output=json", "-f", image_format, str(path)])
+    except CommandFailed as error:
+        raise BadImageFile(f"{path} is not a whole {image_format} image: {last_line(error.stderr)}") from error
+    info: dict[str, Any] = json.loads(answer.stdout)
+    return info
+
+
+def _refuse_references(path: Path, info: dict[str, Any]) -> None:
+    specific = info.get("format-specific", {}).get("data", {})
+    for where, what in ((info, "backing-filename"), (specific, "data-file")):
+        if where.get(what):
+            raise BadImageFile(f"{path} refers to another file ({what}); flatten it with qemu-img convert first")
+    if info.get("encrypted"):
+        raise BadImageFile(f"{path} is encrypted; decrypt it with qemu-img convert first")
+
+
+def _check_qcow2(path: Path) -> None:
+    """A qcow2 cut off at its end reads as zeros there, without an error: find that before anything is copied."""
+    try:
+        run(["qemu-img", "check", "-f", "qcow2", str(path)], timeout=CHECK_TIMEOUT)
+    except CommandFailed as error:
+        if error.code == LEAKS_ONLY:
+            return
+        raise BadImageFile(f"{path} is a damaged qcow2 image: {last_line(error.stderr or error.stdout)}") from error
+
+
+def _refuse_other_formats(path: Path, begin: bytes) -> None:
+    for name, marks in DISKS.items():
+        if any(begin[offset:].startswith(mark) for offset, mark in marks):
+            target = path.with_suffix(".qcow2") if path.suffix != ".qcow2" else path.with_name(f"{path.name}.qcow2")
+            argv = ["qemu-img", "convert", "-O", "qcow2", str(path), str(target)]
+            raise BadImageFile(f"{path} is a {name} disk; convert it first: {shlex.join(argv)}")
+    for name, (marks_at_0, argv_of, suffix) in PACKED.items():
+        if begin.startswith(marks_at_0):
+            target = path.with_suffix("") if path.suffix == suffix else path.with_name(f"{path.name}.unpacked")
+            command = f"{shlex.join([*argv_of, str(path)])} > {shlex.quote(str(target))}"
+            raise BadImageFile(f"{path} is packed with {name}; unpack it first: {command}")
+
+
+def last_line(text: str) -> str:
+    """What a tool said at last."""
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else "no reason given"

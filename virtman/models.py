@@ -1,0 +1,328 @@
+"""What the agent's API takes and answers: the one description for the agent, its OpenAPI document, client and CLI.
+
+Agent and client may be one minor version apart, whichever is older. So both ignore fields that they do not know; a
+field that a later version adds has a default; words for states and roles are plain strings, since a later version may
+have more of them.
+
+Sizes are bytes, unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from virtman.names import NAME_PATTERN, PATH_PATTERN
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1 to 63 letters, digits, '-' or '_'")]
+Size = Annotated[int, Field(gt=0, multiple_of=512, le=1 << 60, description="bytes, a multiple of 512")]
+Bytes = Annotated[int, Field(ge=0)]
+
+
+class Model(BaseModel):
+    """Base of all that goes over the API."""
+
+    # A command needs few of these: each is built when it is used.
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
+
+
+# What is asked for
+
+
+class VmPath(Model):
+    """The VM in the URL."""
+
+    vm: Name
+
+
+class ImagePath(Model):
+    """The image in the URL."""
+
+    image: Name
+
+
+class CreateRequest(Model):
+    """A disk of ``size`` bytes, or the image's size."""
+
+    image: Name
+    size: Size | None = None
+
+
+class BootRequest(CreateRequest):
+    """A VM to start. ``memory`` in MiB; ``user_data`` is handed to cloud-init as it is."""
+
+    memory: Annotated[int, Field(ge=32, le=1 << 24)] = 1024
+    cpus: Annotated[int, Field(ge=1, le=512)] = 1
+    network: Annotated[str, Field(pattern=r"^(user|none|(network|bridge):[A-Za-z0-9_.-]{1,63})$")] = "user"
+    ssh_keys: list[str] = []
+    user_data: str | None = None
+
+
+class ForceRequest(Model):
+    """``force``: do not wait for anybody's consent."""
+
+    force: bool = False
+
+
+class PublishRequest(Model):
+    """``file`` is an absolute path on this host."""
+
+    name: Name
+    file: str
+
+
+class VolumeRequest(Model):
+    """A volume of the cache: a disk, a partition, or a file."""
+
+    path: Annotated[str, Field(pattern=PATH_PATTERN, max_length=4095, description="absolute, on this host")]
+
+
+# VMs
+
+
+class Disk(Model):
+    """A VM's private disk. ``size`` is None until the image's is known; ``phase``: how far it is, ``ready`` at last."""
+
+    image: str
+    size: Bytes | None
+    phase: str
+
+
+class OpenDisk(Disk):
+    """A disk that can be used: ``path`` opens it, and ``blockdev`` is the same for QEMU's ``--blockdev``."""
+
+    path: str
+    blockdev: dict[str, Any] | None
+
+
+class Machine(Model):
+    """What runs from a disk since ``virtman boot``. ``memory`` in MiB; ``accel``: what the agent starts VMs with.
+
+    ``state``: ``running``, ``paused``, ``off``, or ``unknown`` while libvirt does not answer.
+    """
+
+    state: str
+    memory: int
+    cpus: int
+    network: str
+    console_log: str
+    accel: str
+
+
+class VmLine(Model):
+    """One VM in a list. ``machine`` is None for one that ``virtman boot`` never started."""
+
+    name: str
+    disk: Disk
+    machine: Machine | None
+
+    @property
+    def state(self) -> str:
+        """The machine's state; ``disk`` without one."""
+        return "disk" if self.machine is None else self.machine.state
+
+
+class Vm(VmLine):
+    """One VM."""
+
+    disk: OpenDisk
+
+
+class Booted(Vm):
+    """One VM that was started."""
+
+    machine: Machine
+
+
+class VmList(Model):
+    """All VMs of the host, by name."""
+
+    vms: list[VmLine]
+
+
+class Console(Model):
+    """Where a VM's console is: a domain of a libvirt, and the file that keeps what it printed."""
+
+    libvirt: str
+    domain: str
+    log: str
+
+
+# Images
+
+
+class ImageHere(Model):
+    """How far a published image is on this host. ``role``: ``origin`` or ``host``; ``held_bytes``: in the cache."""
+
+    role: str
+    phase: str
+    held_bytes: Bytes
+
+
+class Image(Model):
+    """A published image. ``nodes`` counts the hosts that have it besides its origins."""
+
+    name: str
+    size: Bytes
+    digest: str
+    origins: list[str]
+    nodes: int
+    here: ImageHere | None
+
+
+class ImageList(Model):
+    """All published images."""
+
+    images: list[Image]
+
+
+class Published(Model):
+    """An image that this host is an origin of."""
+
+    name: str
+    size: Bytes
+    digest: str
+
+
+class Unpublished(Model):
+    """An image that this host is no origin of any more. ``serving``: VMs of this host still need it."""
+
+    name: str
+    serving: bool
+
+
+class Progress(Model):
+    """How far a publish is: ``step`` is ``copy`` or ``digest``, ``done`` and ``total`` are bytes."""
+
+    step: str
+    done: Bytes
+    total: Bytes
+
+
+class Problem(Model):
+    """Why a call failed (RFC 9457). ``type`` ends with the error's kind, ``detail`` is one line for people."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+class PublishLine(Model):
+    """One line of the answer to a publish: progress, or at last the image or a problem."""
+
+    progress: Progress | None = None
+    image: Published | None = None
+    problem: Problem | None = None
+
+
+# The host
+
+
+class Volume(Model):
+    """A volume of the cache. ``images``: those whose reads it keeps now; ``state``: see docs/operations.md."""
+
+    path: str
+    size: Bytes
+    state: str
+    images: list[str]
+
+
+class VolumeList(Model):
+    """The volumes of the cache."""
+
+    volumes: list[Volume]
+
+
+class Route(Model):
+    """One way to a parent. ``state``: ``active``, ``standby`` or ``lost``."""
+
+    host: str
+    address: str
+    state: str
+
+
+class Stack(Model):
+    """One image's stack on this host. ``fetched_bytes``: read from parents; ``children``, ``vms``: its readers."""
+
+    name: str
+    role: str
+    phase: str
+    serving: bool
+    slot: int
+    size: Bytes | None
+    fetched_bytes: Bytes
+    cache_file_bytes: Bytes
+    cache_hit_bytes: Bytes | None
+    paths: list[Route]
+    children: list[str]
+    vms: list[str]
+
+
+class VoltStatus(Model):
+    """Whether Volt answered the last heartbeat; if not, ``trouble`` says why."""
+
+    url: str
+    connected: bool
+    trouble: str | None
+
+
+class Accel(Model):
+    """What VMs are started with, ``kvm`` or ``tcg``, and why."""
+
+    use: str
+    reason: str
+
+
+class Disks(Model):
+    """What keeps VMs from writing to their disks, or soon will."""
+
+    trouble: str | None
+
+
+class Death(Model):
+    """A thread of the agent that died ``times`` times, the last time of ``error``; ``running``: it works again."""
+
+    thread: str
+    times: int
+    error: str
+    running: bool
+
+
+class Status(Model):
+    """What a host has and does now.
+
+    ``strays``: disks without a record; ``damaged``: why records are left alone, by ``vm NAME`` or ``image NAME``: they
+    cannot be read, or are of a newer release; ``deaths``: threads of the agent that died; ``troubles``: what was tried
+    in vain and is tried again, by what it is about ("image debian").
+    """
+
+    host: str
+    pid: int
+    volt: VoltStatus
+    accel: Accel
+    repairing: bool
+    images: list[Stack]
+    vms: list[VmLine]
+    disks: Disks
+    cache_volumes: list[Volume]
+    strays: list[str]
+    damaged: dict[str, str]
+    deaths: list[Death]
+    troubles: dict[str, str]
+
+
+class Repaired(Model):
+    """Names of what was not as the records say."""
+
+    vms: list[str]
+    images: list[str]
+    strays: list[str]
+
+
+class Removed(Model):
+    """What a ``gc`` removed, or would remove: stacks by image, and the disk space of caches and published files."""
+
+    stacks: list[str]
+    freed_bytes: Bytes

@@ -1,0 +1,59 @@
+"""Makes a host be what its records say, whatever a crash, a reboot or an administrator left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from virtman.errors import RepairIncomplete
+from virtman.stacks import Stacks
+from virtman.vms import Vms
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 16
+
+
+def repair(stacks: Stacks, vms: Vms) -> dict[str, list[str]]:
+    """Finish or undo what was cut off, serve what is not served, and remove layers that have no record.
+
+    Returns the names of the VMs, images and strays that something was done for. Raises RepairIncomplete with every
+    error.
+    """
+    unfinished = [vm.name for vm in vms.records() if vms.unfinished(vm.name)]
+    failed = side_by_side([partial(vms.repair, name) for name in unfinished])
+    images = [record for record in stacks.records() if stacks.understood(record)]
+    missing = [record.name for record in images if not record.steady or not stacks.serving(record.name)]
+    strays = sorted(stacks.strays())
+    failed += side_by_side(
+        [
+            *(partial(stacks.restore, record.name) for record in images),
+            *(partial(stacks.remove_stray, stray) for stray in strays),
+        ]
+    )
+    # After a reboot, a disk is usable again once the stack below it is there.
+    failed += side_by_side([partial(vms.reopen, vm.name) for vm in vms.records()])
+    raise_all(failed)
+    return {"vms": unfinished, "images": missing, "strays": strays}
+
+
+def side_by_side(acts: Sequence[Callable[[], None]]) -> list[Exception]:
+    """Do all acts, whatever fails. Returns what was raised."""
+    failed: list[Exception] = []
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="repair") as pool:
+        errors = [future.exception() for future in [pool.submit(act) for act in acts]]
+    for error in errors:
+        if isinstance(error, Exception):
+            log.error("%s", error)
+            failed.append(error)
+        elif error is not None:
+            raise error
+    return failed
+
+
+def raise_all(failed: Sequence[Exception]) -> None:
+    """Raise RepairIncomplete with every error, if there is one."""
+    if failed:
+        raise RepairIncomplete("; ".join(str(error) for error in failed))

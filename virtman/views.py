@@ -1,0 +1,82 @@
+"""What the API answers, made of records and of what drivers say. Nothing here asks or changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from drivers import base
+from drivers.host.watch import Death
+from virtman import models
+from virtman.accel import Verdict
+from virtman.records import Boot, ImageRecord, VmRecord
+from volt.client import Image as PublishedImage
+
+
+def disk(record: VmRecord) -> models.Disk:
+    """A VM's disk, as far as its record knows it."""
+    return models.Disk(image=record.image, size=record.size, phase=record.phase)
+
+
+def open_disk(record: VmRecord, device: base.Device) -> models.OpenDisk:
+    """A VM's disk that was opened."""
+    node = None if device.node is None else dict(device.node)
+    return models.OpenDisk(**dict(disk(record)), path=str(device.path), blockdev=node)
+
+
+def machine(boot: Boot | None, state: str, console_log: Path, accel: str) -> models.Machine | None:
+    """What runs from a disk; None for a VM that was never booted."""
+    if boot is None:
+        return None
+    return models.Machine(
+        state=state, memory=boot.memory, cpus=boot.cpus, network=boot.network, console_log=str(console_log), accel=accel
+    )
+
+
+def image(published: PublishedImage, record: ImageRecord | None, held_bytes: int) -> models.Image:
+    """A published image, and how far it is here."""
+    here = None
+    if record is not None:
+        here = models.ImageHere(role=record.role, phase=record.phase, held_bytes=held_bytes)
+    return models.Image(
+        name=published.name, size=published.size, digest=published.digest, origins=published.origins,
+        nodes=published.nodes, here=here,
+    )  # fmt: skip
+
+
+def published(record: ImageRecord) -> models.Published:
+    """An image that this host published."""
+    return models.Published(name=record.image.name, size=record.image.size, digest=record.image.digest)
+
+
+def stack(
+    record: ImageRecord, stats: base.CacheStats, hit_bytes: int | None, paths: Iterable[base.PathStatus],
+    vms: Iterable[str], *, serving: bool,
+) -> models.Stack:  # fmt: skip
+    """One image's stack."""
+    return models.Stack(
+        name=record.name, role=record.role, phase=record.phase, serving=serving, slot=record.slot, size=record.size,
+        fetched_bytes=stats.held_bytes, cache_file_bytes=stats.file_bytes, cache_hit_bytes=hit_bytes,
+        paths=[models.Route(host=p.parent.host, address=p.parent.address, state=p.state) for p in paths],
+        children=[child.host for child in record.children], vms=list(vms),
+    )  # fmt: skip
+
+
+def volume(found: base.Volume) -> models.Volume:
+    """A volume of the cache."""
+    return models.Volume(path=str(found.path), size=found.size, state=found.state, images=list(found.images))
+
+
+def accel(verdict: Verdict) -> models.Accel:
+    """What VMs are started with."""
+    return models.Accel(use=verdict.accel, reason=verdict.reason)
+
+
+def left_alone(vms: Mapping[str, str], images: Mapping[str, str]) -> dict[str, str]:
+    """Why records are left alone, by what they are of."""
+    return {f"vm {name}": why for name, why in vms.items()} | {f"image {name}": why for name, why in images.items()}
+
+
+def death(died: Death) -> models.Death:
+    """A thread of the agent that died."""
+    return models.Death(thread=died.thread, times=died.times, error=died.error, running=died.running)

@@ -1,0 +1,285 @@
+"""What has to be done, by key: one thing of a key at a time, now or after a pause, until nothing is left to do.
+
+A key names something that is kept in order: an image, a VM. Whoever notices that something may have to be done for it
+wakes the key; ``plan`` compares what should be with what is, and gives the next job, or nothing. So a job is never
+lost: what failed is still to be done, and is tried again after a pause that grows, with some chance in it, so that
+hosts that failed together do not come back together.
+
+Each kind of job has threads of its own (``Pool``), so that none waits for those of another kind: a Volt that does not
+answer keeps no dead process from being started again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+from drivers.errors import DriverError
+from drivers.host.watch import Watch
+from virtman.errors import VirtmanError
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 300.0
+"""Seconds after the first failure in a row, and at most: each pause is twice as long, less up to a half by chance."""
+
+CALM = 60.0
+"""Seconds that what was done has to last: what goes to pieces sooner is done again after a pause."""
+
+IN_VAIN = 5
+"""How often in a row the same job may succeed, until that is taken for a failure: it seems to change nothing."""
+
+STOP_GRACE = 3.0
+"""Seconds that running jobs get to finish at the end. Being cut off must be safe for every job."""
+
+
+class Pool(StrEnum):
+    """Whose threads do a job: ``LONG`` is for what may take seconds on this host, ``VOLT`` for what may ask Volt."""
+
+    SHORT = "short"
+    LONG = "long"
+    VOLT = "volt"
+
+
+THREADS = {Pool.SHORT: 8, Pool.LONG: 16, Pool.VOLT: 8}
+
+
+@dataclass(frozen=True)
+class Job:
+    """The next thing to do for a key.
+
+    ``on_demand``: who asks for it asks once, and it takes that away when it begins. If it is still to be done after
+    that, somebody has asked again: it was not in vain.
+    """
+
+    what: str
+    act: Callable[[], object]
+    pool: Pool = Pool.SHORT
+    on_demand: bool = False
+
+
+@dataclass
+class _Entry:
+    """A key that is not in order, or was not lately."""
+
+    due: float | None = None
+    """When to look at it next; None: when somebody wakes it."""
+    running: bool = False
+    again: bool = False
+    """It was woken while it ran."""
+    job: Job | None = None
+    """What waits for a thread of its pool, or is done by one."""
+    not_before: float = 0.0
+    """The end of its pause."""
+    failures: int = 0
+    """In a row."""
+    done: str = ""
+    times: int = 0
+    """What was done last, and how often in a row."""
+    stumbles: int = 0
+    stumbled_at: float = float("-inf")
+    trouble: str = ""
+
+
+class WorkQueue:
+    """Threads that carry out what ``plan`` gives for a key. ``clock`` in seconds, as ``time.monotonic``."""
+
+    def __init__(
+        self,
+        plan: Callable[[str], Job | None],
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """Nothing runs yet."""
+        self._plan = plan
+        self._clock = clock
+        self._chance = chance
+        self._entries: dict[str, _Entry] = {}
+        self._changed = threading.Lock()
+        self._work = {pool: threading.Condition(self._changed) for pool in Pool}
+        """What the threads of a pool wait at. One is woken at a time: with all of them, a heartbeat cost more in
+        wakings than in work."""
+        self._stopped = threading.Event()
+        self._threads = [
+            Watch(f"{pool}-{number}", partial(self._work_for, pool), self._stopped)
+            for pool in Pool
+            for number in range(THREADS[pool])
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def wake(self, key: str, *, now: bool = False) -> None:
+        """Look at a key soon. After a failure its pause goes on, unless ``now``: then what failed may work again."""
+        with self._changed:
+            entry = self._entries.setdefault(key, _Entry())
+            if now:
+                entry.failures, entry.not_before = 0, 0.0
+            self._wake(entry)
+
+    def stumbled(self, key: str, trouble: str) -> None:
+        """What had been done for a key went to pieces. The first time it is looked at at once, then after a pause."""
+        with self._changed:
+            entry, now = self._entries.setdefault(key, _Entry()), self._clock()
+            entry.stumbles = entry.stumbles + 1 if now - entry.stumbled_at <= CALM else 1
+            entry.stumbled_at, entry.trouble = now, trouble
+            entry.not_before = now + self._pause(entry.stumbles - 1) if entry.stumbles > 1 else 0.0
+            log.warning("%s: %s", key, trouble)
+            self._wake(entry)
+
+    def _wake(self, entry: _Entry) -> None:
+        if entry.running or entry.job is not None:
+            entry.again = True
+        else:
+            entry.due = max(self._clock(), entry.not_before)
+            self._work[Pool.SHORT].notify()
+
+    def busy(self, key: str) -> bool:
+        """Whether something is done for a key now, or will be at once."""
+        with self._changed:
+            entry = self._entries.get(key)
+            if entry is None:
+                return False
+            return entry.running or entry.job is not None or (entry.due is not None and entry.due <= self._clock())
+
+    def troubles(self) -> dict[str, str]:
+        """Why the last job failed, by key, of those that are yet to be done."""
+        with self._changed:
+            return {key: entry.trouble for key, entry in sorted(self._entries.items()) if entry.trouble}
+
+    def stop(self) -> None:
+        """Begin nothing any more, and let what runs finish, for STOP_GRACE seconds at most."""
+        with self._changed:
+            self._stopped.set()
+            for work in self._work.values():
+                work.notify_all()
+        deadline = time.monotonic() + STOP_GRACE
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        with self._changed:
+            cut = [key for key, entry in self._entries.items() if entry.running]
+        if cut:
+            log.warning("cut off: %s", ", ".join(cut))
+
+    def _work_for(self, pool: Pool) -> None:
+        short = pool is Pool.SHORT
+        find, do = (self._due_key, self._look) if short else (partial(self._waiting_key, pool), self._do_waiting)
+        while (key := self._next(find, self._work[pool])) is not None:
+            do(key)
+
+    def _do_waiting(self, key: str) -> None:
+        job = self._entries[key].job
+        if job is not None:
+            self._done(key, job, _run(key, job))
+
+    def _next(self, find: Callable[[], tuple[str | None, float | None]], changed: threading.Condition) -> str | None:
+        """The key that ``find`` gives, marked as running; None when all ends."""
+        with self._changed:
+            while not self._stopped.is_set():
+                key, wait = find()
+                if key is not None:
+                    self._entries[key].running = True
+                    changed.notify()  # somebody else watches what is due later
+                    return key
+                changed.wait(wait)
+            return None
+
+    def _due_key(self) -> tuple[str | None, float | None]:
+        """A key that is due, or the seconds until one is."""
+        waiting = [
+            (entry.due, key)
+            for key, entry in self._entries.items()
+            if entry.due is not None and not entry.running and entry.job is None
+        ]
+        if not waiting:
+            return None, None
+        due, key = min(waiting)
+        wait = due - self._clock()
+        return (key, None) if wait <= 0 else (None, wait)
+
+    def _waiting_key(self, pool: Pool) -> tuple[str | None, float | None]:
+        """The key whose job has waited longest for a thread of the pool."""
+        waiting = (
+            key for key, entry in self._entries.items() if entry.job and entry.job.pool is pool and not entry.running
+        )
+        return next(waiting, None), None
+
+    def _look(self, key: str) -> None:
+        """Do what is to be done for a key, if it is short; else leave it to the threads for it."""
+        with self._changed:
+            self._entries[key].again, self._entries[key].due = False, None
+        try:
+            job = self._plan(key)
+        except Exception as error:
+            log.exception("%s: what to do cannot be told", key)
+            self._done(key, _NO_PLAN, repr(error))
+            return
+        if job is None:
+            self._in_order(key)
+        elif job.pool is Pool.SHORT:
+            self._done(key, job, _run(key, job))
+        else:
+            with self._changed:
+                self._entries[key].job, self._entries[key].running = job, False
+                self._entries[key] = self._entries.pop(key)  # the last in its pool's line
+                self._work[job.pool].notify()
+
+    def _in_order(self, key: str) -> None:
+        """There is nothing to do for a key now."""
+        with self._changed:
+            entry = self._entries[key]
+            entry.running, entry.trouble, entry.times = False, "", 0
+            if entry.again:
+                self._wake(entry)
+            elif entry.due is None and self._clock() - entry.stumbled_at > CALM:
+                del self._entries[key]
+
+    def _done(self, key: str, job: Job, trouble: str) -> None:
+        """A job has ended: look at its key again, at once or after a pause."""
+        with self._changed:
+            entry = self._entries[key]
+            entry.running, entry.job = False, None
+            entry.times = entry.times + 1 if job.what == entry.done and not trouble else 1
+            entry.done = job.what
+            if entry.times > IN_VAIN and not job.on_demand:
+                trouble = f"{job.what}: done {entry.times} times, and it is still to be done"
+            if trouble:
+                if not entry.trouble:  # not once more after each pause
+                    log.warning("%s: %s", key, trouble)
+                entry.failures += 1
+                entry.not_before = self._clock() + self._pause(entry.failures)
+            else:
+                entry.failures = 0
+            entry.trouble = trouble
+            self._wake(entry)
+
+    def _pause(self, failures: int) -> float:
+        """Seconds to wait after so many failures."""
+        pause: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 30))
+        return pause * (1 - self._chance() / 2)
+
+
+_NO_PLAN = Job("plan", lambda: None)
+"""What failed where no job could be named."""
+
+
+def _run(key: str, job: Job) -> str:
+    """Do a job. Returns why it failed, or nothing."""
+    log.debug("%s: %s", key, job.what)
+    try:
+        job.act()
+    except (VirtmanError, DriverError) as error:
+        return f"{job.what}: {error}"
+    except Exception as error:  # the others must be done, whatever one does
+        log.exception("%s: %s failed", key, job.what)
+        return f"{job.what}: unexpected {error!r}"
+    return ""
