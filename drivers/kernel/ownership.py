@@ -20,7 +20,7 @@ from pathlib import Path
 
 from drivers.errors import BadDisk, MachineTaken
 from drivers.host.durable import write_atomically
-from drivers.kernel import devmapper, loopdev
+from drivers.kernel import devmapper, loopdev, udevrules
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ def claim(state: Path) -> None:
             devmapper.OWNERS.mkdir(exist_ok=True)
             (devmapper.OWNERS / owner).write_text(f"{state}\n")
             devmapper.act_for(owner)
+            udevrules.leave_alone(state)
             adopt(state)
         except BaseException:
             os.close(_held.pop())

@@ -1,18 +1,19 @@
 """Keeps udev and those who listen to it (blkid, multipathd, lvm) away from the devices that hold images and VMs' disks.
 
 A probe of a new device reads from the parents, about 0.7 MB each, waits in a map whose parents are not there yet, and
-holds up whoever removes it. Loop devices of an agent that does not use the usual folder are probed, which only costs
-time. The rules are for as long as the host runs: they are written before the first device.
+holds up whoever removes it. udev looks at a loop device whenever somebody who could write has closed it: a dozen times
+while a VM's disk is made. The rules are for as long as the host runs: they are written before the first device.
 
-A new loop device is over nothing yet, whoever made it, so there is nothing to probe; when it is over something it is
-seen again. Else udev, which begins with the device when nobody can tell that it will be ours, goes on when it is: the
-rule of bcache-tools reads it. Whether it is over something is asked first: it may be so one line later.
+A loop device that is over nothing, yet or any more, has nothing to probe, whoever made it; when it is over something
+it is seen again. Else udev, which begins with a new device when nobody can tell that it will be ours, goes on when it
+is: the rule of bcache-tools reads it. Whether it is over something is asked first: it may be so one line later.
 (udev(7); the flags are those of the rules that come with dmsetup, multipath-tools and systemd.)
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from pathlib import Path
 
@@ -24,12 +25,32 @@ log = logging.getLogger(__name__)
 
 FILE = Path("/run/udev/rules.d/05-virtman.rules")
 
-RULES = f"""\
+_NAMEABLE = re.compile(r"[\w/.,+@:~-]+")
+"""A path that means itself in a rule."""
+
+_LOCK = threading.Lock()
+_folders = [str(STATE)]
+"""Those with files of ours, as the kernel calls them."""
+
+
+def leave_alone(folder: Path) -> None:
+    """Have udev leave the loop devices of all files below a folder alone from the next device on."""
+    real = str(folder.resolve())
+    if not _NAMEABLE.fullmatch(real):
+        log.warning("udev will look at our loop devices, which costs time: no rule can name %s", real)
+    elif real not in _folders:
+        _folders.append(real)
+
+
+def rules() -> str:
+    """What udev is told."""
+    files = "|".join(f"{folder}/*" for folder in _folders)
+    return f"""\
 # Written by VirtMan, whose devices nobody has to look at.
 SUBSYSTEM!="block", GOTO="virtman_end"
 KERNEL=="dm-*", ATTR{{dm/name}}=="virtman-*", GOTO="virtman_own"
-KERNEL=="loop*", ENV{{DEVTYPE}}=="disk", ACTION=="add", TEST!="loop/backing_file", GOTO="virtman_unprobed"
-KERNEL=="loop*", ATTR{{loop/backing_file}}=="/dev/*/virtman-*|{STATE}/*", GOTO="virtman_own"
+KERNEL=="loop*", ENV{{DEVTYPE}}=="disk", TEST!="loop/backing_file", GOTO="virtman_unprobed"
+KERNEL=="loop*", ATTR{{loop/backing_file}}=="/dev/*/virtman-*|{files}", GOTO="virtman_own"
 KERNEL=="bcache*", ATTR{{bcache/../dm/name}}=="virtman-*", GOTO="virtman_own"
 KERNEL=="sd*", ATTRS{{vendor}}=="{MAKER}*", ATTRS{{model}}=="{MODEL}*", GOTO="virtman_own"
 GOTO="virtman_end"
@@ -46,17 +67,16 @@ ENV{{SYSTEMD_READY}}="0"
 LABEL="virtman_end"
 """
 
-_LOCK = threading.Lock()
-
 
 def apply() -> None:
     """Have udev know the rules; nothing happens if it does. Raises CommandFailed, ToolMissing, OSError."""
     with _LOCK:
-        if FILE.exists() and FILE.read_text() == RULES:
+        wanted = rules()
+        if FILE.exists() and FILE.read_text() == wanted:
             return
         FILE.parent.mkdir(parents=True, exist_ok=True)
         fresh = FILE.with_suffix(".new")
-        fresh.write_text(RULES)
+        fresh.write_text(wanted)
         fresh.rename(FILE)
         run(["udevadm", "control", "--reload"])
         log.info("udev leaves our devices alone, by %s", FILE)

@@ -6,8 +6,6 @@ import logging
 import mmap
 import os
 import secrets
-import shutil
-import tempfile
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,6 +18,7 @@ from drivers.base import CacheDriver, Device, Image, Place
 from drivers.host.command import run
 from drivers.kernel import devmapper, loopdev
 from tests.kernel.inside.filesystems import small_file_system
+from tests.kernel.inside.folders import state_folder
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +37,7 @@ class CacheCase(TestCase):
     def setUp(self) -> None:
         """Remember what is there: the last thing that a test looks at."""
         super().setUp()
-        folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-        self.addCleanup(shutil.rmtree, folder)
+        folder = state_folder(self)
         self.addCleanup(lambda before: self.assertEqual(before, found()), found())
         self.folder = folder
         self.contents: dict[str, bytes] = {}

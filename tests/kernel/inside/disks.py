@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from abc import abstractmethod
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from drivers.errors import BadDevice, BadDisk, BadName, SnapshotMissing
 from drivers.host.command import run
 from drivers.kernel import loopdev
 from tests.kernel.inside.filesystems import small_file_system
+from tests.kernel.inside.folders import state_folder
 
 MIB = 1 << 20
 SIZE = 16 * MIB
@@ -28,8 +27,7 @@ class DiskCase(TestCase):
         super().setUp()
         self.before = self.listing()
         self.addCleanup(lambda: self.assertEqual(self.before, self.listing()))
-        self.folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = state_folder(self)
         self.content = os.urandom(SIZE)
         file = self.folder / "image"
         file.write_bytes(self.content)

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import socket
-import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from drivers.iscsi.names import DISK, PORTAL_GROUP, serial_of, target_name
 from drivers.kernel import devmapper, loopdev
 from drivers.kernel.scsi import MODEL
 from tests.kernel.inside import iscsi_tools, rtslibwarns
+from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import SECRET
 from tests.kernel.inside.openfiles import none_left
 from tests.kernel.inside.waits import wait_until
@@ -58,8 +58,7 @@ class IscsiTest(TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = state_folder(self)
         self.place = Place(self.folder, self.folder, host=HOST, address=IP)
         self.export = LioExport(self.place, died=self.fail)
         self.export.reserve("warm-up")  # makes the folders of the iSCSI fabric, which stay

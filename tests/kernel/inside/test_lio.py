@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import socket
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from drivers.host.command import run
 from drivers.iscsi.names import initiator_name, target_name
 from drivers.kernel import devmapper, loopdev
 from tests.kernel.inside import iscsi_tools, rtslibwarns
+from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import CHECK_CONDITION, DATA_PROTECT, SECRET, log_in, log_out
 
 pytestmark = rtslibwarns.IGNORED
@@ -42,8 +42,7 @@ class LioTest(TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = state_folder(self)
         self.export = self.new_driver()
         self.export.reserve("warm-up")  # makes the folders of the iSCSI fabric, which stay
         self.export.withdraw("warm-up")

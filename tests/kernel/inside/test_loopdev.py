@@ -74,7 +74,30 @@ class LoopsTest(TestCase):
         file.write_bytes(bytes(1 << 20))
         loopdev.attach(file)
         self.addCleanup(loopdev.detach, file)
-        self.assertEqual(udevrules.RULES, udevrules.FILE.read_text())
+        self.assertEqual(udevrules.rules(), udevrules.FILE.read_text())
+
+    def test_udev_leaves_the_files_of_an_agents_folder_alone_by_whatever_path(self) -> None:
+        link = self.folder / "state"
+        (self.folder / "disk+1").mkdir()
+        link.symlink_to(self.folder / "disk+1")
+        before = self.is_left_alone(link / "before")
+        udevrules.leave_alone(link)
+        self.assertEqual((False, True), (before, self.is_left_alone(link / "after")))
+
+    def test_a_folder_that_no_rule_can_name_is_said_and_the_rules_stay_whole(self) -> None:
+        before = udevrules.rules()
+        with self.assertLogs("drivers.kernel.udevrules", "WARNING") as logged:
+            udevrules.leave_alone(self.folder / 'a"|*')
+        self.assertIn('a"|*', logged.output[0])
+        self.assertEqual(before, udevrules.rules())
+
+    def is_left_alone(self, file: Path) -> bool:
+        """Whether udev does not probe the loop device of a file."""
+        file.write_bytes(bytes(1 << 20))
+        self.addCleanup(loopdev.detach, file)
+        device = loopdev.attach(file)
+        run(["udevadm", "settle"])
+        return "SYSTEMD_READY=0" in run(["udevadm", "info", str(device)]).stdout
 
     def test_a_held_device_stays_when_another_who_held_it_is_ready(self) -> None:
         file = self.folder / "file"

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
-import tempfile
 from abc import abstractmethod
-from pathlib import Path
 
 import pytest
 from testtools import TestCase
@@ -20,6 +17,7 @@ from drivers.cache.dmcache import DmCache
 from drivers.export.lio import LioExport
 from drivers.snapshot.dmthin import DmThinSnapshot
 from tests.kernel.inside import iscsi_tools, rtslibwarns
+from tests.kernel.inside.folders import state_folder
 
 pytestmark = rtslibwarns.IGNORED
 
@@ -37,8 +35,7 @@ class Waiting(TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = state_folder(self)
         self.place = Place(self.folder, self.folder, host="host", address=IP)
         self.export = LioExport(self.place, died=self.fail)
         self.export.reserve("warm-up")  # makes the folders of the iSCSI fabric, which stay
