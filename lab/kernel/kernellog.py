@@ -10,7 +10,33 @@ TROUBLE = re.compile(
 )
 """Linux: lib/bug.c, kernel/hung_task.c, kernel/locking/lockdep.c, block/blk-core.c."""
 
+_WARNING = re.compile(r"^-+\[ cut here \]-+\n.*?^---\[ end trace \w+ \]---\n", re.MULTILINE | re.DOTALL)
+_HEADS = ("WARNING: CPU", "Call Trace")
+
 
 def troubles(kernel_log: str) -> list[str]:
-    """The lines that tell of an oops, a hung task, a lock order, or an I/O error."""
-    return [line for line in kernel_log.splitlines() if TROUBLE.search(line)]
+    """The lines that tell of an oops, a hung task, a lock order, or an I/O error; a warning's with its whole trace."""
+    found: list[str] = []
+    end = 0
+    for warning in _WARNING.finditer(kernel_log):
+        found += [*_told(kernel_log[end : warning.start()]), *_told_by(warning[0])]
+        end = warning.end()
+    return found + _told(kernel_log[end:])
+
+
+def _told(text: str) -> list[str]:
+    return [line for line in text.splitlines() if TROUBLE.search(line)]
+
+
+def _told_by(warning: str) -> list[str]:
+    if _is_false_alarm(warning):
+        return [line for line in _told(warning) if not line.startswith(_HEADS)]
+    return warning.splitlines()
+
+
+def _is_false_alarm(warning: str) -> bool:
+    """Whether it is of work that is cancelled, not flushed. Kernels before 6.13 warn of that too (Linux:
+    kernel/workqueue.c, check_flush_dependency, from_cancel). When an iSCSI session ends, its queue cancels work of its
+    disks that may be running just then (traced; drivers/scsi/scsi_sysfs.c, scsi_device_dev_release_usercontext).
+    """
+    return "check_flush_dependency" in warning and "__cancel_work_timer" in warning

@@ -6,6 +6,19 @@ from testtools import TestCase
 
 from lab.kernel.kernellog import troubles
 
+WARNING = """\
+------------[ cut here ]------------
+workqueue: WQ_MEM_RECLAIM iscsi_ctrl_1:1:__iscsi_unbind_session is flushing !WQ_MEM_RECLAIM events:scsi_evt_thread
+WARNING: CPU: 0 PID: 345 at kernel/workqueue.c:2635 check_flush_dependency.part.0+0xb4/0x100
+Modules linked in: iscsi_tcp
+Call Trace:
+ <TASK>
+ __flush_work+0x97/0x1d0
+ {caller}+0x10a/0x190
+ </TASK>
+---[ end trace 0000000000000000 ]---
+"""
+
 
 class TroublesTest(TestCase):
     def test_each_kind_is_found(self) -> None:
@@ -23,3 +36,24 @@ class TroublesTest(TestCase):
         self.assertEqual(
             [], troubles("loop0: detected capacity change from 0 to 8\nbcache: register_bdev() registered")
         )
+
+    def test_a_warning_is_told_with_its_trace(self) -> None:
+        warning = WARNING.format(caller="flush_work")
+        self.assertEqual(warning.splitlines(), troubles(f"virtio_net: up\n{warning}sd 0:0:0:0: attached\n"))
+
+    def test_cancelled_work_is_a_false_alarm(self) -> None:
+        self.assertEqual([], troubles(f"up\n{WARNING.format(caller='__cancel_work_timer')}attached\n"))
+
+    def test_what_is_said_amid_a_false_alarm_and_around_it_counts(self) -> None:
+        errors = [f"I/O error, dev dm-{number}, sector 8" for number in range(3)]
+        amid = WARNING.format(caller="__cancel_work_timer").replace(" <TASK>\n", f"{errors[1]}\n")
+        self.assertEqual(errors, troubles(f"{errors[0]}\n{amid}{errors[2]}\n"))
+
+    def test_a_cancelled_work_of_one_warning_excuses_no_other(self) -> None:
+        other = WARNING.format(caller="flush_work")
+        log = f"{WARNING.format(caller='__cancel_work_timer')}{other}"
+        self.assertEqual(other.splitlines(), troubles(log))
+
+    def test_a_warning_that_is_cut_off_counts(self) -> None:
+        cut = WARNING.format(caller="__cancel_work_timer").rpartition("---[")[0]
+        self.assertEqual(2, len(troubles(cut)))
