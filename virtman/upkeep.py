@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 NOTHING = CacheStats(0, 0)
 
 IDLE_LOOK = 30.0
-"""Seconds between looks at an image that nobody uses; others are looked at with each heartbeat."""
+"""Seconds between looks at an image that nobody uses, and at an origin's, whose content does not change. Others are
+looked at with each heartbeat. Drivers tell at once of processes that end (drivers/base.py, Died)."""
 
 IMAGE, PLACE, LOST, CHILDREN, VM = "image ", "place of ", "lost parents of ", "children of ", "vm "
 VOLUMES = "volumes of the cache"
@@ -112,14 +113,16 @@ class Upkeep:
             self.queue.wake(PLACE + image)
 
     def tend_all(self) -> None:
-        """Have every image, every VM with something unfinished, and the cache's volumes looked after."""
-        images, now = [record.name for record in self._stacks.records()], self._clock()
+        """Have the images that are due, VMs with something unfinished, and the cache's volumes looked after."""
+        records, now = self._stacks.records(), self._clock()
+        due = {record.name for record in records if now >= self._look_again.get(record.name, now)}
         with self._heard_lock:
-            self._untended |= {name for name in images if now >= self._look_again.get(name, now)}
+            self._untended |= due
             self._volumes_due = True
-        for name in images:
-            self.queue.wake(IMAGE + name)
-            self.queue.wake(PLACE + name)
+        for record in records:
+            if record.name in due or not record.steady:
+                self.queue.wake(IMAGE + record.name)
+                self.queue.wake(PLACE + record.name)
         for vm in self._vms.records():
             if vm.operation is not None:
                 self.queue.wake(VM + vm.name)
@@ -364,14 +367,14 @@ class Upkeep:
             self._note_idle(record)
 
     def _note_idle(self, record: ImageRecord) -> None:
+        now = self._clock()
         if not self._stacks.idle(record):
             self._idle_since.pop(record.name, None)
-            self._look_again.pop(record.name, None)
+            self._look_again[record.name] = now + (IDLE_LOOK if record.role is Role.ORIGIN else 0.0)
             return
-        now = self._clock()
-        since = self._idle_since.setdefault(record.name, now)
-        self._look_again[record.name] = min(now + IDLE_LOOK, max(now, since + self._idle_grace))
-        if now - since >= self._idle_grace:
+        left = self._idle_since.setdefault(record.name, now) + self._idle_grace - now
+        self._look_again[record.name] = now + (min(IDLE_LOOK, left) if left > 0 else IDLE_LOOK)
+        if left <= 0:
             self._idle_long.add(record.name)
 
     def _let_go(self, name: str) -> None:

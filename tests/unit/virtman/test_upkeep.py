@@ -333,9 +333,22 @@ class AgainTest(UpkeepTest):
 
     def test_a_dead_daemon_though_volt_is_silent(self) -> None:
         self.attached()
+        self.scene.vms.create("vm", "debian", None)
+        self.settle()
         self.host.daemon_dies("debian")
         self.upkeep.handle(None)
         self.settle()
+        self.assertIn("debian", self.host.served)
+
+    def test_a_daemon_whose_end_nobody_noticed_is_found_later_where_nobody_needs_it(self) -> None:
+        self.attached()
+        self.beat()
+        self.host.daemon_dies("debian")
+        self.clock.advance(IDLE_LOOK - 1)
+        self.beat()
+        self.assertNotIn("debian", self.host.served)
+        self.clock.advance(1)
+        self.beat()
         self.scene.check(self)
 
     def test_what_is_done_once_is_done_until_it_succeeds(self) -> None:
@@ -739,6 +752,20 @@ class IdleTest(UpkeepTest):
         self.clock.advance(1)
         self.beat()
         self.assertEqual(2 * BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
+
+    def test_an_origins_image_that_nobody_reads_is_looked_at_less_often_and_stays(self) -> None:
+        self.scene.stacks.add_origin(self.scene.put_content("mine"))
+        for _ in range(3):
+            self.clock.advance(GRACE)
+            self.beat()
+            self.host.daemon_dies("mine")
+            self.clock.advance(IDLE_LOOK - 1)
+            self.beat()
+            self.assertNotIn("mine", self.host.served)
+            self.clock.advance(1)
+            self.beat()
+            self.assertIn("mine", self.host.served)
+        self.scene.check(self)
 
     def test_an_image_that_a_vm_uses_is_looked_at_with_each_heartbeat(self) -> None:
         record = self.attached()
