@@ -16,7 +16,6 @@ Host and parent prove themselves to each other by CHAP (drivers/iscsi).
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from drivers.base import FAILOVER, Device, Existing, Image, LostParent, Parent, 
 from drivers.door import door
 from drivers.errors import BadDisk, CommandFailed, DriverError, NoParents
 from drivers.host.watch import Watch
-from drivers.iscsi.disks import alien, ask_anew, flaw, number_of
+from drivers.iscsi.disks import Asking, alien, flaw, number_of
 from drivers.iscsi.names import image_of, initiator_name, portal_of, target_name
 from drivers.iscsi.records import Target
 from drivers.iscsi.sessions import REFUSALS, known_targets, log_in, log_out, sessions
@@ -42,8 +41,6 @@ log = logging.getLogger(__name__)
 
 _MAP = "virtman-attach-"
 _FIRST_RETRY, LAST_RETRY = 0.2, 1.0
-_ANEW = 10.0
-"""Seconds at least between two times that a parent's disk that is not the image is asked anew."""
 _WATCH_INTERVAL, _SILENCE_INTERVAL = 1.0, 0.25
 _SILENCE = 1.0
 """Seconds without a sign from a parent until it is left, if there is another one."""
@@ -187,8 +184,7 @@ class _Route:
         self._loaded: list[str] | None = []
         """The numbers in the map; None while it may have others than the list of parents wants."""
         self._up: set[Target] = set()
-        self._asked: dict[Target, float] = {}
-        """When a parent's disk was asked anew what it is."""
+        self._asking = Asking()
         self._untold: list[Parent] = []
         """Parents that were lost and nobody was told of."""
         devmapper.create(self._map, [table(image, [])], read_only=True)
@@ -377,7 +373,7 @@ class _Route:
                 return "no disk yet"
             if alien(disk, self._image):
                 self._head_start = 0.0  # no waiting makes it a path
-                self._ask_anew(target, disk)
+                self._asking.ask(target, disk)
             return flaw(disk, self._image)
         except CommandFailed as error:
             if error.code in REFUSALS:
@@ -385,12 +381,6 @@ class _Route:
             return REFUSALS.get(error.code, str(error))
         except (DriverError, OSError) as error:
             return str(error)
-
-    def _ask_anew(self, target: Target, disk: Path) -> None:
-        now = time.monotonic()
-        if now - self._asked.get(target, -math.inf) >= _ANEW:
-            self._asked[target] = now
-            ask_anew(disk)
 
     def _let_go(self, target: Target) -> None:
         try:

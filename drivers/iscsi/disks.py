@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from drivers.base import Image
 from drivers.iscsi.names import serial_of
+from drivers.iscsi.records import Target
 from drivers.iscsi.sessions import Session, word
 from drivers.kernel import scsi
 from drivers.kernel.devmapper import SECTOR
 
 _SERIAL = "device/vpd_pg80"
 """The page with the serial number (Linux: drivers/scsi/scsi_sysfs.c)."""
+
+ANEW = 10.0
+"""Seconds. Each time a disk is asked anew the kernel tells udev twice that it changed (Linux: drivers/scsi/sd.c,
+sd_read_write_protect_flag): whoever waits for udev waits for ever, if it is done too often."""
 
 
 def number_of(session: Session | None, image: Image) -> str | None:
@@ -52,12 +60,22 @@ def flaw(disk: Path, image: Image) -> str:
     return "" if scsi.ready(Path("/dev") / disk.name) else "its disk does not answer"
 
 
-def ask_anew(disk: Path) -> None:
-    """Have the kernel ask a disk what it is. Raises OSError.
+class Asking:
+    """Has the kernel ask disks anew what they are: each target's once in ``ANEW`` seconds."""
 
-    Of a disk that was found while its connection broke the kernel knows no size, and it does not ask again by itself
-    (Linux: drivers/scsi/sd.c, sd_read_capacity). Each time it tells udev twice that the disk changed
-    (sd_read_write_protect_flag): whoever waits for udev waits for ever, if it is done too often. Whether a disk has a
-    serial number is asked once in its life (drivers/scsi/scsi_sysfs.c): one without is dropped, to be found anew.
-    """
-    (disk / ("device/rescan" if (disk / _SERIAL).exists() else "device/delete")).write_text("1")
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` in seconds."""
+        self._clock = clock
+        self._asked: dict[Target, float] = {}
+
+    def ask(self, target: Target, disk: Path) -> None:
+        """Unless that was done lately. Raises OSError.
+
+        Of a disk that was found while its connection broke the kernel knows no size, and it does not ask again by
+        itself (Linux: drivers/scsi/sd.c, sd_read_capacity). Whether a disk has a serial number is asked once in its
+        life (drivers/scsi/scsi_sysfs.c): one without is dropped, to be found anew.
+        """
+        now = self._clock()
+        if now - self._asked.get(target, -math.inf) >= ANEW:
+            self._asked[target] = now
+            (disk / ("device/rescan" if (disk / _SERIAL).exists() else "device/delete")).write_text("1")

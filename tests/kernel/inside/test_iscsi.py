@@ -187,22 +187,6 @@ class IscsiTest(TestCase):
         devmapper.reload(grows, [f"0 {SIZE // 512} linear {loop} 0"], read_only=True)
         wait_until(lambda: self.states() == [PathState.ACTIVE])
 
-    def test_a_disk_that_is_not_the_image_is_asked_so_seldom_that_udev_has_peace(self) -> None:
-        parent = self.alien()
-        self.attach.connect(self.image, [parent])
-        target = target_name(parent.host, self.image.name)
-        wait_until(lambda: iscsi_tools.disk_of(target) is not None)
-        disk = iscsi_tools.disk_of(target)
-        assert disk is not None
-        requests = Path("/sys/block", disk.name, "device/iorequest_cnt")
-
-        def left_alone() -> bool:
-            before = requests.read_text()
-            threading.Event().wait(3 * iscsi.LAST_RETRY)
-            return requests.read_text() == before
-
-        self.assertTrue(any(left_alone() for _ in range(5)))
-
     def test_a_multipathd_that_takes_every_disk_leaves_ours_by_the_file_that_administrators_are_given(self) -> None:
         ours, aside = FOR_ADMINISTRATORS, self.folder / "virtman.conf"
         shutil.move(ours, aside)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from testtools import TestCase
 
 from drivers.base import Image
-from drivers.iscsi.disks import alien, ask_anew
+from drivers.iscsi.disks import ANEW, Asking, alien
 from drivers.iscsi.names import serial_of
+from drivers.iscsi.records import Target
 
 IMAGE = Image("debian", 1 << 20, f"sha256:{'a' * 64}")
+TARGET = Target("iqn.2026-01.org.virtman:host-1:debian", "10.9.0.2", 3260)
 
 
 class DiskTest(TestCase):
@@ -27,10 +30,13 @@ class DiskTest(TestCase):
     def write(self, name: str, text: str) -> None:
         (self.disk / name).write_text(text)
 
-    def asked(self) -> list[str]:
+    def asked(self, asking: Asking | None = None, target: Target = TARGET) -> list[str]:
         """What was written to, in the order of names."""
-        ask_anew(self.disk)
-        return sorted(path.name for path in (self.disk / "device").iterdir() if path.read_text() == "1")
+        (asking or Asking()).ask(target, self.disk)
+        written = sorted(path for path in (self.disk / "device").iterdir() if path.read_text() == "1")
+        for path in written:
+            path.unlink()
+        return [path.name for path in written]
 
     def test_the_images_disk_is_known(self) -> None:
         self.assertEqual("", alien(self.disk, IMAGE))
@@ -49,3 +55,14 @@ class DiskTest(TestCase):
         (self.disk / "device/vpd_pg80").unlink()
         self.assertEqual("its disk is of another image", alien(self.disk, IMAGE))
         self.assertEqual(["delete"], self.asked())
+
+    def test_one_is_asked_so_seldom_that_udev_has_peace(self) -> None:
+        now = 100.0
+        asking = Asking(lambda: now)
+        self.assertEqual(["rescan"], self.asked(asking))
+        now += ANEW - 1
+        self.assertEqual([], self.asked(asking))
+        self.assertEqual(["rescan"], self.asked(asking, replace(TARGET, name=f"{TARGET.name}-2")))
+        now += 1
+        self.assertEqual(["rescan"], self.asked(asking))
+        self.assertEqual([], self.asked(asking))
