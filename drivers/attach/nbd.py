@@ -341,10 +341,14 @@ class _Route:
         """
         log.warning("image %s: no parent serves; reads wait", self._image.name)
         pause = _FIRST_RETRY
-        with self._waiting_room():
+        led: int | None = None
+        with self._waiting_room() as room:
             while not self._stopped.is_set():
                 with self._lock:
                     revision, sockets = self._revision, self._sockets
+                    if revision != led:  # a new list has led the route to a parent that may not live either
+                        self._point(room, self._generation)
+                        led = revision
                 found = self._first_serving(sockets)
                 if found is None:
                     self._pause(pause)
@@ -355,12 +359,10 @@ class _Route:
                     return
 
     @contextlib.contextmanager
-    def _waiting_room(self) -> Iterator[None]:
+    def _waiting_room(self) -> Iterator[Path]:
         path = fitting(self._folder / f"{self._image.name}.wait")
         with HoldingServer(path, self._image.size):
-            with self._lock:
-                self._point(path, self._generation)
-            yield
+            yield path
 
     def _pause(self, seconds: float) -> None:
         poller = select.poll()

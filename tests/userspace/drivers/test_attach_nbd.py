@@ -209,6 +209,17 @@ class LossTest(RouteCase):
         self.until_states(ACTIVE)
         self.assertEqual(self.b.socket(self.image), self.route())
 
+    def test_a_new_list_of_dead_parents_leaves_a_daemon_that_can_be_started(self) -> None:
+        self.h.join(self.image, [self.a])
+        self.assert_same(self.h.uri(self.image), self.file)  # the cache holds all of it
+        for origin in (self.a, self.b):
+            origin.export.withdraw("img")
+        until(lambda: self.route().suffix == ".wait")
+        self.h.attach.update(self.image, self.parents(self.b))
+        until(lambda: self.route().suffix == ".wait")
+        self.h.kill_daemon(self.image)
+        self.h.join(self.image, [self.b])  # returns when a child gets an answer
+
     def test_failing_callback_does_not_end_the_watch(self) -> None:
         self.h.attach.close()
         calls: list[str] = []
