@@ -40,7 +40,7 @@ from drivers.needs import DEVICE_MAPPER, DMSETUP, MODPROBE, UDEVADM, Needs, Tool
 log = logging.getLogger(__name__)
 
 _MAP = "virtman-attach-"
-_FIRST_RETRY, LAST_RETRY = 0.2, 1.0
+_FIRST_RETRY, _LAST_RETRY = 0.2, 1.0
 _WATCH_INTERVAL, _SILENCE_INTERVAL = 1.0, 0.25
 _SILENCE = 1.0
 """Seconds without a sign from a parent until it is left, if there is another one."""
@@ -338,8 +338,8 @@ class _Route:
     def _bring_up(self, target: Target) -> None:
         """Log in and wait for the disk, with a bounded back-off, while the parent is wanted."""
         pause, said = _FIRST_RETRY, ""
-        while not self._stopped.is_set() and self._wants(target):
-            trouble = self._try(target)
+        while not self._stopped.is_set() and (wanted := self._wanted(target)) is not None:
+            trouble = self._try(wanted)
             if not trouble:
                 with self._lock:
                     self._up.add(target)
@@ -349,11 +349,12 @@ class _Route:
                 log.info("image %s: waiting for %s: %s", self._image.name, target.name, trouble)
             said = trouble
             self._stopped.wait(pause)
-            pause = min(2 * pause, LAST_RETRY)
+            pause = min(2 * pause, _LAST_RETRY)
 
-    def _wants(self, target: Target) -> bool:
+    def _wanted(self, target: Target) -> Target | None:
+        """The target as the list of parents has it now: its secret may be another one. None: it is not in the list."""
         with self._lock:
-            return target in self._targets.values()
+            return next((wanted for wanted in self._targets.values() if wanted == target), None)
 
     def _try(self, target: Target) -> str:
         """What keeps the parent from being usable; nothing if it is."""
@@ -383,9 +384,11 @@ class _Route:
             return str(error)
 
     def _let_go(self, target: Target) -> None:
+        if self._wanted(target) is not None:
+            return  # again
         try:
             log_out(target)
-        except DriverError as error:
+        except (DriverError, OSError) as error:  # the next look begins anew
             log.warning("image %s: leaving %s: %s", self._image.name, target.name, error)
 
 

@@ -24,6 +24,7 @@ while it does so it also refuses reads of the parents (Linux: closure_bio_submit
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import threading
@@ -463,6 +464,8 @@ def _is_of_this_layout(header: Path) -> bool:
         with header.open("rb") as file:
             return file.read(len(_LAYOUT)) == _LAYOUT
     except OSError as error:
+        if error.errno != errno.EIO:  # else it is lost; an agent that is short of files has not lost it
+            raise
         log.warning("%s: %s", header, error)
         return False
 

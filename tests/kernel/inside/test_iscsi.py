@@ -187,6 +187,12 @@ class IscsiTest(TestCase):
         devmapper.reload(grows, [f"0 {SIZE // 512} linear {loop} 0"], read_only=True)
         wait_until(lambda: self.states() == [PathState.ACTIVE])
 
+    def test_a_parent_that_refuses_is_asked_again_with_the_secret_that_volt_names_later(self) -> None:
+        self.publish()
+        self.attach.connect(self.image, [replace(self.parent, secret="of an edge that is gone")])
+        self.attach.update(self.image, [self.parent])
+        wait_until(lambda: self.states() == [PathState.ACTIVE])
+
     def test_a_multipathd_that_takes_every_disk_leaves_ours_by_the_file_that_administrators_are_given(self) -> None:
         ours, aside = FOR_ADMINISTRATORS, self.folder / "virtman.conf"
         shutil.move(ours, aside)
