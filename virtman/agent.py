@@ -174,10 +174,11 @@ class Agent:
         return models.Unpublished(name=name, serving=not dropped)
 
     def _published(self, name: str) -> ImageRecord:
-        """The record of an image that this host published. Raises UnknownImage."""
+        """The record of an image that this host published. Raises UnknownImage, StateNewer."""
         record = self._stacks.find(name)
         if record is None or record.role is not Role.ORIGIN:
             raise UnknownImage(f"image {name!r} was not published by this host")
+        self._stacks.understand(record)
         return record
 
     def _remove_unused(self, key: str, publishing: str = "") -> int:

@@ -208,7 +208,12 @@ def shut_down(domain: Any, *, timeout: float, again: float) -> bool:
     import libvirt
 
     end = time.monotonic() + timeout
-    domain.shutdown()
+    try:
+        domain.shutdown()
+    except libvirt.libvirtError:
+        if domain.isActive():
+            raise
+        return True  # it went off by itself
     while not _await(lambda: not domain.isActive(), min(again, end - time.monotonic())):
         if time.monotonic() >= end:
             return False

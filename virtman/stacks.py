@@ -136,7 +136,7 @@ class Stacks:
                 if not self._drivers.export.serving(name):
                     self._build(record)
                 return record
-            self._understand(record)
+            self.understand(record)
             if record.doing(PUBLISH):
                 return self._publish(record)
             # What is still there of a stack that was half removed can be undone only with what its record knows.
@@ -192,7 +192,7 @@ class Stacks:
             record = before or ImageRecord(
                 name=image.name, role=Role.ORIGIN, state=State.ABSENT, size=image.size, digest=image.digest
             ).begin(PUBLISH)
-            self._understand(record)
+            self.understand(record)
             with self.content:
                 self._shelf.put(image.name, record)
             self._step("publish:recorded")
@@ -337,7 +337,7 @@ class Stacks:
         with self._locks.hold(name):
             record = self._shelf.get(name)
             if record is not None:
-                self._understand(record)
+                self.understand(record)
                 self._remove_layers(record)
 
     def parent_lost(self, name: str, host: str) -> None:
@@ -366,7 +366,7 @@ class Stacks:
             record = self._shelf.get(name)
             if record is None:
                 return
-            self._understand(record)
+            self.understand(record)
             if record.operation is None:
                 self._restore(record)
             else:
@@ -376,7 +376,7 @@ class Stacks:
         """Whether this release knows the operation of the record, if it has one."""
         return record.operation is None or record.operation.kind in self._endings
 
-    def _understand(self, record: ImageRecord) -> None:
+    def understand(self, record: ImageRecord) -> None:
         if record.operation is not None and not self.understood(record):
             raise StateNewer(
                 f"image {record.name!r}: this release does not know the operation {record.operation.kind!r} that did"
@@ -398,13 +398,17 @@ class Stacks:
             record = self._shelf.get(name)
             if record is None or not self.idle(record):
                 return False
-            self._understand(record)
+            self.understand(record)
             self._detach(record)
             return True
 
     def idle(self, record: ImageRecord) -> bool:
-        """Whether nothing on this host and no child needs the stack."""
-        return record.role is Role.HOST and not record.children and not self._in_use(record.name)
+        """Whether the stack may go: it is no origin's, and nobody needs it."""
+        return record.role is Role.HOST and not self.needed(record)
+
+    def needed(self, record: ImageRecord) -> bool:
+        """Whether a VM of this host or a child needs the stack."""
+        return bool(record.children) or self._in_use(record.name)
 
     def take_back(self, name: str) -> bool:
         """Stop serving an image that is yet to be announced, once Volt has agreed; until then nothing changes. False:
@@ -525,7 +529,7 @@ class Stacks:
         found = self._shelf.unreadable()
         for record in self.records():
             try:
-                self._understand(record)
+                self.understand(record)
             except StateNewer as error:
                 found[record.name] = str(error)
         return found

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 NOTHING = CacheStats(0, 0)
 
 IDLE_LOOK = 30.0
-"""Seconds between looks at an image that nobody uses, and at an origin's, whose content does not change. Others are
-looked at with each heartbeat. Drivers tell at once of processes that end (drivers/base.py, Died)."""
+"""Seconds between looks at an image that nobody uses, and at what an origin's costs, whose content does not change.
+Others are looked at with each heartbeat. Drivers tell at once of processes that end (drivers/base.py, Died)."""
 
 IMAGE, PLACE, LOST, CHILDREN, VM = "image ", "place of ", "lost parents of ", "children of ", "vm "
 VOLUMES = "volumes of the cache"
@@ -123,6 +123,8 @@ class Upkeep:
             if record.name in due or not record.steady:
                 self.queue.wake(IMAGE + record.name)
                 self.queue.wake(PLACE + record.name)
+            elif self._stacks.needed(record):
+                self.queue.wake(IMAGE + record.name)  # whether it is served: no process tells if not, in the kernel
         for vm in self._vms.records():
             if vm.operation is not None:
                 self.queue.wake(VM + vm.name)
@@ -230,7 +232,7 @@ class Upkeep:
     def _plan_children(self, image: str) -> Job | None:
         if image not in self._children:
             return None
-        return Job("let children in", partial(self._admit, image), on_demand=True)
+        return Job("let children in", partial(self._admit, image), Pool.CHILDREN, on_demand=True)
 
     def _admit(self, image: str) -> None:
         with self._heard_lock:

@@ -40,14 +40,17 @@ STOP_GRACE = 3.0
 
 
 class Pool(StrEnum):
-    """Whose threads do a job: ``LONG`` is for what may take seconds on this host, ``VOLT`` for what may ask Volt."""
+    """Whose threads do a job: ``LONG`` is for what may take seconds on this host, ``VOLT`` for what may ask Volt,
+    ``CHILDREN`` for letting them in, which waits while their image is being published. The plans are made in ``SHORT``.
+    """
 
     SHORT = "short"
     LONG = "long"
     VOLT = "volt"
+    CHILDREN = "children"
 
 
-THREADS = {Pool.SHORT: 8, Pool.LONG: 16, Pool.VOLT: 8}
+THREADS = {Pool.SHORT: 8, Pool.LONG: 16, Pool.VOLT: 8, Pool.CHILDREN: 8}
 
 
 @dataclass(frozen=True)

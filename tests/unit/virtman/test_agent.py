@@ -32,6 +32,7 @@ from virtman.errors import (
     NoVolumes,
     RepairIncomplete,
     StateLocked,
+    StateNewer,
     UnknownImage,
     UnknownVm,
     UnknownVolume,
@@ -330,6 +331,16 @@ class UnpublishTest(AgentTest):
         self.assertEqual(models.Unpublished(name="mine", serving=False), self.agent.unpublish("mine"))
         self.assertEqual({}, self.host.leftovers())
 
+    def test_nobody_publishes_it_meanwhile(self) -> None:
+        def look(what: str) -> None:
+            if what == "before volt.leave":
+                kept_out.add(self.agent._publishing.taken("mine"))
+
+        kept_out: set[bool] = set()
+        self.volt.moment = look
+        self.agent.unpublish("mine")
+        self.assertEqual({True}, kept_out)
+
     def test_what_is_announced_while_it_is_to_be_taken_back_is_withdrawn(self) -> None:
         asking, go, said = threading.Event(), threading.Event(), list[models.Unpublished]()
         self.addCleanup(go.set)
@@ -454,6 +465,15 @@ class PublishTest(AgentTest):
         self.assertNotIn("mine", self.volt.images)
         self.agent.gc()
         self.assertEqual([], self.stored())
+
+    def test_what_a_later_release_does_with_an_image_is_not_withdrawn(self) -> None:
+        self.publish()
+        shelf = self.agent._stacks._shelf
+        record = shelf.get("mine")
+        assert record is not None
+        shelf.put("mine", record.begin("resize"))
+        self.assertRaises(StateNewer, self.agent.unpublish, "mine")
+        self.assertEqual(["here"], self.volt.images["mine"].origins)
 
     def test_an_answer_that_got_lost_costs_nothing(self) -> None:
         def lose_the_answer(what: str) -> None:
@@ -777,6 +797,34 @@ class GcTest(AgentTest):
             self.assertIn("mine", self.host.served)
             self.assertEqual(["image mine"], list(self.agent.status().damaged))
             self.volt.offer("mine")
+
+    def test_an_origin_that_volt_lists_as_another_hosts_goes_with_its_content(self) -> None:
+        self.agent.publish("mine", self.site.image_file(), nothing)
+        self.site.hold_still(self.agent)
+        self.volt.images["mine"] = self.volt.images["mine"].model_copy(update={"origins": ["other"]})
+        self.assertEqual(models.Removed(stacks=["mine"], freed_bytes=MIB), self.agent.gc())
+        self.assertEqual([], self.stored())
+
+    def test_what_a_later_release_began_with_is_not_foretold_to_go(self) -> None:
+        self.agent.create("vm", "debian", None)
+        self.agent.destroy("vm")
+        self.site.hold_still(self.agent)
+        record = self.agent._stacks.find("debian")
+        assert record is not None
+        self.agent._stacks._shelf.put("debian", record.begin("convert", to="chunks"))
+        self.assertEqual(models.Removed(stacks=[], freed_bytes=0), self.agent.would_remove())
+
+    def test_nothing_is_deleted_while_a_record_can_begin_to_refer_to_it(self) -> None:
+        def look(what: str) -> None:
+            if what == "before cache.remove":
+                kept_out.append(self.agent._stacks.content.locked())
+
+        kept_out: list[bool] = []
+        self.agent.create("vm", "debian", None)
+        self.agent.destroy("vm")
+        self.host.moment = look
+        self.agent.gc()
+        self.assertEqual([True], kept_out)
 
     def test_it_goes_on_after_an_error_and_tells_all(self) -> None:
         self.volt.offer("alpine", size=MIB)

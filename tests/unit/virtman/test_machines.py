@@ -150,10 +150,18 @@ class ShutDownTest(TestCase):
 
         self.assertTrue(shut_down(Late(), timeout=LONG, again=0.01))
 
-    def test_one_that_cannot_be_asked_is_an_error_at_once(self) -> None:
+    def test_one_that_goes_off_by_itself_before_it_is_asked_is_off(self) -> None:
         button = Button()
         button.presses = 2
-        self.assertRaises(libvirt.libvirtError, shut_down, button, timeout=LONG, again=LONG)
+        self.assertTrue(shut_down(button, timeout=LONG, again=LONG))
+
+    def test_one_that_cannot_be_asked_is_an_error_at_once(self) -> None:
+        class Stuck(Button):
+            def shutdown(self) -> None:
+                """Press it, in vain."""
+                raise libvirt.libvirtError("no such button")
+
+        self.assertRaises(libvirt.libvirtError, shut_down, Stuck(), timeout=LONG, again=LONG)
 
     def test_one_that_does_not_go_off_is_told_of(self) -> None:
         button = Button()

@@ -253,6 +253,16 @@ class OriginTest(StacksTest):
         self.assertEqual({}, self.volt.images, "Volt had it")
         self.scene.check_empty(self)
 
+    def test_a_volt_that_goes_after_it_agreed_is_not_asked_again(self) -> None:
+        def volt_goes(what: str) -> None:
+            self.volt.down = self.volt.down or what == "before attach.abandon"
+
+        self.publish_without_an_answer()
+        self.volt.down = False
+        self.host.moment = volt_goes
+        self.assertTrue(self.stacks.take_back("mine"))
+        self.assertEqual(([], {}), (self.scene.image_shelf.names(), self.host.leftovers()))
+
     def test_what_cannot_be_written_down_is_taken_back(self) -> None:
         self.publish_without_an_answer()
         self.volt.down = False

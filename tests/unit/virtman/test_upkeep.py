@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 from testtools import TestCase
@@ -16,7 +17,7 @@ from tests.unit.virtman.clock import Clock
 from tests.unit.virtman.scene import Scene
 from virtman.errors import CoordinatorDown, HypervisorError
 from virtman.hostdrivers import HostDrivers
-from virtman.records import DETACH, REMOVED, Boot, ImageRecord, Role
+from virtman.records import DESTROY, DETACH, REMOVED, Boot, ImageRecord, Role
 from virtman.upkeep import IDLE_LOOK, NOTHING, Upkeep
 from virtman.workqueue import FIRST_PAUSE, IN_VAIN, LONGEST_PAUSE, THREADS, Job, Pool
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
@@ -331,6 +332,27 @@ class AgainTest(UpkeepTest):
         self.beat()  # whatever pause the last failure had
         self.scene.check_empty(self)
 
+    def test_leaving_is_tried_and_told_of_once(self) -> None:
+        self.attached()
+        self.volt.down = True
+        self.scene.stacks.remove_if_idle("debian")
+        self.settle()
+        self.assertEqual(["place of debian"], list(self.upkeep.troubles()))
+        self.assertEqual(2, self.scene.moments.count("before volt.leave"), "with the removal, and once after it")
+
+    def test_what_somebody_does_with_a_vm_is_not_waited_for(self) -> None:
+        self.attached()
+        names = [f"vm-{number}" for number in range(THREADS[Pool.LONG])]
+        with ExitStack() as held:
+            for name in names:
+                self.scene.vms.create(name, "debian", None)
+                self.scene.vm_shelf.put(name, self.scene.vms.record(name).begin(DESTROY))
+                held.enter_context(self.scene.vms.locks.hold(name))
+            self.beat()
+            self.assertEqual(set(names), set(self.host.disks))
+        self.beat()
+        self.assertEqual({}, self.host.disks)
+
     def test_a_dead_daemon_though_volt_is_silent(self) -> None:
         self.attached()
         self.scene.vms.create("vm", "debian", None)
@@ -387,6 +409,16 @@ class DriversCallTest(UpkeepTest):
         self.pass_time(LONGEST_PAUSE)
         self.assertEqual([("debian", "other")], self.volt.reported)
         self.assertEqual({}, self.upkeep.troubles())
+
+    def test_a_parent_that_is_lost_after_a_report_that_failed_is_let_go_of_at_once(self) -> None:
+        image = self.attached().image
+        self.host.failing = {"export.publish": TROUBLE}
+        self.upkeep.parent_lost(image, parent("other"))
+        self.settle()
+        self.host.failing = {}
+        self.upkeep.parent_lost(image, parent("spare"))
+        self.settle()
+        self.assertEqual([("debian", "other"), ("debian", "spare")], self.volt.reported)
 
     def test_a_report_that_fails_keeps_nobody_from_taking_a_place_again(self) -> None:
         image = self.attached().image
@@ -466,14 +498,13 @@ class DriversCallTest(UpkeepTest):
         self.settle()
         self.assertIn("debian", self.host.served)
 
-    def test_children_are_let_in_however_many_daemons_are_slow_to_start(self) -> None:
-        self.attached()
-        go, allowed = threading.Event(), threading.Event()
+    def slow_to_start(self) -> list[str]:
+        """Images whose daemons are being started until the test ends, as many as there are threads to plan with."""
+        go, waiting = threading.Event(), threading.Semaphore(0)
         self.addCleanup(go.set)
         names = [f"image-{number}" for number in range(THREADS[Pool.SHORT])]
         for name in names:
             self.attached(name)
-        waiting = threading.Semaphore(0)
 
         def moment(what: str) -> None:
             if what == "before export.publish":
@@ -486,6 +517,25 @@ class DriversCallTest(UpkeepTest):
             self.upkeep.died(name)
         for _ in names:
             self.assertTrue(waiting.acquire(timeout=PATIENCE))
+        self.host.moment = lambda _what: None
+        return names
+
+    def test_a_dead_daemon_is_started_however_many_children_wait_for_others(self) -> None:
+        self.attached()
+        names, served = self.slow_to_start(), threading.Event()
+        self.upkeep.handle(answer(*(self.volt.assign(name, ["other"], ["child"]) for name in names)))
+        queue, pause = self.upkeep.queue, threading.Event()
+        while not all((entry := queue._entries.get(f"children of {name}")) and entry.running for name in names):
+            pause.wait(PAUSE)
+        self.host.moment = lambda what: served.set() if what == "after export.publish" else None
+        self.host.daemon_dies("debian")
+        self.upkeep.died("debian")
+        self.assertTrue(served.wait(PATIENCE))
+
+    def test_children_are_let_in_however_many_daemons_are_slow_to_start(self) -> None:
+        self.attached()
+        self.slow_to_start()
+        allowed = threading.Event()
         self.host.moment = lambda what: allowed.set() if what == "after export.allow" else None
         self.upkeep.handle(answer(self.volt.assign("debian", ["other"], ["child"])))
         self.assertTrue(allowed.wait(PATIENCE))
@@ -667,6 +717,7 @@ class ReportsTest(UpkeepTest):
 
     def test_of_an_image_that_is_only_being_attached_there_is_no_cache_to_look_at(self) -> None:
         self.volt.offer("debian")
+        self.upkeep.stopped = True  # or it is repaired meanwhile
         self.scene.cut(lambda scene: scene.stacks.ensure("debian"), 1)
         self.assertEqual("attaching", self.record().phase)
         self.assertEqual(NOTHING, self.upkeep.refresh(self.record()))
@@ -766,6 +817,15 @@ class IdleTest(UpkeepTest):
             self.beat()
             self.assertIn("mine", self.host.served)
         self.scene.check(self)
+
+    def test_an_origins_image_that_a_vm_reads_is_served_again_by_the_next_heartbeat(self) -> None:
+        self.scene.stacks.add_origin(self.scene.put_content("mine"))
+        self.scene.vms.create("vm", "mine", None)
+        self.beat()
+        for _ in range(2):
+            del self.host.served["mine"]  # as in the kernel: no process tells of it
+            self.beat()
+            self.assertIn("mine", self.host.served)
 
     def test_an_image_that_a_vm_uses_is_looked_at_with_each_heartbeat(self) -> None:
         record = self.attached()

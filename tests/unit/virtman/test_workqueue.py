@@ -204,6 +204,16 @@ class FailureTest(WorkQueueTest):
         self.quiet("a")
         self.assertEqual(2, work.done)
 
+    def test_news_begin_the_pauses_anew(self) -> None:
+        down = CoordinatorDown("nobody there")
+        self.give("a", down, down, None)
+        for _ in range(2):
+            self.queue.wake("a", now=True)
+            self.quiet("a")
+        due = self.queue._entries["a"].due
+        assert due is not None
+        self.assertEqual(FIRST_PAUSE, due - self.clock.now)
+
     def pauses(self, failures: int) -> list[float]:
         """The pause after each of so many failures in a row."""
         self.give("a", *[CoordinatorDown("nobody there")] * failures, None)
