@@ -39,4 +39,5 @@ def _is_false_alarm(warning: str) -> bool:
     kernel/workqueue.c, check_flush_dependency, from_cancel). When an iSCSI session ends, its queue cancels work of its
     disks that may be running just then (traced; drivers/scsi/scsi_sysfs.c, scsi_device_dev_release_usercontext).
     """
-    return "check_flush_dependency" in warning and "__cancel_work_timer" in warning
+    warnings = [line for line in warning.splitlines() if "WARNING: CPU" in line]
+    return len(warnings) == 1 and "check_flush_dependency" in warnings[0] and "__cancel_work_timer" in warning

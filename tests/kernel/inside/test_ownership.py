@@ -83,6 +83,16 @@ class OwnerCase(TestCase):
         self.assertEqual(b"a wrote this" + self.content[12:], disk.read_bytes())
 
 
+class ProbesTest(OwnerCase):
+    def test_udev_leaves_the_files_of_the_folder_alone_that_an_agent_works_for(self) -> None:
+        self.vm_with_data()
+        run(["udevadm", "settle"])
+        ours = [loop for loop, backing in loopdev.backings().items() if Path(backing.path).is_relative_to(self.one)]
+        self.assertNotEqual([], ours)
+        for loop in ours:
+            self.assertIn("SYSTEMD_READY=0", run(["udevadm", "info", str(loop)]).stdout)
+
+
 class OneAtATimeTest(OwnerCase):
     def test_a_second_agent_is_refused_while_the_first_is_there_and_is_told_its_folder(self) -> None:
         argv = [sys.executable, "-W", "ignore", str(PROGRAM), str(self.one), "hold"]

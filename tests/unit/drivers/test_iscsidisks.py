@@ -10,9 +10,10 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.base import Image
-from drivers.iscsi.disks import ANEW, Asking, alien
-from drivers.iscsi.names import serial_of
+from drivers.iscsi.disks import ANEW, Asking, alien, flaw, number_of
+from drivers.iscsi.names import DISK, serial_of
 from drivers.iscsi.records import Target
+from drivers.iscsi.sessions import Session
 
 IMAGE = Image("debian", 1 << 20, f"sha256:{'a' * 64}")
 TARGET = Target("iqn.2026-01.org.virtman:host-1:debian", "10.9.0.2", 3260)
@@ -66,3 +67,55 @@ class DiskTest(TestCase):
         now += 1
         self.assertEqual(["rescan"], self.asked(asking))
         self.assertEqual([], self.asked(asking))
+
+
+class PathTest(TestCase):
+    """The disk of a session as a path to the image."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        self.session = Session(1, Target("iqn", "127.0.0.1", 3260, "secret"), logged_in=True, device=folder)
+        self.disk = self.session.device / f"target1:0:0/1:0:0:{DISK}/block/sda"
+        (self.disk / "device").mkdir(parents=True)
+        self.write("dev", "8:0\n")
+        self.write("size", f"{IMAGE.size // 512}\n")
+        self.write("device/state", "running\n")
+        self.write("device/vpd_pg80", f"\0\x80\0 {serial_of(IMAGE)}")
+
+    def write(self, name: str, text: str) -> None:
+        (self.disk / name).write_text(text)
+
+    def test_the_images_disk_is_one(self) -> None:
+        self.assertEqual("8:0", number_of(self.session, IMAGE))
+
+    def test_there_is_none_without_a_session_that_is_logged_in(self) -> None:
+        self.assertIsNone(number_of(None, IMAGE))
+        self.assertIsNone(number_of(replace(self.session, logged_in=False), IMAGE))
+
+    def test_a_disk_that_is_blocked_or_given_up_is_none(self) -> None:
+        for state in ("transport-offline", "blocked", "offline"):
+            self.write("device/state", state)
+            self.assertIsNone(number_of(self.session, IMAGE), state)
+            self.assertEqual("", alien(self.disk, IMAGE), "it is the image's all the same")
+
+    def test_a_disk_of_another_image_or_size_is_none(self) -> None:
+        self.assertIsNone(number_of(self.session, Image("debian", IMAGE.size, f"sha256:{'b' * 64}")))
+        self.assertIsNone(number_of(self.session, Image("debian", IMAGE.size + 512, IMAGE.digest)))
+
+    def test_a_disk_that_goes_while_it_is_looked_at_is_none(self) -> None:
+        for name in ("dev", "size", "device/state"):
+            before = (self.disk / name).read_text()
+            (self.disk / name).unlink()
+            self.assertIsNone(number_of(self.session, IMAGE), name)
+            self.write(name, before)
+        shutil.rmtree(self.disk)
+        self.assertIsNone(number_of(self.session, IMAGE))
+
+    def test_a_disk_that_the_kernel_gave_up_is_tried_again(self) -> None:
+        self.write("size", "0")  # so that nobody asks a real disk
+        for state, later in (("offline", "running"), ("transport-offline", "transport-offline")):
+            self.write("device/state", state)
+            self.assertNotEqual("", flaw(self.disk, IMAGE))
+            self.assertEqual(later, (self.disk / "device/state").read_text())

@@ -54,6 +54,24 @@ class TroublesTest(TestCase):
         log = f"{WARNING.format(caller='__cancel_work_timer')}{other}"
         self.assertEqual(other.splitlines(), troubles(log))
 
+    def test_another_warning_amid_a_cancel_counts(self) -> None:
+        warning = WARNING.format(caller="__cancel_work_timer").replace("check_flush_dependency.part.0", "__queue_work")
+        self.assertEqual(warning.splitlines(), troubles(warning))
+
+    def test_a_line_amid_a_false_alarm_that_names_a_trace_further_on_counts(self) -> None:
+        line = "BUG: workqueue lockup, see the Call Trace"
+        amid = WARNING.format(caller="__cancel_work_timer").replace(" <TASK>\n", f"{line}\n")
+        self.assertEqual([line], troubles(amid))
+
     def test_a_warning_that_is_cut_off_counts(self) -> None:
         cut = WARNING.format(caller="__cancel_work_timer").rpartition("---[")[0]
         self.assertEqual(2, len(troubles(cut)))
+
+    def test_a_false_alarm_excuses_no_warning_that_is_cut_off_before_it_or_amid_it(self) -> None:
+        other = WARNING.format(caller="flush_work").replace("check_flush_dependency", "refcount_warn_saturate")
+        alarm = WARNING.format(caller="__cancel_work_timer")
+        head = "\n".join(other.splitlines()[:-1]) + "\n"
+        pairs = zip(other.splitlines(), alarm.splitlines(), strict=True)
+        mixed = "".join(f"{one}\n{two}\n" for one, two in pairs)
+        for log in (head + alarm, alarm.replace(" <TASK>\n", f"{head} <TASK>\n"), mixed):
+            self.assertTrue(any("refcount_warn_saturate" in line for line in troubles(log)), log)
