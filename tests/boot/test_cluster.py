@@ -12,8 +12,7 @@ from lab.cluster import Cluster
 from lab.errors import Leftovers, NotReady
 from lab.process import attempts, processes_of
 from tests.boot.vms import VmTestCase
-
-READY_TIMEOUT = 120.0
+from tests.patience import PATIENCE
 
 
 class ClusterTest(VmTestCase):
@@ -67,7 +66,7 @@ class ClusterTest(VmTestCase):
         self.addCleanup(stray.kill)
         error = self.assertRaises(Leftovers, cluster.stop)
         self.assertIn(str(stray.pid), str(error))
-        self.assertEqual(-signal.SIGKILL, stray.wait(180))
+        self.assertEqual(-signal.SIGKILL, stray.wait(PATIENCE))
 
     def test_a_start_that_fails_half_way_leaves_nothing(self) -> None:
         cluster = Cluster(self.folder / "c", 2, agent_options=["--no-such-option"])
@@ -84,13 +83,13 @@ class LabUpTest(VmTestCase):
             lab = subprocess.Popen([sys.executable, "-m", "lab", "up", "--hosts", "1"], stdout=output, stderr=output)
         self.addCleanup(lab.wait)
         self.addCleanup(lab.kill)
-        for _ in attempts(READY_TIMEOUT):
+        for _ in attempts(PATIENCE):
             if "Ctrl-C stops" in log.read_text() or lab.poll() is not None:
                 break
         [socket] = {word for word in log.read_text().split() if word.endswith("h0/agent.sock")}
         run_folder = Path(socket).parent.parent
         self.assertNotEqual({}, processes_of(run_folder))
         lab.terminate()
-        self.assertEqual(0, lab.wait(180), log.read_text())
+        self.assertEqual(0, lab.wait(PATIENCE), log.read_text())
         self.assertEqual({}, processes_of(run_folder))
         self.assertFalse(run_folder.exists())

@@ -15,6 +15,7 @@ import libvirt
 from lab.libvirt import PrivateLibvirt
 from lab.process import processes_of
 from tests.boot.vms import VmTestCase
+from tests.patience import PATIENCE
 
 DOMAIN = """
 <domain type='qemu'><name>idle</name><memory unit='MiB'>64</memory>
@@ -72,4 +73,4 @@ class PrivateLibvirtTest(VmTestCase):
         self.assertNotEqual([], pidfds)
         lab.send_signal(signal.SIGKILL)
         for pidfd in pidfds:
-            self.assertEqual([pidfd], select.select([pidfd], [], [], 180)[0], "libvirtd outlived the lab")
+            self.assertEqual([pidfd], select.select([pidfd], [], [], PATIENCE)[0], "libvirtd outlived the lab")

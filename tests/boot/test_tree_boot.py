@@ -15,7 +15,8 @@ from lab.guest import PARTITION_OFFSET
 from lab.login import io_errors, wait_login
 from lab.process import attempts, processes_of
 from lab.tools import run
-from tests.boot.vms import LOGIN_TIMEOUT, VmTestCase
+from tests.boot.vms import VmTestCase
+from tests.patience import PATIENCE
 from virtman import models
 from virtman.errors import HypervisorError
 
@@ -43,7 +44,7 @@ class TreeBootTest(VmTestCase):
         with ThreadPoolExecutor(2) as pool:
             started = list(pool.map(lambda vm: self.boot(cluster, *vm), [(3, "vm-a"), (3, "vm-b")]))
         for vm, answer in zip(("vm-a", "vm-b"), started, strict=True):
-            wait_login(vm, Path(answer.machine.console_log), LOGIN_TIMEOUT)
+            wait_login(vm, Path(answer.machine.console_log), PATIENCE)
             self.assertEqual(0, io_errors(Path(answer.machine.console_log)))
             cluster.agents[3].stop(vm, force=True)  # or it reads on while the hosts are asked, one after the other
         fetched = self.image(cluster, 3).fetched_bytes
@@ -60,7 +61,7 @@ class TreeBootTest(VmTestCase):
         wait_for_text(console, b"SYSLINUX")
         for pid in self.daemons(cluster, 1):
             os.kill(pid, signal.SIGKILL)  # the agent starts it again
-        wait_login("survivor", console, LOGIN_TIMEOUT)
+        wait_login("survivor", console, PATIENCE)
         cluster.kill_agent(1)
         cluster.stop_volt()
         cluster.start_agent(1)
@@ -72,13 +73,13 @@ class TreeBootTest(VmTestCase):
     def test_a_vm_shuts_down_when_asked_and_starts_again_with_its_writes(self) -> None:
         cluster = self.cluster(2)
         answer = self.boot(cluster, 1, "again")
-        wait_login("again", Path(answer.machine.console_log), LOGIN_TIMEOUT)
+        wait_login("again", Path(answer.machine.console_log), PATIENCE)
         shut_down(cluster, "again")
         mounted = times_mounted(Path(answer.disk.path))
         self.assertGreater(mounted, 0)
         self.assertEqual(["off"], [vm.state for vm in cluster.agents[1].vms()])
         answer = cluster.agents[1].start("again")
-        wait_login("again", Path(answer.machine.console_log), LOGIN_TIMEOUT)
+        wait_login("again", Path(answer.machine.console_log), PATIENCE)
         shut_down(cluster, "again")
         self.assertGreater(times_mounted(Path(answer.disk.path)), mounted)
 
@@ -96,7 +97,7 @@ class TreeBootTest(VmTestCase):
 
 def shut_down(cluster: Cluster, vm: str) -> None:
     """Shut a VM of host 1 down, however slow it is."""
-    for _ in attempts(LOGIN_TIMEOUT):
+    for _ in attempts(PATIENCE):
         try:
             return cluster.agents[1].stop(vm)
         except HypervisorError as error:
@@ -114,7 +115,7 @@ def times_mounted(disk: Path) -> int:
 
 def wait_for_text(console: Path, text: bytes) -> None:
     """Wait until the console has printed something."""
-    for _ in attempts(LOGIN_TIMEOUT):
+    for _ in attempts(PATIENCE):
         if text in console.read_bytes():
             return
     raise AssertionError(f"{console} never had {text!r}")

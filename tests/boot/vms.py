@@ -13,9 +13,6 @@ from lab.cluster import Cluster
 from lab.guest import Guest, guest
 from lab.libvirt import PrivateLibvirt
 
-LOGIN_TIMEOUT = 600.0
-"""Seconds; a boot takes ten on an idle machine without KVM."""
-
 TOOLS = {
     "qemu-system-x86_64": "qemu-system-x86",
     "qemu-storage-daemon": "qemu-system-common",

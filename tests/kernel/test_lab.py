@@ -11,6 +11,7 @@ from pathlib import Path
 from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
 from tests.kernel.machines import KernelCase
+from tests.patience import PATIENCE
 
 CONNECT = "import socket, sys; print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 120).recv(3).decode())"
 
@@ -34,7 +35,7 @@ class NetworkTest(KernelCase):
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"hey")
-        self.assertEqual("hey\n", process.communicate(timeout=300)[0])
+        self.assertEqual("hey\n", process.communicate(timeout=PATIENCE)[0])
 
 
 class PowerTest(KernelCase):

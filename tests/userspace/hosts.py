@@ -14,15 +14,14 @@ from pathlib import Path
 import testtools
 
 from drivers.nbd.probe import listens
+from tests.patience import PATIENCE
 from virtman.client import AgentClient
 from volt.client import VoltClient
 
-READY_TIMEOUT = 180.0
-"""Seconds until a test is given up: no test decides by how fast anything is."""
 PAUSE = 0.02
 
 
-def wait_until(condition, what: str, timeout: float = READY_TIMEOUT) -> None:  # type: ignore[no-untyped-def]
+def wait_until(condition, what: str, timeout: float = PATIENCE) -> None:  # type: ignore[no-untyped-def]
     """Poll ``condition`` until it is true; an assertion names ``what`` was awaited in vain."""
     end = time.monotonic() + timeout
     while not condition():
@@ -61,7 +60,7 @@ class VoltProcess:
         self._clients.clear()
         if self._process.poll() is None:
             self._process.terminate()
-        self._process.wait(timeout=READY_TIMEOUT)
+        self._process.wait(timeout=PATIENCE)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -94,7 +93,7 @@ class HostProcess:
     def start_refused(self) -> str:
         """Start an agent that has to end by itself, with an error. Returns what it said."""
         process = self._spawn(None)
-        if process.wait(timeout=READY_TIMEOUT) == 0:
+        if process.wait(timeout=PATIENCE) == 0:
             raise AssertionError(f"agent {self.name} ended well")
         return self._log.read_text()
 
@@ -114,7 +113,7 @@ class HostProcess:
 
     def client(self) -> AgentClient:
         """A client of the agent."""
-        client = AgentClient(self.run / "agent.sock", timeout=READY_TIMEOUT)
+        client = AgentClient(self.run / "agent.sock", timeout=PATIENCE)
         self._clients.append(client)
         return client
 
@@ -128,12 +127,12 @@ class HostProcess:
         """End the agent in order; what it serves goes on."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
-            self._process.wait(timeout=READY_TIMEOUT)
+            self._process.wait(timeout=PATIENCE)
 
     def wait_dead(self) -> None:
         """Wait until the agent has killed itself."""
         assert self._process is not None
-        if self._process.wait(timeout=READY_TIMEOUT) != -signal.SIGKILL:
+        if self._process.wait(timeout=PATIENCE) != -signal.SIGKILL:
             raise AssertionError(f"agent {self.name} was to be killed; its log: {self._log.read_text()[-2000:]}")
 
     def steps(self) -> list[str]:

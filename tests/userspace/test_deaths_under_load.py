@@ -12,7 +12,8 @@ from typing import Any
 
 from testtools.content import text_content
 
-from tests.userspace.hosts import READY_TIMEOUT, HostProcess, HostsTestCase, wait_until
+from tests.patience import PATIENCE
+from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
 
 ROUNDS = int(os.environ.get("ROUNDS", "20"))
 """How often an inner host is killed: make check does it less often."""
@@ -81,7 +82,7 @@ class DeathsUnderLoadTest(HostsTestCase):
 
     def finish(self, reader: subprocess.Popen[str]) -> None:
         """Wait for a reader; it must have read and verified all."""
-        out, err = reader.communicate(timeout=READY_TIMEOUT)
+        out, err = reader.communicate(timeout=PATIENCE)
         self.assertEqual(0, reader.returncode, out + err)
         job: dict[str, Any] = json.loads(out[out.index("{") :])["jobs"][0]
         self.assertEqual(0, job["error"])

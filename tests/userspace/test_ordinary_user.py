@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from drivers.nbd.probe import listens
+from tests.patience import PATIENCE
 from tests.userspace.hosts import HostsTestCase, wait_until
 
 USER = 20000 + os.getpid() % 40000
@@ -41,7 +42,7 @@ class OrdinaryUserTest(HostsTestCase):
 
     def python(self, *words: str, session: bool = True) -> subprocess.CompletedProcess[str]:
         argv = self.argv(*words, session=session)
-        return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
     def virtman(self, *words: str) -> str:
         """What a command prints."""
@@ -54,7 +55,7 @@ class OrdinaryUserTest(HostsTestCase):
         with log.open("ab") as file:
             argv = self.argv("-m", "virtman.cli", "agent", "--name", "mine", "--accel", "tcg")
             agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-        self.addCleanup(agent.wait, 30)
+        self.addCleanup(agent.wait, PATIENCE)
         self.addCleanup(agent.terminate)
         self.addCleanup(self.python, "-m", "virtman.cli", "suspend", "--force")
         wait_until(lambda: agent.poll() is not None or listens(self.run_folder / "virtman" / "agent.sock"), "the agent")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from drivers.errors import NotServing
 from drivers.nbd.probe import Client
-from tests.userspace.hosts import READY_TIMEOUT, HostsTestCase, wait_until
+from tests.patience import PATIENCE
+from tests.userspace.hosts import HostsTestCase, wait_until
 
 MIB = 1 << 20
 
@@ -22,7 +23,7 @@ class OtherContentTest(HostsTestCase):
         origin.publish("img", old)
         first.create("vm", "img")
         socket, key = self.folder / "r-reader" / "serve" / "img.sock", hashlib.sha256(old.read_bytes()).hexdigest()
-        with Client(socket, key, timeout=READY_TIMEOUT) as client:
+        with Client(socket, key, timeout=PATIENCE) as client:
             self.assertEqual(old.read_bytes()[:MIB], client.read(0, MIB))
         reader.kill()
         self.volt.client().remove_host("reader")
@@ -31,7 +32,7 @@ class OtherContentTest(HostsTestCase):
         origin.publish("img", new)
         reader.start()
         self.assert_same_content(Path(second.create("vm", "img").disk.path), new)
-        with Client(socket, key, timeout=READY_TIMEOUT) as client:
+        with Client(socket, key, timeout=PATIENCE) as client:
             self.assertEqual(old.read_bytes()[:MIB], client.read(0, MIB))
         with Client(socket, key, timeout=2) as client:
             self.assertRaises(NotServing, client.read, 4 * MIB, MIB)  # it waits for who has the old content

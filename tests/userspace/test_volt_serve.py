@@ -14,7 +14,8 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from tests.userspace.volt_process import PATIENCE, VoltCase, run_volt
+from tests.patience import PATIENCE
+from tests.userspace.volt_process import VoltCase, run_volt
 from volt.client import HostState, NodeReport, NodeState, VoltClient
 from volt.errors import TokenFileUnusable, Unauthorized, VoltUnreachable
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import httpx
 from testtools import TestCase
 
+from tests.patience import PATIENCE
 from volt.client import VoltClient
 
 DIGEST = "sha256:" + "a" * 64
-PATIENCE = 180.0
-"""Seconds until a test is given up."""
 
 
 class VoltCase(TestCase):

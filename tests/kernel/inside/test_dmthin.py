@@ -19,14 +19,13 @@ from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
 from tests.kernel.inside.filesystems import fill, small_file_system
 from tests.kernel.inside.openfiles import none_left
 from tests.kernel.inside.waits import wait_until
+from tests.patience import PATIENCE
 
 STEP = 32 * MIB
 SUPERBLOCK = 4096
 NO_SPACE_TIMEOUT = Path("/sys/module/dm_thin_pool/parameters/no_space_timeout")
 HELD = 12
 """Seconds for which the kernel holds writes: a driver that has to be quicker gets a processor in that time."""
-PATIENCE = 300.0
-"""Seconds until a test is given up."""
 
 
 class ThinCase(DiskCase):

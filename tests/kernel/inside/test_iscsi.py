@@ -29,14 +29,13 @@ from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import SECRET
 from tests.kernel.inside.openfiles import none_left
 from tests.kernel.inside.waits import wait_until
+from tests.patience import PATIENCE
 
 pytestmark = rtslibwarns.IGNORED
 
 HOST = socket.gethostname()
 IP = "127.0.0.1"
 SIZE = 4 << 20
-PATIENCE = 180.0
-"""Seconds until a test is given up."""
 NEVER = 10 * PATIENCE
 GONE = Parent("gone", f"iscsi://{IP}:1")
 """Nobody listens there."""

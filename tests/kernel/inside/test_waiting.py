@@ -18,6 +18,7 @@ from drivers.export.lio import LioExport
 from drivers.snapshot.dmthin import DmThinSnapshot
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.folders import state_folder
+from tests.patience import PATIENCE
 
 pytestmark = rtslibwarns.IGNORED
 
@@ -27,7 +28,6 @@ GONE = Parent("gone", f"iscsi://{IP}:1")
 """Nobody listens there."""
 WAITS = 2.0
 """Seconds without an answer, after which a read counts as one that waits."""
-PATIENCE = 60.0
 
 
 class Waiting(TestCase):

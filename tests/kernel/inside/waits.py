@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-PATIENCE = 60.0
+from tests.patience import PATIENCE
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until it holds; AssertionError if it does not for a minute."""
+    """Wait until it holds; AssertionError if it does not within PATIENCE."""
     waiting, pause, waited = threading.Event(), 0.02, 0.0
     while not condition():
         if waited > PATIENCE:

@@ -21,6 +21,7 @@ from drivers.cache.qcow2 import Qcow2Cache
 from drivers.export.nbd import NbdExport
 from drivers.qemu import daemon
 from drivers.snapshot.qcow2 import Qcow2Snapshot
+from tests.patience import PATIENCE
 
 MIB = 1 << 20
 
@@ -34,10 +35,6 @@ PACKAGES = {
     "qemu-storage-daemon": "qemu-system-common",
     "qemu-system-x86_64": "qemu-system-x86",
 }
-
-
-PATIENCE = 180.0
-"""Seconds until a test is given up: no test decides by how fast anything is."""
 
 
 def until(condition: Callable[[], bool], timeout: float = PATIENCE) -> None:

@@ -12,7 +12,8 @@ from drivers.base import Image, Parent, PathState
 from drivers.errors import BadAddress, BadDisk, BadName, HostFailed, NoParents, NotAttached
 from drivers.host.watch import deaths
 from tests.limits import no_more_files
-from tests.userspace.drivers.hosts import MIB, PATIENCE, Host, HostCase, until
+from tests.patience import PATIENCE
+from tests.userspace.drivers.hosts import MIB, Host, HostCase, until
 
 ACTIVE, STANDBY, LOST = PathState.ACTIVE, PathState.STANDBY, PathState.LOST
 

@@ -17,7 +17,8 @@ from drivers.export.nbd import NbdExport
 from drivers.nbd.endpoints import socket_of
 from drivers.nbd.probe import Client
 from drivers.qemu import daemon, uring
-from tests.userspace.drivers.hosts import MIB, PATIENCE, Host, HostCase, qemu_io, until
+from tests.patience import PATIENCE
+from tests.userspace.drivers.hosts import MIB, Host, HostCase, qemu_io, until
 
 
 class PublishTest(HostCase):

@@ -11,7 +11,8 @@ from pathlib import Path
 from drivers.base import Device
 from drivers.errors import BadDevice, BadDisk, BadName, CommandFailed, NoSpace, SnapshotMissing
 from tests.limits import killed_at_its_end
-from tests.userspace.drivers.hosts import MIB, PATIENCE, HostCase, until
+from tests.patience import PATIENCE
+from tests.userspace.drivers.hosts import MIB, HostCase, until
 
 
 def qemu_io_disk(path: Path, *commands: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from drivers.base import Image, PathState
 from drivers.cache.qcow2 import CLUSTER_SIZE
-from tests.userspace.drivers.hosts import MIB, PATIENCE, Host, HostCase, qemu_io, until
+from tests.patience import PATIENCE
+from tests.userspace.drivers.hosts import MIB, Host, HostCase, qemu_io, until
 from tests.userspace.drivers.relay import Relay
 
 PER_REPLY = 64
