@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 NOTHING = CacheStats(0, 0)
 
 IDLE_LOOK = 30.0
-"""Seconds between looks at an image that nobody uses, and at what an origin's costs, whose content does not change.
-Others are looked at with each heartbeat. Drivers tell at once of processes that end (drivers/base.py, Died)."""
+"""Seconds between looks at an image that nobody uses. One that is used is looked at with each heartbeat; at its origin,
+whose content does not change, only whether it is served is, and the rest this often. Drivers tell at once of processes
+that end (drivers/base.py, Died)."""
 
 IMAGE, PLACE, LOST, CHILDREN, VM = "image ", "place of ", "lost parents of ", "children of ", "vm "
 VOLUMES = "volumes of the cache"

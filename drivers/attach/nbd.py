@@ -341,22 +341,27 @@ class _Route:
         """
         log.warning("image %s: no parent serves; reads wait", self._image.name)
         pause = _FIRST_RETRY
-        led: int | None = None
         with self._waiting_room() as room:
+            led = self._lead(room)
             while not self._stopped.is_set():
                 with self._lock:
                     revision, sockets = self._revision, self._sockets
-                    if revision != led:  # a new list has led the route to a parent that may not live either
-                        self._point(room, self._generation)
-                        led = revision
                 found = self._first_serving(sockets)
                 if found is None:
+                    if revision != led:  # a new list has led the route to a parent that does not live either
+                        led = self._lead(room)
                     self._pause(pause)
                     pause = min(pause * 2, _LAST_RETRY)
                 elif self._settle(found, revision):
                     if found != lost:
                         self._tell(lost)
                     return
+
+    def _lead(self, room: Path) -> int:
+        """Lead the route to the waiting room. Returns which list of parents it leads away from."""
+        with self._lock:
+            self._point(room, self._generation)
+            return self._revision
 
     @contextlib.contextmanager
     def _waiting_room(self) -> Iterator[Path]:

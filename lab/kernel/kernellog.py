@@ -11,6 +11,10 @@ TROUBLE = re.compile(
 """Linux: lib/bug.c, kernel/hung_task.c, kernel/locking/lockdep.c, block/blk-core.c."""
 
 _WARNING = re.compile(r"^-+\[ cut here \]-+\n.*?^---\[ end trace \w+ \]---\n", re.MULTILINE | re.DOTALL)
+_SESSION_ENDS = re.compile(
+    r"__iscsi_unbind_session( \[\w+\])? is flushing !WQ_MEM_RECLAIM \w+:(scsi_evt_thread|pm_runtime_work)( \[\w+\])?$",
+    re.MULTILINE,
+)
 _HEADS = ("WARNING: CPU", "Call Trace")
 
 
@@ -37,7 +41,12 @@ def _told_by(warning: str) -> list[str]:
 def _is_false_alarm(warning: str) -> bool:
     """Whether it is of work that is cancelled, not flushed. Kernels before 6.13 warn of that too (Linux:
     kernel/workqueue.c, check_flush_dependency, from_cancel). When an iSCSI session ends, its queue cancels work of its
-    disks that may be running just then (traced; drivers/scsi/scsi_sysfs.c, scsi_device_dev_release_usercontext).
+    disks that may be running just then (traced: these two; drivers/scsi/scsi_sysfs.c, drivers/base/power/runtime.c).
     """
     warnings = [line for line in warning.splitlines() if "WARNING: CPU" in line]
-    return len(warnings) == 1 and "check_flush_dependency" in warnings[0] and "__cancel_work_timer" in warning
+    return (
+        len(warnings) == 1
+        and "check_flush_dependency" in warnings[0]
+        and _SESSION_ENDS.search(warning) is not None
+        and "__cancel_work_timer" in warning
+    )

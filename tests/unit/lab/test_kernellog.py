@@ -8,7 +8,7 @@ from lab.kernel.kernellog import troubles
 
 WARNING = """\
 ------------[ cut here ]------------
-workqueue: WQ_MEM_RECLAIM iscsi_ctrl_1:1:__iscsi_unbind_session is flushing !WQ_MEM_RECLAIM events:scsi_evt_thread
+workqueue: WQ_MEM_RECLAIM iscsi_ctrl_1:1:{work} is flushing !WQ_MEM_RECLAIM events:scsi_evt_thread [scsi_mod]
 WARNING: CPU: 0 PID: 345 at kernel/workqueue.c:2635 check_flush_dependency.part.0+0xb4/0x100
 Modules linked in: iscsi_tcp
 Call Trace:
@@ -17,7 +17,7 @@ Call Trace:
  {caller}+0x10a/0x190
  </TASK>
 ---[ end trace 0000000000000000 ]---
-"""
+""".replace("{work}", "__iscsi_unbind_session [scsi_transport_iscsi]")
 
 
 class TroublesTest(TestCase):
@@ -43,6 +43,12 @@ class TroublesTest(TestCase):
 
     def test_cancelled_work_is_a_false_alarm(self) -> None:
         self.assertEqual([], troubles(f"up\n{WARNING.format(caller='__cancel_work_timer')}attached\n"))
+
+    def test_cancelled_work_is_one_only_of_disks_whose_iscsi_session_ends(self) -> None:
+        alarm = WARNING.format(caller="__cancel_work_timer")
+        self.assertEqual([], troubles(alarm.replace("events:scsi_evt_thread [scsi_mod]", "pm:pm_runtime_work")))
+        for known, other in (("__iscsi_unbind_session", "other_work"), ("scsi_evt_thread", "other_work")):
+            self.assertEqual(alarm.replace(known, other).splitlines(), troubles(alarm.replace(known, other)))
 
     def test_what_is_said_amid_a_false_alarm_and_around_it_counts(self) -> None:
         errors = [f"I/O error, dev dm-{number}, sector 8" for number in range(3)]
