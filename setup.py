@@ -4,7 +4,7 @@ from setuptools import find_packages, setup
 
 setup(
     name="virtman",
-    version="0.1.0",
+    version="0.2.0",
     description="On-demand, lazy-boot block layer for homogeneous virtual machines",
     python_requires=">=3.11",
     packages=find_packages(include=["virtman", "virtman.*", "volt", "volt.*", "drivers", "drivers.*"]),
