@@ -67,6 +67,11 @@ class VoltDouble:
         """The host's lease ran out, and with it its place."""
         self.places.pop(image, None)
 
+    def lose_the_answer(self, what: str) -> None:
+        """A ``moment``: Volt takes what is published and goes before it can say so."""
+        if what == "after volt.publish":
+            self.down = True
+
     def register(self, host: str, address: str) -> None:
         self._answer("register")
         self.hosts[host] = address

@@ -9,18 +9,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import libvirt
 from testtools import TestCase
 
+from drivers.host.watch import Watch
 from tests.doubles.drivers import Host
 from tests.doubles.plugin import install_doubles
 from tests.doubles.servers import serve_volt
 from tests.doubles.volt import VoltDouble
+from tests.unit.virtman.hypervisor import LIBVIRT, connect, domains
 from tests.unit.virtman.scene import Cut, folder_for
 from virtman.agent import Agent
 from virtman.config import AgentConfig
 
-LIBVIRT = "test:///default"
 MIB = 1 << 20
 SOON = 120.0
 _PAUSE = 0.01
@@ -42,22 +42,14 @@ class Site:
         )  # fmt: skip
         Host.known[self.config.state] = self.host
         test.addCleanup(Host.known.pop, self.config.state)
-        self.hypervisor = libvirt.open(LIBVIRT)
-        test.addCleanup(self.hypervisor.close)
-        test.addCleanup(self._forget_domains)
+        self.hypervisor = connect(test)
         self.cut_at: str | None = None
         self.at: dict[str, Callable[[], object]] = {}
         """What happens, once, when the agent gets to a step."""
 
-    def _forget_domains(self) -> None:
-        for domain in self.hypervisor.listAllDomains():
-            if domain.isActive():
-                domain.destroy()
-            domain.undefine()
-
     def domains(self) -> list[str]:
         """Names of what libvirt knows, besides the domain that its test driver begins with."""
-        return sorted(domain.name() for domain in self.hypervisor.listAllDomains() if domain.name() != "test")
+        return domains(self.hypervisor)
 
     def step(self, step: str) -> None:
         """Cut the agent off at ``cut_at``; have happen what is to happen there."""
@@ -102,6 +94,19 @@ class Site:
             pause.wait(_PAUSE)
         self.test.fail("what the test waits for did not happen")
 
+    def have_a_thread_die(self, name: str, error: Exception) -> None:
+        """Have a thread of the agent's process die of the error, again and again until the test ends."""
+
+        def die() -> None:
+            raise error
+
+        stopped = threading.Event()
+        watch = Watch(name, die, stopped)
+        watch.start()
+        self.test.addCleanup(watch.join)
+        self.test.addCleanup(stopped.set)
+        self.await_true(lambda: watch.death)
+
     def image_file(self, name: str = "disk.raw", seed: int = 1, size: int = MIB) -> Path:
         """A raw file to publish; another seed is another content. Skips without qemu-img."""
         if shutil.which("qemu-img") is None:
@@ -109,6 +114,18 @@ class Site:
         path = self.folder / name
         path.write_bytes(random.Random(seed).randbytes(size))
         return path
+
+
+class SiteCase(TestCase):
+    """With an agent that is started, on a site; another host has published an image."""
+
+    cache = "double"
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.site = Site(self)
+        self.site.volt.offer("debian", size=MIB)
+        self.agent = self.site.agent(cache=self.cache)
 
 
 class Once:

@@ -7,14 +7,13 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from testtools import TestCase
 from testtools.matchers import Contains
 
 from drivers.base import VolumeState
 from drivers.errors import DriverError
-from drivers.host.watch import Watch
 from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, POOL, unnoticed
-from tests.unit.virtman.agents import LIBVIRT, MIB, Site
+from tests.unit.virtman.agents import MIB, SiteCase
+from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import Cut
 from virtman import models
 from virtman.agent import Agent
@@ -47,13 +46,10 @@ def nothing(_step: str, _done: int, _total: int) -> None:
     """Nobody looks at the progress."""
 
 
-class AgentTest(TestCase):
+class AgentTest(SiteCase):
     def setUp(self) -> None:
         super().setUp()
-        self.site = Site(self)
         self.host, self.volt = self.site.host, self.site.volt
-        self.volt.offer("debian", size=MIB)
-        self.agent = self.site.agent()
 
     def restart(self, **settings: object) -> None:
         self.agent = self.site.restart(**settings)
@@ -476,11 +472,7 @@ class PublishTest(AgentTest):
         self.assertEqual(["here"], self.volt.images["mine"].origins)
 
     def test_an_answer_that_got_lost_costs_nothing(self) -> None:
-        def lose_the_answer(what: str) -> None:
-            if what == "after volt.publish":
-                self.volt.down = True
-
-        self.volt.moment = lose_the_answer
+        self.volt.moment = self.volt.lose_the_answer
         self.assertRaises(CoordinatorDown, self.publish)
         self.assertEqual(["here"], self.volt.images["mine"].origins)
         self.assertEqual(1, len(self.stored()), "the only content of a published image")
@@ -548,19 +540,9 @@ class LookTest(AgentTest):
         self.assertEqual(["stray"], self.agent.status().strays)
 
     def test_status_tells_of_threads_that_died(self) -> None:
-        stopped = threading.Event()
-        self.addCleanup(stopped.set)
-
-        def fall() -> None:
-            raise ValueError("over")
-
-        watch = Watch("a test's thread", fall, stopped)
-        watch.start()
-        self.site.await_true(lambda: watch.death)
+        self.site.have_a_thread_die("a test's thread", ValueError("over"))
         (death,) = [death for death in self.agent.status().deaths if death.thread == "a test's thread"]
         self.assertEqual(("ValueError('over')", False), (death.error, death.running))
-        stopped.set()
-        watch.join()
 
     def test_status_tells_what_keeps_vms_from_writing(self) -> None:
         self.assertIsNone(self.agent.status().disks.trouble)
@@ -751,13 +733,9 @@ class GcTest(AgentTest):
     def test_what_volt_took_again_without_an_answer_stays(self) -> None:
         def publish(what: str) -> None:
             if what == "after volt.images":
-                self.volt.moment = lose_the_answer
+                self.volt.moment = self.volt.lose_the_answer
                 self.assertRaises(CoordinatorDown, self.agent.publish, "mine", file, nothing)
                 self.volt.moment, self.volt.down = unnoticed, False
-
-        def lose_the_answer(what: str) -> None:
-            if what == "after volt.publish":
-                self.volt.down = True
 
         file = self.site.image_file()
         self.agent.publish("mine", file, nothing)

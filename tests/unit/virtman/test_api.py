@@ -22,7 +22,8 @@ from tests.doubles.drivers import POOL
 from tests.doubles.servers import serve_agent
 from tests.doubles.volt import SECRET
 from tests.unit.logs import Logged
-from tests.unit.virtman.agents import LIBVIRT, MIB, Site
+from tests.unit.virtman.agents import MIB, SiteCase
+from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman import models
 from virtman.agent import Agent
@@ -70,6 +71,14 @@ class ApiTest(TestCase):
         self.http = httpx.Client(transport=transport, base_url="http://agent", trust_env=False)
         self.addCleanup(self.http.close)
         return client
+
+
+class SiteTest(SiteCase, ApiTest):
+    """A whole agent serves."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.client = self.serve(self.agent)
 
 
 class FailingAgent(Agent):
@@ -164,13 +173,7 @@ class ErrorsTest(ApiTest):
             self.assertThat(str(seen), Contains("unexpected ZeroDivisionError: division; the agent's log has more"))
 
 
-class BadRequestsTest(ApiTest):
-    def setUp(self) -> None:
-        super().setUp()
-        self.site = Site(self)
-        self.site.volt.offer("debian", size=MIB)
-        self.client = self.serve(self.site.agent())
-
+class BadRequestsTest(SiteTest):
     def problem(self, status: int, method: str, path: str, **request: Any) -> dict[str, Any]:
         """The problem that a request is answered with. Nothing has changed on the host."""
         answer = self.http.request(method, path, **request)
@@ -293,13 +296,12 @@ class BadRequestsTest(ApiTest):
         )  # fmt: skip
 
 
-class VersionsTest(ApiTest):
+class VersionsTest(SiteTest):
     """A client of a later version asks."""
 
+    cache = "group"
+
     def test_fields_that_are_not_known_are_ignored(self) -> None:
-        site = Site(self)
-        site.volt.offer("debian", size=MIB)
-        self.serve(site.agent(cache="group"))
         asked: list[tuple[str, str, dict[str, Any]]] = [
             ("PUT", "/v1/vms/vm", {"image": "debian", "later": {"than": 1}}),
             ("POST", "/v1/vms/vm/boot", {"image": "debian", "memory": 64, "network": "none", "tpm": True}),
@@ -312,21 +314,17 @@ class VersionsTest(ApiTest):
             self.assertFalse(answer.is_error, f"{method} {path}: {answer.text}")
 
 
-class SecretsTest(ApiTest):
+class SecretsTest(SiteTest):
     """What the host shares with its parents and children."""
 
     def setUp(self) -> None:
+        self.logged = Logged(self, "")  # hears of the agent's start, too
         super().setUp()
-        self.logged = Logged(self, "")
-        self.site = Site(self)
-        self.site.volt.offer("debian", size=MIB)
-        agent = self.site.agent()
-        self.client = self.serve(agent)
         self.client.create("vm", "debian")
         self.site.volt.assign("debian", ["new", "other"], ["child"])
         self.client.repair()  # lets the heartbeat come soon
         # The record is written twice, the second time when the new parents are in use.
-        self.site.await_true(lambda: [(r.revision, len(r.children)) for r in agent._stacks.records()] == [(2, 1)])
+        self.site.await_true(lambda: [(r.revision, len(r.children)) for r in self.agent._stacks.records()] == [(2, 1)])
         self.record = self.site.config.state / "records" / "images" / "debian.json"
         self.assertEqual(3, self.record.read_text().count(SECRET))
 
@@ -348,13 +346,7 @@ class SecretsTest(ApiTest):
         self.assertNotIn(SECRET, said)
 
 
-class ClientTest(ApiTest):
-    def setUp(self) -> None:
-        super().setUp()
-        self.site = Site(self)
-        self.site.volt.offer("debian", size=MIB)
-        self.client = self.serve(self.site.agent())
-
+class ClientTest(SiteTest):
     def test_a_vm_from_create_to_destroy(self) -> None:
         vm = self.client.create("vm", "debian", 2 * MIB)
         self.assertEqual(("/disks/vm.qcow2", 2 * MIB), (vm.disk.path, vm.disk.size))
@@ -464,11 +456,8 @@ class ClientTest(ApiTest):
         self.assertEqual(0o600, stat.S_IMODE(self.socket.stat().st_mode))
 
 
-class VolumesTest(ApiTest):
-    def setUp(self) -> None:
-        super().setUp()
-        self.site = Site(self)
-        self.client = self.serve(self.site.agent(cache="group"))
+class VolumesTest(SiteTest):
+    cache = "group"
 
     def paths(self) -> list[str]:
         return [volume.path for volume in self.client.volumes()]

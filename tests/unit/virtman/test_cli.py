@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +26,10 @@ from testtools.matchers import Contains, MatchesRegex
 
 from drivers.base import VolumeState
 from drivers.errors import BadVolume
-from drivers.host.watch import Watch
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL
 from tests.doubles.servers import serve_agent
-from tests.unit.virtman.agents import LIBVIRT, MIB, Site
+from tests.unit.virtman.agents import MIB, Site, SiteCase
+from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman.accel import QEMU
 from virtman.api import create_app
@@ -76,14 +75,9 @@ class CliTest(TestCase):
         return self.run_virtman(*arguments, code=2).stderr
 
 
-class AgentCliTest(CliTest):
-    cache = "double"
-
+class AgentCliTest(SiteCase, CliTest):
     def setUp(self) -> None:
         super().setUp()
-        self.site = Site(self)
-        self.site.volt.offer("debian", size=MIB)
-        self.agent = self.site.agent(cache=self.cache)
         serve_agent(self, create_app(self.agent), self.socket)
 
 
@@ -303,19 +297,9 @@ class HostCommandsTest(AgentCliTest):
         self.assertThat(result.stderr, Contains("VMs' disks: no room\n"))
 
     def test_status_tells_of_threads_that_died(self) -> None:
-        stopped = threading.Event()
-        self.addCleanup(stopped.set)
-
-        def fall() -> None:
-            raise ValueError("over")
-
-        watch = Watch("a test's thread", fall, stopped)
-        watch.start()
-        self.site.await_true(lambda: watch.death)
+        self.site.have_a_thread_die("a test's thread", ValueError("over"))
         told = r"the agent's thread a test's thread died \d+ times, last of ValueError\('over'\); it .*\n"
         self.assertThat(self.run_virtman("status").stderr, MatchesRegex(f"(.*\n)*{told}"))
-        stopped.set()
-        watch.join()
 
     def test_gc(self) -> None:
         self.out("create", "vm", "debian")

@@ -9,7 +9,7 @@ from pathlib import Path
 from testtools import TestCase
 
 from tests.doubles.machine import MachineDouble
-from tests.unit.virtman.agents import LIBVIRT
+from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman.doctor import Examination, advice, examine, libvirt_trouble, rows
 from virtman.stackchoice import USERSPACE, Drivers

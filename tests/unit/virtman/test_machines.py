@@ -9,14 +9,13 @@ import libvirt
 from testtools import TestCase
 from testtools.matchers import Contains
 
-from drivers.base import Device
+from tests.unit.virtman.hypervisor import LIBVIRT, connect, disk_in
 from tests.unit.virtman.scene import folder_for
 from tests.unit.virtman.test_seed import read
 from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorError, UnknownVm
 from virtman.machines import LibvirtMachines, give_to_hypervisor, shut_down
 from virtman.records import Boot
 
-URI = "test:///default"
 LONG = 600.0
 """Seconds that are enough everywhere."""
 BOOT = Boot(memory=64, cpus=1, network="none")
@@ -26,24 +25,12 @@ class MachinesTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.folder = folder_for(self)
-        # The hypervisor lives as long as somebody is connected to it.
-        self.libvirt = libvirt.open(URI)
-        self.addCleanup(self.libvirt.close)
-        self.addCleanup(self.forget_domains)
+        self.libvirt = connect(self)
         self.machines = self.of("here")
-        disk = self.folder / "vm.qcow2"
-        disk.touch()
-        self.disk = Device(1 << 20, disk, {"driver": "qcow2", "file": {"driver": "file", "filename": str(disk)}})
-
-    def forget_domains(self) -> None:
-        """Domains outlive the test as long as anything of libvirt refers to the connection."""
-        for domain in self.libvirt.listAllDomains():
-            if domain.isActive():
-                domain.destroy()
-            domain.undefine()
+        self.disk = disk_in(self.folder)
 
     def of(self, owner: str) -> LibvirtMachines:
-        return LibvirtMachines(URI, owner, self.folder / "machines", "tcg")
+        return LibvirtMachines(LIBVIRT, owner, self.folder / "machines", "tcg")
 
     def start(self, vm: str = "vm", **boot: object) -> None:
         self.machines.start(vm, self.disk, BOOT.model_copy(update=boot), ["ssh-ed25519 AAAA"], "#cloud-config\n")
@@ -263,7 +250,7 @@ class StatesTest(MachinesTest):
         self.assertEqual({"vm": "paused"}, self.machines.states())
 
     def test_clients_learn_where_libvirt_and_the_console_are(self) -> None:
-        self.assertEqual(URI, self.machines.uri)
+        self.assertEqual(LIBVIRT, self.machines.uri)
         self.assertEqual(self.folder / "machines" / "vm.console", self.machines.console_log("vm"))
 
 

@@ -200,13 +200,7 @@ class OriginTest(StacksTest):
         self.scene.check(self)
 
     def test_an_image_that_volt_took_without_being_able_to_say_so_goes_on_being_served(self) -> None:
-        def lose_the_answer(what: str) -> None:
-            if what == "after volt.publish":
-                self.volt.down = True
-
-        self.volt.moment = lose_the_answer
-        self.assertRaises(CoordinatorDown, self.publish)
-        self.volt.moment = lambda _what: None
+        self.publish_without_an_answer()
         self.volt.down = False
         self.assertIn("mine", self.volt.images)
         self.assertIn("mine", self.host.served, "others may have joined already")
@@ -234,11 +228,7 @@ class OriginTest(StacksTest):
 
     def publish_without_an_answer(self) -> None:
         """Volt takes the image and goes before it can say so."""
-
-        def lose_the_answer(what: str) -> None:
-            self.volt.down = self.volt.down or what == "after volt.publish"
-
-        self.volt.moment = lose_the_answer
+        self.volt.moment = self.volt.lose_the_answer
         self.assertRaises(CoordinatorDown, self.publish)
         self.volt.moment = unnoticed
 

@@ -49,6 +49,15 @@ class Cluster:
         self.publish("origin")
         self.backup = deepcopy(self.tree)
 
+    @classmethod
+    def grown(cls, hosts: int, fanout: int) -> Cluster:
+        """One with hosts h1, h2, … in slots 1, 2, …, everybody settled."""
+        cluster = cls(fanout)
+        for number in range(1, hosts + 1):
+            cluster.join(f"h{number}")
+        cluster.settle()
+        return cluster
+
     def agent(self, host: str) -> Agent:
         """The agent of a host."""
         return self.agents.setdefault(host, Agent())

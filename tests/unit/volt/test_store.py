@@ -43,6 +43,17 @@ class StoreCase(TestCase):
         self.addCleanup(store.close)
         return store
 
+    def upgrade_from(self, revision: str, *rows: str) -> None:
+        """Take the tables back to what a migration left, put rows into them as Volt did then, and open the store."""
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        with self.store.connect() as connection, connection.begin():
+            config.attributes["connection"] = connection
+            command.downgrade(config, revision)
+            for row in rows:
+                connection.execute(text(row))
+        self.store = self.open()
+
     def names(self) -> list[str]:
         with self.store.read() as session:
             return [row.name for row in session.query(HostRow).order_by(HostRow.name)]
@@ -112,29 +123,23 @@ class StoreCase(TestCase):
         self.assertIn("9999", str(error))
 
     def test_who_left_before_it_was_asked_may_read_by_any_list(self) -> None:
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
-        with self.store.connect() as connection, connection.begin():
-            config.attributes["connection"] = connection
-            command.downgrade(config, "0001")
-            connection.execute(text("INSERT INTO images VALUES (1, 'image', true, 512, '', 2, 9)"))
-            connection.execute(text("INSERT INTO departures VALUES (1, 'a', 7, 6)"))
-        self.store = self.open()
+        self.upgrade_from(
+            "0001",
+            "INSERT INTO images VALUES (1, 'image', true, 512, '', 2, 9)",
+            "INSERT INTO departures VALUES (1, 'a', 7, 6)",
+        )
         with self.store.read() as session:
             tree = load_tree(session, session.get_one(ImageRow, 1))
         left = tree.departures["a"]
         self.assertEqual((7, 6, False), (left.revision, left.confirmed, left.dropped))
 
     def test_who_was_told_before_it_was_kept_may_confirm_its_newest_assignment(self) -> None:
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
-        with self.store.connect() as connection, connection.begin():
-            config.attributes["connection"] = connection
-            command.downgrade(config, "0003")
-            connection.execute(text("INSERT INTO hosts VALUES ('a', 'unix:///run/a', 'alive', 0)"))
-            connection.execute(text("INSERT INTO images VALUES (1, 'image', true, 512, '', 2, 9)"))
-            connection.execute(text("INSERT INTO nodes VALUES (1, 'a', 0, 'ready', 8, 7, 7, null, 0, null)"))
-        self.store = self.open()
+        self.upgrade_from(
+            "0003",
+            "INSERT INTO hosts VALUES ('a', 'unix:///run/a', 'alive', 0)",
+            "INSERT INTO images VALUES (1, 'image', true, 512, '', 2, 9)",
+            "INSERT INTO nodes VALUES (1, 'a', 0, 'ready', 8, 7, 7, null, 0, null)",
+        )
         with self.store.read() as session:
             tree = load_tree(session, session.get_one(ImageRow, 1))
         self.assertEqual(
@@ -170,13 +175,7 @@ class StoreCase(TestCase):
             self.assertEqual(count, self.store.failures)
 
     def test_a_host_that_was_told_its_lease_before_it_was_kept_has_the_lease_of_now(self) -> None:
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
-        with self.store.connect() as connection, connection.begin():
-            config.attributes["connection"] = connection
-            command.downgrade(config, "0004")
-            connection.execute(text("INSERT INTO hosts VALUES ('a', 'unix:///run/a', 'alive', 0)"))
-        self.store = self.open()
+        self.upgrade_from("0004", "INSERT INTO hosts VALUES ('a', 'unix:///run/a', 'alive', 0)")
         with self.store.read() as session:
             self.assertIsNone(session.get_one(HostRow, "a").lease_s)
 

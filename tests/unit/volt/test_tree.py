@@ -378,10 +378,7 @@ class Returning(TestCase):
 
     def test_an_evicted_host_that_comes_back_may_still_read_by_its_old_list(self) -> None:
         """Here h2 would read from h3, which reads from h2 as it did before it was evicted."""
-        cluster = Cluster(1)
-        for number in range(1, 6):
-            cluster.join(f"h{number}")
-        cluster.settle()
+        cluster = Cluster.grown(5, fanout=1)
         cluster.tree.leave("h3")
         cluster.leave("h2")
         cluster.settle()
@@ -404,10 +401,7 @@ class Returning(TestCase):
 
     def test_the_first_of_two_evicted_hosts_comes_back_while_somebody_may_still_read_from_the_second(self) -> None:
         """Here h3 would read from h2, which reads from h1 as it did before h1 was evicted; h1 would read from h3."""
-        cluster = Cluster(1)
-        for number in range(1, 6):
-            cluster.join(f"h{number}")
-        cluster.settle()
+        cluster = Cluster.grown(5, fanout=1)
         tree = cluster.tree
         tree.leave("h1")
         cluster.settle(but=["h2"])
@@ -423,10 +417,7 @@ class Returning(TestCase):
 
     def test_who_left_without_news_holds_it_back_as_long_as_somebody_may_read_from_that_one(self) -> None:
         """Here h7 reads from the evicted h3, which reads from h1, which returns into a slot below h7."""
-        cluster = Cluster(2)
-        for number in range(1, 18):
-            cluster.join(f"h{number}")
-        cluster.settle()
+        cluster = Cluster.grown(17, fanout=2)
         tree = cluster.tree
         tree.leave("h1")
         for host in list(tree.hosts):  # all but h3 hear that h1 left
@@ -452,10 +443,7 @@ class SetBack(TestCase):
     def setUp(self) -> None:
         """Twelve hosts, a copy; then h1 to h4 leave without being told, and h13 to h15 join."""
         super().setUp()
-        self.cluster = Cluster(2)
-        for number in range(1, 13):
-            self.cluster.join(f"h{number}")
-        self.cluster.settle()
+        self.cluster = Cluster.grown(12, fanout=2)
         self.cluster.back_up()
         for number in range(1, 5):
             self.cluster.tree.leave(f"h{number}")

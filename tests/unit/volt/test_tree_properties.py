@@ -22,10 +22,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(fanout=st.integers(1, 3), hosts=st.integers(0, 16))
     def start(self, fanout: int, hosts: int) -> None:
-        self.cluster = Cluster(fanout)
-        for number in range(1, hosts + 1):
-            self.cluster.join(f"h{number}")
-        self.cluster.settle()
+        self.cluster = Cluster.grown(hosts, fanout)
 
     def _changes(self, change: Any, *arguments: Any) -> int:
         """Do it; what it changed must be stamped, and nothing else. Returns how many nodes got other parents."""
@@ -153,10 +150,7 @@ class FewHear(RuleBasedStateMachine):
 
     @initialize(hosts=st.integers(5, 8))
     def start(self, hosts: int) -> None:
-        self.cluster = Cluster(fanout=1)
-        for number in range(1, hosts + 1):
-            self.cluster.join(f"h{number}")
-        self.cluster.settle()
+        self.cluster = Cluster.grown(hosts, fanout=1)
 
     @precondition(lambda self: self.cluster.members)
     @rule(which=WHICH)
@@ -197,10 +191,7 @@ class Lost(RuleBasedStateMachine):
 
     @initialize(fanout=st.integers(1, 2), hosts=st.integers(3, 7))
     def start(self, fanout: int, hosts: int) -> None:
-        self.cluster = Cluster(fanout)
-        for number in range(1, hosts + 1):
-            self.cluster.join(f"h{number}")
-        self.cluster.settle()
+        self.cluster = Cluster.grown(hosts, fanout)
 
     @rule(evicted=st.lists(WHICH, max_size=3), joined=st.lists(st.integers(1, 9), max_size=3), first=WHICH)
     def lose(self, evicted: list[int], joined: list[int], first: int) -> None:
