@@ -32,7 +32,7 @@ class Golden(TestCase):
 
     __test__ = False
     release: str
-    disks = DISKS
+    disks: tuple[str, ...] = DISKS
     kept = KEPT
     running = frozenset({"machine"})
 
