@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from drivers.errors import NotServing
@@ -11,6 +14,8 @@ from tests.patience import PATIENCE
 from tests.userspace.hosts import HostsTestCase, wait_until
 
 MIB = 1 << 20
+WAITS = 2.0
+"""Seconds without an answer, after which a read counts as one that waits."""
 
 
 class OtherContentTest(HostsTestCase):
@@ -22,8 +27,8 @@ class OtherContentTest(HostsTestCase):
         origin, first, second = self.host("origin").start(), reader.start(), self.host("second").start()
         origin.publish("img", old)
         first.create("vm", "img")
-        socket, key = self.folder / "r-reader" / "serve" / "img.sock", hashlib.sha256(old.read_bytes()).hexdigest()
-        with Client(socket, key, timeout=PATIENCE) as client:
+        path, key = self.folder / "r-reader" / "serve" / "img.sock", hashlib.sha256(old.read_bytes()).hexdigest()
+        with Client(path, key, timeout=PATIENCE) as client:
             self.assertEqual(old.read_bytes()[:MIB], client.read(0, MIB))
         reader.kill()
         self.volt.client().remove_host("reader")
@@ -32,7 +37,11 @@ class OtherContentTest(HostsTestCase):
         origin.publish("img", new)
         reader.start()
         self.assert_same_content(Path(second.create("vm", "img").disk.path), new)
-        with Client(socket, key, timeout=PATIENCE) as client:
+        with Client(path, key, timeout=PATIENCE) as client:
             self.assertEqual(old.read_bytes()[:MIB], client.read(0, MIB))
-        with Client(socket, key, timeout=2) as client:
-            self.assertRaises(NotServing, client.read, 4 * MIB, MIB)  # it waits for who has the old content
+        with Client(path, key, timeout=PATIENCE) as client, ThreadPoolExecutor() as pool:
+            reading = pool.submit(client.read, 4 * MIB, MIB)  # it waits for who has the old content
+            self.assertRaises(TimeoutError, reading.result, WAITS)
+            with socket.socket(fileno=os.dup(client.fileno())) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+            self.assertIsInstance(reading.exception(PATIENCE), NotServing)
