@@ -27,6 +27,8 @@ STOP_TIMEOUT = 60.0
 ASK_AGAIN = 10.0
 """Seconds after which it is asked again: nobody keeps the press of a button for a VM that is not listening yet."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+_OFF = -1
+"""libvirt's ID of a VM that does not run (virDomainGetID)."""
 
 
 class LibvirtMachines:
@@ -203,18 +205,21 @@ def give_to_hypervisor(connection: Any, files: list[Path]) -> None:
 def shut_down(domain: Any, *, timeout: float, again: float) -> bool:
     """Ask a VM to shut down, every ``again`` seconds, until it is off: False if it is not within ``timeout`` seconds.
 
-    Raises libvirtError if it cannot be asked at all.
+    It is off also if somebody else has started it again meanwhile: that run of it is not asked. Raises libvirtError if
+    it cannot be asked at all.
     """
     import libvirt
 
-    end = time.monotonic() + timeout
+    end, run = time.monotonic() + timeout, _run_of(domain)
+    if run == _OFF:
+        return True
     try:
         domain.shutdown()
     except libvirt.libvirtError:
-        if domain.isActive():
+        if _run_of(domain) == run:
             raise
         return True  # it went off by itself
-    while not _await(lambda: not domain.isActive(), min(again, end - time.monotonic())):
+    while not _await(lambda: _run_of(domain) != run, min(again, end - time.monotonic())):
         if time.monotonic() >= end:
             return False
         try:
@@ -222,6 +227,13 @@ def shut_down(domain: Any, *, timeout: float, again: float) -> bool:
         except libvirt.libvirtError as error:
             log.info("asking a VM again to shut down: %s", error)  # it may be off, or about to
     return True
+
+
+def _run_of(domain: Any) -> int:
+    """The ID of the VM's run, another one after each start. What was looked up before may have that of an earlier run,
+    and yet whatever it is asked for happens to the run of now: libvirt goes by the UUID.
+    """
+    return int(domain.connect().lookupByUUID(domain.UUID()).ID())
 
 
 def _quiet(_context: object, _error: object) -> None:

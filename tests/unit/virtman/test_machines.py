@@ -107,24 +107,29 @@ class GiveTest(MachinesTest):
 
 
 class Button:
-    """The power button of a VM that listens from the second press on."""
+    """The power button of a VM of libvirt's that listens from the second press on."""
 
-    presses = 0
+    def __init__(self, domain: libvirt.virDomain) -> None:
+        self._domain = domain
+        self.presses = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._domain, name)
 
     def shutdown(self) -> None:
         """Press it. Raises libvirtError if the VM is off."""
-        if not self.isActive():
-            raise libvirt.libvirtError("domain is not running")
         self.presses += 1
-
-    def isActive(self) -> bool:
-        """Whether the VM runs."""
-        return self.presses < 2
+        if self.presses > 1:
+            self._domain.shutdown()
 
 
-class ShutDownTest(TestCase):
+class ShutDownTest(MachinesTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.start()
+
     def test_a_vm_that_did_not_hear_it_is_asked_again(self) -> None:
-        button = Button()
+        button = Button(self.domain())
         self.assertEqual((True, 2), (shut_down(button, timeout=LONG, again=0.01), button.presses))
 
     def test_one_that_goes_off_while_it_is_asked_again_is_off(self) -> None:
@@ -135,12 +140,21 @@ class ShutDownTest(TestCase):
                 if self.presses == 2:
                     raise libvirt.libvirtError("domain is not running")
 
-        self.assertTrue(shut_down(Late(), timeout=LONG, again=0.01))
+        self.assertTrue(shut_down(Late(self.domain()), timeout=LONG, again=0.01))
 
     def test_one_that_goes_off_by_itself_before_it_is_asked_is_off(self) -> None:
-        button = Button()
-        button.presses = 2
+        button = Button(self.domain())
+        self.domain().destroy()
         self.assertTrue(shut_down(button, timeout=LONG, again=LONG))
+
+    def test_one_that_goes_off_by_itself_while_it_is_asked_is_off(self) -> None:
+        class Gone(Button):
+            def shutdown(self) -> None:
+                """Press it, a moment too late."""
+                self._domain.destroy()
+                self._domain.shutdown()
+
+        self.assertTrue(shut_down(Gone(self.domain()), timeout=LONG, again=LONG))
 
     def test_one_that_cannot_be_asked_is_an_error_at_once(self) -> None:
         class Stuck(Button):
@@ -148,11 +162,24 @@ class ShutDownTest(TestCase):
                 """Press it, in vain."""
                 raise libvirt.libvirtError("no such button")
 
-        self.assertRaises(libvirt.libvirtError, shut_down, Stuck(), timeout=LONG, again=LONG)
+        self.assertRaises(libvirt.libvirtError, shut_down, Stuck(self.domain()), timeout=LONG, again=LONG)
 
     def test_one_that_does_not_go_off_is_told_of(self) -> None:
-        button = Button()
+        button = Button(self.domain())
         self.assertEqual((False, 1), (shut_down(button, timeout=0.01, again=LONG), button.presses))
+
+    def test_one_that_somebody_else_has_started_again_is_off_and_not_asked_again(self) -> None:
+        class Restarted(Button):
+            def shutdown(self) -> None:
+                """Press it. The VM has gone off and is on again before anybody looks."""
+                self.presses += 1
+                somebody_elses.destroy()
+                somebody_elses.create()
+
+        somebody_elses = self.domain()
+        button = Restarted(self.domain())
+        self.assertEqual((True, 1), (shut_down(button, timeout=1, again=0.01), button.presses))
+        self.assertTrue(self.domain().isActive())
 
 
 class StartAgainTest(MachinesTest):
