@@ -373,8 +373,7 @@ class Agent:
         before or after that, and not in between.
         """
         with self._publishing.hold(name):
-            unlisted = name in [record.name for record in self._unlisted_origins(self._stacks.records())]
-            return unlisted and self._stacks.drop_origin(name)
+            return not self._volt.lists_origin(name) and self._stacks.drop_origin(name)
 
     def would_remove(self) -> models.Removed:
         """What ``gc`` would remove now, and nothing changes. Raises CoordinatorDown."""

@@ -68,6 +68,13 @@ class VoltLink:
         """All published images. Raises CoordinatorDown."""
         return self._call(self._client.images)
 
+    def lists_origin(self, image: str) -> bool:
+        """Whether the image is published with this host as an origin. Raises CoordinatorDown."""
+        try:
+            return self._host in self._call(lambda: self._client.image(image)).origins
+        except UnknownImage:
+            return False
+
     def content(self, image: str) -> str:
         """The digest of what is published under the name. Raises UnknownImage, CoordinatorDown."""
         return self._call(lambda: self._client.image(image)).digest

@@ -717,6 +717,17 @@ class GcTest(AgentTest):
         self.assert_foretold()
         self.assert_foretold()
 
+    def test_volt_lists_all_its_images_once_however_many_origins_go(self) -> None:
+        asked: list[str] = []
+        names = ["a", "b", "c"]
+        for name in names:
+            self.agent.publish(name, self.site.image_file(), nothing)
+        self.site.hold_still(self.agent)
+        self.volt.images.clear()
+        self.volt.moment = asked.append
+        self.assertEqual(names, self.agent.gc().stacks)
+        self.assertEqual(1, asked.count("before volt.images"))
+
     def test_what_is_published_again_after_volt_was_asked_stays(self) -> None:
         def publish(what: str = "after volt.images") -> None:
             if what == "after volt.images":

@@ -60,6 +60,11 @@ class VoltLinkTest(TestCase):
         self.assertEqual((0, []), (assignment.slot, assignment.parents))
         self.assertEqual(["here"], self.volt.images["mine"].origins)
 
+    def test_this_host_is_an_origin_of_what_volt_lists_as_its_own(self) -> None:
+        self.link.publish(MINE)
+        listed = {name for name in ("mine", "debian", "unknown") if self.link.lists_origin(name)}
+        self.assertEqual({"mine"}, listed)
+
     def test_the_last_origin_takes_the_image_with_it(self) -> None:
         self.link.publish(MINE)
         self.link.leave("mine")
@@ -91,7 +96,8 @@ class VoltLinkTest(TestCase):
         self.volt.down = True
         for call in (self.link.images, self.link.register, lambda: self.link.heartbeat([])):
             self.assertRaises(CoordinatorDown, call)
-        self.assertRaises(CoordinatorDown, self.link.leave, "debian")
+        for named in (self.link.leave, self.link.lists_origin):
+            self.assertRaises(CoordinatorDown, named, "debian")
 
     def test_a_volt_that_nobody_runs_is_down(self) -> None:
         link = self.link_to(f"http://127.0.0.1:{unused_port()}")
