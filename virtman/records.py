@@ -247,12 +247,15 @@ class Shelf(Generic[R]):
         self._said: dict[str, str] = {}
         self._known: dict[str, tuple[tuple[int, int, int], R]] = {}
         """Records that were read, each with what its file was then: they are asked for often."""
+        self._unwritten: dict[str, R] = {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for torn in folder.glob(".*"):
             torn.unlink()
 
     def get(self, name: str) -> R | None:
         """The record, or None. Raises StateDamaged, StateNewer."""
+        if (unwritten := self._unwritten.get(name)) is not None:
+            return unwritten
         path = self._folder / f"{name}.json"
         try:
             with path.open("rb") as file:
@@ -283,6 +286,11 @@ class Shelf(Generic[R]):
         content = record.model_copy(update={"version": VERSION}).model_dump_json().encode()
         with told(f"writing the record {path}"):
             write_atomically(path, content)
+        self._unwritten.pop(name, None)
+
+    def remember(self, name: str, record: R) -> None:
+        """Have this be the record though it cannot be written: until one is, or it is removed, or this process ends."""
+        self._unwritten[name] = record
 
     def remove(self, name: str) -> None:
         """Remove the record durably, if there is one. Raises HostTrouble."""
@@ -290,6 +298,7 @@ class Shelf(Generic[R]):
         with told(f"removing the record {path}"):
             path.unlink(missing_ok=True)
             sync(self._folder)
+        self._unwritten.pop(name, None)
 
     def names(self) -> list[str]:
         """Names with a record, sorted."""

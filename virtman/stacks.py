@@ -463,11 +463,16 @@ class Stacks:
         self._step("detach:left")
 
     def _note(self, record: ImageRecord) -> None:
-        """Write down how far a removal is. It goes on without that: removing is what makes room."""
+        """Write down how far a removal is. It goes on without that: removing is what makes room.
+
+        This agent remembers it nevertheless. Else an image that was taken back would be announced again if a layer
+        cannot be removed either.
+        """
         try:
             self._shelf.put(record.name, record)
         except (NoRoom, HostTrouble) as error:
             log.warning("image %s: being removed without a note of it: %s", record.name, error)
+            self._shelf.remember(record.name, record)
 
     def _remove_layers(self, record: ImageRecord) -> None:
         """Remove every layer, going on after an error; raises the first and logs all."""

@@ -55,6 +55,19 @@ class ShelfTest(TestCase):
         self.assertEqual(["a", "b", "c"], self.shelf.names())
         self.assertEqual(["a", "b", "c"], [record.name for record in self.shelf.all()])
 
+    def test_what_cannot_be_written_is_remembered_until_something_is_or_the_process_ends(self) -> None:
+        self.shelf.put("web", vm())
+        self.shelf.remember("web", vm(size=1024))
+        self.assertEqual(([vm(size=1024)], [vm()]), (self.shelf.all(), Shelf(self.folder, VmRecord).all()))
+        self.shelf.put("web", vm(size=2048))
+        self.assertEqual([vm(size=2048)], self.shelf.all())
+
+    def test_what_is_remembered_goes_with_the_record(self) -> None:
+        self.shelf.put("web", vm())
+        self.shelf.remember("web", vm(size=1024))
+        self.shelf.remove("web")
+        self.assertIsNone(self.shelf.get("web"))
+
     def test_remove_is_idempotent(self) -> None:
         self.shelf.put("web", vm())
         self.shelf.remove("web")

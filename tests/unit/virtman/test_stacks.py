@@ -260,6 +260,18 @@ class OriginTest(StacksTest):
         self.assertTrue(self.stacks.take_back("mine"))
         self.scene.check_empty(self)
 
+    def test_what_can_neither_be_written_down_nor_removed_now_is_not_announced_again(self) -> None:
+        self.publish_without_an_answer()
+        self.volt.down = False
+        self.scene.fill_up()
+        self.host.failing = {"export.withdraw": TROUBLE}
+        for attempt in (self.stacks.take_back, self.stacks.restore):
+            self.assertRaises(DriverError, attempt, "mine")
+        self.host.failing = {}
+        self.stacks.restore("mine")
+        self.assertEqual({}, self.volt.images)
+        self.scene.check_empty(self)
+
     def test_a_publish_whose_answer_got_lost_is_not_taken_back_from_those_that_read_it(self) -> None:
         self.publish_without_an_answer()
         self.volt.down = False
