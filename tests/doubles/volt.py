@@ -22,7 +22,8 @@ from volt.client import (
 )
 
 HERE = "here"
-INTERVAL = 30.0
+INTERVAL = 3600.0
+"""Seconds between heartbeats: more than any test waits, so that none passes by a beat that nobody asked for."""
 SERVE = "unix:///run/other/serve"
 SECRET = "whispered"
 """In all secrets and in nothing else."""
