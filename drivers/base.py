@@ -278,7 +278,11 @@ class ExportDriver(Protocol):
         """
 
     def allow(self, image: str, children: Sequence[Child]) -> None:
-        """Name the hosts that may read. File permissions are enough for an endpoint that no other machine reaches."""
+        """Name the hosts that may read. File permissions are enough for an endpoint that no other machine reaches.
+
+        It does not wait for reads of those who may not any more: they may end only by a ``publish``, which may come
+        from who calls this.
+        """
 
     def withdraw(self, image: str) -> None:
         """Stop serving and remove the endpoint."""

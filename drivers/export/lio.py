@@ -2,7 +2,7 @@
 
 The target exists, and children log in to it, before there is a disk in it; ``publish`` adds the disk. Who may log in is
 listed in the target by name; nobody else may, and nobody may write. Configfs and device-mapper hold all there is to
-know, so that nothing is remembered here.
+know, so that nothing is remembered here but for which images sessions are still to end, which ``allow`` finds anew.
 
 Two maps lie between the published device and the target. The lower one has the same path whatever the device is called
 after a reboot: VMs' disks are made on it, and both get another device under way by a new table in it. It holds reads
@@ -16,6 +16,7 @@ import contextlib
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -23,6 +24,7 @@ from typing import Any, TypeVar, cast
 from drivers.base import Child, Device, Died, Endpoint, Existing, Image, Place
 from drivers.door import door
 from drivers.errors import BadDevice, LibraryMissing, TargetFailed
+from drivers.export.leaving import Leaving, commands_wait
 from drivers.iscsi import names as iscsinames
 from drivers.iscsi.names import DISK, PORTAL_GROUP, Side, image_of, initiator_name, serial_of, target_name
 from drivers.kernel import devmapper, loopdev, ownership, scsi
@@ -48,28 +50,37 @@ _ATTRIBUTES = {
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
-_TRIES = 100
-"""Each time something else has gone meanwhile, so it ends."""
+PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, *[0.5] * 8)
+"""Seconds before each try but the first: less than 5 in all. To remove a target took 0.3 in an emulated guest."""
 
 
 def _again(call: F) -> F:
     """For idempotent calls: rtslib walks through the targets and disks of all images, also one that is just removed for
-    another thread, and fails where that was. The next walk does not meet it.
+    another thread, and fails where that was. A walk after the removal does not meet it.
     """
 
     @functools.wraps(call)
     def again(*arguments: Any, **named: Any) -> Any:
-        for _ in range(_TRIES):
-            try:
-                return call(*arguments, **named)
-            except TargetFailed as error:
-                if not _has_gone(error.__cause__):
-                    raise
-                log.debug("once more: %s", error)
-        return call(*arguments, **named)
+        return until_nothing_goes(functools.partial(call, *arguments, **named))
 
     return cast(F, again)
+
+
+def until_nothing_goes(call: Callable[[], T], sleep: Callable[[float], object] = time.sleep) -> T:
+    """Call again after a pause if it failed at something that was gone. What is still missing at the end is an error:
+    nobody was removing it.
+    """
+    for pause in PAUSES:
+        try:
+            return call()
+        except TargetFailed as error:
+            if not _has_gone(error.__cause__):
+                raise
+            log.info("somebody seems to be removing it; once more in %.2f s: %s", pause, error)
+        sleep(pause)
+    return call()
 
 
 def _has_gone(cause: BaseException | None) -> bool:
@@ -100,6 +111,9 @@ class LioExport:
         self._ip, self._port = iscsinames.portal_of(self._address)
         self._failed_paths = devmapper.FailedPaths()
         self._numbering = threading.Lock()  # rtslib picks the number of a new disk without one
+        self._admitting = threading.Lock()
+        """Held while children are let in or sent away. Nobody waits for their reads with it."""
+        self._leaving = Leaving(self._see_off)
 
     @property
     def address(self) -> str:
@@ -167,20 +181,38 @@ class LioExport:
     def allow(self, image: str, children: Sequence[Child]) -> None:
         """Let exactly these hosts log in, by their secrets; a host that was allowed before loses its session.
 
+        It loses the disk at once. A session with a read that waits ends after that read, and this does not wait for it.
+
         Raises BadName, NotOurs, LibraryMissing, TargetFailed.
         """
         _check_ours(image)
         wanted = {initiator_name(child.host): child.secret for child in children}
-        with _translated():
+        with _translated(), self._admitting:
             group = self._group(image)
             for acl in list(group.node_acls):
                 if acl.node_wwn not in wanted:
                     log.info("image %s: %s may not read any more", image, acl.node_wwn)
-                    acl.delete()
+                    _lock_out(acl)
             for name, secret in sorted(wanted.items()):
                 acl = _rtslib().NodeACL(group, name)
                 _set_passwords(acl, secret)
                 _show_disk(acl)
+        if not self._see_off(image):
+            log.info("image %s: sessions of who may not read any more end when their reads do", image)
+            self._leaving.look_after(image)
+
+    @_again
+    def _see_off(self, image: str) -> bool:
+        """End the sessions of those who are locked out, if nothing of theirs waits. Whether none is left."""
+        with _translated(), self._admitting:
+            target = self._target(image)
+            groups = [] if target is None else target.tpgs
+            locked_out = [acl for group in groups for acl in group.node_acls if _is_locked_out(acl)]
+            waiting = [acl for acl in locked_out if commands_wait((Path(acl.path) / "info").read_text())]
+            for acl in locked_out:
+                if acl not in waiting:
+                    acl.delete()
+        return not waiting
 
     @_again
     def withdraw(self, image: str) -> None:
@@ -328,6 +360,17 @@ def _set_passwords(acl: Any, secret: str) -> None:
     acl.chap_mutual_password = iscsinames.password(secret, Side.PARENT)
 
 
+def _lock_out(acl: Any) -> None:
+    """Let nobody log in by the ACL (Linux: chap_server_open refuses without a name), and its sessions see no disk."""
+    acl.chap_password = acl.chap_userid = ""
+    for mapped in list(acl.mapped_luns):
+        mapped.delete()
+
+
+def _is_locked_out(acl: Any) -> bool:
+    return not acl.chap_userid
+
+
 def _plugged_in(group: Any) -> bool:
     """Whether there is a disk in the group; a LUN without one is what a killed agent leaves."""
     with contextlib.suppress(_rtslib().RTSLibError):
@@ -336,9 +379,9 @@ def _plugged_in(group: Any) -> bool:
 
 
 def _show_disk(acl: Any) -> None:
-    """Let who has the ACL see the disk, if there is one by now."""
+    """Let who has the ACL see the disk, if there is one by now, and they are not locked out."""
     rtslib = _rtslib()
-    if not _plugged_in(acl.parent_tpg):
+    if _is_locked_out(acl) or not _plugged_in(acl.parent_tpg):
         return
     for mapped in list(acl.mapped_luns):
         if mapped.write_protect:

@@ -6,6 +6,8 @@ import hashlib
 import os
 import shutil
 import socket
+import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from drivers.kernel import devmapper, loopdev
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import CHECK_CONDITION, DATA_PROTECT, SECRET, log_in, log_out
+from tests.kernel.inside.waits import wait_until
+from tests.patience import PATIENCE
 
 pytestmark = rtslibwarns.IGNORED
 
@@ -33,6 +37,12 @@ LOGIN_REFUSED = 24
 
 PARTITION_SCAN = 64 << 10
 """Bytes that the kernel itself may read of a new disk."""
+
+WAITS = 2.0
+"""Seconds without an answer, after which a read counts as one that waits."""
+
+MULTIPATH = f"0 {SIZE // devmapper.SECTOR} multipath 3 queue_if_no_path queue_mode bio 0"
+"""A table but for its paths. Without any, reads are held."""
 
 CONFIGFS = Path("/sys/kernel/config/target/iscsi")
 
@@ -72,6 +82,43 @@ class LioTest(TestCase):
         disk = iscsi_tools.disk_of(self.target)
         assert disk is not None
         return disk
+
+    def names_in(self) -> set[str]:
+        """The initiators with an ACL."""
+        return {path.name for path in (CONFIGFS / self.target / "tpgt_1/acls").iterdir()}
+
+    def without_parents(self) -> Device:
+        """A device that holds all reads until the end of the test, or until ``parents_are_back``."""
+        path = devmapper.create("virtman-test", [f"{MULTIPATH} 0 0"], read_only=True)
+        self.addCleanup(devmapper.remove, "virtman-test")
+        self.addCleanup(self.export.withdraw, self.image.name)
+        self.addCleanup(self.parents_are_back)
+        return Device(SIZE, path)
+
+    def parents_are_back(self) -> None:
+        with loopdev.held(self.folder / self.image.name, read_only=True, direct=False) as source:
+            table = f"{MULTIPATH} 1 1 round-robin 0 1 0 {devmapper.number(source)}"
+            devmapper.reload("virtman-test", [table], read_only=True)
+
+    def waiting_reader(self) -> subprocess.Popen[bytes]:
+        """A process that reads the first sectors of the disk of a child, below which reads are held."""
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        disk = self.attach()
+        self.export.publish(self.image, self.without_parents())
+        reader = subprocess.Popen(["dd", f"if={disk}", "of=/dev/null", "bs=64k", "count=1", "iflag=direct"])
+        self.addCleanup(reader.wait)
+        self.assertRaises(subprocess.TimeoutExpired, reader.wait, WAITS)
+        return reader
+
+    def do_while_reads_wait(self, act: Callable[[], None]) -> None:
+        """Do it; AssertionError, and the reads are let go, if it waits for them."""
+        with ThreadPoolExecutor() as pool:
+            doing = pool.submit(act)
+            try:
+                doing.result(PATIENCE)
+            except TimeoutError as error:
+                self.parents_are_back()
+                raise AssertionError("it waited for reads") from error
 
     def test_reserved_target_has_no_disk_yet(self) -> None:
         endpoint = self.export.reserve(self.image.name)
@@ -143,7 +190,7 @@ class LioTest(TestCase):
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         self.attach()
         self.export.allow(self.image.name, [])
-        self.assertEqual([], [path.name for path in (CONFIGFS / self.target / "tpgt_1/acls").iterdir()])
+        wait_until(lambda: not self.names_in())
         log_out(self.target, PORTAL)
         self.assertEqual(LOGIN_REFUSED, self.assertRaises(CommandFailed, self.attach).code)
 
@@ -151,9 +198,36 @@ class LioTest(TestCase):
         self.export.publish(self.image, self.device(self.image))
         self.export.allow(self.image.name, [Child("h1", SECRET), Child("H_2", SECRET)])
         self.export.allow(self.image.name, [Child("H_2", SECRET), Child("h3", SECRET)])
-        acls = {path.name for path in (CONFIGFS / self.target / "tpgt_1/acls").iterdir()}
-        self.assertEqual({initiator_name("H_2"), initiator_name("h3")}, acls)
+        self.assertEqual({initiator_name("H_2"), initiator_name("h3")}, self.names_in())
         self.assertEqual("0", (CONFIGFS / self.target / "tpgt_1/attrib/generate_node_acls").read_text().strip())
+
+    def test_host_whose_read_waits_is_sent_away_and_holds_nobody_up(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        reader = self.waiting_reader()
+
+        def send_away_and_publish() -> None:
+            self.export.allow(self.image.name, [])
+            self.export.publish(self.image, Device(SIZE, devmapper.map_path("virtman-test")))
+
+        self.do_while_reads_wait(send_away_and_publish)
+        self.assertIs(None, reader.poll())
+        self.assertEqual([], list(CONFIGFS.glob(f"{self.target}/tpgt_1/acls/*/lun_*")))
+        self.parents_are_back()
+        self.assertEqual(0, reader.wait(PATIENCE))
+        wait_until(lambda: not self.names_in())
+        log_out(self.target, PORTAL)
+        self.assertEqual(LOGIN_REFUSED, self.assertRaises(CommandFailed, self.attach).code)
+
+    def test_host_that_is_let_in_again_while_its_read_waits_keeps_its_session(self) -> None:
+        self.export.publish(self.image, self.device(self.image))
+        reader = self.waiting_reader()
+        self.do_while_reads_wait(lambda: self.export.allow(self.image.name, []))
+        self.do_while_reads_wait(lambda: self.export.allow(self.image.name, [Child(HOST, SECRET)]))
+        self.parents_are_back()
+        self.assertEqual(0, reader.wait(PATIENCE))
+        disk = iscsi_tools.disk_of(self.target)
+        assert disk is not None
+        self.assertEqual(self.content, disk.read_bytes())
 
     def test_parent_refuses_a_write(self) -> None:
         self.export.publish(self.image, self.device(self.image))
