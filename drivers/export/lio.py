@@ -142,13 +142,14 @@ class LioExport:
 
         Raises BadDevice, BadName, BadAddress, LibraryMissing, TargetFailed, CommandFailed.
         """
+        path = _check_device(image, device)
         endpoint = self._reserve(image.name)
         with _translated():
             found = _disk(image.name)
             if found is not None and not _complete(found, image):
                 log.warning("image %s: replacing a disk that is half made or of other content", image.name)
                 _remove_disk(image.name, found)
-            with _block_device(image, device) as source:
+            with _block_device(path) as source:
                 lower = _point(image, devmapper.number(source))
             linear = f"0 {image.size // SECTOR} linear {devmapper.number(lower)} 0"
             upper = devmapper.create(_UPPER + image.name, [linear], read_only=True)
@@ -323,19 +324,24 @@ def _table(sectors: int, paths: Sequence[str]) -> str:
     return f"0 {sectors} multipath 3 queue_if_no_path queue_mode bio 0 {group}"
 
 
-@contextlib.contextmanager
-def _block_device(image: Image, device: Device) -> Iterator[Path]:
-    """The block device, or one for a file: it is there while a map uses it."""
+def _check_device(image: Image, device: Device) -> Path:
+    """The device's path. Raises BadDevice."""
     if device.path is None or device.size != image.size or image.size % SECTOR:
         raise BadDevice(f"image {image.name}: {device} is no kernel device of {image.size} bytes, whole sectors")
-    if device.path.is_block_device():
-        yield device.path
-    elif device.path.is_file():
-        # Many children read the same; and images of one digest have one file.
-        with loopdev.held(device.path, read_only=True, direct=False) as source:
-            yield source
-    else:
+    if not (device.path.is_block_device() or device.path.is_file()):
         raise BadDevice(f"image {image.name}: {device.path} is neither a block device nor a file")
+    return device.path
+
+
+@contextlib.contextmanager
+def _block_device(path: Path) -> Iterator[Path]:
+    """The block device, or one for a file: it is there while a map uses it."""
+    if path.is_block_device():
+        yield path
+    else:
+        # Many children read the same; and images of one digest have one file.
+        with loopdev.held(path, read_only=True, direct=False) as source:
+            yield source
 
 
 def _disk(image: str) -> Any:

@@ -17,8 +17,10 @@ from testtools import TestCase
 from drivers.base import CacheDriver, Device, Image, Place
 from drivers.host.command import run
 from drivers.kernel import devmapper, loopdev
+from tests.contracts import drivers as contracts
 from tests.kernel.inside.filesystems import small_file_system
 from tests.kernel.inside.folders import state_folder
+from tests.kernel.inside.waits import wait_until
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class CacheCase(TestCase):
     def new_cache(self) -> CacheDriver:
         """A driver on ``place``, as an agent that starts has it."""
 
-    def base(self, name: str = "base", size: int = SIZE) -> tuple[Image, Device]:
+    def new_base(self, name: str = "base", size: int = SIZE) -> tuple[Image, Device]:
         """A new image of random bytes and the map that stands for its parents."""
         file = self.folder / name
         data = os.urandom(size)
@@ -90,7 +92,7 @@ class CacheCase(TestCase):
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
 
     def check_readers_at_once_fetch_once(self) -> None:
-        image, base = self.base(size=4 << 20)
+        image, base = self.new_base(size=4 << 20)
         path = self.opened(image, base)
         before, ready = fetched(base), threading.Barrier(READERS)
 
@@ -107,7 +109,7 @@ class CacheCase(TestCase):
         small = small_file_system(self, self.folder, "256M", sector=4096)
         self.place = Place(state=small / "state", run=small / "run")
         self.cache = self.new_cache()
-        image, base = self.base(size=1 << 20)
+        image, base = self.new_base(size=1 << 20)
         path = self.opened(image, base)
         before = fetched(base)
         for size in (512, 512, 64 << 10):
@@ -115,6 +117,29 @@ class CacheCase(TestCase):
             self.cache.stats(image)
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
         self.assertEqual("512", run(["blockdev", "--getss", str(path)]).stdout.strip())
+
+
+class ContractCase(CacheCase, contracts.CacheContract):
+    """What every cache driver has to do."""
+
+    def setUp(self) -> None:
+        """An image that is closed afterwards."""
+        super().setUp()
+        self.image, self.base = self.new_base(size=1 << 20)
+        self.addCleanup(self.cache.close, self.image)
+
+    def make(self) -> CacheDriver:
+        """A driver as an agent that starts has it."""
+        return self.new_cache()
+
+    def use(self, device: Device) -> None:
+        """Read all of it; heartbeats have what was read kept."""
+        assert device.path is not None
+        self.assert_reads(self.image, device.path)
+        wait_until(lambda: self.cache.stats(self.image).held_bytes == self.image.size)
+
+    def release(self) -> None:
+        """Nobody has it open."""
 
 
 def found() -> list[list[str]]:

@@ -15,26 +15,30 @@ from drivers.host.command import run
 from drivers.kernel import devmapper
 from tests.kernel.inside import loops
 from tests.kernel.inside.bcachecase import BcacheCase
-from tests.kernel.inside.caches import AT_MOST, fetched, sets
+from tests.kernel.inside.caches import AT_MOST, ContractCase, fetched, sets
 
 SIZES = (4096, 128 << 10, 1 << 20)
+
+
+class ContractTest(BcacheCase, ContractCase):
+    """The contract of all cache drivers."""
 
 
 class BcacheTest(BcacheCase):
     """One volume."""
 
     def test_direct_reads_of_any_size_are_fetched_once(self) -> None:
-        self.check_fetched_once(*self.base(), SIZES, direct=True)
+        self.check_fetched_once(*self.new_base(), SIZES, direct=True)
 
     def test_buffered_reads_of_any_size_are_fetched_once(self) -> None:
-        self.check_fetched_once(*self.base(), SIZES, direct=False)
+        self.check_fetched_once(*self.new_base(), SIZES, direct=False)
 
     def test_ten_readers_at_once_fetch_once(self) -> None:
         self.check_readers_at_once_fetch_once()
 
     def test_two_images_share_the_pool_and_one_leaves_while_the_other_is_read(self) -> None:
-        image, base = self.base("one", 8 << 20)
-        other, other_base = self.base("two", 8 << 20)
+        image, base = self.new_base("one", 8 << 20)
+        other, other_base = self.new_base("two", 8 << 20)
         path, other_path = self.opened(image, base), self.opened(other, other_base)
         self.assertEqual(1, len(sets()))
         self.assert_reads(image, path)
@@ -46,7 +50,7 @@ class BcacheTest(BcacheCase):
 
     @pytest.mark.smoke
     def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
-        image, base = self.base(size=8 << 20)
+        image, base = self.new_base(size=8 << 20)
         self.assert_reads(image, self.opened(image, base))
         held = self.cache.stats(image).held_bytes
         self.cache.close(image)
@@ -57,21 +61,21 @@ class BcacheTest(BcacheCase):
         self.assertLessEqual(fetched(base) - before, (AT_MOST - 1) * image.size)
 
     def test_nobody_probes_its_bcache_device(self) -> None:
-        self.opened(*self.base(size=1 << 20))
+        self.opened(*self.new_base(size=1 << 20))
         (device,) = Path("/sys/block").glob("bcache*")
         run(["udevadm", "trigger", "--settle", "--action=change", str(device)])
         self.assertNotIn("DEVLINKS", run(["udevadm", "info", str(device)]).stdout)
 
     def test_nothing_is_read_of_an_image_that_is_only_opened(self) -> None:
         loops.remove_unused()
-        image, base = self.base(size=16 << 20)
+        image, base = self.new_base(size=16 << 20)
         before = fetched(base)
         self.opened(image, base)
         run(["udevadm", "settle"])
         self.assertEqual(0, fetched(base) - before)
 
     def test_what_a_header_of_an_older_release_stands_for_is_not_read(self) -> None:
-        image, base = self.base(size=1 << 20)
+        image, base = self.new_base(size=1 << 20)
         self.assert_reads(image, self.opened(image, base))
         self.cache.close(image)
         (header,) = (self.place.state / "cache").glob("*.header")
@@ -82,14 +86,14 @@ class BcacheTest(BcacheCase):
         self.assertGreaterEqual(fetched(base) - before, image.size)
 
     def test_many_may_ask_for_figures_at_once(self) -> None:
-        image, base = self.base(size=1 << 20)
+        image, base = self.new_base(size=1 << 20)
         self.opened(image, base)
         with ThreadPoolExecutor(8) as pool:
             held = {stats.held_bytes for stats in pool.map(self.cache.stats, [image] * 24)}
         self.assertEqual({self.cache.stats(image).held_bytes}, held)
 
     def test_memory_is_given_back_when_nothing_was_fetched_since_the_figures_before(self) -> None:
-        image, base = self.base(size=8 << 20)
+        image, base = self.new_base(size=8 << 20)
         self.assert_reads(image, self.opened(image, base))
         held = []
         for _ in range(3):
@@ -99,7 +103,7 @@ class BcacheTest(BcacheCase):
         self.assertGreater(held[1] - buffers(), image.size // 2)
 
     def test_a_new_agent_finds_and_closes_what_the_old_one_opened(self) -> None:
-        image, base = self.base(size=1 << 20)
+        image, base = self.new_base(size=1 << 20)
         path = self.opened(image, base)
         again = BcacheCache(self.place)
         self.assertEqual(path, again.open(image, base).path)
@@ -108,14 +112,14 @@ class BcacheTest(BcacheCase):
         self.assertFalse(path.exists())
 
     def test_an_opening_that_was_cut_short_is_finished(self) -> None:
-        image, base = self.base(size=1 << 20)
+        image, base = self.new_base(size=1 << 20)
         path = self.opened(image, base)
         devmapper.remove(path.name)
         self.assertEqual(path, self.opened(image, base))
         self.assert_reads(image, path)
 
     def test_a_removed_image_is_never_read_again(self) -> None:
-        image, base = self.base(size=4 << 20)
+        image, base = self.new_base(size=4 << 20)
         path = self.opened(image, base)
         self.assert_reads(image, path)
         self.assertRaises(InUse, self.cache.remove, image.key)
@@ -126,21 +130,21 @@ class BcacheTest(BcacheCase):
         self.assertEqual(0, self.cache.remove(image.key))
         self.assertEqual(frozenset(), self.cache.existing().names)
         # The worst case: another content comes under the same key and name.
-        other, other_base = self.base("other", 4 << 20)
+        other, other_base = self.new_base("other", 4 << 20)
         disguised = Image(name=image.name, size=other.size, digest=image.digest)
         path = self.opened(disguised, other_base)
         self.assert_reads(other, path)
         self.assert_reads(other, path, 4096)
 
     def test_a_damaged_pool_starts_empty(self) -> None:
-        image, base = self.base(size=1 << 20)
+        image, base = self.new_base(size=1 << 20)
         self.assert_reads(image, self.opened(image, base))
         self.cache.close(image)
         damage(self.place.state / "cache/pool", SHIFT)
         self.assert_reads(image, self.opened(image, base))
 
     def test_a_damaged_header_starts_empty(self) -> None:
-        image, base = self.base(size=1 << 20)
+        image, base = self.new_base(size=1 << 20)
         self.assert_reads(image, self.opened(image, base))
         self.cache.close(image)
         (header,) = (self.place.state / "cache").glob("*.header")
@@ -148,19 +152,19 @@ class BcacheTest(BcacheCase):
         self.assert_reads(image, self.opened(image, base))
 
     def test_a_disk_in_use_is_not_closed(self) -> None:
-        image, base = self.base(size=1 << 20)
+        image, base = self.new_base(size=1 << 20)
         path = self.opened(image, base)
         with path.open("rb"):
             self.assertRaises(CommandFailed, self.cache.close, image)
         self.assert_reads(image, path)
 
     def test_what_was_made_for_a_base_that_is_missing_is_removed(self) -> None:
-        image, _ = self.base(size=1 << 20)
+        image, _ = self.new_base(size=1 << 20)
         self.assertRaises(CommandFailed, self.cache.open, image, Device(image.size, path=Path("/dev/mapper/none")))
 
     def test_an_open_image_is_not_opened_over_another_base(self) -> None:
-        image, base = self.base(size=1 << 20)
-        _, other = self.base("other", 1 << 20)
+        image, base = self.new_base(size=1 << 20)
+        _, other = self.new_base("other", 1 << 20)
         path = self.opened(image, base)
         self.assertRaises(BadDevice, self.cache.open, image, other)
         self.assert_reads(image, path)
@@ -168,11 +172,11 @@ class BcacheTest(BcacheCase):
     def test_a_fast_reader_fetches_once_while_the_kernel_thinks_all_it_reads_is_old(self) -> None:
         """That is so until 1/128 of the volume was read; after its first free buckets it takes others."""
         self.cache = BcacheCache(self.place, pool_size=8 << 30)
-        self.check_fetched_once(*self.base(size=48 << 20), [1 << 20], direct=True)
+        self.check_fetched_once(*self.new_base(size=48 << 20), [1 << 20], direct=True)
 
     def test_a_volume_that_is_not_nearly_empty_any_more_throws_away_what_was_not_used_for_longest(self) -> None:
         self.cache = BcacheCache(self.place, pool_size=512 << 20)
-        image, base = self.base(size=24 << 20)
+        image, base = self.new_base(size=24 << 20)
         path = self.opened(image, base)
         (policy,) = Path("/sys/fs/bcache").glob("*-*/cache0/cache_replacement_policy")
         self.assertIn("[random]", policy.read_text())
@@ -181,7 +185,7 @@ class BcacheTest(BcacheCase):
         self.assertIn("[lru]", policy.read_text())
 
     def test_a_base_without_a_kernel_device_or_of_half_a_sector_is_refused(self) -> None:
-        image, base = self.base(size=1 << 20)
+        image, base = self.new_base(size=1 << 20)
         self.assertRaises(BadDevice, self.cache.open, image, Device(image.size))
         self.assertRaises(BadDisk, self.cache.open, Image("odd", 1000, image.digest), base)
 

@@ -50,7 +50,7 @@ class VolumesTest(BcacheCase):
 
     @pytest.mark.smoke
     def test_images_change_volumes_while_they_are_read(self) -> None:
-        image, base = self.base(size=IMAGE)
+        image, base = self.new_base(size=IMAGE)
         path = self.opened(image, base)
         self.assertEqual((image.name,), self.images(self.default))
         disk = self.disk()
@@ -63,7 +63,7 @@ class VolumesTest(BcacheCase):
         self.assert_kept(image, base, path)
 
     def test_an_image_without_a_volume_is_read_from_its_parents_until_there_is_one(self) -> None:
-        image, base = self.base(size=IMAGE)
+        image, base = self.new_base(size=IMAGE)
         self.cache.remove_volume(self.default)
         path = self.opened(image, base)
         self.assert_reads(image, path)
@@ -87,7 +87,7 @@ class VolumesTest(BcacheCase):
         self.cache.add_volume(large)
         self.cache.remove_volume(self.default)
         for name in ("a", "b", "c"):
-            self.opened(*self.base(name, 1 << 20))
+            self.opened(*self.new_base(name, 1 << 20))
         self.assertEqual(2, len(self.images(large)))
         self.assertEqual(1, len(self.images(small)))
 
@@ -95,7 +95,7 @@ class VolumesTest(BcacheCase):
         disk = self.disk()
         self.cache.add_volume(disk)
         self.cache.remove_volume(self.default)
-        image, base = self.base(size=IMAGE)
+        image, base = self.new_base(size=IMAGE)
         self.assert_kept(image, base, self.opened(image, base))
         self.cache = BcacheCache(self.place)
         self.assertEqual({disk: VolumeState.RUNNING}, self.states())
@@ -106,7 +106,7 @@ class VolumesTest(BcacheCase):
         self.assertLessEqual(fetched(base) - before, image.size // 20)
 
     def test_a_volume_is_started_with_the_policy_that_takes_unused_space_first(self) -> None:
-        self.opened(*self.base(size=IMAGE))
+        self.opened(*self.new_base(size=IMAGE))
         (name,) = devmapper.names("virtman-cachevol-")
         for below in bcachedev.attached(self.running(name)):
             bcachedev.detach(below)
@@ -128,10 +128,10 @@ class VolumesTest(BcacheCase):
         return found
 
     def test_a_start_that_was_cut_short_is_finished(self) -> None:
-        self.opened(*self.base("one", 1 << 20))
+        self.opened(*self.new_base("one", 1 << 20))
         (name,) = devmapper.names("virtman-cachevol-")
         devmapper.rename(name, name.replace("cachevol", "cachenew"))
-        self.opened(*self.base("two", 1 << 20))
+        self.opened(*self.new_base("two", 1 << 20))
         self.assertEqual(("one", "two"), self.images(self.default))
 
     def test_another_disk_under_the_path_of_a_volume_is_left_alone(self) -> None:
@@ -141,7 +141,7 @@ class VolumesTest(BcacheCase):
         loopdev.detach(self.folder / "disk")
         (self.folder / "disk").unlink()
         self.assertEqual(disk, self.disk())
-        image, base = self.base(size=IMAGE)
+        image, base = self.new_base(size=IMAGE)
         self.assert_reads(image, self.opened(image, base))
         self.assertEqual({disk: VolumeState.MISSING}, self.states())
         self.cache.remove_volume(disk)
@@ -183,7 +183,7 @@ class VolumesTest(BcacheCase):
         self.addCleanup(devmapper.remove, failing.name)
         self.cache.add_volume(failing)
         self.cache.remove_volume(self.default)
-        image, base = self.base(size=IMAGE)
+        image, base = self.new_base(size=IMAGE)
         path = self.opened(image, base)
         self.assert_reads(image, path)
         devmapper.reload(failing.name, [f"0 {DISK // 512} error"])
@@ -200,7 +200,7 @@ class VolumesTest(BcacheCase):
         full = mount / "volume"
         self.cache.add_volume(full)
         self.cache.remove_volume(self.default)
-        image, base = self.base(size=16 << 20)
+        image, base = self.new_base(size=16 << 20)
         path = self.opened(image, base)
         with (mount / "filler").open("wb") as filler:
             filler.truncate(shutil.disk_usage(mount).free)
@@ -228,7 +228,7 @@ class VolumesTest(BcacheCase):
 
     def test_a_volume_that_takes_no_more_images_starts_empty(self) -> None:
         self.cache = BcacheCache(self.place, pool_size=256 << 20, bucket=16 << 10)
-        image, base = self.base(size=IMAGE)
+        image, base = self.new_base(size=IMAGE)
         path = self.opened(image, base)
         (below,) = devmapper.names("virtman-cacheof-")
         home = bcachedev.set_of(below)
@@ -240,7 +240,7 @@ class VolumesTest(BcacheCase):
                 break
         else:
             self.fail("there is still a number left")
-        other, other_base = self.base("other", IMAGE)
+        other, other_base = self.new_base("other", IMAGE)
         other_path = self.opened(other, other_base)
         self.assertEqual(("base", "other"), self.images(self.default))
         self.assert_reads(other, other_path)

@@ -10,18 +10,26 @@ from drivers.base import Device, Image
 from drivers.cache.dmcache import BLOCK, DmCache
 from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
 from drivers.kernel import devmapper, loopdev
-from tests.kernel.inside.caches import AT_MOST, CacheCase, fetched
+from tests.kernel.inside.caches import AT_MOST, CacheCase, ContractCase, fetched
 
 SMALL = 4 << 20
 
 
-class DmCacheTest(CacheCase):
+class DmCacheCase(CacheCase):
     """Caches in files on the guest's disk."""
 
     cache: DmCache
 
     def new_cache(self) -> DmCache:
         return DmCache(self.place)
+
+
+class ContractTest(DmCacheCase, ContractCase):
+    """The contract of all cache drivers."""
+
+
+class DmCacheTest(DmCacheCase):
+    """What holds for this driver."""
 
     def inner(self, image: Image) -> str:
         return f"virtman-cachein-{image.name}-{image.key[:16]}"
@@ -38,7 +46,7 @@ class DmCacheTest(CacheCase):
         self.fail("not all that was read came into the cache")
 
     def check_kept(self, size: int, *, direct: bool) -> None:
-        image, base = self.base()
+        image, base = self.new_base()
         path = self.opened(image, base)
         before = fetched(base)
         self.assert_reads(image, path, size, direct=direct)
@@ -61,7 +69,7 @@ class DmCacheTest(CacheCase):
 
     @pytest.mark.smoke
     def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
-        image, base = self.base()
+        image, base = self.new_base()
         path = self.opened(image, base)
         before = fetched(base)
         self.assert_reads(image, path)
@@ -76,7 +84,7 @@ class DmCacheTest(CacheCase):
         self.check_files_on_sectors_of_4_kib()
 
     def test_heartbeats_move_what_was_read_into_the_cache(self) -> None:
-        image, base = self.base(size=SMALL)
+        image, base = self.new_base(size=SMALL)
         self.assert_reads(image, self.opened(image, base))
         self.heartbeats(image)
         used, total = devmapper.status(self.inner(image)).split()[6].split("/")
@@ -84,8 +92,8 @@ class DmCacheTest(CacheCase):
         self.assertGreater(self.cache.stats(image).file_bytes, image.size)
 
     def test_two_images_do_not_share_a_cache(self) -> None:
-        image, base = self.base("one", SMALL)
-        other, other_base = self.base("two", SMALL)
+        image, base = self.new_base("one", SMALL)
+        other, other_base = self.new_base("two", SMALL)
         path, other_path = self.opened(image, base), self.opened(other, other_base)
         self.assert_reads(image, path)
         self.assert_reads(other, other_path)
@@ -94,7 +102,7 @@ class DmCacheTest(CacheCase):
         self.assert_reads(image, self.opened(image, base))
 
     def test_a_new_agent_finds_and_closes_what_the_old_one_opened(self) -> None:
-        image, base = self.base(size=SMALL)
+        image, base = self.new_base(size=SMALL)
         path = self.opened(image, base)
         again = self.new_cache()
         self.assertEqual(path, again.open(image, base).path)
@@ -103,7 +111,7 @@ class DmCacheTest(CacheCase):
         self.assertFalse(path.exists())
 
     def test_an_opening_that_was_cut_short_is_finished_and_keeps_what_is_held(self) -> None:
-        image, base = self.base(size=SMALL)
+        image, base = self.new_base(size=SMALL)
         path = self.opened(image, base)
         self.assert_reads(image, path)
         self.cache.stats(image)
@@ -115,7 +123,7 @@ class DmCacheTest(CacheCase):
         self.assertGreater(self.cache.stats(image).held_bytes, 0)
 
     def test_after_a_power_cut_the_cache_starts_empty(self) -> None:
-        image, base = self.base(size=SMALL)
+        image, base = self.new_base(size=SMALL)
         self.assert_reads(image, self.opened(image, base))
         self.cache.close(image)
         self.assertEqual([], list((self.place.state / "cache").glob("*.open")))
@@ -125,7 +133,7 @@ class DmCacheTest(CacheCase):
         self.assert_reads(image, self.opened(image, base))
 
     def test_a_removed_image_is_never_read_again(self) -> None:
-        image, base = self.base(size=SMALL)
+        image, base = self.new_base(size=SMALL)
         path = self.opened(image, base)
         self.assert_reads(image, path)
         self.assertRaises(InUse, self.cache.remove, image.key)
@@ -136,13 +144,13 @@ class DmCacheTest(CacheCase):
         self.assertEqual(0, self.cache.remove(image.key))
         self.assertEqual(frozenset(), self.cache.existing().names)
         # The worst case: another content comes under the same key and name.
-        other, other_base = self.base("other", SMALL)
+        other, other_base = self.new_base("other", SMALL)
         path = self.opened(Image(name=image.name, size=other.size, digest=image.digest), other_base)
         self.assert_reads(other, path)
         self.assert_reads(other, path, 4096)
 
     def test_a_damaged_or_lost_file_starts_empty(self) -> None:
-        image, base = self.base(size=SMALL)
+        image, base = self.new_base(size=SMALL)
         self.assert_reads(image, self.opened(image, base))
         self.cache.close(image)
         for kind, bytes_left in (("meta", b"damage" * 2000), ("meta", None), ("data", b"short"), ("data", None)):
@@ -158,7 +166,7 @@ class DmCacheTest(CacheCase):
             self.cache.close(image)
 
     def test_a_cache_that_fails_is_passed_by(self) -> None:
-        image, base = self.base(size=SMALL)
+        image, base = self.new_base(size=SMALL)
         path = self.opened(image, base)
         self.assert_reads(image, path)
         self.cache.stats(image)
@@ -169,7 +177,7 @@ class DmCacheTest(CacheCase):
 
     def test_a_file_that_fails_below_the_cache_is_passed_by_and_the_cache_opens_again(self) -> None:
         for kind in ("meta", "data"):
-            image, base = self.base(kind, SMALL)
+            image, base = self.new_base(kind, SMALL)
             path = self.opened(image, base)
             self.assert_reads(image, path, 4096)
             between = self.put_map_below(image, base, kind)
@@ -199,23 +207,23 @@ class DmCacheTest(CacheCase):
         return between.name
 
     def test_a_disk_in_use_is_not_closed(self) -> None:
-        image, base = self.base(size=SMALL)
+        image, base = self.new_base(size=SMALL)
         path = self.opened(image, base)
         with path.open("rb"):
             self.assertRaises(CommandFailed, self.cache.close, image)
         self.assert_reads(image, path)
 
     def test_what_was_made_for_a_base_that_is_missing_is_removed(self) -> None:
-        image, _ = self.base(size=SMALL)
+        image, _ = self.new_base(size=SMALL)
         self.assertRaises(CommandFailed, self.cache.open, image, Device(image.size, path=Path("/dev/mapper/none")))
 
     def test_a_base_without_a_kernel_device_or_of_half_a_sector_is_refused(self) -> None:
-        image, base = self.base(size=SMALL)
+        image, base = self.new_base(size=SMALL)
         self.assertRaises(BadDevice, self.cache.open, image, Device(image.size))
         self.assertRaises(BadDisk, self.cache.open, Image("odd", 1000, image.digest), base)
 
     def test_writes_are_refused(self) -> None:
-        image, base = self.base(size=SMALL)
+        image, base = self.new_base(size=SMALL)
         path = self.opened(image, base)
         with path.open("r+b", buffering=0) as file:
             self.assertRaises(PermissionError, file.write, b"w" * 512)

@@ -24,6 +24,7 @@ from drivers.host.command import run
 from drivers.iscsi.names import DISK, PORTAL_GROUP, serial_of, target_name
 from drivers.kernel import devmapper, loopdev
 from drivers.kernel.scsi import MODEL
+from tests.contracts import drivers as contracts
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import SECRET
@@ -52,7 +53,7 @@ def multipathd_wants(disk: Path) -> bool:
     return True
 
 
-class IscsiTest(TestCase):
+class IscsiCase(TestCase):
     """A host that is its own parent."""
 
     def setUp(self) -> None:
@@ -90,14 +91,18 @@ class IscsiTest(TestCase):
     def alien(self) -> Parent:
         """A parent whose target shows another disk, as large as the image."""
         disk = rtslib_fb.FileIOStorageObject(f"{MODEL}alien", dev=str(self.folder / "alien"), size=SIZE)
-        return self.parent_with(disk)
+        return self.parent_with(self.made(disk))
 
-    def parent_with(self, disk: Any) -> Parent:
-        """A parent whose target shows this disk, which goes with the test. By its name udev leaves it alone."""
-        other = LioExport(replace(self.place, host="alien"), died=self.fail)
-        other.reserve(self.image.name)
+    def made(self, disk: Any) -> Any:
+        """A disk that goes with the test. By its name udev leaves it alone."""
         self.addCleanup(disk.delete)
         disk.set_attribute("emulate_model_alias", 1)
+        return disk
+
+    def parent_with(self, disk: Any) -> Parent:
+        """A parent whose target shows this disk."""
+        other = LioExport(replace(self.place, host="alien"), died=self.fail)
+        other.reserve(self.image.name)
         self.addCleanup(other.withdraw, self.image.name)
         target = rtslib_fb.Target(rtslib_fb.FabricModule("iscsi"), target_name("alien", self.image.name))
         rtslib_fb.LUN(rtslib_fb.TPG(target, PORTAL_GROUP), DISK, disk)
@@ -117,6 +122,27 @@ class IscsiTest(TestCase):
 
     def states(self) -> list[PathState]:
         return [status.state for status in self.attach.paths(self.image.name)]
+
+
+class ContractTest(IscsiCase, contracts.AttachContract):
+    """The contract of all attach drivers."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.publish()
+        self.file = self.folder / "image"
+        [published] = [disk for disk in rtslib_fb.RTSRoot().storage_objects if disk.name.startswith(MODEL)]
+        self.parents = [self.parent, self.parent_with(published)]
+
+    def make(self) -> IscsiAttach:
+        """One at a time, as agents are."""
+        self.attach.close()
+        self.attach = self.new_driver()
+        return self.attach
+
+
+class IscsiTest(IscsiCase):
+    """What holds for this driver."""
 
     @pytest.mark.smoke
     def test_reads_the_parents_bytes(self) -> None:
@@ -180,7 +206,7 @@ class IscsiTest(TestCase):
         self.addCleanup(devmapper.remove, grows)
         node = f"/dev/dm-{devmapper.number(small).partition(':')[2]}"
         disk = rtslib_fb.BlockStorageObject(f"{MODEL}grows", dev=node, readonly=True, wwn=serial_of(self.image))
-        parent = self.parent_with(disk)
+        parent = self.parent_with(self.made(disk))
         self.attach.connect(self.image, [parent])
         wait_until(lambda: iscsi_tools.disk_of(target_name(parent.host, self.image.name)) is not None)
         devmapper.reload(grows, [f"0 {SIZE // 512} linear {loop} 0"], read_only=True)

@@ -20,6 +20,7 @@ from drivers.export.lio import LioExport
 from drivers.host.command import run
 from drivers.iscsi.names import initiator_name, target_name
 from drivers.kernel import devmapper, loopdev
+from tests.contracts import drivers as contracts
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import CHECK_CONDITION, DATA_PROTECT, SECRET, log_in, log_out
@@ -47,7 +48,7 @@ MULTIPATH = f"0 {SIZE // devmapper.SECTOR} multipath 3 queue_if_no_path queue_mo
 CONFIGFS = Path("/sys/kernel/config/target/iscsi")
 
 
-class LioTest(TestCase):
+class LioCase(TestCase):
     """A target that this guest serves to itself."""
 
     def setUp(self) -> None:
@@ -70,7 +71,7 @@ class LioTest(TestCase):
         (self.folder / name).write_bytes(content)
         return Image(name, len(content), f"sha256:{hashlib.sha256(content).hexdigest()}")
 
-    def device(self, image: Image) -> Device:
+    def device_of(self, image: Image) -> Device:
         return Device(image.size, self.folder / image.name)
 
     def log_in(self, secret: str = SECRET) -> None:
@@ -120,6 +121,22 @@ class LioTest(TestCase):
                 self.parents_are_back()
                 raise AssertionError("it waited for reads") from error
 
+
+class ContractTest(LioCase, contracts.ExportContract):
+    """The contract of all export drivers."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        (self.folder / "other").write_bytes(self.content)
+        self.device, self.other = (Device(SIZE, self.folder / name) for name in (self.image.name, "other"))
+
+    def make(self) -> LioExport:
+        return self.new_driver()
+
+
+class LioTest(LioCase):
+    """What holds for this driver."""
+
     def test_reserved_target_has_no_disk_yet(self) -> None:
         endpoint = self.export.reserve(self.image.name)
         self.assertEqual(("iscsi://127.0.0.1:3260", self.target), (endpoint.address, endpoint.export))
@@ -129,7 +146,7 @@ class LioTest(TestCase):
 
     @pytest.mark.smoke
     def test_allowed_host_reads_what_was_published(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         self.assertTrue(self.export.serving(self.image.name))
         self.assertEqual(self.content, self.attach().read_bytes())
@@ -140,7 +157,7 @@ class LioTest(TestCase):
             self.addCleanup(self.export.withdraw, image.name)
         with ThreadPoolExecutor(len(images)) as pool:
             for _ in range(3):
-                list(pool.map(lambda image: self.export.publish(image, self.device(image)), images))
+                list(pool.map(lambda image: self.export.publish(image, self.device_of(image)), images))
                 self.assertEqual({image.name for image in images}, self.export.existing().names)
                 list(pool.map(lambda image: self.export.withdraw(image.name), images))
         self.assertEqual(frozenset(), self.export.existing().names)
@@ -151,7 +168,7 @@ class LioTest(TestCase):
             self.addCleanup(self.export.withdraw, image.name)
 
         def publish_and_read(image: Image) -> str:
-            self.export.publish(image, self.device(self.image))
+            self.export.publish(image, self.device_of(self.image))
             local = self.export.local(image).path
             assert local is not None
             digest = hashlib.sha256(local.read_bytes()).hexdigest()
@@ -169,24 +186,24 @@ class LioTest(TestCase):
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         self.log_in()
         self.assertIs(None, iscsi_tools.disk_of(self.target))
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         iscsi_tools.rescan(self.target)
         disk = iscsi_tools.disk_of(self.target)
         assert disk is not None
         self.assertEqual(self.content, disk.read_bytes())
 
     def test_host_that_was_not_named_is_refused(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child("somebody-else", SECRET)])
         self.assertEqual(LOGIN_REFUSED, self.assertRaises(CommandFailed, self.attach).code)
 
     def test_named_host_with_a_wrong_secret_is_refused(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, "another secret")])
         self.assertEqual(LOGIN_REFUSED, self.assertRaises(CommandFailed, self.log_in).code)
 
     def test_host_that_is_not_named_any_more_loses_its_session(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         self.attach()
         self.export.allow(self.image.name, [])
@@ -195,14 +212,14 @@ class LioTest(TestCase):
         self.assertEqual(LOGIN_REFUSED, self.assertRaises(CommandFailed, self.attach).code)
 
     def test_only_the_named_hosts_have_acls(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child("h1", SECRET), Child("H_2", SECRET)])
         self.export.allow(self.image.name, [Child("H_2", SECRET), Child("h3", SECRET)])
         self.assertEqual({initiator_name("H_2"), initiator_name("h3")}, self.names_in())
         self.assertEqual("0", (CONFIGFS / self.target / "tpgt_1/attrib/generate_node_acls").read_text().strip())
 
     def test_host_whose_read_waits_is_sent_away_and_holds_nobody_up(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         reader = self.waiting_reader()
 
         def send_away_and_publish() -> None:
@@ -219,7 +236,7 @@ class LioTest(TestCase):
         self.assertEqual(LOGIN_REFUSED, self.assertRaises(CommandFailed, self.attach).code)
 
     def test_host_that_is_let_in_again_while_its_read_waits_keeps_its_session(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         reader = self.waiting_reader()
         self.do_while_reads_wait(lambda: self.export.allow(self.image.name, []))
         self.do_while_reads_wait(lambda: self.export.allow(self.image.name, [Child(HOST, SECRET)]))
@@ -230,7 +247,7 @@ class LioTest(TestCase):
         self.assertEqual(self.content, disk.read_bytes())
 
     def test_parent_refuses_a_write(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         answer = iscsi_tools.write_first_sector(self.attach())
         self.assertEqual((CHECK_CONDITION, DATA_PROTECT), (answer.status, answer.sense_key))
@@ -241,14 +258,14 @@ class LioTest(TestCase):
         shutil.copy(self.folder / self.image.name, self.folder / "twin")
         self.addCleanup(self.export.withdraw, "twin")
         for image in (self.image, twin):
-            self.export.publish(image, self.device(image))
+            self.export.publish(image, self.device_of(image))
         serials = [
             path.read_text() for path in Path("/sys/kernel/config/target/core").glob("*/virtman-*/wwn/vpd_unit_serial")
         ]
         self.assertEqual((2, 1), (len(serials), len(set(serials))))
 
     def test_replacing_the_device_is_no_error_to_a_reader(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         disk = self.attach()
         copy = self.folder / "copy"
@@ -262,7 +279,7 @@ class LioTest(TestCase):
         self.assertIn(devmapper.number(device), devmapper.table(f"virtman-image-{self.image.name}"))
 
     def test_withdrawn_image_holds_the_reads_of_a_disk_on_it_until_it_is_back(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         local = self.export.local(self.image).path
         devmapper.create("virtman-test", [f"0 {SIZE // 512} linear {local} 0"], read_only=True)
         self.addCleanup(devmapper.remove, "virtman-test")
@@ -271,12 +288,12 @@ class LioTest(TestCase):
         copy = ["dd", "if=/dev/mapper/virtman-test", f"of={self.folder / 'copy'}", "iflag=direct", "bs=64k"]
         with ThreadPoolExecutor() as pool:
             reading = pool.submit(run, copy)
-            self.export.publish(self.image, self.device(self.image))
+            self.export.publish(self.image, self.device_of(self.image))
             reading.result()
         self.assertEqual(self.content, (self.folder / "copy").read_bytes())
 
     def test_nobody_probes_its_maps_and_disks(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         disk = self.attach()
         run(["udevadm", "trigger", "--settle", "--action=change", "/sys/block/" + disk.name])
@@ -285,28 +302,28 @@ class LioTest(TestCase):
         self.assertLess(scanned, PARTITION_SCAN)
 
     def test_local_is_the_data_that_children_get(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         local = self.export.local(self.image)
         assert local.path is not None
         self.assertEqual((SIZE, self.content), (local.size, local.path.read_bytes()))
 
     def test_publishing_twice_changes_nothing(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         there = iscsi_tools.what_is_there()
-        self.new_driver().publish(self.image, self.device(self.image))
+        self.new_driver().publish(self.image, self.device_of(self.image))
         self.assertEqual(there, iscsi_tools.what_is_there())
 
     def test_other_content_under_the_name_replaces_the_disk(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         (self.folder / self.image.name).unlink()
         other = self.new_image(self.image.name, os.urandom(2 * SIZE))
-        self.export.publish(other, self.device(other))
+        self.export.publish(other, self.device_of(other))
         local = self.export.local(other).path
         assert local is not None
         self.assertEqual(other.digest, f"sha256:{hashlib.sha256(local.read_bytes()).hexdigest()}")
 
     def test_new_driver_finds_and_removes_what_an_old_one_made(self) -> None:
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         found = self.new_driver()
         self.assertEqual({self.image.name}, set(found.existing().names))
         self.assertTrue(found.serving(self.image.name))
@@ -320,7 +337,7 @@ class LioTest(TestCase):
         lun.mkdir()
         disk = Path("/sys/kernel/config/target/core/iblock_0")
         (disk / f"virtman-{self.image.name}").mkdir(parents=True)
-        self.export.publish(self.image, self.device(self.image))
+        self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         self.assertEqual(self.content, self.attach().read_bytes())
 
