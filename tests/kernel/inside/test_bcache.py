@@ -13,14 +13,14 @@ from drivers.cache.cachevolumes import SHIFT
 from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
 from drivers.host.command import run
 from drivers.kernel import devmapper
-from tests.kernel.inside import loops
+from tests.kernel.inside import caches, loops
 from tests.kernel.inside.bcachecase import BcacheCase
-from tests.kernel.inside.caches import AT_MOST, ContractCase, fetched, sets
+from tests.kernel.inside.caches import AT_MOST, fetched, sets
 
 SIZES = (4096, 128 << 10, 1 << 20)
 
 
-class ContractTest(BcacheCase, ContractCase):
+class ContractTest(BcacheCase, caches.ContractCase):
     """The contract of all cache drivers."""
 
 

@@ -10,7 +10,8 @@ from drivers.base import Device, Image
 from drivers.cache.dmcache import BLOCK, DmCache
 from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
 from drivers.kernel import devmapper, loopdev
-from tests.kernel.inside.caches import AT_MOST, CacheCase, ContractCase, fetched
+from tests.kernel.inside import caches
+from tests.kernel.inside.caches import AT_MOST, CacheCase, fetched
 
 SMALL = 4 << 20
 
@@ -24,7 +25,7 @@ class DmCacheCase(CacheCase):
         return DmCache(self.place)
 
 
-class ContractTest(DmCacheCase, ContractCase):
+class ContractTest(DmCacheCase, caches.ContractCase):
     """The contract of all cache drivers."""
 
 
