@@ -124,7 +124,9 @@ class PathStatus:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """``held_bytes``: image content in the cache, all of it fetched from parents; ``file_bytes``: its disk space."""
+    """``held_bytes``: image content in the cache, all of it fetched from parents; ``file_bytes``: its disk space, or
+    that of all images of the host where they share it.
+    """
 
     held_bytes: int
     file_bytes: int
