@@ -10,7 +10,7 @@ import pytest
 from drivers.base import Device, Image
 from drivers.cache.bcache import SUPERBLOCK_AT, BcacheCache
 from drivers.cache.cachevolumes import SHIFT
-from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
+from drivers.errors import BadDevice, CommandFailed, InUse
 from drivers.host.command import run
 from drivers.kernel import devmapper
 from tests.kernel.inside import caches, loops
@@ -183,11 +183,6 @@ class BcacheTest(BcacheCase):
         self.assert_reads(image, path)
         self.cache.stats(image)
         self.assertIn("[lru]", policy.read_text())
-
-    def test_a_base_without_a_kernel_device_or_of_half_a_sector_is_refused(self) -> None:
-        image, base = self.new_base(size=1 << 20)
-        self.assertRaises(BadDevice, self.cache.open, image, Device(image.size))
-        self.assertRaises(BadDisk, self.cache.open, Image("odd", 1000, image.digest), base)
 
 
 def buffers() -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from drivers.base import Device, Image
 from drivers.cache.dmcache import BLOCK, DmCache
-from drivers.errors import BadDevice, BadDisk, CommandFailed, InUse
+from drivers.errors import CommandFailed, InUse
 from drivers.kernel import devmapper, loopdev
 from tests.kernel.inside import caches
 from tests.kernel.inside.caches import AT_MOST, CacheCase, fetched
@@ -217,11 +217,6 @@ class DmCacheTest(DmCacheCase):
     def test_what_was_made_for_a_base_that_is_missing_is_removed(self) -> None:
         image, _ = self.new_base(size=SMALL)
         self.assertRaises(CommandFailed, self.cache.open, image, Device(image.size, path=Path("/dev/mapper/none")))
-
-    def test_a_base_without_a_kernel_device_or_of_half_a_sector_is_refused(self) -> None:
-        image, base = self.new_base(size=SMALL)
-        self.assertRaises(BadDevice, self.cache.open, image, Device(image.size))
-        self.assertRaises(BadDisk, self.cache.open, Image("odd", 1000, image.digest), base)
 
     def test_writes_are_refused(self) -> None:
         image, base = self.new_base(size=SMALL)

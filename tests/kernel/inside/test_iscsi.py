@@ -18,7 +18,7 @@ from testtools import TestCase
 from drivers.attach import iscsi
 from drivers.attach.iscsi import IscsiAttach
 from drivers.base import Child, Device, Image, Parent, PathState, Place
-from drivers.errors import BadDisk, CommandFailed, HostFailed, NoParents, NotAttached
+from drivers.errors import BadDisk, CommandFailed, HostFailed, NoParents
 from drivers.export.lio import LioExport
 from drivers.host.command import run
 from drivers.iscsi.names import DISK, PORTAL_GROUP, serial_of, target_name
@@ -233,14 +233,6 @@ class IscsiTest(IscsiCase):
         shutil.copy(aside, ours)
         self.assertFalse(multipathd_wants(disk))
 
-    def test_disconnect_leaves_nothing_and_may_be_repeated(self) -> None:
-        self.publish()
-        self.read(self.connect())
-        self.attach.disconnect(self.image.name)
-        self.attach.disconnect(self.image.name)
-        self.assertEqual(frozenset(), self.attach.existing().names)
-        self.assertRaises(NotAttached, self.attach.paths, self.image.name)
-
     def test_new_driver_goes_on_with_the_paths_of_an_old_one(self) -> None:
         self.publish()
         path = self.connect()
@@ -252,13 +244,6 @@ class IscsiTest(IscsiCase):
         self.connect()
         self.assertEqual([PathState.ACTIVE], self.states())
         self.assertEqual(table, devmapper.table(path.name))
-
-    def test_new_driver_removes_what_an_old_one_left(self) -> None:
-        self.publish()
-        self.read(self.connect())
-        self.attach.close()
-        self.new_driver().disconnect(self.image.name)
-        self.assertEqual(frozenset(), self.attach.existing().names)
 
     def test_parent_that_serves_other_content_is_no_path(self) -> None:
         self.publish()

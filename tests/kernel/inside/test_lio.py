@@ -322,15 +322,6 @@ class LioTest(LioCase):
         assert local is not None
         self.assertEqual(other.digest, f"sha256:{hashlib.sha256(local.read_bytes()).hexdigest()}")
 
-    def test_new_driver_finds_and_removes_what_an_old_one_made(self) -> None:
-        self.export.publish(self.image, self.device_of(self.image))
-        found = self.new_driver()
-        self.assertEqual({self.image.name}, set(found.existing().names))
-        self.assertTrue(found.serving(self.image.name))
-        found.withdraw(self.image.name)
-        self.assertEqual(frozenset(), found.existing().names)
-        found.withdraw(self.image.name)
-
     def test_half_made_parts_are_completed(self) -> None:
         self.export.reserve(self.image.name)
         lun = CONFIGFS / self.target / "tpgt_1/lun/lun_0"
