@@ -352,7 +352,7 @@ class Agent:
     def gc(self) -> models.Removed:
         """Remove the stacks and the cached and published data that nobody needs. Raises CoordinatorDown."""
         records = self._stacks.records()
-        unlisted = self._unlisted_origins(records)
+        unlisted, kept = self._unlisted_origins(records)
         removed: list[str] = []
 
         def remove(name: str, act: Callable[[str], bool]) -> None:
@@ -366,7 +366,7 @@ class Agent:
         )
         freed, more = self._remove_all_unused()
         raise_all([*failed, *more])
-        return models.Removed(stacks=sorted(removed), freed_bytes=freed)
+        return models.Removed(stacks=sorted(removed), freed_bytes=freed, kept=kept)
 
     def _drop_unlisted(self, name: str) -> bool:
         """Stop serving an image that Volt does not list as this host's: whoever publishes it again meanwhile asks Volt
@@ -379,18 +379,24 @@ class Agent:
         """What ``gc`` would remove now, and nothing changes. Raises CoordinatorDown."""
         records = self._stacks.records()
         going = {record.name for record in records if self._stacks.idle(record) and self._stacks.understood(record)}
-        going |= {record.name for record in self._unlisted_origins(records) if not self._vms.uses(record.name)}
+        unlisted, kept = self._unlisted_origins(records)
+        going |= {record.name for record in unlisted if not self._vms.uses(record.name)}
         staying = {record.digest for record in records if record.name not in going}
         unused = [] if self._stacks.troubles() else [k for k in self._kept_keys() if f"sha256:{k}" not in staying]
         content = 0 if self._publishing.held() else sum(self._store.size(key) for key in unused)
         freed = content + sum(self._drivers.cache.size(key) for key in unused)
-        return models.Removed(stacks=sorted(going), freed_bytes=freed)
+        return models.Removed(stacks=sorted(going), freed_bytes=freed, kept=kept)
 
-    def _unlisted_origins(self, records: list[ImageRecord]) -> list[ImageRecord]:
-        """Images that this host published and Volt does not list as its own any more. Raises CoordinatorDown."""
+    def _unlisted_origins(self, records: list[ImageRecord]) -> tuple[list[ImageRecord], list[str]]:
+        """Images that this host published and Volt does not list as its own any more; and the names of those among them
+        that are kept: other hosts read them when Volt was heard last, and its database may have been set back since.
+
+        Raises CoordinatorDown.
+        """
         listed = {image.name for image in self._volt.images() if self.config.name in image.origins}
         origins = [record for record in records if record.role is Role.ORIGIN and record.steady]
-        return [record for record in origins if record.name not in listed]
+        unlisted = [record for record in origins if record.name not in listed]
+        return [record for record in unlisted if not record.children], [r.name for r in unlisted if r.children]
 
     def _kept_keys(self) -> set[str]:
         """Keys of all content and caches."""

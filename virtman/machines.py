@@ -233,7 +233,14 @@ def _run_of(domain: Any) -> int:
     """The ID of the VM's run, another one after each start. What was looked up before may have that of an earlier run,
     and yet whatever it is asked for happens to the run of now: libvirt goes by the UUID.
     """
-    return int(domain.connect().lookupByUUID(domain.UUID()).ID())
+    import libvirt
+
+    try:
+        return int(domain.connect().lookupByUUID(domain.UUID()).ID())
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+            return _OFF  # somebody has removed it
+        raise
 
 
 def _quiet(_context: object, _error: object) -> None:

@@ -1,8 +1,8 @@
 """What the agent's API takes and answers: the one description for the agent, its OpenAPI document, client and CLI.
 
-Agent and client may be one minor version apart, whichever is older. So both ignore fields that they do not know; a
-field that a later version adds has a default; words for states and roles are plain strings, since a later version may
-have more of them.
+From 0.2 on agent and client may be one minor version apart, whichever is older. So both ignore fields that they do not
+know; a field that a later version adds has a default; words for states and roles are plain strings, since a later
+version may have more of them.
 
 Sizes are bytes, unless said otherwise.
 """
@@ -322,7 +322,11 @@ class Repaired(Model):
 
 
 class Removed(Model):
-    """What a ``gc`` removed, or would remove: stacks by image, and the disk space of caches and published files."""
+    """What a ``gc`` removed, or would remove: stacks by image, and the disk space of caches and published files.
+
+    ``kept``: images that this host published, that Volt does not list, and that other hosts read when it did.
+    """
 
     stacks: list[str]
     freed_bytes: Bytes
+    kept: list[str] = []

@@ -297,8 +297,8 @@ class Shelf(Generic[R]):
         path = self._folder / f"{name}.json"
         with told(f"removing the record {path}"):
             path.unlink(missing_ok=True)
+            self._unwritten.pop(name, None)
             sync(self._folder)
-        self._unwritten.pop(name, None)
 
     def names(self) -> list[str]:
         """Names with a record, sorted."""

@@ -316,8 +316,8 @@ class Stacks:
                 return
             if record.role is Role.ORIGIN:
                 raise ImageUnlisted(
-                    f"Volt does not list this host as an origin of image {name!r} any more; publish it again, or, once"
-                    " no VM here needs it: virtman gc"
+                    f"Volt does not list this host as an origin of image {name!r} any more; publish it again, or give"
+                    f" it up: virtman unpublish {name}"
                 )
             try:
                 content = self._volt.content(name)

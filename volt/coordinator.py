@@ -97,7 +97,8 @@ class Coordinator:
                 row.address = address
                 for image in _images_of(session, name):
                     with self._changing(session, image) as tree:
-                        tree.readdress(name)
+                        if name in tree.hosts:
+                            tree.readdress(name)
             return _host(row)
 
     def hosts(self) -> list[Host]:
@@ -117,7 +118,8 @@ class Coordinator:
                 return
             for image in _images_of(session, name):
                 with self._changing(session, image) as tree:
-                    self._leave(tree, image, name)
+                    if name in tree.hosts:
+                        self._leave(tree, image, name)
             session.delete(row)
             log.info("host %s removed", name)
 
@@ -136,8 +138,9 @@ class Coordinator:
             interval = self._interval(session)
             lease = row.lease_s = self._lease(interval)
             stored = {row.name: row for row in session.execute(_NODES_OF.where(node_table.c.host == name))}
-            for image in stored.keys() & reported.keys():
-                _note(session, name, stored[image], reported[image])
+            for image, node in stored.items():  # in the order of all who change several trees
+                if image in reported:
+                    _note(session, name, node, reported[image])
             strays = session.execute(_left(name, reported.keys() - stored.keys())).all()
         for image, left in strays:
             if reported[image].revision > left:  # else it is known to have this, which needs no look at the whole tree
@@ -387,6 +390,8 @@ class Coordinator:
             log.warning("the lease of host %s ran out", name)
             for image in _images_of(session, name):
                 with self._changing(session, image) as tree:
+                    if name not in tree.hosts:
+                        continue  # it left while the image's lock was awaited
                     if tree.hosts[name].slot > 0:
                         self._leave(tree, image, name)
                     else:
@@ -411,7 +416,7 @@ def _locked_host(session: Session, name: str) -> HostRow:
 
 
 def _images_of(session: Session, host: str) -> list[ImageRow]:
-    """The images in whose tree a host is, locked."""
+    """The images in whose tree a host is, locked. It may have left one while the lock was awaited."""
     mine = select(ImageRow).join(node_table).where(node_table.c.host == host)
     return list(session.scalars(mine.order_by(ImageRow.id).with_for_update(of=ImageRow)))
 

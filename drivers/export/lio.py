@@ -87,7 +87,13 @@ def _has_gone(cause: BaseException | None) -> bool:
     """Whether a target or a disk of the kernel's was gone."""
     if isinstance(cause, FileNotFoundError):
         return str(cause.filename).startswith(f"{CONFIGFS.path}/")
-    return isinstance(cause, _rtslib().RTSLibNotInCFS)
+    return isinstance(cause, not_in_configfs(_rtslib()))
+
+
+def not_in_configfs(rtslib: Any) -> type[Exception]:
+    """What rtslib raises of something that is not there. Since 2.2, which pip installs, it has another name."""
+    error: type[Exception] = getattr(rtslib, "RTSLibNotInCFS", None) or rtslib.RTSLibNotInCFSError
+    return error
 
 
 @door
@@ -113,7 +119,7 @@ class LioExport:
         self._numbering = threading.Lock()  # rtslib picks the number of a new disk without one
         self._admitting = threading.Lock()
         """Held while children are let in or sent away. Nobody waits for their reads with it."""
-        self._leaving = Leaving(self._see_off)
+        self._leaving = Leaving(_again(self._see_off))
 
     @property
     def address(self) -> str:
@@ -202,7 +208,6 @@ class LioExport:
             log.info("image %s: sessions of who may not read any more end when their reads do", image)
             self._leaving.look_after(image)
 
-    @_again
     def _see_off(self, image: str) -> bool:
         """End the sessions of those who are locked out, if nothing of theirs waits. Whether none is left."""
         with _translated(), self._admitting:
@@ -261,7 +266,7 @@ class LioExport:
     def _target(self, image: str) -> Any:
         """The image's target, or None."""
         rtslib = _rtslib()
-        with contextlib.suppress(rtslib.RTSLibNotInCFS):
+        with contextlib.suppress(not_in_configfs(rtslib)):
             return rtslib.Target(rtslib.FabricModule("iscsi"), target_name(self._host, image), "lookup")
         return None
 

@@ -8,6 +8,7 @@ ttyS0. It is made of files of the lab's root and kept under a hash of everything
 
 from __future__ import annotations
 
+import argparse
 import functools
 import hashlib
 import random
@@ -80,4 +81,5 @@ def take(made_from: Root, request: str, result: Path) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m lab.kernel.tinyvm", description=__doc__).parse_args()
     print(tiny_vm().disk)

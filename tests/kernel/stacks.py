@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lab.errors import CommandFailed
 from lab.kernel.machine import COMMAND_TIMEOUT, Machine
-from lab.kernel.services import TOKEN_FILE, Services, agent
+from lab.kernel.services import Services, agent
 from lab.process import attempts
 from tests.kernel.machines import FAILED_PATH, KernelCase, changed_on_purpose, cluster
 from virtman.client import AgentClient
@@ -95,7 +95,7 @@ class StackCase(KernelCase):
                 self.agent(machine).destroy(vm.name)
         self._collect(self.hosts)
         for image in self.agent(self.origin).images():
-            self.origin.run(["env", f"VOLT_TOKEN_FILE={TOKEN_FILE}", "volt", "images", "remove", image.name])
+            self.agent(self.origin).unpublish(image.name)
         self._collect([self.origin])
 
     def _collect(self, machines: Sequence[Machine]) -> None:

@@ -32,7 +32,7 @@ class OtherContentTest(HostsTestCase):
             self.assertEqual(old.read_bytes()[:MIB], client.read(0, MIB))
         reader.kill()
         self.volt.client().remove_host("reader")
-        self.volt.client().remove_image("img")
+        origin.unpublish("img")
         wait_until(lambda: origin.gc() and not origin.status().images, "the origin has let go of the image")
         origin.publish("img", new)
         reader.start()

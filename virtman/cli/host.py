@@ -82,6 +82,11 @@ def gc(context: click.Context, dry_run: bool, as_json: bool) -> None:
         click.echo(f"would free {size_text(answer.freed_bytes)} and remove {len(answer.stacks)} stacks{named}")
     else:
         click.echo(f"removed {len(answer.stacks)} stacks, freed {size_text(answer.freed_bytes)}")
+    for image in [] if as_json else answer.kept:
+        click.echo(
+            f"kept {image}: Volt does not list it, but other hosts read it when it did;"
+            f" publish it again, or give it up: virtman unpublish {image}"
+        )
 
 
 @click.command()

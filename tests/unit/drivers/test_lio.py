@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+from types import SimpleNamespace
 
 from testtools import TestCase
 
 from drivers.errors import TargetFailed
-from drivers.export.lio import PAUSES, until_nothing_goes
+from drivers.export.lio import PAUSES, not_in_configfs, until_nothing_goes
 from tests.unit.logs import Logged
 
 GONE = "/sys/kernel/config/target/core/iblock_0/virtman-another"
@@ -33,6 +34,12 @@ class Walk:
             self.left -= 1
             raise missing(self.path)
         return "walked"
+
+
+class NotInConfigfsTest(TestCase):
+    def test_it_is_known_by_the_name_that_either_release_of_rtslib_has_for_it(self) -> None:
+        for name in ("RTSLibNotInCFS", "RTSLibNotInCFSError"):
+            self.assertIs(LookupError, not_in_configfs(SimpleNamespace(**{name: LookupError})))
 
 
 class UntilNothingGoesTest(TestCase):

@@ -728,6 +728,18 @@ class GcTest(AgentTest):
         self.assertEqual(names, self.agent.gc().stacks)
         self.assertEqual(1, asked.count("before volt.images"))
 
+    def test_what_other_hosts_read_stays_though_volt_does_not_list_it_until_it_is_given_up(self) -> None:
+        self.agent.publish("mine", self.site.image_file(), nothing)
+        self.volt.assign("mine", [], ["child"])
+        self.agent.repair()  # it asks for a heartbeat
+        self.site.await_true(lambda: self.host.allowed["mine"] != [])
+        self.volt.remove_image("mine")  # its database was set back to a backup
+        kept = models.Removed(stacks=[], freed_bytes=0, kept=["mine"])
+        self.assertEqual((kept, kept), (self.agent.would_remove(), self.agent.gc()))
+        self.assertEqual((["mine"], 1), (list(self.host.served), len(self.stored())))
+        self.assertFalse(self.agent.unpublish("mine").serving)
+        self.assertEqual(models.Removed(stacks=[], freed_bytes=MIB), self.agent.gc())
+
     def test_what_is_published_again_after_volt_was_asked_stays(self) -> None:
         def publish(what: str = "after volt.images") -> None:
             if what == "after volt.images":

@@ -305,10 +305,22 @@ class HostCommandsTest(AgentCliTest):
         self.out("create", "vm", "debian")
         self.out("destroy", "vm")
         self.assertEqual("would free 1.0 MB and remove 1 stacks: debian\n", self.out("gc", "--dry-run"))
-        self.assertEqual({"stacks": ["debian"], "freed_bytes": BYTES_PER_FETCH}, self.json("gc", "--dry-run"))
+        self.assertEqual(
+            {"stacks": ["debian"], "freed_bytes": BYTES_PER_FETCH, "kept": []}, self.json("gc", "--dry-run")
+        )
         self.assertEqual("removed 1 stacks, freed 1.0 MB\n", self.out("gc"))
         self.assertEqual("would free 0 bytes and remove 0 stacks\n", self.out("gc", "--dry-run"))
-        self.assertEqual({"stacks": [], "freed_bytes": 0}, self.json("gc"))
+        self.assertEqual({"stacks": [], "freed_bytes": 0, "kept": []}, self.json("gc"))
+
+    def test_gc_says_what_it_keeps_and_how_to_give_it_up(self) -> None:
+        self.out("publish", "mine", str(self.site.image_file()))
+        self.site.volt.assign("mine", [], ["child"])
+        self.agent.repair()  # it asks for a heartbeat
+        self.site.await_true(lambda: self.site.host.allowed["mine"] != [])
+        self.site.volt.remove_image("mine")
+        for command in (["gc", "--dry-run"], ["gc"]):
+            self.assertIn("kept mine: ", self.out(*command))
+            self.assertIn("virtman unpublish mine\n", self.out(*command))
 
     def test_repair(self) -> None:
         self.out("create", "vm", "debian")

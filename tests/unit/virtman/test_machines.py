@@ -156,6 +156,15 @@ class ShutDownTest(MachinesTest):
 
         self.assertTrue(shut_down(Gone(self.domain()), timeout=LONG, again=LONG))
 
+    def test_one_that_somebody_removes_while_it_is_asked_is_off(self) -> None:
+        class Removed(Button):
+            def shutdown(self) -> None:
+                """Press it; the VM is being destroyed, too."""
+                self._domain.destroy()
+                self._domain.undefine()
+
+        self.assertTrue(shut_down(Removed(self.domain()), timeout=LONG, again=LONG))
+
     def test_one_that_cannot_be_asked_is_an_error_at_once(self) -> None:
         class Stuck(Button):
             def shutdown(self) -> None:
