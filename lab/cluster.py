@@ -113,7 +113,7 @@ class Cluster(Running):
             return said is not None
 
         self._volt.wait_ready(listens, READY_TIMEOUT)
-        self._volt_client = self._volt_client or VoltClient(self.volt_url)
+        self._volt_client = self._volt_client or VoltClient(self.volt_url, timeout=READY_TIMEOUT)
 
     def stop_volt(self) -> None:
         """Stop Volt; its store stays. Hosts and VMs go on."""

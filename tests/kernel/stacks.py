@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from lab.errors import CommandFailed
 from lab.kernel.machine import COMMAND_TIMEOUT, Machine
@@ -14,6 +16,9 @@ from lab.kernel.services import Services, agent
 from lab.process import attempts
 from tests.kernel.machines import FAILED_PATH, KernelCase, changed_on_purpose, cluster
 from virtman.client import AgentClient
+from virtman.errors import CoordinatorDown
+
+T = TypeVar("T")
 
 READER = "/opt/virtman/tests/kernel/inside/reader.py"
 
@@ -27,6 +32,16 @@ def services() -> Services:
     started.start()
     changed_on_purpose()
     return started
+
+
+def patiently(act: Callable[[], T]) -> T:
+    """Do what asks Volt, and again while that does not answer in time: its guest may get no processor for seconds."""
+    for _ in attempts(COMMAND_TIMEOUT):
+        try:
+            return act()
+        except CoordinatorDown as error:
+            silence = error
+    raise silence
 
 
 class StackCase(KernelCase):
@@ -46,7 +61,11 @@ class StackCase(KernelCase):
         file = f"/var/tmp/{name}.raw"
         self.origin.run(["sh", "-c", f'python3 -c "$0" {name} {size} > {file}', MAKE])
         self.addCleanup(self.origin.run, ["rm", "-f", file])
-        self.agent(self.origin).publish(name, Path(file))
+        self.publish_file(name, Path(file))
+
+    def publish_file(self, name: str, file: Path) -> None:
+        """Publish a file of the origin's."""
+        patiently(lambda: self.agent(self.origin).publish(name, file))
 
     def agent(self, machine: Machine) -> AgentClient:
         """A guest's agent."""
@@ -56,7 +75,7 @@ class StackCase(KernelCase):
 
     def create(self, machine: Machine, vm: str, image: str, size: int | None = None) -> str:
         """Make a VM's disk and return its path."""
-        return str(self.agent(machine).create(vm, image, size).disk.path)
+        return str(patiently(lambda: self.agent(machine).create(vm, image, size)).disk.path)
 
     def begin_reading(
         self, machine: Machine, path: str, image: str, size: int, *, start: int = 0, seconds: float = 0.0
@@ -84,7 +103,7 @@ class StackCase(KernelCase):
         """Wait until a shell command succeeds in a guest."""
         loop = f"until {{ {command}; }} > /dev/null 2>&1; do sleep 0.5; done"
         try:
-            machine.run(["timeout", str(COMMAND_TIMEOUT), "sh", "-c", loop])
+            machine.run(["timeout", str(COMMAND_TIMEOUT), "sh", "-c", loop], timeout=COMMAND_TIMEOUT + 60)
         except CommandFailed:
             self.fail(f"{machine.name}: still not: {command}")
 
@@ -94,15 +113,15 @@ class StackCase(KernelCase):
             for vm in self.agent(machine).vms():
                 self.agent(machine).destroy(vm.name)
         self._collect(self.hosts)
-        for image in self.agent(self.origin).images():
-            self.agent(self.origin).unpublish(image.name)
+        for image in patiently(self.agent(self.origin).images):
+            patiently(partial(self.agent(self.origin).unpublish, image.name))
         self._collect([self.origin])
 
     def _collect(self, machines: Sequence[Machine]) -> None:
         """A host keeps what its children need until its next heartbeat says that they have left."""
         for _ in attempts(COMMAND_TIMEOUT):
             for machine in machines:
-                self.agent(machine).gc()
+                patiently(self.agent(machine).gc)
             if not any(self.agent(machine).status().images for machine in machines):
                 return
         self.fail("images are kept by hosts that nobody needs them of")

@@ -7,6 +7,7 @@ from typing import Any
 
 from lab.errors import CommandFailed
 from tests.kernel.machines import KernelCase
+from tests.patience import PATIENCE
 
 UNITS = ("volt.service", "virtman-agent.service")
 TOKEN = "/etc/volt/token"
@@ -40,7 +41,7 @@ class ServicesTest(KernelCase):
         try:
             self.host.run(["systemctl", "start", unit])
             if unit == "volt.service":
-                self.host.run(["timeout", "120", "bash", "-c", VOLT_LISTENS])
+                self.host.run(["timeout", str(PATIENCE), "bash", "-c", VOLT_LISTENS])
         except CommandFailed:
             self.fail(self.host.run(["journalctl", "--no-pager", "--unit", unit]))
 

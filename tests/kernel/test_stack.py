@@ -11,7 +11,7 @@ from lab.kernel.machine import Machine
 from lab.kernel.services import AGENT_SETTINGS
 from lab.kernel.tinyvm import tiny_vm
 from lab.process import attempts
-from tests.kernel.stacks import StackCase, services
+from tests.kernel.stacks import StackCase, patiently, services
 from virtman.errors import AgentUnreachable
 
 SIZE = 8 << 20
@@ -69,7 +69,7 @@ class BootTest(StackCase):
     def test_a_vm_boots_inside_a_host_with_two_parents_and_reads_the_right_bytes(self) -> None:
         tiny = tiny_vm()
         self.addCleanup(self.origin.run, ["rm", "-f", f"/var/tmp/{tiny.disk.name}"])
-        self.agent(self.origin).publish("tiny", Path(self.origin.send(tiny.disk, "/var/tmp")))
+        self.publish_file("tiny", Path(self.origin.send(tiny.disk, "/var/tmp")))
         parent, host = self.hosts[:2]
         self.create(parent, "other", "tiny")
         log = self.agent(host).boot("vm", "tiny", memory=128, network="none").machine.console_log
@@ -87,7 +87,9 @@ class CallersTest(StackCase):
         wanted = [(f"vm-{number}", f"image-{number % 3}") for number in range(8)]
         clients = [self.agent(host) for _ in wanted]
         with ThreadPoolExecutor(len(wanted)) as pool:
-            made = list(pool.map(lambda client, names: client.create(*names).disk.path, clients, wanted))
+            made = list(
+                pool.map(lambda client, names: patiently(lambda: client.create(*names).disk.path), clients, wanted)
+            )
         self.assertEqual([f"/dev/mapper/virtman-vm-{vm}" for vm, _ in wanted], list(map(str, made)))
         self.assertEqual(str(made[7]), host.run(["virtman", "create", *wanted[7]]).strip())
         for path, (_, image) in zip(made, wanted, strict=True):

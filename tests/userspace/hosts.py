@@ -66,7 +66,7 @@ class VoltProcess:
 
     def client(self) -> VoltClient:
         """A client of it."""
-        client = VoltClient(self.url)
+        client = VoltClient(self.url, timeout=PATIENCE)
         self._clients.append(client)
         return client
 

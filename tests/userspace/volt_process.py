@@ -61,7 +61,7 @@ class VoltCase(TestCase):
             process.wait(timeout=PATIENCE)
             raise
 
-    def client(self, token_file: Path | None = None, timeout: float = 10.0) -> VoltClient:
+    def client(self, token_file: Path | None = None, timeout: float = PATIENCE) -> VoltClient:
         """A client of this Volt."""
         client = VoltClient(self.url, token_file, timeout)
         self.addCleanup(client.close)

@@ -108,6 +108,7 @@ class LioCase(TestCase):
         self.export.publish(self.image, self.without_parents())
         reader = subprocess.Popen(["dd", f"if={disk}", "of=/dev/null", "bs=64k", "count=1", "iflag=direct"])
         self.addCleanup(reader.wait)
+        self.addCleanup(self.parents_are_back)  # before anybody waits for the reader
         self.assertRaises(subprocess.TimeoutExpired, reader.wait, WAITS)
         return reader
 

@@ -23,9 +23,9 @@ from drivers.snapshot.dmthin import POOL
 from tests.kernel.inside import iscsi_tools
 from tests.kernel.inside.disks import write
 from tests.kernel.inside.other import IMAGE, SIZE
+from tests.patience import PATIENCE
 
 PROGRAM = Path(__file__).with_name("other.py")
-TIMEOUT = 120
 
 
 class OwnerCase(TestCase):
@@ -60,7 +60,7 @@ class OwnerCase(TestCase):
 
     def told(self, state: Path, verb: str, *words: object) -> dict[str, Any]:
         argv = [sys.executable, "-W", "ignore", str(PROGRAM), str(state), verb, *map(str, words)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE)
         self.assertEqual(0, done.returncode, done.stderr)
         told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return told
