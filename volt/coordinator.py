@@ -45,10 +45,12 @@ LOOKS_PER_LEASE = 10
 """How often in a lease's time the store is asked whether it still answers."""
 
 
-def steady_clock(time_of_day: Callable[[], float] = time.time) -> Callable[[], float]:
+def steady_clock(
+    time_of_day: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
+) -> Callable[[], float]:
     """Seconds since the epoch as of now, then by a clock that nobody sets: a jump of the time evicts no host."""
-    offset = time_of_day() - time.monotonic()
-    return lambda: offset + time.monotonic()
+    offset = time_of_day() - steady()
+    return lambda: offset + steady()
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,33 @@ class LeavingTest(TestCase):
             return True
         return door.see_off(image)
 
+    def test_one_that_never_goes_keeps_nobody_else_from_being_looked_at(self) -> None:
+        def see_off(image: str) -> bool:
+            (gone if image == "later" else waits).set()
+            return image == "later" or over.is_set()
+
+        gone, waits, over = threading.Event(), threading.Event(), threading.Event()
+        self.addCleanup(over.set)
+        leaving = Leaving(see_off, lambda _seconds: over.wait(0.001))
+        leaving.look_after("always")
+        self.assertTrue(waits.wait(PATIENCE))
+        leaving.look_after("later")
+        self.assertTrue(gone.wait(PATIENCE))
+        self.assertEqual(1, len([thread for thread in threading.enumerate() if thread.name == "leaving children"]))
+
+    def test_a_thread_that_dies_is_one_that_looks_again(self) -> None:
+        def see_off(image: str) -> bool:
+            asked.append(image)
+            if len(asked) == 1:
+                raise ZeroDivisionError
+            gone.set()
+            return True
+
+        asked: list[str] = []
+        gone = threading.Event()
+        Leaving(see_off, self.slept.append).look_after("image")
+        self.assertTrue(gone.wait(PATIENCE))
+
     def test_it_begins_again_for_those_who_are_sent_away_later(self) -> None:
         door = Door(True)
         leaving = self.look_after(door)

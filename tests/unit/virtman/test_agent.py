@@ -753,6 +753,17 @@ class GcTest(AgentTest):
         self.agent.gc()
         self.assertEqual((["mine"], 1), (list(self.host.served), len(self.stored())))
 
+    def test_what_volt_cannot_be_asked_about_again_stays(self) -> None:
+        def go(what: str) -> None:
+            self.volt.down = self.volt.down or what == "after volt.images"
+
+        self.agent.publish("mine", self.site.image_file(), nothing)
+        self.site.hold_still(self.agent)
+        del self.volt.images["mine"]
+        self.volt.moment = go
+        self.assertRaises(RepairIncomplete, self.agent.gc)
+        self.assertEqual((["mine"], 1), (list(self.host.served), len(self.stored())))
+
     def test_what_volt_took_again_without_an_answer_stays(self) -> None:
         def publish(what: str) -> None:
             if what == "after volt.images":

@@ -156,6 +156,17 @@ class ShutDownTest(MachinesTest):
 
         self.assertTrue(shut_down(Gone(self.domain()), timeout=LONG, again=LONG))
 
+    def test_one_that_is_off_and_on_again_when_it_is_asked_is_off(self) -> None:
+        class TooLate(Button):
+            def shutdown(self) -> None:
+                """Press it, in vain: somebody else has just started the VM again."""
+                self._domain.destroy()
+                self._domain.create()
+                raise libvirt.libvirtError("domain is not running")
+
+        self.assertTrue(shut_down(TooLate(self.domain()), timeout=LONG, again=LONG))
+        self.assertTrue(self.domain().isActive())
+
     def test_one_that_somebody_removes_while_it_is_asked_is_off(self) -> None:
         class Removed(Button):
             def shutdown(self) -> None:

@@ -11,6 +11,7 @@ from testtools import TestCase
 
 from drivers.base import Child, Image, Parent
 from tests.doubles.volt import digest_of
+from tests.limits import no_more_files
 from tests.unit.logs import Logged
 from tests.unit.virtman.scene import folder_for
 from virtman.errors import HostTrouble, StateDamaged, StateNewer
@@ -61,6 +62,14 @@ class ShelfTest(TestCase):
         self.assertEqual(([vm(size=1024)], [vm()]), (self.shelf.all(), Shelf(self.folder, VmRecord).all()))
         self.shelf.put("web", vm(size=2048))
         self.assertEqual([vm(size=2048)], self.shelf.all())
+
+    def test_what_is_remembered_last_counts_also_after_another_attempt_to_write(self) -> None:
+        self.shelf.put("web", vm())
+        self.shelf.remember("web", vm(size=512))
+        self.shelf.remember("web", vm(size=1024))
+        with no_more_files():
+            self.assertRaises(HostTrouble, self.shelf.put, "web", vm(size=2048))
+        self.assertEqual(vm(size=1024), self.shelf.get("web"))
 
     def test_what_is_remembered_goes_with_the_record(self) -> None:
         self.shelf.put("web", vm())

@@ -13,7 +13,7 @@ from drivers.base import Image
 from drivers.errors import DriverError
 from tests.doubles.drivers import unnoticed
 from tests.doubles.volt import child, digest_of, parent, secret_of
-from tests.unit.virtman.scene import Scene
+from tests.unit.virtman.scene import Room, Scene
 from virtman.errors import (
     ContentChanged,
     CoordinatorDown,
@@ -24,6 +24,7 @@ from virtman.errors import (
     StateNewer,
     Suspended,
     UnknownImage,
+    VirtmanError,
 )
 from virtman.locks import NamedLocks
 from virtman.records import ImageRecord, Role
@@ -261,9 +262,15 @@ class OriginTest(StacksTest):
         self.scene.check_empty(self)
 
     def test_what_can_neither_be_written_down_nor_removed_now_is_not_announced_again(self) -> None:
+        self.check_not_announced_again(Room.trouble)
+
+    def test_nor_is_it_where_the_disk_is_in_other_trouble(self) -> None:
+        self.check_not_announced_again(HostTrouble("its disk is dying"))
+
+    def check_not_announced_again(self, trouble: VirtmanError) -> None:
         self.publish_without_an_answer()
         self.volt.down = False
-        self.scene.fill_up()
+        self.scene.fill_up(trouble=trouble)
         self.host.failing = {"export.withdraw": TROUBLE}
         for attempt in (self.stacks.take_back, self.stacks.restore):
             self.assertRaises(DriverError, attempt, "mine")

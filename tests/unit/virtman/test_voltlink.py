@@ -62,8 +62,10 @@ class VoltLinkTest(TestCase):
 
     def test_this_host_is_an_origin_of_what_volt_lists_as_its_own(self) -> None:
         self.link.publish(MINE)
-        listed = {name for name in ("mine", "debian", "unknown") if self.link.lists_origin(name)}
-        self.assertEqual({"mine"}, listed)
+        self.volt.offer("theirs")
+        self.volt.images["debian"].origins.append("here")  # besides another one
+        listed = {name for name in ("mine", "debian", "theirs", "unknown") if self.link.lists_origin(name)}
+        self.assertEqual({"mine", "debian"}, listed)
 
     def test_the_last_origin_takes_the_image_with_it(self) -> None:
         self.link.publish(MINE)
