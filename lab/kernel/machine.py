@@ -27,7 +27,7 @@ UP_TIMEOUT = 600.0
 MEMORY = 768
 """MiB."""
 
-COMMAND_TIMEOUT = 3600.0
+COMMAND_TIMEOUT = 2400.0
 """Seconds after which a command is taken for one that hangs. A command is slow with reason: a VM's boot in a guest took
 500 s beside a whole test run, and more than 1200 with four programs beside that, that did nothing but count."""
 
