@@ -8,13 +8,11 @@ from functools import partial
 
 from testtools import TestCase
 
+from tests.patience import PATIENCE
 from tests.unit.logs import Logged
 from tests.unit.virtman.clock import Clock
 from virtman.errors import CoordinatorDown
 from virtman.workqueue import CALM, FIRST_PAUSE, IN_VAIN, LONGEST_PAUSE, THREADS, Job, Pool, WorkQueue
-
-PATIENCE = 60.0
-"""Seconds until a test that hangs is given up; none is measured by it."""
 
 PAUSE = 0.002
 
@@ -135,15 +133,16 @@ class OrderTest(WorkQueueTest):
 
     def test_work_never_waits_for_that_of_another_kind(self) -> None:
         for pool, other in ((Pool.LONG, Pool.SHORT), (Pool.LONG, Pool.VOLT), (Pool.VOLT, Pool.LONG)):
-            keys = [f"{pool}-{number}" for number in range(sum(THREADS.values()))]
+            # Keys of their own each time: what the threads still do for the last ones' keys is none of this work.
+            keys = [f"{pool}-beside-{other}-{number}" for number in range(sum(THREADS.values()))]
             waiting = [self.give(key, None, pool=pool) for key in keys]
             for key, work in zip(keys, waiting, strict=True):
                 work.go.clear()
                 self.queue.wake(key)
             self.until(partial(self.busy_with, waiting, THREADS[pool]), f"{pool} work does not begin")
-            work = self.give("other", None, pool=other)
-            self.queue.wake("other")
-            self.quiet("other")
+            work = self.give(f"{other}-beside-{pool}", None, pool=other)
+            self.queue.wake(f"{other}-beside-{pool}")
+            self.quiet(f"{other}-beside-{pool}")
             self.assertEqual((1, 0), (work.done, sum(one.done for one in waiting)))
             for work in waiting:
                 work.go.set()
