@@ -11,11 +11,10 @@ from testtools import TestCase
 
 from drivers.kernel import tcpsockets
 from lab.process import attempts
-from tests.patience import PATIENCE
 
 _SO_ATTACH_FILTER = 26
 _DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)  # Linux: filter.h, BPF_RET | BPF_K with 0 bytes to keep
-SILENCE = 0.3
+SILENCE, PATIENCE = 0.3, 10.0
 
 
 def deafen(connection: socket.socket) -> None:

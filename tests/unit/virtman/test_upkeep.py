@@ -13,7 +13,6 @@ from drivers.base import CacheStats, Image, Volume
 from drivers.errors import DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH, CacheGroupDouble, Host, unnoticed
 from tests.doubles.volt import INTERVAL, digest_of, parent
-from tests.patience import PATIENCE
 from tests.unit.virtman.clock import Clock
 from tests.unit.virtman.scene import Scene
 from virtman.errors import CoordinatorDown, HypervisorError
@@ -23,6 +22,9 @@ from virtman.upkeep import IDLE_LOOK, NOTHING, Upkeep
 from virtman.workqueue import FIRST_PAUSE, IN_VAIN, LONGEST_PAUSE, THREADS, Job, Pool
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
 from volt.models import Child
+
+PATIENCE = 60.0
+"""Seconds until a test that hangs is given up; none is measured by it."""
 
 PAUSE = 0.002
 GRACE = 600.0

@@ -8,11 +8,13 @@ from functools import partial
 
 from testtools import TestCase
 
-from tests.patience import PATIENCE
 from tests.unit.logs import Logged
 from tests.unit.virtman.clock import Clock
 from virtman.errors import CoordinatorDown
 from virtman.workqueue import CALM, FIRST_PAUSE, IN_VAIN, LONGEST_PAUSE, THREADS, Job, Pool, WorkQueue
+
+PATIENCE = 60.0
+"""Seconds until a test that hangs is given up; none is measured by it."""
 
 PAUSE = 0.002
 
