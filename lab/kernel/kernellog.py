@@ -15,6 +15,10 @@ _SESSION_ENDS = re.compile(
     r"__iscsi_unbind_session( \[\w+\])? is flushing !WQ_MEM_RECLAIM \w+:(scsi_evt_thread|pm_runtime_work)( \[\w+\])?$",
     re.MULTILINE,
 )
+_CANCELLED = "__cancel_work_timer"
+_POWER_WORK_FLUSHED = re.compile(
+    r"pm:pm_runtime_work$.*^ flush_work\+.*^ pm_runtime_remove\+.*^ scsi_remove_target\+", re.MULTILINE | re.DOTALL
+)
 _HEADS = ("WARNING: CPU", "Call Trace")
 
 
@@ -39,14 +43,17 @@ def _told_by(warning: str) -> list[str]:
 
 
 def _is_false_alarm(warning: str) -> bool:
-    """Whether it is of work that is cancelled, not flushed. Kernels before 6.13 warn of that too (Linux:
-    kernel/workqueue.c, check_flush_dependency, from_cancel). When an iSCSI session ends, its queue cancels work of its
-    disks that may be running just then (traced: these two; drivers/scsi/scsi_sysfs.c, drivers/base/power/runtime.c).
+    """Whether it is of work that the end of an iSCSI session ends with its disks, while it is running.
+
+    Work that is cancelled, not flushed: kernels before 6.13 warn of that too (Linux: kernel/workqueue.c,
+    check_flush_dependency, from_cancel; traced: these two, drivers/scsi/scsi_sysfs.c, drivers/base/power/runtime.c).
+    And the target's power work, which is flushed (pm_runtime_remove). The kernel fears that the session's queue, which
+    frees memory, waits for work that needs some; through an image's disks nothing is written, so none waits for them.
     """
     warnings = [line for line in warning.splitlines() if "WARNING: CPU" in line]
     return (
         len(warnings) == 1
         and "check_flush_dependency" in warnings[0]
         and _SESSION_ENDS.search(warning) is not None
-        and "__cancel_work_timer" in warning
+        and (_CANCELLED in warning or _POWER_WORK_FLUSHED.search(warning) is not None)
     )

@@ -19,6 +19,24 @@ Call Trace:
 ---[ end trace 0000000000000000 ]---
 """.replace("{work}", "__iscsi_unbind_session [scsi_transport_iscsi]")
 
+POWER_WORK_FLUSHED = """\
+------------[ cut here ]------------
+workqueue: WQ_MEM_RECLAIM iscsi_ctrl_0:1:__iscsi_unbind_session is flushing !WQ_MEM_RECLAIM {work}
+WARNING: CPU: 0 PID: 576 at kernel/workqueue.c:2635 check_flush_dependency.part.0+0xb4/0x100
+Call Trace:
+ <TASK>
+ start_flush_work+0xaa/0x2a0
+ flush_work+0x46/0x90
+ ? klist_release+0xd1/0xf0
+ {caller}+0x1c/0x30
+ device_pm_remove+0x8a/0xe0
+ device_del+0x193/0x410
+ scsi_target_reap+0x65/0x80 [scsi_mod]
+ scsi_remove_target+0x1e6/0x220 [scsi_mod]
+ </TASK>
+---[ end trace 0000000000000000 ]---
+"""
+
 
 class TroublesTest(TestCase):
     def test_each_kind_is_found(self) -> None:
@@ -49,6 +67,15 @@ class TroublesTest(TestCase):
         self.assertEqual([], troubles(alarm.replace("events:scsi_evt_thread [scsi_mod]", "pm:pm_runtime_work")))
         for known, other in (("__iscsi_unbind_session", "other_work"), ("scsi_evt_thread", "other_work")):
             self.assertEqual(alarm.replace(known, other).splitlines(), troubles(alarm.replace(known, other)))
+
+    def test_power_work_flushed_with_its_target_is_a_false_alarm(self) -> None:
+        warning = POWER_WORK_FLUSHED.format(work="pm:pm_runtime_work", caller="pm_runtime_remove")
+        self.assertEqual([], troubles(f"up\n{warning}attached\n"))
+
+    def test_other_flushed_work_is_none(self) -> None:
+        for work, caller in (("pm:pm_runtime_work", "other"), ("events:scsi_evt_thread", "pm_runtime_remove")):
+            warning = POWER_WORK_FLUSHED.format(work=work, caller=caller)
+            self.assertEqual(warning.splitlines(), troubles(warning))
 
     def test_what_is_said_amid_a_false_alarm_and_around_it_counts(self) -> None:
         errors = [f"I/O error, dev dm-{number}, sector 8" for number in range(3)]
