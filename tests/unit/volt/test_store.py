@@ -209,6 +209,29 @@ class StoreCase(TestCase):
         url = "sqlite://user:secret@host/none"
         self.assertNotIn("secret", str(self.assertRaises(StoreUnusable, Store, url)))
 
+    def test_a_change_of_a_tree_leaves_the_same_hosts_in_others_alone(self) -> None:
+        images = [ImageRow(name=name, published=True, size=512, digest="", fanout=2, revision=0) for name in "ab"]
+        hosts = [f"h{number}" for number in range(4)]
+        with self.store.write() as session:
+            session.add_all([*images, *(host(name) for name in hosts)])
+            session.flush()
+            one, other = (image.id for image in images)
+        for image in (one, other):
+            for step, name in enumerate([*hosts, hosts[3]]):  # who is there already leaves
+                self.change(image, name, 3 * step)
+        before = self.facts(other)
+        for step in range(30):
+            self.change(one, hosts[step % 4], step)
+        self.assertEqual(before, self.facts(other))
+
+    def change(self, image: int, name: str, step: int) -> None:
+        with self.store.write() as session, changing_tree(session, session.get_one(ImageRow, image)) as tree:
+            _change(tree, name, step)
+
+    def facts(self, image: int) -> object:
+        with self.store.read() as session:
+            return _facts(load_tree(session, session.get_one(ImageRow, image)))
+
     def test_a_tree_that_is_stored_after_each_step_is_the_tree_that_never_was(self) -> None:
         image = ImageRow(name="image", published=True, size=512, digest="", fanout=2, revision=0)
         plain, steps = Tree(2), random.Random(7)
