@@ -184,12 +184,16 @@ class _Route:
         self._loaded: list[str] | None = []
         """The numbers in the map; None while it may have others than the list of parents wants."""
         self._up: set[Target] = set()
+        self._seen: tuple[tuple[Parent, bool], ...] = ()
+        """The parents, and whether they are up, for who must not wait: the lock is held while the map gets its paths,
+        which waits for the reads that are under way by others."""
         self._asking = Asking()
         self._untold: list[Parent] = []
         """Parents that were lost and nobody was told of."""
         devmapper.create(self._map, [table(image, [])], read_only=True)
         if found:
             self._find_paths()
+        self._show()
         self._alarm = Alarm()
         self._thread = Watch(f"parents-of-{image.name}", self._watch, self._stopped)
 
@@ -213,18 +217,21 @@ class _Route:
             if list(targets.items()) == list(self._targets.items()) and self._loaded is not None:
                 return
             self._targets, self._loaded = targets, None  # if the look fails, the same list is followed again
+            self._show()
             self._look()
         self._tell()
 
     def parents(self) -> list[Parent]:
         """In the order of the list."""
-        with self._lock:
-            return list(self._targets)
+        return [parent for parent, _ in self._seen]
 
     def usable(self) -> list[Parent]:
         """Those with a path in the map, in order."""
-        with self._lock:
-            return [parent for parent, target in self._targets.items() if target in self._up]
+        return [parent for parent, up in self._seen if up]
+
+    def _show(self) -> None:
+        """What others see of the parents is what is known now. Called with the lock held."""
+        self._seen = tuple((parent, target in self._up) for parent, target in self._targets.items())
 
     def close(self) -> None:
         """Stop watching; map and sessions stay. Not to be called from the LostParent callback."""
@@ -255,15 +262,12 @@ class _Route:
     def _leave_silent(self) -> None:
         """End the connections of silent parents, so that the map sends their requests by another path at once."""
         with self._lock:
-            targets = set(self._up)
-        if len(targets) < 2:
-            return
-        for target in targets:
-            try:
-                if tcpsockets.end_silent(target.ip, target.port, _SILENCE):
-                    log.warning("image %s: %s is silent", self._image.name, target.portal)
-            except OSError as error:
-                log.debug("asking for the connections to %s: %s", target.portal, error)
+            portals = {(target.ip, target.port): target.portal for target in self._up}
+        try:
+            for server in tcpsockets.end_silent(portals, _SILENCE):
+                log.warning("image %s: %s is silent", self._image.name, portals[server])
+        except OSError as error:
+            log.debug("asking for the connections to %s: %s", ", ".join(portals.values()), error)
 
     def _look(self) -> None:
         """Make the map's paths the usable parents, have the others brought up, and note those just lost."""
@@ -283,9 +287,10 @@ class _Route:
                     self._untold.append(parent)
                 if not first_only or target is first:
                     self._work(target, self._bring_up)
-            self._load(numbers)
             wanted = set(self._targets.values())
             self._up &= wanted
+            self._show()
+            self._load(numbers)
             for target in there.keys() - wanted:
                 if image_of(target.name) == self._image.name:
                     self._work(target, self._let_go)
@@ -343,6 +348,7 @@ class _Route:
             if not trouble:
                 with self._lock:
                     self._up.add(target)
+                    self._show()
                 self._alarm.ring()
                 return
             if trouble != said:

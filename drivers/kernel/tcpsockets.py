@@ -11,7 +11,7 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY, _SOCK_DESTROY = 20, 21
@@ -32,16 +32,24 @@ _SENDINGS = 2
 """How often a segment was sent again before its connection can be called silent: never on a line that only is slow."""
 
 
-def end_silent(ip: str, port: int, seconds: float) -> bool:
-    """End the connections to a server that has acknowledged nothing for that long, though it was asked repeatedly.
+Server = tuple[str, int]
+"""Its IP address and port."""
 
-    True if there were any. Raises OSError, also where the kernel cannot do it.
+
+def end_silent(servers: Collection[Server], seconds: float) -> list[Server]:
+    """End the connections to those servers that acknowledged nothing for that long, though they were asked repeatedly.
+
+    None if that holds for all of them: then the way there is silent, maybe for a moment only, and nothing is better.
+    Returns whose were ended. Raises OSError, also where the kernel cannot do it.
     """
-    silent = [where for where, info in _connections(ip, port) if _silent(info, seconds)]
-    for where in silent:
-        with contextlib.suppress(FileNotFoundError):  # it has ended by itself
-            list(_ask(_SOCK_DESTROY, _ACK, _family(ip), where))
-    return bool(silent)
+    silent = {server: [where for where, info in _connections(*server) if _silent(info, seconds)] for server in servers}
+    if all(silent.values()):
+        return []
+    for (ip, _), connections in silent.items():
+        for where in connections:
+            with contextlib.suppress(FileNotFoundError):  # it has ended by itself
+                list(_ask(_SOCK_DESTROY, _ACK, _family(ip), where))
+    return [server for server, connections in silent.items() if connections]
 
 
 def connected(ip: str, port: int) -> bool:

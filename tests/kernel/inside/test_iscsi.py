@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from testtools import TestCase
 
 from drivers.attach import iscsi
 from drivers.attach.iscsi import IscsiAttach
-from drivers.base import Child, Device, Image, Parent, PathState, Place
+from drivers.base import Child, Device, Image, LostParent, Parent, PathState, Place
 from drivers.errors import BadDisk, CommandFailed, HostFailed, NoParents
 from drivers.export.lio import LioExport
 from drivers.host.command import run
@@ -51,6 +52,20 @@ def multipathd_wants(disk: Path) -> bool:
     except CommandFailed:
         return False
     return True
+
+
+class SlowMaps(IscsiAttach):
+    """A driver whose maps get no paths until they may, as while a read waits in them."""
+
+    def __init__(self, place: Place, lost: LostParent) -> None:
+        super().__init__(place, lost=lost)
+        self.asked, self.may = threading.Event(), threading.Event()
+
+    def _table(self, image: Image, numbers: Sequence[str]) -> str:
+        if numbers:
+            self.asked.set()
+            self.may.wait(PATIENCE)
+        return super()._table(image, numbers)
 
 
 class IscsiCase(TestCase):
@@ -272,6 +287,19 @@ class IscsiTest(IscsiCase):
                 waiting.wait(0.05)
         self.publish()
         self.assertEqual(self.content, self.read(path))
+
+    def test_paths_are_told_while_the_map_waits_for_reads(self) -> None:
+        self.publish()
+        self.attach = slow = SlowMaps(self.place, self._note_lost)
+        self.addCleanup(slow.close)
+        self.addCleanup(slow.may.set)
+        self.connect()
+        self.assertTrue(slow.asked.wait(PATIENCE))
+        told: list[list[PathState]] = []
+        asking = threading.Thread(target=lambda: told.append(self.states()), daemon=True)
+        asking.start()
+        asking.join(PATIENCE / 2)
+        self.assertEqual([[PathState.ACTIVE]], told)
 
     def test_update_takes_parents_in_and_out_of_the_map(self) -> None:
         self.publish()
