@@ -12,8 +12,10 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from drivers.errors import CommandFailed, CommandTimedOut, ToolMissing
+from drivers.host.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,8 @@ OnLine = Callable[[str], None]
 _UNTRANSLATED = {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
 """Drivers look for English in messages. gettext heeds LANGUAGE in every locale but "C", which has no UTF-8."""
 _CHUNK = 65536
+_DYING = 1.0
+"""Seconds that a killed program gets to end."""
 _LINE_END = re.compile(rb"[\r\n]+")
 
 
@@ -47,6 +51,8 @@ def run(argv: Sequence[str], *, timeout: float = 60, on_line: OnLine | None = No
     ``on_line`` is called with every line of its standard output as it appears; lines end with a newline or a carriage
     return, because progress meters use the latter. ``timeout`` is in seconds.
 
+    A program that hangs in the kernel, for a disk that does not answer, outlives its kill; it is left behind then.
+
     Raises ToolMissing, CommandFailed, CommandTimedOut, and whatever ``on_line`` raises (the program is killed then).
     """
     deadline = time.monotonic() + timeout
@@ -58,15 +64,15 @@ def run(argv: Sequence[str], *, timeout: float = 60, on_line: OnLine | None = No
         env={**os.environ, **_UNTRANSLATED},
         start_new_session=True,
     )
-    with process:
-        collector = _Collector(process, on_line)
-        try:
-            ended = collector.collect(deadline)
-        finally:
-            # A program that still runs here was too slow or its reader failed; its children go with it.
-            if process.poll() is None and not (collector.complete and _ends(process, deadline)):
-                os.killpg(process.pid, signal.SIGKILL)
-                ended = False
+    collector = _Collector(process, on_line)
+    try:
+        ended = collector.collect(deadline)
+    finally:
+        # A program that still runs here was too slow or its reader failed; its children go with it.
+        if process.poll() is None and not (collector.complete and _ends(process, deadline)):
+            os.killpg(process.pid, signal.SIGKILL)
+            ended = False
+        _leave(process)
     stdout, stderr = collector.text()
     if not ended:
         raise CommandTimedOut(argv, timeout, stdout, stderr)
@@ -82,6 +88,20 @@ def _ends(process: subprocess.Popen[bytes], deadline: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+def _leave(process: subprocess.Popen[bytes]) -> None:
+    """Close its outputs, and await the end of what was killed; if it does not come soon, not here."""
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    if not _ends(process, time.monotonic() + _DYING):
+        log.error("process %d was killed and hangs in the kernel: %s", process.pid, process.args)
+        Watch(f"reaping-{process.pid}", partial(_reap, process)).start()
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
 
 
 class _Collector:

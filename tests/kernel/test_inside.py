@@ -37,6 +37,7 @@ FILES = (
     "test_lio",
     "test_devmapper",
     "test_loopdev",
+    "test_command",
 )
 """Those that take longest come first: a guest that is free takes the next one."""
 
