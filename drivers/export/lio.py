@@ -278,16 +278,16 @@ class LioExport:
         if not group.enable:
             for name, value in _ATTRIBUTES.items():
                 group.set_attribute(name, value)
-            rtslib.NetworkPortal(group, f"[{self._ip}]" if ":" in self._ip else self._ip, self._port)
-            group.enable = True
+        # Also for a group that is open: the host may have another address than the agent before this one.
+        rtslib.NetworkPortal(group, f"[{self._ip}]" if ":" in self._ip else self._ip, self._port)
+        group.enable = True
         return group
 
     def _make_disk(self, image: Image, source: Path) -> Any:
         rtslib = _rtslib()
-        path = f"/dev/dm-{devmapper.number(source).partition(':')[2]}"  # rtslib takes no other name for it
         with self._numbering:
             rtslib.RTSRoot().invalidate_caches()  # other programs make disks, too
-            disk = rtslib.BlockStorageObject(_OWN + image.name, dev=path, wwn=serial_of(image), readonly=True)
+            disk = rtslib.BlockStorageObject(_OWN + image.name, dev=_plain(source), wwn=serial_of(image), readonly=True)
         disk.set_attribute(_ALIAS, 1)
         return disk
 
@@ -360,8 +360,23 @@ def _remove_disk(image: str, disk: Any) -> None:
 
 
 def _complete(disk: Any, image: Image) -> bool:
-    """Whether the disk has all that it gets when it is made, and is this image's."""
-    return bool(disk.is_configured() and disk.wwn == serial_of(image) and disk.get_attribute(_ALIAS) == "1")
+    """Whether the disk has all that it gets when it is made, and is this image's.
+
+    After a reboot targetcli's service may have made it over whatever has its device's number by then.
+    """
+    upper = _UPPER + image.name
+    return bool(
+        disk.is_configured()
+        and disk.wwn == serial_of(image)
+        and disk.get_attribute(_ALIAS) == "1"
+        and devmapper.exists(upper)
+        and disk.udev_path == _plain(devmapper.map_path(upper))
+    )
+
+
+def _plain(device: Path) -> str:
+    """The only name of a map's device that rtslib takes."""
+    return f"/dev/dm-{devmapper.number(device).partition(':')[2]}"
 
 
 def _set_passwords(acl: Any, secret: str) -> None:

@@ -131,6 +131,12 @@ def device_of(file: Path) -> Path | None:
     return next((device for device, backing in backings().items() if backing.is_over(file)), None)
 
 
+def is_over(number: str, file: Path) -> bool:
+    """Whether the device of this number, as a map's table names it, is a loop device over this very file."""
+    backing = _backing(Path("/dev", Path("/sys/dev/block", number).resolve().name))
+    return backing is not None and backing.is_over(file)
+
+
 def files() -> frozenset[Path]:
     """The files that have a loop device."""
     return frozenset(Path(backing.path) for backing in backings().values())

@@ -103,6 +103,11 @@ class DmSnapshot(MapDisks[_Disk]):
             base = devmapper.create(BASE_PREFIX + vm, _base_table(disk), read_only=True)
             table = f"0 {disk.size // SECTOR} snapshot {base} {loop} P {disk.chunk // SECTOR}"
             devmapper.create(name, [table])
+        elif not loopdev.is_over(devmapper.numbers_in(devmapper.table(name))[1], self._store(vm)):
+            raise BadDisk(
+                f"VM {vm}: its disk runs over another file than {self._store(vm)}: that folder was moved or set back"
+                " while the disk was open; bring it back as it was, or stop the VM and reboot"
+            )
         return Device(size=disk.size, path=devmapper.map_path(name))
 
     def _remove(self, vm: str) -> None:

@@ -53,6 +53,8 @@ _RETRY = 5.0
 """Seconds until room is looked for again, at most."""
 
 _IN_WANT = "out_of_data_space"
+_TAKES_NO_WRITES = {"ro", "Fail", "needs_check"}
+"""Words in the status of a pool (Linux: admin-guide/device-mapper/thin-provisioning)."""
 _NO_SPACE_TIMEOUT = Path("/sys/module/dm_thin_pool/parameters/no_space_timeout")
 
 
@@ -78,10 +80,15 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         return found(self._folder.glob("*.json"), f"thin volume over {self._folder}")
 
     def trouble(self) -> str:
-        """Whether there is room for the pool's next step, and the pool is ours."""
+        """Whether there is room for the pool's next step, and the pool is ours, over our files, and takes writes."""
         try:
-            said = shortage(self._folder, self._step) if devmapper.exists(POOL) else ""
-        except NotOurs as error:
+            if not devmapper.exists(POOL):
+                return ""
+            self._check_files()
+            if any(word in _TAKES_NO_WRITES for word in devmapper.status(POOL).split()):
+                return f"the disks' pool takes no writes any more, see the kernel's log: {devmapper.status(POOL)}"
+            said = shortage(self._folder, self._step)
+        except (NotOurs, BadDisk) as error:
             return str(error)
         limit = _no_space_timeout() if said else 0.0
         return f"{said}, and if no agent runs their writes fail after {limit:g} s" if limit else said
@@ -134,7 +141,18 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             _check(meta)
             devmapper.create(POOL, [self._pool_line()])
         if self._watch is None:
+            self._check_files()
             self._watch = _PoolWatch(self._grow_if_low)
+
+    def _check_files(self) -> None:
+        """Raises BadDisk if the pool runs over other files than the folder has now: those are lost with a reboot."""
+        files = [self._folder / name for name in ("meta", "data")]
+        numbers = devmapper.numbers_in(devmapper.table(POOL))
+        if not all(loopdev.is_over(number, file) for number, file in zip(numbers, files, strict=True)):
+            raise BadDisk(
+                f"the disks' pool runs over other files than {files[0]} and {files[1]}: this folder was moved or set"
+                " back while VMs' disks were open; bring it back as it was, or stop the VMs and reboot"
+            )
 
     def _pool_line(self) -> str:
         meta, data = self._folder / "meta", self._folder / "data"
@@ -185,7 +203,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         if (total - used) * BLOCK_SECTORS * SECTOR > self._step // 2:
             return True
         meta, data = self._folder / "meta", self._folder / "data"
-        size = data.stat().st_size + self._step
+        size = total * BLOCK_SECTORS * SECTOR + self._step  # the file may have grown before, and not the pool
         try:
             allocate(meta, META_BYTES * -(-size // self._covered))
             allocate(data, size)

@@ -31,7 +31,8 @@ drivers/md/bcache/btree.c, bch_btree_leaf_dirty). So the index was not written f
 
 SECTORS_FETCHED = """
 for map in /dev/mapper/virtman-cachefrom-"$0"-*; do
-  awk '{ print $3 }' "/sys/class/block/$(basename "$(readlink -f "$map")")/stat"
+  number=$(dmsetup info --columns --noheadings --separator : -o major,minor "$map")
+  awk '{ print $3 }' "/sys/dev/block/$number/stat"
 done
 """
 """What the cache of an image has read from the parents since it was opened."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -55,6 +56,17 @@ class SnapshotCase(DiskCase):
 
     def left(self) -> list[str]:
         return [path.name for path in (self.folder / "dmsnapshot").iterdir()]
+
+
+class OtherFilesTest(SnapshotCase):
+    def test_a_disk_over_a_store_that_the_folder_has_no_more_is_refused(self) -> None:
+        self.create()
+        kept = (self.folder / "dmsnapshot").rename(self.folder / "kept")
+        shutil.copytree(kept, self.folder / "dmsnapshot")
+        self.assertIn("another file", str(self.assertRaises(BadDisk, self.driver.open, "vm1")))
+        shutil.rmtree(self.folder / "dmsnapshot")
+        kept.rename(self.folder / "dmsnapshot")
+        self.assertEqual(self.content, self.opened().read_bytes())
 
 
 class EveryDriverTest(disks.EveryDriver, SnapshotCase):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 from drivers.base import Place
 from drivers.errors import BadDisk, NoSpace, SnapshotMissing
+from drivers.host.space import allocate
 from drivers.host.watch import deaths
 from drivers.kernel import devmapper, loopdev
 from drivers.snapshot.disks import DISK_PREFIX, Records
-from drivers.snapshot.dmthin import META_BYTES, POOL, DmThinSnapshot
+from drivers.snapshot.dmthin import BLOCK_SECTORS, META_BYTES, POOL, DmThinSnapshot
 from drivers.snapshot.thinvolumes import ThinDisk
 from tests.kernel.inside import disks
 from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
@@ -115,6 +117,35 @@ class CrashTest(ThinCase):
         self.assertEqual(b"w" * 512, self.create("vm1").read_bytes()[:512])
 
 
+class OtherFilesTest(ThinCase):
+    def test_a_pool_over_files_that_the_folder_has_no_more_is_refused_and_told_of(self) -> None:
+        self.create()
+        kept = (self.folder / "thin").rename(self.folder / "kept")
+        shutil.copytree(kept, self.folder / "thin")
+        for call in (lambda: self.new_driver().open("vm1"), lambda: self.new_driver().delete("vm1")):
+            self.assertIn("other files", str(self.assertRaises(BadDisk, call)))
+        self.assertIn("other files", self.driver.trouble())
+        shutil.rmtree(self.folder / "thin")
+        kept.rename(self.folder / "thin")
+        self.assertEqual((self.content, ""), (self.create().read_bytes(), self.driver.trouble()))
+
+    def test_a_file_that_grew_without_its_pool_does_not_grow_again(self) -> None:
+        self.create()
+        data = self.folder / "thin" / "data"
+        allocate(data, 2 * STEP)
+        write(self.create("vm2"), 0, os.urandom(SIZE))
+        wait_until(lambda: pool_size() >= 2 * STEP)
+        self.assertEqual((2 * STEP, 2 * STEP), (pool_size(), data.stat().st_size))
+
+    def test_a_pool_that_takes_no_writes_is_told_of(self) -> None:
+        self.create()
+        table = devmapper.table(POOL)
+        devmapper.reload(POOL, [f"{table.removesuffix(' 0')} 1 read_only"])
+        self.assertIn("takes no writes", self.driver.trouble())
+        devmapper.reload(POOL, [table])
+        self.assertEqual("", self.driver.trouble())
+
+
 class MetadataTest(ThinCase):
     def test_a_pool_that_the_kernel_has_marked_for_a_check_can_be_written_after_one(self) -> None:
         write(self.create(), 0, b"before")
@@ -136,6 +167,11 @@ class MetadataTest(ThinCase):
         self.assertTrue(meta.read_bytes() == damaged)
         meta.write_bytes(sound)
         self.assertEqual(self.content, self.create().read_bytes())
+
+
+def pool_size() -> int:
+    """Bytes that the pool has for data (Linux: admin-guide/device-mapper/thin-provisioning, status)."""
+    return int(devmapper.status(POOL).split()[5].split("/")[1]) * BLOCK_SECTORS * devmapper.SECTOR
 
 
 def mark_for_check(meta: Path) -> None:

@@ -10,8 +10,10 @@ import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import rtslib_fb
 from testtools import ExpectedException, TestCase
 
 from drivers.base import Child, Device, Image, Place
@@ -46,6 +48,11 @@ MULTIPATH = f"0 {SIZE // devmapper.SECTOR} multipath 3 queue_if_no_path queue_mo
 """A table but for its paths. Without any, reads are held."""
 
 CONFIGFS = Path("/sys/kernel/config/target/iscsi")
+
+
+def plain(device: Path) -> str:
+    """The name of a map's device that rtslib takes."""
+    return f"/dev/dm-{os.minor(device.stat().st_rdev)}"
 
 
 class LioCase(TestCase):
@@ -332,6 +339,33 @@ class LioTest(LioCase):
         self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         self.assertEqual(self.content, self.attach().read_bytes())
+
+    def test_a_disk_over_another_device_is_replaced(self) -> None:
+        self.export.publish(self.image, self.device_of(self.image))
+        disk = self.disk()
+        name, wwn = disk.name, disk.wwn
+        disk.delete()
+        path = self.without_parents().path
+        assert path is not None
+        # As targetcli's service brings it back, when its device's number is another one's.
+        disk = rtslib_fb.BlockStorageObject(name, dev=plain(path), wwn=wwn, readonly=True)
+        disk.set_attribute("emulate_model_alias", 1)
+        self.export.publish(self.image, self.device_of(self.image))
+        self.assertEqual(plain(devmapper.map_path(f"virtman-export-{self.image.name}")), self.disk().udev_path)
+
+    def disk(self) -> Any:
+        [disk] = [disk for disk in rtslib_fb.RTSRoot().storage_objects if disk.name.endswith(self.image.name)]
+        return disk
+
+    def test_a_host_whose_address_is_another_one_is_reached_there(self) -> None:
+        self.export.publish(self.image, self.device_of(self.image))
+        place = Place(self.folder, self.folder, host=HOST, address="127.0.0.2")
+        LioExport(place, died=self.fail).publish(self.image, self.device_of(self.image))
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        portal = PORTAL.replace(IP, "127.0.0.2")
+        self.addCleanup(log_out, self.target, portal)
+        log_in(self.target, portal)
+        self.assertIsNotNone(iscsi_tools.disk_of(self.target))
 
     def test_refuses_a_device_of_another_size(self) -> None:
         with ExpectedException(BadDevice):
