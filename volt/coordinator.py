@@ -188,20 +188,29 @@ class Coordinator:
         A host's lease is the one that it was told, however many hosts there are now: by that it chose when to be heard
         of again. Nobody is evicted before it had that time since the store answers: a transaction that failed, or a
         longer time without a call of this, says that store or Volt were away, and nobody could renew a lease.
+
+        While another thread is at it this does nothing: when many are evicted at once, nobody has to wait for the last.
         """
-        with self._expiring:
-            with self.store.write(durable=False) as session:  # a store that takes no heartbeat does not answer
-                lease = self._lease(self._interval(session))
-                alive = select(HostRow.name, HostRow.last_seen, HostRow.lease_s)
-                rows = session.execute(alive.where(HostRow.state == HostState.ALIVE)).all()
-            self._note_answer()
-            now = self._now()
-            ends = {name: self._end(last_seen, told, lease) for name, last_seen, told in rows}
-            for name in sorted(ends):
-                if ends[name] < now:
-                    self._evict(name, now, lease)
-            self._next_expiry = min((end for end in ends.values() if end >= now), default=now + lease)
-            return min(self._next_expiry - now, self._policy.lease_s / LOOKS_PER_LEASE)
+        if not self._expiring.acquire(blocking=False):
+            return self._policy.lease_s / LOOKS_PER_LEASE
+        try:
+            return self._expire()
+        finally:
+            self._expiring.release()
+
+    def _expire(self) -> float:
+        with self.store.write(durable=False) as session:  # a store that takes no heartbeat does not answer
+            lease = self._lease(self._interval(session))
+            alive = select(HostRow.name, HostRow.last_seen, HostRow.lease_s)
+            rows = session.execute(alive.where(HostRow.state == HostState.ALIVE)).all()
+        self._note_answer()
+        now = self._now()
+        ends = {name: self._end(last_seen, told, lease) for name, last_seen, told in rows}
+        for name in sorted(ends):
+            if ends[name] < now:
+                self._evict(name, now, lease)
+        self._next_expiry = min((end for end in ends.values() if end >= now), default=now + lease)
+        return min(self._next_expiry - now, self._policy.lease_s / LOOKS_PER_LEASE)
 
     def _note_answer(self) -> None:
         """The store answers now. Did it since this was noted last? Else all leases begin anew."""

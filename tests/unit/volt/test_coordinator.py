@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 from testtools import ExpectedException, TestCase
 
+from tests.patience import PATIENCE
 from tests.unit.logs import Logged
 from tests.unit.volt.clock import Clock
 from tests.unit.volt.databases import new_database
@@ -630,6 +632,43 @@ class Leases(CoordinatorCase):
         self.clock.time += 0.5
         told = self.volt.report("image", DeadParentReport(reporter="h3", dead="h1"))
         self.assertEqual(["origin"], [parent.host for parent in told.parents], "h2 is as dead as h1")
+
+    def test_nobody_waits_for_an_expiry_that_is_under_way(self) -> None:
+        self.let_all_leases_run_out_but_one()
+        others = ThreadPoolExecutor()
+        self.addCleanup(others.shutdown)
+        answers: list[object] = []
+
+        def ask() -> None:
+            asked: list[Future[object]] = [
+                others.submit(self.volt.join, "image", "h1"),
+                others.submit(self.volt.report, "image", DeadParentReport(reporter="h1", dead="origin")),
+                others.submit(self.volt.tree, "image"),
+                others.submit(self.volt.expire),
+            ]
+            answers.extend(answer.result(PATIENCE) for answer in asked)
+
+        self.slow_store().before(2, ask)  # the first eviction
+        self.volt.expire()
+        self.assertEqual(1.0, answers[-1], "it is tried again as soon as usual")
+        self.assertEqual(["h1"], [node.host for node in self.volt.tree("image").root.children])
+
+    def let_all_leases_run_out_but_one(self) -> None:
+        """The leases of two hosts and of the origin have run out, which nobody has noticed; h1 has renewed its own."""
+        self.grow(3)
+        self.pass_time(10)
+        self.volt.heartbeat("h1", [])
+        self.clock.time += 1
+
+    def test_an_expiry_that_fails_half_way_is_done_again_by_who_comes_next(self) -> None:
+        self.let_all_leases_run_out_but_one()
+
+        def fail() -> None:
+            raise ZeroDivisionError
+
+        self.slow_store().before(2, fail)
+        self.assertRaises(ZeroDivisionError, self.volt.expire)
+        self.assertEqual(["h1"], [node.host for node in self.volt.tree("image").root.children])
 
     def test_a_restart_evicts_nobody(self) -> None:
         self.grow(3)
