@@ -43,6 +43,8 @@ LEASE_INTERVALS = 5
 """A lease lasts this many intervals at least: some heartbeats may get lost."""
 LOOKS_PER_LEASE = 10
 """How often in a lease's time the store is asked whether it still answers."""
+EVICTED_AT_ONCE = 50
+"""As many at most in one transaction: it loads and stores each of their trees only once, but others wait for it."""
 
 
 def steady_clock(
@@ -206,9 +208,9 @@ class Coordinator:
         self._note_answer()
         now = self._now()
         ends = {name: self._end(last_seen, told, lease) for name, last_seen, told in rows}
-        for name in sorted(ends):
-            if ends[name] < now:
-                self._evict(name, now, lease)
+        silent = sorted(name for name, end in ends.items() if end < now)
+        for first in range(0, len(silent), EVICTED_AT_ONCE):
+            self._evict(silent[first : first + EVICTED_AT_ONCE], now, lease)
         self._next_expiry = min((end for end in ends.values() if end >= now), default=now + lease)
         return min(self._next_expiry - now, self._policy.lease_s / LOOKS_PER_LEASE)
 
@@ -391,22 +393,29 @@ class Coordinator:
         """When the lease of a host runs out. ``told``: the one that it was told; ``lease``: that of now."""
         return max(last_seen, self._since) + (lease if told is None else told)
 
-    def _evict(self, name: str, now: float, lease: float) -> None:
+    def _evict(self, names: Collection[str], now: float, lease: float) -> None:
+        """Evict those of these hosts that were still not heard of."""
         with self.store.write() as session:
-            row = session.get(HostRow, name, with_for_update={"key_share": True})
+            hosts = select(HostRow).where(HostRow.name.in_(names)).order_by(HostRow.name)
+            rows = session.scalars(hosts.with_for_update(key_share=True)).all()
             self._note_answer()  # this transaction may have waited for long
-            if row is None or row.state is HostState.LOST or self._end(row.last_seen, row.lease_s, lease) >= now:
-                return
-            row.state = HostState.LOST
-            log.warning("the lease of host %s ran out", name)
-            for image in _images_of(session, name):
+            alive = [row for row in rows if row.state is not HostState.LOST]
+            silent = [row for row in alive if self._end(row.last_seen, row.lease_s, lease) < now]
+            for row in silent:
+                row.state = HostState.LOST
+                log.warning("the lease of host %s ran out", row.name)
+            for image in _images_of(session, *(row.name for row in silent)):
                 with self._changing(session, image) as tree:
-                    if name not in tree.hosts:
-                        continue  # it left while the image's lock was awaited
-                    if tree.hosts[name].slot > 0:
-                        self._leave(tree, image, name)
-                    else:
-                        tree.lose(name)
+                    for row in silent:
+                        self._lose(tree, image, row.name)
+
+    def _lose(self, tree: Tree, image: ImageRow, host: str) -> None:
+        if host not in tree.hosts:
+            return  # it never was in this one, or left it while the image's lock was awaited
+        if tree.hosts[host].slot > 0:
+            self._leave(tree, image, host)
+        else:
+            tree.lose(host)
 
     def _leave(self, tree: Tree, image: ImageRow, host: str, dropped: int = -1) -> None:
         if [origin.host for origin in tree.origins] == [host]:
@@ -426,10 +435,11 @@ def _locked_host(session: Session, name: str) -> HostRow:
     return row
 
 
-def _images_of(session: Session, host: str) -> list[ImageRow]:
-    """The images in whose tree a host is, locked. It may have left one while the lock was awaited."""
-    mine = select(ImageRow).join(node_table).where(node_table.c.host == host)
-    return list(session.scalars(mine.order_by(ImageRow.id).with_for_update(of=ImageRow)))
+def _images_of(session: Session, *hosts: str) -> list[ImageRow]:
+    """The images in whose trees these hosts are, locked. They may have left one while the lock was awaited."""
+    theirs = select(node_table.c.image_id).where(node_table.c.host.in_(hosts))
+    images = select(ImageRow).where(ImageRow.id.in_(theirs)).order_by(ImageRow.id)
+    return list(session.scalars(images.with_for_update()))
 
 
 def _left(host: str, names: Collection[str]) -> Select[str, int]:

@@ -1,7 +1,7 @@
 """What Volt keeps: hosts, images, nodes, departures, a key. Parents are not stored; they follow from the slots.
 
 Each use is one short transaction. Writers of one image exclude each other by a lock on the image's row, writers of one
-host by a lock on the host's row, taken in the order host, then images by id.
+host by a lock on the host's row, taken in the order hosts by name, then images by id.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.patience import PATIENCE
 from tests.unit.logs import Logged
 from tests.unit.volt.clock import Clock
 from tests.unit.volt.databases import new_database
-from volt.coordinator import Coordinator, Policy, steady_clock
+from volt.coordinator import EVICTED_AT_ONCE, Coordinator, Policy, steady_clock
 from volt.errors import HostHasNode, HostUnknown, ImageConflict, ImageInUse, ImageUnknown, NodeUnknown, OriginNeeded
 from volt.models import (
     Assignment,
@@ -40,6 +40,8 @@ class SlowStore(Store):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
+        self.begun = 0
+        """How many such transactions there were."""
         self._left = 0
         self._happen: Callable[[], object] = list
 
@@ -50,6 +52,7 @@ class SlowStore(Store):
     @contextmanager
     def write(self, durable: bool = True) -> Iterator[Session]:
         """Have it happen if it is time to, then begin."""
+        self.begun += 1
         self._left -= 1
         if self._left == 0:
             self._happen()
@@ -659,6 +662,15 @@ class Leases(CoordinatorCase):
         self.pass_time(10)
         self.volt.heartbeat("h1", [])
         self.clock.time += 1
+
+    def test_hosts_whose_leases_run_out_together_are_evicted_together_but_not_too_many(self) -> None:
+        self.grow(EVICTED_AT_ONCE + 1)
+        self.pass_time(10)
+        self.volt.heartbeat("origin", [])
+        self.clock.time += 1
+        store = self.slow_store()
+        self.volt.expire()
+        self.assertEqual((0, 1 + 2), (self.volt.image("image").nodes, store.begun), "the look at all leases, then two")
 
     def test_an_expiry_that_fails_half_way_is_done_again_by_who_comes_next(self) -> None:
         self.let_all_leases_run_out_but_one()
