@@ -55,6 +55,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from heapq import nsmallest
+from operator import attrgetter
 
 from volt.models import NodeState
 
@@ -218,7 +220,7 @@ class Tree:
             return self.hosts[host]
         left = self.departures.pop(host, None)
         node = Node(host, self.last + 1, NodeState.JOINING, 0, 0, self.revision, self.revision)
-        if left and not (left.dropped and not self._still_followed(host, left.revision)):
+        if left and not (left.dropped and not _followed(host, left.revision, self._in_use())):
             node.state, node.returned = NodeState.RETURNING, left.revision
             node.confirmed = self.revision if left.dropped else 0
         with self._change([node.slot]):
@@ -391,24 +393,38 @@ class Tree:
 
     def _release(self) -> None:
         """Make ordinary nodes of returned hosts from whom nobody reads by an old list any more."""
-        for node in [node for node in self.hosts.values() if node.returned is not None]:
-            if self._still_followed(node.host, node.returned or 0):
+        returned = [node for node in self.hosts.values() if node.returned is not None]
+        in_use = self._in_use() if returned else []
+        for node in returned:
+            if _followed(node.host, node.returned or 0, in_use):
                 continue
             with self._change([node.slot, *self._affected(node)]):
                 node.returned = None
                 if node.state is NodeState.RETURNING:
                     node.state = NodeState.READY if node.settled else NodeState.MOVING
+            in_use = self._in_use()  # some have new lists to confirm
 
-    def _still_followed(self, host: str, horizon: int) -> bool:
-        """Whether somebody may read from a host by a list from before this revision."""
-        others = [other for other in self.hosts.values() if other.host != host and other.slot > 0]
-        reading = [departure for departure in self.departures.values() if not departure.dropped]
-        while True:
-            if any(other.confirmed < min(other.awaited, horizon) for other in others):
-                return True
-            # Nobody in the tree reads by a list from before the horizon. Who left later and may read by one? Then it
-            # matters whether anybody in the tree may still read from these.
-            left = [d.revision for d in reading if d.confirmed < min(d.revision, horizon)]
-            if max(left, default=0) <= horizon:
-                return False
-            horizon = max(left)
+    def _in_use(self) -> list[tuple[str, int]]:
+        """The two nodes that confirmed least of those with something to confirm, each with the oldest list in use.
+
+        That is the oldest one by which the node may read, or somebody from whom it may read by such a list, and so on.
+        What other nodes keep in use is no older. The second one is there for the first: nobody follows itself.
+        """
+        unsettled = (node for node in self.hosts.values() if node.slot > 0 and not node.settled)
+        late = nsmallest(2, unsettled, key=attrgetter("confirmed"))
+        reading = (departure for departure in self.departures.values() if not departure.dropped)
+        left = sorted(reading, key=attrgetter("revision"), reverse=True)
+        return [(node.host, _oldest(node.confirmed, left)) for node in late]
+
+
+def _oldest(confirmed: int, left: Iterable[Departure]) -> int:
+    """The oldest list in use when somebody reads by any since ``confirmed``. ``left``: who left last comes first."""
+    for departure in left:
+        if departure.revision > confirmed:  # some list in use names it: those that it may read by are in use as well
+            confirmed = min(confirmed, departure.confirmed)
+    return confirmed
+
+
+def _followed(host: str, horizon: int, in_use: Iterable[tuple[str, int]]) -> bool:
+    """Whether somebody may read from a host by a list from before this revision. ``in_use``: as of Tree._in_use."""
+    return any(oldest < horizon for other, oldest in in_use if other != host)

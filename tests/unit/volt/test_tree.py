@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 from testtools import TestCase
 
 from tests.unit.volt.simulation import ROUNDS, Cluster, heap_height
 from volt.models import NodeState
-from volt.tree import FAR, Tree, depth, readers, siblings, sources
+from volt.tree import FAR, Node, Tree, depth, readers, siblings, sources
 
 
 def grown(hosts: int, fanout: int = 2) -> Tree:
@@ -31,6 +32,17 @@ def settle(tree: Tree, but: frozenset[str] = frozenset()) -> None:
 
 def parents(tree: Tree, host: str) -> list[str]:
     return list(tree.parents(tree.hosts[host]))
+
+
+class Looked(dict[str, Node]):
+    """Counts how often all are looked at."""
+
+    looks = 0
+
+    def values(self) -> Any:
+        """All of them."""
+        self.looks += 1
+        return super().values()
 
 
 class Slots(TestCase):
@@ -388,6 +400,20 @@ class Returning(TestCase):
         self.assertEqual("h3", cluster.tree.slots[cluster.tree.hosts["h2"].slot - 1].host)
         cluster.check()
         self.assertEqual(["origin"], parents(cluster.tree, "h2"))
+
+    def test_all_hosts_are_looked_at_as_often_for_many_that_returned_as_for_one(self) -> None:
+        looks = {}
+        for back in (1, 10):
+            tree = grown(31)
+            for number in range(1, back + 1):
+                tree.leave(f"h{number}")
+            for number in range(1, back + 1):
+                tree.join(f"h{number}")
+            self.assertEqual(back, sum(node.returned is not None for node in tree.hosts.values()))
+            tree.hosts = hosts = Looked(tree.hosts)
+            tree.confirm("h20", tree.tell("h20").revision)
+            looks[back] = hosts.looks
+        self.assertEqual(looks[1], looks[10])
 
     def test_who_left_knowing_that_it_was_gone_holds_it_back_in_no_way(self) -> None:
         tree = grown(9)

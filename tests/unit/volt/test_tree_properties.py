@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from testtools import TestCase
 
 from tests.unit.volt.simulation import Cluster, Lists
 from volt.models import NodeState
+from volt.tree import Departure, Node, Tree
 
 HOSTS = st.integers(1, 16).map("h{}".format)
 WHICH = st.integers(0, 1000)
@@ -238,6 +240,61 @@ class Lost(RuleBasedStateMachine):
         tree = self.cluster.tree
         for host in self.cluster.members:
             assert set(self.cluster.agents[host].using.values()) == {tree.parents(tree.hosts[host])}
+
+
+def may_be_read_from(tree: Tree, host: str, horizon: int) -> bool:
+    """By a list from before the horizon: as the docstring of the tree has it, which takes long with many hosts."""
+    others = [node for node in tree.hosts.values() if node.host != host and node.slot > 0]
+    if any(node.confirmed < min(node.awaited, horizon) for node in others):
+        return True
+    reading = [left for left in tree.departures.values() if not left.dropped and left.confirmed < horizon]
+    return any(left.revision > horizon and may_be_read_from(tree, host, left.revision) for left in reading)
+
+
+class ByDefinition(Tree):
+    """Looks at all hosts anew for each that returned."""
+
+    def _release(self) -> None:
+        for node in [node for node in self.hosts.values() if node.returned is not None]:
+            if not may_be_read_from(self, node.host, node.returned or 0):
+                with self._change([node.slot, *self._affected(node)]):
+                    node.returned = None
+                    node.state = NodeState.READY if node.settled else NodeState.MOVING
+
+
+REVISIONS = st.integers(0, 7)
+NODES = st.lists(st.tuples(REVISIONS, REVISIONS, st.none() | REVISIONS), min_size=1, max_size=6)
+DEPARTURES = st.lists(st.tuples(REVISIONS, REVISIONS, st.booleans()), max_size=6)
+Nodes = list[tuple[int, int, int | None]]
+Departures = list[tuple[int, int, bool]]
+
+
+class Returned(TestCase):
+    """It makes no difference that not all hosts are looked at for each one that returned."""
+
+    def tree(self, kind: type[Tree], nodes: Nodes, departures: Departures) -> Tree:
+        placed = [Node("origin", 0, NodeState.READY, 8, 0, 8, 8)]
+        for slot, (awaited, confirmed, returned) in enumerate(nodes, start=1):
+            state = NodeState.READY if returned is None else NodeState.RETURNING
+            placed.append(Node(f"h{slot}", slot, state, 8, awaited, confirmed, 8, returned))
+        return kind(2, 8, placed, [Departure(f"left{n}", *left) for n, left in enumerate(departures)])
+
+    @given(NODES, DEPARTURES)
+    @settings(max_examples=1000, deadline=None)
+    def test_the_same_become_ordinary_nodes(self, nodes: Nodes, departures: Departures) -> None:
+        trees = [self.tree(kind, nodes, departures) for kind in (Tree, ByDefinition)]
+        for tree in trees:
+            tree.confirm("origin", 8)  # no news, but all that returned are looked at
+        found, expected = ([vars(node) for node in tree.hosts.values()] for tree in trees)
+        self.assertEqual(expected, found)
+
+    @given(NODES, DEPARTURES, REVISIONS)
+    @settings(max_examples=1000, deadline=None)
+    def test_the_same_come_back_as_new(self, nodes: Nodes, departures: Departures, revision: int) -> None:
+        tree = self.tree(Tree, nodes, departures)
+        tree.departures["back"] = Departure("back", revision, revision, dropped=True)
+        expected = may_be_read_from(tree, "back", revision)
+        self.assertEqual(expected, tree.join("back").returned is not None)
 
 
 AnyOrder.TestCase.settings = settings(
