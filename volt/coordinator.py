@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,7 +32,17 @@ from volt.models import (
     PublishRequest,
     TreeNode,
 )
-from volt.store import HostRow, ImageRow, Store, changing_tree, departure_table, load_tree, node_table
+from volt.store import (
+    HostRow,
+    ImageRow,
+    Store,
+    changing_tree,
+    count_nodes,
+    departure_table,
+    find_origins,
+    load_tree,
+    node_table,
+)
 from volt.tree import Node, Tree, depth, heap_children
 
 log = logging.getLogger(__name__)
@@ -251,13 +261,13 @@ class Coordinator:
                 raise ImageConflict(f"image {request.name} is published with digest {image.digest}, size {image.size}")
             with self._changing(session, image) as tree:
                 _add_origin(tree, request)
-            return _image(image, tree), new
+            return _image(image, [origin.host for origin in tree.origins], tree.last), new
 
     def images(self) -> list[Image]:
         """All published images, by name."""
         with self.store.read() as session:
             published = select(ImageRow).where(ImageRow.published).order_by(ImageRow.name)
-            return [_image(image, load_tree(session, image)) for image in session.scalars(published).all()]
+            return _images(session, session.scalars(published).all())
 
     def image(self, name: str) -> Image:
         """One image.
@@ -266,8 +276,7 @@ class Coordinator:
             ImageUnknown: no such image.
         """
         with self.store.read() as session:
-            image = _published(session, name)
-            return _image(image, load_tree(session, image))
+            return _images(session, [_published(session, name)])[0]
 
     def remove_image(self, name: str) -> None:
         """Withdraw an image.
@@ -507,13 +516,20 @@ def _tree_node(tree: Tree, node: Node) -> TreeNode:
     )
 
 
-def _image(image: ImageRow, tree: Tree) -> Image:
+def _images(session: Session, images: Sequence[ImageRow]) -> list[Image]:
+    """These images; their trees, which may have very many hosts, are not loaded."""
+    ids = [image.id for image in images]
+    origins, nodes = find_origins(session, ids), count_nodes(session, ids)
+    return [_image(image, origins.get(image.id, []), nodes.get(image.id, 0)) for image in images]
+
+
+def _image(image: ImageRow, origins: list[str], nodes: int) -> Image:
     return Image(
         name=image.name,
         size=image.size,
         digest=image.digest,
-        origins=[origin.host for origin in tree.origins],
-        nodes=tree.last,
+        origins=origins,
+        nodes=nodes,
         revision=image.revision,
     )
 

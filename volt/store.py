@@ -10,7 +10,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from operator import attrgetter
@@ -258,6 +258,21 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 Rows = dict[str, tuple[Any, ...]]
+
+
+def count_nodes(session: Session, images: Collection[int]) -> dict[int, int]:
+    """How many hosts besides the origins are in the trees of images with these ids; without images that have none."""
+    query = select(node_table.c.image_id, func.count()).where(node_table.c.image_id.in_(images), node_table.c.slot > 0)
+    return dict(session.execute(query.group_by(node_table.c.image_id)).all())
+
+
+def find_origins(session: Session, images: Collection[int]) -> dict[int, list[str]]:
+    """The origins of the images with these ids, the one in slot 0 first; without images that have none."""
+    query = select(node_table.c.image_id, node_table.c.host).where(node_table.c.image_id.in_(images))
+    found: dict[int, list[str]] = {}
+    for image, host in session.execute(query.where(node_table.c.slot <= 0).order_by(node_table.c.slot.desc())):
+        found.setdefault(image, []).append(host)
+    return found
 
 
 def load_tree(session: Session, image: ImageRow) -> Tree:

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 from testtools import ExpectedException, TestCase
@@ -223,6 +223,35 @@ class Images(CoordinatorCase):
         self.publish("another")
         listed = [(image.name, image.nodes, image.origins) for image in self.volt.images()]
         self.assertEqual([("another", 0, ["origin"]), ("image", 2, ["origin"])], listed)
+
+    def test_what_is_listed_are_the_numbers_of_the_trees(self) -> None:
+        for image in ("second", "first"):
+            for origin in ("z", "a", "m"):
+                self.publish(image, origin)
+        self.host("h1", "h2", "h3")
+        for image, host in (("second", "h1"), ("second", "h2"), ("second", "h3"), ("first", "h2")):
+            self.volt.join(image, host)
+        self.volt.leave("second", "a")
+        self.volt.leave("second", "h1")
+        expected = [("first", ["z", "a", "m"], 1), ("second", ["z", "m"], 2)]
+        listed = self.volt.images()
+        self.assertEqual(expected, [(image.name, image.origins, image.nodes) for image in listed])
+        self.assertEqual(listed, [self.volt.image(image.name) for image in listed])
+        self.assertEqual([self.volt.tree(image.name).revision for image in listed], [i.revision for i in listed])
+
+    def test_no_tree_is_loaded_for_what_is_listed(self) -> None:
+        statements: list[str] = []
+        with self.volt.store.connect() as connection:
+            event.listen(connection.engine, "before_cursor_execute", lambda *said: statements.append(said[2]))
+        asked = []
+        for image in ("first", "second"):
+            self.publish(image)
+            statements.clear()
+            self.volt.images()
+            self.volt.image(image)
+            asked.append(list(statements))
+        self.assertEqual(len(asked[0]), len(asked[1]), "as much is asked for one image as for two")
+        self.assertEqual([], [statement for statement in asked[1] if "departures" in statement or "told" in statement])
 
     def test_the_fanout_of_an_image_is_that_of_its_publishing(self) -> None:
         self.grow(7)
