@@ -165,7 +165,7 @@ class Agent:
             if record.leaving:
                 self._stacks.leave_later(name)
                 return models.Unpublished(name=name, serving=False)
-            self._volt.leave(name)
+            self._volt.withdraw(name)
             if record.doing(DETACH):
                 self._stacks.restore(name)
                 return models.Unpublished(name=name, serving=False)

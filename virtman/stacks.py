@@ -62,8 +62,11 @@ class Coordinator(Protocol):
     def leave(self, image: str, dropped: int = -1) -> None:
         """Give the place up. ``dropped``: nothing here reads by an assignment of this revision or an older one.
 
-        Raises CoordinatorDown.
+        Raises CoordinatorDown, VoltRefused (it is that of the last origin).
         """
+
+    def withdraw(self, image: str, dropped: int = -1) -> None:
+        """Give the place of an origin up, and with the last one the image. Raises ImageInUse, CoordinatorDown."""
 
     def publish(self, image: Image) -> Assignment:
         """Announce an image whose origin is this host. Raises ImageExists, CoordinatorDown."""
@@ -426,7 +429,7 @@ class Stacks:
             if self._in_use(name):
                 raise ImageInUse(f"VMs of this host read image {name!r}; destroy them first")
             try:
-                self._volt.leave(name)
+                self._volt.withdraw(name)
             except CoordinatorDown as error:
                 raise CoordinatorDown(
                     f"{error}; image {name!r} is still served: other hosts may read it, which only Volt knows"
@@ -455,7 +458,7 @@ class Stacks:
             self._step("detach:removed")
         if _volt_may_know(record):
             try:
-                self._volt.leave(record.name, record.assigned)
+                self._leave(record)
             except CoordinatorDown as error:
                 log.warning("image %s: Volt is told that we left when it is back: %s", record.name, error)
                 return
@@ -500,8 +503,13 @@ class Stacks:
         with self._locks.hold(name):
             record = self._shelf.get(name)
             if record is not None and record.leaving:
-                self._volt.leave(name, record.assigned)
+                self._leave(record)
                 self._shelf.remove(name)
+
+    def _leave(self, record: ImageRecord) -> None:
+        """Only who has been an origin may take the image with it: there may be another agent with this host's name."""
+        leave = self._volt.withdraw if record.role is Role.ORIGIN else self._volt.leave
+        leave(record.name, record.assigned)
 
     def serving(self, name: str) -> bool:
         """Whether the image is served right now."""
@@ -520,7 +528,10 @@ class Stacks:
         return self._shelf.get(name) is not None
 
     def leave_unknown(self, name: str) -> None:
-        """Volt says that this host has a place, but there is no stack: give the place up."""
+        """Volt says that this host has a place, but there is no stack: give the place up.
+
+        Raises CoordinatorDown, VoltRefused (the image has no other origin: this may be the place of another agent).
+        """
         with self._locks.hold(name):
             if self._shelf.get(name) is None:
                 self._volt.leave(name)

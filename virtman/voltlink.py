@@ -40,20 +40,40 @@ class VoltLink:
         return self._call(lambda: self._client.join(image, self._host))
 
     def leave(self, image: str, dropped: int = -1) -> None:
-        """Give the place up; an image or host that Volt does not know has none. Raises CoordinatorDown.
+        """Give the place up; an image or host that Volt does not know has none.
 
         ``dropped``: the host reads by no assignment of this revision or an older one any more.
 
-        An image that loses its last origin so is withdrawn: nobody could serve it.
+        Raises CoordinatorDown, VoltRefused (the place is that of the last origin, for which there is ``withdraw``).
         """
-        with contextlib.suppress(UnknownImage):
-            self._call(lambda: self._leave(image, dropped))
 
-    def _leave(self, image: str, dropped: int) -> None:
-        try:
-            self._client.leave(image, self._host, dropped)
-        except volt_errors.OriginNeeded:
-            self._client.remove_image(image)
+        def act() -> None:
+            try:
+                self._client.leave(image, self._host, dropped)
+            except volt_errors.OriginNeeded as error:
+                raise VoltRefused(
+                    f"Volt lists this host, {self._host}, as the only origin of image {image!r}, and this agent has"
+                    " nothing of it; if another agent has the same host name, give one of them another by --name;"
+                    f" if none has, remove the image: volt images remove {image}"
+                ) from error
+
+        with contextlib.suppress(UnknownImage):
+            self._call(act)
+
+    def withdraw(self, image: str, dropped: int = -1) -> None:
+        """Give up the place of an origin, as ``leave``. Raises ImageInUse, CoordinatorDown.
+
+        An image that loses its last origin so is withdrawn: nobody could serve it. So this is for who has the content.
+        """
+
+        def act() -> None:
+            try:
+                self._client.leave(image, self._host, dropped)
+            except volt_errors.OriginNeeded:
+                self._client.remove_image(image)
+
+        with contextlib.suppress(UnknownImage):
+            self._call(act)
 
     def publish(self, image: Image) -> Assignment:
         """Announce an image whose origin is this host. Raises ImageExists, CoordinatorDown."""

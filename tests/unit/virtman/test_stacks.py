@@ -12,7 +12,7 @@ from testtools.matchers import MatchesStructure
 from drivers.base import Image
 from drivers.errors import DriverError
 from tests.doubles.drivers import unnoticed
-from tests.doubles.volt import child, digest_of, parent, secret_of
+from tests.doubles.volt import child, digest_of, link_to, parent, secret_of
 from tests.unit.virtman.scene import Room, Scene
 from virtman.errors import (
     ContentChanged,
@@ -25,6 +25,7 @@ from virtman.errors import (
     Suspended,
     UnknownImage,
     VirtmanError,
+    VoltRefused,
 )
 from virtman.locks import NamedLocks
 from virtman.records import ImageRecord, Role
@@ -660,6 +661,13 @@ class RemovalTest(StacksTest):
         self.volt.assign("debian", ["other"])
         self.stacks.leave_unknown("debian")
         self.assertEqual({}, self.volt.places)
+
+    def test_the_image_of_another_agent_of_this_name_outlives_an_attach_that_failed(self) -> None:
+        link_to(self.volt).publish(Image("debian", 1 << 20, digest_of("debian")))
+        self.host.failing = {"cache.open": TROUBLE}
+        self.assertRaises(DriverError, self.stacks.ensure, "debian")
+        self.assertRaises(VoltRefused, self.stacks.leave_later, "debian")
+        self.assertEqual(["here"], self.volt.images["debian"].origins)
 
     def test_a_place_with_a_stack_is_kept(self) -> None:
         self.attached()

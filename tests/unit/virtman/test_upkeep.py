@@ -8,11 +8,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from testtools import TestCase
+from testtools.matchers import Contains
 
 from drivers.base import CacheStats, Image, Volume
 from drivers.errors import DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH, CacheGroupDouble, Host, unnoticed
-from tests.doubles.volt import INTERVAL, digest_of, parent
+from tests.doubles.volt import INTERVAL, digest_of, link_to, parent
 from tests.unit.virtman.clock import Clock
 from tests.unit.virtman.scene import Scene
 from virtman.errors import CoordinatorDown, HypervisorError
@@ -180,6 +181,15 @@ class VoltsAnswerTest(UpkeepTest):
         leaves = self.scene.moments.count("before volt.leave")
         self.beat()
         self.assertEqual(leaves, self.scene.moments.count("before volt.leave"))
+
+    def test_an_image_whose_only_origin_is_another_agent_of_this_name_stays_and_is_told(self) -> None:
+        link_to(self.volt).publish(Image("debian", MIB, digest_of("debian")))
+        self.beat()
+        self.assertEqual(["here"], self.volt.images["debian"].origins)
+        self.assertThat(self.upkeep.troubles()["place of debian"], Contains("--name"))
+        link_to(self.volt).withdraw("debian")  # its agent does, say
+        self.pass_time(LONGEST_PAUSE)
+        self.assertEqual({}, self.upkeep.troubles())
 
     def test_after_stop_nothing_is_begun(self) -> None:
         self.attached()

@@ -9,7 +9,7 @@ from drivers.base import Image
 from tests.doubles.drivers import ADDRESS
 from tests.doubles.servers import serve_volt, unused_port
 from tests.doubles.volt import INTERVAL, VoltDouble, digest_of
-from virtman.errors import CoordinatorDown, ImageExists, ImageInUse, UnknownImage
+from virtman.errors import CoordinatorDown, ImageExists, ImageInUse, UnknownImage, VoltRefused
 from virtman.voltlink import ERRORS, VoltLink, translated
 from volt import errors as volt_errors
 from volt.client import NodeReport, VoltClient
@@ -67,10 +67,24 @@ class VoltLinkTest(TestCase):
         listed = {name for name in ("mine", "debian", "theirs", "unknown") if self.link.lists_origin(name)}
         self.assertEqual({"mine", "debian"}, listed)
 
-    def test_the_last_origin_takes_the_image_with_it(self) -> None:
+    def test_the_last_origin_that_withdraws_takes_the_image_with_it(self) -> None:
         self.link.publish(MINE)
-        self.link.leave("mine")
+        self.link.withdraw("mine")
         self.assertNotIn("mine", self.volt.images)
+        self.link.withdraw("mine")
+
+    def test_one_of_two_origins_that_withdraws_leaves_the_image(self) -> None:
+        self.volt.offer("mine")
+        self.link.publish(MINE)
+        self.link.withdraw("mine")
+        self.assertEqual(["other"], self.volt.images["mine"].origins)
+
+    def test_the_last_origin_cannot_just_leave(self) -> None:
+        self.link.publish(MINE)
+        error = self.assertRaises(VoltRefused, self.link.leave, "mine")
+        for said in ("only origin of image 'mine'", "--name", "volt images remove mine"):
+            self.assertThat(str(error), Contains(said))
+        self.assertEqual(["here"], self.volt.images["mine"].origins)
 
     def test_a_report_brings_new_parents(self) -> None:
         self.volt.assign("debian", ["dead", "spare"])
@@ -98,7 +112,7 @@ class VoltLinkTest(TestCase):
         self.volt.down = True
         for call in (self.link.images, self.link.register, lambda: self.link.heartbeat([])):
             self.assertRaises(CoordinatorDown, call)
-        for named in (self.link.leave, self.link.lists_origin):
+        for named in (self.link.leave, self.link.withdraw, self.link.lists_origin):
             self.assertRaises(CoordinatorDown, named, "debian")
 
     def test_a_volt_that_nobody_runs_is_down(self) -> None:
@@ -118,7 +132,7 @@ class VoltLinkTest(TestCase):
     def test_an_image_that_others_have_cannot_be_withdrawn(self) -> None:
         self.link.publish(MINE)
         self.volt.read_by_others("mine")
-        error = self.assertRaises(ImageInUse, self.link.leave, "mine")
+        error = self.assertRaises(ImageInUse, self.link.withdraw, "mine")
         self.assertThat(str(error), Contains("h7"))
 
     def test_every_class_of_our_own_is_for_a_refusal(self) -> None:
