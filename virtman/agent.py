@@ -263,7 +263,10 @@ class Agent:
     def boot(
         self, vm: str, image: str, size: int | None, boot: Boot, ssh_keys: list[str], user_data: str | None
     ) -> models.Booted:
-        """Create the VM if needed and start it. Raises as ``create``, HypervisorError, DomainForeign, BadRequest."""
+        """Create the VM if needed and start it; one that runs so already is left alone.
+
+        Raises as ``create``, HypervisorError, DomainForeign, VmRuns, BadRequest.
+        """
         self._vms.boot(vm, image, size, boot, ssh_keys, user_data)
         return self._booted(vm)
 

@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 from drivers.base import Device
 from virtman.errors import BadRequest
+from virtman.records import Boot
 
 NAMESPACE = "https://virtman.invalid/domain/1"
 """Marks a domain as ours. It only has to be unique, and names no place."""
@@ -21,6 +22,9 @@ QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 
 IO_THREAD = "1"
 """Serves the VM's disk: QEMU's main thread would wait for each step of a read for the lock of the VM's processors."""
+
+KIB_PER_MIB = 1024
+"""libvirt gives memory back in KiB, whatever it got."""
 
 USER, NONE = "user", "none"
 
@@ -58,6 +62,24 @@ def owner_of(xml: str) -> str | None:
     """Who defined the domain: the owner we put there, or None if it is not ours."""
     mark = ET.fromstring(xml).find(f"metadata/{{{NAMESPACE}}}virtman")  # noqa: S314  libvirt wrote it
     return None if mark is None else mark.get("owner")
+
+
+def machine_of(xml: str) -> Boot:
+    """The machine that a domain of ours was defined with, from what libvirt makes of its definition."""
+    root = ET.fromstring(xml)  # noqa: S314  libvirt wrote it
+    return Boot(
+        memory=int(root.findtext("memory", "0")) // KIB_PER_MIB,
+        cpus=int(root.findtext("vcpu", "1")),
+        network=_network_of(root.find("devices/interface")),
+    )
+
+
+def _network_of(interface: ET.Element | None) -> str:
+    if interface is None:
+        return NONE
+    kind, source = interface.get("type", ""), interface.find("source")
+    name = None if source is None else source.get(kind)
+    return kind if name is None else f"{kind}:{name}"
 
 
 def domain_xml(machine: Machine) -> str:

@@ -12,6 +12,7 @@ VirtmanError
 │   └── UnknownVolume
 ├── Conflict
 │   ├── VmExists             the name is taken by a VM of another image or size
+│   ├── VmRuns               the VM runs, and not as was asked for
 │   ├── ImageExists          the name is taken by other content
 │   ├── ContentChanged       Volt has other content under the name of an image that this host has
 │   ├── ImageUnlisted        Volt does not list an image any more that this host has
@@ -114,6 +115,12 @@ class VmExists(Conflict):
     """The name is taken by a VM of another image or size."""
 
     kind = "vm-exists"
+
+
+class VmRuns(Conflict):
+    """The VM runs, with another machine, other keys or other user data than was asked for."""
+
+    kind = "vm-runs"
 
 
 class ImageExists(Conflict):

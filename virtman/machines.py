@@ -14,11 +14,11 @@ from xml.etree import ElementTree as ET
 
 from drivers.base import Device
 from drivers.host.durable import write_atomically
-from virtman.domain import Machine, domain_xml, owner_of
-from virtman.errors import DomainForeign, HypervisorAbsent, HypervisorError, UnknownVm
+from virtman.domain import Machine, domain_xml, machine_of, owner_of
+from virtman.errors import DomainForeign, HypervisorAbsent, HypervisorError, UnknownVm, VmRuns
 from virtman.hostfiles import told
 from virtman.records import Boot
-from virtman.seed import Identity, seed_image
+from virtman.seed import Identity, is_seed_of, seed_image
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class LibvirtMachines:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
         After an error what was not there is not there, unless libvirt went away meanwhile. Raises HypervisorError,
-        HypervisorAbsent, DomainForeign, BadRequest.
+        HypervisorAbsent, DomainForeign, BadRequest, VmRuns.
         """
         machine = Machine(
             vm=vm,
@@ -68,14 +68,17 @@ class LibvirtMachines:
             network=boot.network,
         )
         xml = domain_xml(machine)
+        identity = Identity(vm, machine.uuid, ssh_keys or [], user_data)
         with connected(self._uri) as connection:
             present = self._find(connection, vm)
             if present is not None and present.isActive():
+                if ssh_keys is not None:
+                    self._check_runs_as(present, boot, identity)
                 return
             keep = ssh_keys is None and self._seed(vm).exists()
             try:
                 if not keep:
-                    seed = seed_image(Identity(vm, machine.uuid, ssh_keys or [], user_data))
+                    seed = seed_image(identity)
                     with told(f"writing {self._seed(vm)}"):
                         write_atomically(self._seed(vm), seed)
                 give_to_hypervisor(
@@ -88,6 +91,25 @@ class LibvirtMachines:
                     self._forget_again(connection, vm, files=not keep)
                 raise
 
+    def _check_runs_as(self, domain: Any, boot: Boot, identity: Identity) -> None:
+        """Whether a running VM is the one that is asked for: the call for it may be a repeated one. Raises VmRuns."""
+        runs = _machine(domain)
+        if runs != boot:
+            raise VmRuns(
+                f"vm {identity.vm!r} runs, with memory {runs.memory} MiB, cpus {runs.cpus}, network {runs.network};"
+                " stop it first"
+            )
+        if (identity.ssh_keys or identity.user_data) and not self._has_seed_of(identity):
+            raise VmRuns(
+                f"vm {identity.vm!r} runs, with other keys or user data, which are handed over at a start only;"
+                " stop it first"
+            )
+
+    def _has_seed_of(self, identity: Identity) -> bool:
+        seed = self._seed(identity.vm)
+        with told(f"reading {seed}"):
+            return seed.exists() and is_seed_of(seed.read_bytes(), identity)
+
     def _forget_again(self, connection: Any, vm: str, *, files: bool) -> None:
         """Take a failed start back; the first error is the one to raise."""
         import libvirt
@@ -97,13 +119,14 @@ class LibvirtMachines:
         except (libvirt.libvirtError, DomainForeign) as second:
             log.error("vm %s: taking its start back failed too: %s", vm, second)
 
-    def known(self, vm: str) -> bool:
-        """Whether libvirt has a VM of this name that this agent defined. Raises HypervisorError."""
+    def machine(self, vm: str) -> Boot | None:
+        """The machine of the VM of this name that this agent defined, if there is one. Raises HypervisorError."""
         with connected(self._uri) as connection:
             try:
-                return self._find(connection, vm) is not None
+                domain = self._find(connection, vm)
             except DomainForeign:
-                return False
+                return None
+            return None if domain is None else _machine(domain)
 
     def stop(self, vm: str, *, force: bool) -> None:
         """Shut the VM down, or with ``force`` cut its power. A stopped one is left alone. Raises HypervisorError."""
@@ -245,6 +268,13 @@ def _run_of(domain: Any) -> int:
 
 def _quiet(_context: object, _error: object) -> None:
     """libvirt prints errors on stderr unless told otherwise; every one of them is raised as well."""
+
+
+def _machine(domain: Any) -> Boot:
+    """As it was defined: of one that runs, libvirt also tells what it has made of a network."""
+    import libvirt
+
+    return machine_of(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
 
 
 def _state(domain: Any) -> str:

@@ -6,12 +6,14 @@ boot (cloud-init documentation, "NoCloud" data source).
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pycdlib
+from pycdlib.pycdlibexception import PyCdlibException
 
 LABEL = "cidata"
 NO_USER_DATA = "#cloud-config\n{}\n"
@@ -40,17 +42,35 @@ class Identity:
         }
         return json.dumps(data, indent=1) + "\n"
 
+    def files(self) -> dict[str, bytes]:
+        """What the seed has in it, by name."""
+        user_data = self.user_data or NO_USER_DATA
+        return {"meta-data": self.meta_data().encode(), "user-data": user_data.encode()}
+
 
 def seed_image(identity: Identity) -> bytes:
     """The content of the seed's ISO file."""
     iso = pycdlib.PyCdlib()
     iso.new(interchange_level=3, vol_ident=LABEL, joliet=3, rock_ridge="1.09")
-    files = {"meta-data": identity.meta_data(), "user-data": identity.user_data or NO_USER_DATA}
-    for name, text in files.items():
-        content = text.encode()
+    for name, content in identity.files().items():
         short = name.replace("-", "").upper()
         iso.add_fp(io.BytesIO(content), len(content), f"/{short}.;1", rr_name=name, joliet_path=f"/{name}")
     out = io.BytesIO()
     iso.write_fp(out)
     iso.close()
+    return out.getvalue()
+
+
+def is_seed_of(image: bytes, identity: Identity) -> bool:
+    """Whether a seed says the same as a new one would, which differs by its dates at least."""
+    iso = pycdlib.PyCdlib()
+    with contextlib.suppress(PyCdlibException):
+        iso.open_fp(io.BytesIO(image))
+        return all(_read(iso, name) == content for name, content in identity.files().items())
+    return False
+
+
+def _read(iso: pycdlib.PyCdlib, name: str) -> bytes:
+    out = io.BytesIO()
+    iso.get_file_from_iso_fp(out, rr_path=f"/{name}")
     return out.getvalue()

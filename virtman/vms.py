@@ -23,6 +23,7 @@ from virtman.errors import (
     UnknownVm,
     VirtmanError,
     VmExists,
+    VmRuns,
 )
 from virtman.locks import NamedLocks
 from virtman.records import BOOT, CREATE, DESTROY, Boot, ImageRecord, Shelf, State, VmRecord
@@ -40,11 +41,12 @@ class Machines(Protocol):
     def start(self, vm: str, disk: Device, boot: Boot, ssh_keys: list[str] | None, user_data: str | None) -> None:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
-        Raises HypervisorError, HypervisorAbsent (nothing was asked of it), DomainForeign, BadRequest.
+        Raises HypervisorError, HypervisorAbsent (nothing was asked of it), DomainForeign, BadRequest; VmRuns if it
+        runs with another machine than ``boot``, or with other keys or user data than those that are given.
         """
 
-    def known(self, vm: str) -> bool:
-        """Whether the hypervisor has a VM of this name that is ours. Raises HypervisorError."""
+    def machine(self, vm: str) -> Boot | None:
+        """The machine of the VM of this name that is ours, if the hypervisor has one. Raises HypervisorError."""
 
     def remove(self, vm: str) -> None:
         """Stop the VM, and forget it with all that was made for it. Nothing there is fine. Raises HypervisorError."""
@@ -127,8 +129,9 @@ class Vms:
     def boot(
         self, name: str, image: str, size: int | None, boot: Boot, ssh_keys: list[str] | None, user_data: str | None
     ) -> None:
-        """Start a VM, creating its disk if needed. Raises as ``create`` and ``Machines.start``.
+        """Start a VM, creating its disk if needed. One that runs so already is left alone.
 
+        Raises as ``create`` and ``Machines.start``.
         After an error all is as it was before; what cannot be undone now is undone later.
         """
         with self.locks.hold(name):
@@ -179,7 +182,7 @@ class Vms:
         record of the machine nor the disk may go.
         """
         log.warning("vm %s: boot failed: %s", booting.name, error)
-        untouched = isinstance(error, HypervisorAbsent | NoRoom | HostTrouble)
+        untouched = isinstance(error, HypervisorAbsent | VmRuns | NoRoom | HostTrouble)
         try:
             if booting.operation is not None and booting.operation.arguments["new"]:
                 self._destroy(record if untouched else booting)
@@ -191,8 +194,8 @@ class Vms:
             log.error("vm %s: undoing the boot failed too; it is tried again later: %s", booting.name, second)
 
     def _repair_boot(self, record: VmRecord) -> None:
-        if self._machines.known(record.name):
-            self._shelf.put(record.name, record.settled())
+        if (machine := self._machines.machine(record.name)) is not None:
+            self._shelf.put(record.name, record.settled(boot=machine))
             return
         arguments = record.operation.arguments if record.operation is not None else {}
         if arguments.get("new"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from testtools import TestCase
 
 from drivers.base import Device
+from virtman.errors import VmRuns
 from virtman.records import Boot
 from virtman.vms import Machines
 
 BOOT = Boot(memory=64, cpus=1, network="none")
+NO_KEYS: list[str] = []
 
 
 class MachinesContract(TestCase):
@@ -25,12 +27,35 @@ class MachinesContract(TestCase):
         """Names of the VMs that run."""
         raise NotImplementedError
 
-    def start(self, vm: str = "vm") -> None:
-        self.machines.start(vm, self.disk, BOOT, [], None)
+    def start(
+        self, vm: str = "vm", boot: Boot = BOOT, keys: list[str] | None = NO_KEYS, user_data: str | None = None
+    ) -> None:
+        self.machines.start(vm, self.disk, boot, keys, user_data)
 
-    def test_a_vm_that_was_started_runs_and_is_known(self) -> None:
+    def test_a_vm_that_was_started_runs_and_its_machine_is_known(self) -> None:
         self.start()
-        self.assertEqual((["vm"], True), (self.running(), self.machines.known("vm")))
+        self.assertEqual((["vm"], BOOT), (self.running(), self.machines.machine("vm")))
+
+    def test_a_running_vm_is_not_started_with_another_machine(self) -> None:
+        self.start()
+        for other in ({"memory": 128}, {"cpus": 2}, {"network": "user"}):
+            self.assertRaises(VmRuns, self.start, boot=BOOT.model_copy(update=other))
+        self.assertEqual((["vm"], BOOT), (self.running(), self.machines.machine("vm")))
+
+    def test_a_running_vm_is_not_started_with_other_keys_or_user_data(self) -> None:
+        self.start(keys=["key"], user_data="#cloud-config\n")
+        for keys, user_data in ((["other"], "#cloud-config\n"), (["key"], None), ([], "#!/bin/sh\n")):
+            self.assertRaises(VmRuns, self.start, keys=keys, user_data=user_data)
+
+    def test_a_running_vm_may_be_started_again_as_it_runs(self) -> None:
+        self.start(keys=["key"], user_data="#cloud-config\n")
+        self.start(keys=["key"], user_data="#cloud-config\n")
+        self.start()
+
+    def test_a_running_vm_is_left_alone_by_a_start_without_keys(self) -> None:
+        self.start(keys=["key"])
+        self.start(boot=BOOT.model_copy(update={"memory": 128}), keys=None)
+        self.assertEqual(BOOT, self.machines.machine("vm"))
 
     def test_a_vm_is_started_once(self) -> None:
         self.start()
@@ -39,14 +64,14 @@ class MachinesContract(TestCase):
 
     def test_a_vm_that_was_never_started_is_not_known(self) -> None:
         self.start("other")
-        self.assertFalse(self.machines.known("vm"))
+        self.assertIsNone(self.machines.machine("vm"))
 
     def test_a_vm_that_is_removed_is_gone_with_its_files_and_no_other_one(self) -> None:
         self.start()
         self.start("other")
         self.machines.remove("vm")
         self.assertEqual((["other"], ["other"]), (self.running(), self.files()))
-        self.assertFalse(self.machines.known("vm"))
+        self.assertIsNone(self.machines.machine("vm"))
 
     def test_what_is_not_there_can_be_removed(self) -> None:
         self.machines.remove("vm")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from drivers.base import Device
 from tests.doubles.drivers import Moment, unnoticed
+from virtman.errors import VmRuns
 from virtman.records import Boot
 
 
@@ -16,19 +17,31 @@ class MachinesDouble:
         """What a call ("start") raises until it is taken out again."""
         self.running: dict[str, Device] = {}
         self.files: set[str] = set()
+        self._machines: dict[str, Boot] = {}
+        self._seeds: dict[str, tuple[list[str], str | None]] = {}
 
     def start(self, vm: str, disk: Device, boot: Boot, ssh_keys: list[str] | None, user_data: str | None) -> None:
         self._answer("start")
-        self.files.add(vm)
-        self.moment("within machines.start")
-        self.running.setdefault(vm, disk)
+        if vm not in self.running:
+            self.files.add(vm)
+            if ssh_keys is not None:
+                self._seeds[vm] = ssh_keys, user_data
+            self.moment("within machines.start")
+            self.running[vm], self._machines[vm] = disk, boot
+        elif ssh_keys is not None:
+            self._check_runs_as(vm, boot, ssh_keys, user_data)
         self.moment("after machines.start")
         if "start's answer" in self.failing:
             raise self.failing["start's answer"]
 
-    def known(self, vm: str) -> bool:
-        self._answer("known")
-        return vm in self.running
+    def _check_runs_as(self, vm: str, boot: Boot, ssh_keys: list[str], user_data: str | None) -> None:
+        given = ssh_keys or user_data
+        if self._machines[vm] != boot or (given and self._seeds[vm] != (ssh_keys, user_data)):
+            raise VmRuns(f"vm {vm!r} runs")
+
+    def machine(self, vm: str) -> Boot | None:
+        self._answer("machine")
+        return self._machines[vm] if vm in self.running else None
 
     def remove(self, vm: str) -> None:
         self._answer("remove")

@@ -51,8 +51,7 @@ class Golden(TestCase):
         for name in self.disks:
             scene.host.disks[name] = Disk(MIB, Device(MIB, node={}), whole=True, writes=f"of {name}")
         for name in (*self.running, "destroying-machine"):
-            scene.machines.running[name] = Device(MIB)
-            scene.machines.files.add(name)
+            scene.machines.start(name, Device(MIB), BOOT, [], None)
         return scene
 
     def test_all_goes_on(self) -> None:

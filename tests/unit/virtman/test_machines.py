@@ -12,7 +12,7 @@ from testtools.matchers import Contains
 from tests.unit.virtman.hypervisor import LIBVIRT, connect, disk_in
 from tests.unit.virtman.scene import folder_for
 from tests.unit.virtman.test_seed import read
-from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorError, UnknownVm
+from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorError, UnknownVm, VmRuns
 from virtman.machines import LibvirtMachines, give_to_hypervisor, shut_down
 from virtman.records import Boot
 
@@ -55,10 +55,23 @@ class StartTest(MachinesTest):
         self.assertThat(read(seed, "meta-data"), Contains("ssh-ed25519 AAAA"))
         self.assertEqual("#cloud-config\n", read(seed, "user-data"))
 
-    def test_a_running_vm_is_left_alone(self) -> None:
-        self.start()
-        self.start(memory=128)
+    def test_a_running_vm_is_told_as_it_runs_and_left_alone(self) -> None:
+        self.start(network="bridge:br0")
+        error = self.assertRaises(VmRuns, self.start, memory=128)
+        self.assertThat(str(error), Contains("runs, with memory 64 MiB, cpus 1, network bridge:br0; stop"))
         self.assertEqual(64 << 10, self.domain().maxMemory())
+
+    def test_every_kind_of_network_is_known_again(self) -> None:
+        for number, network in enumerate(("user", "none", "network:default", "bridge:br0")):
+            self.start(f"vm{number}", network=network)
+            self.start(f"vm{number}", network=network)
+
+    def test_a_seed_that_is_lost_or_damaged_is_not_that_of_the_keys(self) -> None:
+        self.start()
+        self.seed().write_bytes(b"x" * 100_000)
+        self.assertRaises(VmRuns, self.start)
+        self.seed().unlink()
+        self.assertRaises(VmRuns, self.start)
 
     def test_a_stopped_vm_starts_with_the_new_settings(self) -> None:
         self.start()

@@ -12,7 +12,7 @@ from testtools import TestCase
 from testtools.matchers import MatchesRegex
 
 from virtman.names import NAME_PATTERN
-from virtman.seed import LABEL, NO_USER_DATA, Identity, seed_image
+from virtman.seed import LABEL, NO_USER_DATA, Identity, is_seed_of, seed_image
 
 
 def read(image: bytes, name: str) -> str:
@@ -49,6 +49,13 @@ class SeedTest(TestCase):
     @given(st.from_regex(NAME_PATTERN, fullmatch=True).filter(lambda name: not name.endswith("\n")))
     def test_every_name_gives_a_legal_host_name(self, name: str) -> None:
         self.assertThat(Identity(name, "id").hostname, MatchesRegex(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"))
+
+    def test_a_seed_is_that_of_whom_it_was_made_for(self) -> None:
+        seed = seed_image(Identity("vm", "id", ["key"], "#cloud-config\n"))
+        self.assertTrue(is_seed_of(seed, Identity("vm", "id", ["key"], "#cloud-config\n")))
+        self.assertFalse(is_seed_of(seed, Identity("vm", "id", ["other"], "#cloud-config\n")))
+        self.assertFalse(is_seed_of(seed, Identity("vm", "id", ["key"])))
+        self.assertFalse(is_seed_of(b"", Identity("vm", "id", ["key"])))
 
     def test_siblings_differ(self) -> None:
         self.assertNotEqual(seed_image(Identity("a", "id-a")), seed_image(Identity("b", "id-b")))

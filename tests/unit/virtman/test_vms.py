@@ -23,6 +23,7 @@ from virtman.errors import (
     UnknownImage,
     UnknownVm,
     VmExists,
+    VmRuns,
 )
 from virtman.records import Boot, State, VmRecord
 
@@ -270,7 +271,7 @@ class BootTest(VmsTest):
 
     def test_no_hypervisor_at_all_needs_none_to_undo_the_boot(self) -> None:
         gone = HypervisorAbsent("no libvirt")
-        self.machines.failing = {"start": gone, "remove": gone, "known": gone}
+        self.machines.failing = {"start": gone, "remove": gone, "machine": gone}
         self.assertRaises(HypervisorAbsent, self.boot)
         self.assertEqual({}, self.host.disks)
         self.assertEqual([], self.scene.vm_shelf.names())
@@ -302,7 +303,7 @@ class BootTest(VmsTest):
     def lose_the_hypervisor(self) -> None:
         """It starts the VM and dies before it says so."""
         gone = HypervisorError("libvirtd is gone")
-        self.machines.failing = {"start's answer": gone, "remove": gone, "known": gone}
+        self.machines.failing = {"start's answer": gone, "remove": gone, "machine": gone}
         self.assertRaises(HypervisorError, self.boot)
         self.machines.failing = {}
 
@@ -332,6 +333,38 @@ class BootTest(VmsTest):
         self.assertRaises(HypervisorError, self.vms.boot, "vm", "debian", None, other, [], None)
         self.assertEqual(BOOT, self.record().boot)
         self.assertIn("vm", self.machines.running)
+        self.scene.check(self)
+
+    def test_a_boot_of_a_running_vm_with_another_machine_is_refused_and_the_record_stays(self) -> None:
+        self.boot()
+        other = BOOT.model_copy(update={"memory": 128})
+        self.assertRaises(VmRuns, self.vms.boot, "vm", "debian", None, other, [], None)
+        self.assertRaises(VmRuns, self.vms.boot, "vm", "debian", None, BOOT, ["key"], None)
+        self.assertEqual(BOOT, self.record().boot)
+        self.scene.check(self)
+
+    def test_a_boot_that_is_asked_for_again_changes_nothing(self) -> None:
+        for _ in range(2):
+            self.vms.boot("vm", "debian", None, BOOT, ["key"], "#cloud-config\n")
+        self.boot()
+        self.scene.check(self)
+
+    def test_a_running_vm_that_the_records_do_not_know_outlives_a_boot_that_it_refuses(self) -> None:
+        self.boot()
+        self.scene.vm_shelf.remove("vm")
+        del self.host.disks["vm"]
+        other = BOOT.model_copy(update={"memory": 128})
+        self.assertRaises(VmRuns, self.vms.boot, "vm", "debian", None, other, [], None)
+        self.assertIn("vm", self.machines.running)
+        self.assertEqual([], self.scene.vm_shelf.names())
+
+    def test_a_boot_of_a_running_vm_that_was_cut_off_is_recorded_with_what_runs(self) -> None:
+        self.boot()
+        other = BOOT.model_copy(update={"memory": 128})
+        self.scene.cut(lambda scene: scene.vms.boot("vm", "debian", None, other, [], None), 1)
+        self.assertEqual(other, self.record().boot)
+        self.scene.restart()
+        self.assertEqual(BOOT, self.record().boot)
         self.scene.check(self)
 
     def test_a_boot_that_was_cut_off_and_never_reached_the_hypervisor_is_undone(self) -> None:
