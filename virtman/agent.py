@@ -71,6 +71,7 @@ class Agent:
         self._vms = Vms(
             Shelf(config.state / "records" / "vms", VmRecord), self._drivers.snapshot, self._stacks.ensure,
             lambda record: self._drivers.export.local(record.image), self._machines, step,
+            gone=lambda image: self._upkeep.released(image),
         )  # fmt: skip
         self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, config.idle_grace)
         self._heartbeat = Heartbeat(lambda: self._volt.heartbeat(self._upkeep.reports()), self._on_answer)
@@ -169,9 +170,9 @@ class Agent:
             if record.doing(DETACH):
                 self._stacks.restore(name)
                 return models.Unpublished(name=name, serving=False)
-            dropped = self._stacks.drop_origin(name)
+            self._stacks.drop_origin(name, given_up=True)
         self._heartbeat.soon()
-        return models.Unpublished(name=name, serving=not dropped)
+        return models.Unpublished(name=name, serving=self._stacks.known(name))
 
     def _published(self, name: str) -> ImageRecord:
         """The record of an image that this host published. Raises UnknownImage, StateNewer."""

@@ -177,6 +177,7 @@ class ChildRecord(Part):
 class ImageRecord(Record):
     """One image's stack. ``size`` and ``digest`` are unknown (None) until Volt told them.
 
+    ``given_up``: Volt does not list this host as its origin any more, as was asked for; it is served while VMs read it.
     ``assigned`` is the revision of the parents in the record; ``revision`` the last one of which it is certain that the
     stack reads from its parents and from no others.
     """
@@ -184,6 +185,7 @@ class ImageRecord(Record):
     role: Role
     size: int | None = None
     digest: str | None = None
+    given_up: bool = False
     slot: int = 0
     assigned: int = 0
     revision: int = 0

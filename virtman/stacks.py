@@ -143,7 +143,7 @@ class Stacks:
             if record.doing(PUBLISH):
                 return self._publish(record)
             # What is still there of a stack that was half removed can be undone only with what its record knows.
-            return self._attach(record.model_copy(update={"role": Role.HOST, "state": State.ABSENT}))
+            return self._attach(record.model_copy(update={"role": Role.HOST, "state": State.ABSENT, "given_up": False}))
 
     def _attach(self, record: ImageRecord) -> ImageRecord:
         name, record = record.name, record.begin(ATTACH)
@@ -188,6 +188,9 @@ class Stacks:
             before = self._shelf.get(image.name)
             if before is not None and (before.role is Role.HOST or before.digest != image.digest):
                 raise ImageExists(f"image {image.name!r} is on this host already, and not from this content")
+            if before is not None and before.given_up:
+                before = before.model_copy(update={"given_up": False})
+                self._shelf.put(image.name, before)  # before Volt may list it
             if before is not None and before.doing(DETACH):
                 before = self._turn_back(before)
             if before is not None and before.steady:
@@ -437,14 +440,25 @@ class Stacks:
             self._detach(record.begin(DETACH, told=False))
             return True
 
-    def drop_origin(self, name: str) -> bool:
-        """Stop serving an image that this host published and Volt no longer lists, unless a VM needs it."""
+    def drop_origin(self, name: str, *, given_up: bool = False) -> bool:
+        """Stop serving an image that this host published and Volt no longer lists, unless a VM needs it.
+
+        ``given_up``: then it is written down that it is to be dropped when none needs it any more (``unwanted``).
+        """
         with self._locks.hold(name):
             record = self._shelf.get(name)
-            if record is None or record.role is not Role.ORIGIN or not record.steady or self._in_use(name):
+            if record is None or record.role is not Role.ORIGIN or not record.steady:
+                return False
+            if self._in_use(name):
+                if given_up:
+                    self._shelf.put(name, record.model_copy(update={"given_up": True}))
                 return False
             self._detach(record.begin(DETACH, told=False))
             return True
+
+    def unwanted(self, record: ImageRecord) -> bool:
+        """Whether an image was given up, and no VM of this host needs it any more."""
+        return record.given_up and not self._in_use(record.name)
 
     def _detach(self, record: ImageRecord) -> None:
         """Remove the stack, then leave Volt's tree, unless the operation says that Volt has no place for it."""

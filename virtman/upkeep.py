@@ -142,7 +142,7 @@ class Upkeep:
         self.queue.stumbled(IMAGE + image, "the process that serves it died")
 
     def released(self, image: str) -> None:
-        """An operation on an image has ended. Returns at once."""
+        """An operation on an image has ended, or a VM of it is gone. Returns at once."""
         with self._heard_lock:
             self._untended.add(image)
         self.queue.wake(IMAGE + image)
@@ -296,9 +296,17 @@ class Upkeep:
             return Job("leave Volt's tree", partial(self._stacks.leave_later, name), Pool.VOLT)
         if not record.steady:
             return None
+        if record.given_up:
+            return self._plan_given_up(record)
         if name in self._absent:
             return Job("join again", partial(self._rejoin, name), Pool.VOLT)
         return self._plan_following(record)
+
+    def _plan_given_up(self, record: ImageRecord) -> Job | None:
+        """Volt does not list it here any more, as it should be."""
+        if not self._stacks.unwanted(record):
+            return None  # the end of a VM wakes this key
+        return Job("drop what was unpublished", partial(self._stacks.drop_origin, record.name), Pool.LONG)
 
     def _plan_lost(self, record: ImageRecord) -> Job | None:
         if record.leaving:

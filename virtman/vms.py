@@ -53,7 +53,10 @@ class Machines(Protocol):
 
 
 class Vms:
-    """Creates, boots and destroys VMs. ``ensure`` makes an image's stack; ``origin`` is what its snapshots are on."""
+    """Creates, boots and destroys VMs. ``ensure`` makes an image's stack; ``origin`` is what its snapshots are on.
+
+    ``gone`` is called with an image's name when there is one VM less of it.
+    """
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Vms:
         origin: Callable[[ImageRecord], Device],
         machines: Machines,
         step: Step = log_step,
+        gone: Callable[[str], None] = lambda _image: None,
     ) -> None:
         self._shelf = shelf
         self._snapshots = snapshots
@@ -70,6 +74,7 @@ class Vms:
         self._origin = origin
         self._machines = machines
         self._step = step
+        self._gone = gone
         self.locks = NamedLocks()
         self._repairs: dict[str, Callable[[VmRecord], None]] = {
             CREATE: self._destroy,
@@ -225,6 +230,7 @@ class Vms:
         self._snapshots.delete(record.name)
         self._step("destroy:deleted")
         self._shelf.remove(record.name)
+        self._gone(record.image)
         self._step("destroy:done")
 
     def repair(self, name: str) -> None:

@@ -91,6 +91,7 @@ class Scene:
         self.vms = Vms(
             self.vm_shelf, self.drivers.snapshot, self.stacks.ensure,
             lambda record: self.drivers.export.local(record.image), self.machines, self.moment,
+            gone=lambda image: self.released(image),
         )  # fmt: skip
 
     def _count_change(self) -> None:

@@ -285,9 +285,32 @@ class UnpublishTest(AgentTest):
         self.assertTrue(self.agent.unpublish("mine").serving)
         self.assertNotIn("mine", self.volt.images)
         self.assertEqual({"mine"}, set(self.host.served))
+        self.restart()
+        self.assertEqual({"mine"}, set(self.host.served))
         self.agent.destroy("vm")
+        self.site.await_true(lambda: not self.agent.status().images)
+        self.assertEqual(({}, {}), (self.host.leftovers(), self.agent.status().troubles))
+
+    def test_what_is_dropped_while_it_is_given_up_again_is_not_served(self) -> None:
+        def end_the_vm(what: str) -> None:
+            if what == "before volt.leave":
+                self.volt.moment = unnoticed
+                self.agent.destroy("vm")
+                self.site.await_true(lambda: self.agent._stacks.find("mine") is None)
+
+        self.agent.create("vm", "mine", None)
+        self.agent.unpublish("mine")
+        self.volt.moment = end_the_vm
         self.assertFalse(self.agent.unpublish("mine").serving)
-        self.assertEqual({}, self.host.leftovers())
+
+    def test_it_can_be_given_up_twice_and_published_again(self) -> None:
+        self.agent.create("vm", "mine", None)
+        for _ in range(2):
+            self.assertTrue(self.agent.unpublish("mine").serving)
+        self.agent.publish("mine", self.site.image_file(), nothing)
+        self.agent.destroy("vm")
+        self.site.settle(self.agent)
+        self.assertEqual((["here"], {"mine"}), (self.volt.images["mine"].origins, set(self.host.served)))
 
     def test_another_origin_keeps_it_published(self) -> None:
         image = self.volt.images["mine"]

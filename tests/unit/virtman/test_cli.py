@@ -235,8 +235,9 @@ class ImageCommandsTest(AgentCliTest):
         self.site.volt.read_by_others("mine", 0)
         self.run_virtman("create", "vm", "mine")
         self.assertThat(self.out("unpublish", "mine"), Contains("until its VMs are destroyed"))
+        self.assertEqual({"name": "mine", "serving": True}, self.json("unpublish", "mine"))
         self.run_virtman("destroy", "vm")
-        self.assertEqual({"name": "mine", "serving": False}, self.json("unpublish", "mine"))
+        self.site.await_true(lambda: "mine" not in self.site.host.served)
 
     def test_publish_of_a_packed_file_says_how_to_unpack_it(self) -> None:
         packed = self.socket.parent / "disk.img.gz"

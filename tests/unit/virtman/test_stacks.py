@@ -414,6 +414,54 @@ class OriginTest(StacksTest):
         self.assertFalse(self.stacks.drop_origin("mine"))
         self.scene.check(self)
 
+    def given_up(self) -> ImageRecord:
+        """An image that Volt does not list any more, and that a VM here needs."""
+        self.publish()
+        self.scene.vms.create("vm", "mine", None)
+        link_to(self.volt).withdraw("mine")
+        self.assertFalse(self.stacks.drop_origin("mine", given_up=True))
+        return self.record("mine")
+
+    def test_what_is_given_up_is_wanted_until_no_vm_needs_it(self) -> None:
+        released: list[str] = []
+        self.scene.released = released.append
+        record = self.given_up()
+        self.assertEqual((True, False), (record.given_up, self.stacks.unwanted(record)))
+        released.clear()
+        self.scene.vms.destroy("vm")
+        self.assertEqual((True, ["mine"]), (self.stacks.unwanted(record), released))
+        self.assertTrue(self.stacks.drop_origin("mine"))
+        self.scene.check_empty(self)
+
+    def test_what_is_only_not_listed_is_not_given_up(self) -> None:
+        self.publish()
+        self.scene.vms.create("vm", "mine", None)
+        self.stacks.drop_origin("mine")
+        self.assertFalse(self.record("mine").given_up)
+
+    def test_published_again_it_is_not_given_up_any_more(self) -> None:
+        self.given_up()
+        self.publish()
+        self.assertFalse(self.record("mine").given_up)
+        self.scene.check(self)
+
+    def test_published_again_it_is_not_given_up_though_nobody_knows_whether_volt_lists_it(self) -> None:
+        self.given_up()
+        self.volt.moment = self.volt.lose_the_answer
+        self.assertRaises(CoordinatorDown, self.publish)
+        self.volt.moment, self.volt.down = unnoticed, False
+        self.assertEqual((False, ["here"]), (self.record("mine").given_up, self.volt.images["mine"].origins))
+
+    def test_what_was_given_up_and_is_read_from_others_is_not_given_up(self) -> None:
+        self.given_up()
+        self.scene.vms.destroy("vm")
+        self.host.failing = {"export.withdraw": TROUBLE}
+        self.assertRaises(DriverError, self.stacks.drop_origin, "mine")
+        self.host.failing = {}
+        self.volt.offer("mine")
+        self.scene.vms.create("vm", "mine", None)
+        self.assertEqual((Role.HOST, False), (self.record("mine").role, self.record("mine").given_up))
+
     def test_drop_is_for_origins_alone(self) -> None:
         self.attached()
         self.assertFalse(self.stacks.drop_origin("debian"))

@@ -191,6 +191,18 @@ class VoltsAnswerTest(UpkeepTest):
         self.pass_time(LONGEST_PAUSE)
         self.assertEqual({}, self.upkeep.troubles())
 
+    def test_what_is_given_up_is_no_trouble_and_is_dropped_with_its_last_vm(self) -> None:
+        self.scene.stacks.add_origin(self.scene.put_content("mine"))
+        self.scene.vms.create("vm", "mine", None)
+        link_to(self.volt).withdraw("mine")
+        self.scene.stacks.drop_origin("mine", given_up=True)
+        self.beat()
+        self.assertEqual(({}, {"mine"}), (self.upkeep.troubles(), set(self.host.served)))
+        self.scene.vms.destroy("vm")
+        self.settle()
+        self.assertEqual({}, self.upkeep.troubles())
+        self.scene.check_empty(self)
+
     def test_after_stop_nothing_is_begun(self) -> None:
         self.attached()
         image = self.record().image
