@@ -75,6 +75,10 @@ def _on_error(error: Exception) -> Response:
     return response
 
 
+def _on_recursion(_error: RecursionError) -> Response:
+    return _refusal(problem(BadRequest("the body's JSON is nested too deeply")))
+
+
 def _on_invalid(error: ValidationError) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "the request"
@@ -100,6 +104,7 @@ def create_app(agent: Agent) -> OpenAPI:
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
     app.url_map.merge_slashes = False  # a path that is not in the document is an error, not a redirection
     app.register_error_handler(Exception, _on_error)
+    app.register_error_handler(RecursionError, _on_recursion)
     _host_routes(app, agent)
     _volume_routes(app, agent)
     _image_routes(app, agent)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from virtman import models
-from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable
+from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest
 from virtman.names import check_name, check_path
 from virtman.places import places
 from volt.http import httpx
@@ -60,8 +60,9 @@ class AgentClient:
 
         ``on_progress`` gets the step, the bytes done and the bytes in all.
         """
+        body = {"name": check_name("image", name), "file": check_path(file)}
         try:
-            with self._http.stream("POST", "/v1/images", json={"name": name, "file": str(file)}) as response:
+            with self._http.stream("POST", "/v1/images", json=body) as response:
                 if response.is_error:
                     response.read()
                     _raise(response)
@@ -75,7 +76,7 @@ class AgentClient:
 
     def create(self, vm: str, image: str, size: int | None = None) -> models.Vm:
         """A disk for a VM, of ``size`` bytes or the image's size."""
-        return self._model(models.Vm, "PUT", _vm_path(vm), {"image": image, "size": size})
+        return self._model(models.Vm, "PUT", _vm_path(vm), {"image": check_name("image", image), "size": size})
 
     def destroy(self, vm: str) -> None:
         """Remove a VM and its disk for good."""
@@ -91,7 +92,8 @@ class AgentClient:
 
     def boot(self, vm: str, image: str, size: int | None = None, **how: Any) -> models.Booted:
         """Start a VM, creating its disk if needed. ``how``: memory (MiB), cpus, network, ssh_keys, user_data."""
-        return self._model(models.Booted, "POST", _vm_path(vm) + "/boot", {"image": image, "size": size, **how})
+        body = {"image": check_name("image", image), "size": size, **how}
+        return self._model(models.Booted, "POST", _vm_path(vm) + "/boot", body)
 
     def start(self, vm: str) -> models.Booted:
         """Start a VM as it was booted before; one that runs is left alone."""
@@ -149,6 +151,8 @@ class AgentClient:
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         try:
             response = self._http.request(method, path, json=body)
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"what was given is not UTF-8: {error.object[error.start : error.end]!r}") from error
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
         if response.is_error:

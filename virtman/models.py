@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from virtman.names import NAME_PATTERN, PATH_PATTERN
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1 to 63 letters, digits, '-' or '_'")]
 Size = Annotated[int, Field(gt=0, multiple_of=512, le=1 << 60, description="bytes, a multiple of 512")]
+HostPath = Annotated[str, Field(pattern=PATH_PATTERN, max_length=4095, description="absolute, on this host")]
+Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]
+"""Text that can be written down: JSON can also spell halves of surrogates."""
 Bytes = Annotated[int, Field(ge=0)]
 
 
@@ -55,8 +58,8 @@ class BootRequest(CreateRequest):
     memory: Annotated[int, Field(ge=32, le=1 << 24)] = 1024
     cpus: Annotated[int, Field(ge=1, le=512)] = 1
     network: Annotated[str, Field(pattern=r"^(user|none|(network|bridge):[A-Za-z0-9_.-]{1,63})$")] = "user"
-    ssh_keys: list[str] = []
-    user_data: str | None = None
+    ssh_keys: list[Text] = []
+    user_data: Text | None = None
 
 
 class ForceRequest(Model):
@@ -66,16 +69,16 @@ class ForceRequest(Model):
 
 
 class PublishRequest(Model):
-    """``file`` is an absolute path on this host."""
+    """A raw or qcow2 file to publish as an image."""
 
     name: Name
-    file: str
+    file: HostPath
 
 
 class VolumeRequest(Model):
     """A volume of the cache: a disk, a partition, or a file."""
 
-    path: Annotated[str, Field(pattern=PATH_PATTERN, max_length=4095, description="absolute, on this host")]
+    path: HostPath
 
 
 # VMs

@@ -230,6 +230,16 @@ class BadRequestsTest(SiteTest):
         for query in ("", "?path=", "?path=a", "?path=/a%00", "?path=/a%0Ab", "?file=/a"):
             self.problem(400, "DELETE", f"/v1/cache/volumes{query}")
 
+    def test_bad_paths_of_files_to_publish_are_refused(self) -> None:
+        for path in (*BAD_PATHS, None, 1):
+            body, headers = json.dumps({"name": "mine", "file": path}), {"content-type": "application/json"}
+            self.problem(400, "POST", "/v1/images", content=body, headers=headers)
+
+    def test_keys_and_user_data_that_are_no_text_are_refused(self) -> None:
+        for field in ({"ssh_keys": ["\ud800"]}, {"user_data": "\ud800"}):
+            body, headers = json.dumps({"image": "debian", **field}), {"content-type": "application/json"}
+            self.problem(400, "POST", "/v1/vms/vm/boot", content=body, headers=headers)
+
     def test_a_cache_without_volumes(self) -> None:
         for method, request in (
             ("GET", {}), ("POST", {"json": {"path": "/a"}}), ("DELETE", {"params": {"path": "/a"}}),
@@ -239,7 +249,7 @@ class BadRequestsTest(SiteTest):
             self.assertThat(document["detail"], Contains("bcache"))
 
     def test_what_is_no_json_is_refused(self) -> None:
-        for content in (b"", b"{", b"\xff", b"image=debian"):
+        for content in (b"", b"{", b"\xff", b"image=debian", b"[" * 100_000):
             headers = {"content-type": "application/json"}
             answer = self.http.put("/v1/vms/vm", content=content, headers=headers)
             self.assertEqual(PROBLEM, answer.headers["content-type"])
@@ -454,6 +464,19 @@ class ClientTest(SiteTest):
 
     def test_the_socket_is_for_its_owner_alone(self) -> None:
         self.assertEqual(0o600, stat.S_IMODE(self.socket.stat().st_mode))
+
+    def test_what_is_not_utf_8_goes_nowhere(self) -> None:
+        for said, call in (
+            ("path", lambda: self.client.publish("mine", Path("/\udcff"))),
+            ("image name", lambda: self.client.publish("\udcff", Path("/a"))),
+            ("image name", lambda: self.client.create("vm", "\udcff")),
+            ("image name", lambda: self.client.boot("vm", "\udcff")),
+            ("not UTF-8:", lambda: self.client.boot("vm", "debian", network="\udcff")),
+        ):
+            error = self.assertRaises(BadRequest, call)
+            self.assertThat(str(error), Contains(said))
+            self.assertThat(str(error), Contains(r"\udcff'"))
+        self.assertEqual([], self.site.host.calls)
 
 
 class VolumesTest(SiteTest):

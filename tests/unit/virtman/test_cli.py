@@ -147,6 +147,14 @@ class VmCommandsTest(AgentCliTest):
     def test_boot_says_where_to_look(self) -> None:
         self.assertThat(self.out("boot", "vm", "debian", *BOOT), Contains("virtman console vm"))
 
+    def test_arguments_that_are_not_utf_8_fail_in_one_line(self) -> None:
+        for command in (
+            ("publish", "mine", "/\udcff"),
+            ("create", "web", "\udcff"),
+            ("boot", "web", "debian", "--network", "\udcff"),
+        ):
+            self.assertThat(self.fails(*command), Contains(r"\udcff"))
+
     def test_boot_refuses_what_it_cannot_do(self) -> None:
         for wrong in (("--memory", 31), ("--memory", "big"), ("--cpus", 0), ("--cloud-init", "/nonexistent"), ("--x",)):
             self.misused("boot", "vm", "debian", *wrong)
