@@ -115,7 +115,8 @@ class Upkeep:
 
     def tend_all(self) -> None:
         """Have the images that are due, VMs with something unfinished, and the cache's volumes looked after."""
-        records, now = self._stacks.records(), self._clock()
+        records, vms, now = self._stacks.records(), self._vms.records(), self._clock()
+        used = {vm.image for vm in vms}  # not asked for each image, which would read all records of VMs each time
         due = {record.name for record in records if now >= self._look_again.get(record.name, now)}
         with self._heard_lock:
             self._untended |= due
@@ -124,9 +125,9 @@ class Upkeep:
             if record.name in due or not record.steady:
                 self.queue.wake(IMAGE + record.name)
                 self.queue.wake(PLACE + record.name)
-            elif self._stacks.needed(record):
+            elif record.children or record.name in used:
                 self.queue.wake(IMAGE + record.name)  # whether it is served: no process tells if not, in the kernel
-        for vm in self._vms.records():
+        for vm in vms:
             if vm.operation is not None:
                 self.queue.wake(VM + vm.name)
         self.queue.wake(VOLUMES)
