@@ -85,6 +85,15 @@ class Site:
         queue = agent._upkeep.queue
         self.await_true(lambda: not any(queue.busy(key) for key in list(queue._entries)))
 
+    def await_child(self, agent: Agent, image: str) -> None:
+        """Wait until a host reads an image: who lets it in and who writes it down are two threads."""
+        self.await_true(
+            lambda: (
+                bool(self.host.allowed[image])
+                and any(record.children for record in agent._stacks.records() if record.name == image)
+            )
+        )
+
     def await_true(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds."""
         pause = threading.Event()

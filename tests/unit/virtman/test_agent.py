@@ -755,8 +755,7 @@ class GcTest(AgentTest):
         self.agent.publish("mine", self.site.image_file(), nothing)
         self.volt.assign("mine", [], ["child"])
         self.agent.repair()  # it asks for a heartbeat
-        # Who lets a child in and who writes it down are two threads.
-        self.site.await_true(lambda: self.host.allowed["mine"] and self.agent._stacks.records()[0].children)
+        self.site.await_child(self.agent, "mine")
         self.volt.remove_image("mine")  # its database was set back to a backup
         kept = models.Removed(stacks=[], freed_bytes=0, kept=["mine"])
         self.assertEqual((kept, kept), (self.agent.would_remove(), self.agent.gc()))

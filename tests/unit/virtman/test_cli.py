@@ -325,7 +325,7 @@ class HostCommandsTest(AgentCliTest):
         self.out("publish", "mine", str(self.site.image_file()))
         self.site.volt.assign("mine", [], ["child"])
         self.agent.repair()  # it asks for a heartbeat
-        self.site.await_true(lambda: self.site.host.allowed["mine"] != [])
+        self.site.await_child(self.agent, "mine")
         self.site.volt.remove_image("mine")
         for command in (["gc", "--dry-run"], ["gc"]):
             self.assertIn("kept mine: ", self.out(*command))
