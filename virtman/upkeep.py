@@ -324,7 +324,7 @@ class Upkeep:
     def _plan_following(self, record: ImageRecord) -> Job | None:
         heard = self._heard.get(record.name)
         if heard is not None and heard.revision > record.revision:
-            return Job("follow", partial(self._follow, heard), Pool.LONG)
+            return Job("follow", partial(self._follow, heard), Pool.LONG, on_demand=True)
         if heard is not None:
             self._forget(heard)
         return None

@@ -103,6 +103,7 @@ class LeavingTest(TestCase):
             (gone if image == "later" else waits).set()
             return image == "later" or over.is_set()
 
+        before = set(threading.enumerate())  # threads of other tests may be about to end
         gone, waits, over = threading.Event(), threading.Event(), threading.Event()
         self.addCleanup(over.set)
         leaving = Leaving(see_off, lambda _seconds: over.wait(0.001))
@@ -110,7 +111,8 @@ class LeavingTest(TestCase):
         self.assertTrue(waits.wait(PATIENCE))
         leaving.look_after("later")
         self.assertTrue(gone.wait(PATIENCE))
-        self.assertEqual(1, len([thread for thread in threading.enumerate() if thread.name == "leaving children"]))
+        begun = set(threading.enumerate()) - before
+        self.assertEqual(1, len([thread for thread in begun if thread.name == "leaving children"]))
 
     def test_a_thread_that_dies_is_one_that_looks_again(self) -> None:
         def see_off(image: str) -> bool:

@@ -25,11 +25,15 @@ class Pool:
     def __init__(self) -> None:
         self.volumes: set[int] = set()
         self.answers = True
+        self.refuses = ""
+        """Why it does nothing that it is told."""
 
     def tell(self, text: str) -> None:
         verb, number = text.split()
         if not self.answers:
             raise CommandTimedOut(["dmsetup", "message"], 60, "", "")
+        if self.refuses:
+            raise refusal(self.refuses)
         if (verb == "create_thin") == (int(number) in self.volumes):
             raise refusal("File exists" if verb == "create_thin" else "No data available")
         self.volumes ^= {int(number)}
@@ -81,6 +85,8 @@ class MakeTest(PoolCase):
     def test_other_refusals_are_told(self) -> None:
         self.pool.answers = False
         self.assertRaises(CommandTimedOut, self.make, "a")
+        self.pool.answers, self.pool.refuses = True, "Device or resource busy"
+        self.assertRaises(CommandFailed, self.make, "a")
         self.assertFalse(self.volumes.is_made("a"))
 
 
@@ -103,6 +109,8 @@ class DeleteTest(PoolCase):
         disk = self.make("a")
         self.pool.answers = False
         self.assertRaises(CommandTimedOut, self.volumes.delete, disk)
+        self.pool.answers, self.pool.refuses = True, "Device or resource busy"
+        self.assertRaises(CommandFailed, self.volumes.delete, disk)
 
 
 class OpenTest(PoolCase):

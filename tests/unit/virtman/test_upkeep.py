@@ -12,6 +12,7 @@ from testtools.matchers import Contains
 
 from drivers.base import CacheStats, Image, Volume
 from drivers.errors import DriverError
+from lab.process import attempts
 from tests.doubles.drivers import BYTES_PER_FETCH, CacheGroupDouble, Host, unnoticed
 from tests.doubles.volt import INTERVAL, digest_of, link_to, parent
 from tests.unit.virtman.clock import Clock
@@ -122,7 +123,10 @@ class VoltsAnswerTest(UpkeepTest):
         self.upkeep.handle(answer(self.volt.assign("debian", ["new"])))
         self.assertTrue(entered.wait(PATIENCE))
         allowed = threading.Event()
-        self.host.moment = lambda what: allowed.set() if what == "after export.allow" else None
+        # The first answer, which names no child, may be being heeded still.
+        self.host.moment = lambda what: (
+            allowed.set() if what == "after export.allow" and self.host.allowed["debian"] else None
+        )
         self.upkeep.handle(answer(self.volt.assign("debian", ["newer"], ["child"])))
         self.assertTrue(allowed.wait(PATIENCE))
         self.assertEqual(["child"], [child.host for child in self.host.allowed["debian"]])
@@ -546,9 +550,12 @@ class DriversCallTest(UpkeepTest):
         self.attached()
         names, served = self.slow_to_start(), threading.Event()
         self.upkeep.handle(answer(*(self.volt.assign(name, ["other"], ["child"]) for name in names)))
-        queue, pause = self.upkeep.queue, threading.Event()
-        while not all((entry := queue._entries.get(f"children of {name}")) and entry.running for name in names):
-            pause.wait(PAUSE)
+        queue = self.upkeep.queue
+        for _ in attempts(PATIENCE):
+            if all((entry := queue._entries.get(f"children of {name}")) and entry.running for name in names):
+                break
+        else:
+            self.fail("the children do not wait")
         self.host.moment = lambda what: served.set() if what == "after export.publish" else None
         self.host.daemon_dies("debian")
         self.upkeep.died("debian")
@@ -921,6 +928,20 @@ class WaveTest(UpkeepTest):
         self.use(replace(self.scene.drivers, cache=cache))
         self.beat()
         self.assertEqual((0, {}), (cache.waves, self.upkeep.troubles()))
+
+    def test_parents_that_change_while_the_last_ones_are_being_followed(self) -> None:
+        self.attached()
+        lists = [[f"h{number}"] for number in range(2 * IN_VAIN)]
+
+        def another_list(what: str) -> None:
+            if what == "before attach.update" and lists:
+                self.upkeep.handle(answer(self.volt.assign("debian", lists.pop())))
+
+        self.host.moment = another_list
+        self.upkeep.handle(answer(self.volt.assign("debian", ["new"])))
+        self.settle()
+        self.assertEqual({}, self.upkeep.troubles())
+        self.assertEqual({parent("h0")}, self.host.reading["debian"])
 
     def test_children_that_come_one_after_the_other(self) -> None:
         self.attached()

@@ -531,10 +531,11 @@ class SetBack(CoordinatorCase):
         self.assertEqual(1, self.alarms())
 
     def test_an_image_that_is_not_published_gives_no_alarm(self) -> None:
-        self.volt.heartbeat("h7", [NodeReport(image="nothing", revision=10**15)])
+        newer = int(self.clock() * 1000) + 10**6  # revisions are made from the time; what is far ahead is nobody's
+        self.volt.heartbeat("h7", [NodeReport(image="nothing", revision=newer)])
         self.publish("short")
         self.volt.remove_image("short")
-        self.volt.heartbeat("h7", [NodeReport(image="short", revision=10**15)])
+        self.volt.heartbeat("h7", [NodeReport(image="short", revision=newer)])
         self.assertEqual(0, self.alarms())
 
 

@@ -32,10 +32,15 @@ class FailingCoordinator(Coordinator):
 
 
 class Never(threading.Event):
-    """Nobody has to wait for what a thread waits for: it goes on at once."""
+    """Nobody has to wait for what a thread waits for: it goes on at once. ``pauses``: how long each was to be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float | None] = []
 
     def wait(self, timeout: float | None = None) -> bool:
         """Do not wait."""
+        self.pauses.append(timeout)
         return self.is_set()
 
 
@@ -45,9 +50,9 @@ class LeasesThread(TestCase):
     def run_with(self, *errors: Exception) -> FailingCoordinator:
         store = Store("sqlite://")
         self.addCleanup(store.close)
-        stopping = Never()
-        coordinator = FailingCoordinator(store, list(errors), stopping)
-        let_leases_run_out(coordinator, stopping)
+        self.stopping = Never()
+        coordinator = FailingCoordinator(store, list(errors), self.stopping)
+        let_leases_run_out(coordinator, self.stopping)
         return coordinator
 
     def deaths(self, coordinator: Coordinator) -> float | None:
@@ -65,3 +70,4 @@ class LeasesThread(TestCase):
         self.assertEqual((2, 0.0), (coordinator.calls, self.deaths(coordinator)))
         self.assertIn("gone", "\n".join(logged.lines))
         self.assertNotIn("Traceback", "\n".join(logged.lines))
+        self.assertEqual([0.0, 1.0, 0.1], self.stopping.pauses)
