@@ -159,3 +159,6 @@ class InsideTest(TestCase):
     def test_every_file_has_a_test(self) -> None:
         files = {path.stem for path in (Path(__file__).parent / "inside").glob("test_*.py")}
         self.assertEqual((files, files), (set(FILES), {name for name in dir(self) if name in files}))
+
+    def test_command(self) -> None:
+        self.check("test_command")
