@@ -133,7 +133,7 @@ class OtherFilesTest(ThinCase):
         self.create()
         data = self.folder / "thin" / "data"
         allocate(data, 2 * STEP)
-        write(self.create("vm2"), 0, os.urandom(SIZE))
+        write(self.create("vm2", 2 * SIZE), 0, os.urandom(SIZE + MIB))
         wait_until(lambda: pool_size() >= 2 * STEP)
         self.assertEqual((2 * STEP, 2 * STEP), (pool_size(), data.stat().st_size))
 
