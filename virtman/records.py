@@ -308,15 +308,16 @@ class Shelf(Generic[R]):
 
     def all(self) -> list[R]:
         """All records that can be read, by name: one that cannot must not stop the others. See ``unreadable``."""
-        readable, _ = self._sorted_out()
+        readable, _ = self.sorted_out()
         return readable
 
     def unreadable(self) -> dict[str, str]:
         """Why records cannot be read, by name. Nobody knows what they need, so what they may need is to be kept."""
-        _, unreadable = self._sorted_out()
+        _, unreadable = self.sorted_out()
         return unreadable
 
-    def _sorted_out(self) -> tuple[list[R], dict[str, str]]:
+    def sorted_out(self) -> tuple[list[R], dict[str, str]]:
+        """What ``all`` and ``unreadable`` tell, from one reading."""
         readable, unreadable = [], {}
         for name in self.names():
             try:

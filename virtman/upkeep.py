@@ -71,6 +71,9 @@ class Upkeep:
         """By image, parents that a driver lost, until Volt is told."""
         self._untended: set[str] = set()
         """Images that were not looked at since the last heartbeat."""
+        self._used: set[str] = set()
+        """Images that VMs needed, or may have needed, at the last heartbeat: not asked for each image, which would read
+        all records of VMs each time."""
         self._idle_long: set[str] = set()
         """Images that nobody needed for so long that their stacks may go."""
         self._once: dict[str, Job] = {}
@@ -115,8 +118,9 @@ class Upkeep:
 
     def tend_all(self) -> None:
         """Have the images that are due, VMs with something unfinished, and the cache's volumes looked after."""
-        records, vms, now = self._stacks.records(), self._vms.records(), self._clock()
-        used = {vm.image for vm in vms}  # not asked for each image, which would read all records of VMs each time
+        records, now = self._stacks.records(), self._clock()
+        vms, unreadable = self._vms.sorted_out()
+        self._used = {record.name for record in records} if unreadable else {vm.image for vm in vms}
         due = {record.name for record in records if now >= self._look_again.get(record.name, now)}
         with self._heard_lock:
             self._untended |= due
@@ -125,7 +129,7 @@ class Upkeep:
             if record.name in due or not record.steady:
                 self.queue.wake(IMAGE + record.name)
                 self.queue.wake(PLACE + record.name)
-            elif record.children or record.name in used:
+            elif record.children or record.name in self._used:
                 self.queue.wake(IMAGE + record.name)  # whether it is served: no process tells if not, in the kernel
         for vm in vms:
             if vm.operation is not None:
@@ -380,7 +384,7 @@ class Upkeep:
 
     def _note_idle(self, record: ImageRecord) -> None:
         now = self._clock()
-        if not self._stacks.idle(record):
+        if record.name in self._used or not self._stacks.idle(record):  # if not any more, the next heartbeat sees it
             self._idle_since.pop(record.name, None)
             self._look_again[record.name] = now + (IDLE_LOOK if record.role is Role.ORIGIN else 0.0)
             return

@@ -283,6 +283,10 @@ class Vms:
         """The records of all VMs, by name."""
         return self._shelf.all()
 
+    def sorted_out(self) -> tuple[list[VmRecord], dict[str, str]]:
+        """The records of all VMs, by name, and why others cannot be read: their VMs may need any image."""
+        return self._shelf.sorted_out()
+
     def device(self, name: str) -> Device:
         """A VM's disk. Raises UnknownVm, DriverError."""
         self.record(name)
@@ -290,7 +294,8 @@ class Vms:
 
     def uses(self, image: str) -> bool:
         """Whether a VM of this host, ready or half made, needs the image, or may need it for all that is known."""
-        return any(record.image == image for record in self.records()) or bool(self._shelf.unreadable())
+        records, unreadable = self.sorted_out()
+        return any(record.image == image for record in records) or bool(unreadable)
 
     def troubles(self) -> dict[str, str]:
         """Why records are left alone, by VM: they cannot be read, or are of a newer release."""

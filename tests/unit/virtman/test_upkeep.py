@@ -856,6 +856,29 @@ class IdleTest(UpkeepTest):
             self.beat()
             self.assertIn("mine", self.host.served)
 
+    def test_an_origins_image_that_a_vm_with_a_damaged_record_may_read_is_served_again_as_soon(self) -> None:
+        self.scene.stacks.add_origin(self.scene.put_content("mine"))
+        self.scene.vms.create("vm", "mine", None)
+        self.beat()
+        (self.scene.folder / "records" / "vms" / "vm.json").write_bytes(b"{")
+        for _ in range(2):
+            del self.host.served["mine"]
+            self.beat()
+            self.assertIn("mine", self.host.served)
+
+    def test_a_heartbeat_reads_vms_records_once_for_all_images(self) -> None:
+        self.scene.stacks.add_origin(self.scene.put_content("mine"))
+        images = ["debian", "fedora", "mine"]
+        for image in images:
+            if image != "mine":
+                self.attached(image)
+            self.scene.vms.create(f"vm-of-{image}", image, None)
+        self.attached("unused")
+        self.beat()
+        self.scene.vm_shelf.asked.clear()
+        self.beat()
+        self.assertEqual([f"vm-of-{image}" for image in images], self.scene.vm_shelf.asked)
+
     def test_an_image_that_a_vm_uses_is_looked_at_with_each_heartbeat(self) -> None:
         record = self.attached()
         self.scene.vms.create("vm", "debian", None)
