@@ -293,8 +293,21 @@ class ExportDriver(Protocol):
         """Images with something of this driver on the host: a process, a socket, a target."""
 
 
+class Monitor(Protocol):
+    """The QEMU that runs a VM and has its disk open."""
+
+    def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        """What QEMU returns for one command (QEMU: interop/qemu-qmp-ref). Raises MonitorFailed."""
+
+
 class SnapshotDriver(Protocol):
-    """How one VM gets a private writable disk."""
+    """How one VM gets a private writable disk, and how that one is grown and its points in time are kept.
+
+    A point is a name for what the disk held at one moment; names are checked as VMs' names are. ``monitor`` is that of
+    the VM if the agent runs it, which goes on meanwhile; without one, DiskInUse is raised where it matters that another
+    program has the disk open, and then nothing has changed. All calls can be repeated after a crash at any step, or
+    after an error, and finish what was begun.
+    """
 
     def create(self, vm: str, origin: Device, size: int) -> Device:
         """A writable disk of ``size`` bytes whose unwritten ranges read as ``origin``; an existing one is returned."""
@@ -303,7 +316,34 @@ class SnapshotDriver(Protocol):
         """The existing disk of a VM."""
 
     def delete(self, vm: str) -> None:
-        """Remove the VM's disk."""
+        """Remove the VM's disk with all its points."""
+
+    def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:
+        """Let the disk have ``size`` bytes; what is new are zeros. A running VM sees it at once.
+
+        Raises SnapshotMissing, BadDisk if that is less than it has, or no multiple of 512, NotPossible.
+        """
+
+    def take(self, vm: str, point: str, monitor: Monitor | None) -> Device:
+        """Keep what the disk holds now as a point; one of this name that is there is left alone.
+
+        Returns the disk, which may be another file or node from now on. Raises SnapshotMissing, NotPossible, NoSpace.
+        """
+
+    def revert(self, vm: str, point: str) -> Device:
+        """Let the disk hold, and be as large as, what the point keeps: what was written since is gone, points stay.
+
+        Raises SnapshotMissing, PointMissing, and DiskInUse if anybody has it open.
+        """
+
+    def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:
+        """Forget a point, and free what no other point and not the disk needs. One that is not there is fine.
+
+        Raises SnapshotMissing, NoSpace.
+        """
+
+    def points(self, vm: str) -> frozenset[str]:
+        """The names of the points of a disk. Raises SnapshotMissing."""
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made, on this host."""

@@ -26,7 +26,11 @@ DriverError
 ├── MachineTaken        another agent works on this machine's maps and targets
 ├── NotOurs             a map of this name was made for another state folder
 ├── InUse               the file is open in a running daemon
-└── SnapshotMissing     the VM has no disk on this host
+├── DiskInUse           a program that VirtMan did not start has the VM's disk open
+├── SnapshotMissing     the VM has no disk on this host
+├── PointMissing        the disk has no point of this name
+├── MonitorFailed       QEMU refused a command, or did not answer
+└── NotPossible         the driver cannot do this with its disks
 """
 
 from __future__ import annotations
@@ -215,3 +219,29 @@ class SnapshotMissing(DriverError):
 
     def __init__(self, vm: str) -> None:
         super().__init__(f"VM {vm} has no disk on this host")
+
+
+class DiskInUse(DriverError):
+    """A program that VirtMan did not start has the VM's disk open."""
+
+    def __init__(self, vm: str) -> None:
+        super().__init__(f"VM {vm}: a program that VirtMan did not start has its disk open; end that first")
+
+
+class PointMissing(DriverError):
+    """The disk has no point of this name."""
+
+    def __init__(self, vm: str, point: str) -> None:
+        super().__init__(f"the disk of VM {vm} has no point {point!r}")
+
+
+class MonitorFailed(DriverError):
+    """QEMU refused a command, or did not answer. ``kind`` is QMP's error class, empty if there was no answer."""
+
+    def __init__(self, command: str, why: str, kind: str = "") -> None:
+        super().__init__(f"QEMU's monitor: {command}: {why}")
+        self.command, self.why, self.kind = command, why, kind
+
+
+class NotPossible(DriverError):
+    """The driver cannot do this with its disks; the message says what, and which driver can."""

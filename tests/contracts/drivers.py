@@ -6,6 +6,7 @@ attributes named first. ``make`` gives a new driver object over the same host, a
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,17 @@ from drivers.base import (
     PathState,
     SnapshotDriver,
 )
-from drivers.errors import BadDevice, BadDisk, BadName, InUse, NoParents, NotAttached, SnapshotMissing
+from drivers.errors import (
+    BadDevice,
+    BadDisk,
+    BadName,
+    DiskInUse,
+    InUse,
+    NoParents,
+    NotAttached,
+    PointMissing,
+    SnapshotMissing,
+)
 
 BAD_NAMES = ("", "a/b", "..", "a.b", "-a", "x" * 64)
 SECRET = "5e" * 32
@@ -404,3 +415,167 @@ class SnapshotContract(TestCase):
             self.assertRaises(BadName, driver.open, name)
             self.assertRaises(BadName, driver.delete, name)
         self.assertEqual(frozenset(), driver.existing().names)
+
+
+class PointContract(TestCase):
+    """Growing disks, and their points. ``origin`` and ``make``: as of ``SnapshotContract``."""
+
+    origin: Device
+
+    def make(self) -> SnapshotDriver:
+        raise NotImplementedError
+
+    def vm_disk(self) -> SnapshotDriver:
+        """A driver with a disk ``vm`` as large as its image."""
+        driver = self.make()
+        driver.create("vm", self.origin, self.origin.size)
+        return driver
+
+    def write(self, device: Device, text: bytes) -> None:
+        """Write to the beginning of a disk that nobody has open."""
+        raise NotImplementedError
+
+    def read(self, device: Device, length: int) -> bytes:
+        """Read from the beginning of a disk that nobody has open."""
+        raise NotImplementedError
+
+    def wrote(self, driver: SnapshotDriver, text: bytes) -> None:
+        self.write(driver.open("vm"), text)
+
+    def assert_holds(self, driver: SnapshotDriver, text: bytes) -> None:
+        self.assertEqual(text, self.read(driver.open("vm"), len(text)))
+
+    def assert_others_are_told_of(self, driver: SnapshotDriver) -> None:
+        """With somebody else at the disk ``vm``, who has a point ``point``, nothing that would disturb them is done."""
+        self.assertRaises(DiskInUse, driver.revert, "vm", "point")
+        self.assertEqual({"point"}, driver.points("vm"))
+
+    def test_a_disk_grows_and_keeps_what_it_holds(self) -> None:
+        driver = self.vm_disk()
+        self.wrote(driver, b"kept")
+        larger = 2 * self.origin.size
+        for _ in range(2):
+            self.assertEqual(larger, driver.resize("vm", larger, None).size)
+        self.assertEqual(larger, self.make().open("vm").size)
+        self.assert_holds(driver, b"kept")
+
+    def test_a_disk_is_not_made_smaller_or_odd(self) -> None:
+        driver, size = self.vm_disk(), self.origin.size
+        for odd in (size - 512, size + 100, 0):
+            self.assertRaises(BadDisk, driver.resize, "vm", odd, None)
+        self.assertEqual(size, driver.open("vm").size)
+
+    def test_a_point_is_what_the_disk_held_then(self) -> None:
+        driver = self.vm_disk()
+        self.wrote(driver, b"then")
+        driver.take("vm", "point", None)
+        self.assert_holds(driver, b"then")
+        self.wrote(driver, b"late")
+        self.assert_holds(driver, b"late")
+        driver.revert("vm", "point")
+        self.assert_holds(driver, b"then")
+
+    def test_a_point_that_is_there_is_not_taken_again(self) -> None:
+        driver = self.vm_disk()
+        for text in (b"then", b"late"):
+            self.wrote(driver, text)
+            driver.take("vm", "point", None)
+        driver.revert("vm", "point")
+        self.assert_holds(driver, b"then")
+        self.assertEqual({"point"}, self.make().points("vm"))
+
+    def test_points_outlive_reverting_and_each_other(self) -> None:
+        driver = self.vm_disk()
+        for name in ("one", "two"):
+            self.wrote(driver, name.encode())
+            driver.take("vm", name, None)
+        driver.revert("vm", "one")
+        self.wrote(driver, b"tri")
+        driver.take("vm", "tri", None)
+        for name in ("two", "one", "tri"):
+            self.assertEqual(driver.revert("vm", name), driver.open("vm"))
+            self.assert_holds(driver, name.encode())
+        self.assertEqual({"one", "two", "tri"}, driver.points("vm"))
+
+    def test_points_are_dropped_in_any_order(self) -> None:
+        names = ("one", "two", "tri")
+        for order in itertools.permutations(names):
+            driver = self.vm_disk()
+            for name in names:
+                self.wrote(driver, name.encode())
+                driver.take("vm", name, None)
+            self.wrote(driver, b"now")
+            for number, name in enumerate(order):
+                for _ in range(2):
+                    driver.drop("vm", name, None)
+                self.assertEqual(set(order[number + 1 :]), driver.points("vm"))
+                self.assert_holds(driver, b"now")
+            driver.delete("vm")
+
+    def test_what_other_points_keep_outlives_one_that_is_dropped(self) -> None:
+        for gone in ("one", "two", "tri"):
+            driver = self.vm_disk()
+            for name in ("one", "two", "tri"):
+                self.wrote(driver, name.encode())
+                driver.take("vm", name, None)
+            driver.drop("vm", gone, None)
+            self.assertRaises(PointMissing, driver.revert, "vm", gone)
+            for name in driver.points("vm"):
+                driver.revert("vm", name)
+                self.assert_holds(driver, name.encode())
+            driver.delete("vm")
+
+    def test_a_branch_outlives_the_point_that_it_began_at(self) -> None:
+        driver = self.vm_disk()
+        self.wrote(driver, b"root")
+        driver.take("vm", "root", None)
+        for name in ("left", "rite"):
+            driver.revert("vm", "root")
+            self.wrote(driver, name.encode())
+            driver.take("vm", name, None)
+        driver.drop("vm", "root", None)
+        for name in ("left", "rite", "left"):
+            driver.revert("vm", name)
+            self.assert_holds(driver, name.encode())
+        driver.drop("vm", "left", None)
+        driver.revert("vm", "rite")
+        self.assert_holds(driver, b"rite")
+
+    def test_reverting_brings_back_the_size(self) -> None:
+        driver = self.vm_disk()
+        driver.take("vm", "small", None)
+        driver.resize("vm", 2 * self.origin.size, None)
+        driver.take("vm", "large", None)
+        self.assertEqual(self.origin.size, driver.revert("vm", "small").size)
+        self.assertEqual(2 * self.origin.size, driver.revert("vm", "large").size)
+
+    def test_a_disk_is_deleted_with_its_points(self) -> None:
+        driver = self.vm_disk()
+        for name in ("one", "two"):
+            driver.take("vm", name, None)
+        driver.delete("vm")
+        self.assertEqual(frozenset(), driver.existing().names)
+        driver.create("vm", self.origin, self.origin.size)
+        self.assertEqual(frozenset(), driver.points("vm"))
+
+    def test_disks_with_points_are_found_once(self) -> None:
+        driver = self.vm_disk()
+        driver.take("vm", "one", None)
+        self.assertEqual({"vm"}, set(self.make().existing().names))
+
+    def test_points_of_no_disk_or_of_bad_names_are_refused(self) -> None:
+        driver = self.make()
+        for call in (driver.take, driver.drop):
+            self.assertRaises(SnapshotMissing, call, "vm", "point", None)
+        self.assertRaises(SnapshotMissing, driver.resize, "vm", self.origin.size, None)
+        self.assertRaises(SnapshotMissing, driver.revert, "vm", "point")
+        self.assertRaises(SnapshotMissing, driver.points, "vm")
+        driver.create("vm", self.origin, self.origin.size)
+        self.assertRaises(PointMissing, driver.revert, "vm", "point")
+        for name in BAD_NAMES:
+            for call in (driver.take, driver.drop):
+                self.assertRaises(BadName, call, name, "point", None)
+                self.assertRaises(BadName, call, "vm", name, None)
+            self.assertRaises(BadName, driver.revert, "vm", name)
+            self.assertRaises(BadName, driver.revert, name, "point")
+        self.assertEqual(frozenset(), driver.points("vm"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,6 +22,7 @@ from drivers.base import (
     Existing,
     Image,
     LostParent,
+    Monitor,
     Parent,
     PathState,
     PathStatus,
@@ -30,7 +31,16 @@ from drivers.base import (
     VolumeState,
 )
 from drivers.cache.cachefiles import checked_key
-from drivers.errors import BadDevice, BadDisk, InUse, NoParents, NotAttached, SnapshotMissing
+from drivers.errors import (
+    BadDevice,
+    BadDisk,
+    DiskInUse,
+    InUse,
+    NoParents,
+    NotAttached,
+    PointMissing,
+    SnapshotMissing,
+)
 from drivers.names import checked
 from virtman.hostdrivers import HostDrivers
 
@@ -50,12 +60,17 @@ def unnoticed(_moment: str) -> None:
 
 @dataclass
 class Disk:
-    """A VM's disk; ``writes`` is what the VM wrote. ``whole`` is False while it is being made."""
+    """A VM's disk; ``writes`` is what the VM wrote. ``whole`` is False while it is being made.
+
+    ``points``: what it held, and its size, by the name of the point. ``stranger``: somebody else has it open.
+    """
 
     size: int
     origin: Device
     whole: bool = False
     writes: str = ""
+    points: dict[str, tuple[str, int]] = field(default_factory=dict)
+    stranger: bool = False
 
 
 class Host:
@@ -279,14 +294,51 @@ class SnapshotDouble:
         return _device(vm, disk)
 
     def open(self, vm: str) -> Device:
+        return _device(vm, self._disk(vm))
+
+    def _disk(self, vm: str) -> Disk:
         disk = self.host.disks.get(checked(vm))
         if disk is None or not disk.whole:
             raise SnapshotMissing(vm)
-        return _device(vm, disk)
+        return disk
 
     def delete(self, vm: str) -> None:
         with self.host.act("snapshot.delete"):
             self.host.disks.pop(checked(vm), None)
+
+    def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:
+        with self.host.act("snapshot.resize"):
+            disk = self._disk(vm)
+            if size < disk.size or size % SECTOR:
+                raise BadDisk(f"VM {vm}: {size} is not a disk size")
+            _check_unused(vm, disk, monitor)
+            disk.size = size
+        return _device(vm, disk)
+
+    def take(self, vm: str, point: str, monitor: Monitor | None) -> Device:
+        with self.host.act("snapshot.take"):
+            disk = self._disk(vm)
+            _check_unused(vm, disk, monitor)
+            disk.points.setdefault(checked(point), (disk.writes, disk.size))
+        return _device(vm, disk)
+
+    def revert(self, vm: str, point: str) -> Device:
+        with self.host.act("snapshot.revert"):
+            disk = self._disk(vm)
+            if checked(point) not in disk.points:
+                raise PointMissing(vm, point)
+            _check_unused(vm, disk, None)
+            disk.writes, disk.size = disk.points[point]
+        return _device(vm, disk)
+
+    def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:
+        with self.host.act("snapshot.drop"):
+            disk = self._disk(vm)
+            _check_unused(vm, disk, monitor)
+            disk.points.pop(checked(point), None)
+
+    def points(self, vm: str) -> frozenset[str]:
+        return frozenset(self._disk(vm).points)
 
     def existing(self) -> Existing:
         return Existing(frozenset(self.host.disks))
@@ -302,6 +354,11 @@ def drivers_over(
     return HostDrivers(
         AttachDouble(host, lost=lost), CacheDouble(host), ExportDouble(host, died=died), SnapshotDouble(host)
     )
+
+
+def _check_unused(vm: str, disk: Disk, monitor: Monitor | None) -> None:
+    if disk.stranger and monitor is None:
+        raise DiskInUse(vm)
 
 
 def _some(image: Image, parents: Sequence[Parent]) -> list[Parent]:

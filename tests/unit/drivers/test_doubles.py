@@ -10,7 +10,7 @@ from testtools import TestCase
 
 from drivers.base import Device, Image, Parent
 from tests.contracts import drivers as contracts
-from tests.doubles.drivers import ADDRESS, AttachDouble, CacheDouble, ExportDouble, Host, SnapshotDouble
+from tests.doubles.drivers import ADDRESS, AttachDouble, CacheDouble, Disk, ExportDouble, Host, SnapshotDouble
 
 IMAGE = Image("img", 1 << 20, "sha256:" + "5e" * 32)
 CONTENT = Device(IMAGE.size, node={"driver": "file", "filename": "/content"})
@@ -60,8 +60,24 @@ class ExportDoubleTest(Memory, contracts.ExportContract):
         return ExportDouble(self.host, died=lambda _image: None)
 
 
-class SnapshotDoubleTest(Memory, contracts.SnapshotContract):
+class SnapshotDoubleTest(Memory, contracts.SnapshotContract, contracts.PointContract):
     origin = CONTENT
 
     def make(self) -> SnapshotDouble:
         return SnapshotDouble(self.host)
+
+    def write(self, device: Device, text: bytes) -> None:
+        self.disk(device).writes = text.decode()
+
+    def read(self, device: Device, length: int) -> bytes:
+        return self.disk(device).writes[:length].encode()
+
+    def disk(self, device: Device) -> Disk:
+        assert device.path is not None
+        return self.host.disks[device.path.stem]
+
+    def test_a_disk_that_a_stranger_has_open_is_left_alone(self) -> None:
+        driver = self.vm_disk()
+        driver.take("vm", "point", None)
+        self.host.disks["vm"].stranger = True
+        self.assert_others_are_told_of(driver)
