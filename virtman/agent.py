@@ -19,6 +19,7 @@ from drivers.registry import load
 from virtman import imagestore, models, views
 from virtman.accel import Verdict, choose_accel
 from virtman.config import AgentConfig, prepare
+from virtman.disks import Disks
 from virtman.errors import (
     ConfigError,
     HypervisorError,
@@ -68,11 +69,13 @@ class Agent:
             in_use=lambda image: self._vms.uses(image), changed=lambda: self._heartbeat.soon(),
             released=lambda image: self._upkeep.released(image), step=step,
         )  # fmt: skip
+        vm_shelf = Shelf(config.state / "records" / "vms", VmRecord)
         self._vms = Vms(
-            Shelf(config.state / "records" / "vms", VmRecord), self._drivers.snapshot, self._stacks.ensure,
+            vm_shelf, self._drivers.snapshot, self._stacks.ensure,
             lambda record: self._drivers.export.local(record.image), self._machines, step,
             gone=lambda image: self._upkeep.released(image),
         )  # fmt: skip
+        self._disks = Disks(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
         self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, config.idle_grace)
         self._heartbeat = Heartbeat(lambda: self._volt.heartbeat(self._upkeep.reports()), self._on_answer)
         self._step = step
@@ -289,6 +292,32 @@ class Agent:
         record = self._vms.record(vm)
         log_file = str(self._machines.console_log(vm))
         return models.Console(libvirt=self._machines.uri, domain=record.name, log=log_file)
+
+    # Disks of VMs
+
+    def resize(self, vm: str, size: int) -> models.Vm:
+        """Let a VM's disk have ``size`` bytes. Raises as ``Disks.resize``."""
+        self._disks.resize(vm, size)
+        return self.vm(vm)
+
+    def snapshots(self, vm: str) -> list[models.Snapshot]:
+        """A VM's snapshots in the order in which they were taken. Raises UnknownVm."""
+        record = self._vms.record(vm)
+        return [views.snapshot(record, point) for point in record.points]
+
+    def take_snapshot(self, vm: str, name: str) -> models.Snapshot:
+        """Keep what a VM's disk holds now; a snapshot of this name is left alone. Raises as ``Disks.take``."""
+        point = self._disks.take(vm, name)
+        return views.snapshot(self._vms.record(vm), point)
+
+    def revert(self, vm: str, snapshot: str) -> models.Vm:
+        """Let the disk of a VM that is off hold what it held then. Raises as ``Disks.revert``."""
+        self._disks.revert(vm, snapshot)
+        return self.vm(vm)
+
+    def delete_snapshot(self, vm: str, name: str) -> None:
+        """Forget a snapshot of a VM's disk. Raises as ``Disks.drop``."""
+        self._disks.drop(vm, name)
 
     # The volumes of the cache
 

@@ -21,9 +21,18 @@ from werkzeug.exceptions import HTTPException
 from drivers import errors as driver_errors
 from virtman import models
 from virtman.agent import Agent
-from virtman.errors import BadRequest, BadVolume, DriverTrouble, HostTrouble, NoRoom, VirtmanError
+from virtman.errors import (
+    BadRequest,
+    BadVolume,
+    DiskBusy,
+    DriverTrouble,
+    HostTrouble,
+    NoRoom,
+    NotSupported,
+    VirtmanError,
+)
 from virtman.hostfiles import FULL
-from virtman.models import ForceRequest, ImagePath, VmPath
+from virtman.models import ForceRequest, ImagePath, SnapshotPath, VmPath
 from virtman.records import Boot
 from volt.client import ImageTree
 
@@ -32,6 +41,13 @@ log = logging.getLogger(__name__)
 PROBLEM = "application/problem+json"
 MAX_ECHO = 80
 """Characters of a wrong input that an error repeats."""
+
+OF_DRIVERS: dict[type[Exception], type[VirtmanError]] = {
+    driver_errors.BadVolume: BadVolume,
+    driver_errors.DiskInUse: DiskBusy,
+    driver_errors.NotPossible: NotSupported,
+}
+"""Errors of drivers that have a class here; others are DriverTrouble."""
 
 NDJSON = "application/x-ndjson"
 REFERENCE = "#/components/schemas/{model}"
@@ -55,8 +71,8 @@ def as_virtman_error(error: Exception) -> VirtmanError:
         return error
     if isinstance(error, driver_errors.NoSpace) or (isinstance(error, OSError) and error.errno in FULL):
         return NoRoom(str(error))
-    if isinstance(error, driver_errors.BadVolume):
-        return BadVolume(str(error))
+    if type(error) in OF_DRIVERS:
+        return OF_DRIVERS[type(error)](str(error))
     if isinstance(error, driver_errors.DriverError):
         return DriverTrouble(str(error))
     if isinstance(error, OSError):
@@ -243,6 +259,7 @@ def _vm_routes(app: OpenAPI, agent: Agent) -> None:
         return _done()
 
     _machine_routes(app, agent)
+    _disk_routes(app, agent)
 
 
 def _machine_routes(app: OpenAPI, agent: Agent) -> None:
@@ -263,3 +280,34 @@ def _machine_routes(app: OpenAPI, agent: Agent) -> None:
     @app.get("/v1/vms/<vm>/console", summary="Where a VM's console is", responses={200: models.Console})
     def console(path: VmPath) -> Response:
         return _answer(agent.console(path.vm))
+
+
+def _disk_routes(app: OpenAPI, agent: Agent) -> None:
+    @app.put("/v1/vms/<vm>/size", summary="Let a VM's disk grow, also while it runs", responses={200: models.Vm})
+    def resize(path: VmPath, body: models.ResizeRequest) -> Response:
+        return _answer(agent.resize(path.vm, body.size))
+
+    @app.get("/v1/vms/<vm>/snapshots", summary="A VM's snapshots", responses={200: models.SnapshotList})
+    def snapshots(path: VmPath) -> Response:
+        return _answer(models.SnapshotList(snapshots=agent.snapshots(path.vm)))
+
+    @app.put(
+        "/v1/vms/<vm>/snapshots/<snapshot>",
+        summary="Keep what a VM's disk holds now, also while it runs; a snapshot of this name is left alone",
+        responses={200: models.Snapshot},
+    )
+    def take_snapshot(path: SnapshotPath) -> Response:
+        return _answer(agent.take_snapshot(path.vm, path.snapshot))
+
+    @app.post(
+        "/v1/vms/<vm>/snapshots/<snapshot>/revert",
+        summary="Let the disk of a VM that is off hold what it held then",
+        responses={200: models.Vm},
+    )
+    def revert(path: SnapshotPath) -> Response:
+        return _answer(agent.revert(path.vm, path.snapshot))
+
+    @app.delete("/v1/vms/<vm>/snapshots/<snapshot>", summary="Forget a snapshot", responses={204: None})
+    def delete_snapshot(path: SnapshotPath) -> Response:
+        agent.delete_snapshot(path.vm, path.snapshot)
+        return _done()

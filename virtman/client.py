@@ -107,6 +107,26 @@ class AgentClient:
         """Where the VM's console is."""
         return self._model(models.Console, "GET", _vm_path(vm) + "/console")
 
+    def resize(self, vm: str, size: int) -> models.Vm:
+        """Let a VM's disk have ``size`` bytes, which are more than it has; a running VM sees it at once."""
+        return self._model(models.Vm, "PUT", _vm_path(vm) + "/size", {"size": size})
+
+    def snapshots(self, vm: str) -> list[models.Snapshot]:
+        """A VM's snapshots in the order in which they were taken."""
+        return self._model(models.SnapshotList, "GET", _vm_path(vm) + "/snapshots").snapshots
+
+    def take_snapshot(self, vm: str, name: str) -> models.Snapshot:
+        """Keep what a VM's disk holds now; a snapshot of this name is left alone."""
+        return self._model(models.Snapshot, "PUT", _snapshot_path(vm, name))
+
+    def revert(self, vm: str, snapshot: str) -> models.Vm:
+        """Let the disk of a VM that is off hold what it held then; what was written since is gone."""
+        return self._model(models.Vm, "POST", _snapshot_path(vm, snapshot) + "/revert")
+
+    def delete_snapshot(self, vm: str, name: str) -> None:
+        """Forget a snapshot of a VM's disk; what others need of it stays."""
+        self._send("DELETE", _snapshot_path(vm, name))
+
     def volumes(self) -> list[models.Volume]:
         """The volumes of the cache."""
         return self._model(models.VolumeList, "GET", "/v1/cache/volumes").volumes
@@ -203,3 +223,7 @@ def _error(document: models.Problem) -> Exception:
 
 def _vm_path(vm: str) -> str:
     return "/v1/vms/" + check_name("vm", vm)
+
+
+def _snapshot_path(vm: str, name: str) -> str:
+    return _vm_path(vm) + "/snapshots/" + check_name("snapshot", name)

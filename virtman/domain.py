@@ -103,6 +103,7 @@ def domain_xml(machine: Machine) -> str:
     _disks(root, devices, machine)
     _network(devices, machine)
     _console(devices, machine.console_log)
+    _guest_agent(devices)
     rng = ET.SubElement(devices, "rng", model="virtio")
     _text(rng, "backend", "/dev/urandom", model="random")
     ET.SubElement(devices, "memballoon", model="none")
@@ -165,3 +166,9 @@ def _console(devices: ET.Element, log: Path) -> None:
     ET.SubElement(serial, "target", port="0")
     console = ET.SubElement(devices, "console", type="pty")
     ET.SubElement(console, "target", type="serial", port="0")
+
+
+def _guest_agent(devices: ET.Element) -> None:
+    """Where libvirt reaches QEMU's guest agent, if one runs in the VM."""
+    channel = ET.SubElement(devices, "channel", type="unix")
+    ET.SubElement(channel, "target", type="virtio", name="org.qemu.guest_agent.0")

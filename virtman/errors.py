@@ -5,14 +5,17 @@ VirtmanError
 │   ├── BadImageFile         the file to publish is not a whole raw or qcow2 image
 │   ├── BadSize              a VM's disk cannot have this size
 │   ├── BadVolume            a file or device that cannot be a volume of the cache
-│   └── NoVolumes            the cache driver of this host has none
+│   ├── NoVolumes            the cache driver of this host has none
+│   └── NotSupported         the driver of this host's disks cannot do it
 ├── NotFound
 │   ├── UnknownVm
+│   ├── UnknownSnapshot
 │   ├── UnknownImage
 │   └── UnknownVolume
 ├── Conflict
 │   ├── VmExists             the name is taken by a VM of another image or size
-│   ├── VmRuns               the VM runs, and not as was asked for
+│   ├── VmRuns               the VM runs, and not as was asked for, or must not
+│   ├── DiskBusy             a program that VirtMan did not start has the VM's disk open
 │   ├── ImageExists          the name is taken by other content
 │   ├── ContentChanged       Volt has other content under the name of an image that this host has
 │   ├── ImageUnlisted        Volt does not list an image any more that this host has
@@ -79,6 +82,12 @@ class NoVolumes(BadRequest):
     kind = "no-volumes"
 
 
+class NotSupported(BadRequest):
+    """The driver of this host's disks cannot do it."""
+
+    kind = "not-supported"
+
+
 class NotFound(VirtmanError):
     """What was named does not exist."""
 
@@ -90,6 +99,12 @@ class UnknownVm(NotFound):
     """No VM of this name on this host."""
 
     kind = "unknown-vm"
+
+
+class UnknownSnapshot(NotFound):
+    """The VM has no snapshot of this name."""
+
+    kind = "unknown-snapshot"
 
 
 class UnknownImage(NotFound):
@@ -118,9 +133,15 @@ class VmExists(Conflict):
 
 
 class VmRuns(Conflict):
-    """The VM runs, with another machine, other keys or other user data than was asked for."""
+    """The VM runs, with another machine, other keys or user data than was asked for; or it should not."""
 
     kind = "vm-runs"
+
+
+class DiskBusy(Conflict):
+    """A program that VirtMan did not start has the VM's disk open."""
+
+    kind = "disk-busy"
 
 
 class ImageExists(Conflict):

@@ -17,6 +17,7 @@ from drivers.host.durable import write_atomically
 from virtman.domain import Machine, domain_xml, machine_of, owner_of
 from virtman.errors import DomainForeign, HypervisorAbsent, HypervisorError, UnknownVm, VmRuns
 from virtman.hostfiles import told
+from virtman.qemu import RunningVm
 from virtman.records import Boot
 from virtman.seed import Identity, is_seed_of, seed_image
 
@@ -56,17 +57,7 @@ class LibvirtMachines:
         After an error what was not there is not there, unless libvirt went away meanwhile. Raises HypervisorError,
         HypervisorAbsent, DomainForeign, BadRequest, VmRuns.
         """
-        machine = Machine(
-            vm=vm,
-            owner=self._owner,
-            disk=disk,
-            seed=self._seed(vm),
-            console_log=self.console_log(vm),
-            accel=self._accel,
-            memory=boot.memory,
-            cpus=boot.cpus,
-            network=boot.network,
-        )
+        machine = self._machine_of(vm, disk, boot)
         xml = domain_xml(machine)
         identity = Identity(vm, machine.uuid, ssh_keys or [], user_data)
         with connected(self._uri) as connection:
@@ -90,6 +81,19 @@ class LibvirtMachines:
                 if present is None:
                     self._forget_again(connection, vm, files=not keep)
                 raise
+
+    def _machine_of(self, vm: str, disk: Device, boot: Boot) -> Machine:
+        return Machine(
+            vm=vm,
+            owner=self._owner,
+            disk=disk,
+            seed=self._seed(vm),
+            console_log=self.console_log(vm),
+            accel=self._accel,
+            memory=boot.memory,
+            cpus=boot.cpus,
+            network=boot.network,
+        )
 
     def _check_runs_as(self, domain: Any, boot: Boot, identity: Identity) -> None:
         """Whether a running VM is the one that is asked for: the call for it may be a repeated one. Raises VmRuns."""
@@ -127,6 +131,26 @@ class LibvirtMachines:
             except DomainForeign:
                 return None
             return None if domain is None else _machine(domain)
+
+    @contextlib.contextmanager
+    def running_vm(self, vm: str) -> Iterator[RunningVm | None]:
+        """The VM of this name that this agent defined, if it runs. Raises HypervisorError."""
+        with connected(self._uri) as connection:
+            try:
+                domain = self._find(connection, vm)
+            except DomainForeign:
+                domain = None
+            yield RunningVm(vm, domain) if domain is not None and domain.isActive() else None
+
+    def follow(self, vm: str, disk: Device) -> None:
+        """Have the VM begin with this disk when somebody starts it with libvirt's own tools: virsh start, say.
+
+        One that libvirt does not have is left so. Raises HypervisorError, DomainForeign.
+        """
+        with connected(self._uri) as connection:
+            domain = self._find(connection, vm)
+            if domain is not None:
+                connection.defineXML(domain_xml(self._machine_of(vm, disk, _machine(domain))))
 
     def stop(self, vm: str, *, force: bool) -> None:
         """Shut the VM down, or with ``force`` cut its power. A stopped one is left alone. Raises HypervisorError."""

@@ -9,6 +9,7 @@ Sizes are bytes, unless said otherwise.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -43,6 +44,18 @@ class ImagePath(Model):
     """The image in the URL."""
 
     image: Name
+
+
+class SnapshotPath(VmPath):
+    """The VM and its snapshot in the URL."""
+
+    snapshot: Name
+
+
+class ResizeRequest(Model):
+    """The size that a VM's disk is to have."""
+
+    size: Size
 
 
 class CreateRequest(Model):
@@ -136,6 +149,27 @@ class Booted(Vm):
     """One VM that was started."""
 
     machine: Machine
+
+
+class Snapshot(Model):
+    """A point in time of a VM's disk. ``size`` is the disk's then; ``parent``: the snapshot that it came after.
+
+    ``state``: how the disk was. ``frozen``: the guest had written all down and held still; ``crash``: as after a power
+    cut, if the VM ran at all; ``off``: not in use. ``current``: the disk has gone on from this one.
+    """
+
+    name: str
+    parent: str | None
+    size: Bytes
+    taken: datetime
+    state: str
+    current: bool
+
+
+class SnapshotList(Model):
+    """All snapshots of a VM, in the order in which they were taken."""
+
+    snapshots: list[Snapshot]
 
 
 class VmList(Model):

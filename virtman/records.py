@@ -20,7 +20,7 @@ import logging
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
@@ -33,8 +33,11 @@ log = logging.getLogger(__name__)
 
 
 VERSION = 2
-"""Of records as they are written now. Version 1 had a ``phase`` and neither a version nor an operation. It is raised
-when an older agent must not touch what a newer one wrote; a new field that may be ignored is no reason."""
+"""Of records as they are written now, but for VMs'. Version 1 had a ``phase`` and neither a version nor an operation.
+It is raised when an older agent must not touch what a newer one wrote; a new field that may be ignored is no reason."""
+
+VM_VERSION = 3
+"""Of VMs' records. An agent of version 2 would destroy a disk and leave its points."""
 
 
 class Part(BaseModel):
@@ -60,7 +63,9 @@ class State(StrEnum):
 
 
 class Record(Part):
-    """What is known of one name."""
+    """What is known of one name. ``newest``: the version that is written, and the last that is understood."""
+
+    newest: ClassVar[int] = VERSION
 
     name: str
     version: int = VERSION
@@ -111,22 +116,70 @@ class Boot(Part):
     network: str
 
 
+class Point(Part):
+    """A point in time of a VM's disk. ``parent``: the one before it, if any; ``size`` of the disk then, in bytes.
+
+    ``taken`` in seconds since 1970; ``state``: one of ``FROZEN``, ``CRASH``, ``OFF``.
+    """
+
+    name: str
+    parent: str | None
+    size: int
+    taken: float
+    state: str
+
+
+FROZEN, CRASH, OFF = "frozen", "crash", "off"
+"""How a disk was when a point of it was taken: its guest had written all down and held still; as after a power cut, if
+the VM ran at all; not in use."""
+
 CREATE, DESTROY, BOOT = "create", "destroy", "boot"
 """Operations of a VM. ``CREATE`` is undone after a crash, ``DESTROY`` finished; ``BOOT`` is finished if the hypervisor
 has the VM, and else undone."""
 
+RESIZE, TAKE, REVERT, DROP = "resize", "take snapshot", "revert", "delete snapshot"
+"""Operations of a VM's disk, all finished after a crash. One that was told to have failed is undone, but for REVERT."""
+
 
 class VmRecord(Record):
-    """One VM's disk: ``size`` in bytes; ``boot`` is set once libvirt may know the VM."""
+    """One VM's disk: ``size`` in bytes; ``boot`` is set once libvirt may know the VM.
 
+    ``current``: the point that the disk was last at, if there is one. ``untidy``: a point that is gone, whose space is
+    not free yet.
+    """
+
+    newest: ClassVar[int] = VM_VERSION
+
+    version: int = VM_VERSION
     image: str
     size: int | None
     boot: Boot | None = None
+    points: tuple[Point, ...] = ()
+    current: str | None = None
+    untidy: str | None = None
 
     @property
     def phase(self) -> str:
         """For people: what is under way, else that the disk is ready."""
-        return _phase(self, "ready", {CREATE: "creating", DESTROY: "destroying", BOOT: "booting"})
+        words = {CREATE: "creating", DESTROY: "destroying", BOOT: "booting", RESIZE: "resizing", REVERT: "reverting"}
+        return _phase(self, "ready", words)
+
+    def point(self, name: str) -> Point | None:
+        """The point of this name, if there is one."""
+        return next((point for point in self.points if point.name == name), None)
+
+    def without(self, name: str) -> Self:
+        """The record without a point; those that came after it come after the one before it."""
+        gone = self.point(name)
+        if gone is None:
+            return self
+        points = tuple(
+            point.model_copy(update={"parent": gone.parent}) if point.parent == name else point
+            for point in self.points
+            if point.name != name
+        )
+        current = gone.parent if self.current == name else self.current
+        return self.model_copy(update={"points": points, "current": current})
 
     @model_validator(mode="before")
     @classmethod
@@ -277,15 +330,22 @@ class Shelf(Generic[R]):
         try:
             record = self._kind.model_validate_json(content)
         except ValidationError as error:
-            _refuse_newer(path, _version(content))
+            self._refuse_newer(path, _version(content))
             raise StateDamaged(f"cannot read the record {path}: {error.errors()[0]['msg']}") from error
-        _refuse_newer(path, record.version)
+        self._refuse_newer(path, record.version)
         return record
+
+    def _refuse_newer(self, path: Path, version: int) -> None:
+        if version > self._kind.newest:
+            raise StateNewer(
+                f"{path} has version {version}, and this release knows {self._kind.newest} and older ones: it is left"
+                " as it is; start the release that wrote it"
+            )
 
     def put(self, name: str, record: R) -> None:
         """Write the record durably. Raises NoRoom, HostTrouble; then the record is what it was."""
         path = self._folder / f"{name}.json"
-        content = record.model_copy(update={"version": VERSION}).model_dump_json().encode()
+        content = record.model_copy(update={"version": record.newest}).model_dump_json().encode()
         with told(f"writing the record {path}"):
             write_atomically(path, content)
         self._unwritten.pop(name, None)
@@ -340,11 +400,3 @@ def _version(content: bytes) -> int:
     except (ValueError, KeyError, TypeError):
         return 0
     return version if isinstance(version, int) else 0
-
-
-def _refuse_newer(path: Path, version: int) -> None:
-    if version > VERSION:
-        raise StateNewer(
-            f"{path} has version {version}, and this release knows {VERSION} and older ones: it is left as it is;"
-            " start the release that wrote it"
-        )

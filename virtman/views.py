@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from drivers import base
 from drivers.host.watch import Death
 from virtman import models
 from virtman.accel import Verdict
-from virtman.records import Boot, ImageRecord, VmRecord
+from virtman.records import Boot, ImageRecord, Point, VmRecord
 from volt.client import Image as PublishedImage
 
 
@@ -22,6 +23,14 @@ def open_disk(record: VmRecord, device: base.Device) -> models.OpenDisk:
     """A VM's disk that was opened."""
     node = None if device.node is None else dict(device.node)
     return models.OpenDisk(**dict(disk(record)), path=str(device.path), blockdev=node)
+
+
+def snapshot(record: VmRecord, point: Point) -> models.Snapshot:
+    """A point in time of a VM's disk."""
+    return models.Snapshot(
+        name=point.name, parent=point.parent, size=point.size, taken=datetime.fromtimestamp(point.taken, UTC),
+        state=point.state, current=point.name == record.current,
+    )  # fmt: skip
 
 
 def machine(boot: Boot | None, state: str, console_log: Path, accel: str) -> models.Machine | None:

@@ -6,11 +6,12 @@ Each change is an operation of the VM's record (virtman/records.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from drivers.base import Device, SnapshotDriver
+from drivers.base import Device, Monitor, SnapshotDriver
 from drivers.errors import DriverError
 from virtman.errors import (
     BadSize,
@@ -35,6 +36,16 @@ SECTOR = 512
 LARGEST = 1 << 60
 
 
+class Running(Monitor, Protocol):
+    """A VM while it runs."""
+
+    def freeze(self) -> bool:
+        """Have the guest write its file systems down and hold them still; False if no agent in it does so."""
+
+    def thaw(self) -> None:
+        """Let the guest go on; one that was not held still, or that does not answer, is left alone."""
+
+
 class Machines(Protocol):
     """What VMs need of the hypervisor."""
 
@@ -47,6 +58,12 @@ class Machines(Protocol):
 
     def machine(self, vm: str) -> Boot | None:
         """The machine of the VM of this name that is ours, if the hypervisor has one. Raises HypervisorError."""
+
+    def running_vm(self, vm: str) -> AbstractContextManager[Running | None]:
+        """The VM of this name that is ours, if it runs. Raises HypervisorError."""
+
+    def follow(self, vm: str, disk: Device) -> None:
+        """Have the VM begin with this disk when others than the agent start it again. Raises HypervisorError."""
 
     def remove(self, vm: str) -> None:
         """Stop the VM, and forget it with all that was made for it. Nothing there is fine. Raises HypervisorError."""
@@ -81,6 +98,19 @@ class Vms:
             DESTROY: self._destroy,
             BOOT: self._repair_boot,
         }
+        self._tidy: Callable[[VmRecord], None] | None = None
+
+    def also_repair(self, repairs: Mapping[str, Callable[[VmRecord], None]], tidy: Callable[[VmRecord], None]) -> None:
+        """Have somebody else carry out these kinds of operations, and free what ``untidy`` says."""
+        self._repairs |= repairs
+        self._tidy = tidy
+
+    @contextmanager
+    def changing(self, name: str) -> Iterator[VmRecord]:
+        """A VM with which nothing is under way, and nothing else is begun. Raises UnknownVm, and as ``repair``."""
+        with self.locks.hold(name):
+            self._repair(name)
+            yield self.record(name)
 
     def create(self, name: str, image: str, size: int | None) -> Path:
         """A writable disk for a VM, of ``size`` bytes or the image's size. Returns its path.
@@ -96,7 +126,7 @@ class Vms:
         record = self._shelf.get(name)
         if record is not None:
             return self._existing(record, image, size)
-        _check_size(size)
+        check_size(size)
         record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE)
         self._shelf.put(name, record)
         try:
@@ -237,6 +267,9 @@ class Vms:
         """Finish or undo an operation that was cut off. Raises StateNewer, DriverError, HypervisorError."""
         with self.locks.hold(name):
             self._repair(name)
+            record = self._shelf.get(name)
+            if record is not None and record.untidy is not None and self._tidy is not None:
+                self._tidy(record)
 
     def _repair(self, name: str) -> None:
         record = self._shelf.get(name)
@@ -247,12 +280,14 @@ class Vms:
         self._repairs[record.operation.kind](record)
 
     def unfinished(self, name: str) -> bool:
-        """Whether an operation of a VM did not end, and repair could end it."""
+        """Whether an operation of a VM did not end, and repair could end it, or has left something to be freed."""
         try:
             record = self._shelf.get(name)
         except (StateDamaged, StateNewer):
             return False
-        return record is not None and record.operation is not None and record.operation.kind in self._repairs
+        if record is None or record.operation is None:
+            return record is not None and record.untidy is not None
+        return record.operation.kind in self._repairs
 
     def _understand(self, record: VmRecord) -> None:
         if record.operation is not None and record.operation.kind not in self._repairs:
@@ -318,7 +353,8 @@ def _path(device: Device) -> Path:
     return device.path
 
 
-def _check_size(size: int | None) -> None:
+def check_size(size: int | None) -> None:
+    """Raises BadSize."""
     if size is not None and (size <= 0 or size % SECTOR or size > LARGEST):
         raise BadSize(
             f"a disk of {size} bytes is not possible: the size is a positive multiple of {SECTOR}, at most {LARGEST}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from testtools import TestCase
 
 from drivers.base import Device
+from drivers.errors import MonitorFailed
 from virtman.errors import VmRuns
 from virtman.records import Boot
 from virtman.vms import Machines
@@ -79,3 +80,30 @@ class MachinesContract(TestCase):
         for _ in range(2):
             self.machines.remove("vm")
         self.assertEqual(([], []), (self.running(), self.files()))
+
+    def test_only_a_vm_that_runs_has_a_monitor(self) -> None:
+        for vm, runs in (("vm", True), ("other", False)):
+            self.start()
+            with self.machines.running_vm(vm) as running:
+                self.assertEqual(runs, running is not None)
+        self.machines.remove("vm")
+        with self.machines.running_vm("vm") as running:
+            self.assertIsNone(running)
+
+    def test_a_command_that_qemu_refuses_is_an_error_of_its_own(self) -> None:
+        self.start()
+        with self.machines.running_vm("vm") as running:
+            assert running is not None
+            self.assertRaises(MonitorFailed, running.execute, "no-such-command")
+
+    def test_a_guest_that_was_not_held_still_may_be_told_to_go_on(self) -> None:
+        self.start()
+        with self.machines.running_vm("vm") as running:
+            assert running is not None
+            running.thaw()
+
+    def test_another_disk_changes_nothing_of_a_vm_that_runs_or_is_not_there(self) -> None:
+        self.machines.follow("vm", self.disk)
+        self.start()
+        self.machines.follow("vm", self.disk)
+        self.assertEqual((["vm"], BOOT), (self.running(), self.machines.machine("vm")))

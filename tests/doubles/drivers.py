@@ -63,6 +63,7 @@ class Disk:
     """A VM's disk; ``writes`` is what the VM wrote. ``whole`` is False while it is being made.
 
     ``points``: what it held, and its size, by the name of the point. ``stranger``: somebody else has it open.
+    ``layer``: what its node is made of changes when points are taken and gone back to.
     """
 
     size: int
@@ -71,6 +72,11 @@ class Disk:
     writes: str = ""
     points: dict[str, tuple[str, int]] = field(default_factory=dict)
     stranger: bool = False
+    layer: int = 0
+
+    def sizes(self) -> dict[str, int]:
+        """The size of the disk at each point."""
+        return {name: size for name, (_, size) in self.points.items()}
 
 
 class Host:
@@ -319,7 +325,9 @@ class SnapshotDouble:
         with self.host.act("snapshot.take"):
             disk = self._disk(vm)
             _check_unused(vm, disk, monitor)
-            disk.points.setdefault(checked(point), (disk.writes, disk.size))
+            if checked(point) not in disk.points:
+                disk.points[point] = disk.writes, disk.size
+                disk.layer += 1
         return _device(vm, disk)
 
     def revert(self, vm: str, point: str) -> Device:
@@ -329,6 +337,7 @@ class SnapshotDouble:
                 raise PointMissing(vm, point)
             _check_unused(vm, disk, None)
             disk.writes, disk.size = disk.points[point]
+            disk.layer += 1
         return _device(vm, disk)
 
     def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:
@@ -374,7 +383,8 @@ def _require_content(device: Device) -> None:
 
 def _device(vm: str, disk: Disk) -> Device:
     path = Path("/disks") / f"{vm}.qcow2"
-    return Device(disk.size, path, {"driver": "qcow2", "filename": str(path), "backing": disk.origin.node})
+    node = {"driver": "qcow2", "filename": str(path), "layer": disk.layer, "backing": disk.origin.node}
+    return Device(disk.size, path, node)
 
 
 def _host(place: Place | Host) -> Host:

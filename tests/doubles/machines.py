@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
 from drivers.base import Device
+from drivers.errors import MonitorFailed
 from tests.doubles.drivers import Moment, unnoticed
 from virtman.errors import VmRuns
 from virtman.records import Boot
 
 
+class RunningDouble:
+    """A VM while it runs. Its QEMU knows no command."""
+
+    def __init__(self, machines: MachinesDouble, vm: str) -> None:
+        self._machines, self._vm = machines, vm
+
+    def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        raise MonitorFailed(command, "unknown", "CommandNotFound")
+
+    def freeze(self) -> bool:
+        self._machines.moment("before machines.freeze")
+        if self._vm in self._machines.with_agents:
+            self._machines.frozen.add(self._vm)
+        self._machines.moment("after machines.freeze")
+        return self._vm in self._machines.frozen
+
+    def thaw(self) -> None:
+        self._machines.moment("before machines.thaw")
+        self._machines.frozen.discard(self._vm)
+
+
 class MachinesDouble:
-    """VMs that a hypervisor knows; ``running`` has the disk that each one writes to, ``files`` who has a seed."""
+    """VMs that a hypervisor knows; ``running`` has the disk that each one writes to, ``files`` who has a seed.
+
+    ``with_agents``: VMs in whose guests an agent runs; ``frozen``: those that it holds still now; ``defined``: the disk
+    that each one begins with when it is started again by others.
+    """
 
     def __init__(self) -> None:
         self.moment: Moment = unnoticed
@@ -17,6 +47,9 @@ class MachinesDouble:
         """What a call ("start") raises until it is taken out again."""
         self.running: dict[str, Device] = {}
         self.files: set[str] = set()
+        self.with_agents: set[str] = set()
+        self.frozen: set[str] = set()
+        self.defined: dict[str, Device] = {}
         self._machines: dict[str, Boot] = {}
         self._seeds: dict[str, tuple[list[str], str | None]] = {}
 
@@ -28,6 +61,7 @@ class MachinesDouble:
                 self._seeds[vm] = ssh_keys, user_data
             self.moment("within machines.start")
             self.running[vm], self._machines[vm] = disk, boot
+            self.defined[vm] = disk
         elif ssh_keys is not None:
             self._check_runs_as(vm, boot, ssh_keys, user_data)
         self.moment("after machines.start")
@@ -43,9 +77,20 @@ class MachinesDouble:
         self._answer("machine")
         return self._machines[vm] if vm in self.running else None
 
+    @contextmanager
+    def running_vm(self, vm: str) -> Iterator[RunningDouble | None]:
+        self._answer("running_vm")
+        yield RunningDouble(self, vm) if vm in self.running else None
+
+    def follow(self, vm: str, disk: Device) -> None:
+        self._answer("follow")
+        if vm in self.defined:
+            self.defined[vm] = disk
+
     def remove(self, vm: str) -> None:
         self._answer("remove")
         self.running.pop(vm, None)
+        self.defined.pop(vm, None)
         self.files.discard(vm)
         self.moment("after machines.remove")
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from virtman.cli import options
 from virtman.cli.output import Failure, emit, fields, one_line_errors, size_text, table
 from virtman.errors import BadSize
+
+S = TypeVar("S", int, int | None)
 
 
 @click.command()
@@ -30,7 +32,7 @@ def create(context: click.Context, vm: str, image: str, size: int | None, as_jso
     emit(answer) if as_json else click.echo(answer.disk.path)
 
 
-def _whole_sectors(size: int | None) -> int | None:
+def _whole_sectors(size: S) -> S:
     with one_line_errors():
         if size is not None and (size % 512 or size <= 0):
             raise BadSize(f"a disk of {size} bytes is not possible: the size is a positive multiple of 512")
@@ -176,6 +178,25 @@ def console(context: click.Context, vm: str, log: bool, as_json: bool) -> None:
 
 @click.command()
 @click.argument("vm")
+@click.argument("size", type=options.SizeType())
+@options.as_json
+@click.pass_context
+def resize(context: click.Context, vm: str, size: int, as_json: bool) -> None:
+    """Let the disk of VM grow to SIZE, also while it runs. What is new are zeros; nothing is made smaller.
+
+    A VM that "virtman boot" started sees it at once. A QEMU of your own is told by its monitor: block_resize NODE SIZE,
+    for a disk that is a file instead of this command, which you then repeat.
+
+    \b
+    Example: virtman resize web-1 40G
+    """
+    with options.agent(context) as client:
+        answer = client.resize(vm, _whole_sectors(size))
+    emit(answer) if as_json else click.echo(f"the disk of {vm} has {size_text(answer.disk.size)} now")
+
+
+@click.command()
+@click.argument("vm")
 @options.as_json
 @click.pass_context
 def destroy(context: click.Context, vm: str, as_json: bool) -> None:
@@ -194,5 +215,6 @@ COMMANDS = (
     start,
     stop,
     console,
+    resize,
     destroy,
 )

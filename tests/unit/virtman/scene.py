@@ -14,12 +14,16 @@ from drivers.base import Image
 from tests.doubles.drivers import Host, drivers_over
 from tests.doubles.machines import MachinesDouble
 from tests.doubles.volt import VoltDouble, digest_of, link_to
+from virtman.disks import Disks
 from virtman.errors import NoRoom, VirtmanError
 from virtman.imagestore import ImageStore
 from virtman.records import ImageRecord, Record, Role, Shelf, VmRecord
 from virtman.repair import repair
 from virtman.stacks import Stacks
 from virtman.vms import Vms
+
+NOW = 1_700_000_000.0
+"""Seconds since 1970."""
 
 
 class Cut(BaseException):
@@ -100,6 +104,10 @@ class Scene:
             gone=lambda image: self.released(image),
         )  # fmt: skip
 
+        self.disks = Disks(
+            self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment, clock=lambda: NOW
+        )
+
     def _count_change(self) -> None:
         self.changes += 1
 
@@ -141,7 +149,20 @@ class Scene:
         test.assertEqual(set(self.machines.running), self.machines.files, "seeds")
         for name, record in images.items():
             self._check_stack(test, name, record)
+        for vm in self.vms.records():
+            self._check_disk(test, vm)
         test.assertEqual([], [path for path in self.folder.rglob(".*") if path.is_file()], "torn files")
+
+    def _check_disk(self, test: TestCase, vm: VmRecord) -> None:
+        disk = self.host.disks[vm.name]
+        test.assertEqual(
+            (vm.size, {p.name: p.size for p in vm.points}), (disk.size, disk.sizes()), f"disk of {vm.name}"
+        )
+        test.assertIsNone(vm.untidy)
+        test.assertNotIn(vm.name, self.machines.frozen)
+        if vm.boot:
+            begins_with = self.machines.defined[vm.name].node
+            test.assertEqual(self.drivers.snapshot.open(vm.name).node, begins_with, "what it begins with")
 
     def _check_stack(self, test: TestCase, name: str, record: ImageRecord) -> None:
         node = self.host.served[name].node

@@ -9,6 +9,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,6 +38,7 @@ from virtman.errors import (
     BadRequest,
     BadSize,
     BadVolume,
+    DiskBusy,
     DriverTrouble,
     HostTrouble,
     ImageExists,
@@ -44,18 +46,24 @@ from virtman.errors import (
     NeverBooted,
     NoRoom,
     NotFound,
+    NotSupported,
     NoVolumes,
     RepairIncomplete,
     UnknownImage,
+    UnknownSnapshot,
     UnknownVm,
     UnknownVolume,
     VirtmanError,
     VmExists,
+    VmRuns,
 )
 from virtman.imagestore import Progress
 
 BAD_NAMES = ["a.b", "..", "-a", "a" * 64, "a" * 300, "a b", "%00", "é", "a%0a"]
 BAD_PATHS = ["", "a", "./a", "/", "//a", "/a\0", "/a\nb", "/\n", "/a\r", "/a\x1b[2J", "/\ud800", "/" + "a" * 4095]
+
+
+SNAPSHOT_FIELDS = ("name", "parent", "size", "state", "current")
 
 
 class ApiTest(TestCase):
@@ -160,6 +168,15 @@ class ErrorsTest(ApiTest):
             seen = self.raised(error, call)
             self.assertEqual((BadVolume, 400, str(error)), (type(seen), BadVolume.status, str(seen)))
 
+    def test_what_a_driver_refuses_is_no_trouble_of_it_either(self) -> None:
+        refused: tuple[tuple[Exception, type[VirtmanError]], ...] = (
+            (driver_errors.DiskInUse("vm"), DiskBusy),
+            (driver_errors.NotPossible("its disks have no points"), NotSupported),
+        )
+        for error, ours in refused:
+            seen = self.raised(error, self.client.status)
+            self.assertEqual((ours, str(error)), (type(seen), str(seen)))
+
     def test_other_trouble_of_a_driver_is_told_in_its_words(self) -> None:
         for call in (self.client.status, self.publish):
             seen = self.raised(driver_errors.ToolMissing("qemu-img"), call)
@@ -190,6 +207,8 @@ class BadRequestsTest(SiteTest):
                 if name != "..":  # clients take it out of the path
                     self.problem(400, method, path.format(name))
             self.problem(400, "PUT", "/v1/vms/vm", json={"image": name})
+            if name != "..":
+                self.problem(400, "PUT", f"/v1/vms/vm/snapshots/{name}")
             self.problem(400, "POST", "/v1/images", json={"name": name, "file": "/x"})
 
     def test_a_name_with_a_slash_is_no_path_of_the_api(self) -> None:
@@ -213,6 +232,8 @@ class BadRequestsTest(SiteTest):
         sizes: list[object] = [0, -512, 1, 513, 0.5, "big", (1 << 60) + 512, 1 << 70, [], True]
         for size in sizes:
             self.problem(400, "PUT", "/v1/vms/vm", json={"image": "debian", "size": size})
+            self.problem(400, "PUT", "/v1/vms/vm/size", json={"size": size})
+        self.problem(400, "PUT", "/v1/vms/vm/size", json={})
 
     def test_bad_machines_are_refused(self) -> None:
         for field in (
@@ -301,6 +322,8 @@ class BadRequestsTest(SiteTest):
                 "/v1/status", "/v1/gc", "/v1/repair", "/v1/suspend", "/v1/images", "/v1/images/{image}/tree", "/v1/vms",
                 "/v1/images/{image}", "/v1/vms/{vm}/start",
                 "/v1/vms/{vm}", "/v1/vms/{vm}/boot", "/v1/vms/{vm}/stop", "/v1/vms/{vm}/console", "/v1/cache/volumes",
+                "/v1/vms/{vm}/size", "/v1/vms/{vm}/snapshots", "/v1/vms/{vm}/snapshots/{snapshot}",
+                "/v1/vms/{vm}/snapshots/{snapshot}/revert",
             },
             set(document["paths"]),
         )  # fmt: skip
@@ -381,6 +404,40 @@ class ClientTest(SiteTest):
         self.client.create("disk", "debian")
         self.assertRaises(NeverBooted, self.client.start, "disk")
 
+    def test_a_disk_grows(self) -> None:
+        self.client.create("vm", "debian")
+        for _ in range(2):
+            self.assertEqual(3 * MIB, self.client.resize("vm", 3 * MIB).disk.size)
+        self.assertRaises(BadSize, self.client.resize, "vm", 2 * MIB)
+        self.assertRaises(UnknownVm, self.client.resize, "other", 3 * MIB)
+
+    def test_snapshots_from_the_first_to_the_last(self) -> None:
+        self.client.create("vm", "debian")
+        self.assertEqual([], self.client.snapshots("vm"))
+        first = self.client.take_snapshot("vm", "one")
+        self.assertEqual(("one", None, MIB, "crash", True), tuple(getattr(first, field) for field in SNAPSHOT_FIELDS))
+        self.assertEqual(first, self.client.take_snapshot("vm", "one"))
+        self.assertLess(abs((datetime.now(UTC) - first.taken).total_seconds()), 3600)
+        self.client.take_snapshot("vm", "two")
+        self.assertEqual("vm", self.client.revert("vm", "one").name)
+        self.assertEqual(
+            [("one", None, True), ("two", "one", False)],
+            [(one.name, one.parent, one.current) for one in self.client.snapshots("vm")],
+        )
+        for name in ("one", "two"):
+            self.client.delete_snapshot("vm", name)
+            self.assertRaises(UnknownSnapshot, self.client.delete_snapshot, "vm", name)
+        self.assertEqual([], self.client.snapshots("vm"))
+        self.assertRaises(UnknownVm, self.client.snapshots, "other")
+
+    def test_a_running_vm_goes_back_to_no_snapshot(self) -> None:
+        self.client.boot("vm", "debian", memory=64, network="none")
+        self.assertEqual("frozen", self.client.take_snapshot("vm", "one").state)
+        self.assertRaises(VmRuns, self.client.revert, "vm", "one")
+        self.client.stop("vm", force=True)
+        self.assertEqual("off", self.client.take_snapshot("vm", "two").state)
+        self.client.revert("vm", "one")
+
     def test_what_was_published_is_taken_back(self) -> None:
         self.client.publish("mine", self.site.image_file())
         self.site.volt.read_by_others("mine")
@@ -448,6 +505,8 @@ class ClientTest(SiteTest):
         for name in (*BAD_NAMES, "a/b", "", "../images"):
             for call in (self.client.vm, self.client.destroy, self.client.tree, self.client.console, self.client.stop):
                 self.assertRaises(BadRequest, call, name)
+            for snapshot in (self.client.take_snapshot, self.client.revert, self.client.delete_snapshot):
+                self.assertRaises(BadRequest, snapshot, "vm", name)
 
     def test_it_is_a_context(self) -> None:
         with AgentClient(self.socket) as client:

@@ -81,6 +81,46 @@ class AgentCliTest(SiteCase, CliTest):
         serve_agent(self, create_app(self.agent), self.socket)
 
 
+class SnapshotCommandsTest(AgentCliTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.out("create", "vm", "debian")
+
+    def names(self) -> list[str]:
+        return [line.split("  2")[0].rstrip() for line in self.out("snapshot", "list", "vm").splitlines()[1:]]
+
+    def test_they_are_listed_as_a_tree(self) -> None:
+        for name in ("one", "two"):
+            self.assertThat(self.out("snapshot", "create", "vm", name), Contains(f"vm has the snapshot {name}: "))
+        self.out("snapshot", "revert", "vm", "one")
+        self.assertEqual(["one *", "two"], self.names())
+        self.out("snapshot", "create", "vm", "tri")
+        self.assertEqual(["one", "  two", "  tri *"], self.names())
+        self.out("snapshot", "delete", "vm", "one")
+        self.assertEqual(["  two", "  tri *"], self.names())
+
+    def test_for_scripts(self) -> None:
+        one = self.json("snapshot", "create", "vm", "one")
+        self.assertEqual(("one", None, "crash", True), (one["name"], one["parent"], one["state"], one["current"]))
+        self.assertEqual([one], self.json("snapshot", "list", "vm"))
+        self.assertEqual("vm", self.json("snapshot", "revert", "vm", "one")["name"])
+        self.assertEqual({"deleted": "one"}, self.json("snapshot", "delete", "vm", "one"))
+
+    def test_what_is_not_there_fails(self) -> None:
+        for command in ("revert", "delete"):
+            self.assertThat(self.fails("snapshot", command, "vm", "one"), Contains("no snapshot 'one'; it has: none"))
+            self.assertThat(self.fails("snapshot", command, "other", "one"), Contains("'other' is not on this host"))
+        for name in BAD_NAMES:
+            self.fails("snapshot", "create", "vm", name)
+
+    def test_a_disk_grows(self) -> None:
+        self.assertThat(self.out("resize", "vm", "4M"), Contains("the disk of vm has 4.2 MB now"))
+        self.assertEqual(4 * MIB, self.json("resize", "vm", "4M")["disk"]["size"])
+        self.assertThat(self.fails("resize", "vm", "2M"), Contains("cannot be made smaller"))
+        self.assertThat(self.fails("resize", "vm", "4194305"), Contains("multiple of 512"))
+        self.assertThat(self.misused("resize", "vm", "big"), Contains("is not a size"))
+
+
 class VmCommandsTest(AgentCliTest):
     def test_create_prints_the_path(self) -> None:
         for _ in range(2):

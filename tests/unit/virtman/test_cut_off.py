@@ -39,7 +39,9 @@ def create(scene: Scene) -> None:
     scene.vms.create("vm", "debian", 1 << 30)
 
 
-class CutOffTest(TestCase):
+class CutOff(TestCase):
+    """What cutting off takes."""
+
     def cut_everywhere(self, given: Act, act: Act, then: Act) -> list[str]:
         """Cut the act off at its first moment, at its second, …; each time on a new host, restarted and checked."""
 
@@ -68,6 +70,8 @@ class CutOffTest(TestCase):
         self.assertGreater(len(moments), FEWEST_MOMENTS)
         return moments
 
+
+class CutOffTest(CutOff):
     def old_vm_is_intact(self, scene: Scene) -> None:
         self.assertEqual("precious", scene.host.disks["old"].writes)
         self.assertIn("debian", scene.host.served)
@@ -220,3 +224,64 @@ class CutOffTest(TestCase):
             scene.check_empty(self)
 
         self.cut_and_restart(given, drop, drop_again)
+
+
+def with_points(scene: Scene) -> None:
+    """A VM that runs, with an agent in its guest and two points."""
+    two_vms(scene)
+    scene.machines.with_agents.add("vm")
+    for name in ("one", "two"):
+        scene.host.disks["vm"].writes = name
+        scene.disks.take("vm", name)
+    scene.host.disks["vm"].writes = "now"
+
+
+def switched_off(scene: Scene) -> None:
+    """The same, off: nobody has booted it."""
+    attached(scene)
+    for name in ("one", "two"):
+        scene.host.disks["old"].writes = name
+        scene.disks.take("old", name)
+    scene.host.disks["old"].writes = "now"
+
+
+class DiskCutOffTest(CutOff):
+    def test_a_point_is_taken_or_was_never_asked_for(self) -> None:
+        def all_or_nothing(scene: Scene) -> None:
+            points = [point.name for point in scene.vms.record("vm").points]
+            self.assertIn(points, (["one", "two"], ["one", "two", "tri"]))
+            self.assertEqual("now", scene.host.disks["vm"].writes)
+            self.assertEqual(("one", 1 << 30), scene.host.disks["vm"].points["one"])
+
+        moments = self.cut_everywhere(with_points, lambda scene: scene.disks.take("vm", "tri"), all_or_nothing)
+        self.assertTrue({"after machines.freeze", "take:taken"} <= set(moments), str(moments))
+
+    def test_a_point_that_was_cut_off_is_there_when_it_is_asked_for_again(self) -> None:
+        def again(scene: Scene) -> None:
+            scene.disks.take("vm", "tri")
+            scene.check(self)
+
+        self.cut_everywhere(with_points, lambda scene: scene.disks.take("vm", "tri"), again)
+
+    def test_going_back_is_finished(self) -> None:
+        def then_or_now(scene: Scene) -> None:
+            record, disk = scene.vms.record("old"), scene.host.disks["old"]
+            self.assertIn((record.current, disk.writes), (("two", "now"), ("one", "one")))
+
+        moments = self.cut_everywhere(switched_off, lambda scene: scene.disks.revert("old", "one"), then_or_now)
+        self.assertIn("revert:reverted", moments)
+
+    def test_a_point_is_dropped_whole(self) -> None:
+        def gone_or_there(scene: Scene) -> None:
+            self.assertIn("two", scene.host.disks["vm"].points)
+            self.assertEqual("now", scene.host.disks["vm"].writes)
+
+        moments = self.cut_everywhere(with_points, lambda scene: scene.disks.drop("vm", "one"), gone_or_there)
+        self.assertIn("drop:dropped", moments)
+
+    def test_a_disk_has_the_new_size_or_the_old_one(self) -> None:
+        def grown_or_not(scene: Scene) -> None:
+            self.assertIn(scene.vms.record("vm").size, (1 << 30, 2 << 30))
+
+        moments = self.cut_everywhere(with_points, lambda scene: scene.disks.resize("vm", 2 << 30), grown_or_not)
+        self.assertIn("resize:resized", moments)

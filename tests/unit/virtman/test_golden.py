@@ -49,9 +49,10 @@ class Golden(TestCase):
             scene.put_content(name)
         scene.volt.publish(Image("origin", MIB, digest_of("origin")), "here")
         for name in self.disks:
-            scene.host.disks[name] = Disk(MIB, Device(MIB, node={}), whole=True, writes=f"of {name}")
+            size = 5 * MIB if name == "large" else MIB
+            scene.host.disks[name] = Disk(size, Device(MIB, node={}), whole=True, writes=f"of {name}")
         for name in (*self.running, "destroying-machine"):
-            scene.machines.start(name, Device(MIB), BOOT, [], None)
+            scene.machines.start(name, scene.drivers.snapshot.open(name), BOOT, [], None)
         return scene
 
     def test_all_goes_on(self) -> None:

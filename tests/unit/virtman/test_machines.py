@@ -7,8 +7,9 @@ from pathlib import Path
 
 import libvirt
 from testtools import TestCase
-from testtools.matchers import Contains
+from testtools.matchers import Contains, Not
 
+from drivers.base import Device
 from tests.unit.virtman.hypervisor import LIBVIRT, connect, disk_in
 from tests.unit.virtman.scene import folder_for
 from tests.unit.virtman.test_seed import read
@@ -326,3 +327,36 @@ class NoLibvirtTest(TestCase):
     def test_a_uri_of_nothing_is_named(self) -> None:
         machines = LibvirtMachines("no-such-thing:///x", "here", folder_for(self), "tcg")
         self.assertRaises(HypervisorError, machines.states)
+
+
+class RunningTest(MachinesTest):
+    def definition(self) -> str:
+        return str(self.domain().XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+
+    def test_what_others_start_later_begins_with_the_new_disk(self) -> None:
+        self.start(memory=128)
+        self.assertThat(self.definition(), Not(Contains("/dev/mapper/other")))
+        self.machines.follow("vm", Device(self.disk.size, Path("/dev/mapper/other")))  # what this libvirt remembers
+        self.assertThat(self.definition(), Contains("/dev/mapper/other"))
+        self.assertEqual(BOOT.model_copy(update={"memory": 128}), self.machines.machine("vm"))
+
+    def test_a_vm_that_is_off_or_of_somebody_else_has_no_monitor(self) -> None:
+        self.start()
+        with self.of("another").running_vm("vm") as running:
+            self.assertIsNone(running)
+        self.domain().destroy()
+        with self.machines.running_vm("vm") as running:
+            self.assertIsNone(running)
+
+    def test_a_guest_is_frozen_if_it_can_be(self) -> None:
+        self.start()
+        with self.machines.running_vm("vm") as running:
+            assert running is not None
+            self.assertTrue(running.freeze())
+            self.domain().destroy()
+            self.assertFalse(running.freeze())
+            running.thaw()
+
+    def test_the_guests_agent_is_reached_by_a_channel(self) -> None:
+        self.start()
+        self.assertThat(self.definition(), Contains("org.qemu.guest_agent.0"))

@@ -16,6 +16,8 @@ from tests.unit.logs import Logged
 from tests.unit.virtman.scene import folder_for
 from virtman.errors import HostTrouble, StateDamaged, StateNewer
 from virtman.records import (
+    VERSION,
+    VM_VERSION,
     Boot,
     ChildRecord,
     ImageRecord,
@@ -126,13 +128,22 @@ class ShelfTest(TestCase):
         self.assertEqual(record, self.shelf.get("web"))
 
     def test_a_record_of_a_newer_version_is_left_alone_and_named(self) -> None:
-        for content in ('{"version": 3}', vm().model_dump_json().replace('"version":2', '"version":3')):
+        newer = vm(version=VM_VERSION + 1)
+        for content in (f'{{"version": {VM_VERSION + 1}}}', newer.model_dump_json()):
             (self.folder / "web.json").write_text(content)
             error = self.assertRaises(StateNewer, self.shelf.get, "web")
-            self.assertIn("version 3", str(error))
+            self.assertIn(f"version {VM_VERSION + 1}", str(error))
             self.assertEqual(["web"], list(self.shelf.unreadable()))
             self.assertEqual([], self.shelf.all())
             self.assertEqual(content, (self.folder / "web.json").read_text())
+
+    def test_records_are_written_in_the_version_of_their_kind(self) -> None:
+        """An agent of the release before goes on with stacks, and leaves VMs alone that may have points."""
+        self.shelf.put("web", vm(version=VERSION))
+        images = Shelf(self.folder / "images", ImageRecord)
+        images.put("debian", ImageRecord(name="debian", role=Role.HOST, state=State.PRESENT))
+        files = (self.folder / "web.json", self.folder / "images" / "debian.json")
+        self.assertEqual([3, 2], [json.loads(file.read_bytes())["version"] for file in files])
 
     def test_a_record_that_cannot_be_written_is_an_error_of_the_agent(self) -> None:
         self.folder.rmdir()

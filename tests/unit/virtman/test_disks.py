@@ -1,0 +1,260 @@
+"""VMs' disks grow, and points in time of them are kept."""
+
+from __future__ import annotations
+
+from testtools import TestCase
+from testtools.matchers import Contains
+
+from drivers.errors import DiskInUse, DriverError, NoSpace
+from tests.doubles.drivers import Disk
+from tests.unit.virtman.scene import NOW, Scene
+from virtman.errors import BadSize, HypervisorError, NoRoom, StateNewer, UnknownSnapshot, UnknownVm, VmRuns
+from virtman.records import CRASH, DROP, FROZEN, OFF, REVERT, Boot, Point, VmRecord
+
+MIB = 1 << 20
+BOOT = Boot(memory=64, cpus=1, network="none")
+TROUBLE = DriverError("the device is on fire")
+
+
+class DisksTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.scene = Scene(self)
+        self.addCleanup(self.scene.check, self)
+        self.scene.volt.offer("debian", size=MIB)
+        self.scene.vms.create("vm", "debian", None)
+        self.disks, self.host = self.scene.disks, self.scene.host
+
+    @property
+    def disk(self) -> Disk:
+        return self.host.disks["vm"]
+
+    @property
+    def record(self) -> VmRecord:
+        return self.scene.vms.record("vm")
+
+    def boot(self) -> None:
+        self.scene.vms.boot("vm", "debian", None, BOOT, [], None)
+
+    def take(self, *names: str) -> None:
+        for name in names:
+            self.disk.writes = name
+            self.disks.take("vm", name)
+
+    def tree(self) -> dict[str, str | None]:
+        return {point.name: point.parent for point in self.record.points}
+
+    def heal(self) -> None:
+        self.host.failing.clear()
+        self.scene.machines.failing.clear()
+        self.scene.vms.repair("vm")
+
+
+class ResizeTest(DisksTest):
+    def test_a_disk_grows(self) -> None:
+        self.disks.resize("vm", 5 * MIB)
+        self.assertEqual((5 * MIB, 5 * MIB), (self.disk.size, self.record.size))
+
+    def test_the_size_that_it_has_is_fine(self) -> None:
+        self.disk.stranger = True
+        self.disks.resize("vm", MIB)
+        self.assertNotIn("snapshot.resize", self.host.calls)
+
+    def test_a_smaller_or_odd_size_is_refused(self) -> None:
+        for size in (MIB - 512, MIB + 1, 0, -512, 1 << 61):
+            self.assertRaises(BadSize, self.disks.resize, "vm", size)
+        self.assertRaises(UnknownVm, self.disks.resize, "other", MIB)
+        self.assertEqual(MIB, self.record.size)
+
+    def test_a_failure_leaves_the_size_that_the_disk_has(self) -> None:
+        self.host.failing["snapshot.resize"] = TROUBLE
+        self.assertRaises(DriverError, self.disks.resize, "vm", 5 * MIB)
+        self.assertTrue(self.record.steady)
+
+    def test_a_failure_after_the_disk_has_grown_leaves_the_new_size(self) -> None:
+        def fail(moment: str) -> None:
+            if moment == "after snapshot.resize":
+                raise TROUBLE
+
+        self.host.moment = fail
+        self.assertRaises(DriverError, self.disks.resize, "vm", 5 * MIB)
+        self.assertEqual(5 * MIB, self.record.size)
+
+    def test_one_that_was_cut_off_and_cannot_be_finished_keeps_no_vm_from_starting(self) -> None:
+        self.scene.vm_shelf.put("vm", self.record.begin("resize", size=5 * MIB))
+        self.host.failing["snapshot.resize"] = TROUBLE
+        self.boot()
+        self.assertEqual(MIB, self.record.size)
+
+    def test_a_running_vm_is_told_by_its_monitor(self) -> None:
+        self.boot()
+        self.disk.stranger = True
+        self.disks.resize("vm", 5 * MIB)
+        self.assertEqual(5 * MIB, self.disk.size)
+
+
+class TakeTest(DisksTest):
+    def test_a_point_is_written_down(self) -> None:
+        self.disk.writes = "then"
+        point = self.disks.take("vm", "a")
+        self.assertEqual(Point(name="a", parent=None, size=MIB, taken=NOW, state=CRASH), point)
+        self.assertEqual(((point,), "a"), (self.record.points, self.record.current))
+        self.assertEqual({"a": ("then", MIB)}, self.disk.points)
+
+    def test_asked_again_it_answers_the_same(self) -> None:
+        first = self.disks.take("vm", "a")
+        self.disk.writes = "late"
+        self.assertEqual(first, self.disks.take("vm", "a"))
+        self.assertEqual(1, len(self.record.points))
+
+    def test_each_point_comes_after_the_one_before(self) -> None:
+        self.take("a", "b")
+        self.disks.revert("vm", "a")
+        self.take("c")
+        self.assertEqual({"a": None, "b": "a", "c": "a"}, self.tree())
+
+    def test_what_runs_says_how_the_disk_was(self) -> None:
+        self.boot()
+        self.assertEqual(CRASH, self.disks.take("vm", "without-agent").state)
+        self.scene.machines.with_agents.add("vm")
+        self.assertEqual(FROZEN, self.disks.take("vm", "with-agent").state)
+
+    def test_of_a_vm_that_is_off_it_says_so(self) -> None:
+        self.boot()
+        disk = self.scene.machines.running.pop("vm")
+        self.addCleanup(self.scene.machines.running.__setitem__, "vm", disk)
+        self.assertEqual(OFF, self.disks.take("vm", "a").state)
+
+    def test_the_guest_goes_on_also_after_a_failure(self) -> None:
+        self.boot()
+        self.scene.machines.with_agents.add("vm")
+        self.host.failing["snapshot.take"] = TROUBLE
+        self.assertRaises(DriverError, self.disks.take, "vm", "a")
+        self.assertIn("after machines.freeze", self.scene.moments)
+        self.assertEqual(set(), self.scene.machines.frozen)
+
+    def test_a_failure_leaves_no_point(self) -> None:
+        self.host.failing["snapshot.take"] = TROUBLE
+        self.assertRaises(DriverError, self.disks.take, "vm", "a")
+        self.assertEqual(((), None), (self.record.points, self.record.current))
+
+    def test_a_failure_after_the_point_was_taken_drops_it(self) -> None:
+        self.boot()
+        self.scene.machines.failing["follow"] = HypervisorError("libvirtd is gone")
+        self.assertRaises(HypervisorError, self.disks.take, "vm", "a")
+        self.assertTrue(self.record.doing(DROP))
+        self.heal()
+        self.assertEqual({}, self.disk.points)
+
+    def test_without_room_to_write_it_down_there_is_no_point(self) -> None:
+        for room in range(2):
+            self.scene.fill_up(after=room)
+            self.assertRaises(NoRoom, self.disks.take, "vm", "a")
+            self.scene.make_room()
+            self.heal()
+            self.assertEqual(({}, ()), (self.disk.points, self.record.points))
+
+    def test_a_vm_that_is_not_there_has_none(self) -> None:
+        self.assertRaises(UnknownVm, self.disks.take, "other", "a")
+
+    def test_what_a_newer_release_began_is_left_alone(self) -> None:
+        self.scene.vm_shelf.put("vm", self.record.begin("freeze-dry"))
+        self.assertRaises(StateNewer, self.disks.take, "vm", "a")
+        self.scene.vm_shelf.put("vm", self.record.settled())
+
+    def test_destroying_a_vm_takes_its_points_along(self) -> None:
+        self.take("a", "b")
+        self.scene.vms.destroy("vm")
+        self.assertEqual({}, self.host.disks)
+
+
+class RevertTest(DisksTest):
+    def test_the_disk_holds_what_it_held_then(self) -> None:
+        self.take("a")
+        self.disks.resize("vm", 5 * MIB)
+        self.take("b")
+        self.disks.revert("vm", "a")
+        self.assertEqual(
+            ("a", MIB, MIB, "a"), (self.disk.writes, self.disk.size, self.record.size, self.record.current)
+        )
+        self.disks.revert("vm", "b")
+        self.assertEqual(("b", 5 * MIB, "b"), (self.disk.writes, self.record.size, self.record.current))
+
+    def test_a_running_vm_is_left_alone(self) -> None:
+        self.take("a")
+        self.boot()
+        self.disk.writes = "now"
+        self.assertRaises(VmRuns, self.disks.revert, "vm", "a")
+        self.assertEqual("now", self.disk.writes)
+
+    def test_one_that_runs_in_a_strangers_program_is_left_alone(self) -> None:
+        self.take("a", "b")
+        self.disk.stranger = True
+        self.assertRaises(DiskInUse, self.disks.revert, "vm", "a")
+        self.assertEqual((True, "b"), (self.record.steady, self.record.current))
+
+    def test_a_point_that_is_not_there_is_named_with_those_that_are(self) -> None:
+        self.take("a", "b")
+        for call in (self.disks.revert, self.disks.drop):
+            error = self.assertRaises(UnknownSnapshot, call, "vm", "c")
+            self.assertThat(str(error), Contains("it has: a, b"))
+
+    def test_one_that_failed_half_way_is_finished(self) -> None:
+        self.take("a", "b")
+        self.host.failing["snapshot.revert"] = TROUBLE
+        self.assertRaises(DriverError, self.disks.revert, "vm", "a")
+        self.assertTrue(self.record.doing(REVERT))
+        self.heal()
+        self.assertEqual(("a", "a"), (self.disk.writes, self.record.current))
+
+
+class DropTest(DisksTest):
+    def test_what_came_after_it_comes_after_the_one_before(self) -> None:
+        self.take("a", "b", "c")
+        self.disks.drop("vm", "b")
+        self.assertEqual({"a": None, "c": "a"}, self.tree())
+        self.disks.drop("vm", "c")
+        self.assertEqual("a", self.record.current)
+        self.disks.drop("vm", "a")
+        self.assertEqual(({}, None, {}), (self.tree(), self.record.current, self.disk.points))
+
+    def test_a_failure_before_it_is_gone_changes_nothing(self) -> None:
+        self.take("a")
+        self.host.failing["snapshot.drop"] = TROUBLE
+        self.assertRaises(DriverError, self.disks.drop, "vm", "a")
+        self.assertEqual(({"a": None}, True), (self.tree(), self.record.steady))
+
+    def gone_but_not_free(self) -> None:
+        full = NoSpace(self.scene.folder, 0, 1)
+
+        def fail(moment: str) -> None:
+            if moment == "after snapshot.drop":
+                raise full
+
+        self.take("a", "b")
+        self.host.moment = fail
+        self.assertRaises(NoSpace, self.disks.drop, "vm", "a")
+        self.host.moment = self.scene.moment
+
+    def test_what_is_gone_and_not_free_yet_is_freed_later(self) -> None:
+        self.gone_but_not_free()
+        self.assertEqual(({"b": None}, "a", True), (self.tree(), self.record.untidy, self.record.steady))
+        self.assertTrue(self.scene.vms.unfinished("vm"))
+        self.host.calls.clear()
+        self.heal()
+        self.assertEqual((["snapshot.drop"], None), (self.host.calls, self.record.untidy))
+        self.assertFalse(self.scene.vms.unfinished("vm"))
+
+    def test_what_is_not_free_yet_keeps_no_vm_from_starting(self) -> None:
+        self.gone_but_not_free()
+        self.host.failing["snapshot.drop"] = TROUBLE
+        self.boot()
+        self.assertIn("vm", self.scene.machines.running)
+        self.heal()
+
+    def test_one_that_was_cut_off_keeps_no_vm_from_starting(self) -> None:
+        self.take("a")
+        self.scene.vm_shelf.put("vm", self.record.begin(DROP, point="a"))
+        self.host.failing["snapshot.drop"] = TROUBLE
+        self.boot()
+        self.assertEqual({"a": None}, self.tree())

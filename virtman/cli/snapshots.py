@@ -1,0 +1,104 @@
+"""Commands about points in time of VMs' disks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from virtman.cli import options
+from virtman.cli.output import emit, size_text, table
+
+if TYPE_CHECKING:
+    from virtman.models import Snapshot
+
+HOW = {
+    "frozen": "its guest had written all down",
+    "crash": "as after a power cut, if the VM ran: no agent in its guest answered",
+    "off": "the VM was off",
+}
+
+
+@click.group()
+def snapshot() -> None:
+    """Keep points in time of a VM's disk, and go back to them."""
+
+
+@snapshot.command()
+@click.argument("vm")
+@click.argument("name")
+@options.as_json
+@click.pass_context
+def create(context: click.Context, vm: str, name: str, as_json: bool) -> None:
+    """Keep what the disk of VM holds now as NAME; the VM goes on.
+
+    The guest's file systems are frozen for that moment if QEMU's guest agent runs in it. Asked again, it answers the
+    same.
+
+    \b
+    Example: virtman snapshot create web-1 before-upgrade
+    """
+    with options.agent(context) as client:
+        answer = client.take_snapshot(vm, name)
+    emit(answer) if as_json else click.echo(f"{vm} has the snapshot {name}: {HOW.get(answer.state, answer.state)}")
+
+
+@snapshot.command(name="list")
+@click.argument("vm")
+@options.as_json
+@click.pass_context
+def list_snapshots(context: click.Context, vm: str, as_json: bool) -> None:
+    """List the snapshots of VM as a tree; the disk has gone on from the one with a star."""
+    with options.agent(context) as client:
+        found = client.snapshots(vm)
+    if as_json:
+        emit(found)
+        return
+    rows = [
+        [indent + one.name + (" *" if one.current else ""), f"{one.taken.astimezone():%Y-%m-%d %H:%M:%S}",
+         size_text(one.size), one.state]
+        for indent, one in _tree(found, None, 0)
+    ]  # fmt: skip
+    table(["SNAPSHOT", "TAKEN", "SIZE", "STATE"], rows)
+
+
+def _tree(found: Sequence[Snapshot], parent: str | None, depth: int) -> Iterator[tuple[str, Snapshot]]:
+    """Each snapshot below its parent, and deeper only where it branches: most disks have one long line of them."""
+    children = [one for one in found if one.parent == parent]
+    deeper = depth + (len(children) > 1)
+    for child in children:
+        yield "  " * deeper, child
+        yield from _tree(found, child.name, deeper)
+
+
+@snapshot.command()
+@click.argument("vm")
+@click.argument("name")
+@options.as_json
+@click.pass_context
+def revert(context: click.Context, vm: str, name: str, as_json: bool) -> None:
+    """Let the disk of VM, which must be off, hold what NAME keeps. What was written since is gone.
+
+    \b
+    Example: virtman stop web-1 && virtman snapshot revert web-1 before-upgrade && virtman start web-1
+    """
+    with options.agent(context) as client:
+        answer = client.revert(vm, name)
+    emit(answer) if as_json else click.echo(f"the disk of {vm} is what it was at {name}")
+
+
+@snapshot.command()
+@click.argument("vm")
+@click.argument("name")
+@options.as_json
+@click.pass_context
+def delete(context: click.Context, vm: str, name: str, as_json: bool) -> None:
+    """Forget the snapshot NAME of VM, which may run. What the disk and other snapshots need of it stays."""
+    with options.agent(context) as client:
+        client.delete_snapshot(vm, name)
+    if as_json:
+        emit({"deleted": name})
+
+
+COMMANDS = (snapshot,)

@@ -1,0 +1,247 @@
+"""VMs' disks grow, and points in time of them are kept: for people, snapshots.
+
+Each change is an operation of the VM's record (virtman/records.py) that repair finishes. One that fails is taken back
+at once, and what that leaves is dropped later; only going back to a point is not taken back once the driver began it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from drivers.base import Device, SnapshotDriver
+from drivers.errors import DiskInUse, DriverError, PointMissing
+from virtman.errors import BadSize, HostTrouble, NoRoom, UnknownSnapshot, VirtmanError, VmRuns
+from virtman.records import CRASH, DROP, FROZEN, OFF, RESIZE, REVERT, TAKE, Point, Shelf, VmRecord
+from virtman.steps import Step, log_step
+from virtman.vms import Machines, Running, Vms, check_size
+
+log = logging.getLogger(__name__)
+
+
+class Disks:
+    """Changes of the disks of ``vms``. ``clock`` gives seconds since 1970."""
+
+    def __init__(
+        self,
+        vms: Vms,
+        shelf: Shelf[VmRecord],
+        snapshots: SnapshotDriver,
+        machines: Machines,
+        step: Step = log_step,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._vms = vms
+        self._shelf = shelf
+        self._snapshots = snapshots
+        self._machines = machines
+        self._step = step
+        self._clock = clock
+        repairs = {RESIZE: self._repair_resize, TAKE: self._repair_take, REVERT: self._revert, DROP: self._repair_drop}
+        vms.also_repair(repairs, self._tidy)
+
+    def resize(self, vm: str, size: int) -> None:
+        """Let a disk have ``size`` bytes; a running VM sees it at once. The size that it has is fine.
+
+        Raises UnknownVm, BadSize, DriverError, HypervisorError.
+        """
+        check_size(size)
+        with self._vms.changing(vm) as record:
+            if size < (record.size or 0):
+                raise BadSize(f"vm {vm!r} has a disk of {record.size} bytes, and a disk cannot be made smaller")
+            if size == record.size:
+                return
+            self._shelf.put(vm, record.begin(RESIZE, size=size))
+            self._step("resize:recorded")
+            try:
+                self._resize(record, size)
+            except (VirtmanError, DriverError) as error:
+                log.warning("vm %s: its disk did not get %d bytes: %s", vm, size, error)
+                self._settle_size(record)
+                raise
+
+    def _resize(self, record: VmRecord, size: int) -> None:
+        with self._running(record) as running:
+            disk = self._snapshots.resize(record.name, size, running)
+        self._step("resize:resized")
+        self._shelf.put(record.name, record.settled(size=disk.size))
+
+    def _settle_size(self, record: VmRecord) -> None:
+        """Write down what size the disk has now; the error that led here is the one to raise."""
+        try:
+            self._shelf.put(record.name, record.settled(size=self._snapshots.open(record.name).size))
+        except (VirtmanError, DriverError) as second:
+            log.error("vm %s: its size is settled later: %s", record.name, second)
+
+    def _repair_resize(self, record: VmRecord) -> None:
+        try:
+            self._resize(record, int(_argument(record, "size")))
+        except DriverError as error:
+            log.warning("vm %s: its disk keeps its size: %s", record.name, error)
+            self._settle_size(record)
+
+    def take(self, vm: str, name: str) -> Point:
+        """Keep what a disk holds now as a point; one of this name that is there is left alone.
+
+        The guest's file systems are frozen meanwhile, if an agent in it answers. Raises UnknownVm, DriverError,
+        HypervisorError, NoRoom; after an error there is no such point, or it is dropped later.
+        """
+        with self._vms.changing(vm) as record:
+            if (present := record.point(name)) is not None:
+                return present
+            taking = record.begin(TAKE, point=name)
+            self._shelf.put(vm, taking)
+            self._step("take:recorded")
+            try:
+                return self._take(taking)
+            except (VirtmanError, DriverError) as error:
+                log.warning("vm %s: snapshot %s failed: %s", vm, name, error)
+                self._undo_take(taking, name)
+                raise
+
+    def _take(self, record: VmRecord) -> Point:
+        name = _argument(record, "point")
+        with self._running(record) as running, _held_still(running) as state:
+            disk = self._snapshots.take(record.name, name, running)
+            self._step("take:taken")
+        self._follow(record, disk)
+        how = OFF if record.boot is not None and running is None else state
+        point = Point(name=name, parent=record.current, size=disk.size, taken=self._clock(), state=how)
+        self._shelf.put(record.name, record.settled(points=(*record.points, point), current=name))
+        self._step("take:done")
+        return point
+
+    def _repair_take(self, record: VmRecord) -> None:
+        with self._running(record) as running:
+            if running is not None:
+                running.thaw()  # the agent that froze it is gone
+        self._take(record)
+
+    def _undo_take(self, record: VmRecord, name: str) -> None:
+        dropping = record.begin(DROP, point=name)
+        try:
+            self._shelf.put(record.name, dropping)
+        except (NoRoom, HostTrouble) as second:
+            log.error("vm %s: %s", record.name, second)
+            self._shelf.remember(record.name, dropping)
+        try:
+            self._drop(dropping)
+        except (VirtmanError, DriverError) as second:
+            log.error("vm %s: undoing snapshot %s failed too; it is tried again later: %s", record.name, name, second)
+
+    def revert(self, vm: str, name: str) -> None:
+        """Let the disk of a VM that is off hold what a point keeps; what was written since is gone.
+
+        Raises UnknownVm, UnknownSnapshot, VmRuns, DriverError, HypervisorError.
+        """
+        with self._vms.changing(vm) as record:
+            _require(record, name)
+            with self._running(record) as running:
+                if running is not None:
+                    raise VmRuns(f"vm {vm!r} runs; stop it before it goes back to a snapshot")
+            self._shelf.put(vm, record.begin(REVERT, point=name))
+            self._step("revert:recorded")
+            try:
+                self._revert(record.begin(REVERT, point=name))
+            except (DiskInUse, PointMissing):
+                self._shelf.put(vm, record)
+                raise
+
+    def _revert(self, record: VmRecord) -> None:
+        name = _argument(record, "point")
+        disk = self._snapshots.revert(record.name, name)
+        self._step("revert:reverted")
+        self._follow(record, disk)
+        self._shelf.put(record.name, record.settled(size=disk.size, current=name))
+        self._step("revert:done")
+
+    def drop(self, vm: str, name: str) -> None:
+        """Forget a point. What others need of it stays.
+
+        Raises UnknownVm, UnknownSnapshot, HypervisorError; DriverError: if the point is gone then, and only its space
+        is not free yet, that is tried again later.
+        """
+        with self._vms.changing(vm) as record:
+            _require(record, name)
+            dropping = record.begin(DROP, point=name)
+            self._shelf.put(vm, dropping)
+            self._step("drop:recorded")
+            try:
+                self._drop(dropping)
+            except DriverError:
+                self._settle_drop(record, name)
+                raise
+
+    def _drop(self, record: VmRecord) -> None:
+        name = _argument(record, "point")
+        self._free(record, name)
+        self._shelf.put(record.name, record.without(name).settled(untidy=None))
+        self._step("drop:done")
+
+    def _repair_drop(self, record: VmRecord) -> None:
+        """Nobody has to wait for the space that a point took: neither a start of the VM, nor what else is repaired."""
+        try:
+            self._drop(record)
+        except DriverError as error:
+            log.warning("vm %s: %s", record.name, error)
+            self._settle_drop(record, _argument(record, "point"))
+
+    def _free(self, record: VmRecord, name: str) -> None:
+        with self._running(record) as running:
+            self._snapshots.drop(record.name, name, running)
+        self._step("drop:dropped")
+        if record.boot is not None:
+            self._follow(record, self._snapshots.open(record.name))
+
+    def _settle_drop(self, record: VmRecord, name: str) -> None:
+        """After a failure: the point is still there, or it is gone and its space is to be freed."""
+        try:
+            there = name in self._snapshots.points(record.name)
+            self._shelf.put(record.name, record if there else record.without(name).settled(untidy=name))
+        except (VirtmanError, DriverError) as second:
+            log.error("vm %s: snapshot %s is settled later: %s", record.name, name, second)
+
+    def _tidy(self, record: VmRecord) -> None:
+        if record.untidy is not None:
+            self._free(record, record.untidy)
+            self._shelf.put(record.name, record.settled(untidy=None))
+
+    def _follow(self, record: VmRecord, disk: Device) -> None:
+        if record.boot is not None:
+            self._machines.follow(record.name, disk)
+
+    @contextmanager
+    def _running(self, record: VmRecord) -> Iterator[Running | None]:
+        """The VM if we run it: a hypervisor is asked only of those that it may have."""
+        if record.boot is None:
+            yield None
+            return
+        with self._machines.running_vm(record.name) as running:
+            yield running
+
+
+@contextmanager
+def _held_still(running: Running | None) -> Iterator[str]:
+    """The guest's file systems do not change meanwhile, if it can be had."""
+    if running is None or not running.freeze():
+        yield CRASH
+        return
+    try:
+        yield FROZEN
+    finally:
+        running.thaw()
+
+
+def _require(record: VmRecord, name: str) -> None:
+    if record.point(name) is None:
+        known = ", ".join(point.name for point in record.points) or "none"
+        raise UnknownSnapshot(f"vm {record.name!r} has no snapshot {name!r}; it has: {known}")
+
+
+def _argument(record: VmRecord, name: str) -> str:
+    """An argument of the operation under way."""
+    if record.operation is None:
+        raise ValueError(f"{record.name}: no operation is under way")
+    return str(record.operation.arguments[name])
