@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import select
@@ -23,9 +24,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers.errors import NotOurs
+from drivers.errors import DriverError, NotOurs
 from drivers.host.command import run
 from drivers.kernel import udevrules
+
+log = logging.getLogger(__name__)
 
 _NUMBER = re.compile(r"\d+:\d+")
 _CONTROL = "/dev/mapper/control"
@@ -41,6 +44,9 @@ _FAILED_PATH = re.compile(r"(\d+:\d+) F \d+")
 
 SECTOR = 512
 """Bytes: device-mapper counts in sectors of this size, whatever the disk's are."""
+
+SUSPEND_LIMIT = 30.0
+"""Seconds for which a map's users wait at most for it to be suspended."""
 
 _UNPROBED = ("--noudevrules", "--noudevsync", "--verifyudev")
 """udev's rules do not look at the map: a probe of one that waits for its parents would hang, and each probe reads. The
@@ -96,8 +102,46 @@ def reload(name: str, table: Iterable[str], *, read_only: bool = False) -> None:
     options = ["--readonly"] if read_only else []
     with _lines(table) as file:
         run(["dmsetup", "load", *options, name, file])
-    # It suspends the map first, without flushing: a pool that is out of space could not (Linux: do_resume).
+    resume(name)
+
+
+def resume(name: str) -> None:
+    """Have a map use the table that it was given last, and go on if it was suspended. Raises NotOurs, CommandFailed."""
+    _own(name)
+    # It suspends a map with a new table first, without flushing: a pool that is out of space could not (Linux:
+    # do_resume).
     run(["dmsetup", "resume", "--noflush", "--nolockfs", *_UNPROBED, name])
+
+
+@contextmanager
+def suspended(name: str) -> Iterator[None]:
+    """Within it nothing of a map is read or written: what was begun is done, and what comes waits.
+
+    A process that is killed within it leaves the map so: see ``is_suspended``. What was begun may wait for a parent, or
+    for room in a pool, which cannot even grow meanwhile (Linux: drivers/md/dm-thin.c, pool_suspend_active_thins). After
+    SUSPEND_LIMIT the map goes on. Raises NotOurs, CommandFailed, CommandTimedOut.
+    """
+    _own(name)
+    try:
+        run(["dmsetup", "suspend", "--nolockfs", name], timeout=SUSPEND_LIMIT)
+        yield
+    except BaseException:
+        try:
+            resume(name)
+        except (DriverError, OSError) as error:
+            log.error("the map %s may be suspended, and who uses it wait: %s", name, error)
+        raise
+    resume(name)
+
+
+def is_suspended(name: str) -> bool:
+    """Whether there is a map whose users wait for a ``resume``. Raises NotOurs."""
+    return _shown(_own(name), "dm/suspended") == "1"
+
+
+def size(name: str) -> int:
+    """Bytes of a map; 0 if it is not there, or has no table. Raises NotOurs."""
+    return int(_shown(_own(name), "size") or 0) * SECTOR
 
 
 def rename(old: str, new: str) -> None:
@@ -285,12 +329,17 @@ def _own(name: str) -> _Listed | None:
 def _is_whole(name: str) -> bool:
     """Whether the map, if it is there, has its table."""
     found = _listing().get(name)
+    return found is None or int(_shown(found, "size") or 0) > 0
+
+
+def _shown(found: _Listed | None, attribute: str) -> str:
+    """What the kernel says of a map in a file of sysfs; nothing if the map is not there, or has gone since."""
     if found is None:
-        return True
+        return ""
     try:
-        return int(Path(f"/sys/block/dm-{found.minor}/size").read_text()) > 0
+        return Path(f"/sys/block/dm-{found.minor}", attribute).read_text().strip()
     except FileNotFoundError:
-        return False
+        return ""
 
 
 def _listing() -> dict[str, _Listed]:

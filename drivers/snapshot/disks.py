@@ -120,6 +120,12 @@ def checked_origin(vm: str, origin: Device, size: int) -> Path:
     return origin.path
 
 
+def checked_growth(vm: str, before: int, size: int) -> None:
+    """Raises BadDisk if a disk of ``before`` bytes cannot be given ``size``."""
+    if size < before or size % SECTOR:
+        raise BadDisk(f"VM {vm}: its disk of {before} bytes cannot have {size}: a multiple of {SECTOR}, and no less")
+
+
 def found(files: Iterable[Path], what: str) -> Existing:
     """VMs with one of these files or with a map."""
     details = {path.name.partition(".")[0]: what for path in files}

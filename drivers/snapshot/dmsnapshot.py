@@ -17,16 +17,16 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers.base import Device, Existing, Place
+from drivers.base import Device, Existing, Monitor, Place
 from drivers.door import door
-from drivers.errors import BadDisk, DriverError
+from drivers.errors import BadDisk, DriverError, NotPossible
 from drivers.host.durable import sync
 from drivers.host.space import allocate
 from drivers.kernel import devmapper, loopdev
 from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs
-from drivers.snapshot.disks import DISK_PREFIX, MapDisks, found
+from drivers.snapshot.disks import DISK_PREFIX, MapDisks, checked_growth, found
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,34 @@ class DmSnapshot(MapDisks[_Disk]):
     def __init__(self, place: Place, *, chunk: int = CHUNK) -> None:
         super().__init__(place, "dmsnapshot", _Disk)
         self._chunk = chunk
+
+    def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:  # noqa: ARG002
+        """The disk, if it has this size already. Raises SnapshotMissing, BadDisk, NotPossible."""
+        before = self._records.read(vm).size
+        checked_growth(vm, before, size)
+        if size != before:
+            raise _not_possible(vm, "given another size")
+        return self.open(vm)
+
+    def take(self, vm: str, point: str, monitor: Monitor | None) -> Device:  # noqa: ARG002
+        """Raises SnapshotMissing, BadName, NotPossible."""
+        self._records.read(vm)
+        raise _not_possible(vm, f"kept as it is now, as {checked(point)}")
+
+    def revert(self, vm: str, point: str) -> Device:
+        """Raises SnapshotMissing, BadName, NotPossible."""
+        self._records.read(vm)
+        raise _not_possible(vm, f"set back to {checked(point)}")
+
+    def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:  # noqa: ARG002
+        """Nothing: there is no point. Raises SnapshotMissing, BadName."""
+        self._records.read(vm)
+        checked(point)
+
+    def points(self, vm: str) -> frozenset[str]:
+        """None. Raises SnapshotMissing, BadName."""
+        self._records.read(vm)
+        return frozenset()
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
@@ -117,6 +145,10 @@ class DmSnapshot(MapDisks[_Disk]):
         # The record first: a disk that has one is whole.
         for file in (self._records.path(vm), self._store(vm)):
             file.unlink(missing_ok=True)
+
+
+def _not_possible(vm: str, what: str) -> NotPossible:
+    return NotPossible(f"VM {vm}: a disk of the driver dmsnapshot cannot be {what}; disks of the driver dmthin can")
 
 
 def store_size(size: int, chunk: int) -> int:

@@ -7,6 +7,9 @@ longer than its parameter ``no_space_timeout`` says: 60 s as it comes. That one 
 not changed here. A pool that is given its table anew begins to wait anew: it is, for as long as there is no room.
 (Linux: admin-guide/device-mapper/thin-provisioning, "external snapshots" and "low water mark"; drivers/md/dm-thin.c,
 set_pool_mode and bind_control_target.)
+
+A point in time of a disk is a snapshot of its volume, which costs nothing until the VM writes: then 64 KiB are copied
+for the first write to each 64 KiB, whether the image or the volume had them. (The same, "Internal snapshots".)
 """
 
 from __future__ import annotations
@@ -17,19 +20,22 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from drivers.base import Device, Existing, Place
+from drivers.base import Device, Existing, Monitor, Place
 from drivers.door import door
-from drivers.errors import BadDisk, CommandFailed, DriverError, NoSpace, NotOurs
+from drivers.errors import BadDisk, CommandFailed, DiskInUse, DriverError, MonitorFailed, NoSpace, NotOurs
 from drivers.host.command import run
 from drivers.host.space import allocate, shortage
 from drivers.host.watch import Watch
 from drivers.kernel import devmapper, loopdev
 from drivers.kernel.alarm import Alarm
 from drivers.kernel.devmapper import SECTOR
+from drivers.names import checked
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
-from drivers.snapshot.disks import DISK_PREFIX, MapDisks, found
+from drivers.snapshot.disks import DISK_PREFIX, MapDisks, checked_growth, found
 from drivers.snapshot.thinvolumes import ThinDisk, Volumes, is_lost, is_new, volume_gone
 
 log = logging.getLogger(__name__)
@@ -46,6 +52,8 @@ META_BYTES, COVERED = 64 << 20, 64 << 30
 metadata grow before the data, since the kernel holds writes that find no room for data, but fails those that find none
 in the metadata (Linux: drivers/md/dm-thin.c, PM_OUT_OF_DATA_SPACE and PM_OUT_OF_METADATA_SPACE)."""
 
+_META_BLOCK = 4096
+
 _CHECK_LIMIT = 600.0
 """Seconds: it reads all metadata, and a large pool on a slow disk has gigabytes of them."""
 
@@ -55,6 +63,8 @@ _RETRY = 5.0
 _IN_WANT = "out_of_data_space"
 _TAKES_NO_WRITES = {"ro", "Fail", "needs_check"}
 """Words in the status of a pool (Linux: admin-guide/device-mapper/thin-provisioning)."""
+_PROTOCOLS = {"file", "host_device"}
+"""QEMU's drivers of nodes that have nothing of QEMU below them."""
 _NO_SPACE_TIMEOUT = Path("/sys/module/dm_thin_pool/parameters/no_space_timeout")
 
 
@@ -74,6 +84,62 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         self._volumes = Volumes(self._records, lambda text: devmapper.message(POOL, text))
         self._step, self._covered = step, covered
         self._watch: _PoolWatch | None = None
+
+    def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:
+        """Let the disk have ``size`` bytes. A program that has it open sees that at once; QEMU, when it is told.
+
+        Raises SnapshotMissing, BadDisk, BadName, NotOurs, CommandFailed, MonitorFailed.
+        """
+        with self._lock:
+            disk = self._volumes.of(vm)
+            checked_growth(vm, disk.size, size)
+            device = self._activate(vm)
+            if size != disk.size:
+                self._records.write(vm, replace(disk, size=size))
+                device = self._activate(vm)
+        if monitor is not None:
+            tell_size(monitor, devmapper.map_path(DISK_PREFIX + vm), size)
+        return device
+
+    def take(self, vm: str, point: str, monitor: Monitor | None) -> Device:  # noqa: ARG002
+        """Keep what the disk holds, whoever has it open: their requests wait for a moment.
+
+        Raises SnapshotMissing, BadDisk, BadName, NotOurs, CommandFailed, CommandTimedOut if requests that they had
+        begun do not end.
+        """
+        checked(point)
+        with self._lock:
+            device = self._activate(vm)
+            self._volumes.take(vm, point, partial(devmapper.suspended, DISK_PREFIX + vm))
+            return device
+
+    def revert(self, vm: str, point: str) -> Device:
+        """Let the disk hold what the point keeps.
+
+        The map goes before the record names another volume, so that a map is always that of the record's volume.
+        Raises SnapshotMissing, PointMissing, DiskInUse, BadDisk, BadName, NotOurs, CommandFailed.
+        """
+        checked(point)
+        with self._lock:
+            self._volumes.kept(vm, point)
+            self._activate_pool()
+            if _is_open(vm):
+                raise DiskInUse(vm)
+            devmapper.remove(DISK_PREFIX + vm)
+            self._volumes.revert(vm, point)
+            return self._activate(vm)
+
+    def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:  # noqa: ARG002
+        """Delete a point. Raises SnapshotMissing, BadDisk, BadName, NotOurs, CommandFailed."""
+        checked(point)
+        with self._lock:
+            self._volumes.of(vm)
+            self._activate_pool()
+            self._volumes.drop(vm, point)
+
+    def points(self, vm: str) -> frozenset[str]:
+        """The points that are whole. Raises SnapshotMissing, BadDisk, BadName."""
+        return frozenset(self._volumes.points(vm))
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
@@ -110,16 +176,20 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         self._volumes.make(vm)
 
     def _activate(self, vm: str) -> Device:
-        disk = self._volumes.of(vm)
+        disk, name = self._volumes.of(vm), DISK_PREFIX + vm
         self._activate_pool()
-        if not devmapper.exists(DISK_PREFIX + vm):
+        if not devmapper.exists(name):
             _map(vm, disk)
-        return Device(size=disk.size, path=devmapper.map_path(DISK_PREFIX + vm))
+        _wake(name)
+        if devmapper.size(name) < disk.size:  # it was just made larger, or an agent ended while it made it so
+            devmapper.reload(name, [_line(disk)])
+        return Device(size=disk.size, path=devmapper.map_path(name))
 
     def _remove(self, vm: str) -> None:
         """With the last disk the pool goes too, unless it holds data of a disk whose record was lost."""
         if not self._records.path(vm).exists():
             return
+        _wake(DISK_PREFIX + vm)
         devmapper.remove(DISK_PREFIX + vm)
         disk = self._records.read(vm)
         if disk.made and self._has_pool():
@@ -169,7 +239,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         if not self._has_pool():
             return False
         self._activate_pool()
-        used, _ = _blocks(devmapper.status(POOL))
+        used = _Fill.of(devmapper.status(POOL)).used
         maps = sorted(devmapper.names(DISK_PREFIX))
         if used or maps:
             log.warning(
@@ -198,14 +268,19 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             raise NoSpace(self._folder, free, needed)
 
     def _grow_if_low(self) -> bool:
-        """Give the pool another step of space if it is running low. False if the file system has no room for it."""
-        used, total = _blocks(devmapper.status(POOL))
-        if (total - used) * BLOCK_SECTORS * SECTOR > self._step // 2:
+        """Give the pool another step of space if it is running low. False if the file system has no room for it.
+
+        Metadata also run low by points: what is written after one was taken has its place written down once more, and
+        4 KiB of them are copied for as little as one block.
+        """
+        pool = _Fill.of(devmapper.status(POOL))
+        low, meta_low = pool.free <= self._step // 2, pool.meta_free <= META_BYTES // 4
+        if not low and not meta_low:
             return True
         meta, data = self._folder / "meta", self._folder / "data"
-        size = total * BLOCK_SECTORS * SECTOR + self._step  # the file may have grown before, and not the pool
+        size = pool.size + self._step * low  # the file may have grown before, and not the pool
         try:
-            allocate(meta, META_BYTES * -(-size // self._covered))
+            allocate(meta, max(META_BYTES * -(-size // self._covered), pool.meta_size + META_BYTES * meta_low))
             allocate(data, size)
         except NoSpace as error:
             log.warning("the disks' pool cannot grow, and VMs that write are held when it is full: %s", error)
@@ -219,11 +294,40 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
 
 def _map(vm: str, disk: ThinDisk) -> None:
     """Raises BadDisk if the pool does not have the volume."""
-    pool, sectors = devmapper.map_path(POOL), disk.size // SECTOR
     try:
-        devmapper.create(DISK_PREFIX + vm, [f"0 {sectors} thin {pool} {disk.number} {disk.origin}"])
+        devmapper.create(DISK_PREFIX + vm, [_line(disk)])
     except CommandFailed as error:
         raise volume_gone(vm, disk, error) from error
+
+
+def _line(disk: ThinDisk) -> str:
+    return f"0 {disk.size // SECTOR} thin {devmapper.map_path(POOL)} {disk.number} {disk.origin}"
+
+
+def _wake(name: str) -> None:
+    """Let the users of a map go on if an agent ended while it held them."""
+    if devmapper.is_suspended(name):
+        log.warning("the map %s was suspended, and goes on", name)
+        devmapper.resume(name)
+
+
+def _is_open(vm: str) -> bool:
+    name = DISK_PREFIX + vm
+    _wake(name)  # who cannot write cannot close it either
+    return devmapper.exists(name) and devmapper.openers(name) > 0
+
+
+def tell_size(monitor: Monitor, path: Path, size: int) -> None:
+    """Have a QEMU that runs look at the size of a disk, and its guest see it. Raises MonitorFailed.
+
+    The node of the format lies over that of the device, whose file has the same name; either may be all there is.
+    (QEMU: qapi/block-core.json, query-named-block-nodes, which lists a node before those that were made earlier.)
+    """
+    nodes = [node for node in monitor.execute("query-named-block-nodes", {"flat": True}) if node["file"] == str(path)]
+    tops = [node for node in nodes if node["drv"] not in _PROTOCOLS] or nodes
+    if not tops:
+        raise MonitorFailed("block_resize", f"no node of the VM is over {path}")
+    monitor.execute("block_resize", {"node-name": tops[0]["node-name"], "size": size})
 
 
 class _PoolWatch:
@@ -296,10 +400,22 @@ def _wait_anew() -> None:
         devmapper.reload(POOL, devmapper.table(POOL).splitlines())
 
 
-def _blocks(status: str) -> tuple[int, int]:
-    """Used and all data blocks of a pool, by its status line. Raises BadDisk if it has failed."""
-    words = status.split()
-    if len(words) < 6:
-        raise BadDisk(f"the disks' pool has failed: {status}")
-    used, total = words[5].split("/")
-    return int(used), int(total)
+@dataclass(frozen=True)
+class _Fill:
+    """How full a pool is: blocks of data in use, and else bytes."""
+
+    used: int
+    size: int
+    free: int
+    meta_size: int
+    meta_free: int
+
+    @classmethod
+    def of(cls, status: str) -> _Fill:
+        """By a pool's status line. Raises BadDisk if it has failed."""
+        words = status.split()
+        if len(words) < 6:
+            raise BadDisk(f"the disks' pool has failed: {status}")
+        (meta_used, meta), (used, data) = (map(int, word.split("/")) for word in words[4:6])
+        block = BLOCK_SECTORS * SECTOR
+        return cls(used, data * block, (data - used) * block, meta * _META_BLOCK, (meta - meta_used) * _META_BLOCK)

@@ -3,17 +3,22 @@
 A volume is known by a number alone, and a state folder may be set back while its pool is not. So a number is drawn by
 lot: one that an old record names is then in all likelihood nobody else's. A record says whether the volume was made;
 only what was made is used and deleted, and it is made once: what a pool has lost does not come back as an empty disk.
+
+A point is a volume too, which shares with the disk's what neither has written since, and which nobody writes. Its
+number is written down before the volume is made and until it is deleted, as not made: so a crash leaks none. What is
+not made is deleted by the next call that changes the disk's volumes.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from drivers.errors import BadDisk, CommandFailed, SnapshotMissing
+from drivers.errors import BadDisk, CommandFailed, PointMissing, SnapshotMissing
 from drivers.snapshot.disks import Records
 
 log = logging.getLogger(__name__)
@@ -28,16 +33,41 @@ _SUPERBLOCK = 4096
 
 
 @dataclass(frozen=True)
+class Point:
+    """What is written down of a point: its volume, and how large the disk was. ``made``: the volume is there, whole."""
+
+    number: int
+    size: int
+    made: bool
+
+
+@dataclass(frozen=True)
 class ThinDisk:
     """What is written down of a disk. ``size`` in bytes. Until the volume is ``made``, ``number`` is nobody's.
 
-    The release before wrote no ``made``.
+    ``spare``: a volume that is about to be the disk's, or that was, and is in nobody's use. Releases before wrote no
+    ``made``, ``points`` and ``spare``.
     """
 
     number: int
     size: int
     origin: str
     made: bool = True
+    points: Mapping[str, Point] = field(default_factory=dict)
+    spare: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError if what was read as points are none."""
+        points = {
+            name: point if isinstance(point, Point) else Point(**point) for name, point in dict(self.points).items()
+        }
+        object.__setattr__(self, "points", points)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Those of all its volumes that may be there."""
+        points = [point.number for point in self.points.values()]
+        return points + [self.number] * self.made + ([] if self.spare is None else [self.spare])
 
 
 class Volumes:
@@ -64,28 +94,112 @@ class Volumes:
 
     def make(self, vm: str) -> ThinDisk:
         """A new, empty volume for a VM that has a record. Raises BadDisk, CommandFailed, CommandTimedOut."""
-        taken = {disk.number for disk in self._records.all().values() if disk.made}
-        for _ in range(_TRIES):
-            number = self._draw()
-            if number not in taken and self._made(number):
-                disk = replace(self._records.read(vm), number=number, made=True)
-                self._records.write(vm, disk)
-                return disk
-        raise BadDisk(f"VM {vm}: the disks' pool has volumes of all {_TRIES} numbers that were tried")
+        for number in self._untaken():
+            if self._made(number, f"create_thin {number}"):
+                return self._write(vm, replace(self._records.read(vm), number=number, made=True))
+        raise _none_free(vm)
+
+    def points(self, vm: str) -> dict[str, Point]:
+        """The points of the VM's disk. Raises as ``of``."""
+        return {name: point for name, point in self.of(vm).points.items() if point.made}
+
+    def take(self, vm: str, point: str, still: Callable[[], AbstractContextManager[None]]) -> None:
+        """Keep what the VM's volume holds as a point, unless it has one of this name.
+
+        ``still``: within it nobody writes to the volume. Raises as ``of``, CommandFailed, CommandTimedOut.
+        """
+        if point in self.points(vm):
+            return
+        disk = self._tidy(vm)
+
+        def noted(number: int, *, made: bool = False) -> ThinDisk:
+            return replace(disk, points={**disk.points, point: Point(number, disk.size, made)})
+
+        self._write(vm, noted(self._copy(vm, disk.number, noted, still), made=True))
+
+    def kept(self, vm: str, point: str) -> Point:
+        """A point. Raises PointMissing, and as ``of``."""
+        points = self.points(vm)
+        if point not in points:
+            raise PointMissing(vm, point)
+        return points[point]
+
+    def revert(self, vm: str, point: str) -> None:
+        """Let the VM have a new volume that holds what the point does, for the one that it has, which nobody may use.
+
+        Raises PointMissing, BadDisk if the point's volume is gone, CommandFailed, CommandTimedOut, and as ``of``.
+        """
+        kept = self.kept(vm, point)
+        disk = self._tidy(vm)
+        try:
+            number = self._copy(vm, kept.number, lambda number: replace(disk, spare=number))
+        except CommandFailed as error:
+            raise volume_gone(vm, kept, error) from error
+        self._write(vm, replace(disk, number=number, size=kept.size, spare=disk.number))
+        self._tidy(vm)
+
+    def drop(self, vm: str, point: str) -> None:
+        """Delete the volume of a point, if there is one. Raises as ``of``, CommandFailed, CommandTimedOut."""
+        disk = self.of(vm)
+        if point in disk.points:
+            self._write(vm, replace(disk, points={**disk.points, point: replace(disk.points[point], made=False)}))
+        self._tidy(vm)
 
     def delete(self, disk: ThinDisk) -> None:
-        """Delete the volume, if it was made and is there. Raises CommandFailed, CommandTimedOut."""
-        if not disk.made:
-            return
+        """Delete the volumes of a disk and its points, if they are there. Raises CommandFailed, CommandTimedOut."""
+        for number in disk.numbers:
+            self._delete(number)
+
+    def _tidy(self, vm: str) -> ThinDisk:
+        """Delete what was not made whole, or not deleted to the end."""
+        disk = self.of(vm)
+        whole = replace(disk, points={name: point for name, point in disk.points.items() if point.made}, spare=None)
+        if whole == disk:
+            return disk
+        for number in set(disk.numbers) - set(whole.numbers):
+            self._delete(number)
+        return self._write(vm, whole)
+
+    def _copy(
+        self,
+        vm: str,
+        number: int,
+        noted: Callable[[int], ThinDisk],
+        still: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> int:
+        """A new volume with what another one holds, which is ``noted`` before. Returns its number."""
+        before = self._records.read(vm)
+        for new in self._untaken():
+            self._write(vm, noted(new))
+            with still():
+                made = self._made(new, f"create_snap {new} {number}")
+            if made:
+                return new
+            self._write(vm, before)  # the volume is not ours to delete
+        raise _none_free(vm)
+
+    def _untaken(self) -> Iterator[int]:
+        """Some numbers that no disk has. Raises BadDisk."""
+        taken = {number for disk in self._records.all().values() for number in disk.numbers}
+        for _ in range(_TRIES):
+            number = self._draw()
+            if number not in taken:
+                yield number
+
+    def _write(self, vm: str, disk: ThinDisk) -> ThinDisk:
+        self._records.write(vm, disk)
+        return disk
+
+    def _delete(self, number: int) -> None:
         try:
-            self._tell(f"delete {disk.number}")
+            self._tell(f"delete {number}")
         except CommandFailed as error:
             if _MISSING not in error.stderr:
                 raise
 
-    def _made(self, number: int) -> bool:
+    def _made(self, number: int, order: str) -> bool:
         try:
-            self._tell(f"create_thin {number}")
+            self._tell(order)
         except CommandFailed as error:
             if _THERE not in error.stderr:
                 raise
@@ -94,8 +208,12 @@ class Volumes:
         return True
 
 
-def volume_gone(vm: str, disk: ThinDisk, error: CommandFailed) -> CommandFailed | BadDisk:
-    """What to raise when the map of a volume cannot be made."""
+def _none_free(vm: str) -> BadDisk:
+    return BadDisk(f"VM {vm}: the disks' pool has volumes of all {_TRIES} numbers that were tried")
+
+
+def volume_gone(vm: str, disk: ThinDisk | Point, error: CommandFailed) -> CommandFailed | BadDisk:
+    """What to raise when the map, or a copy, of a volume cannot be made."""
     if _MISSING not in error.stderr:
         return error
     return BadDisk(f"VM {vm}: its volume {disk.number} is gone from the disks' pool, and with it the disk's data")
