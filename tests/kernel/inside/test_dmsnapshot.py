@@ -9,18 +9,20 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from drivers.base import Device, Place
-from drivers.errors import BadDisk, NoSpace
-from drivers.host.command import run, tool
+from drivers.errors import BadDisk, BadName, NoSpace, NotPossible, SnapshotMissing
+from drivers.host.command import run
 from drivers.kernel import devmapper, loopdev
 from drivers.snapshot.disks import DISK_PREFIX
 from drivers.snapshot.dmsnapshot import BASE_PREFIX, DmSnapshot
+from tests.contracts import drivers as contracts
 from tests.kernel.inside import disks
 from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
 from tests.kernel.inside.filesystems import fill, small_file_system
+from tests.kernel.inside.killing import killed_at
 
 CHUNK = 4096
 PER_AREA = CHUNK // 16
@@ -28,14 +30,6 @@ PER_AREA = CHUNK // 16
 
 PROGRAMS = 3
 """How many a creation, or a deletion, runs at least: for two maps and a loop device."""
-
-KILLER = """#!/bin/sh
-# Kill who calls, before or after the call that is due.
-echo >> {calls}
-[ $(wc -l < {calls}) = {when} ] || exec {tool} "$@"
-[ {before} = 1 ] || {tool} "$@" > /dev/null 2>&1
-kill -9 $PPID
-"""
 
 
 class SnapshotCase(DiskCase):
@@ -84,6 +78,43 @@ class EveryDriverTest(disks.EveryDriver, SnapshotCase):
         self.assertEqual(self.content, self.create("vm1").read_bytes())
 
 
+class RefusalTest(SnapshotCase):
+    def test_what_only_thin_disks_can_is_refused_with_their_drivers_name_and_changes_nothing(self) -> None:
+        path = self.create()
+        write(path, 0, b"kept")
+        for call in (
+            lambda: self.driver.resize("vm1", 2 * SIZE, None),
+            lambda: self.driver.take("vm1", "point", None),
+            lambda: self.driver.revert("vm1", "point"),
+        ):
+            self.assertIn("dmthin", str(self.assertRaises(NotPossible, call)))
+        self.assertEqual((SIZE, b"kept"), (self.driver.open("vm1").size, path.read_bytes()[:4]))
+
+    def test_a_disk_may_be_given_the_size_that_it_has_and_loses_points_that_it_never_had(self) -> None:
+        path = self.create()
+        self.assertEqual(path, self.driver.resize("vm1", SIZE, None).path)
+        self.driver.drop("vm1", "point", None)
+        self.assertEqual(frozenset(), self.driver.points("vm1"))
+
+    def test_bad_input_is_told_first(self) -> None:
+        for call in (
+            lambda: self.driver.resize("vm1", SIZE, None),
+            lambda: self.driver.take("vm1", "point", None),
+            lambda: self.driver.revert("vm1", "point"),
+            lambda: self.driver.drop("vm1", "point", None),
+            lambda: self.driver.points("vm1"),
+        ):
+            self.assertRaises(SnapshotMissing, call)
+        self.create()
+        for size in (0, SIZE - 512, SIZE + 100):
+            self.assertRaises(BadDisk, self.driver.resize, "vm1", size, None)
+        for name in contracts.BAD_NAMES:
+            self.assertRaises(BadName, self.driver.take, "vm1", name, None)
+            self.assertRaises(BadName, self.driver.revert, "vm1", name)
+            self.assertRaises(BadName, self.driver.drop, "vm1", name, None)
+            self.assertRaises(BadName, self.driver.points, name)
+
+
 class CrashTest(SnapshotCase):
     def test_a_lost_store_or_a_damaged_record_is_told_and_not_replaced(self) -> None:
         self.create("vm1")
@@ -129,7 +160,7 @@ class CrashTest(SnapshotCase):
         for number in itertools.count(1):
             if call == "delete":
                 self.create(size=MIB)
-            code = self.killed_at(call, number, before=before)
+            code = killed_at(number, partial(self.act, call), self.folder / "killers", before=before)
             if code == 0:
                 self.assertGreater(number, PROGRAMS)
                 break
@@ -137,35 +168,11 @@ class CrashTest(SnapshotCase):
             yield number
         self.driver.delete("vm1")
 
-    def killed_at(self, call: str, number: int, *, before: bool) -> int:
-        """Returns the exit code of the process."""
-        folder = self.folder / "killers"
-        folder.mkdir(exist_ok=True)
-        calls = folder / "calls"
-        calls.write_text("")
-        for name in ("dmsetup", "losetup"):
-            killer = folder / name
-            killer.write_text(KILLER.format(calls=calls, when=number, before=int(before), tool=tool(name)))
-            killer.chmod(0o755)
-        pid = os.fork()
-        if not pid:
-            self.die_at_work(call, folder)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        run(["udevadm", "settle"])
-        return code
-
-    def die_at_work(self, call: str, folder: Path) -> NoReturn:
-        """What the other process does."""
-        code = 1
-        try:
-            os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
-            if call == "create":
-                self.create(size=MIB)
-            else:
-                self.driver.delete("vm1")
-            code = 0
-        finally:
-            os._exit(code)
+    def act(self, call: str) -> None:
+        if call == "create":
+            self.create(size=MIB)
+        else:
+            self.driver.delete("vm1")
 
 
 class SpaceTest(SnapshotCase):

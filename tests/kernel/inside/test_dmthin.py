@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import mmap
 import os
+import random
 import shutil
+import signal
 import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from drivers.base import Place
-from drivers.errors import BadDisk, NoSpace, SnapshotMissing
+from drivers.base import Device, Place, SnapshotDriver
+from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, NoSpace, SnapshotMissing
+from drivers.host.command import run, tool
 from drivers.host.space import allocate
 from drivers.host.watch import deaths
 from drivers.kernel import devmapper, loopdev
 from drivers.snapshot.disks import DISK_PREFIX, Records
 from drivers.snapshot.dmthin import BLOCK_SECTORS, META_BYTES, POOL, DmThinSnapshot
-from drivers.snapshot.thinvolumes import ThinDisk
+from drivers.snapshot.thinvolumes import Point, ThinDisk
+from tests.contracts import drivers as contracts
 from tests.kernel.inside import disks
 from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
 from tests.kernel.inside.filesystems import fill, small_file_system
+from tests.kernel.inside.killing import killed_at
 from tests.kernel.inside.openfiles import none_left
 from tests.kernel.inside.waits import wait_until
 from tests.patience import PATIENCE
@@ -56,6 +68,320 @@ class EveryDriverTest(disks.EveryDriver, ThinCase):
     def test_without_a_disk_there_is_no_pool(self) -> None:
         self.driver.delete("vm1")
         self.assertFalse(devmapper.exists(POOL))
+
+
+class PointTest(contracts.PointContract, ThinCase):
+    def make(self) -> SnapshotDriver:
+        return self.new_driver()
+
+    def write(self, device: Device, text: bytes) -> None:
+        assert device.path is not None
+        write(device.path, 0, text)
+
+    def read(self, device: Device, length: int) -> bytes:
+        assert device.path is not None
+        with device.path.open("rb") as file:
+            return file.read(length)
+
+    def test_a_disk_that_somebody_has_open_is_not_reverted(self) -> None:
+        driver = self.vm_disk()
+        self.wrote(driver, b"then")
+        driver.take("vm", "point", None)
+        path = driver.open("vm").path
+        assert path is not None
+        with path.open("r+b", buffering=0) as file:
+            file.write(b"late")
+            self.assert_others_are_told_of(driver)
+            os.fsync(file.fileno())
+        self.assert_holds(driver, b"late")
+        driver.revert("vm", "point")
+        self.assert_holds(driver, b"then")
+
+
+class PointsCase(ThinCase):
+    """A disk ``vm1`` beside another one, so that the pool stays when it is deleted."""
+
+    name = DISK_PREFIX + "vm1"
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.create("other")
+        self.path = self.create("vm1")
+        self.records = Records(self.folder / "thin", ThinDisk)
+
+    def begins(self) -> bytes:
+        """How the disk begins, once it is opened."""
+        path = self.driver.open("vm1").path
+        assert path is not None
+        with path.open("rb") as file:
+            return file.read(4)
+
+    def content_of(self, point: str) -> bytes:
+        """What a point holds, without reverting to it."""
+        disk = self.records.read("vm1")
+        kept = disk.points[point]
+        line = f"0 {kept.size // 512} thin {devmapper.map_path(POOL)} {kept.number} {disk.origin}"
+        try:
+            return devmapper.create("virtman-test-point", [line], read_only=True).read_bytes()
+        finally:
+            devmapper.remove("virtman-test-point")
+
+    def assert_nothing_leaked(self) -> None:
+        """The pool has the volumes that are written down as made, and no others."""
+        written = [number for disk in self.records.all().values() for number in disk.numbers]
+        self.assertEqual(
+            [], [point for disk in self.records.all().values() for point in disk.points.values() if not point.made]
+        )
+        self.assertEqual(sorted(written), volumes())
+
+
+def volumes() -> list[int]:
+    """The numbers of the pool's volumes, sorted (thin_ls(8))."""
+    meta = Path("/dev/block", devmapper.numbers_in(devmapper.table(POOL))[0])
+    devmapper.message(POOL, "reserve_metadata_snap")
+    try:
+        said = run(["thin_ls", "--metadata-snap", "--no-headers", "--format", "DEV", str(meta)]).stdout
+    finally:
+        devmapper.message(POOL, "release_metadata_snap")
+    return sorted(map(int, said.split()))
+
+
+WRITER = """
+import itertools, mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_DIRECT)
+page = mmap.mmap(-1, 4096)
+for count in itertools.count(1):
+    page[:8] = count.to_bytes(8, "big")
+    for place in (0, 8 << 20):
+        os.pwrite(fd, page, place)
+        os.fsync(fd)
+    if count == 1:
+        print(flush=True)
+"""
+
+
+class PointsTest(PointsCase):
+    def test_a_point_is_of_one_moment_also_while_the_disk_is_written(self) -> None:
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(self.path)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        last = 0
+        for number in range(6):
+            self.driver.take("vm1", f"p{number}", None)
+            content = self.content_of(f"p{number}")
+            one, two = (int.from_bytes(content[place : place + 8], "big") for place in (0, 8 * MIB))
+            self.assertIn(one - two, (0, 1))
+            self.assertGreaterEqual(two, last)
+            last = two
+        self.assertIsNone(writer.poll())
+        writer.kill()
+        writer.communicate()
+        self.assertGreater(last, 1)
+
+    def test_the_disk_is_suspended_while_its_volume_is_copied_and_no_longer(self) -> None:
+        minor = os.minor(self.path.stat().st_rdev)
+        self.stand_in(
+            f'case "$*" in *create_snap*) cat /sys/block/dm-{minor}/dm/suspended >> {self.folder}/seen;; esac'
+        )
+        self.driver.take("vm1", "point", None)
+        self.assertEqual("1\n", (self.folder / "seen").read_text())
+        self.assertFalse(devmapper.is_suspended(self.name))
+
+    def test_a_disk_whose_point_fails_goes_on(self) -> None:
+        self.stand_in('case "$*" in *create_snap*) exit 1;; esac')
+        self.assertRaises(CommandFailed, self.driver.take, "vm1", "point", None)
+        self.assertFalse(devmapper.is_suspended(self.name))
+        self.assertEqual(frozenset(), self.driver.points("vm1"))
+
+    def stand_in(self, before: str) -> None:
+        """Have dmsetup do something before it does what it is told."""
+        folder = self.folder / "bin"
+        folder.mkdir()
+        (folder / "dmsetup").write_text(f'#!/bin/sh\n{before}\nexec {tool("dmsetup")} "$@"\n')
+        (folder / "dmsetup").chmod(0o755)
+        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
+        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+
+    def test_fifty_points_are_dropped_in_any_order(self) -> None:
+        chance = random.Random(50)
+        content, digests = bytearray(self.content), {}
+        for number in range(50):
+            place, piece = chance.randrange(SIZE - 4096) // 512 * 512, chance.randbytes(4096)
+            content[place : place + 4096] = piece
+            write(self.path, place, piece)
+            self.driver.take("vm1", f"p{number}", None)
+            digests[f"p{number}"] = hashlib.sha256(content).digest()
+        order = chance.sample(sorted(digests), 50)
+        for point in order[:40]:
+            self.driver.drop("vm1", point, None)
+        self.assertEqual(set(order[40:]), self.driver.points("vm1"))
+        for point in order[40:]:
+            self.assertEqual(digests[point], hashlib.sha256(self.content_of(point)).digest(), point)
+        for point in order[40:]:
+            self.driver.drop("vm1", point, None)
+        self.assertEqual(bytes(content), self.path.read_bytes())
+        self.assert_nothing_leaked()
+
+    def test_points_outlive_the_host(self) -> None:
+        write(self.path, 0, b"then")
+        self.driver.take("vm1", "point", None)
+        write(self.path, 0, b"late")
+        self.crash()
+        self.assertEqual({"point"}, self.driver.points("vm1"))
+        self.assertEqual(b"late", self.begins())
+        self.driver.revert("vm1", "point")
+        self.crash()
+        self.assertEqual(b"then", self.begins())
+        self.crash()
+        self.driver.drop("vm1", "point", None)
+        self.assert_nothing_leaked()
+
+    def test_points_of_a_disk_that_is_larger_than_its_image(self) -> None:
+        size = SIZE + MIB + 512
+        path = self.create("vm2", size)
+        write(path, SIZE - 512, b"w" * 1024)
+        then = self.content[:-512] + b"w" * 1024 + bytes(MIB)
+        self.driver.take("vm2", "point", None)
+        write(path, SIZE - 4096, b"x" * MIB)
+        self.driver.resize("vm2", size + MIB, None)
+        write(path, size + MIB - 512, b"end" * 170)
+        self.assertEqual(then, self.open("vm2", self.driver.revert("vm2", "point")))
+        self.assertEqual(then + bytes(MIB), self.open("vm2", self.driver.resize("vm2", size + MIB, None)))
+
+    def open(self, vm: str, device: Device) -> bytes:
+        """What a disk holds that was just changed."""
+        self.assertEqual(device, self.driver.open(vm))
+        assert device.path is not None
+        content = device.path.read_bytes()
+        self.assertEqual(device.size, len(content))
+        return content
+
+
+class GrowTest(PointsCase):
+    def test_who_has_the_disk_open_reads_on_and_sees_it_grow(self) -> None:
+        with self.path.open("r+b", buffering=0) as file, ThreadPoolExecutor(1) as pool:
+            done = threading.Event()
+            reading = pool.submit(self.read_until, done)
+            for size in (SIZE + 512, 2 * SIZE):
+                self.driver.resize("vm1", size, None)
+                self.assertEqual(size, file.seek(0, os.SEEK_END))
+            done.set()
+            self.assertGreater(reading.result(PATIENCE), 0)
+            self.assertEqual(512, os.pwrite(file.fileno(), b"w" * 512, 2 * SIZE - 512))
+        self.assertEqual(self.content + bytes(SIZE - 512) + b"w" * 512, self.path.read_bytes())
+
+    def read_until(self, done: threading.Event) -> int:
+        """How often the whole disk was read past the page cache, by 1 MiB."""
+        passes, buffer = 0, mmap.mmap(-1, MIB)
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECT)
+        try:
+            while not done.is_set() or not passes:
+                for place in range(0, SIZE, MIB):
+                    os.preadv(fd, [buffer], place)
+                    if buffer[:] != self.content[place : place + MIB]:
+                        raise AssertionError(f"wrong bytes at {place}")
+                passes += 1
+        finally:
+            os.close(fd)
+        return passes
+
+    def test_a_map_that_did_not_grow_with_its_record_does_when_it_is_opened(self) -> None:
+        self.records.write("vm1", replace(self.records.read("vm1"), size=SIZE + MIB))
+        self.assertEqual(SIZE + MIB, self.driver.open("vm1").size)
+        self.assertEqual(SIZE + MIB, len(self.path.read_bytes()))
+
+
+class KilledTest(PointsCase):
+    """The agent dies at each step of a call, before and after each program that it runs."""
+
+    def each_step(
+        self, call: Callable[[], object], programs: int, prepare: Callable[[], object] = lambda: None
+    ) -> Iterator[tuple[int, bool]]:
+        """After each death; the call, which is made on what is prepared, runs at least so many programs."""
+        for before in (True, False):
+            for number in itertools.count(1):
+                prepare()
+                code = killed_at(number, call, self.folder / "killers", before=before)
+                if code == 0:
+                    self.assertGreater(number, programs)
+                    break
+                self.assertEqual(-signal.SIGKILL, code)
+                yield number, before
+
+    def test_a_point_is_there_or_not_and_the_disk_goes_on(self) -> None:
+        write(self.path, 0, b"then")
+
+        def prepare() -> None:
+            self.driver.drop("vm1", "point", None)
+
+        for number, before in self.each_step(lambda: self.driver.take("vm1", "point", None), 3, prepare):
+            if before:
+                self.assertEqual(b"then", self.begins())
+                self.assertFalse(devmapper.is_suspended(self.name), number)
+            self.driver.take("vm1", "point", None)
+            self.assertFalse(devmapper.is_suspended(self.name), number)
+            self.assertEqual(b"then" + self.content[4:], self.content_of("point"))
+            self.assert_nothing_leaked()
+
+    def test_a_disk_that_is_reverted_holds_the_old_or_the_new(self) -> None:
+        write(self.path, 0, b"then")
+        self.driver.take("vm1", "point", None)
+        self.driver.resize("vm1", SIZE + MIB, None)
+        write(self.path, 0, b"late")
+        self.driver.take("vm1", "late", None)
+
+        def prepare() -> None:
+            self.driver.revert("vm1", "late")
+
+        for number, before in self.each_step(lambda: self.driver.revert("vm1", "point"), 5, prepare):
+            found = (self.driver.open("vm1").size, self.begins())
+            self.assertIn(found, ((SIZE + MIB, b"late"), (SIZE, b"then")), f"{number} {before}")
+            self.assertEqual({"point", "late"}, self.driver.points("vm1"))
+            self.driver.revert("vm1", "point")
+            self.assertEqual((SIZE, b"then"), (self.path_size(), self.begins()))
+            self.assert_nothing_leaked()
+
+    def path_size(self) -> int:
+        with self.path.open("rb") as file:
+            return file.seek(0, os.SEEK_END)
+
+    def test_a_point_is_dropped_by_the_next_call(self) -> None:
+        write(self.path, 0, b"stays")
+        self.driver.take("vm1", "stays", None)
+
+        def prepare() -> None:
+            self.driver.take("vm1", "point", None)
+
+        for _ in self.each_step(lambda: self.driver.drop("vm1", "point", None), 1, prepare):
+            self.assertEqual({"stays"}, self.driver.points("vm1"))
+            self.driver.drop("vm1", "point", None)
+            self.assert_nothing_leaked()
+        self.assertEqual(b"stays", self.content_of("stays")[:5])
+
+    def test_a_disk_is_deleted_with_all_volumes(self) -> None:
+        def prepare() -> None:
+            self.create("vm1")
+            self.driver.take("vm1", "point", None)
+            disk = self.records.read("vm1")
+            half = Point(max(disk.numbers) + 1, SIZE, made=False)
+            devmapper.message(POOL, f"create_snap {half.number} {disk.number}")
+            self.records.write("vm1", replace(disk, points={**disk.points, "half": half}))
+
+        for _ in self.each_step(lambda: self.driver.delete("vm1"), 4, prepare):
+            self.driver.delete("vm1")
+            self.assertEqual({"other"}, self.driver.existing().names)
+            self.assert_nothing_leaked()
+
+    def test_a_disk_grows_by_the_next_call(self) -> None:
+        sizes = [SIZE]
+
+        def prepare() -> None:
+            sizes.append(sizes[-1] + 512)
+
+        for number, _ in self.each_step(lambda: self.driver.resize("vm1", sizes[-1], None), 2, prepare):
+            self.assertIn(self.driver.open("vm1").size, sizes[-2:], f"step {number}")
+            self.driver.resize("vm1", sizes[-1], None)
+            self.assertEqual(sizes[-1], self.path_size())
 
 
 class CrashTest(ThinCase):
@@ -291,6 +617,18 @@ class SpaceTest(ThinCase):
         self.assertRaises(subprocess.TimeoutExpired, writer.wait, LONGER)
         ballast.unlink()
         self.assertEqual(0, writer.wait(PATIENCE))
+
+    def test_a_point_that_waits_for_room_is_given_up_and_the_writes_go_on(self) -> None:
+        driver, path, ballast = self.full(timeout=HELD)
+        self.patch(devmapper, "SUSPEND_LIMIT", 3.0)
+        writer = self.writer(path)
+        wait_until(lambda: "out_of_data_space" in devmapper.status(POOL))
+        self.assertRaises(CommandTimedOut, driver.take, "vm1", "point", None)
+        self.assertFalse(devmapper.is_suspended(DISK_PREFIX + "vm1"))
+        self.assertEqual(frozenset(), driver.points("vm1"))
+        ballast.unlink()
+        self.assertEqual(0, writer.wait(PATIENCE))
+        driver.take("vm1", "point", None)
 
     def test_the_parameter_of_all_pools_is_left_alone(self) -> None:
         before = NO_SPACE_TIMEOUT.read_text()

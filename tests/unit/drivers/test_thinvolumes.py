@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, SnapshotMissing
+from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, PointMissing, SnapshotMissing
 from drivers.snapshot.disks import Records
-from drivers.snapshot.thinvolumes import NUMBERS, ThinDisk, Volumes, is_lost, volume_gone
+from drivers.snapshot.thinvolumes import NUMBERS, Point, ThinDisk, Volumes, is_lost, volume_gone
 
 
 def refusal(why: str) -> CommandFailed:
     return CommandFailed(["dmsetup", "message"], 1, "", f"message ioctl on virtman-pool failed: {why}")
+
+
+class Killed(BaseException):
+    """The agent was killed."""
 
 
 class Pool:
@@ -24,19 +31,44 @@ class Pool:
 
     def __init__(self) -> None:
         self.volumes: set[int] = set()
+        self.copies: dict[int, int] = {}
+        """Of which volume each was made that is one's copy."""
         self.answers = True
         self.refuses = ""
         """Why it does nothing that it is told."""
+        self.kills = (0, False)
+        """At which message from now on the agent is killed, and whether that is before the pool has done it."""
+        self.still = False
+        """Whether nobody writes to the disk."""
 
     def tell(self, text: str) -> None:
-        verb, number = text.split()
         if not self.answers:
             raise CommandTimedOut(["dmsetup", "message"], 60, "", "")
         if self.refuses:
             raise refusal(self.refuses)
-        if (verb == "create_thin") == (int(number) in self.volumes):
-            raise refusal("File exists" if verb == "create_thin" else "No data available")
+        messages, before = self.kills
+        self.kills = (messages - 1, before)
+        if messages != 1 or not before:
+            self.do(*text.split())
+        if messages == 1:
+            raise Killed
+
+    def do(self, verb: str, number: str, origin: str = "") -> None:
+        if (verb != "delete") == (int(number) in self.volumes):
+            raise refusal("No data available" if verb == "delete" else "File exists")
+        if verb == "create_snap":
+            if int(origin) not in self.volumes:
+                raise refusal("No data available")
+            self.copies[int(number)] = int(origin)
         self.volumes ^= {int(number)}
+
+    @contextmanager
+    def stilled(self) -> Iterator[None]:
+        self.still = True
+        try:
+            yield
+        finally:
+            self.still = False
 
 
 class PoolCase(TestCase):
@@ -129,6 +161,190 @@ class OpenTest(PoolCase):
         self.assertIsInstance(volume_gone("a", disk, refusal("No data available")), BadDisk)
         other = refusal("Device or resource busy")
         self.assertIs(other, volume_gone("a", disk, other))
+
+
+class PointCase(PoolCase):
+    """A VM ``a`` whose volume is 7, with what the pool and the records say of it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.make("a", 7)
+
+    def take(self, point: str, *draws: int) -> None:
+        volumes = Volumes(self.records, self.pool.tell, iter(draws).__next__) if draws else self.volumes
+        volumes.take("a", point, self.pool.stilled)
+
+    def numbers(self) -> dict[str, int]:
+        return {name: point.number for name, point in self.volumes.points("a").items()}
+
+    def assert_nothing_leaked(self) -> None:
+        """The pool has the volumes of the disk and its points, which are all there, and no others."""
+        disk = self.records.read("a")
+        self.assertEqual({disk.number, *self.numbers().values()}, self.pool.volumes)
+        self.assertIsNone(disk.spare)
+
+    def killed(self, call: Callable[[], None]) -> Iterator[str]:
+        """After the death of the agent before and after each message of the call; the state before it is restored."""
+        record, volumes = self.records.read("a"), set(self.pool.volumes)
+        for before in (True, False):
+            for message in itertools.count(1):
+                self.pool.kills = (message, before)
+                try:
+                    call()
+                except Killed:
+                    yield f"message {message}, {before}"
+                else:
+                    self.assertGreater(message, 1)
+                    break
+                finally:
+                    self.pool.kills = (0, False)
+                self.pool.volumes = set(volumes)
+                self.records.write("a", record)
+            self.pool.volumes = set(volumes)
+            self.records.write("a", record)
+
+
+class TakeTest(PointCase):
+    def test_a_point_is_a_copy_of_the_volume_as_large_as_the_disk(self) -> None:
+        self.take("one", 8)
+        self.assertEqual({"one": Point(8, 1 << 20, made=True)}, self.volumes.points("a"))
+        self.assertEqual(({7, 8}, {8: 7}), (self.pool.volumes, self.pool.copies))
+
+    def test_one_that_is_there_is_not_taken_again(self) -> None:
+        self.take("one", 8)
+        self.take("one", 9)
+        self.assertEqual({"one": 8}, self.numbers())
+        self.assert_nothing_leaked()
+
+    def test_the_volume_is_copied_while_nobody_writes_and_nothing_else_is_done_then(self) -> None:
+        told: list[tuple[str, bool, list[str]]] = []
+
+        def tell(text: str) -> None:
+            told.append((text, self.pool.still, list(self.records.read("a").points)))
+            self.pool.tell(text)
+
+        self.records.write("a", replace(self.records.read("a"), points={"half": Point(9, 1 << 20, made=False)}))
+        Volumes(self.records, tell, iter([8]).__next__).take("a", "one", self.pool.stilled)
+        self.assertEqual([("delete 9", False, ["half"]), ("create_snap 8 7", True, ["one"])], told)
+
+    def test_a_volume_of_a_point_is_nobodys_new_disk_or_point(self) -> None:
+        self.take("one", 8)
+        self.pool.volumes.remove(8)
+        self.assertEqual(9, self.make("b", 7, 8, 9).number)
+        self.take("two", 7, 8, 9, 10)
+        self.assertEqual({"one": 8, "two": 10}, self.numbers())
+
+    def test_a_volume_that_is_written_down_nowhere_is_no_point_and_stays(self) -> None:
+        self.pool.volumes |= {8}
+        self.take("one", 8, 9)
+        self.assertEqual({"one": 9}, self.numbers())
+        self.assertRaises(BadDisk, self.take, "two", *[8] * 1000)
+        self.take("two", 10)
+        self.assertEqual({7, 8, 9, 10}, self.pool.volumes)
+
+    def test_refusals_are_told_and_cost_nothing(self) -> None:
+        self.pool.refuses = "Device or resource busy"
+        self.assertRaises(CommandFailed, self.take, "one")
+        self.pool.answers = False
+        self.assertRaises(CommandTimedOut, self.take, "one")
+        self.pool.answers, self.pool.refuses = True, ""
+        self.assertEqual({}, self.numbers())
+        self.take("two")
+        self.assertEqual({"two"}, set(self.numbers()))
+        self.assert_nothing_leaked()
+
+    def test_one_that_was_cut_off_is_no_point_and_is_taken_by_the_next_call(self) -> None:
+        for step in self.killed(lambda: self.take("one")):
+            self.assertEqual({}, self.numbers(), step)
+            self.assertRaises(PointMissing, self.volumes.revert, "a", "one")
+            self.take("one")
+            self.assert_nothing_leaked()
+
+    def test_a_disk_that_is_not_there_has_no_points(self) -> None:
+        self.records.write("b", ThinDisk(0, 1 << 20, "/dev/image", made=False))
+        for call in (self.volumes.points, lambda vm: self.volumes.drop(vm, "one")):
+            self.assertRaises(SnapshotMissing, call, "b")
+
+
+class RevertTest(PointCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.take("one", 8)
+        self.records.write("a", replace(self.records.read("a"), size=2 << 20))
+
+    def test_the_disk_gets_a_copy_and_the_size_of_the_point(self) -> None:
+        self.volumes.revert("a", "one")
+        disk = self.volumes.of("a")
+        self.assertEqual((8, 1 << 20), (self.pool.copies[disk.number], disk.size))
+        self.assertEqual({"one": 8}, self.numbers())
+        self.assert_nothing_leaked()
+
+    def test_one_that_was_cut_off_has_the_old_disk_or_the_new_and_is_done_by_the_next_call(self) -> None:
+        for step in self.killed(lambda: self.volumes.revert("a", "one")):
+            disk = self.volumes.of("a")
+            self.assertIn(disk.number, self.pool.volumes, step)
+            self.assertEqual((7, 2 << 20) if disk.number == 7 else (disk.number, 1 << 20), (disk.number, disk.size))
+            self.volumes.revert("a", "one")
+            self.assertEqual(8, self.pool.copies[self.volumes.of("a").number], step)
+            self.assert_nothing_leaked()
+
+    def test_what_was_cut_off_is_tidied_by_each_other_call(self) -> None:
+        calls: list[Callable[[], None]] = [lambda: self.take("two"), lambda: self.volumes.drop("a", "none")]
+        for call in calls:
+            for _ in self.killed(lambda: self.volumes.revert("a", "one")):
+                call()
+                self.assert_nothing_leaked()
+
+    def test_a_point_that_the_pool_has_lost_is_told_of(self) -> None:
+        self.pool.volumes.remove(8)
+        self.assertIn("its volume 8 is gone", str(self.assertRaises(BadDisk, self.volumes.revert, "a", "one")))
+        self.assertEqual(7, self.volumes.of("a").number)
+
+    def test_points_that_are_not_there_are_told_of(self) -> None:
+        self.assertRaises(PointMissing, self.volumes.revert, "a", "two")
+        self.assertEqual({7, 8}, self.pool.volumes)
+
+
+class DropTest(PointCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.take("one", 8)
+        self.take("two", 9)
+
+    def test_its_volume_goes_and_the_others_stay(self) -> None:
+        for _ in range(2):
+            self.volumes.drop("a", "one")
+            self.assertEqual({"two": 9}, self.numbers())
+            self.assert_nothing_leaked()
+
+    def test_one_that_was_cut_off_is_no_point_and_is_done_by_the_next_call(self) -> None:
+        for step in self.killed(lambda: self.volumes.drop("a", "one")):
+            self.assertEqual({"two": 9}, self.numbers(), step)
+            self.volumes.drop("a", "one")
+            self.assert_nothing_leaked()
+
+    def test_a_disk_is_deleted_with_all_that_was_made_for_it(self) -> None:
+        self.pool.volumes |= {10, 11, 12}
+        points = {**self.records.read("a").points, "half": Point(10, 1 << 20, made=False)}
+        disk = replace(self.records.read("a"), points=points, spare=11)
+        self.records.write("a", disk)
+        for _ in range(2):
+            self.volumes.delete(self.records.read("a"))
+            self.assertEqual({12}, self.pool.volumes)
+
+
+class RecordTest(PointCase):
+    def test_points_are_read_as_they_were_written(self) -> None:
+        disk = replace(self.records.read("a"), points={"one": Point(8, 1 << 20, made=False)}, spare=9)
+        self.records.write("a", disk)
+        self.assertEqual(disk, self.records.read("a"))
+        self.assertEqual([8, 7, 9], disk.numbers)
+
+    def test_damaged_points_are_told_of(self) -> None:
+        sound = json.loads(self.records.path("a").read_text())
+        for points in ([1], {"one": 1}, {"one": {"number": 1}}, 1):
+            self.records.path("a").write_text(json.dumps({**sound, "points": points}))
+            self.assertRaises(BadDisk, self.records.read, "a")
 
 
 class LostTest(PoolCase):
