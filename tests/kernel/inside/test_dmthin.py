@@ -14,8 +14,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 from drivers.base import Device, Place, SnapshotDriver
 from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, NoSpace, SnapshotMissing
@@ -116,15 +118,21 @@ class PointsCase(ThinCase):
         with path.open("rb") as file:
             return file.read(4)
 
-    def content_of(self, point: str) -> bytes:
-        """What a point holds, without reverting to it."""
+    @contextmanager
+    def opened_point(self, point: str) -> Iterator[BinaryIO]:
+        """A point, without reverting to it."""
         disk = self.records.read("vm1")
         kept = disk.points[point]
         line = f"0 {kept.size // 512} thin {devmapper.map_path(POOL)} {kept.number} {disk.origin}"
         try:
-            return devmapper.create("virtman-test-point", [line], read_only=True).read_bytes()
+            with devmapper.create("virtman-test-point", [line], read_only=True).open("rb") as file:
+                yield file
         finally:
             devmapper.remove("virtman-test-point")
+
+    def content_of(self, point: str) -> bytes:
+        with self.opened_point(point) as file:
+            return file.read()
 
     def assert_nothing_leaked(self) -> None:
         """The pool has the volumes that are written down as made, and no others."""
@@ -166,10 +174,10 @@ class PointsTest(PointsCase):
         assert writer.stdout is not None
         writer.stdout.readline()
         last = 0
-        for number in range(6):
+        for number in range(4):
             self.driver.take("vm1", f"p{number}", None)
-            content = self.content_of(f"p{number}")
-            one, two = (int.from_bytes(content[place : place + 8], "big") for place in (0, 8 * MIB))
+            with self.opened_point(f"p{number}") as file:
+                one, two = (int.from_bytes(os.pread(file.fileno(), 8, place)) for place in (0, 8 * MIB))
             self.assertIn(one - two, (0, 1))
             self.assertGreaterEqual(two, last)
             last = two
@@ -205,19 +213,20 @@ class PointsTest(PointsCase):
     def test_fifty_points_are_dropped_in_any_order(self) -> None:
         chance = random.Random(50)
         content, digests = bytearray(self.content), {}
+        order = [f"p{number}" for number in chance.sample(range(50), 50)]
         for number in range(50):
             place, piece = chance.randrange(SIZE - 4096) // 512 * 512, chance.randbytes(4096)
             content[place : place + 4096] = piece
             write(self.path, place, piece)
             self.driver.take("vm1", f"p{number}", None)
-            digests[f"p{number}"] = hashlib.sha256(content).digest()
-        order = chance.sample(sorted(digests), 50)
-        for point in order[:40]:
+            if f"p{number}" in order[-6:]:
+                digests[f"p{number}"] = hashlib.sha256(content).digest()
+        for point in order[:-6]:
             self.driver.drop("vm1", point, None)
-        self.assertEqual(set(order[40:]), self.driver.points("vm1"))
-        for point in order[40:]:
-            self.assertEqual(digests[point], hashlib.sha256(self.content_of(point)).digest(), point)
-        for point in order[40:]:
+        self.assertEqual(set(digests), self.driver.points("vm1"))
+        for point, digest in digests.items():
+            self.assertEqual(digest, hashlib.sha256(self.content_of(point)).digest(), point)
+        for point in order[-6:]:
             self.driver.drop("vm1", point, None)
         self.assertEqual(bytes(content), self.path.read_bytes())
         self.assert_nothing_leaked()
@@ -316,8 +325,9 @@ class KilledTest(PointsCase):
 
         for number, before in self.each_step(lambda: self.driver.take("vm1", "point", None), 3, prepare):
             if before:
+                self.driver.open("vm1")
+                self.assertFalse(devmapper.is_suspended(self.name), number)  # or the next line would wait for ever
                 self.assertEqual(b"then", self.begins())
-                self.assertFalse(devmapper.is_suspended(self.name), number)
             self.driver.take("vm1", "point", None)
             self.assertFalse(devmapper.is_suspended(self.name), number)
             self.assertEqual(b"then" + self.content[4:], self.content_of("point"))
