@@ -271,10 +271,12 @@ class GrowTest(PointsCase):
         with self.path.open("r+b", buffering=0) as file, ThreadPoolExecutor(1) as pool:
             done = threading.Event()
             reading = pool.submit(self.read_until, done)
-            for size in (SIZE + 512, 2 * SIZE):
-                self.driver.resize("vm1", size, None)
-                self.assertEqual(size, file.seek(0, os.SEEK_END))
-            done.set()
+            try:
+                for size in (SIZE + 512, 2 * SIZE):
+                    self.driver.resize("vm1", size, None)
+                    self.assertEqual(size, file.seek(0, os.SEEK_END))
+            finally:
+                done.set()
             self.assertGreater(reading.result(PATIENCE), 0)
             self.assertEqual(512, os.pwrite(file.fileno(), b"w" * 512, 2 * SIZE - 512))
         self.assertEqual(self.content + bytes(SIZE - 512) + b"w" * 512, self.path.read_bytes())
