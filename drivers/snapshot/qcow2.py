@@ -1,26 +1,51 @@
-"""A VM's private disk: a qcow2 file on top of the image that this host serves.
+"""A VM's private disk: qcow2 layers on top of the image that this host serves.
 
-The file's header names its backing, so that any QEMU opens the disk by its path alone and holds its requests while the
+Each file's header names its backing, so that any QEMU opens the disk by its path alone and holds its requests while the
 storage daemon restarts.
+
+A point is a layer that is written to no more: a new one over it becomes the active one. First the disk's path leads
+there, then a running QEMU is switched, then the point gets its name; so whoever opens the disk after a crash writes to
+the new layer, and a QEMU that was not switched is when the next call finds it so. A layer that neither is active nor
+a point's is copied into the one over it, or just deleted if nothing or something else is there (``next_step``).
+
+QEMU's locks on the files tell whether another program has the disk open (QEMU: block/file-posix.c).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
+import secrets
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from drivers.base import Device, Existing, Place
+from drivers.base import BlockNode, Device, Existing, Monitor, Place
 from drivers.door import door
-from drivers.errors import BadDevice, BadDisk, DriverError, NoSpace, SnapshotMissing
+from drivers.errors import (
+    BadDevice,
+    BadDisk,
+    DiskInUse,
+    DriverError,
+    MonitorFailed,
+    NoSpace,
+    NotPossible,
+    PointMissing,
+)
 from drivers.host.command import run
 from drivers.host.durable import sync
 from drivers.host.space import shortage
 from drivers.names import checked
-from drivers.needs import QEMU_IMG, Needs
-from drivers.qemu.qcow2file import read_header
+from drivers.needs import QEMU_IMG, QEMU_STORAGE_DAEMON, Needs
+from drivers.qemu.monitor import SETPRIV, is_locked, open_node, private_daemon
+from drivers.qemu.nodes import Nodes
+from drivers.qemu.streaming import settle, stream
+from drivers.snapshot.layers import BACKING_PREFIX, Layer, Layers
 
-_BACKING_PREFIX = "json:"
+log = logging.getLogger(__name__)
+
 _SECTOR = 512
 _ROOM = 1 << 20
 """Bytes that must be free for an empty disk: it takes 0.3 MB."""
@@ -31,12 +56,14 @@ LOW = 1 << 30
 _LAYOUT = "cluster_size=128k,extended_l2=on"
 """Subclusters of 4 KiB: a small first write copies 4 KiB from the image, not a cluster fetched from the parents."""
 
+_PRIVATE = "virtman-private"
+
 
 @door
 class Qcow2Snapshot:
     """Disks of VMs in ``<state>/snapshots``."""
 
-    needs = Needs(tools=(QEMU_IMG,))
+    needs = Needs(tools=(QEMU_IMG, QEMU_STORAGE_DAEMON, SETPRIV))
 
     def __init__(self, place: Place) -> None:
         self._folder = place.state / "snapshots"
@@ -48,50 +75,103 @@ class Qcow2Snapshot:
         Raises BadDisk if the size is below the image's or no multiple of 512; BadDevice, BadName, NoSpace,
         CommandFailed.
         """
-        path = self._path(vm)
-        if path.exists():
+        layers = self._layers(vm)
+        if layers.exist():
             return self.open(vm)
         if origin.node is None:
             raise BadDevice(f"VM {vm}: the origin has no QEMU block node")
         if size < origin.size or size % _SECTOR:
             raise BadDisk(f"VM {vm}: {size} is not a disk size: a multiple of {_SECTOR}, and at least {origin.size}")
-        self._require_room()
-        fresh = self._fresh(vm)
-        backing = _BACKING_PREFIX + json.dumps({"driver": "raw", "file": origin.node})
-        layout = ["-u", "-f", "qcow2", "-o", _LAYOUT, "-F", "raw", "-b", backing]
+        layers.clear()
+        backing = BACKING_PREFIX + json.dumps({"driver": "raw", "file": origin.node})
         try:
-            run(["qemu-img", "create", "-q", *layout, str(fresh), str(size)])
-            sync(fresh)  # who is told of the disk finds it after a power cut
+            layers.activate(self._make(layers, "raw", backing, size))
         except (DriverError, OSError):
-            fresh.unlink(missing_ok=True)
-            self._require_room()
+            layers.delete()
             raise
-        fresh.rename(path)
-        sync(self._folder)
         return self.open(vm)
 
     def open(self, vm: str) -> Device:
-        """The VM's disk as its file describes it. Raises SnapshotMissing, BadDisk, BadName."""
-        path = self._path(vm)
-        try:
-            header = read_header(path)
-        except FileNotFoundError:
-            raise SnapshotMissing(vm) from None
-        try:
-            backing = json.loads((header.backing or "").removeprefix(_BACKING_PREFIX))
-        except ValueError:
-            raise BadDisk(f"{path} is not a disk that was made here: its backing is {header.backing!r}") from None
-        file = {"driver": "file", "filename": str(path)}
-        return Device(size=header.size, path=path, node={"driver": "qcow2", "file": file, "backing": backing})
+        """The VM's disk as its files describe it. Raises SnapshotMissing, BadDisk, BadName."""
+        layers = self._layers(vm)
+        chain = layers.chain()
+        return Device(size=chain[0].size, path=layers.path, node=_node(chain))
 
     def delete(self, vm: str) -> None:
         """Remove the VM's disk, whole or half made."""
-        self._path(vm).unlink(missing_ok=True)
-        self._fresh(vm).unlink(missing_ok=True)
+        self._layers(vm).delete()
+
+    def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:
+        """Let the disk have ``size`` bytes; what is new are zeros.
+
+        Raises SnapshotMissing, BadDisk, DiskInUse, MonitorFailed.
+        """
+        layers = self._layers(vm)
+        active = layers.chain()[0]
+        if size < active.size or size % _SECTOR:
+            raise BadDisk(f"VM {vm}: {size} is not a disk size: a multiple of {_SECTOR}, and at least {active.size}")
+        if size != active.size:
+            with self._held(layers, monitor) as held:
+                held.execute("block_resize", {"node-name": Nodes(held).demand(active.path), "size": size})
+        return self.open(vm)
+
+    def take(self, vm: str, point: str, monitor: Monitor | None) -> Device:
+        """Keep what the disk holds now as a point; one of this name that is there is left alone.
+
+        Raises SnapshotMissing, DiskInUse, NotPossible, NoSpace, MonitorFailed.
+        """
+        layers = self._layers(vm)
+        checked(point)
+        old = layers.of_an_earlier_release()
+        if old and monitor is not None:
+            raise NotPossible(
+                f"the disk of VM {vm} was made by an earlier release: stop the VM once, take the point, and start it"
+            )
+        if monitor is not None or point not in layers.points():
+            with self._held(layers, monitor):
+                if old:
+                    layers.adopt()
+                if point not in layers.points():
+                    self._freeze(layers, point, monitor)
+        self._tidy_if_possible(layers, monitor)
+        return self.open(vm)
+
+    def revert(self, vm: str, point: str) -> Device:
+        """Let the disk hold, and be as large as, what the point keeps: what was written since is gone, points stay.
+
+        Raises SnapshotMissing, PointMissing, DiskInUse, NoSpace.
+        """
+        layers = self._layers(vm)
+        number = layers.points().get(checked(point))
+        if number is None:
+            raise PointMissing(vm, point)
+        with self._held(layers, None):
+            layers.activate(self._make_over(layers, layers.layer(number)))
+        self._tidy_if_possible(layers, None)
+        return self.open(vm)
+
+    def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:
+        """Forget a point, and free what no other point and not the disk needs. One that is not there is fine.
+
+        Once the point is forgotten an error says that not all is freed; the next call goes on with it. Raises
+        SnapshotMissing, DiskInUse, NoSpace, MonitorFailed.
+        """
+        layers = self._layers(vm)
+        points = layers.points()
+        if points.pop(checked(point), None) is None and layers.todo() is None:
+            return
+        with self._held(layers, monitor):
+            if points != layers.points():
+                layers.write_points(points)
+        self._tidy(layers, monitor)
+
+    def points(self, vm: str) -> frozenset[str]:
+        """The names of the points of a disk. Raises SnapshotMissing."""
+        return frozenset(self._layers(vm).points())
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
-        details = {path.stem: "half made" for path in self._folder.glob("*.new")}
+        details = {path.stem: "half made" for path in (*self._folder.glob("*.new"), *self._folder.glob("*.layers"))}
         details |= {path.stem: str(path) for path in self._folder.glob("*.qcow2")}
         return Existing(frozenset(details), details)
 
@@ -99,13 +179,140 @@ class Qcow2Snapshot:
         """Whether the file system is running full under the disks."""
         return shortage(self._folder, LOW) if self.existing().names else ""
 
-    def _path(self, vm: str) -> Path:
-        return self._folder / f"{checked(vm)}.qcow2"
+    # Layers
 
-    def _fresh(self, vm: str) -> Path:
-        return self._folder / f"{checked(vm)}.new"
+    def _layers(self, vm: str) -> Layers:
+        return Layers(self._folder, checked(vm))
+
+    def _freeze(self, layers: Layers, point: str, monitor: Monitor | None) -> None:
+        """Go on writing to a new layer; what was active is the point's from then on."""
+        frozen = layers.chain()[0]
+        layers.activate(self._make_over(layers, frozen))
+        if monitor is not None:
+            _lift(monitor, layers.chain())
+        layers.write_points({**layers.points(), point: frozen.number})
+
+    def _make_over(self, layers: Layers, below: Layer) -> int:
+        """A new layer that reads as ``below``, and that the VM's QEMU may open as it may that one."""
+        return self._make(layers, "qcow2", str(below.path), below.size, owner=layers.file(below.number))
+
+    def _make(self, layers: Layers, kind: str, backing: str, size: int, owner: Path | None = None) -> int:
+        self._require_room()
+        fresh = layers.fresh()
+        layout = ["-u", "-f", "qcow2", "-o", _LAYOUT, "-F", kind, "-b", backing]
+        try:
+            run(["qemu-img", "create", "-q", *layout, str(fresh), str(size)])
+            if owner is not None:
+                _give_as(owner, fresh)
+            return layers.add(fresh)
+        except (DriverError, OSError):
+            fresh.unlink(missing_ok=True)
+            self._require_room()
+            raise
 
     def _require_room(self) -> None:
         free = shutil.disk_usage(self._folder).free
         if free < _ROOM:
             raise NoSpace(self._folder, free, _ROOM)
+
+    # Who has the disk open
+
+    @contextlib.contextmanager
+    def _held(self, layers: Layers, monitor: Monitor | None) -> Iterator[Monitor]:
+        """The QEMU that has the active layer open: the VM's, or one of our own, so that nobody else can open it.
+
+        Ours reads nothing of the disk, and so needs no image. Raises DiskInUse, MonitorFailed.
+        """
+        chain = layers.chain()
+        if monitor is not None:
+            settle(monitor)
+            _lift(monitor, chain)
+            yield monitor
+        else:
+            with _opened(layers.vm, {**_file(chain[0]), "backing": None}) as held:
+                yield held
+
+    # Layers that nobody needs
+
+    def _tidy_if_possible(self, layers: Layers, monitor: Monitor | None) -> None:
+        try:
+            self._tidy(layers, monitor)
+        except (DriverError, OSError) as error:
+            log.warning("VM %s: layers of its disk that nobody needs are left until the next time: %s", layers.vm, error)
+
+    def _tidy(self, layers: Layers, monitor: Monitor | None) -> None:
+        """Get rid of all layers that nobody needs. Raises what keeps it from the next one."""
+        while step := layers.todo():
+            if step.upper is not None:
+                self._merge(layers, layers.layer(step.lower), layers.layer(step.upper), monitor)
+            if monitor is not None:
+                _let_go(monitor, layers.file(step.lower))
+            layers.remove(step.lower)
+
+    def _merge(self, layers: Layers, lower: Layer, upper: Layer, monitor: Monitor | None) -> None:
+        """Copy a layer into the one above it, which is over what the lower one was over when this returns."""
+        with contextlib.ExitStack() as stack:
+            if monitor is None or upper not in layers.chain():  # the VM's QEMU has no layers of other branches open
+                monitor = stack.enter_context(_opened(layers.vm, _node(layers.down_from(upper))))
+            stream(monitor, upper.path, lower.path, lower.backing)
+        if layers.layer(upper.number).backing != lower.backing:
+            raise BadDisk(f"{upper.path} is still over {lower.path}")
+        sync(upper.path)
+
+
+def _file(layer: Layer) -> BlockNode:
+    return {"driver": "qcow2", "file": {"driver": "file", "filename": str(layer.path)}}
+
+
+def _node(chain: Sequence[Layer]) -> BlockNode:
+    """The node of a layer with all below it; ``chain`` begins with the layer and ends with the lowest."""
+    node = chain[-1].image
+    for layer in reversed(chain):
+        node = {**_file(layer), "backing": node}
+    return node
+
+
+@contextlib.contextmanager
+def _opened(vm: str, node: BlockNode) -> Iterator[Monitor]:
+    """A QEMU of our own that has a node open. Raises DiskInUse, MonitorFailed."""
+    with private_daemon() as monitor:
+        try:
+            open_node(monitor, _PRIVATE, node)
+        except MonitorFailed as error:
+            if is_locked(error):
+                raise DiskInUse(vm) from error
+            raise
+        yield monitor
+
+
+def _lift(monitor: Monitor, chain: Sequence[Layer]) -> None:
+    """Have a VM's QEMU write to the first layer of the chain, if that is still another one. Raises MonitorFailed.
+
+    A layer that was only added has no backing there yet.
+    """
+    nodes = Nodes(monitor)
+    names = [nodes.of(layer.path) for layer in chain]
+    used = next((at for at, name in enumerate(names) if name is not None and nodes.backing(name)), None)
+    if used is None:
+        raise MonitorFailed("query-named-block-nodes", f"it does not have {chain[0].path} open")
+    below = names[used]
+    for layer, name in reversed(list(zip(chain[:used], names[:used], strict=True))):
+        overlay = name or f"virtman-{secrets.token_hex(6)}"
+        if name is None:
+            open_node(monitor, overlay, {**_file(layer), "backing": None})
+        monitor.execute("blockdev-snapshot", {"node": below, "overlay": overlay})
+        below = overlay
+
+
+def _let_go(monitor: Monitor, file: Path) -> None:
+    """Have a VM's QEMU close a file that its disk is not over any more; its name may have kept it open."""
+    name = Nodes(monitor).of(file)
+    if name is not None:
+        monitor.execute("blockdev-del", {"node-name": name})
+
+
+def _give_as(model: Path, file: Path) -> None:
+    stat = model.stat()
+    if (stat.st_uid, stat.st_gid) != (os.geteuid(), os.getegid()):
+        os.chown(file, stat.st_uid, stat.st_gid)
+    file.chmod(stat.st_mode & 0o7777)

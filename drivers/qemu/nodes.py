@@ -1,0 +1,61 @@
+"""The block nodes of a running QEMU, found by the files that they have open.
+
+Nodes that were made nested in another have names that QEMU drew by lot. A format node's own file name is of no use
+either: over a backing that was given as options it is a JSON text, which QEMU cuts off at 4 KiB (QEMU: block.c,
+bdrv_refresh_filename). What has a plain file name is the node below it that reads the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from drivers.base import Monitor
+from drivers.errors import MonitorFailed
+
+_FILE, _BACKING = "file", "backing"
+
+
+class Nodes:
+    """The graph as it is now. The command that tells it begins with x-debug, and is in all of QEMU 4.0 to 10."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._infos: dict[str, dict[str, Any]] = {
+            info["node-name"]: info for info in monitor.execute("query-named-block-nodes", {"flat": True})
+        }
+        graph = monitor.execute("x-debug-query-block-graph")
+        names = {node["id"]: node["name"] for node in graph["nodes"]}
+        self._edges = [(names[edge["parent"]], edge["name"], names[edge["child"]]) for edge in graph["edges"]]
+
+    def of(self, path: Path) -> str | None:
+        """The name of the format node over a file, by the very path that it was opened by."""
+        files = {name for name, info in self._infos.items() if info["drv"] == _FILE and info["file"] == str(path)}
+        for parent, edge, child in self._edges:
+            if edge == _FILE and child in files:
+                return parent
+        return None
+
+    def demand(self, path: Path) -> str:
+        """As ``of``. Raises MonitorFailed if QEMU does not have the file open."""
+        name = self.of(path)
+        if name is None:
+            raise MonitorFailed("query-named-block-nodes", f"it does not have {path} open")
+        return name
+
+    def backing(self, name: str) -> str | None:
+        """The name of the node that a node reads from what it does not hold."""
+        return next((child for parent, edge, child in self._edges if (parent, edge) == (name, _BACKING)), None)
+
+    def as_it_is(self, name: str) -> dict[str, Any]:
+        """The options of a format node that is to be reopened as it is; ``discard`` is not told by QEMU."""
+        info = self._infos[name]
+        file = next(child for parent, edge, child in self._edges if (parent, edge) == (name, _FILE))
+        cache = {"direct": info["cache"]["direct"], "no-flush": info["cache"]["no-flush"]}
+        return {
+            "driver": info["drv"],
+            "node-name": name,
+            "file": file,
+            "backing": self.backing(name),
+            "cache": cache,
+            "detect-zeroes": info["detect_zeroes"],
+        }

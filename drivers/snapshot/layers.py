@@ -1,0 +1,220 @@
+"""The files of one VM's disk: its layers, which of them is written to, and which of them points keep.
+
+``<vm>.layers/<number>.qcow2`` are the layers, whose headers say who is over whom; the lowest is over the image. The
+symlink ``<vm>.qcow2`` leads to the active layer, so that who uses the disk by its path never writes to a layer that a
+point keeps. ``<vm>.layers/points.json`` names the points. A disk of an earlier release is a file ``<vm>.qcow2``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivers.base import BlockNode
+from drivers.errors import BadDisk, SnapshotMissing
+from drivers.host.durable import sync, write_atomically
+from drivers.qemu.qcow2file import read_header
+
+BACKING_PREFIX = "json:"
+_SUFFIX, _FRESH = ".qcow2", ".new"
+_LAYER = re.compile(r"(\d{1,9})\.qcow2", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """``size`` of the disk in bytes; ``backing`` as in the header; ``below``: the layer's number, None of the image."""
+
+    number: int
+    path: Path
+    size: int
+    backing: str
+    below: int | None
+
+    @property
+    def image(self) -> BlockNode:
+        """What the lowest layer is over. Raises BadDisk."""
+        try:
+            node = json.loads(self.backing.removeprefix(BACKING_PREFIX))
+        except ValueError:
+            node = None
+        if not isinstance(node, dict):
+            raise _not_ours(self.path, self.backing)
+        return node
+
+
+@dataclass(frozen=True)
+class Step:
+    """A layer that nobody needs, and the one that takes over what it holds, if any does."""
+
+    lower: int
+    upper: int | None
+
+
+def next_step(below: Mapping[int, int | None], kept: Iterable[int]) -> Step | None:
+    """What to do next so that no layer is left but those to be kept, and those with several others over them.
+
+    From above, so that what several layers hold is copied once.
+    """
+    above: dict[int, list[int]] = {number: [] for number in below}
+    for number, lower in below.items():
+        if lower in above:
+            above[lower].append(number)
+    for number in sorted(set(below) - set(kept), reverse=True):
+        if len(above[number]) < 2:
+            return Step(number, above[number][0] if above[number] else None)
+    return None
+
+
+class Layers:
+    """What there is of the disk of one VM in the folder of all disks."""
+
+    def __init__(self, disks: Path, vm: str) -> None:
+        self.vm = vm
+        self.path = disks / f"{vm}{_SUFFIX}"
+        self.folder = disks / f"{vm}.layers"
+        self._half_made = disks / f"{vm}{_FRESH}"  # by an earlier release
+        self._points = self.folder / "points.json"
+
+    # What there is
+
+    def exist(self) -> bool:
+        """Whether the disk was made to its end."""
+        return os.path.lexists(self.path)
+
+    def of_an_earlier_release(self) -> bool:
+        """Whether the disk is one file. Raises SnapshotMissing."""
+        if not self.exist():
+            raise SnapshotMissing(self.vm)
+        return not self.path.is_symlink()
+
+    def chain(self) -> list[Layer]:
+        """From the active layer down to the one over the image. Raises SnapshotMissing, BadDisk."""
+        return self.down_from(self._active())
+
+    def down_from(self, layer: Layer) -> list[Layer]:
+        """A layer and all below it. Raises BadDisk."""
+        chain = [layer]
+        while chain[-1].below is not None:
+            if chain[-1].below >= chain[-1].number:
+                raise _not_ours(chain[-1].path, chain[-1].backing)
+            chain.append(self.layer(chain[-1].below))
+        return chain
+
+    def layer(self, number: int) -> Layer:
+        """One layer. Raises BadDisk."""
+        return self._read(number, self.file(number))
+
+    def all(self) -> dict[int, Layer]:
+        """All layers that were made to their end, also those that nobody needs. Raises SnapshotMissing, BadDisk."""
+        if self.of_an_earlier_release():
+            return {0: self._active()}
+        return {number: self.layer(number) for number in self._numbers()}
+
+    def points(self) -> dict[str, int]:
+        """The layer of each point. Raises SnapshotMissing, BadDisk."""
+        if self.of_an_earlier_release():
+            return {}
+        try:
+            points = json.loads(self._points.read_bytes())["points"]
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadDisk(f"{self._points} does not name points: {error!r}") from error
+        return {str(name): int(number) for name, number in points.items()}
+
+    def todo(self) -> Step | None:
+        """How to get rid of the next layer that nobody needs. Raises SnapshotMissing, BadDisk."""
+        layers = self.all()
+        below = {layer.number: layer.below for layer in layers.values()}
+        return next_step(below, {self._active().number, *self.points().values()})
+
+    def file(self, number: int) -> Path:
+        """Where a layer is."""
+        return self.folder / f"{number}{_SUFFIX}"
+
+    # Changes
+
+    def clear(self) -> None:
+        """Remove what is there of a disk that was not made, or not deleted, to the end."""
+        self._half_made.unlink(missing_ok=True)
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+
+    def delete(self) -> None:
+        """Remove all. A crash leaves the whole disk, or something that nobody takes for one."""
+        if self.exist():
+            self.path.unlink()
+            sync(self.path.parent)
+        self.clear()
+
+    def fresh(self) -> Path:
+        """Where to make the next layer; what was half made is gone."""
+        self.folder.mkdir(exist_ok=True)
+        for path in self.folder.glob(f"*{_FRESH}"):
+            path.unlink()
+        return self.folder / f"{max(self._numbers(), default=-1) + 1}{_FRESH}"
+
+    def add(self, fresh: Path) -> int:
+        """Make a file from ``fresh`` a layer, and its number known. Nobody uses it yet."""
+        sync(fresh)
+        fresh.rename(fresh.with_suffix(_SUFFIX))
+        sync(self.folder)
+        return int(fresh.stem)
+
+    def activate(self, number: int) -> None:
+        """Have the disk's path lead to a layer from now on."""
+        link = self.folder / f"active{_FRESH}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.file(number).relative_to(self.path.parent))
+        link.rename(self.path)
+        sync(self.path.parent)
+
+    def write_points(self, points: Mapping[str, int]) -> None:
+        """Replace all points."""
+        write_atomically(self._points, json.dumps({"points": points}).encode())
+
+    def remove(self, number: int) -> None:
+        """Delete a layer that nobody needs."""
+        self.file(number).unlink(missing_ok=True)
+        sync(self.folder)
+
+    def adopt(self) -> None:
+        """Make the file of an earlier release the lowest layer. It is whole at its path at every moment."""
+        self.clear()
+        self.folder.mkdir()
+        os.link(self.path, self.file(0))
+        sync(self.folder)
+        self.activate(0)
+
+    def _active(self) -> Layer:
+        if self.of_an_earlier_release():
+            return self._read(0, self.path)
+        file = self.path.parent / self.path.readlink()
+        if file.parent != self.folder or not _LAYER.fullmatch(file.name):
+            raise BadDisk(f"{self.path} is not a disk that was made here: it leads to {file}")
+        return self.layer(int(file.stem))
+
+    def _numbers(self) -> Iterator[int]:
+        return (int(path.stem) for path in self.folder.iterdir() if _LAYER.fullmatch(path.name))
+
+    def _read(self, number: int, path: Path) -> Layer:
+        try:
+            header = read_header(path)
+        except FileNotFoundError:
+            raise BadDisk(f"VM {self.vm}: a layer of its disk is gone: {path}") from None
+        backing = header.backing or ""
+        if backing.startswith(BACKING_PREFIX):
+            return Layer(number, path, header.size, backing, None)
+        lower = Path(backing)
+        if lower.parent != self.folder or not _LAYER.fullmatch(lower.name):
+            raise _not_ours(path, header.backing)
+        return Layer(number, path, header.size, backing, int(lower.stem))
+
+
+def _not_ours(path: Path, backing: str | None) -> BadDisk:
+    return BadDisk(f"{path} is not a disk that was made here: its backing is {backing!r}")
