@@ -25,7 +25,9 @@ class Nodes:
         }
         graph = monitor.execute("x-debug-query-block-graph")
         names = {node["id"]: node["name"] for node in graph["nodes"]}
-        self._edges = [(names[edge["parent"]], edge["name"], names[edge["child"]]) for edge in graph["edges"]]
+        self._edges: list[tuple[str, str, str]] = [
+            (names[edge["parent"]], edge["name"], names[edge["child"]]) for edge in graph["edges"]
+        ]
 
     def of(self, path: Path) -> str | None:
         """The name of the format node over a file, by the very path that it was opened by."""

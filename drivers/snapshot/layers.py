@@ -154,7 +154,7 @@ class Layers:
 
     def fresh(self) -> Path:
         """Where to make the next layer; what was half made is gone."""
-        self.folder.mkdir(exist_ok=True)
+        self._make_folder()
         for path in self.folder.glob(f"*{_FRESH}"):
             path.unlink()
         return self.folder / f"{max(self._numbers(), default=-1) + 1}{_FRESH}"
@@ -186,10 +186,16 @@ class Layers:
     def adopt(self) -> None:
         """Make the file of an earlier release the lowest layer. It is whole at its path at every moment."""
         self.clear()
-        self.folder.mkdir()
+        self._make_folder()
         os.link(self.path, self.file(0))
         sync(self.folder)
         self.activate(0)
+
+    def _make_folder(self) -> None:
+        """Who may pass through the folder of all disks to a VM's may do so through this one."""
+        if not self.folder.exists():
+            self.folder.mkdir()
+            self.folder.chmod(self.path.parent.stat().st_mode & 0o777)
 
     def _active(self) -> Layer:
         if self.of_an_earlier_release():

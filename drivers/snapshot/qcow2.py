@@ -238,7 +238,7 @@ class Qcow2Snapshot:
         try:
             self._tidy(layers, monitor)
         except (DriverError, OSError) as error:
-            log.warning("VM %s: layers of its disk that nobody needs are left until the next time: %s", layers.vm, error)
+            log.warning("VM %s: layers that its disk does not need stay until the next time: %s", layers.vm, error)
 
     def _tidy(self, layers: Layers, monitor: Monitor | None) -> None:
         """Get rid of all layers that nobody needs. Raises what keeps it from the next one."""

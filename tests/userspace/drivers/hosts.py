@@ -187,7 +187,7 @@ class HostCase(testtools.TestCase):
             hosts[number].join(image, hosts[number - 1 :: -1])
         return image, file, hosts
 
-    def read(self, host: Host, image: Image, offset: int, length: int) -> None:
+    def read_image(self, host: Host, image: Image, offset: int, length: int) -> None:
         """Read a range through a host."""
         qemu_io(host.uri(image), f"read {offset} {length}")
 

@@ -284,7 +284,7 @@ class OtherContentTest(RouteCase):
 
     def test_child_of_a_parent_that_serves_other_content_now_waits_for_the_old(self) -> None:
         self.h.join(self.image, [self.a])
-        self.read(self.h, self.image, 0, MIB)
+        self.read_image(self.h, self.image, 0, MIB)
         self.a.serve_file(self.successor, self.other)
         until(lambda: self.h.lost == ["a"])
         with ThreadPoolExecutor() as pool:

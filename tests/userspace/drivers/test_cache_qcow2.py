@@ -55,19 +55,19 @@ class KeepTest(CacheCase):
         self.assertEqual(0, self.h.held(self.image))
 
     def test_a_read_holds_its_clusters(self) -> None:
-        self.read(self.h, self.image, 3 * CLUSTER_SIZE, 2 * CLUSTER_SIZE)
+        self.read_image(self.h, self.image, 3 * CLUSTER_SIZE, 2 * CLUSTER_SIZE)
         self.assertEqual(2 * CLUSTER_SIZE, self.h.held(self.image))
-        self.read(self.h, self.image, 3 * CLUSTER_SIZE, 512)
+        self.read_image(self.h, self.image, 3 * CLUSTER_SIZE, 512)
         self.assertEqual(2 * CLUSTER_SIZE, self.h.held(self.image))
 
     def test_what_was_read_needs_no_parent_zeros_included(self) -> None:
-        self.read(self.h, self.image, 2 * MIB, 2 * MIB)  # the second half is zeros
+        self.read_image(self.h, self.image, 2 * MIB, 2 * MIB)  # the second half is zeros
         self.cut_parents_off()
         self.assertIn("read 2097152/2097152", qemu_io(self.h.uri(self.image), "read 2M 2M"))
         self.assertEqual(2 * MIB, self.h.held(self.image))
 
     def test_stats_are_answered_without_the_parents(self) -> None:
-        self.read(self.h, self.image, 0, MIB)
+        self.read_image(self.h, self.image, 0, MIB)
         self.cut_parents_off()
         self.assertEqual(MIB, self.h.held(self.image))
 
@@ -114,9 +114,9 @@ class ReopenTest(CacheCase):
         self.assertEqual(self.size, self.h.held(self.image))
 
     def test_killed_daemon_costs_only_what_was_read_since_the_last_stats(self) -> None:
-        self.read(self.h, self.image, 0, MIB)
+        self.read_image(self.h, self.image, 0, MIB)
         self.h.cache.stats(self.image)
-        self.read(self.h, self.image, MIB, MIB)
+        self.read_image(self.h, self.image, MIB, MIB)
         self.h.kill_daemon(self.image)
         self.assertTrue(read_header(self.cache_file).dirty)
         self.reopen()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+
 from drivers.attach.nbd import NbdAttach
 from drivers.base import Device
 from drivers.cache.qcow2 import Qcow2Cache
+from drivers.errors import DiskInUse
 from drivers.export.nbd import NbdExport
 from drivers.snapshot.qcow2 import Qcow2Snapshot
 from tests.contracts import drivers as contracts
 from tests.userspace.drivers.hosts import MIB, HostCase
+from tests.userspace.drivers.qemus import stranger, write_disk
 
 
 class UserspaceCase(HostCase):
@@ -59,10 +63,38 @@ class NbdExportTest(UserspaceCase, contracts.ExportContract):
         return driver
 
 
-class Qcow2SnapshotTest(UserspaceCase, contracts.SnapshotContract):
+class Qcow2SnapshotTest(UserspaceCase, contracts.SnapshotContract, contracts.PointContract):
     def setUp(self) -> None:
         super().setUp()
         self.origin = self.ups[0].export.local(self.image)
 
     def make(self) -> Qcow2Snapshot:
         return Qcow2Snapshot(self.h.place)
+
+    def write(self, device: Device, text: bytes) -> None:
+        source = self.root / "text"
+        source.write_bytes(text)
+        write_disk(device.path, source)
+
+    def read(self, device: Device, length: int) -> bytes:
+        target = self.root / "read"
+        argv = ["qemu-img", "dd", "-f", "qcow2", "-O", "raw", "bs=512", "count=1", f"if={device.path}", f"of={target}"]
+        subprocess.run(argv, check=True, capture_output=True)
+        return target.read_bytes()[:length]
+
+    def test_a_disk_that_a_stranger_has_open_is_left_alone(self) -> None:
+        driver = self.vm_disk()
+        device = driver.take("vm", "point", None)
+        self.write(device, b"late")
+        assert device.path is not None
+        with stranger(device.path):
+            self.assert_others_are_told_of(driver)
+            before = sorted(self.h.place.state.rglob("*"))
+            self.assertRaises(DiskInUse, driver.take, "vm", "other", None)
+            self.assertRaises(DiskInUse, driver.drop, "vm", "point", None)
+            self.assertRaises(DiskInUse, driver.resize, "vm", 2 * self.origin.size, None)
+            self.assertEqual(self.origin.size, driver.resize("vm", self.origin.size, None).size)
+            self.assertEqual(before, sorted(self.h.place.state.rglob("*")))
+            self.assertEqual({"point"}, driver.points("vm"))
+        self.assert_holds(driver, b"late")
+        driver.revert("vm", "point")

@@ -318,9 +318,9 @@ class HitsTest(HostCase):
         origin.serve_file(image, file)
         host.cache = Qcow2Cache(host.place, io_uring=False)
         host.join(image, [origin])
-        self.read(host, image, 0, 2 * MIB)
+        self.read_image(host, image, 0, 2 * MIB)
         before = host.export.hit_bytes(image.name)
-        self.read(host, image, 0, 2 * MIB)
+        self.read_image(host, image, 0, 2 * MIB)
         after = host.export.hit_bytes(image.name)
         assert before is not None and after is not None
         self.assertGreaterEqual(after - before, 2 * MIB)
@@ -330,7 +330,7 @@ class HitsTest(HostCase):
             self.skipTest("no io_uring here")
         image, _, (_, host) = self.chain(1)
         for _ in range(2):
-            self.read(host, image, 0, 2 * MIB)
+            self.read_image(host, image, 0, 2 * MIB)
         self.assertIsNone(host.export.hit_bytes(image.name))
 
     def test_image_that_is_not_served_has_no_hits(self) -> None:

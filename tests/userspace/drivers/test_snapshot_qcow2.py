@@ -89,7 +89,7 @@ class CreateTest(SnapshotCase):
 
     def test_disk_that_cannot_be_written_leaves_nothing(self) -> None:
         self.small_file_system(self.folder, 8 * MIB, files=0)
-        self.assertRaises(CommandFailed, self.create)
+        self.assertRaises(NoSpace, self.create)
         self.assertEqual(frozenset(), self.h.snapshot.existing().names)
 
     def test_disk_that_was_not_made_to_the_end_leaves_nothing(self) -> None:
@@ -104,9 +104,13 @@ class CreateTest(SnapshotCase):
         self.assertIn(f"{self.folder} has 7 MiB free", self.h.snapshot.trouble())
 
     def test_half_made_disk_is_made_anew(self) -> None:
-        (self.folder / "vm1.new").write_bytes(b"half")
+        layers = self.folder / "vm1.layers"
+        layers.mkdir()
+        for half in (self.folder / "vm1.new", layers / "0.new", layers / "0.qcow2", layers / "3.qcow2"):
+            half.write_bytes(b"half")
         self.create()
-        self.assertEqual(["vm1.qcow2"], [path.name for path in self.folder.iterdir()])
+        there = sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
+        self.assertEqual(["vm1.layers", "vm1.layers/0.qcow2", "vm1.qcow2"], there)
 
     def test_creating_runs_one_program(self) -> None:
         """What it takes is a process, then; benchmarks.create_latency has the figure."""
@@ -151,8 +155,10 @@ class DeleteTest(SnapshotCase):
     def test_deleting_leaves_nothing(self) -> None:
         self.create("vm1")
         (self.folder / "vm2.new").touch()
-        self.assertEqual(frozenset({"vm1", "vm2"}), self.h.snapshot.existing().names)
-        for vm in ("vm1", "vm2", "vm3"):
+        (self.folder / "vm4.layers").mkdir()
+        (self.folder / "vm4.layers" / "0.qcow2").touch()
+        self.assertEqual(frozenset({"vm1", "vm2", "vm4"}), self.h.snapshot.existing().names)
+        for vm in ("vm1", "vm2", "vm3", "vm4"):
             self.h.snapshot.delete(vm)
         self.assertEqual([], list(self.folder.iterdir()))
 

@@ -1,0 +1,606 @@
+"""Points of qcow2 disks: of VMs that run, with crashes at every step, and with a full file system."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from drivers.base import Monitor
+from drivers.errors import DiskInUse, DriverError, MonitorFailed, NoSpace, NotPossible
+from drivers.qemu import monitor as monitors
+from drivers.qemu.streaming import JOB
+from drivers.snapshot import qcow2
+from drivers.snapshot.layers import Layers
+from drivers.snapshot.qcow2 import Qcow2Snapshot
+from tests.userspace.drivers.hosts import MIB, HostCase, until
+from tests.userspace.drivers.qemus import Vm, stranger
+
+KIB = 1 << 10
+BLOCK = 64 * KIB
+Content = Mapping[int, int]
+"""What a disk holds: the byte that fills the first 4 KiB of a block, by the block's number."""
+
+
+class Cut(BaseException):
+    """The agent dies here."""
+
+
+def own_daemons() -> list[int]:
+    """Private storage daemons of this process."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and b"qemu-storage-daemon\0--chardev" in (entry / "cmdline").read_bytes():
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                if int(parent) == os.getpid():
+                    found.append(int(entry.name))
+    return found
+
+
+@contextlib.contextmanager
+def cut_at(number: int) -> Iterator[list[str]]:
+    """Raise Cut at the ``number``-th step: before or after a change of files, or a command to a QEMU that changes it."""
+    steps: list[str] = []
+
+    def step(name: str) -> None:
+        steps.append(name)
+        if len(steps) == number:
+            raise Cut(name)
+
+    def around(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def stepping(*arguments: Any, **named: Any) -> Any:
+            told = f"{name} {arguments[1]}" if name == "execute" else name
+            if "query" in told:
+                return call(*arguments, **named)
+            step(f"before {told}")
+            result = call(*arguments, **named)
+            step(f"after {told}")
+            return result
+
+        return stepping
+
+    with contextlib.ExitStack() as stack:
+        for owner, name in (
+            (monitors.Client, "execute"),
+            (qcow2, "run"),
+            (Path, "rename"),
+            (Path, "symlink_to"),
+            (Path, "unlink"),
+            (os, "link"),
+            (os, "fsync"),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, around(getattr(owner, name), name)))
+        yield steps
+
+
+class PointCase(HostCase):
+    """A host ``h`` that serves an image, and VMs with disks of 4 MiB over it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.image, self.file, (self.h,) = self.chain(0, MIB)
+        self.origin = self.h.export.local(self.image)
+        self.folder = self.h.place.state / "snapshots"
+        self.names = (f"vm{number}" for number in itertools.count())
+
+    def make(self) -> Qcow2Snapshot:
+        """A driver object of an agent that just started."""
+        return Qcow2Snapshot(self.h.place)
+
+    def create(self) -> str:
+        vm = next(self.names)
+        self.make().create(vm, self.origin, 4 * MIB)
+        return vm
+
+    def start(self, vm: str, *, running: bool = False) -> Vm:
+        started = Vm(self.make().open(vm), running=running)
+        self.addCleanup(started.kill)
+        return started
+
+    def layers(self, vm: str) -> Layers:
+        return Layers(self.folder, vm)
+
+    def write(self, path: Path | None, at: int, pattern: int) -> None:
+        command = ["qemu-io", "-f", "qcow2", "-c", f"write -P {pattern} {at * BLOCK} 4k", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        self.assertIn("wrote 4096", done.stdout, done.stderr)
+
+    def assert_holds(self, path: Path | None, content: Content) -> None:
+        argv = ["qemu-io", "-r", "-U", "-f", "qcow2"]
+        for at, pattern in content.items():
+            argv += ["-c", f"read -P {pattern} {at * BLOCK} 4k"]
+        done = subprocess.run([*argv, str(path)], capture_output=True, text=True, check=False)
+        self.assertEqual(len(content), done.stdout.count("read 4096"), done.stdout + done.stderr)
+        self.assertNotIn("verification failed", done.stdout, f"{path}: {content}")
+
+    def assert_vm_holds(self, vm: Vm, content: Content) -> None:
+        for at, pattern in content.items():
+            self.assertTrue(vm.holds(at * BLOCK, pattern), f"block {at} is not {pattern}")
+
+    def assert_points(self, vm: str, points: Mapping[str, Content]) -> None:
+        layers = self.layers(vm)
+        self.assertEqual(set(points), self.make().points(vm))
+        for name, number in layers.points().items():
+            self.assert_holds(layers.file(number), points[name])
+
+    def assert_tidy(self, vm: str) -> None:
+        """No layer that nobody needs, nothing half made, no process."""
+        layers = self.layers(vm)
+        self.assertIsNone(layers.todo())
+        needed = {
+            layer.path.name for number in layers.points().values() for layer in layers.down_from(layers.layer(number))
+        }
+        needed |= {layer.path.name for layer in layers.chain()}
+        self.assertEqual(needed | {"points.json"}, {path.name for path in layers.folder.iterdir()} | {"points.json"})
+        self.assertEqual([], own_daemons())
+
+    def with_points(self, vm: str, count: int, running: Vm | None = None) -> dict[str, Content]:
+        """Points p1, p2, … of a disk, and what each holds; each overwrites block 0 and writes a block of its own."""
+        points: dict[str, Content] = {}
+        content: dict[int, int] = {}
+        driver = self.make()
+        for number in range(1, count + 1):
+            for at in (0, number):
+                content[at] = number
+                if running is None:
+                    self.write(driver.open(vm).path, at, number)
+                else:
+                    running.write(at * BLOCK, number)
+            driver.take(vm, f"p{number}", running)
+            points[f"p{number}"] = dict(content)
+        return points
+
+
+class RunningTest(PointCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.require("qemu-system-x86_64")
+
+    def test_a_running_vm_goes_on_in_a_new_layer(self) -> None:
+        vm = self.create()
+        running = self.start(vm)
+        points = self.with_points(vm, 2, running)
+        self.assertEqual(["0.qcow2 True", "1.qcow2 True", "2.qcow2 False"], running.files())
+        running.write(0, 9)
+        self.assert_points(vm, points)
+        running.kill()
+        device = self.make().open(vm)
+        self.assertEqual(self.folder / f"{vm}.qcow2", device.path)
+        self.assert_holds(device.path, {0: 9, 1: 1, 2: 2})
+
+    def test_points_are_dropped_first_last_and_between(self) -> None:
+        for gone in itertools.permutations(("p1", "p2", "p3")):
+            vm = self.create()
+            running = self.start(vm)
+            points = self.with_points(vm, 3, running)
+            running.write(0, 9)
+            for name in gone:
+                self.make().drop(vm, name, running)
+                del points[name]
+                self.assert_points(vm, points)
+                self.assert_tidy(vm)
+                self.assertEqual(len(points) + 1, len(running.files()))
+                self.assertEqual(1, sum("False" in file for file in running.files()))
+                self.assert_vm_holds(running, {0: 9, 1: 1, 2: 2, 3: 3})
+            running.kill()  # what was copied is not only in its memory
+            self.assert_holds(self.make().open(vm).path, {0: 9, 1: 1, 2: 2, 3: 3})
+            self.assert_same_image_below(vm)
+
+    def assert_same_image_below(self, vm: str) -> None:
+        """What was never written is the image's still: 8 KiB at the end of block 1."""
+        target = self.root / "read"
+        argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(self.make().open(vm).path), str(target)]
+        subprocess.run(argv, check=True)
+        at = 2 * BLOCK - 8 * KIB
+        self.assertEqual(self.file.read_bytes()[at : at + 8 * KIB], target.read_bytes()[at : at + 8 * KIB])
+
+    def test_branches_beside_a_running_vm_are_merged(self) -> None:
+        vm = self.create()
+        driver = self.make()
+        points = self.with_points(vm, 3)
+        driver.revert(vm, "p1")
+        running = self.start(vm)
+        running.write(0, 7)
+        before = running.files()
+        for name in ("p2", "p3"):
+            driver.drop(vm, name, running)
+            del points[name]
+            self.assert_points(vm, points)
+            self.assert_tidy(vm)
+        self.assertEqual(before, running.files())
+        driver.drop(vm, "p1", running)
+        self.assert_vm_holds(running, {0: 7, 1: 1})
+        self.assertEqual(1, len(running.files()))
+        self.assert_tidy(vm)
+
+    def test_a_layer_below_several_goes_with_the_last_but_one(self) -> None:
+        vm = self.create()
+        driver = self.make()
+        points = self.with_points(vm, 2)
+        driver.revert(vm, "p1")
+        running = self.start(vm)
+        driver.drop(vm, "p1", running)
+        del points["p1"]
+        self.assert_points(vm, points)
+        self.assertEqual(3, len(list(self.layers(vm).all())))
+        driver.drop(vm, "p2", running)
+        self.assertEqual(1, len(running.files()))
+        self.assert_vm_holds(running, {0: 1, 1: 1})
+
+    def test_a_running_vm_sees_its_disk_grow(self) -> None:
+        vm = self.create()
+        running = self.start(vm)
+        self.make().take(vm, "small", running)
+        for _ in range(2):
+            self.assertEqual(8 * MIB, self.make().resize(vm, 8 * MIB, running).size)
+        self.assertIn("8 MiB", running.io("length"))
+        self.assertTrue(running.holds(8 * MIB - 4 * KIB, 0))
+        running.write(8 * MIB - 4 * KIB, 8)
+        self.make().drop(vm, "small", running)
+        self.assertTrue(running.holds(8 * MIB - 4 * KIB, 8))
+        self.assertTrue(running.holds(5 * MIB, 0))
+
+    def test_a_vm_whose_device_is_at_work_in_its_thread(self) -> None:
+        vm = self.create()
+        running = self.start(vm, running=True)
+        points = self.with_points(vm, 4, running)
+        self.make().resize(vm, 8 * MIB, running)
+        for name in ("p2", "p4", "p1"):
+            self.make().drop(vm, name, running)
+            del points[name]
+            self.assert_points(vm, points)
+        self.assertEqual("running", running.execute("query-status")["status"])
+        running.kill()
+        self.assert_holds(self.make().open(vm).path, {0: 4, 1: 1, 2: 2, 3: 3, 4: 4})
+
+    def test_what_a_dead_agent_left_running_is_ended(self) -> None:
+        vm = self.create()
+        running = self.start(vm)
+        points = self.with_points(vm, 3, running)
+        with mock.patch("drivers.qemu.streaming._await", side_effect=Cut), mock.patch("drivers.qemu.streaming.settle"):
+            self.assertRaises(Cut, self.make().drop, vm, "p2", running)
+        self.assertEqual([JOB], [job["id"] for job in running.execute("query-jobs")])
+        self.make().drop(vm, "p2", running)
+        self.assertEqual([], running.execute("query-jobs"))
+        del points["p2"]
+        self.assert_points(vm, points)
+        self.assert_tidy(vm)
+
+    def test_a_file_that_the_disk_is_not_over_any_more_is_closed(self) -> None:
+        vm = self.create()
+        running = self.start(vm)
+        self.make().take(vm, "p", running)
+        self.make().drop(vm, "p", running)
+        open_files = [str(link.readlink()) for link in Path(f"/proc/{running.pid}/fd").iterdir()]
+        self.assertEqual([str(self.layers(vm).file(1))], [name for name in open_files if vm in name])
+
+    def test_a_monitor_of_another_vm_is_refused(self) -> None:
+        vm, other = self.create(), self.create()
+        self.assertRaises(MonitorFailed, self.make().take, vm, "p", self.start(other))
+        self.assertEqual(frozenset(), self.make().points(vm))
+
+    def test_fifty_points_in_any_order(self) -> None:
+        seed = random.randrange(1 << 32)
+        print("seed", seed)  # noqa: T201
+        chooser = random.Random(seed)
+        vm = self.create()
+        running: Vm | None = self.start(vm)
+        points = self.with_points(vm, 50, running)
+        names = sorted(points)
+        chooser.shuffle(names)
+        for number, name in enumerate(names):
+            if number == 25 and running is not None:
+                running.kill()
+                running = None
+            self.make().drop(vm, name, running)
+            del points[name]
+            if number % 6 == 0:
+                self.assert_points(vm, points)
+        self.assert_holds(self.make().open(vm).path, {0: 50, **{at: at for at in range(1, 51)}})
+        self.assert_tidy(vm)
+        self.assertEqual(1, len(self.layers(vm).all()))
+
+
+class EarlierReleaseTest(PointCase):
+    """A disk that is one file."""
+
+    def create(self) -> str:
+        vm = super().create()
+        layers = self.layers(vm)
+        layers.file(0).rename(layers.path)
+        shutil.rmtree(layers.folder)
+        return vm
+
+    def test_it_opens_grows_and_gets_points_once_it_is_stopped(self) -> None:
+        vm = self.create()
+        running = self.start(vm)
+        running.write(0, 1)
+        self.assertRaises(NotPossible, self.make().take, vm, "p", running)
+        self.make().drop(vm, "p", running)
+        self.assertEqual(frozenset(), self.make().points(vm))
+        self.make().resize(vm, 8 * MIB, running)
+        self.assertRaises(DiskInUse, self.make().take, vm, "p", None)
+        self.assertEqual([f"{vm}.qcow2"], [path.name for path in self.folder.iterdir()])
+        running.kill()
+        self.make().take(vm, "p", None)
+        self.write(self.make().open(vm).path, 0, 2)
+        self.assert_points(vm, {"p": {0: 1}})
+        self.assertEqual(8 * MIB, self.make().revert(vm, "p").size)
+        self.make().delete(vm)
+        self.assertEqual([], list(self.folder.iterdir()))
+
+    def test_taking_its_first_point_is_cut_off_anywhere(self) -> None:
+        for number in itertools.count(1):
+            vm = self.create()
+            self.write(self.make().open(vm).path, 0, 1)
+            with cut_at(number) as steps:
+                with contextlib.suppress(Cut):
+                    self.make().take(vm, "p", None)
+            self.write(self.folder / f"{vm}.qcow2", 1, 1)
+            self.make().take(vm, "p", None)
+            self.write(self.make().open(vm).path, 0, 2)
+            self.assert_points(vm, {"p": {0: 1}})
+            self.assert_tidy(vm)
+            self.assert_holds(self.make().open(vm).path, {0: 2, 1: 1})
+            self.make().delete(vm)
+            self.assertEqual([], list(self.folder.iterdir()))
+            if len(steps) < number:
+                break
+
+
+class CrashTest(PointCase):
+    """An agent that dies at any step; what is written then is kept, and the call is repeated by the next one."""
+
+    def cuts(
+        self, call: Callable[[str, Monitor | None], object], *, runs: bool
+    ) -> Iterator[tuple[str, Vm | None, str]]:
+        """Disks with points p1 to p3 whose call was cut off, at one step after the other; the VM runs on, if it did."""
+        for number in itertools.count(1):
+            vm = self.create()
+            running = self.start(vm) if runs else None
+            self.with_points(vm, 3, running)
+            with cut_at(number) as steps:
+                with contextlib.suppress(Cut):
+                    call(vm, running)
+            self.assertEqual([], own_daemons())
+            yield vm, running, steps[-1]
+            if running is not None:
+                running.kill()
+            self.make().delete(vm)
+            self.assertEqual([], list(self.folder.iterdir()))
+            if len(steps) < number:
+                break
+
+    def restart(self, vm: str, running: Vm, step: str) -> Vm:
+        """After every other step, the VM ended meanwhile and was started again."""
+        if len(step) % 2:
+            return running
+        running.kill()
+        return self.start(vm)
+
+    def test_taking_a_point_of_a_running_vm(self) -> None:
+        for vm, before, step in self.cuts(lambda vm, monitor: self.make().take(vm, "p4", monitor), runs=True):
+            assert before is not None
+            before.write(5 * BLOCK, 5)
+            running = self.restart(vm, before, step)
+            running.write(6 * BLOCK, 6)
+            self.make().take(vm, "p4", running)
+            running.write(0, 9)
+            self.assert_vm_holds(running, {0: 9, 3: 3, 5: 5, 6: 6})
+            running.kill()
+            self.assert_holds(self.make().open(vm).path, {0: 9, 3: 3, 5: 5, 6: 6})
+            self.assert_tidy(vm)
+            self.assertEqual({"p1", "p2", "p3", "p4"}, self.make().points(vm))
+            self.assert_holds(self.layers(vm).file(self.layers(vm).points()["p4"]), {0: 3, 3: 3})
+
+    def test_taking_a_point_of_a_stopped_vm(self) -> None:
+        for vm, _, _step in self.cuts(lambda vm, monitor: self.make().take(vm, "p4", monitor), runs=False):
+            self.write(self.folder / f"{vm}.qcow2", 5, 5)
+            self.make().take(vm, "p4", None)
+            self.write(self.make().open(vm).path, 0, 9)
+            self.assert_holds(self.make().open(vm).path, {0: 9, 3: 3, 5: 5})
+            self.assert_tidy(vm)
+            self.make().revert(vm, "p4")
+            self.assert_holds(self.make().open(vm).path, {0: 3, 3: 3})
+
+    def test_dropping_a_point_of_a_running_vm(self) -> None:
+        for name in ("p2", "p3"):
+            for vm, before, step in self.cuts(
+                lambda vm, monitor, name=name: self.make().drop(vm, name, monitor), runs=True
+            ):
+                assert before is not None
+                before.write(5 * BLOCK, 5)
+                running = self.restart(vm, before, step)
+                self.make().drop(vm, name, running)
+                self.assert_vm_holds(running, {0: 3, 1: 1, 2: 2, 3: 3, 5: 5})
+                self.assert_tidy(vm)
+                self.assertEqual(3, len(running.files()))
+                contents = {"p1": {0: 1, 1: 1}, "p2": {0: 2, 1: 1, 2: 2}, "p3": {0: 3, 2: 2, 3: 3}}
+                self.assert_points(vm, {other: held for other, held in contents.items() if other != name})
+
+    def test_dropping_a_point_of_a_stopped_vm(self) -> None:
+        for vm, _, _step in self.cuts(lambda vm, monitor: self.make().drop(vm, "p2", monitor), runs=False):
+            self.write(self.folder / f"{vm}.qcow2", 5, 5)
+            self.make().drop(vm, "p2", None)
+            self.assert_holds(self.make().open(vm).path, {0: 3, 1: 1, 2: 2, 3: 3, 5: 5})
+            self.assert_tidy(vm)
+            self.assert_points(vm, {"p1": {0: 1, 1: 1}, "p3": {0: 3, 2: 2, 3: 3}})
+
+    def test_reverting(self) -> None:
+        for vm, _, _step in self.cuts(lambda vm, _monitor: self.make().revert(vm, "p1"), runs=False):
+            self.assertIn(self.make().open(vm).size, (4 * MIB,))
+            self.make().revert(vm, "p1")
+            self.assert_holds(self.make().open(vm).path, {0: 1, 1: 1})
+            self.assert_tidy(vm)
+            self.assert_points(vm, {"p1": {0: 1, 1: 1}, "p2": {0: 2, 2: 2}, "p3": {0: 3, 1: 1, 2: 2, 3: 3}})
+
+    def test_a_private_daemon_is_killed_while_it_merges(self) -> None:
+        """Also just before its end, when it has named another backing in the file."""
+        for command in ("block-stream", "blockdev-reopen", "job-finalize", "job-dismiss", "quit"):
+            vm = self.create()
+            points = self.with_points(vm, 3)
+            del points["p2"]
+            with killed_before(command):
+                with contextlib.suppress(DriverError):
+                    self.make().drop(vm, "p2", None)
+            self.assertEqual([], own_daemons())
+            self.assert_points(vm, points)
+            self.make().drop(vm, "p2", None)
+            self.assert_points(vm, points)
+            self.assert_holds(self.make().open(vm).path, {0: 3, 1: 1, 2: 2, 3: 3})
+            self.assert_tidy(vm)
+
+    def test_a_private_daemon_does_not_outlive_a_killed_agent(self) -> None:
+        agent = os.fork()
+        if agent == 0:
+            with monitors.private_daemon() as client:
+                client.execute("blockdev-add", {"driver": "null-co", "node-name": "n"})
+                (self.root / "pid").write_text(str(client_pid(os.getpid())))
+                (self.root / "pid").rename(self.root / "ready")
+                signal.pause()
+        until((self.root / "ready").exists)
+        daemon = int((self.root / "ready").read_text())
+        self.assertTrue(Path(f"/proc/{daemon}").exists())
+        os.kill(agent, signal.SIGKILL)
+        os.waitpid(agent, 0)
+        until(lambda: not runs(daemon))
+
+
+def client_pid(parent: int) -> int:
+    """The only private daemon of a process."""
+    assert parent == os.getpid()
+    (pid,) = own_daemons()
+    return pid
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and more than a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def killed_before(command: str) -> Iterator[None]:
+    """Kill the private daemon that has a job before it gets a command; no block is left before, if it is to quit."""
+    execute, streamed = monitors.Client.execute, []
+
+    def killing(self: monitors.Client, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        if name == "block-stream":
+            streamed.append(name)
+        if name == command and streamed:
+            for pid in own_daemons():
+                os.kill(pid, signal.SIGKILL)
+        return execute(self, name, arguments)
+
+    with mock.patch.object(monitors.Client, "execute", killing):
+        yield
+
+
+class FullTest(PointCase):
+    """A file system that has no more room."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.small_file_system(self.folder, 24 * MIB)
+
+    def fill(self, left: int) -> None:
+        (self.folder / "filler").write_bytes(bytes(max(0, shutil.disk_usage(self.folder).free - left)))
+
+    def test_taking_and_reverting(self) -> None:
+        vm = self.create()
+        points = self.with_points(vm, 2)
+        for left in (0, 200 * KIB):
+            self.fill(left)
+            for _ in range(2):
+                self.assertRaises(NoSpace, self.make().take, vm, "more", None)
+                self.assertRaises(NoSpace, self.make().revert, vm, "p1")
+            self.assert_points(vm, points)
+            self.assert_holds(self.make().open(vm).path, {0: 2, 1: 1, 2: 2})
+            (self.folder / "filler").unlink()
+        self.make().take(vm, "more", None)
+        self.make().revert(vm, "p1")
+        self.assert_holds(self.make().open(vm).path, points["p1"])
+        self.assert_tidy(vm)
+
+    def test_merging(self) -> None:
+        for runs_on in (False, True):
+            vm = self.create()
+            running = self.start(vm) if runs_on else None
+            points = self.with_points(vm, 1, running)
+            self.large_write(vm, running)
+            points["p2"] = {**points["p1"], 20: 0x55}
+            self.make().take(vm, "p2", running)
+            self.fill(512 * KIB)
+            for _ in range(2):
+                self.assertRaises(NoSpace, self.make().drop, vm, "p2", running)
+            self.assertEqual({"p1"}, self.make().points(vm))
+            self.assert_holds(self.make().open(vm).path, points["p2"])
+            (self.folder / "filler").unlink()
+            self.make().drop(vm, "p2", running)
+            self.assert_points(vm, {"p1": points["p1"]})
+            self.assert_holds(self.make().open(vm).path, points["p2"])
+            self.assert_tidy(vm)
+            if running is not None:
+                running.kill()
+            self.make().delete(vm)
+
+    def large_write(self, vm: str, running: Vm | None) -> None:
+        if running is not None:
+            running.io("write -P 0x55 1M 3M")
+            running.io("flush")
+        else:
+            argv = ["qemu-io", "-c", "write -P 0x55 1M 3M", str(self.make().open(vm).path)]
+            subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+
+
+class StoppedTest(PointCase):
+    def test_nothing_needs_the_image_but_copying(self) -> None:
+        vm = self.create()
+        self.write(self.make().open(vm).path, 0, 1)
+        self.h.export.withdraw(self.image.name)
+        self.make().take(vm, "p", None)
+        self.make().resize(vm, 8 * MIB, None)
+        self.make().revert(vm, "p")
+        self.assertEqual(4 * MIB, self.make().open(vm).size)
+
+    def test_a_layer_belongs_to_whom_the_one_below_belongs(self) -> None:
+        self.require_root()
+        vm = self.create()
+        os.chown(self.make().open(vm).path or "", 65534, 65533)
+        self.layers(vm).file(0).chmod(0o600)
+        self.make().take(vm, "p", None)
+        stat = self.layers(vm).file(1).stat()
+        self.assertEqual((65534, 65533, 0o100600), (stat.st_uid, stat.st_gid, stat.st_mode))
+
+    def test_a_stranger_at_a_branch_keeps_it_from_being_merged(self) -> None:
+        vm = self.create()
+        points = self.with_points(vm, 3)
+        self.make().revert(vm, "p1")
+        with stranger(self.layers(vm).file(self.layers(vm).points()["p3"])):
+            self.assertRaises(DiskInUse, self.make().drop, vm, "p2", None)
+            del points["p2"]
+            self.assert_points(vm, points)
+            self.make().take(vm, "p4", None)
+        self.make().drop(vm, "p2", None)
+        self.assert_points(vm, {**points, "p4": points["p1"]})
+        self.assert_tidy(vm)
+
+    def test_points_that_are_not_readable_are_told_of(self) -> None:
+        vm = self.create()
+        self.make().take(vm, "p", None)
+        for text in ("", "[]", "{}"):
+            (self.layers(vm).folder / "points.json").write_text(text)
+            self.assertRaises(DriverError, self.make().points, vm)
+            self.assertRaises(DriverError, self.make().drop, vm, "p", None)
+        self.assertEqual(2, len(self.layers(vm).all()))
