@@ -5,7 +5,8 @@ of the upper layer names the lower one, so cancelling it at any time leaves all 
 
 QEMU changes the header without having written its tables of what was copied: killed within the next seconds, it has
 lost that (seen with 7.2). So the job waits for a flush before its end. The one command that flushes a node of a storage
-daemon as well as of a VM is to reopen it as it is (QEMU: block.c, bdrv_reopen_prepare).
+daemon as well as of a VM is to reopen it as it is (QEMU: block.c, bdrv_reopen_prepare); the node must have been given a
+name by whoever made it.
 """
 
 from __future__ import annotations

@@ -56,6 +56,11 @@ LOW = 1 << 30
 _LAYOUT = "cluster_size=128k,extended_l2=on"
 """Subclusters of 4 KiB: a small first write copies 4 KiB from the image, not a cluster fetched from the parents."""
 
+_LAYOUT_ABOVE = "cluster_size=16k"
+"""Of all layers but the lowest. To copy into a layer with subclusters kills QEMU 7.2, and the VM with it: it aligns to
+clusters what is allocated by subclusters (block/io.c, bdrv_co_do_copy_on_readv: "skip_bytes < pnum"). Small, since a
+first write copies a cluster; not smaller, since QEMU holds 32 MiB of tables, which are those of 64 GiB then."""
+
 _PRIVATE = "virtman-private"
 
 
@@ -85,7 +90,7 @@ class Qcow2Snapshot:
         layers.clear()
         backing = BACKING_PREFIX + json.dumps({"driver": "raw", "file": origin.node})
         try:
-            layers.activate(self._make(layers, "raw", backing, size))
+            layers.activate(self._make(layers, ["-o", _LAYOUT, "-F", "raw", "-b", backing], size))
         except (DriverError, OSError):
             layers.delete()
             raise
@@ -194,14 +199,14 @@ class Qcow2Snapshot:
 
     def _make_over(self, layers: Layers, below: Layer) -> int:
         """A new layer that reads as ``below``, and that the VM's QEMU may open as it may that one."""
-        return self._make(layers, "qcow2", str(below.path), below.size, owner=layers.file(below.number))
+        layout = ["-o", _LAYOUT_ABOVE, "-F", "qcow2", "-b", str(below.path)]
+        return self._make(layers, layout, below.size, owner=below.path)
 
-    def _make(self, layers: Layers, kind: str, backing: str, size: int, owner: Path | None = None) -> int:
+    def _make(self, layers: Layers, layout: Sequence[str], size: int, owner: Path | None = None) -> int:
         self._require_room()
         fresh = layers.fresh()
-        layout = ["-u", "-f", "qcow2", "-o", _LAYOUT, "-F", kind, "-b", backing]
         try:
-            run(["qemu-img", "create", "-q", *layout, str(fresh), str(size)])
+            run(["qemu-img", "create", "-q", "-u", "-f", "qcow2", *layout, str(fresh), str(size)])
             if owner is not None:
                 _give_as(owner, fresh)
             return layers.add(fresh)
@@ -265,10 +270,14 @@ def _file(layer: Layer) -> BlockNode:
 
 
 def _node(chain: Sequence[Layer]) -> BlockNode:
-    """The node of a layer with all below it; ``chain`` begins with the layer and ends with the lowest."""
+    """The node of a layer with all below it; ``chain`` begins with the layer and ends with the lowest.
+
+    All but the first have names, without which QEMU would not flush them (``stream``).
+    """
     node = chain[-1].image
     for layer in reversed(chain):
-        node = {**_file(layer), "backing": node}
+        name = {} if layer is chain[0] else {"node-name": f"virtman-layer-{layer.number}"}
+        node = {**_file(layer), **name, "backing": node}
     return node
 
 

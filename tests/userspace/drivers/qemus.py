@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,12 @@ class Vm:
         disk = "virtio-blk-pci,id=virtman-disk,drive=virtman-disk-node,iothread=io,werror=stop,rerror=stop,bootindex=1"
         argv = [*_EMPTY, "-M", "q35", "-accel", "tcg", "-object", "iothread,id=io", "-blockdev", node, "-device", disk]
         argv += ["-chardev", f"socket,id=monitor,fd={its.fileno()}", "-mon", "chardev=monitor,mode=control"]
-        self._process = subprocess.Popen(argv + ([] if running else ["-S"]), pass_fds=[its.fileno()])
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        # What qemu-io's commands say goes to the standard output, which is no terminal here.
+        argv = ["stdbuf", "-oL", *argv, *([] if running else ["-S"])]
+        self._process = subprocess.Popen(argv, stdout=self._said, pass_fds=[its.fileno()])
         its.close()
+        self._read = 0
         self.monitor = Client(ours)
 
     def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
@@ -40,7 +46,11 @@ class Vm:
     def io(self, command: str) -> str:
         """A command of qemu-io, through the VM's device."""
         line = f'qemu-io -d virtman-disk/virtio-backend "{command}"'
-        return str(self.monitor.execute("human-monitor-command", {"command-line": line}))
+        answer = str(self.monitor.execute("human-monitor-command", {"command-line": line}))
+        end = os.fstat(self._said.fileno()).st_size
+        said = os.pread(self._said.fileno(), end, self._read).decode(errors="replace")
+        self._read = end
+        return said + answer
 
     def write(self, at: int, pattern: int) -> None:
         """4 KiB, flushed, as a guest that means it to be kept."""
@@ -67,6 +77,7 @@ class Vm:
         self._process.kill()
         self._process.wait()
         self.monitor.close()
+        self._said.close()
 
 
 @contextlib.contextmanager

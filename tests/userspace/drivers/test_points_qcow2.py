@@ -48,7 +48,7 @@ def own_daemons() -> list[int]:
 
 @contextlib.contextmanager
 def cut_at(number: int) -> Iterator[list[str]]:
-    """Raise Cut at the ``number``-th step: before or after a change of files, or a command to a QEMU that changes it."""
+    """Raise Cut at the ``number``-th step: before or after a change of files, or a command that changes a QEMU."""
     steps: list[str] = []
 
     def step(name: str) -> None:
@@ -342,9 +342,8 @@ class EarlierReleaseTest(PointCase):
         for number in itertools.count(1):
             vm = self.create()
             self.write(self.make().open(vm).path, 0, 1)
-            with cut_at(number) as steps:
-                with contextlib.suppress(Cut):
-                    self.make().take(vm, "p", None)
+            with cut_at(number) as steps, contextlib.suppress(Cut):
+                self.make().take(vm, "p", None)
             self.write(self.folder / f"{vm}.qcow2", 1, 1)
             self.make().take(vm, "p", None)
             self.write(self.make().open(vm).path, 0, 2)
@@ -368,9 +367,8 @@ class CrashTest(PointCase):
             vm = self.create()
             running = self.start(vm) if runs else None
             self.with_points(vm, 3, running)
-            with cut_at(number) as steps:
-                with contextlib.suppress(Cut):
-                    call(vm, running)
+            with cut_at(number) as steps, contextlib.suppress(Cut):
+                call(vm, running)
             self.assertEqual([], own_daemons())
             yield vm, running, steps[-1]
             if running is not None:
@@ -449,9 +447,8 @@ class CrashTest(PointCase):
             vm = self.create()
             points = self.with_points(vm, 3)
             del points["p2"]
-            with killed_before(command):
-                with contextlib.suppress(DriverError):
-                    self.make().drop(vm, "p2", None)
+            with killed_before(command), contextlib.suppress(DriverError):
+                self.make().drop(vm, "p2", None)
             self.assertEqual([], own_daemons())
             self.assert_points(vm, points)
             self.make().drop(vm, "p2", None)
