@@ -121,11 +121,11 @@ class Layers:
             return {}
         try:
             points = json.loads(self._points.read_bytes())["points"]
+            return {str(name): int(number) for name, number in points.items()}
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadDisk(f"{self._points} does not name points: {error!r}") from error
-        return {str(name): int(number) for name, number in points.items()}
 
     def todo(self) -> Step | None:
         """How to get rid of the next layer that nobody needs. Raises SnapshotMissing, BadDisk."""

@@ -114,7 +114,7 @@ class OwnDriversTest(TestCase):
                 if point.value.startswith("drivers."):
                     self.assertIsInstance(point.load().needs, Needs, point.value)
 
-    def test_qemus_programs_are_all_that_the_userspace_drivers_need(self) -> None:
+    def test_qemus_programs_and_one_of_debians_base_are_all_that_the_userspace_drivers_need(self) -> None:
         from drivers.attach.nbd import NbdAttach
         from drivers.cache.qcow2 import Qcow2Cache
         from drivers.export.nbd import NbdExport
@@ -125,6 +125,6 @@ class OwnDriversTest(TestCase):
             for driver in (NbdAttach, Qcow2Cache, NbdExport, Qcow2Snapshot)
             for finding in check(driver.needs, Machine(), "")
         }
-        self.assertEqual({"qemu-img", "qemu-storage-daemon"}, found)
+        self.assertEqual({"qemu-img", "qemu-storage-daemon", "setpriv"}, found)
         for tool in found:
             self.assertEqual(shutil.which(tool) is not None, Machine().has_tool(tool))

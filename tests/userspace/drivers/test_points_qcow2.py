@@ -412,9 +412,11 @@ class CrashTest(PointCase):
 
     def test_dropping_a_point_of_a_running_vm(self) -> None:
         for name in ("p2", "p3"):
-            for vm, before, step in self.cuts(
-                lambda vm, monitor, name=name: self.make().drop(vm, name, monitor), runs=True
-            ):
+
+            def drop(vm: str, monitor: Monitor | None, name: str = name) -> None:
+                self.make().drop(vm, name, monitor)
+
+            for vm, before, step in self.cuts(drop, runs=True):
                 assert before is not None
                 before.write(5 * BLOCK, 5)
                 running = self.restart(vm, before, step)

@@ -1,0 +1,166 @@
+"""Which layers of a disk nobody needs, and what to do with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import testtools
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.errors import BadDisk, SnapshotMissing
+from drivers.snapshot.layers import Layers, Step, next_step
+
+
+class NextStepTest(testtools.TestCase):
+    CHAIN = {0: None, 1: 0, 2: 1, 3: 2}  # noqa: RUF012
+
+    def test_needed_layers_stay(self) -> None:
+        self.assertIsNone(next_step(self.CHAIN, [0, 1, 2, 3]))
+
+    def test_a_layer_goes_into_the_one_above(self) -> None:
+        for number in range(3):
+            kept = {0, 1, 2, 3} - {number}
+            self.assertEqual(Step(number, number + 1), next_step(self.CHAIN, kept))
+
+    def test_a_layer_with_nothing_above_is_deleted(self) -> None:
+        self.assertEqual(Step(4, None), next_step({**self.CHAIN, 4: 1}, [3, 0, 1, 2]))
+
+    def test_of_several_the_highest_is_first(self) -> None:
+        self.assertEqual(Step(2, 3), next_step(self.CHAIN, [3]))
+
+    def test_a_layer_below_several_stays(self) -> None:
+        self.assertIsNone(next_step({0: None, 1: 0, 2: 0}, [1, 2]))
+
+    @given(st.data(), st.integers(1, 9))
+    def test_any_tree_ends_with_what_is_needed_and_what_that_shares(self, data: st.DataObject, count: int) -> None:
+        below: dict[int, int | None] = {0: None}
+        for number in range(1, count):
+            below[number] = data.draw(st.integers(0, number - 1))
+        kept = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
+        ancestors = {number: _down(below, number) & kept for number in kept}
+        while step := next_step(below, kept):
+            self.assertNotIn(step.lower, kept)
+            over = {number for number, lower in below.items() if lower == step.lower}
+            self.assertEqual({step.upper} - {None}, over)
+            if step.upper is not None:
+                below[step.upper] = below[step.lower]
+            del below[step.lower]
+        self.assertEqual(ancestors, {number: _down(below, number) & kept for number in kept})
+        for number in set(below) - kept:
+            self.assertGreater(sum(lower == number for lower in below.values()), 1)
+
+
+def _down(below: dict[int, int | None], number: int | None) -> set[int]:
+    found = set()
+    while number is not None:
+        found.add(number)
+        number = below[number]
+    return found
+
+
+class FilesTest(testtools.TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.layers = Layers(self.folder, "vm")
+
+    def add(self, backing: str, size: int = 1 << 20) -> int:
+        fresh = self.layers.fresh()
+        head = struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 104, len(backing), 16, size)
+        fresh.write_bytes(head.ljust(104, b"\0") + backing.encode())
+        return self.layers.add(fresh)
+
+    def chain(self, length: int) -> None:
+        self.add('json:{"driver": "null-co"}')
+        for number in range(1, length):
+            self.add(str(self.layers.file(number - 1)))
+        self.layers.activate(length - 1)
+
+    def test_the_path_leads_to_the_active_layer(self) -> None:
+        self.chain(3)
+        self.assertEqual(self.layers.file(2), self.layers.path.resolve())
+        self.assertEqual("vm.layers/2.qcow2", str(self.layers.path.readlink()))
+        self.assertEqual([2, 1, 0], [layer.number for layer in self.layers.chain()])
+        self.assertEqual({"driver": "null-co"}, self.layers.chain()[-1].image)
+
+    def test_a_number_is_given_once_while_its_file_is_there(self) -> None:
+        self.chain(3)
+        (self.layers.folder / "7.new").touch()
+        self.layers.remove(1)
+        self.assertEqual("3.new", self.layers.fresh().name)
+        self.assertEqual([], list(self.layers.folder.glob("*.new")))
+
+    def test_points_are_kept_until_they_are_replaced(self) -> None:
+        self.assertRaises(SnapshotMissing, self.layers.points)
+        self.chain(2)
+        self.assertEqual({}, self.layers.points())
+        self.layers.write_points({"a": 0, "b": 0})
+        self.assertEqual({"a": 0, "b": 0}, Layers(self.folder, "vm").points())
+
+    def test_broken_points_are_refused(self) -> None:
+        self.chain(1)
+        for text in ("", "7", "[]", '{"points": 3}', '{"points": {"a": "x"}}', '{"points": {"a": null}}'):
+            (self.layers.folder / "points.json").write_text(text)
+            self.assertRaises(BadDisk, self.layers.points)
+
+    def test_chains_that_lead_elsewhere_are_refused(self) -> None:
+        for backing in ("", "/etc/passwd", str(self.layers.folder / "1.qcow2"), str(self.layers.folder / "x.qcow2")):
+            self.layers.delete()
+            self.chain(1)
+            self.layers.activate(self.add(backing))
+            self.assertRaises(BadDisk, self.layers.chain)
+        for text in ("json:", "json:[]", "json:3"):
+            self.layers.delete()
+            self.layers.activate(self.add(text))
+            self.assertRaises(BadDisk, lambda: self.layers.chain()[-1].image)
+
+    def test_a_link_that_leads_elsewhere_is_refused(self) -> None:
+        self.chain(1)
+        for target in ("/etc/passwd", "other.layers/0.qcow2", "vm.layers/points.json", "vm.layers/5.qcow2"):
+            self.layers.path.unlink()
+            self.layers.path.symlink_to(target)
+            self.assertRaises(BadDisk, self.layers.chain)
+
+    def test_deleting_leaves_nothing(self) -> None:
+        self.chain(2)
+        self.layers.write_points({"a": 0})
+        for _ in range(2):
+            self.layers.delete()
+            self.assertEqual([], list(self.folder.iterdir()))
+
+    def test_a_deletion_that_is_cut_off_leaves_no_disk(self) -> None:
+        self.chain(2)
+        with mock.patch.object(shutil, "rmtree", side_effect=OSError("cut off")):
+            self.assertRaises(OSError, self.layers.delete)
+        self.assertFalse(self.layers.exist())
+
+    def test_a_file_of_an_earlier_release_becomes_the_lowest_layer(self) -> None:
+        self.chain(1)
+        self.layers.file(0).rename(self.layers.path)
+        self.layers.file(4).write_bytes(b"left behind")
+        self.assertTrue(self.layers.of_an_earlier_release())
+        before = self.layers.path.read_bytes()
+        self.assertEqual([0], list(self.layers.all()))
+        self.layers.adopt()
+        self.assertFalse(self.layers.of_an_earlier_release())
+        self.assertEqual(before, self.layers.file(0).read_bytes())
+        self.assertEqual([self.layers.file(0)], list(self.layers.folder.iterdir()))
+
+    def test_who_may_pass_through_the_folder_of_disks_may_do_so_here(self) -> None:
+        for mode in (0o711, 0o700):
+            self.layers.delete()
+            self.folder.chmod(mode)
+            self.chain(1)
+            self.assertEqual(mode, self.layers.folder.stat().st_mode & 0o777)
+
+    def test_points_file_is_one_json_object(self) -> None:
+        self.chain(1)
+        self.layers.write_points({"a": 0})
+        self.assertEqual({"points": {"a": 0}}, json.loads((self.layers.folder / "points.json").read_bytes()))
