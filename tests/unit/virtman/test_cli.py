@@ -548,7 +548,7 @@ class DoctorCommandTest(CliTest):
         return str(folder)
 
     def test_a_stack_that_can_run_ends_with_0(self) -> None:
-        path = self.tools("qemu-img", "qemu-storage-daemon")
+        path = self.tools("qemu-img", "qemu-storage-daemon", "setpriv")
         for stack in ("auto", "userspace"):
             result = self.doctor("--stack", stack, path=path)
             self.assertEqual((0, ""), (result.exit_code, result.stderr), result.output)
@@ -557,10 +557,10 @@ class DoctorCommandTest(CliTest):
     def test_a_stack_that_cannot_run_ends_with_1_and_says_what_to_install(self) -> None:
         result = self.doctor("--stack", "userspace", path=self.tools())
         self.assertEqual(1, result.exit_code, result.output)
-        self.assertThat(result.stdout, Contains("apt-get install qemu-system-common qemu-utils\n"))
+        self.assertThat(result.stdout, Contains("apt-get install qemu-system-common qemu-utils util-linux\n"))
 
     def test_for_scripts(self) -> None:
-        result = self.doctor("--stack", "userspace", "--json", path=self.tools("qemu-img"))
+        result = self.doctor("--stack", "userspace", "--json", path=self.tools("qemu-img", "setpriv"))
         answer = json.loads(result.stdout)
         self.assertEqual((1, False), (result.exit_code, answer["runs"]))
         self.assertEqual("apt-get install qemu-system-common", answer["install"])

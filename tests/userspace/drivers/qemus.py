@@ -89,10 +89,12 @@ def stranger(path: Path) -> Iterator[None]:
         assert process.stdout is not None
         process.stdin.write(b"info block\n")
         process.stdin.flush()
-        while b"virtual" not in (line := process.stdout.readline()) and b"disk" not in line:
-            assert line, "it ended"
-        yield
-        process.kill()
+        try:
+            while b"virtual" not in (line := process.stdout.readline()) and b"disk" not in line:
+                assert line, "it ended"
+            yield
+        finally:
+            process.kill()
 
 
 def write_disk(path: Path | None, source: Path) -> None:
