@@ -399,10 +399,11 @@ class CrashTest(PointCase):
 
     def test_other_calls_after_taking_a_point_was_cut_off(self) -> None:
         """QEMU still writes to the old layer."""
-        for call in (
+        calls: tuple[Callable[[Qcow2Snapshot, str, Vm], object], ...] = (
             lambda driver, vm, running: driver.drop(vm, "p3", running),
             lambda driver, vm, running: driver.resize(vm, 8 * MIB, running),
-        ):
+        )
+        for call in calls:
             vm = self.create()
             running = self.start(vm)
             self.with_points(vm, 3, running)
