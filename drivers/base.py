@@ -12,6 +12,7 @@ what the old one made through ``existing()``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -344,6 +345,16 @@ class SnapshotDriver(Protocol):
 
     def points(self, vm: str) -> frozenset[str]:
         """The names of the points of a disk. Raises SnapshotMissing."""
+
+    def clone(self, vm: str, point: str, new: str) -> Device:
+        """A disk of another VM that holds what the point keeps, without copying it; an existing one is returned.
+
+        The two disks and the point need nothing of each other from then on. Raises SnapshotMissing, PointMissing,
+        NotPossible, NoSpace.
+        """
+
+    def reading(self, vm: str, point: str) -> AbstractContextManager[Device]:
+        """What a point keeps, for programs of this host to read meanwhile. Raises SnapshotMissing, PointMissing."""
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made, on this host."""

@@ -7,18 +7,22 @@ at once, and what that leaves is dropped later; only going back to a point is no
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from drivers.base import Device, SnapshotDriver
 from drivers.errors import DiskInUse, DriverError, PointMissing
-from virtman.errors import BadSize, HostTrouble, NoRoom, UnknownSnapshot, VirtmanError, VmRuns
+from virtman.errors import BadRequest, BadSize, HostTrouble, NoRoom, UnknownSnapshot, VirtmanError, VmRuns
 from virtman.records import CRASH, DROP, FROZEN, OFF, RESIZE, REVERT, TAKE, Point, Shelf, VmRecord
 from virtman.steps import Step, log_step
 from virtman.vms import Machines, Running, Vms, check_size
 
 log = logging.getLogger(__name__)
+
+MOMENT = "moment-"
+"""How names of temporary points begin."""
 
 
 class Disks:
@@ -40,7 +44,9 @@ class Disks:
         self._step = step
         self._clock = clock
         repairs = {RESIZE: self._repair_resize, TAKE: self._repair_take, REVERT: self._revert, DROP: self._repair_drop}
-        vms.also_repair(repairs, self._tidy)
+        vms.also_repair(repairs, self._is_untidy, self._tidy)
+        self._moments: set[str] = set()
+        """Names of temporary points that are in use."""
 
     def resize(self, vm: str, size: int) -> None:
         """Let a disk have ``size`` bytes; a running VM sees it at once. The size that it has is fine.
@@ -82,16 +88,39 @@ class Disks:
             log.warning("vm %s: its disk keeps its size: %s", record.name, error)
             self._settle_size(record)
 
+    @contextmanager
+    def moment(self, vm: str) -> Iterator[Point]:
+        """A point of now that is gone afterwards, also if the agent dies meanwhile. Raises as ``take``."""
+        name = f"{MOMENT}{secrets.token_hex(8)}"
+        self._moments.add(name)
+        try:
+            yield self._keep(vm, name, temporary=True)
+        finally:
+            self._moments.discard(name)
+            self._let_go(vm)
+
+    def _let_go(self, vm: str) -> None:
+        """Drop temporary points that nobody uses; what fails is tried again later."""
+        try:
+            self._vms.repair(vm)
+        except (VirtmanError, DriverError) as error:
+            log.error("vm %s: a temporary snapshot is dropped later: %s", vm, error)
+
     def take(self, vm: str, name: str) -> Point:
         """Keep what a disk holds now as a point; one of this name that is there is left alone.
 
         The guest's file systems are frozen meanwhile, if an agent in it answers. Raises UnknownVm, DriverError,
         HypervisorError, NoRoom; after an error there is no such point, or it is dropped later.
         """
+        if name.startswith(MOMENT):
+            raise BadRequest(f"snapshot name {name!r}: {MOMENT} is how the agent's own begin")
+        return self._keep(vm, name, temporary=False)
+
+    def _keep(self, vm: str, name: str, *, temporary: bool) -> Point:
         with self._vms.changing(vm) as record:
             if (present := record.point(name)) is not None:
                 return present
-            taking = record.begin(TAKE, point=name)
+            taking = record.begin(TAKE, point=name, temporary=temporary)
             self._shelf.put(vm, taking)
             self._step("take:recorded")
             try:
@@ -108,8 +137,12 @@ class Disks:
             self._step("take:taken")
         self._follow(record, disk)
         how = OFF if record.boot is not None and running is None else state
-        point = Point(name=name, parent=record.current, size=disk.size, taken=self._clock(), state=how)
-        self._shelf.put(record.name, record.settled(points=(*record.points, point), current=name))
+        temporary = record.operation is not None and bool(record.operation.arguments["temporary"])
+        point = Point(
+            name=name, parent=record.current, size=disk.size, taken=self._clock(), state=how, temporary=temporary
+        )
+        current = record.current if temporary else name
+        self._shelf.put(record.name, record.settled(points=(*record.points, point), current=current))
         self._step("take:done")
         return point
 
@@ -203,10 +236,17 @@ class Disks:
         except (VirtmanError, DriverError) as second:
             log.error("vm %s: snapshot %s is settled later: %s", record.name, name, second)
 
+    def _is_untidy(self, record: VmRecord) -> bool:
+        return record.untidy is not None or bool(self._left_behind(record))
+
+    def _left_behind(self, record: VmRecord) -> list[str]:
+        return [point.name for point in record.points if point.temporary and point.name not in self._moments]
+
     def _tidy(self, record: VmRecord) -> None:
-        if record.untidy is not None:
-            self._free(record, record.untidy)
-            self._shelf.put(record.name, record.settled(untidy=None))
+        for name in filter(None, [record.untidy, *self._left_behind(record)]):
+            self._free(record, name)
+            record = record.without(name)
+        self._shelf.put(record.name, record.settled(untidy=None))
 
     def _follow(self, record: VmRecord, disk: Device) -> None:
         if record.boot is not None:
@@ -236,7 +276,7 @@ def _held_still(running: Running | None) -> Iterator[str]:
 
 def _require(record: VmRecord, name: str) -> None:
     if record.point(name) is None:
-        known = ", ".join(point.name for point in record.points) or "none"
+        known = ", ".join(point.name for point in record.points if not point.temporary) or "none"
         raise UnknownSnapshot(f"vm {record.name!r} has no snapshot {name!r}; it has: {known}")
 
 

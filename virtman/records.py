@@ -119,7 +119,8 @@ class Boot(Part):
 class Point(Part):
     """A point in time of a VM's disk. ``parent``: the one before it, if any; ``size`` of the disk then, in bytes.
 
-    ``taken`` in seconds since 1970; ``state``: one of ``FROZEN``, ``CRASH``, ``OFF``.
+    ``taken`` in seconds since 1970; ``state``: one of ``FROZEN``, ``CRASH``, ``OFF``. ``temporary``: it is the agent's
+    own, for something that it does now; one that an agent which died has left is dropped.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Point(Part):
     size: int
     taken: float
     state: str
+    temporary: bool = False
 
 
 FROZEN, CRASH, OFF = "frozen", "crash", "off"
@@ -144,8 +146,8 @@ RESIZE, TAKE, REVERT, DROP = "resize", "take snapshot", "revert", "delete snapsh
 class VmRecord(Record):
     """One VM's disk: ``size`` in bytes; ``boot`` is set once libvirt may know the VM.
 
-    ``current``: the point that the disk was last at, if there is one. ``untidy``: a point that is gone, whose space is
-    not free yet.
+    ``source``: the VM that it is a clone of. ``current``: the point that the disk was last at, if there is one.
+    ``untidy``: a point that is gone, whose space is not free yet.
     """
 
     newest: ClassVar[int] = VM_VERSION
@@ -154,6 +156,7 @@ class VmRecord(Record):
     image: str
     size: int | None
     boot: Boot | None = None
+    source: str | None = None
     points: tuple[Point, ...] = ()
     current: str | None = None
     untidy: str | None = None
@@ -163,6 +166,11 @@ class VmRecord(Record):
         """For people: what is under way, else that the disk is ready."""
         words = {CREATE: "creating", DESTROY: "destroying", BOOT: "booting", RESIZE: "resizing", REVERT: "reverting"}
         return _phase(self, "ready", words)
+
+    @property
+    def leftover(self) -> bool:
+        """Whether there is something that nobody may need any more."""
+        return self.untidy is not None or any(point.temporary for point in self.points)
 
     def point(self, name: str) -> Point | None:
         """The point of this name, if there is one."""

@@ -132,7 +132,7 @@ class Upkeep:
             elif record.children or record.name in self._used:
                 self.queue.wake(IMAGE + record.name)  # whether it is served: no process tells if not, in the kernel
         for vm in vms:
-            if vm.operation is not None or vm.untidy is not None:
+            if vm.operation is not None or vm.leftover:
                 self.queue.wake(VM + vm.name)
         self.queue.wake(VOLUMES)
 

@@ -98,12 +98,18 @@ class Vms:
             DESTROY: self._destroy,
             BOOT: self._repair_boot,
         }
-        self._tidy: Callable[[VmRecord], None] | None = None
+        self._untidy: Callable[[VmRecord], bool] = lambda _record: False
+        self._tidy: Callable[[VmRecord], None] = lambda _record: None
 
-    def also_repair(self, repairs: Mapping[str, Callable[[VmRecord], None]], tidy: Callable[[VmRecord], None]) -> None:
-        """Have somebody else carry out these kinds of operations, and free what ``untidy`` says."""
+    def also_repair(
+        self,
+        repairs: Mapping[str, Callable[[VmRecord], None]],
+        untidy: Callable[[VmRecord], bool],
+        tidy: Callable[[VmRecord], None],
+    ) -> None:
+        """Have somebody else carry out these kinds of operations, and tidy up where ``untidy`` says so."""
         self._repairs |= repairs
-        self._tidy = tidy
+        self._untidy, self._tidy = untidy, tidy
 
     @contextmanager
     def changing(self, name: str) -> Iterator[VmRecord]:
@@ -128,22 +134,45 @@ class Vms:
             return self._existing(record, image, size)
         check_size(size)
         record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE)
-        self._shelf.put(name, record)
+
+        def disk(stack: ImageRecord) -> Device:
+            return self._snapshots.create(name, self._origin(stack), _disk_size(stack, size))
+
+        return _path(self._add(record, disk))
+
+    def clone(self, source: VmRecord, point: str, name: str) -> None:
+        """Another VM, whose disk holds what a point of the source's keeps. One that is there already is left alone.
+
+        Raises VmExists if it is no clone of the source, and as ``create``; after an error nothing is left.
+        """
+        with self.locks.hold(name):
+            self._repair(name)
+            record = self._shelf.get(name)
+            if record is None:
+                record = VmRecord(
+                    name=name, image=source.image, size=None, source=source.name, state=State.ABSENT
+                ).begin(CREATE)
+                self._add(record, lambda _stack: self._snapshots.clone(source.name, point, name))
+            elif record.source != source.name:
+                raise VmExists(f"vm {name!r} exists, and is no clone of {source.name!r}; use another name")
+
+    def _add(self, record: VmRecord, disk: Callable[[ImageRecord], Device]) -> Device:
+        """Write down that the VM is being made, have its disk made over its image's stack, and settle it."""
+        self._shelf.put(record.name, record)
         try:
-            return _path(self._make(record))
+            return self._make(record, disk)
         except (VirtmanError, DriverError) as error:
-            log.warning("vm %s: create failed: %s", name, error)
+            log.warning("vm %s: create failed: %s", record.name, error)
             self._undo(record)
             raise
 
-    def _make(self, record: VmRecord) -> Device:
+    def _make(self, record: VmRecord, disk: Callable[[ImageRecord], Device]) -> Device:
         self._step("create:recorded")
         stack = self._ensure(record.image)
         self._step("create:attached")
-        size = _disk_size(stack, record.size)
-        device = self._snapshots.create(record.name, self._origin(stack), size)
+        device = disk(stack)
         self._step("create:snapshot")
-        self._shelf.put(record.name, record.settled(size=size))
+        self._shelf.put(record.name, record.settled(size=device.size))
         self._step("create:done")
         return device
 
@@ -268,7 +297,7 @@ class Vms:
         with self.locks.hold(name):
             self._repair(name)
             record = self._shelf.get(name)
-            if record is not None and record.untidy is not None and self._tidy is not None:
+            if record is not None and self._untidy(record):
                 self._tidy(record)
 
     def _repair(self, name: str) -> None:
@@ -286,7 +315,7 @@ class Vms:
         except (StateDamaged, StateNewer):
             return False
         if record is None or record.operation is None:
-            return record is not None and record.untidy is not None
+            return record is not None and self._untidy(record)
         return record.operation.kind in self._repairs
 
     def _understand(self, record: VmRecord) -> None:

@@ -563,6 +563,79 @@ class PointContract(TestCase):
         driver.take("vm", "one", None)
         self.assertEqual({"vm"}, set(self.make().existing().names))
 
+    def test_a_clone_is_a_disk_of_its_own(self) -> None:
+        driver = self.vm_disk()
+        self.wrote(driver, b"then")
+        driver.take("vm", "point", None)
+        self.wrote(driver, b"late")
+        clone = driver.clone("vm", "point", "new")
+        self.assertEqual(b"then", self.read(clone, 4))
+        self.write(clone, b"mine")
+        self.assertEqual(clone, self.make().clone("vm", "point", "new"))
+        self.assertEqual((b"mine", frozenset()), (self.read(clone, 4), driver.points("new")))
+        self.assert_holds(driver, b"late")
+        driver.revert("vm", "point")
+        self.assert_holds(driver, b"then")
+        self.assertEqual({"vm", "new"}, set(driver.existing().names))
+
+    def test_clones_outlive_each_other_and_what_they_come_from(self) -> None:
+        disks = ("vm", "new", "newer")
+        for first, second, last in itertools.permutations(disks):
+            driver = self.vm_disk()
+            self.wrote(driver, b"then")
+            driver.take("vm", "point", None)
+            for new in disks[1:]:
+                driver.clone("vm", "point", new)
+            driver.drop("vm", "point", None)
+            for vm in disks:
+                self.write(driver.open(vm), vm.encode())
+                driver.take(vm, "own", None)
+            for gone, left in ((first, (second, last)), (second, (last,))):
+                driver.delete(gone)
+                for vm in left:
+                    self.assertEqual(vm.encode(), self.read(driver.open(vm), len(vm)))
+                    driver.drop(vm, "own", None)
+                    self.assertEqual(vm.encode(), self.read(driver.open(vm), len(vm)))
+            driver.delete(last)
+            self.assertEqual(frozenset(), driver.existing().names)
+
+    def test_a_clone_of_a_clone_has_points_of_its_own(self) -> None:
+        driver = self.vm_disk()
+        for source, new in (("vm", "new"), ("new", "newer")):
+            self.write(driver.open(source), source.encode())
+            driver.take(source, "point", None)
+            driver.clone(source, "point", new)
+        self.assertEqual(b"new", self.read(driver.open("newer"), 3))
+        driver.revert("new", "point")
+        self.assertEqual(b"new", self.read(driver.open("new"), 3))
+        self.assertEqual(frozenset(), driver.points("newer"))
+
+    def test_a_clone_is_as_large_as_the_disk_was(self) -> None:
+        driver, larger = self.vm_disk(), 2 * self.origin.size
+        driver.take("vm", "small", None)
+        driver.resize("vm", larger, None)
+        driver.take("vm", "large", None)
+        sizes = [driver.clone("vm", point, f"of-{point}").size for point in ("small", "large")]
+        self.assertEqual([self.origin.size, larger], sizes)
+
+    def test_what_a_point_keeps_can_be_read(self) -> None:
+        driver = self.vm_disk()
+        self.wrote(driver, b"then")
+        driver.take("vm", "point", None)
+        self.wrote(driver, b"late")
+        with driver.reading("vm", "point") as device:
+            self.assertEqual((b"then", self.origin.size), (self.read(device, 4), device.size))
+            self.assert_holds(driver, b"late")
+        driver.drop("vm", "point", None)
+
+    def test_of_no_point_there_is_nothing_to_clone_or_read(self) -> None:
+        driver = self.make()
+        for error in (SnapshotMissing, PointMissing):
+            self.assertRaises(error, driver.clone, "vm", "point", "new")
+            self.assertRaises(error, driver.reading("vm", "point").__enter__)
+            driver.create("vm", self.origin, self.origin.size)
+        self.assertEqual({"vm"}, set(driver.existing().names))
+
     def test_points_of_no_disk_or_of_bad_names_are_refused(self) -> None:
         driver = self.make()
         for call in (driver.take, driver.drop):
@@ -578,4 +651,6 @@ class PointContract(TestCase):
                 self.assertRaises(BadName, call, "vm", name, None)
             self.assertRaises(BadName, driver.revert, "vm", name)
             self.assertRaises(BadName, driver.revert, name, "point")
+            for arguments in ((name, "point", "new"), ("vm", name, "new"), ("vm", "point", name)):
+                self.assertRaises(BadName, driver.clone, *arguments)
         self.assertEqual(frozenset(), driver.points("vm"))

@@ -102,6 +102,8 @@ class Host:
         self.allowed: dict[str, list[Child]] = {}
         self.disks: dict[str, Disk] = {}
         self.disk_trouble = ""
+        self.read: dict[str, int] = {}
+        """How often each point of a disk ("vm.point") is being read."""
 
     @contextmanager
     def act(self, call: str) -> Iterator[None]:
@@ -348,6 +350,32 @@ class SnapshotDouble:
 
     def points(self, vm: str) -> frozenset[str]:
         return frozenset(self._disk(vm).points)
+
+    def clone(self, vm: str, point: str, new: str) -> Device:
+        checked(new)
+        with self.host.act("snapshot.clone"):
+            writes, size = self._point(vm, point)
+            disk = self.host.disks.setdefault(new, Disk(size, self._disk(vm).origin, writes=writes))
+            self.host.moment("within snapshot.clone")
+            disk.whole = True
+        return _device(new, disk)
+
+    @contextmanager
+    def reading(self, vm: str, point: str) -> Iterator[Device]:
+        writes, size = self._point(vm, point)
+        name = f"{vm}.{point}"
+        self.host.read[name] = self.host.read.get(name, 0) + 1
+        frozen = Disk(size, self._disk(vm).origin, whole=True, writes=writes)
+        try:
+            yield _device(name, frozen)
+        finally:
+            self.host.read[name] -= 1
+
+    def _point(self, vm: str, point: str) -> tuple[str, int]:
+        disk = self._disk(vm)
+        if checked(point) not in disk.points:
+            raise PointMissing(vm, point)
+        return disk.points[point]
 
     def existing(self) -> Existing:
         return Existing(frozenset(self.host.disks))

@@ -70,7 +70,10 @@ class SnapshotDoubleTest(Memory, contracts.SnapshotContract, contracts.PointCont
         self.disk(device).writes = text.decode()
 
     def read(self, device: Device, length: int) -> bytes:
-        return self.disk(device).writes[:length].encode()
+        assert device.path is not None
+        vm, _, point = device.path.stem.partition(".")
+        disk = self.host.disks[vm]
+        return (disk.points[point][0] if point else disk.writes)[:length].encode()
 
     def disk(self, device: Device) -> Disk:
         assert device.path is not None
