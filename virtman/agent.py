@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,11 @@ from drivers.base import CacheGroup
 from drivers.errors import DriverError
 from drivers.host.watch import deaths
 from drivers.registry import load
-from virtman import imagestore, models, views
+from virtman import copies, models, views
 from virtman.accel import Verdict, choose_accel
 from virtman.config import AgentConfig, prepare
+from virtman.convert import Content, Progress
+from virtman.copies import Copies
 from virtman.disks import Disks
 from virtman.errors import (
     ConfigError,
@@ -66,8 +68,8 @@ class Agent:
         self._machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", self.verdict.accel)
         self._stacks = Stacks(
             self._drivers, Shelf(config.state / "records" / "images", ImageRecord), self._store, self._volt,
-            in_use=lambda image: self._vms.uses(image), changed=lambda: self._heartbeat.soon(),
-            released=lambda image: self._upkeep.released(image), step=step,
+            in_use=lambda image: self._vms.uses(image) or self._copies.reads(image),
+            changed=lambda: self._heartbeat.soon(), released=lambda image: self._upkeep.released(image), step=step,
         )  # fmt: skip
         vm_shelf = Shelf(config.state / "records" / "vms", VmRecord)
         self._vms = Vms(
@@ -76,6 +78,7 @@ class Agent:
             gone=lambda image: self._upkeep.released(image),
         )  # fmt: skip
         self._disks = Disks(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
+        self._copies = Copies(self._disks, self._stacks, self._drivers.snapshot, self._drivers.export)
         self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, config.idle_grace)
         self._heartbeat = Heartbeat(lambda: self._volt.heartbeat(self._upkeep.reports()), self._on_answer)
         self._step = step
@@ -139,14 +142,24 @@ class Agent:
 
     # Images
 
-    def publish(self, name: str, file: Path, progress: imagestore.Progress) -> models.Published:
+    def publish(self, name: str, file: Path, progress: Progress) -> models.Published:
         """Make this host the origin of an image with the file's content.
 
         Raises BadImageFile, NoRoom, ImageExists, CoordinatorDown, DriverError.
         """
-        source = inspect(file)
+        return self._publish(name, inspect(file), progress)
+
+    def publish_vm(self, name: str, vm: str, progress: Progress) -> models.Published:
+        """Make this host the origin of an image with what a VM's disk holds now.
+
+        Raises as ``Disks.take``, NoRoom, ImageExists, CoordinatorDown.
+        """
+        with self._copies.vm(vm) as (content, _point):
+            return self._publish(name, content, progress)
+
+    def _publish(self, name: str, content: Content, progress: Progress) -> models.Published:
         with self._publishing.hold(name):
-            image = self._store.add(name, source, progress)
+            image = self._store.add(name, content, progress)
             self._step("publish:stored")
             try:
                 record = self._stacks.add_origin(image)
@@ -176,6 +189,12 @@ class Agent:
             self._stacks.drop_origin(name, given_up=True)
         self._heartbeat.soon()
         return models.Unpublished(name=name, serving=self._stacks.known(name))
+
+    def export_image(self, image: str, file: Path, image_format: str, progress: Progress) -> models.Exported:
+        """Write a file of its own that holds what an image does. Raises as ``Stacks.ensure`` and ``copies.write``."""
+        with self._copies.image(image) as content:
+            copies.write(content, file, image_format, progress)
+            return models.Exported(file=str(file), format=image_format, size=content.size)
 
     def _published(self, name: str) -> ImageRecord:
         """The record of an image that this host published. Raises UnknownImage, StateNewer."""
@@ -303,7 +322,7 @@ class Agent:
     def snapshots(self, vm: str) -> list[models.Snapshot]:
         """A VM's snapshots in the order in which they were taken. Raises UnknownVm."""
         record = self._vms.record(vm)
-        return [views.snapshot(record, point) for point in record.points]
+        return [views.snapshot(record, point) for point in record.points if not point.temporary]
 
     def take_snapshot(self, vm: str, name: str) -> models.Snapshot:
         """Keep what a VM's disk holds now; a snapshot of this name is left alone. Raises as ``Disks.take``."""
@@ -318,6 +337,17 @@ class Agent:
     def delete_snapshot(self, vm: str, name: str) -> None:
         """Forget a snapshot of a VM's disk. Raises as ``Disks.drop``."""
         self._disks.drop(vm, name)
+
+    def clone(self, vm: str, names: Sequence[str]) -> list[models.Vm]:
+        """New VMs whose disks hold what a VM's disk holds now. Raises as ``Disks.clone``."""
+        self._disks.clone(vm, names)
+        return [self.vm(name) for name in names]
+
+    def export_vm(self, vm: str, file: Path, image_format: str, progress: Progress) -> models.Exported:
+        """Write a file of its own that holds what a VM's disk does now. Raises as ``Disks.take``, ``copies.write``."""
+        with self._copies.vm(vm) as (content, point):
+            copies.write(content, file, image_format, progress)
+            return models.Exported(file=str(file), format=image_format, size=content.size, state=point.state)
 
     # The volumes of the cache
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from flask import Response, request
 from flask_openapi3.models.info import Info
@@ -21,6 +22,7 @@ from werkzeug.exceptions import HTTPException
 from drivers import errors as driver_errors
 from virtman import models
 from virtman.agent import Agent
+from virtman.convert import Progress
 from virtman.errors import (
     BadRequest,
     BadVolume,
@@ -51,6 +53,8 @@ OF_DRIVERS: dict[type[Exception], type[VirtmanError]] = {
 
 NDJSON = "application/x-ndjson"
 REFERENCE = "#/components/schemas/{model}"
+EXPORT = "Write {} to a new file of its own; lines of progress, then the file or a problem document"
+Line = TypeVar("Line", models.PublishLine, models.ExportLine)
 MAX_BODY = 16 << 20
 """Bytes of a request: user data for cloud-init may be long."""
 
@@ -194,18 +198,18 @@ def _image_routes(app: OpenAPI, agent: Agent) -> None:
     def images() -> Response:
         return _answer(models.ImageList(images=agent.images()))
 
-    schema = models.PublishLine.model_json_schema(ref_template=REFERENCE, mode="serialization")
-    for name, part in (schema.pop("$defs") | {models.PublishLine.__name__: schema}).items():
-        app.components_schemas[name] = Schema(**part)
-    lines = {"content": {NDJSON: {"schema": _reference(models.PublishLine)}}}
-
     @app.post(
         "/v1/images",
-        summary="Publish a file; lines of progress, then the image or a problem document",
-        responses={200: {"description": "One JSON object in each line", **lines}},
+        summary="Publish a file, or a VM's disk; lines of progress, then the image or a problem document",
+        responses=_lines_of(app, models.PublishLine),
     )
     def publish(body: models.PublishRequest) -> Response:
-        return Response(_publish_lines(agent, body), content_type=NDJSON)
+        def work(tell: Progress) -> models.PublishLine:
+            if body.vm is not None:
+                return models.PublishLine(image=agent.publish_vm(body.name, body.vm, tell))
+            return models.PublishLine(image=agent.publish(body.name, Path(str(body.file)), tell))
+
+        return _with_progress(models.PublishLine, f"publish {body.name}", work)
 
     @app.delete(
         "/v1/images/<image>",
@@ -215,29 +219,54 @@ def _image_routes(app: OpenAPI, agent: Agent) -> None:
     def unpublish(path: ImagePath) -> Response:
         return _answer(agent.unpublish(path.image))
 
+    @app.post(
+        "/v1/images/<image>/export", summary=EXPORT.format("an image"), responses=_lines_of(app, models.ExportLine)
+    )
+    def export_image(path: ImagePath, body: models.ExportRequest) -> Response:
+        def work(tell: Progress) -> models.ExportLine:
+            return models.ExportLine(exported=agent.export_image(path.image, Path(body.file), body.format, tell))
+
+        return _with_progress(models.ExportLine, f"export {path.image}", work)
+
     @app.get("/v1/images/<image>/tree", summary="An image's tree of hosts", responses={200: ImageTree})
     def tree(path: ImagePath) -> Response:
         return _answer(agent.tree(path.image))
 
 
-def _publish_lines(agent: Agent, body: models.PublishRequest) -> Iterator[str]:
-    """Publishing runs in a thread and goes on when the caller hangs up; asking again then finds it done."""
-    lines: queue.Queue[models.PublishLine] = queue.Queue()
+def _lines_of(app: OpenAPI, line: type[Line]) -> dict[str | int, Any]:
+    """What the document says of an answer of such lines."""
+    schema = line.model_json_schema(ref_template=REFERENCE, mode="serialization")
+    for name, part in (schema.pop("$defs") | {line.__name__: schema}).items():
+        app.components_schemas[name] = Schema(**part)
+    content = {"content": {NDJSON: {"schema": _reference(line)}}}
+    return {200: {"description": "One JSON object in each line", **content}}
+
+
+def _with_progress(line: type[Line], name: str, work: Callable[[Progress], Line]) -> Response:
+    """Lines of progress, and at last what ``work`` returns, or a problem.
+
+    It runs in a thread and goes on when the caller hangs up; asking again then finds it done.
+    """
+    lines: queue.Queue[Line] = queue.Queue()
 
     def tell(step: str, done: int, total: int) -> None:
-        lines.put(models.PublishLine(progress=models.Progress(step=step, done=done, total=total)))
+        lines.put(line(progress=models.Progress(step=step, done=done, total=total)))
 
-    def work() -> None:
+    def run() -> None:
         try:
-            lines.put(models.PublishLine(image=agent.publish(body.name, Path(body.file), tell)))
+            lines.put(work(tell))
         except Exception as error:  # noqa: BLE001  the caller gets it as a problem
-            lines.put(models.PublishLine(problem=problem(as_virtman_error(error))))
+            lines.put(line(problem=problem(as_virtman_error(error))))
 
-    threading.Thread(target=work, name=f"publish {body.name}", daemon=True).start()
-    line = models.PublishLine()
-    while line.image is None and line.problem is None:
-        line = lines.get()
-        yield line.model_dump_json() + "\n"
+    def told() -> Iterator[str]:
+        threading.Thread(target=run, name=name, daemon=True).start()
+        last = False
+        while not last:
+            one = lines.get()
+            last = one.progress is None
+            yield one.model_dump_json() + "\n"
+
+    return Response(told(), content_type=NDJSON)
 
 
 def _vm_routes(app: OpenAPI, agent: Agent) -> None:
@@ -306,6 +335,21 @@ def _disk_routes(app: OpenAPI, agent: Agent) -> None:
     )
     def revert(path: SnapshotPath) -> Response:
         return _answer(agent.revert(path.vm, path.snapshot))
+
+    @app.post(
+        "/v1/vms/<vm>/clones",
+        summary="New VMs with what a VM's disk holds now, without copying it; clones of these names are left alone",
+        responses={200: models.Clones},
+    )
+    def clone(path: VmPath, body: models.CloneRequest) -> Response:
+        return _answer(models.Clones(vms=agent.clone(path.vm, body.names)))
+
+    @app.post("/v1/vms/<vm>/export", summary=EXPORT.format("a VM's disk"), responses=_lines_of(app, models.ExportLine))
+    def export_vm(path: VmPath, body: models.ExportRequest) -> Response:
+        def work(tell: Progress) -> models.ExportLine:
+            return models.ExportLine(exported=agent.export_vm(path.vm, Path(body.file), body.format, tell))
+
+        return _with_progress(models.ExportLine, f"export {path.vm}", work)
 
     @app.delete("/v1/vms/<vm>/snapshots/<snapshot>", summary="Forget a snapshot", responses={204: None})
     def delete_snapshot(path: SnapshotPath) -> Response:

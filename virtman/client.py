@@ -6,7 +6,7 @@ raised, AgentUnreachable when nobody answers, AgentFailed when the answer is not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -26,7 +26,12 @@ TIMEOUT = 600.0
 """Seconds that one call may take: an attach may have to wait for a parent."""
 
 M = TypeVar("M", bound=BaseModel)
+Line = TypeVar("Line", models.PublishLine, models.ExportLine)
 OnProgress = Callable[[str, int, int], None]
+
+
+def silently(_step: str, _done: int, _total: int) -> None:
+    """Progress that nobody looks at."""
 
 
 class AgentClient:
@@ -53,22 +58,33 @@ class AgentClient:
         """Close the connections."""
         self._http.close()
 
-    def publish(
-        self, name: str, file: Path, on_progress: OnProgress = lambda _step, _done, _total: None
-    ) -> models.Published:
+    def publish(self, name: str, file: Path, on_progress: OnProgress = silently) -> models.Published:
         """Publish a raw or qcow2 file of this host.
 
         ``on_progress`` gets the step, the bytes done and the bytes in all.
         """
         body = {"name": check_name("image", name), "file": check_path(file)}
-        try:
-            with self._http.stream("POST", "/v1/images", json=body) as response:
-                if response.is_error:
-                    response.read()
-                    _raise(response)
-                return _follow(response, on_progress)
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
+        return self._follow(models.PublishLine, "/v1/images", body, on_progress, lambda line: line.image)
+
+    def publish_vm(self, name: str, vm: str, on_progress: OnProgress = silently) -> models.Published:
+        """Publish what a VM's disk holds now."""
+        body = {"name": check_name("image", name), "vm": check_name("vm", vm)}
+        return self._follow(models.PublishLine, "/v1/images", body, on_progress, lambda line: line.image)
+
+    def export_vm(
+        self, vm: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
+    ) -> models.Exported:
+        """Have the agent write what a VM's disk holds now to a new file of this host."""
+        body = {"file": check_path(file), "format": image_format}
+        return self._follow(models.ExportLine, _vm_path(vm) + "/export", body, on_progress, lambda line: line.exported)
+
+    def export_image(
+        self, image: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
+    ) -> models.Exported:
+        """Have the agent write what an image holds to a new file of this host."""
+        body = {"file": check_path(file), "format": image_format}
+        path = f"/v1/images/{check_name('image', image)}/export"
+        return self._follow(models.ExportLine, path, body, on_progress, lambda line: line.exported)
 
     def unpublish(self, image: str) -> models.Unpublished:
         """Be no origin of an image any more; without another one it is withdrawn at Volt."""
@@ -127,6 +143,11 @@ class AgentClient:
         """Forget a snapshot of a VM's disk; what others need of it stays."""
         self._send("DELETE", _snapshot_path(vm, name))
 
+    def clone(self, vm: str, names: Sequence[str]) -> list[models.Vm]:
+        """New VMs of these names with what a VM's disk holds now; clones of it that are there are left alone."""
+        body = {"names": [check_name("vm", name) for name in names]}
+        return self._model(models.Clones, "POST", _vm_path(vm) + "/clones", body).vms
+
     def volumes(self) -> list[models.Volume]:
         """The volumes of the cache."""
         return self._model(models.VolumeList, "GET", "/v1/cache/volumes").volumes
@@ -179,22 +200,36 @@ class AgentClient:
             _raise(response)
         return response
 
+    def _follow(
+        self, kind: type[Line], path: str, body: dict[str, Any], on_progress: OnProgress,
+        answer: Callable[[Line], M | None],
+    ) -> M:  # fmt: skip
+        """What the last line has of an answer that tells how far it is."""
+        try:
+            with self._http.stream("POST", path, json=body) as response:
+                if response.is_error:
+                    response.read()
+                    _raise(response)
+                return _last(kind, response, on_progress, answer)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
     def _unreachable(self, error: httpx.TransportError) -> AgentUnreachable:
         return AgentUnreachable(
             f"no agent answers on {self._socket}: {error}; is 'virtman agent' running, and is the socket yours to use?"
         )
 
 
-def _follow(response: httpx.Response, on_progress: OnProgress) -> models.Published:
+def _last(kind: type[Line], response: httpx.Response, on_progress: OnProgress, answer: Callable[[Line], M | None]) -> M:
     for text in response.iter_lines():
-        line = _read(models.PublishLine, text)
+        line = _read(kind, text)
         if line.problem is not None:
             raise _error(line.problem)
-        if line.image is not None:
-            return line.image
+        if (found := answer(line)) is not None:
+            return found
         if line.progress is not None:
             on_progress(line.progress.step, line.progress.done, line.progress.total)
-    raise AgentFailed("the agent ended before the image was published")
+    raise AgentFailed("the agent ended before it was done")
 
 
 def _read(kind: type[M], content: bytes | str) -> M:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from drivers.base import Device, SnapshotDriver
@@ -163,6 +163,33 @@ class Disks:
             self._drop(dropping)
         except (VirtmanError, DriverError) as second:
             log.error("vm %s: undoing snapshot %s failed too; it is tried again later: %s", record.name, name, second)
+
+    def clone(self, vm: str, names: Sequence[str]) -> None:
+        """VMs of these names with disks that hold what that of ``vm`` holds now; clones of it are left alone.
+
+        Raises VmExists, and as ``take``; after an error none of those is left that were not there before.
+        """
+        source = self._vms.record(vm)
+        missing = [name for name in dict.fromkeys(names) if not self._vms.is_clone(name, vm)]
+        if not missing:
+            return
+        made: list[str] = []
+        with self.moment(vm) as point:
+            try:
+                for name in missing:
+                    self._vms.clone(source, point.name, name)
+                    made.append(name)
+            except (VirtmanError, DriverError):
+                self._remove(made)
+                raise
+
+    def _remove(self, clones: Sequence[str]) -> None:
+        """The error that led here is the one to raise."""
+        for name in clones:
+            try:
+                self._vms.destroy(name)
+            except (VirtmanError, DriverError) as second:
+                log.error("vm %s: a clone that was made for nothing is still there: %s", name, second)
 
     def revert(self, vm: str, name: str) -> None:
         """Let the disk of a VM that is off hold what a point keeps; what was written since is gone.

@@ -17,6 +17,7 @@ VirtmanError
 │   ├── VmRuns               the VM runs, and not as was asked for, or must not
 │   ├── DiskBusy             a program that VirtMan did not start has the VM's disk open
 │   ├── ImageExists          the name is taken by other content
+│   ├── FileExists           there is a file already where one is to be written
 │   ├── ContentChanged       Volt has other content under the name of an image that this host has
 │   ├── ImageUnlisted        Volt does not list an image any more that this host has
 │   ├── ImageInUse           other hosts still have the image
@@ -148,6 +149,12 @@ class ImageExists(Conflict):
     """The name is taken by other content."""
 
     kind = "image-exists"
+
+
+class FileExists(Conflict):
+    """There is a file already where one is to be written."""
+
+    kind = "file-exists"
 
 
 class ContentChanged(Conflict):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from drivers.errors import CommandFailed
 from drivers.host.command import run
+from virtman.convert import QCOW2, RAW, Content, last_line
 from virtman.errors import BadImageFile
 
 QCOW2_MAGIC = b"QFI\xfb"
@@ -38,17 +38,7 @@ LONGEST = 128
 """Bytes of a file's beginning that have all of these."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """A file to publish: ``size`` of the disk in it; ``needed``: disk space it takes at least. Both in bytes."""
-
-    path: Path
-    format: str
-    size: int
-    needed: int
-
-
-def inspect(path: Path) -> Source:
+def inspect(path: Path) -> Content:
     """Look at a file to publish. Raises BadImageFile.
 
     Only the magic number decides between raw and qcow2. Other formats are refused, with the command that converts them;
@@ -58,15 +48,15 @@ def inspect(path: Path) -> Source:
         raise BadImageFile(f"{str(path)!r} is not an absolute path")
     begin = _begin(path)
     _refuse_other_formats(path, begin)
-    image_format = "qcow2" if begin.startswith(QCOW2_MAGIC) else "raw"
+    image_format = QCOW2 if begin.startswith(QCOW2_MAGIC) else RAW
     info = _info(path, image_format)
     _refuse_references(path, info)
     size = int(info["virtual-size"])
     if size == 0:
         raise BadImageFile(f"{path} is empty")
-    if image_format == "qcow2":
+    if image_format == QCOW2:
         _check_qcow2(path)
-    return Source(path, image_format, size, min(size, int(info["actual-size"])))
+    return Content(str(path), ("-f", image_format, str(path)), size, min(size, int(info["actual-size"])))
 
 
 def _begin(path: Path) -> bytes:
@@ -118,9 +108,3 @@ def _refuse_other_formats(path: Path, begin: bytes) -> None:
             target = path.with_suffix("") if path.suffix == suffix else path.with_name(f"{path.name}.unpacked")
             command = f"{shlex.join([*argv_of, str(path)])} > {shlex.quote(str(target))}"
             raise BadImageFile(f"{path} is packed with {name}; unpack it first: {command}")
-
-
-def last_line(text: str) -> str:
-    """What a tool said at last."""
-    lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else "no reason given"

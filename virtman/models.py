@@ -10,9 +10,9 @@ Sizes are bytes, unless said otherwise.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from virtman.names import NAME_PATTERN, PATH_PATTERN
 
@@ -81,11 +81,31 @@ class ForceRequest(Model):
     force: bool = False
 
 
+class CloneRequest(Model):
+    """The names of new VMs."""
+
+    names: Annotated[list[Name], Field(min_length=1, max_length=10_000)]
+
+
+class ExportRequest(Model):
+    """A file to write, which is not there yet."""
+
+    file: HostPath
+    format: Literal["raw", "qcow2"] = "raw"
+
+
 class PublishRequest(Model):
-    """A raw or qcow2 file to publish as an image."""
+    """A raw or qcow2 file to publish as an image, or a VM whose disk is to be one: either of them."""
 
     name: Name
-    file: HostPath
+    file: HostPath | None = None
+    vm: Name | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.file is None) == (self.vm is None):
+            raise ValueError("either a file or a vm is published")
+        return self
 
 
 class VolumeRequest(Model):
@@ -98,11 +118,15 @@ class VolumeRequest(Model):
 
 
 class Disk(Model):
-    """A VM's private disk. ``size`` is None until the image's is known; ``phase``: how far it is, ``ready`` at last."""
+    """A VM's private disk. ``size`` is None until the image's is known; ``phase``: how far it is, ``ready`` at last.
+
+    ``source``: the VM that it was cloned from.
+    """
 
     image: str
     size: Bytes | None
     phase: str
+    source: str | None = None
 
 
 class OpenDisk(Disk):
@@ -178,6 +202,12 @@ class VmList(Model):
     vms: list[VmLine]
 
 
+class Clones(Model):
+    """VMs that were cloned, in the order in which they were asked for."""
+
+    vms: list[Vm]
+
+
 class Console(Model):
     """Where a VM's console is: a domain of a libvirt, and the file that keeps what it printed."""
 
@@ -229,8 +259,17 @@ class Unpublished(Model):
     serving: bool
 
 
+class Exported(Model):
+    """A file that was written. ``size`` of the disk in it; ``state``: how a VM's disk was, see ``Snapshot``."""
+
+    file: str
+    format: str
+    size: Bytes
+    state: str | None = None
+
+
 class Progress(Model):
-    """How far a publish is: ``step`` is ``copy`` or ``digest``, ``done`` and ``total`` are bytes."""
+    """How far a publish or an export is: ``step`` is ``copy`` or ``digest``, ``done`` and ``total`` are bytes."""
 
     step: str
     done: Bytes
@@ -251,6 +290,14 @@ class PublishLine(Model):
 
     progress: Progress | None = None
     image: Published | None = None
+    problem: Problem | None = None
+
+
+class ExportLine(Model):
+    """One line of the answer to an export: progress, or at last the file or a problem."""
+
+    progress: Progress | None = None
+    exported: Exported | None = None
     problem: Problem | None = None
 
 

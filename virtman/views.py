@@ -16,7 +16,7 @@ from volt.client import Image as PublishedImage
 
 def disk(record: VmRecord) -> models.Disk:
     """A VM's disk, as far as its record knows it."""
-    return models.Disk(image=record.image, size=record.size, phase=record.phase)
+    return models.Disk(image=record.image, size=record.size, phase=record.phase, source=record.source)
 
 
 def open_disk(record: VmRecord, device: base.Device) -> models.OpenDisk:

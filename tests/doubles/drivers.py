@@ -6,6 +6,7 @@ its agent, so that a test can throw the drivers away in the middle of a call and
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -102,8 +103,6 @@ class Host:
         self.allowed: dict[str, list[Child]] = {}
         self.disks: dict[str, Disk] = {}
         self.disk_trouble = ""
-        self.read: dict[str, int] = {}
-        """How often each point of a disk ("vm.point") is being read."""
 
     @contextmanager
     def act(self, call: str) -> Iterator[None]:
@@ -362,14 +361,12 @@ class SnapshotDouble:
 
     @contextmanager
     def reading(self, vm: str, point: str) -> Iterator[Device]:
+        """A real file, for programs to read."""
         writes, size = self._point(vm, point)
-        name = f"{vm}.{point}"
-        self.host.read[name] = self.host.read.get(name, 0) + 1
-        frozen = Disk(size, self._disk(vm).origin, whole=True, writes=writes)
-        try:
-            yield _device(name, frozen)
-        finally:
-            self.host.read[name] -= 1
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(writes.encode())
+            file.truncate(size)
+            yield Device(size, Path(file.name))
 
     def _point(self, vm: str, point: str) -> tuple[str, int]:
         disk = self._disk(vm)

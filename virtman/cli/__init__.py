@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from virtman.cli import agent, cache, host, images, snapshots, vms
+from virtman.cli import agent, cache, copies, host, images, snapshots, vms
 from virtman.places import join_session
 
 
@@ -37,5 +37,8 @@ def main(context: click.Context, socket: Path | None) -> None:
     context.obj = socket
 
 
-for command in (*vms.COMMANDS, *snapshots.COMMANDS, *images.COMMANDS, *cache.COMMANDS, *host.COMMANDS, *agent.COMMANDS):
+for command in (
+    *vms.COMMANDS, *snapshots.COMMANDS, *copies.COMMANDS, *images.COMMANDS, *cache.COMMANDS, *host.COMMANDS,
+    *agent.COMMANDS,
+):  # fmt: skip
     main.add_command(command)

@@ -12,17 +12,25 @@ from virtman.cli.output import draw, emit, progress, size_text, table
 
 @click.command()
 @click.argument("name")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--from-vm", "vm", metavar="VM", help="Publish what the disk of VM, which may run, holds now.")
 @options.as_json
 @click.pass_context
-def publish(context: click.Context, name: str, file: Path, as_json: bool) -> None:
-    """Publish FILE (raw or qcow2) as image NAME; this host becomes its origin.
+def publish(context: click.Context, name: str, file: Path | None, vm: str | None, as_json: bool) -> None:
+    """Publish FILE (raw or qcow2), or the disk of a VM, as image NAME; this host becomes its origin.
 
     \b
-    Example: virtman publish debian-12 ./debian-12.qcow2
+    Examples:
+      virtman publish debian-12 ./debian-12.qcow2
+      virtman publish prepared --from-vm web-1
     """
     with options.agent(context) as client, progress() as show:
-        image = client.publish(name, file.absolute(), show)
+        if file is not None and vm is None:
+            image = client.publish(name, file.absolute(), show)
+        elif vm is not None and file is None:
+            image = client.publish_vm(name, vm, show)
+        else:
+            raise click.UsageError("what is to be published: either FILE or --from-vm VM")
     if as_json:
         emit(image)
     else:

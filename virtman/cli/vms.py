@@ -114,6 +114,8 @@ def show(context: click.Context, vm: str, as_json: bool) -> None:
         ["name", answer.name], ["state", answer.state], ["image", disk.image], ["disk", disk.path],
         ["disk's size", size_text(disk.size)], ["disk's phase", disk.phase],
     ]  # fmt: skip
+    if disk.source is not None:
+        rows.append(["clone of", disk.source])
     if machine is not None:
         rows += [
             ["memory", f"{machine.memory} MiB"], ["processors", str(machine.cpus)], ["network", machine.network],

@@ -71,9 +71,9 @@ class SnapshotDoubleTest(Memory, contracts.SnapshotContract, contracts.PointCont
 
     def read(self, device: Device, length: int) -> bytes:
         assert device.path is not None
-        vm, _, point = device.path.stem.partition(".")
-        disk = self.host.disks[vm]
-        return (disk.points[point][0] if point else disk.writes)[:length].encode()
+        if device.path.exists():  # of a point
+            return device.path.read_bytes()[:length]
+        return self.disk(device).writes[:length].encode()
 
     def disk(self, device: Device) -> Disk:
         assert device.path is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import hashlib
 import json
 import socket
 import stat
@@ -30,6 +31,7 @@ from virtman import models
 from virtman.agent import Agent
 from virtman.api import MAX_BODY, PROBLEM, create_app
 from virtman.client import AgentClient
+from virtman.convert import Progress
 from virtman.errors import (
     BY_KIND,
     AgentFailed,
@@ -40,6 +42,7 @@ from virtman.errors import (
     BadVolume,
     DiskBusy,
     DriverTrouble,
+    FileExists,
     HostTrouble,
     ImageExists,
     ImageInUse,
@@ -57,7 +60,6 @@ from virtman.errors import (
     VmExists,
     VmRuns,
 )
-from virtman.imagestore import Progress
 
 BAD_NAMES = ["a.b", "..", "-a", "a" * 64, "a" * 300, "a b", "%00", "é", "a%0a"]
 BAD_PATHS = ["", "a", "./a", "/", "//a", "/a\0", "/a\nb", "/\n", "/a\r", "/a\x1b[2J", "/\ud800", "/" + "a" * 4095]
@@ -255,6 +257,19 @@ class BadRequestsTest(SiteTest):
         for path in (*BAD_PATHS, None, 1):
             body, headers = json.dumps({"name": "mine", "file": path}), {"content-type": "application/json"}
             self.problem(400, "POST", "/v1/images", content=body, headers=headers)
+            body = json.dumps({"file": path})
+            for export in ("vms/vm", "images/debian"):
+                self.problem(400, "POST", f"/v1/{export}/export", content=body, headers=headers)
+
+    def test_what_is_neither_a_file_nor_a_vm_or_both_is_not_published(self) -> None:
+        for source in ({}, {"file": "/x", "vm": "vm"}):
+            document = self.problem(400, "POST", "/v1/images", json={"name": "mine", **source})
+            self.assertThat(document["detail"], Contains("either a file or a vm"))
+
+    def test_bad_clones_and_formats_are_refused(self) -> None:
+        for names in ([], [""], ["a/b"], "new", None, ["new"] * 10_001):
+            self.problem(400, "POST", "/v1/vms/vm/clones", json={"names": names})
+        self.problem(400, "POST", "/v1/vms/vm/export", json={"file": "/x", "format": "vmdk"})
 
     def test_keys_and_user_data_that_are_no_text_are_refused(self) -> None:
         for field in ({"ssh_keys": ["\ud800"]}, {"user_data": "\ud800"}):
@@ -323,7 +338,8 @@ class BadRequestsTest(SiteTest):
                 "/v1/images/{image}", "/v1/vms/{vm}/start",
                 "/v1/vms/{vm}", "/v1/vms/{vm}/boot", "/v1/vms/{vm}/stop", "/v1/vms/{vm}/console", "/v1/cache/volumes",
                 "/v1/vms/{vm}/size", "/v1/vms/{vm}/snapshots", "/v1/vms/{vm}/snapshots/{snapshot}",
-                "/v1/vms/{vm}/snapshots/{snapshot}/revert",
+                "/v1/vms/{vm}/snapshots/{snapshot}/revert", "/v1/vms/{vm}/clones", "/v1/vms/{vm}/export",
+                "/v1/images/{image}/export",
             },
             set(document["paths"]),
         )  # fmt: skip
@@ -429,6 +445,45 @@ class ClientTest(SiteTest):
             self.assertRaises(UnknownSnapshot, self.client.delete_snapshot, "vm", name)
         self.assertEqual([], self.client.snapshots("vm"))
         self.assertRaises(UnknownVm, self.client.snapshots, "other")
+
+    def test_clones_of_a_vm(self) -> None:
+        self.client.create("vm", "debian", 2 * MIB)
+        clones = self.client.clone("vm", ["one", "two"])
+        self.assertEqual(
+            [("one", "vm", 2 * MIB), ("two", "vm", 2 * MIB)], [(vm.name, vm.disk.source, vm.disk.size) for vm in clones]
+        )
+        self.assertEqual(clones, self.client.clone("vm", ["one", "two"]))
+        self.assertEqual([], self.client.snapshots("vm"))
+        self.assertRaises(UnknownVm, self.client.clone, "other", ["new"])
+        self.assertRaises(VmExists, self.client.clone, "one", ["two"])
+
+    def test_the_disk_of_a_vm_becomes_a_file(self) -> None:
+        self.client.boot("vm", "debian", memory=64, network="none")
+        self.site.host.disks["vm"].writes = "then"
+        file, seen = self.site.folder / "file", list[str]()
+        answer = self.client.export_vm("vm", file, "raw", lambda step, _done, _all: seen.append(step))
+        self.assertEqual((str(file), "raw", MIB, "frozen"), tuple(answer.model_dump().values()))
+        self.assertEqual(b"then".ljust(MIB, b"\0"), file.read_bytes())
+        self.assertEqual({"copy"}, set(seen))
+        self.assertRaises(FileExists, self.client.export_vm, "vm", file)
+        self.assertRaises(UnknownVm, self.client.export_vm, "other", file)
+        self.assertEqual({}, self.site.host.disks["vm"].points)
+
+    def test_an_image_that_cannot_be_read_becomes_no_file(self) -> None:
+        file = self.site.folder / "file"
+        error = self.assertRaises(HostTrouble, self.client.export_image, "debian", file)
+        self.assertThat(str(error), Contains("cannot copy image debian"))
+        self.assertRaises(UnknownImage, self.client.export_image, "other", file)
+        self.assertFalse(file.exists())
+
+    def test_the_disk_of_a_vm_becomes_an_image(self) -> None:
+        self.client.create("vm", "debian")
+        self.site.host.disks["vm"].writes = "then"
+        image = self.client.publish_vm("mine", "vm")
+        self.assertEqual("sha256:" + hashlib.sha256(b"then".ljust(MIB, b"\0")).hexdigest(), image.digest)
+        self.assertIn("mine", [one.name for one in self.client.images()])
+        self.assertRaises(UnknownVm, self.client.publish_vm, "mine", "other")
+        self.assertEqual({}, self.site.host.disks["vm"].points)
 
     def test_a_running_vm_goes_back_to_no_snapshot(self) -> None:
         self.client.boot("vm", "debian", memory=64, network="none")
@@ -632,7 +687,7 @@ class StrangerTest(TestCase):
     def test_an_agent_that_dies_during_a_publish(self) -> None:
         self.answer(self.lines({"progress": {"step": "copy", "done": 1, "total": 2}}))
         error = self.assertRaises(AgentFailed, self.client.publish, "x", Path("/x"))
-        self.assertThat(str(error), Contains("before the image was published"))
+        self.assertThat(str(error), Contains("before it was done"))
 
     def test_an_error_without_a_reason(self) -> None:
         self.answer(b"HTTP/1.1 500 Oops\r\nconnection: close\r\n\r\n<html>")

@@ -120,6 +120,27 @@ class SnapshotCommandsTest(AgentCliTest):
         self.assertThat(self.fails("resize", "vm", "4194305"), Contains("multiple of 512"))
         self.assertThat(self.misused("resize", "vm", "big"), Contains("is not a size"))
 
+    def test_clone(self) -> None:
+        for _ in range(2):
+            self.assertEqual("/disks/new.qcow2\n", self.out("clone", "vm", "new"))
+        self.assertEqual("/disks/of-1.qcow2\n/disks/of-2.qcow2\n", self.out("clone", "new", "of", "--count", "2"))
+        self.assertEqual(["new"], [vm["disk"]["source"] for vm in self.json("clone", "new", "of", "--count", "1")])
+        self.assertThat(self.out("show", "of-1"), Contains("clone of"))
+        self.assertThat(self.fails("clone", "vm", "of-1"), Contains("no clone of 'vm'"))
+        self.assertThat(self.misused("clone", "vm", "x", "--count", "0"), Contains("range"))
+
+    def test_export_and_publish_of_a_vm(self) -> None:
+        file = self.site.folder / "file"
+        said = self.out("export", "vm", str(file), "--format", "qcow2")
+        self.assertThat(said, Contains(f"{file}: a qcow2 disk of 1.0 MB (as after a power cut"))
+        self.assertThat(self.fails("export", "vm", str(file)), Contains(f"{file} exists"))
+        self.assertThat(self.fails("export", "vm", str(file), "--image"), Contains("no image vm is"))
+        self.assertThat(self.fails("export", "debian", f"{file}-2"), Contains("cannot copy image debian"))
+        self.assertThat(self.fails("export", "other", f"{file}-2"), Contains("no VM 'other'"))
+        self.assertThat(self.out("publish", "mine", "--from-vm", "vm"), Contains("mine: 1.0 MB, sha256:"))
+        for arguments in ([], [str(file), "--from-vm", "vm"]):
+            self.assertThat(self.misused("publish", "mine", *arguments), Contains("either FILE or --from-vm VM"))
+
 
 class VmCommandsTest(AgentCliTest):
     def test_create_prints_the_path(self) -> None:

@@ -285,3 +285,15 @@ class DiskCutOffTest(CutOff):
 
         moments = self.cut_everywhere(with_points, lambda scene: scene.disks.resize("vm", 2 << 30), grown_or_not)
         self.assertIn("resize:resized", moments)
+
+    def test_clones_are_there_whole_or_not_at_all(self) -> None:
+        def whole(scene: Scene) -> None:
+            clones = {name: disk.writes for name, disk in scene.host.disks.items() if name.startswith("new")}
+            self.assertEqual({"now"}, {*clones.values(), "now"})
+            self.assertEqual({"one", "two"}, set(scene.host.disks["vm"].points))
+            scene.disks.clone("vm", ["new-1", "new-2"])
+            self.assertEqual({"new-1", "new-2"}, {name for name in scene.host.disks if name.startswith("new")})
+            scene.check(self)
+
+        moments = self.cut_everywhere(with_points, lambda scene: scene.disks.clone("vm", ["new-1", "new-2"]), whole)
+        self.assertTrue({"take:done", "within snapshot.clone", "drop:dropped"} <= set(moments), str(moments))

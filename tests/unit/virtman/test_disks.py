@@ -8,8 +8,18 @@ from testtools.matchers import Contains
 from drivers.errors import DiskInUse, DriverError, NoSpace
 from tests.doubles.drivers import Disk
 from tests.unit.virtman.scene import NOW, Scene
-from virtman.errors import BadSize, HypervisorError, NoRoom, StateNewer, UnknownSnapshot, UnknownVm, VmRuns
-from virtman.records import CRASH, DROP, FROZEN, OFF, REVERT, Boot, Point, VmRecord
+from virtman.errors import (
+    BadRequest,
+    BadSize,
+    HypervisorError,
+    NoRoom,
+    StateNewer,
+    UnknownSnapshot,
+    UnknownVm,
+    VmExists,
+    VmRuns,
+)
+from virtman.records import CRASH, DROP, FROZEN, OFF, REVERT, Boot, Point, State, VmRecord
 
 MIB = 1 << 20
 BOOT = Boot(memory=64, cpus=1, network="none")
@@ -258,3 +268,102 @@ class DropTest(DisksTest):
         self.host.failing["snapshot.drop"] = TROUBLE
         self.boot()
         self.assertEqual({"a": None}, self.tree())
+
+
+class MomentTest(DisksTest):
+    def test_it_is_there_meanwhile_and_nobody_sees_it_afterwards(self) -> None:
+        self.take("a")
+        with self.disks.moment("vm") as point:
+            self.assertEqual({"a", point.name}, set(self.disk.points))
+            self.assertEqual("a", point.parent)
+            self.assertEqual("a", self.record.current)
+        self.assertEqual(({"a": None}, {"a"}), (self.tree(), set(self.disk.points)))
+
+    def test_repair_leaves_one_alone_that_is_in_use(self) -> None:
+        with self.disks.moment("vm") as one, self.disks.moment("vm") as other:
+            self.scene.vms.repair("vm")
+            self.assertEqual({one.name, other.name}, set(self.disk.points))
+            self.assertFalse(self.scene.vms.unfinished("vm"))
+        self.assertEqual({}, self.disk.points)
+
+    def test_what_is_taken_meanwhile_does_not_come_after_it(self) -> None:
+        with self.disks.moment("vm"):
+            self.take("a")
+        self.assertEqual({"a": None}, self.tree())
+
+    def test_one_that_cannot_be_dropped_now_is_dropped_later(self) -> None:
+        with self.disks.moment("vm"):
+            self.host.failing["snapshot.drop"] = TROUBLE
+        self.assertTrue(self.record.leftover)
+        self.assertTrue(self.scene.vms.unfinished("vm"))
+        self.heal()
+        self.assertEqual(({}, False), (self.disk.points, self.record.leftover))
+
+    def test_nobody_else_may_name_his_so(self) -> None:
+        self.assertRaises(BadRequest, self.disks.take, "vm", "moment-of-mine")
+        self.assertEqual({}, self.disk.points)
+
+    def test_those_that_are_refused_a_snapshot_are_not_told_of_one(self) -> None:
+        with self.disks.moment("vm"):
+            error = self.assertRaises(UnknownSnapshot, self.disks.drop, "vm", "b")
+        self.assertThat(str(error), Contains("it has: none"))
+
+
+class CloneTest(DisksTest):
+    def clones(self) -> dict[str, str]:
+        return {name: disk.writes for name, disk in self.host.disks.items() if name != "vm"}
+
+    def test_they_hold_what_the_disk_held_then(self) -> None:
+        self.disks.resize("vm", 5 * MIB)
+        self.disk.writes = "then"
+        self.disks.clone("vm", ["new", "newer", "new"])
+        self.disk.writes = "late"
+        self.assertEqual({"new": "then", "newer": "then"}, self.clones())
+        record = self.scene.vms.record("new")
+        self.assertEqual(("vm", "debian", 5 * MIB, ()), (record.source, record.image, record.size, record.points))
+        self.assertEqual(({}, ()), (self.disk.points, self.record.points))
+
+    def test_those_that_are_there_are_left_alone(self) -> None:
+        self.disks.clone("vm", ["new"])
+        self.host.disks["new"].writes = "mine"
+        self.host.calls.clear()
+        self.disks.clone("vm", ["new"])
+        self.assertEqual([], self.host.calls)
+        self.disks.clone("vm", ["new", "newer"])
+        self.assertEqual({"new": "mine", "newer": ""}, self.clones())
+
+    def test_a_name_of_another_vm_is_refused(self) -> None:
+        self.scene.vms.create("other", "debian", None)
+        for names in (["vm"], ["new", "other"]):
+            self.assertRaises(VmExists, self.disks.clone, "vm", names)
+        self.assertEqual({"other": ""}, self.clones())
+        self.assertRaises(UnknownVm, self.disks.clone, "none", ["new"])
+
+    def test_a_failure_leaves_none(self) -> None:
+        self.disks.clone("vm", ["before"])
+        failing = iter([None, None, TROUBLE])
+
+        def fail(moment: str) -> None:
+            if moment == "within snapshot.clone" and (error := next(failing)):
+                raise error
+
+        self.host.moment = fail
+        self.assertRaises(DriverError, self.disks.clone, "vm", ["one", "two", "tri", "four"])
+        self.host.moment = self.scene.moment
+        self.assertEqual({"before": ""}, self.clones())
+        self.assertEqual({}, self.disk.points)
+
+    def test_one_that_was_half_made_is_made_again(self) -> None:
+        record = VmRecord(name="new", image="debian", size=None, source="vm", state=State.ABSENT)
+        self.scene.vm_shelf.put("new", record.begin("create"))
+        self.disk.writes = "then"
+        self.disks.clone("vm", ["new"])
+        self.assertEqual({"new": "then"}, self.clones())
+
+    def test_they_outlive_what_they_come_from(self) -> None:
+        self.disk.writes = "then"
+        self.disks.clone("vm", ["new"])
+        self.scene.vms.destroy("vm")
+        self.assertEqual({"new": "then"}, self.clones())
+        self.disks.clone("new", ["newer"])
+        self.assertEqual({"new": "then", "newer": "then"}, self.clones())

@@ -22,11 +22,11 @@ from virtman.imagefile import inspect
 class InspectTest(ImagesTest):
     def test_raw(self) -> None:
         source = inspect(self.raw)
-        self.assertEqual((self.raw, "raw", len(CONTENT)), (source.path, source.format, source.size))
+        self.assertEqual((("-f", "raw", str(self.raw)), len(CONTENT)), (source.location, source.size))
 
     def test_qcow2(self) -> None:
-        path = self.qcow2()
-        self.assertEqual((path, "qcow2", len(CONTENT)), (path, inspect(path).format, inspect(path).size))
+        source = inspect(path := self.qcow2())
+        self.assertEqual((("-f", "qcow2", str(path)), len(CONTENT)), (source.location, source.size))
 
     def test_a_sparse_file_needs_only_the_room_that_it_takes(self) -> None:
         sparse = self.folder / "sparse"
@@ -36,8 +36,8 @@ class InspectTest(ImagesTest):
 
     def test_the_magic_number_alone_decides_what_it_is(self) -> None:
         for name in ("disk.vmdk", "disk.qcow2", "disk.gz"):
-            self.assertEqual("raw", inspect(self.file(name, CONTENT)).format)
-        self.assertEqual("qcow2", inspect(self.qcow2().rename(self.folder / "disk.zip")).format)
+            self.assertEqual("raw", inspect(self.file(name, CONTENT)).location[1])
+        self.assertEqual("qcow2", inspect(self.qcow2().rename(self.folder / "disk.zip")).location[1])
 
     def test_a_list_of_other_files_is_refused(self) -> None:
         text = self.file("list.vmdk", b'# Disk DescriptorFile\nRW 2048 FLAT "/etc/shadow" 0\n'.ljust(1024, b"\n"))

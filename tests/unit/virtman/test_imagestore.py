@@ -12,8 +12,9 @@ from pathlib import Path
 from testtools.matchers import Contains, HasLength
 
 from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
+from virtman.convert import Content
 from virtman.errors import BadImageFile, NoRoom
-from virtman.imagefile import Source, inspect
+from virtman.imagefile import inspect
 from virtman.imagestore import RESERVE, ImageStore
 
 
@@ -77,7 +78,7 @@ class StoreTest(ImagesTest):
         self.assertEqual(CONTENT, self.store.path(image).read_bytes())
 
     def test_a_copy_that_fails_leaves_nothing(self) -> None:
-        torn = Source(self.folder / "gone", "raw", 512, 512)
+        torn = Content("gone", ("-f", "raw", str(self.folder / "gone")), 512, 512)
         error = self.assertRaises(BadImageFile, self.store.add, "debian", torn, nothing)
         self.assertThat(str(error), Contains("gone"))
         self.assertEqual([], self.stored())
@@ -92,7 +93,9 @@ class StoreTest(ImagesTest):
 
     def test_a_file_larger_than_the_free_space_is_refused_before_the_copy(self) -> None:
         free = shutil.disk_usage(self.folder).free
-        error = self.assertRaises(NoRoom, self.store.add, "x", Source(self.raw, "raw", free, free), nothing)
+        error = self.assertRaises(
+            NoRoom, self.store.add, "x", Content("x", ("-f", "raw", str(self.raw)), free, free), nothing
+        )
         self.assertThat(str(error), Contains("MiB free"))
         self.assertEqual([], self.stored())
 

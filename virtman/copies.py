@@ -1,0 +1,54 @@
+"""Whole copies of what VMs' disks and images hold: as files, or to be published as images."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from drivers.base import ExportDriver, SnapshotDriver
+from virtman.convert import Content, Progress, convert, new_file, of_device
+from virtman.disks import Disks
+from virtman.records import Point
+from virtman.stacks import Stacks
+
+
+class Copies:
+    """Reads the disks of ``disks`` and the images of ``stacks``."""
+
+    def __init__(self, disks: Disks, stacks: Stacks, snapshots: SnapshotDriver, export: ExportDriver) -> None:
+        self._disks = disks
+        self._stacks = stacks
+        self._snapshots = snapshots
+        self._export = export
+        self._lock = threading.Lock()
+        self._read: Counter[str] = Counter()
+
+    def reads(self, image: str) -> bool:
+        """Whether an image is being copied."""
+        return self._read[image] > 0
+
+    @contextmanager
+    def vm(self, vm: str) -> Iterator[tuple[Content, Point]]:
+        """What a VM's disk holds at this moment, to be copied while the VM goes on. Raises as ``Disks.take``."""
+        with self._disks.moment(vm) as point, self._snapshots.reading(vm, point.name) as device:
+            yield of_device(f"the disk of vm {vm}", device), point
+
+    @contextmanager
+    def image(self, image: str) -> Iterator[Content]:
+        """What an image holds. Its stack is there meanwhile. Raises as ``Stacks.ensure``."""
+        with self._lock:
+            self._read[image] += 1
+        try:
+            yield of_device(f"image {image}", self._export.local(self._stacks.ensure(image).image))
+        finally:
+            with self._lock:
+                self._read[image] -= 1
+
+
+def write(content: Content, file: Path, image_format: str, progress: Progress) -> None:
+    """A new file that holds a disk. Raises BadRequest, FileExists, NoRoom, HostTrouble."""
+    with new_file(file) as target:
+        convert(content, target, image_format, progress)
