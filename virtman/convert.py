@@ -70,7 +70,7 @@ def convert(content: Content, target: Path, image_format: str, progress: Progres
         run([*argv, *content.location, str(target)], timeout=COPY_TIMEOUT, on_line=on_line)
     except CommandFailed as error:
         if "No space left" in error.stderr:
-            raise NoRoom(f"no space left in {target.parent} while copying {content.name}") from error
+            raise NoRoom(f"no space left in {target.resolve().parent} while copying {content.name}") from error
         raise content.fault(f"cannot copy {content.name}: {last_line(error.stderr)}") from error
 
 

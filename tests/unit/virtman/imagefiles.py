@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import random
 import shutil
 import subprocess
@@ -48,3 +50,15 @@ class ImagesTest(TestCase):
         error = self.assertRaises(BadImageFile, inspect, path)
         for text in (str(path), *reasons):
             self.assertThat(str(error), Contains(text))
+
+    def tiny(self, size: int) -> Path:
+        """A file system of the given size."""
+        if os.geteuid() != 0:
+            self.skipTest("only root can mount a small file system")
+        folder = self.folder / "tiny"
+        folder.mkdir()
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, f"size={size}".encode()) != 0:
+            self.skipTest(f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
+        self.addCleanup(libc.umount2, bytes(folder), 0)
+        return folder

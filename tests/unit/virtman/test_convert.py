@@ -11,7 +11,7 @@ from testtools.matchers import Contains
 from drivers.base import Device
 from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
 from virtman.convert import QCOW2, RAW, Content, convert, new_file, of_device
-from virtman.errors import BadRequest, FileExists, HostTrouble
+from virtman.errors import BadRequest, FileExists, HostTrouble, NoRoom
 
 
 def nothing(_step: str, _done: int, _total: int) -> None:
@@ -54,6 +54,18 @@ class ConvertTest(ImagesTest):
         error = self.assertRaises(HostTrouble, self.copy, gone, RAW)
         self.assertThat(str(error), Contains("cannot copy the disk of vm x"))
         self.assertEqual([self.raw], list(self.folder.iterdir()))
+
+    def test_the_disk_that_fills_up_is_told_and_nothing_is_left(self) -> None:
+        self.raw.write_bytes(b"x" * 4 * MIB)
+        folder = self.tiny(2 * MIB)
+
+        def fill() -> None:
+            with new_file(folder / "copy") as file:
+                convert(of_device("the disk of vm x", Device(4 * MIB, self.raw)), file, RAW, nothing)
+
+        error = self.assertRaises(NoRoom, fill)
+        self.assertThat(str(error), Contains(f"no space left in {folder} while"))
+        self.assertEqual([], list(folder.iterdir()))
 
 
 class NewFileTest(ImagesTest):

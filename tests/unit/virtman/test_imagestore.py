@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import os
 import shutil
 import stat
-from pathlib import Path
 
 from testtools.matchers import Contains, HasLength
 
@@ -107,18 +104,6 @@ class StoreTest(ImagesTest):
         error = self.assertRaises(NoRoom, store.add, "x", inspect(compressed), nothing)
         self.assertThat(str(error), Contains("no space left"))
         self.assertEqual([], list((self.folder / "tiny" / "images").iterdir()))
-
-    def tiny(self, size: int) -> Path:
-        """A file system of the given size."""
-        if os.geteuid() != 0:
-            self.skipTest("only root can mount a small file system")
-        folder = self.folder / "tiny"
-        folder.mkdir()
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, f"size={size}".encode()) != 0:
-            self.skipTest(f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
-        self.addCleanup(libc.umount2, bytes(folder), 0)
-        return folder
 
     def test_clean_removes_what_an_interrupted_import_left_and_nothing_else(self) -> None:
         image = self.store.add("debian", inspect(self.raw), nothing)

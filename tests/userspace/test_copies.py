@@ -1,0 +1,124 @@
+"""Clones of VMs, and files and images of what their disks hold, with the real drivers of the userspace stack."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+from tests.userspace.hosts import wait_until
+from tests.userspace.test_cluster import ClusterTestCase
+from virtman import errors
+from virtman.models import Vm
+
+MIB = 1 << 20
+
+
+def write(vm: Vm, pattern: int, offset: int, length: int) -> None:
+    """Write to a VM's disk, as its QEMU would."""
+    command = f"write -P {pattern} {offset} {length}"
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", command, vm.disk.path], check=True, capture_output=True)
+
+
+def programs(name: str, path: Path) -> list[int]:
+    """Processes of a program with this path in their arguments."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if line.startswith(name.encode()) or f"/{name}\0".encode() in line:
+            found += [int(entry.name)] if bytes(path) in line else []
+    return found
+
+
+class CopiesTestCase(ClusterTestCase):
+    """A VM on a host, which has changed the third MiB of its disk; ``now`` is a file with what the disk holds."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        [(self.h1, self.client)] = self.hosts(1)
+        self.vm = self.client.create("vm", "img")
+        write(self.vm, 0x77, 2 * MIB, MIB)
+        self.now = self.folder / "now.raw"
+        content = self.file.read_bytes()
+        self.now.write_bytes(content[: 2 * MIB] + b"\x77" * MIB + content[3 * MIB :])
+        self.target = self.folder / "target"
+
+
+class CloneTest(CopiesTestCase):
+    def test_clones_hold_the_same_and_outlive_their_source(self) -> None:
+        clones = self.client.clone("vm", ["one", "two"])
+        write(self.vm, 0x11, 0, MIB)
+        write(clones[0], 0x22, 5 * MIB, MIB)
+        self.client.destroy("vm")
+        self.assert_same_content(Path(clones[1].disk.path), self.now)
+        content = self.now.read_bytes()
+        self.now.write_bytes(content[: 5 * MIB] + b"\x22" * MIB + content[6 * MIB :])
+        self.assert_same_content(Path(clones[0].disk.path), self.now)
+        self.client.destroy("one")
+        self.client.destroy("two")
+        self.assertEqual([], list((self.h1.state / "snapshots").iterdir()))
+
+    def test_they_take_no_room_for_what_they_share(self) -> None:
+        write(self.vm, 0x33, 3 * MIB, 4 * MIB)
+        before = self.taken()
+        self.client.clone("vm", [f"clone-{number}" for number in range(10)])
+        self.assertLess(self.taken() - before, 10 * MIB)
+
+    def taken(self) -> int:
+        done = subprocess.run(
+            ["du", "-s", "--block-size=1", str(self.h1.state / "snapshots")], check=True, capture_output=True
+        )
+        return int(done.stdout.split()[0])
+
+
+class ExportTest(CopiesTestCase):
+    def test_the_disk_of_a_vm(self) -> None:
+        for image_format in ("raw", "qcow2"):
+            answer = self.client.export_vm("vm", self.target, image_format)
+            self.assertEqual((image_format, 8 * MIB), (answer.format, answer.size))
+            argv = ["qemu-img", "compare", "-f", image_format, "-F", "raw", str(self.target), str(self.now)]
+            subprocess.run(argv, check=True, capture_output=True)
+            self.target.unlink()
+        self.assertEqual([], self.client.snapshots("vm"))
+
+    def test_an_image_that_this_host_did_not_have(self) -> None:
+        self.client.destroy("vm")
+        self.client.gc()
+        self.client.export_image("img", self.target)
+        self.assertEqual(self.file.read_bytes(), self.target.read_bytes())
+
+    def test_killed_with_the_agent_nothing_is_left(self) -> None:
+        (daemon,) = self.origin.daemons()
+        os.kill(daemon, signal.SIGSTOP)  # what the host has not fetched yet is not answered
+        self.addCleanup(os.kill, daemon, signal.SIGCONT)
+
+        def export() -> None:
+            self.assertRaises(errors.VirtmanError, self.client.export_vm, "vm", self.target)
+
+        thread = threading.Thread(target=export)
+        thread.start()
+        self.addCleanup(thread.join)
+        wait_until(lambda: programs("qemu-img", self.h1.state / "snapshots"), "the copy has begun")
+        self.h1.kill()
+        wait_until(lambda: not programs("qemu-img", self.h1.state / "snapshots"), "the copy has ended")
+        self.assertFalse([path for path in self.folder.iterdir() if "target" in path.name])
+        os.kill(daemon, signal.SIGCONT)
+        client = self.h1.start()
+        client.repair()
+        self.assertEqual([], client.snapshots("vm"))
+        self.assertEqual(1, len(client.export_vm("vm", self.target).model_dump(include={"file"})))
+        self.assertEqual(self.now.read_bytes(), self.target.read_bytes())
+
+
+class PublishTest(CopiesTestCase):
+    def test_the_disk_of_a_vm_becomes_an_image_for_others(self) -> None:
+        image = self.client.publish_vm("prepared", "vm")
+        write(self.vm, 0x44, 0, MIB)
+        self.assertEqual(8 * MIB, image.size)
+        other = self.origin.client()
+        self.assert_same_content(Path(other.create("new", "prepared").disk.path), self.now)
