@@ -23,8 +23,11 @@ class RunningDouble:
         raise MonitorFailed(command, "unknown", "CommandNotFound")
 
     def freeze(self) -> bool:
+        """One that is held still already refuses, as QEMU's guest agent does, and is let go."""
         self._machines.moment("before machines.freeze")
-        if self._vm in self._machines.with_agents:
+        if self._vm in self._machines.frozen:
+            self._machines.frozen.discard(self._vm)
+        elif self._vm in self._machines.with_agents:
             self._machines.frozen.add(self._vm)
         self._machines.moment("after machines.freeze")
         return self._vm in self._machines.frozen

@@ -446,6 +446,11 @@ class ClientTest(SiteTest):
         self.assertEqual([], self.client.snapshots("vm"))
         self.assertRaises(UnknownVm, self.client.snapshots, "other")
 
+    def test_the_agents_own_snapshots_are_not_listed(self) -> None:
+        self.client.create("vm", "debian")
+        with self.agent._disks.moment("vm"):
+            self.assertEqual([], self.client.snapshots("vm"))
+
     def test_clones_of_a_vm(self) -> None:
         self.client.create("vm", "debian", 2 * MIB)
         clones = self.client.clone("vm", ["one", "two"])

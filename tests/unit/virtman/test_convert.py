@@ -102,7 +102,7 @@ class NewFileTest(ImagesTest):
 
     def test_what_is_there_is_left_alone(self) -> None:
         self.path.symlink_to("nowhere")
-        error = self.assertRaises(FileExists, self.fill)
+        error = self.assertRaises(FileExists, self.cut_off)  # before anything is copied
         self.assertThat(str(error), Contains(f"{self.path} exists"))
         self.assertEqual(["new"], self.left())
 

@@ -9,7 +9,7 @@ from testtools import TestCase
 
 from tests.doubles.volt import child, parent
 from tests.unit.virtman.scene import Scene
-from virtman.records import Boot
+from virtman.records import FROZEN, Boot
 
 Act = Callable[[Scene], object]
 
@@ -250,6 +250,7 @@ class DiskCutOffTest(CutOff):
         def all_or_nothing(scene: Scene) -> None:
             points = [point.name for point in scene.vms.record("vm").points]
             self.assertIn(points, (["one", "two"], ["one", "two", "tri"]))
+            self.assertEqual({FROZEN}, {point.state for point in scene.vms.record("vm").points})
             self.assertEqual("now", scene.host.disks["vm"].writes)
             self.assertEqual(("one", 1 << 30), scene.host.disks["vm"].points["one"])
 

@@ -1,0 +1,44 @@
+"""What is copied stays there meanwhile."""
+
+from __future__ import annotations
+
+from testtools import TestCase
+
+from tests.unit.virtman.agents import Site
+from tests.unit.virtman.scene import Scene
+from virtman.copies import Copies
+from virtman.errors import UnknownImage
+
+MIB = 1 << 20
+
+
+class ImageTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.scene = Scene(self)
+        self.scene.volt.offer("debian", size=MIB)
+        drivers = self.scene.drivers
+        self.copies = Copies(self.scene.disks, self.scene.stacks, drivers.snapshot, drivers.export)
+
+    def test_it_is_read_until_the_last_copy_has_ended(self) -> None:
+        with self.copies.image("debian"):
+            with self.copies.image("debian") as content:
+                self.assertEqual(("image debian", MIB), (content.name, content.size))
+            self.assertTrue(self.copies.reads("debian"))
+            self.assertFalse(self.copies.reads("other"))
+        self.assertFalse(self.copies.reads("debian"))
+
+    def test_one_that_is_not_there_is_not_read(self) -> None:
+        self.assertRaises(UnknownImage, self.copies.image("other").__enter__)
+        self.assertFalse(self.copies.reads("other"))
+
+
+class GcTest(TestCase):
+    def test_the_stack_of_an_image_that_is_copied_stays(self) -> None:
+        site = Site(self)
+        site.volt.offer("debian", size=MIB)
+        agent = site.agent()
+        with agent._copies.image("debian"):
+            self.assertEqual([], agent.gc().stacks)
+            self.assertIn("debian", site.host.served)
+        self.assertEqual(["debian"], agent.gc().stacks)
