@@ -3,6 +3,8 @@
 Who calls a driver catches DriverError. A machine without memory, open files or room answers with an OSError wherever a
 driver touches it; at the door that becomes a DriverError. And before its first call a driver has the kernel load what
 it needs: on a host that somebody just installed nothing of it is there.
+
+A call that returns a context manager is at work when that is entered and left, so the door is there, too.
 """
 
 from __future__ import annotations
@@ -10,13 +12,16 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 from typing import Any, TypeVar
 
 from drivers.errors import DiskFull, DriverError, HostFailed
 from drivers.needs import Needs, provide
 
 D = TypeVar("D", bound=type)
+T = TypeVar("T")
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NEED_NOTHING = frozenset({"__init__", "close"})
@@ -48,15 +53,39 @@ def told(error: OSError) -> DriverError:
 def _guarded(call: Callable[..., Any], *, needs_kernel: bool) -> Callable[..., Any]:
     @functools.wraps(call)
     def through_door(self: Any, *arguments: Any, **named: Any) -> Any:
-        try:
+        with _translated():
             if needs_kernel:
                 _provide_once(self)
-            return call(self, *arguments, **named)
-        except OSError as error:
-            raise told(error) from error
+            answer = call(self, *arguments, **named)
+        return _GuardedContext(answer) if isinstance(answer, AbstractContextManager) else answer
 
     through_door._behind_door = True  # type: ignore[attr-defined]
     return through_door
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise told(error) from error
+
+
+class _GuardedContext(AbstractContextManager[T]):
+    """Who is within it may raise an OSError, which passes."""
+
+    def __init__(self, inner: AbstractContextManager[T]) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> T:
+        with _translated():
+            return self._inner.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        with _translated():
+            return self._inner.__exit__(kind, error, traceback)
 
 
 def _provide_once(driver: Any) -> None:

@@ -14,6 +14,8 @@ from drivers.base import Monitor
 from drivers.errors import MonitorFailed
 
 _FILE, _BACKING = "file", "backing"
+_STORAGE = frozenset({"file", "host_device"})
+"""QEMU's drivers of nodes over a file or a device of the host."""
 
 
 class Nodes:
@@ -30,15 +32,16 @@ class Nodes:
         ]
 
     def of(self, path: Path) -> str | None:
-        """The name of the format node over a file, by the very path that it was opened by."""
-        files = {name for name, info in self._infos.items() if info["drv"] == _FILE and info["file"] == str(path)}
-        for parent, edge, child in self._edges:
-            if edge == _FILE and child in files:
-                return parent
-        return None
+        """The name of the format node over a file or device, by the very path that it was opened by.
+
+        A device may have no format node over it: then it is the device's own.
+        """
+        found = [name for name, info in self._infos.items() if info["drv"] in _STORAGE and info["file"] == str(path)]
+        formats = [parent for parent, edge, child in self._edges if edge == _FILE and child in found]
+        return next(iter(formats + found), None)
 
     def demand(self, path: Path) -> str:
-        """As ``of``. Raises MonitorFailed if QEMU does not have the file open."""
+        """As ``of``. Raises MonitorFailed if QEMU does not have it open."""
         name = self.of(path)
         if name is None:
             raise MonitorFailed("query-named-block-nodes", f"it does not have {path} open")

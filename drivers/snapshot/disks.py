@@ -89,7 +89,10 @@ class MapDisks(ABC, Generic[D]):
             return self._activate(vm)
 
     def delete(self, vm: str) -> None:
-        """Remove the VM's disk, whole or half made. Raises CommandFailed if somebody uses it, BadName, NotOurs."""
+        """Remove the VM's disk, whole or half made.
+
+        Raises DiskInUse or CommandFailed if somebody uses it or a point, BadName, NotOurs.
+        """
         checked(vm)
         with self._lock:
             self._remove(vm)

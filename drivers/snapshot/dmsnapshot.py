@@ -14,12 +14,14 @@ from __future__ import annotations
 import logging
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivers.base import Device, Existing, Monitor, Place
 from drivers.door import door
-from drivers.errors import BadDisk, DriverError, NotPossible
+from drivers.errors import BadDisk, DriverError, NotPossible, PointMissing
 from drivers.host.durable import sync
 from drivers.host.space import allocate
 from drivers.kernel import devmapper, loopdev
@@ -95,6 +97,21 @@ class DmSnapshot(MapDisks[_Disk]):
         """None. Raises SnapshotMissing, BadName."""
         self._records.read(vm)
         return frozenset()
+
+    def clone(self, vm: str, point: str, new: str) -> Device:
+        """Raises SnapshotMissing, BadName, NotPossible."""
+        for name in (vm, point, new):
+            checked(name)
+        self._records.read(vm)
+        raise _not_possible(vm, "cloned")
+
+    @contextmanager
+    def reading(self, vm: str, point: str) -> Iterator[Device]:
+        """Raises SnapshotMissing, PointMissing, BadName."""
+        checked(point)
+        self._records.read(vm)
+        raise PointMissing(vm, point)
+        yield  # what makes it a generator
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""

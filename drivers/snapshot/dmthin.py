@@ -19,14 +19,15 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from drivers.base import Device, Existing, Monitor, Place
 from drivers.door import door
-from drivers.errors import BadDisk, CommandFailed, DiskInUse, DriverError, MonitorFailed, NoSpace, NotOurs
+from drivers.errors import BadDisk, CommandFailed, DiskInUse, DriverError, NoSpace, NotOurs
 from drivers.host.command import run
 from drivers.host.space import allocate, shortage
 from drivers.host.watch import Watch
@@ -35,8 +36,10 @@ from drivers.kernel.alarm import Alarm
 from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
+from drivers.qemu.nodes import Nodes
 from drivers.snapshot.disks import DISK_PREFIX, MapDisks, checked_growth, found
-from drivers.snapshot.thinvolumes import ThinDisk, Volumes, is_lost, is_new, volume_gone
+from drivers.snapshot.pointmaps import POINT_PREFIX, PointMaps
+from drivers.snapshot.thinvolumes import Point, ThinDisk, Volumes, is_lost, is_new, volume_gone
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +66,6 @@ _RETRY = 5.0
 _IN_WANT = "out_of_data_space"
 _TAKES_NO_WRITES = {"ro", "Fail", "needs_check"}
 """Words in the status of a pool (Linux: admin-guide/device-mapper/thin-provisioning)."""
-_PROTOCOLS = {"file", "host_device"}
-"""QEMU's drivers of nodes that have nothing of QEMU below them."""
 _NO_SPACE_TIMEOUT = Path("/sys/module/dm_thin_pool/parameters/no_space_timeout")
 
 
@@ -82,6 +83,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
     def __init__(self, place: Place, *, step: int = STEP, covered: int = COVERED) -> None:
         super().__init__(place, "thin", ThinDisk)
         self._volumes = Volumes(self._records, lambda text: devmapper.message(POOL, text))
+        self._point_maps = PointMaps()
         self._step, self._covered = step, covered
         self._watch: _PoolWatch | None = None
 
@@ -98,7 +100,8 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
                 self._records.write(vm, replace(disk, size=size))
                 device = self._activate(vm)
         if monitor is not None:
-            tell_size(monitor, devmapper.map_path(DISK_PREFIX + vm), size)
+            node = Nodes(monitor).demand(devmapper.map_path(DISK_PREFIX + vm))
+            monitor.execute("block_resize", {"node-name": node, "size": size})
         return device
 
     def take(self, vm: str, point: str, monitor: Monitor | None) -> Device:  # noqa: ARG002
@@ -130,16 +133,56 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             return self._activate(vm)
 
     def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:  # noqa: ARG002
-        """Delete a point. Raises SnapshotMissing, BadDisk, BadName, NotOurs, CommandFailed."""
+        """Delete a point.
+
+        Raises SnapshotMissing, DiskInUse if somebody reads what it keeps, BadDisk, BadName, NotOurs, CommandFailed.
+        """
         checked(point)
         with self._lock:
-            self._volumes.of(vm)
+            points = self._volumes.points(vm)
             self._activate_pool()
+            if point in points:
+                self._point_maps.clear(vm, points[point].number)
             self._volumes.drop(vm, point)
 
     def points(self, vm: str) -> frozenset[str]:
         """The points that are whole. Raises SnapshotMissing, BadDisk, BadName."""
         return frozenset(self._volumes.points(vm))
+
+    def clone(self, vm: str, point: str, new: str) -> Device:
+        """A disk of another VM over the same image, and as large as the point.
+
+        Raises SnapshotMissing, PointMissing, BadDisk, BadName, NotOurs, CommandFailed.
+        """
+        for name in (vm, point, new):
+            checked(name)
+        with self._lock:
+            self._volumes.kept(vm, point)
+            if not self._is_made(new):
+                self._clear(new)
+                self._activate_pool()
+                self._volumes.clone(vm, point, new)
+            return self._activate(new)
+
+    @contextmanager
+    def reading(self, vm: str, point: str) -> Iterator[Device]:
+        """A read-only device with what a point keeps, for as long as it is read.
+
+        Raises SnapshotMissing, PointMissing, BadDisk, BadName, NotOurs, CommandFailed.
+        """
+        checked(point)
+        with self._lock:
+            disk, kept = self._volumes.of(vm), self._volumes.kept(vm, point)
+            self._activate_pool()
+            try:
+                path = self._point_maps.enter(kept.number, _line(kept, disk.origin))
+            except CommandFailed as error:
+                raise volume_gone(vm, kept, error) from error
+        try:
+            yield Device(size=kept.size, path=path)
+        finally:
+            with self._lock:
+                self._point_maps.leave(kept.number)
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
@@ -170,7 +213,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
 
     def _make(self, vm: str, origin: Path, origin_size: int, size: int) -> None:  # noqa: ARG002
         self._make_room()
-        devmapper.remove(DISK_PREFIX + vm)  # of a record that was lost: it has another disk's data
+        self._clear(vm)
         self._records.write(vm, ThinDisk(0, size, str(origin), made=False))
         self._activate_pool()
         self._volumes.make(vm)
@@ -182,17 +225,24 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             _map(vm, disk)
         _wake(name)
         if devmapper.size(name) < disk.size:  # it was just made larger, or an agent ended while it made it so
-            devmapper.reload(name, [_line(disk)])
+            devmapper.reload(name, [_line(disk, disk.origin)])
         return Device(size=disk.size, path=devmapper.map_path(name))
+
+    def _clear(self, vm: str) -> None:
+        """Remove what there is of a disk that is not made, or whose record was lost: that one has other data."""
+        self._remove(vm)
+        devmapper.remove(DISK_PREFIX + vm)
 
     def _remove(self, vm: str) -> None:
         """With the last disk the pool goes too, unless it holds data of a disk whose record was lost."""
         if not self._records.path(vm).exists():
             return
+        disk = self._records.read(vm)
+        for point in disk.points.values():
+            self._point_maps.clear(vm, point.number)
         _wake(DISK_PREFIX + vm)
         devmapper.remove(DISK_PREFIX + vm)
-        disk = self._records.read(vm)
-        if disk.made and self._has_pool():
+        if disk.numbers and self._has_pool():
             self._activate_pool()
             self._volumes.delete(disk)
         self._records.path(vm).unlink()
@@ -212,6 +262,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             devmapper.create(POOL, [self._pool_line()])
         if self._watch is None:
             self._check_files()
+            self._point_maps.sweep()
             self._watch = _PoolWatch(self._grow_if_low)
 
     def _check_files(self) -> None:
@@ -240,7 +291,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             return False
         self._activate_pool()
         used = _Fill.of(devmapper.status(POOL)).used
-        maps = sorted(devmapper.names(DISK_PREFIX))
+        maps = sorted(devmapper.names(DISK_PREFIX) | devmapper.names(POINT_PREFIX))
         if used or maps:
             log.warning(
                 "the disks' pool is kept: no disk is written down, but it holds %d blocks of data, and there are the "
@@ -295,13 +346,13 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
 def _map(vm: str, disk: ThinDisk) -> None:
     """Raises BadDisk if the pool does not have the volume."""
     try:
-        devmapper.create(DISK_PREFIX + vm, [_line(disk)])
+        devmapper.create(DISK_PREFIX + vm, [_line(disk, disk.origin)])
     except CommandFailed as error:
         raise volume_gone(vm, disk, error) from error
 
 
-def _line(disk: ThinDisk) -> str:
-    return f"0 {disk.size // SECTOR} thin {devmapper.map_path(POOL)} {disk.number} {disk.origin}"
+def _line(volume: ThinDisk | Point, origin: str) -> str:
+    return f"0 {volume.size // SECTOR} thin {devmapper.map_path(POOL)} {volume.number} {origin}"
 
 
 def _wake(name: str) -> None:
@@ -315,19 +366,6 @@ def _is_open(vm: str) -> bool:
     name = DISK_PREFIX + vm
     _wake(name)  # who cannot write cannot close it either
     return devmapper.exists(name) and devmapper.openers(name) > 0
-
-
-def tell_size(monitor: Monitor, path: Path, size: int) -> None:
-    """Have a QEMU that runs look at the size of a disk, and its guest see it. Raises MonitorFailed.
-
-    The node of the format lies over that of the device, whose file has the same name; either may be all there is.
-    (QEMU: qapi/block-core.json, query-named-block-nodes, which lists a node before those that were made earlier.)
-    """
-    nodes = [node for node in monitor.execute("query-named-block-nodes", {"flat": True}) if node["file"] == str(path)]
-    tops = [node for node in nodes if node["drv"] not in _PROTOCOLS] or nodes
-    if not tops:
-        raise MonitorFailed("block_resize", f"no node of the VM is over {path}")
-    monitor.execute("block_resize", {"node-name": tops[0]["node-name"], "size": size})
 
 
 class _PoolWatch:

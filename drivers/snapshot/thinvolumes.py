@@ -6,7 +6,8 @@ only what was made is used and deleted, and it is made once: what a pool has los
 
 A point is a volume too, which shares with the disk's what neither has written since, and which nobody writes. Its
 number is written down before the volume is made and until it is deleted, as not made: so a crash leaks none. What is
-not made is deleted by the next call that changes the disk's volumes.
+not made is deleted by the next call that changes the disk's volumes. A clone's volume begins as a copy of the volume of
+another disk's point; the kernel counts who needs a block, so neither needs the other.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Point:
 class ThinDisk:
     """What is written down of a disk. ``size`` in bytes. Until the volume is ``made``, ``number`` is nobody's.
 
-    ``spare``: a volume that is about to be the disk's, or that was, and is in nobody's use. Releases before wrote no
-    ``made``, ``points`` and ``spare``.
+    ``spare``: a volume that is about to be the disk's, ``made`` or not, or that was, and is in nobody's use. Releases
+    before wrote no ``made``, ``points`` and ``spare``.
     """
 
     number: int
@@ -131,12 +132,19 @@ class Volumes:
         """
         kept = self.kept(vm, point)
         disk = self._tidy(vm)
-        try:
-            number = self._copy(vm, kept.number, lambda number: replace(disk, spare=number))
-        except CommandFailed as error:
-            raise volume_gone(vm, kept, error) from error
+        number = self._copy_point(vm, kept, disk)
         self._write(vm, replace(disk, number=number, size=kept.size, spare=disk.number))
         self._tidy(vm)
+
+    def clone(self, vm: str, point: str, new: str) -> None:
+        """Let another VM, of which nothing is written down, have a volume that holds what the point does.
+
+        Raises as ``revert``.
+        """
+        kept = self.kept(vm, point)
+        disk = self._write(new, ThinDisk(0, kept.size, self.of(vm).origin, made=False))
+        number = self._copy_point(new, kept, disk)
+        self._write(new, replace(disk, number=number, made=True))
 
     def drop(self, vm: str, point: str) -> None:
         """Delete the volume of a point, if there is one. Raises as ``of``, CommandFailed, CommandTimedOut."""
@@ -159,6 +167,13 @@ class Volumes:
         for number in set(disk.numbers) - set(whole.numbers):
             self._delete(number)
         return self._write(vm, whole)
+
+    def _copy_point(self, vm: str, point: Point, disk: ThinDisk) -> int:
+        """A new volume with what a point keeps, which is noted as the disk's spare one. Returns its number."""
+        try:
+            return self._copy(vm, point.number, lambda number: replace(disk, spare=number))
+        except CommandFailed as error:
+            raise volume_gone(vm, point, error) from error
 
     def _copy(
         self,

@@ -421,6 +421,13 @@ class PointContract(TestCase):
     """Growing disks, and their points. ``origin`` and ``make``: as of ``SnapshotContract``."""
 
     origin: Device
+    all_orders = True
+    """Whether what may happen in any order does so in all of them, or in three: each takes seconds in a guest."""
+
+    def orders(self, names: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Orders of the names: the first is theirs, the last its reverse."""
+        orders = list(itertools.permutations(names))
+        return orders if self.all_orders else [orders[0], orders[2], orders[-1]]
 
     def make(self) -> SnapshotDriver:
         raise NotImplementedError
@@ -499,7 +506,7 @@ class PointContract(TestCase):
 
     def test_points_are_dropped_in_any_order(self) -> None:
         names = ("one", "two", "tri")
-        for order in itertools.permutations(names):
+        for order in self.orders(names):
             driver = self.vm_disk()
             for name in names:
                 self.wrote(driver, name.encode())
@@ -580,7 +587,7 @@ class PointContract(TestCase):
 
     def test_clones_outlive_each_other_and_what_they_come_from(self) -> None:
         disks = ("vm", "new", "newer")
-        for first, second, last in itertools.permutations(disks):
+        for first, second, last in self.orders(disks):
             driver = self.vm_disk()
             self.wrote(driver, b"then")
             driver.take("vm", "point", None)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from drivers.base import Device, Place
-from drivers.errors import BadDisk, BadName, NoSpace, NotPossible, SnapshotMissing
+from drivers.errors import BadDisk, BadName, NoSpace, NotPossible, PointMissing, SnapshotMissing
 from drivers.host.command import run
 from drivers.kernel import devmapper, loopdev
 from drivers.snapshot.disks import DISK_PREFIX
@@ -86,6 +86,7 @@ class RefusalTest(SnapshotCase):
             lambda: self.driver.resize("vm1", 2 * SIZE, None),
             lambda: self.driver.take("vm1", "point", None),
             lambda: self.driver.revert("vm1", "point"),
+            lambda: self.driver.clone("vm1", "point", "new"),
         ):
             self.assertIn("dmthin", str(self.assertRaises(NotPossible, call)))
         self.assertEqual((SIZE, b"kept"), (self.driver.open("vm1").size, path.read_bytes()[:4]))
@@ -95,6 +96,7 @@ class RefusalTest(SnapshotCase):
         self.assertEqual(path, self.driver.resize("vm1", SIZE, None).path)
         self.driver.drop("vm1", "point", None)
         self.assertEqual(frozenset(), self.driver.points("vm1"))
+        self.assertRaises(PointMissing, self.driver.reading("vm1", "point").__enter__)
 
     def test_bad_input_is_told_first(self) -> None:
         for call in (
@@ -103,6 +105,8 @@ class RefusalTest(SnapshotCase):
             lambda: self.driver.revert("vm1", "point"),
             lambda: self.driver.drop("vm1", "point", None),
             lambda: self.driver.points("vm1"),
+            lambda: self.driver.clone("vm1", "point", "new"),
+            self.driver.reading("vm1", "point").__enter__,
         ):
             self.assertRaises(SnapshotMissing, call)
         self.create()
@@ -113,6 +117,8 @@ class RefusalTest(SnapshotCase):
             self.assertRaises(BadName, self.driver.revert, "vm1", name)
             self.assertRaises(BadName, self.driver.drop, "vm1", name, None)
             self.assertRaises(BadName, self.driver.points, name)
+            for arguments in ((name, "point", "new"), ("vm1", name, "new"), ("vm1", "point", name)):
+                self.assertRaises(BadName, self.driver.clone, *arguments)
 
 
 class CrashTest(SnapshotCase):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -31,6 +33,16 @@ class Failing(Base):
         if error:
             raise error
         return self._helper()
+
+    @contextmanager
+    def within(self, first: Exception | None = None, last: Exception | None = None) -> Iterator[str]:
+        if first:
+            raise first
+        try:
+            yield self._helper()
+        finally:
+            if last:
+                raise last
 
     def _helper(self) -> str:
         return "done"
@@ -72,6 +84,21 @@ class ErrorsTest(TestCase):
     def test_the_constructor_and_inherited_calls_have_the_same_door(self) -> None:
         self.assertRaises(HostFailed, Failing, PermissionError(errno.EACCES, "not you"))
         self.assertRaises(HostFailed, Failing().inherited)
+
+    def test_a_context_has_a_door_at_both_ends(self) -> None:
+        refused = OSError(errno.EMFILE, "too many open files")
+        self.assertRaises(HostFailed, Failing().within(refused).__enter__)
+        context = Failing().within(last=refused)
+        self.assertEqual("done", context.__enter__())
+        self.assertRaises(HostFailed, context.__exit__, None, None, None)
+
+    def test_what_is_raised_within_a_context_passes(self) -> None:
+        def meet(error: Exception) -> None:
+            with Failing().within():
+                raise error
+
+        for error in (FileNotFoundError("the caller's"), KeyError("a defect"), BadName("/")):
+            self.assertIs(error, self.assertRaises(type(error), meet, error))
 
     def test_all_else_passes(self) -> None:
         self.assertEqual("done", Failing().act())

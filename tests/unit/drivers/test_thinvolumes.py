@@ -305,6 +305,52 @@ class RevertTest(PointCase):
         self.assertEqual({7, 8}, self.pool.volumes)
 
 
+class CloneTest(PointCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.take("one", 8)
+        self.records.write("a", replace(self.records.read("a"), size=2 << 20))
+
+    def clone(self, *draws: int) -> None:
+        volumes = Volumes(self.records, self.pool.tell, iter(draws).__next__) if draws else self.volumes
+        volumes.clone("a", "one", "b")
+
+    def test_it_is_a_disk_over_the_same_image_with_a_copy_of_the_point(self) -> None:
+        self.clone(7, 8, 9)
+        self.assertEqual(ThinDisk(9, 1 << 20, "/dev/image"), self.volumes.of("b"))
+        self.assertEqual(({7, 8, 9}, 8), (self.pool.volumes, self.pool.copies[9]))
+        self.assertEqual(({"one": 8}, 7), (self.numbers(), self.volumes.of("a").number))
+
+    def test_one_that_was_cut_off_is_no_disk_and_is_deleted_with_its_volume(self) -> None:
+        for step in self.killed(self.clone):
+            self.assertFalse(self.volumes.is_made("b"), step)
+            self.assertNotIn(self.records.read("b").spare, (None, 7, 8), step)
+            self.volumes.delete(self.records.read("b"))
+            self.assertEqual({7, 8}, self.pool.volumes, step)
+
+    def test_a_number_that_a_half_made_one_has_is_nobodys(self) -> None:
+        self.pool.kills = (1, True)
+        self.assertRaises(Killed, self.clone, 9)
+        self.assertEqual(10, self.make("c", 9, 10).number)
+
+    def test_a_volume_that_is_written_down_nowhere_is_no_clone_and_stays(self) -> None:
+        self.pool.volumes |= {9}
+        self.assertRaises(BadDisk, self.clone, *[9] * 1000)
+        self.volumes.delete(self.records.read("b"))
+        self.assertEqual({7, 8, 9}, self.pool.volumes)
+        self.clone(9, 10)
+        self.assertEqual(10, self.volumes.of("b").number)
+
+    def test_a_point_that_the_pool_has_lost_is_told_of(self) -> None:
+        self.pool.volumes.remove(8)
+        self.assertIn("its volume 8 is gone", str(self.assertRaises(BadDisk, self.clone)))
+
+    def test_of_no_disk_or_point_nothing_is_written_down(self) -> None:
+        self.assertRaises(PointMissing, self.volumes.clone, "a", "two", "b")
+        self.assertRaises(SnapshotMissing, self.volumes.clone, "c", "one", "b")
+        self.assertEqual({"a"}, set(self.records.all()))
+
+
 class DropTest(PointCase):
     def setUp(self) -> None:
         super().setUp()
