@@ -7,12 +7,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from drivers.base import Device
+from drivers.base import BlockNode, Device
 from drivers.host.durable import write_atomically
 from virtman.domain import Machine, domain_xml, machine_of, owner_of
 from virtman.errors import DomainForeign, HypervisorAbsent, HypervisorError, UnknownVm, VmRuns
@@ -72,9 +72,7 @@ class LibvirtMachines:
                     seed = seed_image(identity)
                     with told(f"writing {self._seed(vm)}"):
                         write_atomically(self._seed(vm), seed)
-                give_to_hypervisor(
-                    connection, [self._seed(vm), *([disk.path] if disk.node is not None and disk.path else [])]
-                )
+                give_to_hypervisor(connection, [self._seed(vm), *files_of(disk.node or {})])
                 connection.defineXML(xml).create()
             except Exception as error:
                 log.error("vm %s: start failed: %s", vm, error)
@@ -235,7 +233,16 @@ def connected(uri: str) -> Iterator[Any]:
             connection.close()
 
 
-def give_to_hypervisor(connection: Any, files: list[Path]) -> None:
+def files_of(node: BlockNode) -> Iterator[Path]:
+    """All files that QEMU opens for a block node, those of its backing nodes included."""
+    if node.get("driver") == "file":
+        yield Path(node["filename"])
+    for child in node.values():
+        if isinstance(child, Mapping):
+            yield from files_of(child)
+
+
+def give_to_hypervisor(connection: Any, files: Iterable[Path]) -> None:
     """Let QEMU open the files as the user that libvirt runs it as; libvirt itself does so only for disks of its XML.
 
     Raises HostTrouble.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import libvirt
 from testtools import TestCase
 from testtools.matchers import Contains, Not
 
+import virtman.machines
 from drivers.base import Device
 from tests.unit.virtman.hypervisor import LIBVIRT, connect, disk_in
 from tests.unit.virtman.scene import folder_for
 from tests.unit.virtman.test_seed import read
 from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorError, UnknownVm, VmRuns
-from virtman.machines import LibvirtMachines, give_to_hypervisor, shut_down
+from virtman.machines import LibvirtMachines, files_of, give_to_hypervisor, shut_down
 from virtman.records import Boot
 
 LONG = 600.0
@@ -118,6 +120,23 @@ class GiveTest(MachinesTest):
         error = self.assertRaises(HostTrouble, give_to_hypervisor, self.Libvirt(), [self.folder / "gone"])
         self.assertThat(str(error), Contains("gone"))
         give_to_hypervisor(self.Libvirt(), [self.folder])
+
+    def test_the_files_of_a_disk_are_those_of_all_its_layers(self) -> None:
+        image = {"driver": "raw", "file": {"driver": "nbd", "server": {"type": "unix", "path": "/run/image.sock"}}}
+        lower = {"driver": "qcow2", "file": {"driver": "file", "filename": "/disks/0.qcow2"}, "backing": image}
+        upper = {"driver": "qcow2", "file": {"driver": "file", "filename": "/disks/1.qcow2"}, "backing": lower}
+        self.assertEqual([Path("/disks/1.qcow2"), Path("/disks/0.qcow2")], list(files_of(upper)))
+        self.assertEqual([], list(files_of(image)))
+
+    def test_a_vm_that_starts_is_given_all_files_of_its_disk(self) -> None:
+        files = [self.folder / "0.qcow2", self.folder / "1.qcow2"]
+        for file in files:
+            file.touch()
+        lower, upper = ({"driver": "qcow2", "file": {"driver": "file", "filename": str(file)}} for file in files)
+        self.disk = Device(1 << 20, self.folder / "a link", {**upper, "backing": lower})
+        with mock.patch.object(virtman.machines, "give_to_hypervisor") as give:
+            self.start()
+        self.assertEqual([self.seed(), files[1], files[0]], list(give.call_args.args[1]))
 
 
 class Button:
