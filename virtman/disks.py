@@ -147,10 +147,14 @@ class Disks:
         return point
 
     def _repair_take(self, record: VmRecord) -> None:
+        self._let_go_on(record)
+        self._take(record)
+
+    def _let_go_on(self, record: VmRecord) -> None:
+        """Thaw a guest that who froze it could not thaw: the agent was killed, or libvirt."""
         with self._running(record) as running:
             if running is not None:
-                running.thaw()  # the agent that froze it is gone
-        self._take(record)
+                running.thaw()
 
     def _undo_take(self, record: VmRecord, name: str) -> None:
         dropping = record.begin(DROP, point=name)
@@ -160,6 +164,7 @@ class Disks:
             log.error("vm %s: %s", record.name, second)
             self._shelf.remember(record.name, dropping)
         try:
+            self._let_go_on(dropping)
             self._drop(dropping)
         except (VirtmanError, DriverError) as second:
             log.error("vm %s: undoing snapshot %s failed too; it is tried again later: %s", record.name, name, second)
@@ -242,6 +247,7 @@ class Disks:
 
     def _repair_drop(self, record: VmRecord) -> None:
         """Nobody has to wait for the space that a point took: neither a start of the VM, nor what else is repaired."""
+        self._let_go_on(record)  # it may be a taking that failed
         try:
             self._drop(record)
         except DriverError as error:

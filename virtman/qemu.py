@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drivers.errors import MonitorFailed
+from virtman.errors import HypervisorError
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,10 @@ class RunningVm:
         return answer["return"]
 
     def freeze(self) -> bool:
-        """Have the guest write its file systems down and hold them still; False if no agent in it does so."""
+        """Have the guest write its file systems down and hold them still; False if no agent in it does so.
+
+        Raises as ``thaw``.
+        """
         import libvirt
 
         try:
@@ -51,10 +55,15 @@ class RunningVm:
         return False
 
     def thaw(self) -> None:
-        """Let the guest go on; one that was not held still, or that does not answer, is left alone."""
+        """Let the guest go on; one that was not held still, or that does not answer, is left alone.
+
+        Raises HypervisorError if libvirt went away: the guest may be held still.
+        """
         import libvirt
 
         try:
             self._domain.fsThaw()
         except libvirt.libvirtError as error:
+            if not self._domain.connect().isAlive():
+                raise HypervisorError(f"libvirt went away before vm {self._vm!r} was let go on: {error}") from error
             log.info("vm %s: its file systems are not thawed: %s", self._vm, error)

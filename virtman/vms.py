@@ -40,10 +40,16 @@ class Running(Monitor, Protocol):
     """A VM while it runs."""
 
     def freeze(self) -> bool:
-        """Have the guest write its file systems down and hold them still; False if no agent in it does so."""
+        """Have the guest write its file systems down and hold them still; False if no agent in it does so.
+
+        Raises HypervisorError: it may be held still.
+        """
 
     def thaw(self) -> None:
-        """Let the guest go on; one that was not held still, or that does not answer, is left alone."""
+        """Let the guest go on; one that was not held still, or that does not answer, is left alone.
+
+        Raises HypervisorError: it may be held still.
+        """
 
 
 class Machines(Protocol):

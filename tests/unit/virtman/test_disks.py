@@ -6,7 +6,7 @@ from testtools import TestCase
 from testtools.matchers import Contains
 
 from drivers.errors import DiskInUse, DriverError, NoSpace
-from tests.doubles.drivers import Disk
+from tests.doubles.drivers import Disk, unnoticed
 from tests.unit.virtman.scene import NOW, Scene
 from virtman.errors import (
     BadRequest,
@@ -142,6 +142,24 @@ class TakeTest(DisksTest):
         self.assertRaises(DriverError, self.disks.take, "vm", "a")
         self.assertIn("after machines.freeze", self.scene.moments)
         self.assertEqual(set(), self.scene.machines.frozen)
+
+    def test_the_guest_goes_on_also_if_libvirt_goes_away_while_it_is_held_still(self) -> None:
+        def gone(moment: str) -> None:
+            if moment == "before machines.thaw" and gone_for.pop():
+                raise HypervisorError("libvirtd is gone")
+
+        self.boot()
+        self.scene.machines.with_agents.add("vm")
+        for thaws in (1, 2, 3):
+            gone_for = [False, *(thaws * [True])]
+            self.scene.machines.moment = gone
+            self.assertRaises(HypervisorError, self.disks.take, "vm", "a")
+            while len(gone_for) > 1:
+                self.assertEqual({"vm"}, self.scene.machines.frozen)
+                self.assertRaises(HypervisorError, self.heal)
+            self.scene.machines.moment = unnoticed
+            self.heal()
+            self.assertEqual(((), set()), (self.record.points, self.scene.machines.frozen))
 
     def test_a_failure_leaves_no_point(self) -> None:
         self.host.failing["snapshot.take"] = TROUBLE

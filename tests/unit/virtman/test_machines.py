@@ -17,6 +17,7 @@ from tests.unit.virtman.scene import folder_for
 from tests.unit.virtman.test_seed import read
 from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorError, UnknownVm, VmRuns
 from virtman.machines import LibvirtMachines, files_of, give_to_hypervisor, shut_down
+from virtman.qemu import RunningVm
 from virtman.records import Boot
 
 LONG = 600.0
@@ -375,6 +376,13 @@ class RunningTest(MachinesTest):
             self.domain().destroy()
             self.assertFalse(running.freeze())
             running.thaw()
+
+    def test_it_is_told_if_libvirt_goes_away_while_a_guest_is_frozen(self) -> None:
+        domain = mock.Mock()
+        domain.fsFreeze.side_effect = domain.fsThaw.side_effect = libvirt.libvirtError("the socket is closed")
+        domain.connect().isAlive.return_value = 0
+        self.assertRaises(HypervisorError, RunningVm("vm", domain).freeze)
+        self.assertRaises(HypervisorError, RunningVm("vm", domain).thaw)
 
     def test_the_guests_agent_is_reached_by_a_channel(self) -> None:
         self.start()
