@@ -1,8 +1,12 @@
 """The files of one VM's disk: its layers, which of them is written to, and which of them points keep.
 
-``<vm>.layers/<number>.qcow2`` are the layers, whose headers say who is over whom; the lowest is over the image. The
-symlink ``<vm>.qcow2`` leads to the active layer, so that who uses the disk by its path never writes to a layer that a
-point keeps. ``<vm>.layers/points.json`` names the points. A disk of an earlier release is a file ``<vm>.qcow2``.
+``<vm>/<number>.qcow2`` are the layers, whose headers say who is over whom; the lowest is over the image. The symlink
+``<vm>/disk.qcow2`` leads to the active layer, so that who uses the disk by its path never writes to a layer that a
+point keeps. ``<vm>/points.json`` names the points. A disk of an earlier release is a file ``<vm>.qcow2``.
+
+A header names the layer below by its number alone. So a clone has the layers of its source under the same numbers, by
+hard links, and what several disks have is known by the number of links (link(2), stat(2)). Such a layer is not written
+to, and lies over others that are shared too, as it was linked with all of them.
 """
 
 from __future__ import annotations
@@ -55,18 +59,22 @@ class Step:
     upper: int | None
 
 
-def next_step(below: Mapping[int, int | None], kept: Iterable[int]) -> Step | None:
+def next_step(below: Mapping[int, int | None], kept: Iterable[int], shared: Iterable[int] = ()) -> Step | None:
     """What to do next so that no layer is left but those to be kept, and those with several others over them.
 
-    From above, so that what several layers hold is copied once.
+    From above, so that what several layers hold is copied once. Into or out of a layer that is ``shared`` with other
+    disks nothing is copied: that would change a file which they have open, or free nothing.
     """
+    shared = set(shared)
     above: dict[int, list[int]] = {number: [] for number in below}
     for number, lower in below.items():
         if lower in above:
             above[lower].append(number)
     for number in sorted(set(below) - set(kept), reverse=True):
-        if len(above[number]) < 2:
-            return Step(number, above[number][0] if above[number] else None)
+        if not above[number]:
+            return Step(number, None)
+        if len(above[number]) == 1 and not shared & {number, *above[number]}:
+            return Step(number, above[number][0])
     return None
 
 
@@ -75,22 +83,28 @@ class Layers:
 
     def __init__(self, disks: Path, vm: str) -> None:
         self.vm = vm
-        self.path = disks / f"{vm}{_SUFFIX}"
-        self.folder = disks / f"{vm}.layers"
-        self._half_made = disks / f"{vm}{_FRESH}"  # by an earlier release
+        self.folder = disks / vm
+        self._link = self.folder / f"disk{_SUFFIX}"
         self._points = self.folder / "points.json"
+        self._earlier = disks / f"{vm}{_SUFFIX}"
+        self._half_made = disks / f"{vm}{_FRESH}"  # by an earlier release
 
     # What there is
 
     def exist(self) -> bool:
         """Whether the disk was made to its end."""
-        return os.path.lexists(self.path)
+        return os.path.lexists(self._link) or self._earlier.exists()
+
+    @property
+    def path(self) -> Path:
+        """Where the disk is opened. Raises SnapshotMissing."""
+        return self._earlier if self.of_an_earlier_release() else self._link
 
     def of_an_earlier_release(self) -> bool:
-        """Whether the disk is one file. Raises SnapshotMissing."""
+        """Whether the disk is one file, or was not adopted to the end. Raises SnapshotMissing."""
         if not self.exist():
             raise SnapshotMissing(self.vm)
-        return not self.path.is_symlink()
+        return self._earlier.exists()
 
     def chain(self) -> list[Layer]:
         """From the active layer down to the one over the image. Raises SnapshotMissing, BadDisk."""
@@ -131,7 +145,8 @@ class Layers:
         """How to get rid of the next layer that nobody needs. Raises SnapshotMissing, BadDisk."""
         layers = self.all()
         below = {layer.number: layer.below for layer in layers.values()}
-        return next_step(below, {self._active().number, *self.points().values()})
+        shared = {number for number, layer in layers.items() if layer.path.stat().st_nlink > 1}
+        return next_step(below, {self._active().number, *self.points().values()}, shared)
 
     def file(self, number: int) -> Path:
         """Where a layer is."""
@@ -147,9 +162,10 @@ class Layers:
 
     def delete(self) -> None:
         """Remove all. A crash leaves the whole disk, or something that nobody takes for one."""
-        if self.exist():
-            self.path.unlink()
-            sync(self.path.parent)
+        for path in (self._earlier, self._link):
+            if os.path.lexists(path):
+                path.unlink()
+                sync(path.parent)
         self.clear()
 
     def fresh(self) -> Path:
@@ -170,9 +186,9 @@ class Layers:
         """Have the disk's path lead to a layer from now on."""
         link = self.folder / f"active{_FRESH}"
         link.unlink(missing_ok=True)
-        link.symlink_to(self.file(number).relative_to(self.path.parent))
-        link.rename(self.path)
-        sync(self.path.parent)
+        link.symlink_to(self.file(number).name)
+        link.rename(self._link)
+        sync(self.folder)
 
     def write_points(self, points: Mapping[str, int]) -> None:
         """Replace all points."""
@@ -184,26 +200,37 @@ class Layers:
         sync(self.folder)
 
     def adopt(self) -> None:
-        """Make the file of an earlier release the lowest layer. It is whole at its path at every moment."""
+        """Make the file of an earlier release the lowest layer, and whole at every moment. Its path goes: by that one
+        QEMU would look for the layers below in another folder.
+        """
         self.clear()
         self._make_folder()
-        os.link(self.path, self.file(0))
-        sync(self.folder)
+        os.link(self._earlier, self.file(0))
         self.activate(0)
+        self._earlier.unlink()
+        sync(self._earlier.parent)
+
+    def share(self, layers: Iterable[Layer]) -> None:
+        """Have the layers of another disk, under the same numbers. A file that is gone by now is an OSError."""
+        self._make_folder()
+        for layer in layers:
+            os.link(layer.path, self.file(layer.number))
+        sync(self.folder)
 
     def _make_folder(self) -> None:
         """Who may pass through the folder of all disks to a VM's may do so through this one."""
         if not self.folder.exists():
             self.folder.mkdir()
-            self.folder.chmod(self.path.parent.stat().st_mode & 0o777)
+            self.folder.chmod(self.folder.parent.stat().st_mode & 0o777)
+            sync(self.folder.parent)
 
     def _active(self) -> Layer:
         if self.of_an_earlier_release():
-            return self._read(0, self.path)
-        file = self.path.parent / self.path.readlink()
-        if file.parent != self.folder or not _LAYER.fullmatch(file.name):
-            raise BadDisk(f"{self.path} is not a disk that was made here: it leads to {file}")
-        return self.layer(int(file.stem))
+            return self._read(0, self._earlier)
+        target = self._link.readlink() if self._link.is_symlink() else None
+        if target is None or not _LAYER.fullmatch(str(target)):
+            raise BadDisk(f"{self._link} is not a disk that was made here: it leads to {target}")
+        return self.layer(int(target.stem))
 
     def _numbers(self) -> Iterator[int]:
         return (int(path.stem) for path in self.folder.iterdir() if _LAYER.fullmatch(path.name))
@@ -216,10 +243,9 @@ class Layers:
         backing = header.backing or ""
         if backing.startswith(BACKING_PREFIX):
             return Layer(number, path, header.size, backing, None)
-        lower = Path(backing)
-        if lower.parent != self.folder or not _LAYER.fullmatch(lower.name):
+        if not _LAYER.fullmatch(backing):
             raise _not_ours(path, header.backing)
-        return Layer(number, path, header.size, backing, int(lower.stem))
+        return Layer(number, path, header.size, backing, int(Path(backing).stem))
 
 
 def _not_ours(path: Path, backing: str | None) -> BadDisk:

@@ -62,6 +62,7 @@ clusters what is allocated by subclusters (block/io.c, bdrv_co_do_copy_on_readv:
 first write copies a cluster; not smaller, since QEMU holds 32 MiB of tables, which are those of 64 GiB then."""
 
 _PRIVATE = "virtman-private"
+_TRIES = 5
 
 
 @door
@@ -147,11 +148,9 @@ class Qcow2Snapshot:
         Raises SnapshotMissing, PointMissing, DiskInUse, NoSpace.
         """
         layers = self._layers(vm)
-        number = layers.points().get(checked(point))
-        if number is None:
-            raise PointMissing(vm, point)
+        kept = self._at(layers, checked(point))[0]
         with self._held(layers, None):
-            layers.activate(self._make_over(layers, layers.layer(number)))
+            layers.activate(self._make_over(layers, kept))
         self._tidy_if_possible(layers, None)
         return self.open(vm)
 
@@ -174,10 +173,44 @@ class Qcow2Snapshot:
         """The names of the points of a disk. Raises SnapshotMissing."""
         return frozenset(self._layers(vm).points())
 
+    def clone(self, vm: str, point: str, new: str) -> Device:
+        """A disk of another VM that holds what the point keeps, without copying it; an existing one is returned.
+
+        Raises SnapshotMissing, PointMissing, BadDisk, BadName, NoSpace.
+        """
+        source, clone = self._layers(vm), self._layers(new)
+        kept = self._at(source, checked(point))[0]
+        if clone.exist():
+            return self.open(new)
+        try:
+            self._share(source, point, clone)
+            clone.activate(self._make_over(clone, clone.layer(kept.number)))
+        except (DriverError, OSError):
+            clone.delete()
+            raise
+        return self.open(new)
+
+    def _share(self, source: Layers, point: str, clone: Layers) -> None:
+        """Link the layers of a point, of which some may be merged and gone at this moment: then those that are left."""
+        for tries_left in reversed(range(_TRIES)):
+            clone.clear()
+            try:
+                clone.share(self._at(source, point))
+            except FileNotFoundError:
+                if not tries_left:
+                    raise
+            else:
+                return
+
+    @contextlib.contextmanager
+    def reading(self, vm: str, point: str) -> Iterator[Device]:
+        """The layers of a point, for QEMU's programs. Raises SnapshotMissing, PointMissing, BadDisk, BadName."""
+        chain = self._at(self._layers(vm), checked(point))
+        yield Device(chain[0].size, chain[0].path, _node(chain))
+
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
-        details = {path.stem: "half made" for path in (*self._folder.glob("*.new"), *self._folder.glob("*.layers"))}
-        details |= {path.stem: str(path) for path in self._folder.glob("*.qcow2")}
+        details = {path.name.partition(".")[0]: str(path) for path in self._folder.glob("[!.]*")}
         return Existing(frozenset(details), details)
 
     def trouble(self) -> str:
@@ -189,6 +222,13 @@ class Qcow2Snapshot:
     def _layers(self, vm: str) -> Layers:
         return Layers(self._folder, checked(vm))
 
+    def _at(self, layers: Layers, point: str) -> list[Layer]:
+        """The layer of a point with those below it."""
+        number = layers.points().get(point)
+        if number is None:
+            raise PointMissing(layers.vm, point)
+        return layers.down_from(layers.layer(number))
+
     def _freeze(self, layers: Layers, point: str, monitor: Monitor | None) -> None:
         """Go on writing to a new layer; what was active is the point's from then on."""
         frozen = layers.chain()[0]
@@ -199,7 +239,7 @@ class Qcow2Snapshot:
 
     def _make_over(self, layers: Layers, below: Layer) -> int:
         """A new layer that reads as ``below``, and that the VM's QEMU may open as it may that one."""
-        layout = ["-o", _LAYOUT_ABOVE, "-F", "qcow2", "-b", str(below.path)]
+        layout = ["-o", _LAYOUT_ABOVE, "-F", "qcow2", "-b", below.path.name]
         return self._make(layers, layout, below.size, owner=below.path)
 
     def _make(self, layers: Layers, layout: Sequence[str], size: int, owner: Path | None = None) -> int:

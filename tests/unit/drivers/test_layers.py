@@ -34,6 +34,13 @@ class NextStepTest(testtools.TestCase):
     def test_of_several_the_highest_is_first(self) -> None:
         self.assertEqual(Step(2, 3), next_step(self.CHAIN, [3]))
 
+    def test_into_or_out_of_what_is_shared_nothing_is_copied(self) -> None:
+        for kept, shared in (([1, 2, 3], [0]), ([2, 3], [0, 1]), ([2, 3], [0, 1, 2]), ([3], [0, 1, 2, 3])):
+            self.assertIsNone(next_step(self.CHAIN, kept, shared))
+        self.assertEqual(Step(2, 3), next_step(self.CHAIN, [3], [0, 1]))
+        self.assertIsNone(next_step({0: None, 1: 0}, [1], [0]))
+        self.assertEqual(Step(1, None), next_step({0: None, 1: 0}, [0], [0, 1]))
+
     def test_a_layer_below_several_stays(self) -> None:
         self.assertIsNone(next_step({0: None, 1: 0, 2: 0}, [1, 2]))
 
@@ -80,13 +87,13 @@ class FilesTest(testtools.TestCase):
     def chain(self, length: int) -> None:
         self.add('json:{"driver": "null-co"}')
         for number in range(1, length):
-            self.add(str(self.layers.file(number - 1)))
+            self.add(f"{number - 1}.qcow2")
         self.layers.activate(length - 1)
 
     def test_the_path_leads_to_the_active_layer(self) -> None:
         self.chain(3)
         self.assertEqual(self.layers.file(2), self.layers.path.resolve())
-        self.assertEqual("vm.layers/2.qcow2", str(self.layers.path.readlink()))
+        self.assertEqual("2.qcow2", str(self.layers.path.readlink()))
         self.assertEqual([2, 1, 0], [layer.number for layer in self.layers.chain()])
         self.assertEqual({"driver": "null-co"}, self.layers.chain()[-1].image)
 
@@ -111,7 +118,14 @@ class FilesTest(testtools.TestCase):
             self.assertRaises(BadDisk, self.layers.points)
 
     def test_chains_that_lead_elsewhere_are_refused(self) -> None:
-        for backing in ("", "/etc/passwd", str(self.layers.folder / "1.qcow2"), str(self.layers.folder / "x.qcow2")):
+        for backing in (
+            "",
+            "/etc/passwd",
+            "../other/0.qcow2",
+            "1.qcow2",
+            "x.qcow2",
+            str(self.layers.folder / "0.qcow2"),
+        ):
             self.layers.delete()
             self.chain(1)
             self.layers.activate(self.add(backing))
@@ -123,9 +137,10 @@ class FilesTest(testtools.TestCase):
 
     def test_a_link_that_leads_elsewhere_is_refused(self) -> None:
         self.chain(1)
-        for target in ("/etc/passwd", "other.layers/0.qcow2", "vm.layers/points.json", "vm.layers/5.qcow2"):
-            self.layers.path.unlink()
-            self.layers.path.symlink_to(target)
+        link = self.layers.path
+        for target in ("/etc/passwd", "../other/0.qcow2", "points.json", "disk.qcow2", "5.qcow2"):
+            link.unlink()
+            link.symlink_to(target)
             self.assertRaises(BadDisk, self.layers.chain)
 
     def test_deleting_leaves_nothing(self) -> None:
@@ -143,15 +158,51 @@ class FilesTest(testtools.TestCase):
 
     def test_a_file_of_an_earlier_release_becomes_the_lowest_layer(self) -> None:
         self.chain(1)
-        self.layers.file(0).rename(self.layers.path)
+        earlier = self.as_earlier_releases_made_it()
+        self.layers.file(4).parent.mkdir()
         self.layers.file(4).write_bytes(b"left behind")
-        self.assertTrue(self.layers.of_an_earlier_release())
-        before = self.layers.path.read_bytes()
+        before = earlier.read_bytes()
         self.assertEqual([0], list(self.layers.all()))
         self.layers.adopt()
         self.assertFalse(self.layers.of_an_earlier_release())
-        self.assertEqual(before, self.layers.file(0).read_bytes())
-        self.assertEqual([self.layers.file(0)], list(self.layers.folder.iterdir()))
+        self.assertEqual((before, 1), (self.layers.file(0).read_bytes(), self.layers.file(0).stat().st_nlink))
+        self.assertEqual({self.layers.file(0), self.layers.path}, set(self.layers.folder.iterdir()))
+        self.assertEqual([self.layers.folder], list(self.folder.iterdir()))
+
+    def as_earlier_releases_made_it(self) -> Path:
+        """The disk as one file."""
+        earlier = self.folder / "vm.qcow2"
+        self.layers.file(0).rename(earlier)
+        shutil.rmtree(self.layers.folder)
+        self.assertEqual((True, earlier), (self.layers.of_an_earlier_release(), self.layers.path))
+        return earlier
+
+    def test_one_that_was_not_adopted_to_the_end_is_still_whole_and_can_be_deleted(self) -> None:
+        self.chain(1)
+        earlier = self.as_earlier_releases_made_it()
+        with mock.patch.object(Path, "unlink", side_effect=OSError("cut off")):
+            self.assertRaises(OSError, self.layers.adopt)
+        self.assertEqual(earlier, self.layers.path)
+        self.layers.adopt()
+        self.assertEqual([0], [layer.number for layer in self.layers.chain()])
+        self.layers.delete()
+        self.assertEqual([], list(self.folder.iterdir()))
+
+    def test_what_several_disks_have_is_not_merged(self) -> None:
+        self.chain(3)
+        clone = Layers(self.folder, "clone")
+        clone.share(self.layers.down_from(self.layers.layer(1)))
+        self.assertIsNone(self.layers.todo())
+        clone.delete()
+        self.assertEqual(Step(1, 2), self.layers.todo())
+
+    def test_what_is_shared_has_the_same_numbers_and_outlives_either_disk(self) -> None:
+        self.chain(2)
+        clone = Layers(self.folder, "clone")
+        clone.share(self.layers.chain())
+        self.layers.delete()
+        clone.activate(1)
+        self.assertEqual([1, 0], [layer.number for layer in clone.chain()])
 
     def test_who_may_pass_through_the_folder_of_disks_may_do_so_here(self) -> None:
         for mode in (0o711, 0o700):

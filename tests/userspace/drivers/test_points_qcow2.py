@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import random
 import shutil
@@ -140,7 +141,8 @@ class PointCase(HostCase):
             layer.path.name for number in layers.points().values() for layer in layers.down_from(layers.layer(number))
         }
         needed |= {layer.path.name for layer in layers.chain()}
-        self.assertEqual(needed | {"points.json"}, {path.name for path in layers.folder.iterdir()} | {"points.json"})
+        needed |= {"disk.qcow2", "points.json"}
+        self.assertEqual(needed, {path.name for path in layers.folder.iterdir()} | {"points.json"})
         self.assertEqual([], own_daemons())
 
     def with_points(self, vm: str, count: int, running: Vm | None = None) -> dict[str, Content]:
@@ -174,7 +176,7 @@ class RunningTest(PointCase):
         self.assert_points(vm, points)
         running.kill()
         device = self.make().open(vm)
-        self.assertEqual(self.folder / f"{vm}.qcow2", device.path)
+        self.assertEqual(self.folder / vm / "disk.qcow2", device.path)
         self.assert_holds(device.path, {0: 9, 1: 1, 2: 2})
 
     def test_points_are_dropped_first_last_and_between(self) -> None:
@@ -316,7 +318,7 @@ class EarlierReleaseTest(PointCase):
     def create(self) -> str:
         vm = super().create()
         layers = self.layers(vm)
-        layers.file(0).rename(layers.path)
+        layers.file(0).rename(self.folder / f"{vm}.qcow2")
         shutil.rmtree(layers.folder)
         return vm
 
@@ -344,7 +346,7 @@ class EarlierReleaseTest(PointCase):
             self.write(self.make().open(vm).path, 0, 1)
             with cut_at(number) as steps, contextlib.suppress(Cut):
                 self.make().take(vm, "p", None)
-            self.write(self.folder / f"{vm}.qcow2", 1, 1)
+            self.write(self.layers(vm).path, 1, 1)
             self.make().take(vm, "p", None)
             self.write(self.make().open(vm).path, 0, 2)
             self.assert_points(vm, {"p": {0: 1}})
@@ -419,7 +421,7 @@ class CrashTest(PointCase):
 
     def test_taking_a_point_of_a_stopped_vm(self) -> None:
         for vm, _ in self.cuts(lambda vm, monitor: self.make().take(vm, "p4", monitor), runs=False):
-            self.write(self.folder / f"{vm}.qcow2", 5, 5)
+            self.write(self.layers(vm).path, 5, 5)
             self.make().take(vm, "p4", None)
             self.write(self.make().open(vm).path, 0, 9)
             self.assert_holds(self.make().open(vm).path, {0: 9, 3: 3, 5: 5})
@@ -447,7 +449,7 @@ class CrashTest(PointCase):
 
     def test_dropping_a_point_of_a_stopped_vm(self) -> None:
         for vm, _ in self.cuts(lambda vm, monitor: self.make().drop(vm, "p2", monitor), runs=False):
-            self.write(self.folder / f"{vm}.qcow2", 5, 5)
+            self.write(self.layers(vm).path, 5, 5)
             self.make().drop(vm, "p2", None)
             self.assert_holds(self.make().open(vm).path, {0: 3, 1: 1, 2: 2, 3: 3, 5: 5})
             self.assert_tidy(vm)
@@ -621,3 +623,130 @@ class StoppedTest(PointCase):
             self.assertRaises(DriverError, self.make().points, vm)
             self.assertRaises(DriverError, self.make().drop, vm, "p", None)
         self.assertEqual(2, len(self.layers(vm).all()))
+
+
+class CloneTest(PointCase):
+    """Disks that have layers in common."""
+
+    POINTS: Mapping[str, Content] = {"p1": {0: 1, 1: 1}, "p2": {0: 2, 1: 1, 2: 2}, "p3": {0: 3, 1: 1, 2: 2, 3: 3}}
+
+    def source(self) -> str:
+        vm = self.create()
+        self.with_points(vm, 3)
+        return vm
+
+    def test_one_that_runs_outlives_its_source(self) -> None:
+        vm, new = self.source(), next(self.names)
+        self.make().clone(vm, "p2", new)
+        running = self.start(new)
+        running.write(5 * BLOCK, 5)
+        self.make().take(new, "own", running)
+        running.write(0, 9)
+        self.make().delete(vm)
+        self.assert_vm_holds(running, {0: 9, 1: 1, 2: 2, 5: 5})
+        self.make().drop(new, "own", running)
+        self.assert_vm_holds(running, {0: 9, 1: 1, 2: 2, 5: 5})
+        running.kill()
+        self.assert_holds(self.make().open(new).path, {0: 9, 1: 1, 2: 2, 5: 5})
+        self.assert_tidy(new)
+        self.assertEqual(1, len(self.layers(new).all()))
+
+    def test_what_a_source_that_runs_shares_stays_as_it_is(self) -> None:
+        vm, new = self.create(), next(self.names)
+        running = self.start(vm)
+        self.with_points(vm, 3, running)
+        self.make().clone(vm, "p3", new)
+        shared = {number: self.layers(new).file(number).read_bytes() for number in range(3)}
+        for name in ("p2", "p1", "p3"):
+            self.make().drop(vm, name, running)
+            running.write(4 * BLOCK, 4)
+        self.assertEqual(shared, {number: self.layers(new).file(number).read_bytes() for number in range(3)})
+        self.assert_holds(self.make().open(new).path, self.POINTS["p3"])
+        self.make().delete(new)
+        self.make().drop(vm, "p1", running)  # when it is alone with its layers again
+        self.assert_vm_holds(running, {**self.POINTS["p3"], 4: 4})
+        self.assert_tidy(vm)
+        self.assertEqual(1, len(self.layers(vm).all()))
+
+    def test_a_path_alone_opens_it(self) -> None:
+        vm, new = self.source(), next(self.names)
+        path = self.make().clone(vm, "p1", new).path
+        done = subprocess.run(["qemu-img", "check", "-q", str(path)], check=False)
+        self.assertEqual(0, done.returncode)
+        with stranger(path or Path()):
+            self.assertRaises(DiskInUse, self.make().resize, new, 8 * MIB, None)
+
+    def test_cloning_is_cut_off_anywhere(self) -> None:
+        for number in itertools.count(1):
+            vm, new = self.source(), next(self.names)
+            with cut_at(number) as steps, contextlib.suppress(Cut):
+                self.make().clone(vm, "p2", new)
+            self.assertIn(self.make().existing().names, ({vm}, {vm, new}))
+            self.make().clone(vm, "p2", new)
+            self.write(self.layers(new).path, 7, 7)
+            self.assert_holds(self.make().open(new).path, {**self.POINTS["p2"], 7: 7})
+            self.assert_points(vm, self.POINTS)
+            self.make().delete(vm)
+            self.assert_holds(self.make().open(new).path, {**self.POINTS["p2"], 7: 7})
+            self.make().delete(new)
+            self.assertEqual([], list(self.folder.iterdir()))
+            if len(steps) < number:
+                break
+
+    def test_deleting_what_others_share_is_cut_off_anywhere(self) -> None:
+        for number in itertools.count(1):
+            vm, new = self.source(), next(self.names)
+            self.make().clone(vm, "p2", new)
+            with cut_at(number) as steps, contextlib.suppress(Cut):
+                self.make().delete(vm)
+            self.make().take(new, "own", None)
+            self.make().drop(new, "own", None)
+            self.assert_holds(self.make().open(new).path, self.POINTS["p2"])
+            self.make().delete(vm)
+            self.assert_holds(self.make().open(new).path, self.POINTS["p2"])
+            self.make().delete(new)
+            self.assertEqual([], list(self.folder.iterdir()))
+            if len(steps) < number:
+                break
+
+    def test_without_room_there_is_none(self) -> None:
+        self.small_file_system(self.folder, 24 * MIB)
+        vm = self.source()
+        filler = self.folder / ".filler"
+        for left in (0, 200 * KIB):
+            filler.write_bytes(bytes(max(0, shutil.disk_usage(self.folder).free - left)))
+            self.assertRaises(NoSpace, self.make().clone, vm, "p2", "new")
+            self.assertEqual({vm}, self.make().existing().names)
+            filler.unlink()
+        self.assert_points(vm, self.POINTS)
+
+    def test_layers_that_are_merged_while_it_is_made_are_not_missed(self) -> None:
+        vm, new, link = self.source(), next(self.names), os.link
+
+        def merging(*arguments: Any) -> None:
+            if "p1" in self.make().points(vm):
+                self.make().drop(vm, "p1", None)
+            link(*arguments)
+
+        with mock.patch.object(os, "link", merging):
+            self.make().clone(vm, "p2", new)
+        self.assert_holds(self.make().open(new).path, self.POINTS["p2"])
+        self.assert_points(vm, {name: held for name, held in self.POINTS.items() if name != "p1"})
+
+    def test_a_point_that_is_read_is_neither_merged_nor_missed(self) -> None:
+        vm = self.source()
+        with self.make().reading(vm, "p2") as device:
+            node = json.dumps({**(device.node or {}), "node-name": "n"})
+            argv = ["qemu-storage-daemon", "--blockdev", node, "--chardev", "stdio,id=m", "--monitor", "m"]
+            reader = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.addCleanup(reader.wait)
+            self.addCleanup(reader.kill)
+            assert reader.stdout is not None
+            reader.stdout.readline()  # it has all open
+            self.assertRaises(DiskInUse, self.make().drop, vm, "p1", None)
+            self.assertEqual({"p2", "p3"}, self.make().points(vm))
+            reader.kill()
+            reader.communicate()
+        self.make().drop(vm, "p1", None)
+        self.assert_points(vm, {name: held for name, held in self.POINTS.items() if name != "p1"})
+        self.assert_tidy(vm)

@@ -104,13 +104,13 @@ class CreateTest(SnapshotCase):
         self.assertIn(f"{self.folder} has 7 MiB free", self.h.snapshot.trouble())
 
     def test_half_made_disk_is_made_anew(self) -> None:
-        layers = self.folder / "vm1.layers"
+        layers = self.folder / "vm1"
         layers.mkdir()
         for half in (self.folder / "vm1.new", layers / "0.new", layers / "0.qcow2", layers / "3.qcow2"):
             half.write_bytes(b"half")
         self.create()
         there = sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
-        self.assertEqual(["vm1.layers", "vm1.layers/0.qcow2", "vm1.qcow2"], there)
+        self.assertEqual(["vm1", "vm1/0.qcow2", "vm1/disk.qcow2"], there)
 
     def test_creating_runs_one_program(self) -> None:
         """What it takes is a process, then; benchmarks.create_latency has the figure."""
@@ -155,8 +155,8 @@ class DeleteTest(SnapshotCase):
     def test_deleting_leaves_nothing(self) -> None:
         self.create("vm1")
         (self.folder / "vm2.new").touch()
-        (self.folder / "vm4.layers").mkdir()
-        (self.folder / "vm4.layers" / "0.qcow2").touch()
+        (self.folder / "vm4").mkdir()
+        (self.folder / "vm4" / "0.qcow2").touch()
         self.assertEqual(frozenset({"vm1", "vm2", "vm4"}), self.h.snapshot.existing().names)
         for vm in ("vm1", "vm2", "vm3", "vm4"):
             self.h.snapshot.delete(vm)
