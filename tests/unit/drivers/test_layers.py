@@ -38,7 +38,8 @@ class NextStepTest(testtools.TestCase):
         for kept, shared in (([1, 2, 3], [0]), ([2, 3], [0, 1]), ([2, 3], [0, 1, 2]), ([3], [0, 1, 2, 3])):
             self.assertIsNone(next_step(self.CHAIN, kept, shared))
         self.assertEqual(Step(2, 3), next_step(self.CHAIN, [3], [0, 1]))
-        self.assertIsNone(next_step({0: None, 1: 0}, [1], [0]))
+        for shared in ([0], [1]):
+            self.assertIsNone(next_step({0: None, 1: 0}, [1], shared))
         self.assertEqual(Step(1, None), next_step({0: None, 1: 0}, [0], [0, 1]))
 
     def test_a_layer_below_several_stays(self) -> None:
@@ -185,6 +186,12 @@ class FilesTest(testtools.TestCase):
         self.assertEqual(earlier, self.layers.path)
         self.layers.adopt()
         self.assertEqual([0], [layer.number for layer in self.layers.chain()])
+        self.layers.delete()
+        self.assertEqual([], list(self.folder.iterdir()))
+
+    def test_a_file_of_an_earlier_release_is_deleted(self) -> None:
+        self.chain(1)
+        self.as_earlier_releases_made_it()
         self.layers.delete()
         self.assertEqual([], list(self.folder.iterdir()))
 
