@@ -11,7 +11,7 @@ from lab.kernel.machine import Machine
 from lab.kernel.services import AGENT_SETTINGS
 from lab.kernel.tinyvm import tiny_vm
 from tests.kernel.stacks import StackCase, patiently, services
-from virtman.errors import AgentUnreachable
+from virtman.errors import AgentUnreachable, VmRuns
 
 SIZE = 8 << 20
 SMALL = 2 << 20
@@ -90,6 +90,12 @@ class BootTest(StackCase):
         self.assertEqual(["running"], [vm.state for vm in self.agent(host).vms()])
         [image] = self.agent(host).status().images
         self.assertEqual(["host-1", "origin"], [path.host for path in image.paths])
+        host.run(["virtman", "resize", "vm", "128M"])
+        nodes = host.run(["virsh", "qemu-monitor-command", "--hmp", "vm", "info block -v"])
+        self.assertIn("virtual size: 128 MiB", nodes)
+        host.run(["virtman", "snapshot", "create", "vm", "running"])
+        self.assertEqual(["crash"], [snapshot.state for snapshot in self.agent(host).snapshots("vm")])
+        self.assertRaises(VmRuns, self.agent(host).revert, "vm", "running")
 
 
 class CallersTest(StackCase):
@@ -125,7 +131,7 @@ class SecondAgentTest(StackCase):
         self.read(host, path, "image", SMALL)
 
 
-class CrashTest(StackCase):
+class KillCase(StackCase):
     def kill_at(self, machine: Machine, step: str, act: Callable[[], object]) -> None:
         """Have the agent of a guest killed at a step of an act, and start it again."""
         self.addCleanup(machine.run, ["rm", "-rf", str(STEPPING.parent)])
@@ -136,6 +142,8 @@ class CrashTest(StackCase):
         machine.run(["sh", "-c", f"rm {STEPPING} && {RESTART}"])
         self.agent(machine).repair()
 
+
+class CrashTest(KillCase):
     def assert_nothing_half_made(self, machine: Machine) -> None:
         self.assertEqual([], self.agent(machine).vms())
         self.assertEqual([], self.agent(machine).status().strays)
@@ -178,3 +186,36 @@ class CrashTest(StackCase):
         # Not before: what the cache had lost would be waited for, and not counted.
         self.read(host, path, "image", SIZE, start=WRITTEN)
         self.assertEqual("0", host.run(["sh", "-c", SECTORS_FETCHED, "image"]).strip(), "sectors lost with the power")
+
+
+class SnapshotTest(KillCase):
+    def virtman(self, *words: str) -> str:
+        return self.host.run(["virtman", *words])
+
+    def content(self, path: str) -> str:
+        return self.host.run(["sha256sum", path])
+
+    def changed(self, path: str, block: int) -> str:
+        """What the disk holds after two blocks were written."""
+        where = [f"of={path}", "bs=64K", f"seek={block}", "count=2", "conv=fsync"]
+        self.host.run(["dd", "if=/dev/urandom", *where])
+        return self.content(path)
+
+    def test_a_disk_grows_and_goes_back_to_what_its_snapshots_keep_also_when_the_agent_is_killed(self) -> None:
+        self.publish("image", SMALL)
+        path = self.create(self.host, "vm", "image")
+        one = self.changed(path, 0)
+        self.virtman("snapshot", "create", "vm", "one")
+        self.virtman("resize", "vm", "4M")
+        two = self.changed(path, SMALL // (64 << 10) - 1)
+        self.agent(self.host).take_snapshot("vm", "two")
+        self.changed(path, 1)
+        self.kill_at(self.host, "revert:reverted", lambda: self.agent(self.host).revert("vm", "one"))
+        listed = [line.split()[:2] for line in self.virtman("snapshot", "list", "vm").splitlines()]
+        self.assertEqual((["one", "*"], "two", one), (listed[1], listed[2][0], self.content(path)))
+        self.virtman("snapshot", "revert", "vm", "two")
+        self.assertEqual(two, self.content(path))
+        self.virtman("snapshot", "delete", "vm", "one")
+        agent = self.agent(self.host)
+        self.assertEqual((["two"], two), ([snapshot.name for snapshot in agent.snapshots("vm")], self.content(path)))
+        self.assertEqual((4 << 20, []), (agent.vms()[0].disk.size, agent.status().strays))
