@@ -45,13 +45,15 @@ class Cluster(Running):
         accel: str = "tcg",
         volt_options: Sequence[str] = (),
         agent_options: Sequence[str] = (),
+        agent: Sequence[str | Path] | None = None,
     ) -> None:
-        """Nothing is started yet. ``accel`` is ``kvm`` or ``tcg``, as ``proven_accel`` found."""
+        """Nothing is started yet. ``accel`` is ``kvm`` or ``tcg``, as ``proven_accel`` found; ``agent``: another."""
         self.folder = folder
         self.names = ["origin", *(f"host-{number}" for number in range(1, hosts))]
         self.volt_url = ""
         self._volt_options = list(volt_options)
         self._agent_options = ["--stack", "userspace", "--libvirt", libvirt, "--accel", accel, *agent_options]
+        self._agent: list[str | Path] = [*(agent or [tool("virtman"), "agent"])]
         self._volt_listen = "127.0.0.1:0"
         self._run = Path("/nonexistent")
         self._volt: Service | None = None
@@ -123,14 +125,7 @@ class Cluster(Running):
     def start_agent(self, host: int) -> None:
         """Start a host's agent on what its folders hold, and wait until it answers."""
         self.run_folder(host).mkdir(exist_ok=True)
-        argv: list[str | Path] = [
-            tool("virtman"),
-            "agent",
-            "--name",
-            self.names[host],
-            "--state",
-            self.state_folder(host),
-        ]
+        argv = [*self._agent, "--name", self.names[host], "--state", self.state_folder(host)]
         argv += ["--run", self.run_folder(host), "--volt", self.volt_url, *self._agent_options]
         service = Service(self.names[host], argv, self.folder / f"{self.names[host]}.log")
         self._hosts[host] = service

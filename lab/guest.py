@@ -38,6 +38,7 @@ PACKAGES = (
     "login",
     "mount",
     "passwd",
+    "qemu-guest-agent",  # masked below: a test starts it
     "systemd-sysv",
     "tiny-initramfs",  # stands in for the bigger initramfs tools that the kernel would pull in; ours is made below
     "udev",
@@ -55,6 +56,7 @@ MASKED = (
     "getty-static.service",
     "integritysetup.target",
     "kmod-static-nodes.service",
+    "qemu-guest-agent.service",
     "proc-sys-fs-binfmt_misc.automount",
     "remote-fs.target",
     "sys-fs-fuse-connections.mount",

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from lab.process import Service, wait_ended
+from lab.process import Service, processes_of, wait_ended
 from lab.running import Running
 from lab.tools import CHECKOUT
 
@@ -20,10 +20,10 @@ LIBVIRTD_CONF = """\
 auth_unix_ro = "none"
 auth_unix_rw = "none"
 """
-# The lab's disks and sockets are root's. Console logs are written by QEMU itself, so that virtlogd is not needed.
+# Console logs are written by QEMU itself, so that virtlogd is not needed.
 QEMU_CONF = """\
-user = "root"
-group = "root"
+user = "{user}"
+group = "{user}"
 dynamic_ownership = 0
 remember_owner = 0
 security_driver = "none"
@@ -38,9 +38,10 @@ MOUNT_POINTS = ("/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/
 class PrivateLibvirt(Running):
     """Context manager; ``uri`` is for libvirt-python, virsh and ``virtman agent --libvirt``."""
 
-    def __init__(self, folder: Path) -> None:
-        """``folder`` is made if needed and keeps the logs."""
+    def __init__(self, folder: Path, user: str = "root") -> None:
+        """``folder`` is made if needed and keeps the logs. ``user`` is whom VMs run as; it passes to their disks."""
         self._folder = folder
+        self._user = user
         self._run = Path("/nonexistent")
         self._service: Service | None = None
         self._first_process: tuple[int, int] | None = None
@@ -55,7 +56,7 @@ class PrivateLibvirt(Running):
         for name in ("etc/qemu", "lib", "cache", "log"):
             (self._folder / name).mkdir(parents=True, exist_ok=True)
         (self._folder / "etc/libvirtd.conf").write_text(LIBVIRTD_CONF)
-        (self._folder / "etc/qemu.conf").write_text(QEMU_CONF)
+        (self._folder / "etc/qemu.conf").write_text(QEMU_CONF.format(user=self._user))
         for point in MOUNT_POINTS:
             Path(point).mkdir(parents=True, exist_ok=True)
         self._run = Path(tempfile.mkdtemp(prefix="lv-", dir="/tmp"))
@@ -76,8 +77,19 @@ class PrivateLibvirt(Running):
             self._folder / "libvirtd.out",
         )
         self._service.start()
-        self._service.wait_ready(self._answers, START_TIMEOUT)
+        self.wait_ready()
         self._first_process = self._find_first_process(self._service.pid)
+
+    @property
+    def pid(self) -> int:
+        """The process id of libvirtd. Killed, it is started again, and its VMs go on."""
+        [pid] = [pid for pid, line in processes_of(self._run).items() if line.startswith("libvirtd ")]
+        return pid
+
+    def wait_ready(self) -> None:
+        """Wait until libvirtd answers. Raises NotReady."""
+        if self._service is not None:
+            self._service.wait_ready(self._answers, START_TIMEOUT)
 
     def _answers(self) -> bool:
         import libvirt

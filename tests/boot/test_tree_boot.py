@@ -95,11 +95,11 @@ class TreeBootTest(VmTestCase):
             self.assertFalse(Path(path).exists(), path)
 
 
-def shut_down(cluster: Cluster, vm: str) -> None:
-    """Shut a VM of host 1 down, however slow it is."""
+def shut_down(cluster: Cluster, vm: str, host: int = 1) -> None:
+    """Shut a VM down, however slow it is."""
     for _ in attempts(PATIENCE):
         try:
-            return cluster.agents[1].stop(vm)
+            return cluster.agents[host].stop(vm)
         except HypervisorError as error:
             if "did not shut down within" not in str(error):
                 raise

@@ -38,9 +38,9 @@ class VmTestCase(testtools.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 
-    def libvirt(self) -> PrivateLibvirt:
+    def libvirt(self, user: str = "root") -> PrivateLibvirt:
         """A libvirtd of the test's own."""
-        libvirt = PrivateLibvirt(self.folder / "libvirt")
+        libvirt = PrivateLibvirt(self.folder / "libvirt", user)
         libvirt.start()
         self.addCleanup(libvirt.stop)
         return libvirt

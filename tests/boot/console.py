@@ -1,0 +1,62 @@
+"""A shell in a VM, on its serial port."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import time
+import tty
+from xml.etree import ElementTree as ET
+
+import libvirt
+
+from tests.patience import PATIENCE
+
+
+class Console:
+    """Root's shell in a VM of the lab's guest that shows its login prompt. It needs libvirt only to begin."""
+
+    def __init__(self, uri: str, vm: str) -> None:
+        self._fd = os.open(_terminal(uri, vm), os.O_RDWR | os.O_NOCTTY)
+        tty.setraw(self._fd)
+        self._asked = 0
+        self._send("root")
+        self._await(rb"\$ |# ")
+        self._send("stty -echo; PS1= PS2= exec sh")  # one that does not edit lines
+        self.run("cd /root")
+
+    def close(self) -> None:
+        """Leave the shell as it is."""
+        os.close(self._fd)
+
+    def run(self, command: str) -> str:
+        """What a command prints. Raises AssertionError if it fails."""
+        self._asked += 1
+        self._send(f"{command}\necho ended-{self._asked}-$?")
+        found = self._await(rb"(?s)(.*)ended-%d-(\d+)" % self._asked)
+        said = found[1].decode(errors="replace").replace("\r", "").strip()
+        assert found[2] == b"0", f"{command}: exit code {found[2].decode()}: {said}"
+        return said
+
+    def _send(self, line: str) -> None:
+        os.write(self._fd, line.encode() + b"\n")
+
+    def _await(self, pattern: bytes) -> re.Match[bytes]:
+        seen, deadline = b"", time.monotonic() + PATIENCE
+        while not (found := re.search(pattern, seen)):
+            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"the guest does not answer: {seen[-2000:]!r}"
+            seen += os.read(self._fd, 65536)
+        return found
+
+
+def _terminal(uri: str, vm: str) -> str:
+    connection = libvirt.open(uri)
+    try:
+        root = ET.fromstring(connection.lookupByName(vm).XMLDesc())
+    finally:
+        connection.close()
+    source = root.find("devices/serial/source")
+    assert source is not None, "the VM has no serial port"
+    return source.attrib["path"]

@@ -1,0 +1,237 @@
+"""The disk of a VM that runs in libvirt: points in time of it are kept and forgotten, and it grows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import libvirt
+
+from drivers.errors import DriverError
+from lab.cluster import Cluster
+from lab.localboot import block_nodes
+from lab.login import io_errors, wait_login
+from lab.process import attempts
+from tests.boot.console import Console
+from tests.boot.killing_agent import AGENT
+from tests.boot.test_tree_boot import shut_down
+from tests.boot.vms import VmTestCase
+from tests.patience import PATIENCE
+from virtman.errors import VirtmanError, VmRuns
+from virtman.records import CRASH, FROZEN
+
+VM = "vm"
+MIB = 1 << 20
+USER = "libvirt-qemu"
+"""Whom libvirt runs QEMU as, where it is not told otherwise."""
+
+WRITER = """\
+# Writes one of four files, and reads all of them back from the disk, again and again.
+sum_up() { md5sum /root/turn-* > /run/sums; }
+turn=0
+sum_up
+while :; do
+  turn=$((turn + 1))
+  echo 1 > /proc/sys/vm/drop_caches
+  [ "$turn" = 1 ] || md5sum -c --status /run/sums || echo "turn $turn" >> /run/bad
+  dd if=/dev/urandom of=/root/turn-$((turn % 4)) bs=64k count=8 conv=fsync status=none || echo "write" >> /run/bad
+  sum_up
+  echo "$turn" > /run/turn
+done
+"""
+
+
+GUEST_AGENT = "pidof qemu-ga > /dev/null || qemu-ga --daemonize --path /dev/virtio-ports/org.qemu.guest_agent.0"
+
+
+class PointsTest(VmTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.order = self.folder / "order"
+        self.folder.chmod(0o711)
+        self.private = self.libvirt(USER)
+        self.cluster_ = Cluster(
+            self.folder,
+            1,
+            libvirt=self.private.uri,
+            agent=[sys.executable, "-m", "tests.boot.killing_agent", self.order],
+        )
+        self.addCleanup(self.cluster_.stop)
+        self.cluster_.start()
+        self.cluster_.run_folder(0).parent.chmod(0o711)
+        self.agent = self.cluster_.agents[0]
+        self.agent.publish("guest", self.guest.disk)
+        booted = self.agent.boot(VM, "guest", memory=256, network="none")
+        self.console_log = Path(booted.machine.console_log)
+        self.log_in()
+
+    def log_in(self) -> None:
+        """Wait until the VM has booted, and begin a shell in it."""
+        wait_login(VM, self.console_log, PATIENCE)
+        self.console = Console(self.private.uri, VM)
+        self.addCleanup(self.console.close)
+
+    # In the guest
+
+    def write(self) -> str:
+        """Have the guest write new data over the old. Returns its checksum."""
+        self.console.run("dd if=/dev/urandom of=data bs=1M count=16 conv=fsync status=none")
+        return self.read()
+
+    def read(self) -> str:
+        """The checksum of what the guest reads from its disk."""
+        self.console.run("echo 1 > /proc/sys/vm/drop_caches")
+        return self.console.run("md5sum data")
+
+    def size(self) -> int:
+        """The size of the disk, as the guest sees it."""
+        return 512 * int(self.console.run("cat /sys/class/block/vda/size"))
+
+    def begin_writing(self) -> None:
+        """Start the program that writes and reads for as long as the VM runs."""
+        self.console.run(f"cat > /run/writer <<'END'\n{WRITER}END")
+        self.console.run("touch /root/turn-0; sh /run/writer < /dev/null > /dev/null 2>&1 &")
+
+    def assert_goes_on(self, data: str) -> None:
+        """The guest has what it wrote, and goes on writing and reading, without any error."""
+        self.assertEqual(data, self.read())
+        before = self.turn()
+        for _ in attempts(PATIENCE):
+            if self.turn() > before + 1:  # a whole one
+                break
+        else:
+            self.fail("the guest writes no more")
+        self.assertEqual("", self.console.run("cat /run/bad 2>/dev/null || true"))
+        self.assertEqual(0, io_errors(self.console_log))
+
+    def turn(self) -> int:
+        """How often the program has written until now."""
+        return int(self.console.run("cat /run/turn 2>/dev/null || echo 0"))
+
+    # From outside
+
+    def names(self) -> list[str]:
+        """The points that the agent tells of."""
+        return [point.name for point in self.agent.snapshots(VM)]
+
+    def take_frozen(self, name: str) -> None:
+        """Keep a point while the guest holds still; a slow one is asked again."""
+        self.console.run(GUEST_AGENT)
+        for _ in attempts(PATIENCE):
+            if self.agent.take_snapshot(VM, name).state == FROZEN:
+                return
+            self.agent.delete_snapshot(VM, name)
+        self.fail("the guest does not hold still")
+
+    def domain(self) -> Any:
+        """The VM, as libvirt has it."""
+        connection = libvirt.open(self.private.uri)
+        self.addCleanup(connection.close)
+        return connection.lookupByName(VM)
+
+    def assert_defined(self) -> None:
+        """Whoever starts the VM begins with the layer that it writes to now."""
+        definition = self.domain().XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
+        [disk] = [node for node in block_nodes(ET.fromstring(definition)) if "seed" not in node["node-name"]]
+        del disk["node-name"]
+        self.assertEqual(self.agent.vm(VM).disk.blockdev, disk)
+
+    def cut_off(self, when: str, pid: int, act: Callable[[], object]) -> None:
+        """Have a process killed right before a command, and then the agent end what it had begun.
+
+        It does so by itself, too, in a while.
+        """
+        self.order.write_text(f"{when} {pid}")
+        self.assertRaises((VirtmanError, DriverError), act)
+        self.assertFalse(self.order.exists(), "nobody was killed")
+        if pid == AGENT:
+            self.cluster_.restart_agent(0)
+        self.private.wait_ready()
+        self.agent.repair()
+
+    def test_points_of_a_vm_that_runs_are_kept_and_forgotten_whoever_is_killed_and_its_disk_grows(self) -> None:
+        """One test, because a boot takes long."""
+        first = self.write()
+        self.begin_writing()
+        self.take_and_forget(first)
+        second = self.write()
+        self.take_frozen("second")
+        third = self.write()
+        self.grow(third)
+        self.cut_off_taking(third)
+        self.cut_off_forgetting(third)
+        self.start_by_libvirt()
+        self.go_back("second", second)
+
+    def take_and_forget(self, first: str) -> None:
+        """A point of a guest without an agent; it is merged while the guest writes."""
+        self.assertEqual(CRASH, self.agent.take_snapshot(VM, "first").state)
+        self.assert_goes_on(first)
+        self.assert_defined()
+        data = self.write()
+        self.agent.take_snapshot(VM, "other")
+        self.agent.delete_snapshot(VM, "first")
+        self.assertEqual(["other"], self.names())
+        self.assert_goes_on(data)
+        self.assert_defined()
+        self.agent.delete_snapshot(VM, "other")
+        self.assert_goes_on(data)
+
+    def grow(self, data: str) -> None:
+        """The guest sees the new size at once. Nothing goes back while it runs."""
+        before = self.size()
+        self.agent.resize(VM, before + 64 * MIB)
+        self.assertEqual(before + 64 * MIB, self.size())
+        error = self.assertRaises(VmRuns, self.agent.revert, VM, "second")
+        self.assertEqual(f"vm {VM!r} runs; stop it before it goes back to a snapshot", str(error))
+        self.assert_goes_on(data)
+
+    def cut_off_taking(self, data: str) -> None:
+        """The agent and libvirtd are killed while the guest holds still, before its QEMU goes over to the new layer."""
+        self.cut_off("blockdev-snapshot", AGENT, lambda: self.agent.take_snapshot(VM, "third"))
+        self.assertEqual(["second", "third"], self.names())
+        self.assert_goes_on(data)
+        self.assert_defined()
+        self.cut_off("blockdev-snapshot", self.private.pid, lambda: self.agent.take_snapshot(VM, "fourth"))
+        self.assertEqual(["second", "third"], self.names())
+        self.assert_goes_on(data)
+        self.assert_defined()
+
+    def cut_off_forgetting(self, data: str) -> None:
+        """The agent and libvirtd are killed when all is copied, before QEMU changes what the layer above is over."""
+        self.take_frozen("fifth")
+        self.cut_off("job-finalize", AGENT, lambda: self.agent.delete_snapshot(VM, "third"))
+        self.assertEqual(["second", "fifth"], self.names())
+        self.assert_goes_on(data)
+        self.cut_off("job-finalize", self.private.pid, lambda: self.agent.delete_snapshot(VM, "fifth"))
+        self.assertEqual(["second"], self.names())
+        self.assert_goes_on(data)
+        self.assert_defined()
+
+    def start_by_libvirt(self) -> None:
+        """What starts the VM without the agent begins with what it wrote last."""
+        self.agent.take_snapshot(VM, "last")
+        data = self.write()
+        self.shut_down()
+        self.domain().create()
+        self.log_in()
+        self.assertEqual(data, self.read())
+
+    def go_back(self, point: str, data: str) -> None:
+        """A VM that is off goes back to a point, in size, too."""
+        size = self.guest.disk.stat().st_size
+        self.shut_down()
+        self.agent.revert(VM, point)
+        self.assert_defined()
+        self.agent.start(VM)
+        self.log_in()
+        self.assertEqual((data, size), (self.read(), self.size()))
+        self.assertEqual(0, io_errors(self.console_log))
+
+    def shut_down(self) -> None:
+        """Shut the VM down in good order."""
+        self.console.run("sync")
+        shut_down(self.cluster_, VM, host=0)
