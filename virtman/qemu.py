@@ -7,12 +7,17 @@ import json
 import logging
 from collections.abc import Mapping
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from drivers.errors import MonitorFailed
 from virtman.errors import HypervisorError
 
 log = logging.getLogger(__name__)
 
+AGENT = "org.qemu.guest_agent.0"
+"""How the port of the guest's agent is called."""
+PING_TIMEOUT = 5
+"""Seconds that it has to say that it is there."""
 AGENT_TIMEOUT = 20
 """Seconds that the guest's agent has for an answer: it writes down all that the guest has in memory."""
 
@@ -45,6 +50,8 @@ class RunningVm:
         """
         import libvirt
 
+        if not self._is_answered():
+            return False
         try:
             with contextlib.suppress(libvirt.libvirtError):  # of a libvirt that cannot: it is asked all the same
                 self._domain.agentSetResponseTimeout(AGENT_TIMEOUT)
@@ -54,16 +61,40 @@ class RunningVm:
         self.thaw()  # it may have frozen them later than it had time to
         return False
 
-    def thaw(self) -> None:
-        """Let the guest go on; one that was not held still, or that does not answer, is left alone.
+    def _is_answered(self) -> bool:
+        """Whether an agent in the guest answers now. Of one that does not, nobody knows what it will do later."""
+        import libvirt
+        import libvirt_qemu
 
-        Raises HypervisorError if libvirt went away: the guest may be held still.
+        try:
+            libvirt_qemu.qemuAgentCommand(self._domain, json.dumps({"execute": "guest-ping"}), PING_TIMEOUT, 0)
+        except libvirt.libvirtError as error:
+            log.info("vm %s: no agent answers in its guest: %s", self._vm, error)
+            return False
+        return True
+
+    def thaw(self) -> None:
+        """Let the guest go on; one that was not held still, or in which no agent runs, is left alone.
+
+        Raises HypervisorError if libvirt went away or the agent does not answer: the guest may be held still.
         """
         import libvirt
 
+        with contextlib.suppress(MonitorFailed):
+            self.execute("query-status")  # a libvirt that has just come back does not know of the agent before
         try:
             self._domain.fsThaw()
         except libvirt.libvirtError as error:
-            if not self._domain.connect().isAlive():
-                raise HypervisorError(f"libvirt went away before vm {self._vm!r} was let go on: {error}") from error
+            if self._has_agent():
+                raise HypervisorError(f"the guest of vm {self._vm!r} may be frozen: {error}") from error
             log.info("vm %s: its file systems are not thawed: %s", self._vm, error)
+
+    def _has_agent(self) -> bool:
+        """Whether an agent runs in the guest, or one may for all that libvirt says."""
+        import libvirt
+
+        try:
+            channels = ET.fromstring(self._domain.XMLDesc()).iterfind("devices/channel/target")  # noqa: S314  libvirt wrote it
+            return any(channel.get("name") == AGENT and channel.get("state") == "connected" for channel in channels)
+        except libvirt.libvirtError:
+            return not self._domain.connect().isAlive()

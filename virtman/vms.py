@@ -46,7 +46,7 @@ class Running(Monitor, Protocol):
         """
 
     def thaw(self) -> None:
-        """Let the guest go on; one that was not held still, or that does not answer, is left alone.
+        """Let the guest go on; one that was not held still, or in which no agent runs, is left alone.
 
         Raises HypervisorError: it may be held still.
         """

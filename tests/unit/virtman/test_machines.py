@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import libvirt
+import libvirt_qemu
 from testtools import TestCase
 from testtools.matchers import Contains, Not
 
@@ -372,18 +373,56 @@ class RunningTest(MachinesTest):
         self.start()
         with self.machines.running_vm("vm") as running:
             assert running is not None
-            self.assertTrue(running.freeze())
-            self.domain().destroy()
-            self.assertFalse(running.freeze())
+            self.assertFalse(running.freeze(), "no agent answers")
+            with mock.patch.object(libvirt_qemu, "qemuAgentCommand"):
+                self.assertTrue(running.freeze())
+                self.domain().destroy()
+                self.assertFalse(running.freeze())
             running.thaw()
-
-    def test_it_is_told_if_libvirt_goes_away_while_a_guest_is_frozen(self) -> None:
-        domain = mock.Mock()
-        domain.fsFreeze.side_effect = domain.fsThaw.side_effect = libvirt.libvirtError("the socket is closed")
-        domain.connect().isAlive.return_value = 0
-        self.assertRaises(HypervisorError, RunningVm("vm", domain).freeze)
-        self.assertRaises(HypervisorError, RunningVm("vm", domain).thaw)
 
     def test_the_guests_agent_is_reached_by_a_channel(self) -> None:
         self.start()
         self.assertThat(self.definition(), Contains("org.qemu.guest_agent.0"))
+
+
+class FrozenTest(TestCase):
+    """A guest that libvirt fails to freeze and to thaw."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.domain = mock.Mock()
+        self.domain.fsFreeze.side_effect = self.domain.fsThaw.side_effect = libvirt.libvirtError("no answer")
+        self.running = RunningVm("vm", self.domain)
+        patch = mock.patch.object(libvirt_qemu, "qemuAgentCommand")
+        self.ping = patch.start()
+        self.addCleanup(patch.stop)
+        monitor = mock.patch.object(libvirt_qemu, "qemuMonitorCommand", side_effect=libvirt.libvirtError("none"))
+        monitor.start()
+        self.addCleanup(monitor.stop)
+
+    def agent(self, state: str) -> None:
+        target = f"<target type='virtio' name='org.qemu.guest_agent.0' state='{state}'/>"
+        self.domain.XMLDesc.return_value = f"<domain><devices><channel>{target}</channel></devices></domain>"
+
+    def test_one_without_an_agent_is_not_held_still(self) -> None:
+        self.agent("disconnected")
+        self.assertFalse(self.running.freeze())
+        self.running.thaw()
+
+    def test_one_whose_agent_does_not_answer_may_be(self) -> None:
+        self.agent("connected")
+        self.assertRaises(HypervisorError, self.running.freeze)
+        self.assertRaises(HypervisorError, self.running.thaw)
+
+    def test_an_agent_that_answers_nothing_at_all_is_not_asked(self) -> None:
+        self.agent("connected")
+        self.ping.side_effect = libvirt.libvirtError("no answer")
+        self.assertFalse(self.running.freeze())
+        self.domain.fsFreeze.assert_not_called()
+
+    def test_one_whose_libvirt_went_away_may_be(self) -> None:
+        self.domain.XMLDesc.side_effect = libvirt.libvirtError("the socket is closed")
+        self.domain.connect().isAlive.return_value = 0
+        self.assertRaises(HypervisorError, self.running.thaw)
+        self.domain.connect().isAlive.return_value = 1
+        self.running.thaw()  # somebody has removed the VM
