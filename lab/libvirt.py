@@ -39,7 +39,7 @@ class PrivateLibvirt(Running):
     """Context manager; ``uri`` is for libvirt-python, virsh and ``virtman agent --libvirt``."""
 
     def __init__(self, folder: Path, user: str = "root") -> None:
-        """``folder`` is made if needed and keeps the logs. ``user`` is whom VMs run as; it passes to their disks."""
+        """``folder`` is made if needed and keeps the logs. VMs run as ``user``, without KVM if that is not root."""
         self._folder = folder
         self._user = user
         self._run = Path("/nonexistent")
@@ -57,6 +57,9 @@ class PrivateLibvirt(Running):
             (self._folder / name).mkdir(parents=True, exist_ok=True)
         (self._folder / "etc/libvirtd.conf").write_text(LIBVIRTD_CONF)
         (self._folder / "etc/qemu.conf").write_text(QEMU_CONF.format(user=self._user))
+        if self._user != "root":
+            # Where only root may open /dev/kvm, libvirt would ask QEMU anew for each definition what it can do: 9 s.
+            (self._folder / "no-kvm").touch(mode=0o600)
         for point in MOUNT_POINTS:
             Path(point).mkdir(parents=True, exist_ok=True)
         self._run = Path(tempfile.mkdtemp(prefix="lv-", dir="/tmp"))

@@ -28,7 +28,7 @@ AGENT = 0
 class Killing(RunningVm):
     """A running VM whose agent carries out an order."""
 
-    order = Path(sys.argv[1])
+    order = Path()
 
     def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
         """Kill, if this is the command of the order, and then execute it."""
@@ -47,5 +47,6 @@ def _kill(pid: int) -> None:
 
 
 if __name__ == "__main__":
+    Killing.order = Path(sys.argv[1])
     with mock.patch.object(machines, "RunningVm", Killing):
         main(["agent", *sys.argv[2:]])
