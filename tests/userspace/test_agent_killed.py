@@ -1,8 +1,9 @@
-"""kill -9 of the agent at every step of create, destroy and gc; then a start repairs everything."""
+"""kill -9 of the agent at every step of an operation; then a start repairs everything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
@@ -16,8 +17,8 @@ def nothing(_client: AgentClient) -> None:
     """No preparation."""
 
 
-class AgentKilledTest(HostsTestCase):
-    """One origin; a new host for every kill, so that each create begins with an attach."""
+class KilledTestCase(HostsTestCase):
+    """One origin, and hosts whose agents are killed."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -73,6 +74,10 @@ class AgentKilledTest(HostsTestCase):
             found.append(f"images {images}, and the tree {[node.host for node in waiting]}")
         return found
 
+
+class AgentKilledTest(KilledTestCase):
+    """A new host for every kill, so that each create begins with an attach."""
+
     def test_create_killed_anywhere_leaves_nothing_and_works_again(self) -> None:
         def create(client: AgentClient) -> None:
             client.create("vm", "img")
@@ -116,3 +121,99 @@ class AgentKilledTest(HostsTestCase):
             self.assert_nothing_left_over(host, client)
             self.assert_same_content(Path(client.create("vm", "img").disk.path), self.file)
             host.tear_down()
+
+
+class DiskKilledTest(KilledTestCase):
+    """A VM with two snapshots on one host, for every kill; 1, 2 and then 3 was written to its first 4 KiB."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.h1 = self.host("h1")
+        self.h1.start().create("keeps-the-image", "img")
+
+    def with_snapshots(self, client: AgentClient) -> None:
+        client.create("vm", "img")
+        for number, name in enumerate(("one", "two"), 1):
+            self.write(client, number)
+            client.take_snapshot("vm", name)
+        self.write(client, 3)
+
+    def write(self, client: AgentClient, pattern: int) -> None:
+        self.qemu_io(client, "vm", f"write -P {pattern} 0 4k")
+
+    def assert_holds(self, client: AgentClient, vm: str, pattern: int) -> None:
+        """Also all that was not written reads as the image."""
+        self.assertNotIn("failed", self.qemu_io(client, vm, f"read -P {pattern} 0 4k"))
+        expected = bytes([pattern]) * 4096 + self.file.read_bytes()[4096:]
+        (self.folder / "expected").write_bytes(expected.ljust(client.vm(vm).disk.size or 0, b"\0"))
+        self.assert_same_content(Path(client.vm(vm).disk.path), self.folder / "expected")
+
+    def qemu_io(self, client: AgentClient, vm: str, command: str) -> str:
+        argv = ["qemu-io", "-f", "qcow2", "-c", command, client.vm(vm).disk.path]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    def killed_anywhere(self, act: Act) -> Iterator[AgentClient]:
+        """A client after each kill and repair; the VM is destroyed afterwards, and nothing is left of it."""
+        client = self.h1.client()
+        self.with_snapshots(client)
+        reached = len(self.h1.steps())
+        act(client)
+        steps = list(dict.fromkeys(self.h1.steps()[reached:]))
+        self.assertTrue(steps)
+        for step in steps:
+            self.destroy_all(client)
+            self.h1.stop()
+            client = self.interrupt(self.h1, step, act, self.with_snapshots)
+            yield client
+            self.assert_nothing_left_over(self.h1, client)
+        self.destroy_all(client)
+        self.assert_nothing_left_over(self.h1, client)
+
+    def destroy_all(self, client: AgentClient) -> None:
+        for vm in client.vms():
+            if vm.name != "keeps-the-image":
+                client.destroy(vm.name)
+        self.assertEqual(["keeps-the-image"], [path.name for path in (self.h1.state / "snapshots").iterdir()])
+
+    def test_taking_a_snapshot(self) -> None:
+        def take(client: AgentClient) -> None:
+            client.take_snapshot("vm", "tri")
+
+        for client in self.killed_anywhere(take):
+            self.assert_holds(client, "vm", 3)
+            take(client)
+            self.write(client, 4)
+            self.assertEqual(["one", "two", "tri"], [one.name for one in client.snapshots("vm")])
+            for name, pattern in (("tri", 3), ("one", 1)):
+                client.revert("vm", name)
+                self.assert_holds(client, "vm", pattern)
+
+    def test_going_back(self) -> None:
+        def revert(client: AgentClient) -> None:
+            client.revert("vm", "one")
+
+        for client in self.killed_anywhere(revert):
+            self.assert_holds(client, "vm", 1)  # once it is written down it is finished
+            revert(client)
+            self.assert_holds(client, "vm", 1)
+            self.assertEqual(["one"], [one.name for one in client.snapshots("vm") if one.current])
+
+    def test_forgetting_a_snapshot(self) -> None:
+        for client in self.killed_anywhere(lambda client: client.delete_snapshot("vm", "one")):
+            self.assertEqual(["two"], [one.name for one in client.snapshots("vm")])
+            self.assert_holds(client, "vm", 3)
+            client.revert("vm", "two")
+            self.assert_holds(client, "vm", 2)
+
+    def test_growing(self) -> None:
+        for client in self.killed_anywhere(lambda client: client.resize("vm", 16 << 20)):
+            self.assertEqual(16 << 20, client.vm("vm").disk.size)
+            self.assert_holds(client, "vm", 3)
+
+    def test_cloning(self) -> None:
+        for client in self.killed_anywhere(lambda client: client.clone("vm", ["new-1", "new-2"])):
+            clones = client.clone("vm", ["new-1", "new-2"])
+            self.assertEqual(["one", "two"], [one.name for one in client.snapshots("vm")])
+            client.destroy("vm")
+            for clone in clones:
+                self.assert_holds(client, clone.name, 3)
