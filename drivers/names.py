@@ -15,9 +15,14 @@ SOCKET_PATH_LIMIT = 107
 
 def checked(name: str) -> str:
     """The name itself, if it is one. Raises BadName."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise BadName(name)
     return name
+
+
+def is_name(name: str) -> bool:
+    """Whether it is one."""
+    return _NAME.fullmatch(name) is not None
 
 
 def fitting(path: Path) -> Path:

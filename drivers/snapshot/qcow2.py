@@ -37,7 +37,7 @@ from drivers.errors import (
 from drivers.host.command import run
 from drivers.host.durable import sync
 from drivers.host.space import shortage
-from drivers.names import checked
+from drivers.names import checked, is_name
 from drivers.needs import QEMU_IMG, QEMU_STORAGE_DAEMON, Needs
 from drivers.qemu.monitor import SETPRIV, is_locked, open_node, private_daemon
 from drivers.qemu.nodes import Nodes
@@ -210,8 +210,9 @@ class Qcow2Snapshot:
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
-        details = {path.name.partition(".")[0]: str(path) for path in self._folder.glob("[!.]*")}
-        return Existing(frozenset(details), details)
+        details = {path.name.partition(".")[0]: str(path) for path in self._folder.iterdir()}
+        names = frozenset(filter(is_name, details))  # not "lost+found", say
+        return Existing(names, {name: details[name] for name in names})
 
     def trouble(self) -> str:
         """Whether the file system is running full under the disks."""

@@ -219,3 +219,20 @@ class SnapshotTest(KillCase):
         agent = self.agent(self.host)
         self.assertEqual((["two"], two), ([snapshot.name for snapshot in agent.snapshots("vm")], self.content(path)))
         self.assertEqual((4 << 20, []), (agent.vms()[0].disk.size, agent.status().strays))
+
+    def test_clones_files_and_images_hold_what_the_disk_held(self) -> None:
+        self.publish("image", SMALL)
+        path = self.create(self.host, "vm", "image")
+        then = self.changed(path, 0).split()[0]
+        clones = self.virtman("clone", "vm", "new", "--count", "2").split()
+        self.changed(path, 1)
+        self.virtman("destroy", "vm")
+        self.changed(clones[1], 2)
+        self.assertEqual(then, self.content(clones[0]).split()[0])
+        self.virtman("export", "new-1", "/run/file")
+        self.assertEqual(then, self.content("/run/file").split()[0])
+        published = self.virtman("publish", "mine", "--from-vm", "new-1")
+        self.assertIn(f"sha256:{then}", published)
+        status = self.agent(self.host).status()
+        maps = self.host.run(["dmsetup", "ls"])
+        self.assertEqual(([], []), (status.strays, [line for line in maps.splitlines() if "point" in line]))

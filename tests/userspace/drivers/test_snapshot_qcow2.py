@@ -157,10 +157,11 @@ class DeleteTest(SnapshotCase):
         (self.folder / "vm2.new").touch()
         (self.folder / "vm4").mkdir()
         (self.folder / "vm4" / "0.qcow2").touch()
+        (self.folder / "lost+found").mkdir()
         self.assertEqual(frozenset({"vm1", "vm2", "vm4"}), self.h.snapshot.existing().names)
         for vm in ("vm1", "vm2", "vm3", "vm4"):
             self.h.snapshot.delete(vm)
-        self.assertEqual([], list(self.folder.iterdir()))
+        self.assertEqual([self.folder / "lost+found"], list(self.folder.iterdir()))
 
 
 class VirtualMachineTest(SnapshotCase):
