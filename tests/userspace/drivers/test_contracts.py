@@ -29,10 +29,15 @@ class UserspaceCase(HostCase):
 
 
 class NbdAttachTest(UserspaceCase, contracts.AttachContract):
+    driver: NbdAttach | None = None
+
     def make(self) -> NbdAttach:
-        driver = NbdAttach(self.h.place, lost=lambda _image, _parent: None)
-        self.addCleanup(driver.close)
-        return driver
+        """One at a time, as agents are: a killed one has no threads any more that restore its links."""
+        if self.driver is not None:
+            self.driver.close()
+        self.driver = NbdAttach(self.h.place, lost=lambda _image, _parent: None)
+        self.addCleanup(self.driver.close)
+        return self.driver
 
 
 class Qcow2CacheTest(UserspaceCase, contracts.CacheContract):
