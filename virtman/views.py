@@ -20,9 +20,10 @@ def disk(record: VmRecord) -> models.Disk:
 
 
 def open_disk(record: VmRecord, device: base.Device) -> models.OpenDisk:
-    """A VM's disk that was opened."""
-    node = None if device.node is None else dict(device.node)
-    return models.OpenDisk(**dict(disk(record)), path=str(device.path), blockdev=node)
+    """A VM's disk that was opened. Its block node names no layers: who kept them would later write to a snapshot's."""
+    path, node = str(device.path), device.node
+    blockdev = None if node is None else {"driver": node["driver"], "file": {"driver": "file", "filename": path}}
+    return models.OpenDisk(**dict(disk(record)), path=path, blockdev=blockdev)
 
 
 def snapshot(record: VmRecord, point: Point) -> models.Snapshot:

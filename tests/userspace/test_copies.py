@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -47,6 +48,20 @@ class CopiesTestCase(ClusterTestCase):
         content = self.file.read_bytes()
         self.now.write_bytes(content[: 2 * MIB] + b"\x77" * MIB + content[3 * MIB :])
         self.target = self.folder / "target"
+
+
+class SnapshotTest(CopiesTestCase):
+    def test_a_block_node_that_somebody_kept_never_opens_what_a_snapshot_keeps(self) -> None:
+        node = "json:" + json.dumps(self.vm.disk.blockdev)
+        self.client.take_snapshot("vm", "then")
+        write(self.vm, 0x55, 6 * MIB, MIB)
+        subprocess.run(["qemu-io", "-c", f"write -P 0x66 {7 * MIB} {MIB}", node], check=True, capture_output=True)
+        content = self.now.read_bytes()
+        changed = self.folder / "changed.raw"
+        changed.write_bytes(content[: 6 * MIB] + b"\x55" * MIB + b"\x66" * MIB)
+        self.assert_same_content(Path(self.vm.disk.path), changed)
+        self.client.revert("vm", "then")
+        self.assert_same_content(Path(self.vm.disk.path), self.now)
 
 
 class CloneTest(CopiesTestCase):
