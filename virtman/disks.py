@@ -182,8 +182,7 @@ class Disks:
         with self.moment(vm) as point:
             try:
                 for name in missing:
-                    self._vms.clone(source, point.name, name)
-                    made.append(name)
+                    made += [name] if self._vms.clone(source, point.name, name) else []
             except (VirtmanError, DriverError):
                 self._remove(made)
                 raise

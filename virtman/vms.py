@@ -146,16 +146,19 @@ class Vms:
 
         return _path(self._add(record, disk))
 
-    def clone(self, source: VmRecord, point: str, name: str) -> None:
+    def clone(self, source: VmRecord, point: str, name: str) -> bool:
         """Another VM, whose disk holds what a point of the source's keeps. A clone of it of this name is left alone.
 
-        Raises VmExists if there is another VM of this name, and as ``create``; after an error nothing is left.
+        Returns whether there was none. Raises VmExists if there is another VM of this name, and as ``create``; after
+        an error nothing is left.
         """
         with self.locks.hold(name):
             self._repair(name)
-            if not self.is_clone(name, source.name):
-                record = VmRecord(name=name, image=source.image, size=None, source=source.name, state=State.ABSENT)
-                self._add(record.begin(CREATE), lambda _stack: self._snapshots.clone(source.name, point, name))
+            if self.is_clone(name, source.name):
+                return False
+            record = VmRecord(name=name, image=source.image, size=None, source=source.name, state=State.ABSENT)
+            self._add(record.begin(CREATE), lambda _stack: self._snapshots.clone(source.name, point, name))
+            return True
 
     def is_clone(self, name: str, source: str) -> bool:
         """Whether there is a VM of this name, made to its end. Raises VmExists if that is no clone of ``source``."""

@@ -371,6 +371,17 @@ class CloneTest(DisksTest):
         self.assertEqual({"before": ""}, self.clones())
         self.assertEqual({}, self.disk.points)
 
+    def test_a_failure_leaves_what_another_call_has_made_meanwhile(self) -> None:
+        def meanwhile(moment: str) -> None:
+            if moment == "within snapshot.clone":
+                self.host.moment = self.scene.moment
+                self.disks.clone("vm", ["two"])
+                self.scene.vms.create("tri", "debian", None)
+
+        self.host.moment = meanwhile
+        self.assertRaises(VmExists, self.disks.clone, "vm", ["one", "two", "tri"])
+        self.assertEqual({"two", "tri"}, set(self.clones()))
+
     def test_one_that_was_half_made_is_made_again(self) -> None:
         record = VmRecord(name="new", image="debian", size=None, source="vm", state=State.ABSENT)
         self.scene.vm_shelf.put("new", record.begin("create"))
