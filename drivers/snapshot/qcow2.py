@@ -139,7 +139,8 @@ class Qcow2Snapshot:
                     layers.adopt()
                 if point not in layers.points():
                     self._freeze(layers, point, monitor)
-        self._tidy_if_possible(layers, monitor)
+        if monitor is None:  # a guest may be held still until this returns; the next ``drop`` tidies then
+            self._tidy_if_possible(layers)
         return self.open(vm)
 
     def revert(self, vm: str, point: str) -> Device:
@@ -151,7 +152,7 @@ class Qcow2Snapshot:
         kept = self._at(layers, checked(point))[0]
         with self._held(layers, None):
             layers.activate(self._make_over(layers, kept))
-        self._tidy_if_possible(layers, None)
+        self._tidy_if_possible(layers)
         return self.open(vm)
 
     def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:
@@ -280,9 +281,9 @@ class Qcow2Snapshot:
 
     # Layers that nobody needs
 
-    def _tidy_if_possible(self, layers: Layers, monitor: Monitor | None) -> None:
+    def _tidy_if_possible(self, layers: Layers) -> None:
         try:
-            self._tidy(layers, monitor)
+            self._tidy(layers, None)
         except (DriverError, OSError) as error:
             log.warning("VM %s: layers that its disk does not need stay until the next time: %s", layers.vm, error)
 

@@ -70,7 +70,7 @@ class OrdinaryUserTest(HostsTestCase):
         disk = Path(self.virtman("create", "vm", "img").strip())
         self.assert_same_content(disk, image)
         state = self.home / ".local" / "state" / "virtman"
-        self.assertEqual(state, disk.parent.parent)
+        self.assertEqual(state / "snapshots" / "vm" / "disk.qcow2", disk)
         for folder in (state, self.run_folder / "virtman"):
             self.assertEqual((self.user, 0o700), (folder.stat().st_uid, stat.S_IMODE(folder.stat().st_mode)))
         self.assertEqual("qemu:///session", json.loads(self.virtman("console", "vm", "--json"))["libvirt"])

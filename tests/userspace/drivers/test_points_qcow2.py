@@ -167,6 +167,17 @@ class RunningTest(PointCase):
         super().setUp()
         self.require("qemu-system-x86_64")
 
+    def test_nothing_is_merged_while_a_guest_may_be_held_still(self) -> None:
+        vm = self.create()
+        running = self.start(vm)
+        points = self.with_points(vm, 2, running)
+        self.layers(vm).write_points({"p2": 1})  # as a drop leaves it that finds no room
+        self.make().take(vm, "p3", running)
+        self.assertIsNotNone(self.layers(vm).todo())
+        self.make().drop(vm, "none", running)
+        self.assert_tidy(vm)
+        self.assert_points(vm, {"p2": points["p2"], "p3": points["p2"]})
+
     def test_a_running_vm_goes_on_in_a_new_layer(self) -> None:
         vm = self.create()
         running = self.start(vm)
@@ -394,6 +405,7 @@ class CrashTest(PointCase):
                 running.write(0, 9)
                 self.assert_vm_holds(running, {0: 9, 3: 3, 5: 5, 6: 6})
                 running.kill()
+                self.make().drop(vm, "none", None)
                 self.assert_holds(self.make().open(vm).path, {0: 9, 3: 3, 5: 5, 6: 6})
                 self.assert_tidy(vm)
                 self.assertEqual({"p1", "p2", "p3", "p4"}, self.make().points(vm))
