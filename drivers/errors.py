@@ -26,7 +26,7 @@ DriverError
 ├── MachineTaken        another agent works on this machine's maps and targets
 ├── NotOurs             a map of this name was made for another state folder
 ├── InUse               the file is open in a running daemon
-├── DiskInUse           a program that VirtMan did not start has the VM's disk open
+├── DiskInUse           another program has the VM's disk open: somebody's QEMU, or one that copies it
 ├── SnapshotMissing     the VM has no disk on this host
 ├── PointMissing        the disk has no point of this name
 ├── MonitorFailed       QEMU refused a command, or did not answer
@@ -222,10 +222,12 @@ class SnapshotMissing(DriverError):
 
 
 class DiskInUse(DriverError):
-    """A program that VirtMan did not start has the VM's disk open."""
+    """Another program has the VM's disk open: somebody's QEMU, or one that copies it."""
 
     def __init__(self, vm: str) -> None:
-        super().__init__(f"VM {vm}: a program that VirtMan did not start has its disk open; end that first")
+        super().__init__(
+            f"VM {vm}: its disk is open in a QEMU that VirtMan did not start, or is being copied; end that first"
+        )
 
 
 class PointMissing(DriverError):

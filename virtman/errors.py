@@ -15,7 +15,7 @@ VirtmanError
 ├── Conflict
 │   ├── VmExists             the name is taken by a VM of another image or size
 │   ├── VmRuns               the VM runs, and not as was asked for, or must not
-│   ├── DiskBusy             a program that VirtMan did not start has the VM's disk open
+│   ├── DiskBusy             another program has the VM's disk open: somebody's QEMU, or one that copies it
 │   ├── ImageExists          the name is taken by other content
 │   ├── FileExists           there is a file already where one is to be written
 │   ├── ContentChanged       Volt has other content under the name of an image that this host has
@@ -140,7 +140,7 @@ class VmRuns(Conflict):
 
 
 class DiskBusy(Conflict):
-    """A program that VirtMan did not start has the VM's disk open."""
+    """Another program has the VM's disk open: somebody's QEMU, or one that copies it."""
 
     kind = "disk-busy"
 
