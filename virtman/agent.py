@@ -19,7 +19,7 @@ from drivers.registry import load
 from virtman import copies, models, views
 from virtman.accel import Verdict, choose_accel
 from virtman.config import AgentConfig, prepare
-from virtman.convert import Content, Progress
+from virtman.convert import Content, Progress, check_new
 from virtman.copies import Copies
 from virtman.disks import Disks
 from virtman.errors import (
@@ -78,7 +78,7 @@ class Agent:
             gone=lambda image: self._upkeep.released(image),
         )  # fmt: skip
         self._disks = Disks(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
-        self._copies = Copies(self._disks, self._stacks, self._drivers.snapshot, self._drivers.export)
+        self._copies = Copies(self._vms, self._disks, self._stacks, self._drivers.snapshot, self._drivers.export)
         self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, config.idle_grace)
         self._heartbeat = Heartbeat(lambda: self._volt.heartbeat(self._upkeep.reports()), self._on_answer)
         self._step = step
@@ -192,6 +192,7 @@ class Agent:
 
     def export_image(self, image: str, file: Path, image_format: str, progress: Progress) -> models.Exported:
         """Write a file of its own that holds what an image does. Raises as ``Stacks.ensure`` and ``copies.write``."""
+        check_new(file)
         with self._copies.image(image) as content:
             copies.write(content, file, image_format, progress)
             return models.Exported(file=str(file), format=image_format, size=content.size)
@@ -345,6 +346,7 @@ class Agent:
 
     def export_vm(self, vm: str, file: Path, image_format: str, progress: Progress) -> models.Exported:
         """Write a file of its own that holds what a VM's disk does now. Raises as ``Disks.take``, ``copies.write``."""
+        check_new(file)
         with self._copies.vm(vm) as (content, point):
             copies.write(content, file, image_format, progress)
             return models.Exported(file=str(file), format=image_format, size=content.size, state=point.state)

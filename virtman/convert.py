@@ -87,9 +87,7 @@ def new_file(path: Path) -> Iterator[Path]:
     If this process is killed nothing is left, but for a file system that has no files without names (open(2),
     O_TMPFILE): then a file beside it whose name begins with a dot. Raises BadRequest, FileExists, NoRoom, HostTrouble.
     """
-    if not path.parent.is_dir():
-        raise BadRequest(f"{path.parent} is not a folder, so there can be no {path.name} in it")
-    _require_new(path)
+    check_new(path)
     with told(f"writing {path}"):
         try:
             fd = os.open(path.parent, os.O_RDWR | os.O_TMPFILE, 0o600)
@@ -109,7 +107,10 @@ def new_file(path: Path) -> Iterator[Path]:
                 named.unlink(missing_ok=True)
 
 
-def _require_new(path: Path) -> None:
+def check_new(path: Path) -> None:
+    """Raises BadRequest or FileExists if no such file can be made."""
+    if not path.parent.is_dir():
+        raise BadRequest(f"{path.parent} is not a folder, so there can be no {path.name} in it")
     if os.path.lexists(path):
         raise FileExists(f"{path} exists; remove it first, or name another file")
 
@@ -120,7 +121,7 @@ def _link(source: Path, path: Path) -> None:
     try:
         os.link(source, path.name, dst_dir_fd=folder, follow_symlinks=True)
     except FileExistsError:
-        _require_new(path)  # it was made meanwhile
+        check_new(path)  # it was made meanwhile
         raise
     finally:
         os.close(folder)

@@ -13,12 +13,16 @@ from virtman.convert import Content, Progress, convert, new_file, of_device
 from virtman.disks import Disks
 from virtman.records import Point
 from virtman.stacks import Stacks
+from virtman.vms import Vms
 
 
 class Copies:
-    """Reads the disks of ``disks`` and the images of ``stacks``."""
+    """Reads the disks of ``vms`` and the images of ``stacks``."""
 
-    def __init__(self, disks: Disks, stacks: Stacks, snapshots: SnapshotDriver, export: ExportDriver) -> None:
+    def __init__(
+        self, vms: Vms, disks: Disks, stacks: Stacks, snapshots: SnapshotDriver, export: ExportDriver
+    ) -> None:  # fmt: skip
+        self._vms = vms
         self._disks = disks
         self._stacks = stacks
         self._snapshots = snapshots
@@ -32,17 +36,29 @@ class Copies:
 
     @contextmanager
     def vm(self, vm: str) -> Iterator[tuple[Content, Point]]:
-        """What a VM's disk holds at this moment, to be copied while the VM goes on. Raises as ``Disks.take``."""
-        with self._disks.moment(vm) as point, self._snapshots.reading(vm, point.name) as device:
+        """What a VM's disk holds at this moment, to be copied while the VM goes on. Raises as ``Disks.take``.
+
+        The stack of its image is there meanwhile, also if the VM is destroyed.
+        """
+        with (
+            self._in_use(self._vms.record(vm).image),
+            self._disks.moment(vm) as point,
+            self._snapshots.reading(vm, point.name) as device,
+        ):
             yield of_device(f"the disk of vm {vm}", device), point
 
     @contextmanager
     def image(self, image: str) -> Iterator[Content]:
         """What an image holds. Its stack is there meanwhile. Raises as ``Stacks.ensure``."""
+        with self._in_use(image):
+            yield of_device(f"image {image}", self._export.local(self._stacks.ensure(image).image))
+
+    @contextmanager
+    def _in_use(self, image: str) -> Iterator[None]:
         with self._lock:
             self._read[image] += 1
         try:
-            yield of_device(f"image {image}", self._export.local(self._stacks.ensure(image).image))
+            yield
         finally:
             with self._lock:
                 self._read[image] -= 1

@@ -43,7 +43,12 @@ class Disks:
         self._machines = machines
         self._step = step
         self._clock = clock
-        repairs = {RESIZE: self._repair_resize, TAKE: self._repair_take, REVERT: self._revert, DROP: self._repair_drop}
+        repairs = {
+            RESIZE: self._repair_resize,
+            TAKE: self._repair_take,
+            REVERT: self._repair_revert,
+            DROP: self._repair_drop,
+        }
         vms.also_repair(repairs, self._is_untidy, self._tidy)
         self._moments: set[str] = set()
         """Names of temporary points that are in use."""
@@ -120,7 +125,9 @@ class Disks:
         with self._vms.changing(vm) as record:
             if (present := record.point(name)) is not None:
                 return present
-            taking = record.begin(TAKE, point=name, temporary=temporary)
+            if record.untidy == name:
+                self._tidy(record)  # of an old one: later the new one would be taken for what is left of that
+            taking = self._vms.record(vm).begin(TAKE, point=name, temporary=temporary)
             self._shelf.put(vm, taking)
             self._step("take:recorded")
             try:
@@ -148,7 +155,11 @@ class Disks:
 
     def _repair_take(self, record: VmRecord) -> None:
         self._let_go_on(record)
-        self._take(record)
+        try:
+            self._take(record)
+        except DriverError as error:  # nobody was told that it is there
+            log.warning("vm %s: a snapshot that was cut off is not taken: %s", record.name, error)
+            self._undo_take(record, _argument(record, "point"))
 
     def _let_go_on(self, record: VmRecord) -> None:
         """Thaw a guest that who froze it could not thaw: the agent was killed, or libvirt."""
@@ -172,28 +183,17 @@ class Disks:
     def clone(self, vm: str, names: Sequence[str]) -> None:
         """VMs of these names with disks that hold what that of ``vm`` holds now; clones of it are left alone.
 
-        Raises VmExists, and as ``take``; after an error none of those is left that were not there before.
+        Raises VmExists, and as ``take``. After an error those that were made are whole and stay: somebody may have them
+        in use already. Asked again it makes the others, of what the disk holds then.
         """
         source = self._vms.record(vm)
-        missing = [name for name in dict.fromkeys(names) if not self._vms.is_clone(name, vm)]
+        missing = [name for name in dict.fromkeys(names) if not self._vms.is_clone(name, source)]
         if not missing:
             return
-        made: list[str] = []
         with self.moment(vm) as point:
-            try:
-                for name in missing:
-                    made += [name] if self._vms.clone(source, point.name, name) else []
-            except (VirtmanError, DriverError):
-                self._remove(made)
-                raise
-
-    def _remove(self, clones: Sequence[str]) -> None:
-        """The error that led here is the one to raise."""
-        for name in clones:
-            try:
-                self._vms.destroy(name)
-            except (VirtmanError, DriverError) as second:
-                log.error("vm %s: a clone that was made for nothing is still there: %s", name, second)
+            source = self._vms.record(vm)  # it may have been made anew meanwhile
+            for name in missing:
+                self._vms.clone(source, point.name, name)
 
     def revert(self, vm: str, name: str) -> None:
         """Let the disk of a VM that is off hold what a point keeps; what was written since is gone.
@@ -221,6 +221,14 @@ class Disks:
         self._shelf.put(record.name, record.settled(size=disk.size, current=name))
         self._step("revert:done")
 
+    def _repair_revert(self, record: VmRecord) -> None:
+        """Nobody was told that it is done. If somebody uses the disk by now, what he writes is not thrown away."""
+        try:
+            self._revert(record)
+        except (DiskInUse, PointMissing) as error:
+            log.warning("vm %s: it does not go back to a snapshot: %s", record.name, error)
+            self._settle_size(record)
+
     def drop(self, vm: str, name: str) -> None:
         """Forget a point. What others need of it stays.
 
@@ -234,7 +242,7 @@ class Disks:
             self._step("drop:recorded")
             try:
                 self._drop(dropping)
-            except DriverError:
+            except (VirtmanError, DriverError):
                 self._settle_drop(record, name)
                 raise
 
@@ -261,10 +269,10 @@ class Disks:
             self._follow(record, self._snapshots.open(record.name))
 
     def _settle_drop(self, record: VmRecord, name: str) -> None:
-        """After a failure: the point is still there, or it is gone and its space is to be freed."""
+        """After a failure: the point is still there, or it is gone, or nobody's, and its space is to be freed."""
         try:
-            there = name in self._snapshots.points(record.name)
-            self._shelf.put(record.name, record if there else record.without(name).settled(untidy=name))
+            stays = record.point(name) is not None and name in self._snapshots.points(record.name)
+            self._shelf.put(record.name, record if stays else record.without(name).settled(untidy=name))
         except (VirtmanError, DriverError) as second:
             log.error("vm %s: snapshot %s is settled later: %s", record.name, name, second)
 
@@ -307,7 +315,8 @@ def _held_still(running: Running | None) -> Iterator[str]:
 
 
 def _require(record: VmRecord, name: str) -> None:
-    if record.point(name) is None:
+    point = record.point(name)
+    if point is None or point.temporary:
         known = ", ".join(point.name for point in record.points if not point.temporary) or "none"
         raise UnknownSnapshot(f"vm {record.name!r} has no snapshot {name!r}; it has: {known}")
 

@@ -146,26 +146,23 @@ class Vms:
 
         return _path(self._add(record, disk))
 
-    def clone(self, source: VmRecord, point: str, name: str) -> bool:
+    def clone(self, source: VmRecord, point: str, name: str) -> None:
         """Another VM, whose disk holds what a point of the source's keeps. A clone of it of this name is left alone.
 
-        Returns whether there was none. Raises VmExists if there is another VM of this name, and as ``create``; after
-        an error nothing is left.
+        Raises VmExists if there is another VM of this name, and as ``create``; after an error nothing is left.
         """
         with self.locks.hold(name):
             self._repair(name)
-            if self.is_clone(name, source.name):
-                return False
-            record = VmRecord(name=name, image=source.image, size=None, source=source.name, state=State.ABSENT)
-            self._add(record.begin(CREATE), lambda _stack: self._snapshots.clone(source.name, point, name))
-            return True
+            if not self.is_clone(name, source):
+                record = VmRecord(name=name, image=source.image, size=None, source=source.name, state=State.ABSENT)
+                self._add(record.begin(CREATE), lambda _stack: self._snapshots.clone(source.name, point, name))
 
-    def is_clone(self, name: str, source: str) -> bool:
-        """Whether there is a VM of this name, made to its end. Raises VmExists if that is no clone of ``source``."""
+    def is_clone(self, name: str, source: VmRecord) -> bool:
+        """Whether there is such a clone, whole and to stay. Raises VmExists if there is another VM of this name."""
         record = self._shelf.get(name)
-        if record is not None and record.source != source:
-            raise VmExists(f"vm {name!r} exists, and is no clone of {source!r}; use another name")
-        return record is not None and record.state is State.PRESENT
+        if record is not None and (record.source, record.image) != (source.name, source.image):
+            raise VmExists(f"vm {name!r} exists, and is no clone of {source.name!r}; use another name")
+        return record is not None and record.state is State.PRESENT and not record.doing(DESTROY)
 
     def _add(self, record: VmRecord, disk: Callable[[ImageRecord], Device]) -> Device:
         """Write down that the VM is being made, have its disk made over its image's stack, and settle it."""

@@ -205,7 +205,10 @@ class Layers:
         """
         self.clear()
         self._make_folder()
-        os.link(self._earlier, self.file(0))
+        if self._earlier.is_symlink():
+            self.file(0).symlink_to(self._earlier.resolve(strict=True))
+        else:
+            os.link(self._earlier, self.file(0))
         self.activate(0)
         self._earlier.unlink()
         sync(self._earlier.parent)
@@ -221,7 +224,10 @@ class Layers:
         """Who may pass through the folder of all disks to a VM's may do so through this one."""
         if not self.folder.exists():
             self.folder.mkdir()
-            self.folder.chmod(self.folder.parent.stat().st_mode & 0o777)
+            stat = self.folder.parent.stat()
+            if stat.st_gid != self.folder.stat().st_gid:
+                os.chown(self.folder, -1, stat.st_gid)
+            self.folder.chmod(stat.st_mode & 0o777)
             sync(self.folder.parent)
 
     def _active(self) -> Layer:

@@ -180,12 +180,14 @@ class Qcow2Snapshot:
         Raises SnapshotMissing, PointMissing, BadDisk, BadName, NoSpace.
         """
         source, clone = self._layers(vm), self._layers(new)
-        kept = self._at(source, checked(point))[0]
+        number = source.points().get(checked(point))
+        if number is None:
+            raise PointMissing(vm, point)
         if clone.exist():
             return self.open(new)
         try:
             self._share(source, point, clone)
-            clone.activate(self._make_over(clone, clone.layer(kept.number)))
+            clone.activate(self._make_over(clone, clone.layer(number)))
         except (DriverError, OSError):
             clone.delete()
             raise
@@ -197,7 +199,7 @@ class Qcow2Snapshot:
             clone.clear()
             try:
                 clone.share(self._at(source, point))
-            except FileNotFoundError:
+            except (FileNotFoundError, BadDisk):
                 if not tries_left:
                     raise
             else:
@@ -301,7 +303,12 @@ class Qcow2Snapshot:
         with contextlib.ExitStack() as stack:
             if monitor is None or upper not in layers.chain():  # the VM's QEMU has no layers of other branches open
                 monitor = stack.enter_context(_opened(layers.vm, _node(layers.down_from(upper))))
-            stream(monitor, upper.path, lower.path, lower.backing)
+            try:
+                stream(monitor, upper.path, lower.path, lower.backing)
+            except MonitorFailed as error:
+                if is_locked(error):
+                    raise DiskInUse(layers.vm) from error
+                raise
         if layers.layer(upper.number).backing != lower.backing:
             raise BadDisk(f"{upper.path} is still over {lower.path}")
         sync(upper.path)

@@ -18,7 +18,7 @@ class ImageTest(TestCase):
         self.scene = Scene(self)
         self.scene.volt.offer("debian", size=MIB)
         drivers = self.scene.drivers
-        self.copies = Copies(self.scene.disks, self.scene.stacks, drivers.snapshot, drivers.export)
+        self.copies = Copies(self.scene.vms, self.scene.disks, self.scene.stacks, drivers.snapshot, drivers.export)
 
     def test_it_is_read_until_the_last_copy_has_ended(self) -> None:
         with self.copies.image("debian"):
@@ -31,6 +31,15 @@ class ImageTest(TestCase):
     def test_one_that_is_not_there_is_not_read(self) -> None:
         self.assertRaises(UnknownImage, self.copies.image("other").__enter__)
         self.assertFalse(self.copies.reads("other"))
+
+
+class VmTest(ImageTest):
+    def test_its_image_is_read_also_if_the_vm_is_destroyed(self) -> None:
+        self.scene.vms.create("vm", "debian", None)
+        with self.copies.vm("vm"):
+            self.scene.vms.destroy("vm")
+            self.assertTrue(self.copies.reads("debian"))
+        self.assertFalse(self.copies.reads("debian"))
 
 
 class GcTest(TestCase):

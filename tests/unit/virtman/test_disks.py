@@ -288,6 +288,55 @@ class DropTest(DisksTest):
         self.assertEqual({"a": None}, self.tree())
 
 
+class AfterFailureTest(DisksTest):
+    """What is tried again later never takes what came since."""
+
+    def test_a_new_point_is_not_taken_for_what_is_left_of_an_old_one(self) -> None:
+        self.take("a", "b")
+        self.scene.vm_shelf.put("vm", self.record.without("a").settled(untidy="a"))
+        self.disk.points.pop("a")
+        self.take("a")
+        self.heal()
+        self.assertEqual(({"a", "b"}, {"a", "b"}), (set(self.tree()), set(self.disk.points)))
+
+    def test_going_back_that_was_cut_off_is_given_up_while_somebody_uses_the_disk(self) -> None:
+        self.take("a", "b")
+        self.scene.vm_shelf.put("vm", self.record.begin(REVERT, point="a"))
+        self.disk.stranger = True
+        self.disk.writes = "theirs"
+        self.heal()
+        self.disk.stranger = False
+        self.heal()
+        self.assertEqual(("theirs", "b", True), (self.disk.writes, self.record.current, self.record.steady))
+
+    def test_a_point_that_could_not_be_forgotten_for_want_of_libvirt_stays(self) -> None:
+        self.boot()
+        self.take("a")
+        self.scene.machines.failing["running_vm"] = HypervisorError("libvirtd is gone")
+        self.assertRaises(HypervisorError, self.disks.drop, "vm", "a")
+        self.heal()
+        self.assertEqual(({"a": None}, {"a"}), (self.tree(), set(self.disk.points)))
+
+    def test_what_is_left_of_a_taking_that_failed_is_dropped_whatever_comes_between(self) -> None:
+        self.boot()
+        self.scene.machines.failing["follow"] = HypervisorError("libvirtd is gone")
+        self.assertRaises(HypervisorError, self.disks.take, "vm", "a")
+        self.scene.machines.failing.clear()
+        self.host.failing["snapshot.drop"] = TROUBLE
+        self.disks.resize("vm", 5 * MIB)
+        self.assertTrue(self.scene.vms.unfinished("vm"))
+        self.heal()
+        self.assertEqual({}, self.disk.points)
+
+    def test_a_point_that_cannot_be_taken_after_all_keeps_no_vm_from_starting(self) -> None:
+        self.scene.vm_shelf.put("vm", self.record.begin("take snapshot", point="a", temporary=False))
+        self.host.failing["snapshot.take"] = TROUBLE
+        self.boot()
+        self.assertIn("vm", self.scene.machines.running)
+        self.heal()
+        self.assertEqual(({}, {}), (self.tree(), self.disk.points))
+
+
 class MomentTest(DisksTest):
     def test_it_is_there_meanwhile_and_nobody_sees_it_afterwards(self) -> None:
         self.take("a")
@@ -324,6 +373,8 @@ class MomentTest(DisksTest):
     def test_those_that_are_refused_a_snapshot_are_not_told_of_one(self) -> None:
         with self.disks.moment("vm"):
             error = self.assertRaises(UnknownSnapshot, self.disks.drop, "vm", "b")
+            for own in list(self.disk.points):
+                self.assertRaises(UnknownSnapshot, self.disks.drop, "vm", own)
         self.assertThat(str(error), Contains("it has: none"))
 
 
@@ -357,7 +408,7 @@ class CloneTest(DisksTest):
         self.assertEqual({"other": ""}, self.clones())
         self.assertRaises(UnknownVm, self.disks.clone, "none", ["new"])
 
-    def test_a_failure_leaves_none(self) -> None:
+    def test_a_failure_leaves_those_that_are_whole_and_asked_again_the_others_are_made(self) -> None:
         self.disks.clone("vm", ["before"])
         failing = iter([None, None, TROUBLE])
 
@@ -368,19 +419,23 @@ class CloneTest(DisksTest):
         self.host.moment = fail
         self.assertRaises(DriverError, self.disks.clone, "vm", ["one", "two", "tri", "four"])
         self.host.moment = self.scene.moment
-        self.assertEqual({"before": ""}, self.clones())
+        self.assertEqual({"before", "one", "two"}, set(self.clones()))
         self.assertEqual({}, self.disk.points)
+        self.host.disks["one"].writes = "mine"
+        self.disks.clone("vm", ["one", "two", "tri", "four"])
+        self.assertEqual({"before": "", "one": "mine", "two": "", "tri": "", "four": ""}, self.clones())
 
-    def test_a_failure_leaves_what_another_call_has_made_meanwhile(self) -> None:
-        def meanwhile(moment: str) -> None:
-            if moment == "within snapshot.clone":
-                self.host.moment = self.scene.moment
-                self.disks.clone("vm", ["two"])
-                self.scene.vms.create("tri", "debian", None)
-
-        self.host.moment = meanwhile
-        self.assertRaises(VmExists, self.disks.clone, "vm", ["one", "two", "tri"])
-        self.assertEqual({"two", "tri"}, set(self.clones()))
+    def test_one_of_another_image_or_about_to_go_is_not_taken_for_it(self) -> None:
+        self.disks.clone("vm", ["new"])
+        record = self.scene.vms.record("new")
+        self.scene.vm_shelf.put("new", record.begin("destroy"))
+        self.host.disks["new"].writes = "old"
+        self.disks.clone("vm", ["new"])
+        self.assertEqual({"new": ""}, self.clones())
+        self.scene.volt.offer("other", size=MIB)
+        self.scene.vms.destroy("vm")
+        self.scene.vms.create("vm", "other", None)
+        self.assertRaises(VmExists, self.disks.clone, "vm", ["new"])
 
     def test_one_that_was_half_made_is_made_again(self) -> None:
         record = VmRecord(name="new", image="debian", size=None, source="vm", state=State.ABSENT)
