@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import tempfile
@@ -217,6 +218,13 @@ class FilesTest(testtools.TestCase):
             self.folder.chmod(mode)
             self.chain(1)
             self.assertEqual(mode, self.layers.folder.stat().st_mode & 0o777)
+
+    def test_it_is_of_the_same_group(self) -> None:
+        if os.geteuid() != 0:
+            self.skipTest("only root can give folders to other groups")
+        os.chown(self.folder, -1, 65533)
+        self.chain(1)
+        self.assertEqual(65533, self.layers.folder.stat().st_gid)
 
     def test_points_file_is_one_json_object(self) -> None:
         self.chain(1)

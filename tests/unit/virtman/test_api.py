@@ -470,8 +470,10 @@ class ClientTest(SiteTest):
         self.assertEqual((str(file), "raw", MIB, "crash"), tuple(answer.model_dump().values()))
         self.assertEqual(b"then".ljust(MIB, b"\0"), file.read_bytes())
         self.assertEqual({"copy"}, set(seen))
+        self.site.host.calls.clear()
         self.assertRaises(FileExists, self.client.export_vm, "vm", file)
-        self.assertRaises(UnknownVm, self.client.export_vm, "other", file)
+        self.assertNotIn("snapshot.take", self.site.host.calls)
+        self.assertRaises(UnknownVm, self.client.export_vm, "other", self.site.folder / "file-2")
         self.assertEqual({}, self.site.host.disks["vm"].points)
 
     def test_an_image_that_cannot_be_read_becomes_no_file(self) -> None:

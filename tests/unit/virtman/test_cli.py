@@ -134,7 +134,7 @@ class SnapshotCommandsTest(AgentCliTest):
         said = self.out("export", "vm", str(file), "--format", "qcow2")
         self.assertThat(said, Contains(f"{file}: a qcow2 disk of 1.0 MB (as after a power cut"))
         self.assertThat(self.fails("export", "vm", str(file)), Contains(f"{file} exists"))
-        self.assertThat(self.fails("export", "vm", str(file), "--image"), Contains("no image vm is"))
+        self.assertThat(self.fails("export", "vm", f"{file}-2", "--image"), Contains("no image vm is"))
         self.assertThat(self.fails("export", "debian", f"{file}-2"), Contains("cannot copy image debian"))
         self.assertThat(self.fails("export", "other", f"{file}-2"), Contains("no VM 'other'"))
         self.assertThat(self.out("publish", "mine", "--from-vm", "vm"), Contains("mine: 1.0 MB, sha256:"))

@@ -320,9 +320,9 @@ class AfterFailureTest(DisksTest):
     def test_what_is_left_of_a_taking_that_failed_is_dropped_whatever_comes_between(self) -> None:
         self.boot()
         self.scene.machines.failing["follow"] = HypervisorError("libvirtd is gone")
+        self.host.failing["snapshot.drop"] = TROUBLE
         self.assertRaises(HypervisorError, self.disks.take, "vm", "a")
         self.scene.machines.failing.clear()
-        self.host.failing["snapshot.drop"] = TROUBLE
         self.disks.resize("vm", 5 * MIB)
         self.assertTrue(self.scene.vms.unfinished("vm"))
         self.heal()

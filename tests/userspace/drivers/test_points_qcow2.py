@@ -20,7 +20,7 @@ from drivers.errors import DiskInUse, DriverError, MonitorFailed, NoSpace, NotPo
 from drivers.qemu import monitor as monitors
 from drivers.qemu.streaming import JOB
 from drivers.snapshot import qcow2
-from drivers.snapshot.layers import Layers
+from drivers.snapshot.layers import Layer, Layers
 from drivers.snapshot.qcow2 import Qcow2Snapshot
 from tests.userspace.drivers.hosts import MIB, HostCase, until
 from tests.userspace.drivers.qemus import Vm, stranger
@@ -367,6 +367,16 @@ class EarlierReleaseTest(PointCase):
             self.assertEqual([], list(self.folder.iterdir()))
             if len(steps) < number:
                 break
+
+    def test_one_that_was_moved_elsewhere_stays_there(self) -> None:
+        vm = self.create()
+        self.write(self.make().open(vm).path, 0, 1)
+        elsewhere = self.folder.parent / "elsewhere.qcow2"
+        (self.folder / f"{vm}.qcow2").rename(elsewhere)
+        (self.folder / f"{vm}.qcow2").symlink_to("../elsewhere.qcow2")
+        self.make().take(vm, "p", None)
+        self.write(self.make().open(vm).path, 0, 2)
+        self.assert_points(vm, {"p": {0: 1}})
 
 
 class CrashTest(PointCase):
@@ -745,20 +755,43 @@ class CloneTest(PointCase):
         self.assert_holds(self.make().open(new).path, self.POINTS["p2"])
         self.assert_points(vm, {name: held for name, held in self.POINTS.items() if name != "p1"})
 
-    def test_a_point_that_is_read_is_neither_merged_nor_missed(self) -> None:
-        vm = self.source()
-        with self.make().reading(vm, "p2") as device:
-            node = json.dumps({**(device.node or {}), "node-name": "n"})
+    def test_layers_that_are_merged_while_their_headers_are_read_are_not_missed(self) -> None:
+        vm, new, read = self.source(), next(self.names), Layers.layer
+
+        def merging(layers: Layers, number: int) -> Layer:
+            layer = read(layers, number)
+            if (layers.vm, number) == (vm, 1) and "p1" in layers.points():
+                with mock.patch.object(Layers, "layer", read):
+                    self.make().drop(vm, "p1", None)
+            return layer
+
+        with mock.patch.object(Layers, "layer", merging):
+            self.make().clone(vm, "p2", new)
+        self.assert_holds(self.make().open(new).path, self.POINTS["p2"])
+
+    @contextlib.contextmanager
+    def being_read(self, vm: str, point: str) -> Iterator[None]:
+        """A program has all layers of a point open."""
+        with self.make().reading(vm, point) as device:
+            node = json.dumps({**(device.node or {}), "node-name": "n", "read-only": True})
             argv = ["qemu-storage-daemon", "--blockdev", node, "--chardev", "stdio,id=m", "--monitor", "m"]
-            reader = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            self.addCleanup(reader.wait)
-            self.addCleanup(reader.kill)
-            assert reader.stdout is not None
-            reader.stdout.readline()  # it has all open
-            self.assertRaises(DiskInUse, self.make().drop, vm, "p1", None)
-            self.assertEqual({"p2", "p3"}, self.make().points(vm))
-            reader.kill()
-            reader.communicate()
-        self.make().drop(vm, "p1", None)
-        self.assert_points(vm, {name: held for name, held in self.POINTS.items() if name != "p1"})
-        self.assert_tidy(vm)
+            with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+                assert reader.stdout is not None
+                reader.stdout.readline()  # it has all open
+                try:
+                    yield
+                finally:
+                    reader.kill()
+
+    def test_a_point_that_is_read_is_neither_merged_nor_missed(self) -> None:
+        for runs_on in (False, True):
+            vm = self.create()
+            running = self.start(vm) if runs_on else None
+            points = self.with_points(vm, 3, running)
+            self.make().resize(vm, 8 * MIB, running)
+            with self.being_read(vm, "p3"):
+                self.assertRaises(DiskInUse, self.make().drop, vm, "p2", running)
+                self.assertEqual({"p1", "p3"}, self.make().points(vm))
+            self.make().drop(vm, "p2", running)
+            self.assert_points(vm, {name: points[name] for name in ("p1", "p3")})
+            self.assert_tidy(vm)
