@@ -22,9 +22,10 @@ from lab.tools import BUILD
 T = TypeVar("T")
 
 HOSTS = 2
-FAILED_PATH = "I/O error, dev sd"
+FAILED_PATH = ("I/O error, dev sd", "Buffer I/O error on dev sd")
 """A path whose parent goes fails requests, which the map sends by another one (Linux: block/blk-mq.c,
-blk_print_req_error). A map's own errors name dm-."""
+blk_print_req_error), and the kernel's own look for partitions on a new one (fs/buffer.c, end_buffer_async_read). A
+map's own errors name dm-."""
 LOGS = BUILD / "kernel-tests" / os.environ.get("TOX_ENV_NAME", "all")
 """Environments of tox run side by side."""
 

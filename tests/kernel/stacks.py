@@ -47,7 +47,7 @@ def patiently(act: Callable[[], T]) -> T:
 class StackCase(KernelCase):
     """A test that publishes images and makes VMs. Afterwards all is removed by the commands for it; nothing is left."""
 
-    forgiven: tuple[str, ...] = (FAILED_PATH,)
+    forgiven: tuple[str, ...] = FAILED_PATH
 
     def setUp(self) -> None:
         """Have all agents up."""

@@ -35,7 +35,7 @@ def warm_up() -> None:
 class TwoParentsTest(KernelCase):
     """Origin and host-2 serve, host-1 reads."""
 
-    forgiven = (FAILED_PATH,)
+    forgiven = FAILED_PATH
 
     def setUp(self) -> None:
         warm_up()
