@@ -301,6 +301,15 @@ class Monitor(Protocol):
         """What QEMU returns for one command (QEMU: interop/qemu-qmp-ref). Raises MonitorFailed."""
 
 
+@dataclass(frozen=True)
+class Range:
+    """Where a disk differs from another state of it, in bytes. ``zeros``: it is known to hold nothing else there."""
+
+    offset: int
+    length: int
+    zeros: bool = False
+
+
 class SnapshotDriver(Protocol):
     """How one VM gets a private writable disk, and how that one is grown and its points in time are kept.
 
@@ -355,6 +364,14 @@ class SnapshotDriver(Protocol):
 
     def reading(self, vm: str, point: str) -> AbstractContextManager[Device]:
         """What a point keeps, for programs of this host to read meanwhile. Raises SnapshotMissing, PointMissing."""
+
+    def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
+        """Where a point, or the disk, differs from a point that it came after, or from what it was made on.
+
+        In order and without overlap; it may name more than has changed. Of the disk only while nobody has it open.
+        What ``since`` keeps is read as zeros beyond its end. Raises SnapshotMissing, PointMissing, NotPossible,
+        DiskInUse.
+        """
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made, on this host."""

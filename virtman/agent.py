@@ -36,10 +36,12 @@ from virtman.imagefile import inspect
 from virtman.imagestore import ImageStore
 from virtman.locks import NamedLocks
 from virtman.machines import LibvirtMachines
+from virtman.pipe import Caller, Pipe, sweep
 from virtman.records import DETACH, PUBLISH, Boot, ImageRecord, Role, Shelf, VmRecord
 from virtman.repair import raise_all, repair, side_by_side
 from virtman.stacks import Stacks
 from virtman.steps import Step, log_step
+from virtman.streams import Streams
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
 from virtman.voltlink import VoltLink
@@ -79,6 +81,9 @@ class Agent:
         )  # fmt: skip
         self._disks = Disks(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
         self._copies = Copies(self._vms, self._disks, self._stacks, self._drivers.snapshot, self._drivers.export)
+        self._streams = Streams(
+            self._vms, self._disks, self._copies, vm_shelf, self._drivers.snapshot, self._stacks.ensure, step
+        )
         self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, config.idle_grace)
         self._heartbeat = Heartbeat(lambda: self._volt.heartbeat(self._upkeep.reports()), self._on_answer)
         self._step = step
@@ -109,8 +114,9 @@ class Agent:
             raise ConfigError(str(error)) from error
 
     def start(self) -> None:
-        """Clean up after an interrupted publish, begin to repair in the background, and connect to Volt."""
+        """Clean up after a kill, begin to repair in the background, and connect to Volt."""
         self._store.clean()
+        sweep(self.config.socket.parent)
         self._upkeep.once(REPAIR, Job("compare records with the host", self.repair, Pool.LONG))
         self._upkeep.once(REGISTER, Job("register", self._volt.register, Pool.VOLT))
         self._upkeep.queue.start()
@@ -350,6 +356,27 @@ class Agent:
         with self._copies.vm(vm) as (content, point):
             copies.write(content, file, image_format, progress)
             return models.Exported(file=str(file), format=image_format, size=content.size, state=point.state)
+
+    def pipe(self) -> Pipe:
+        """Where a caller writes or reads a stream. Raises HostTrouble, NoRoom."""
+        return Pipe(self.config.socket.parent)
+
+    def send(self, vm: str, what: models.SendRequest, caller: Caller, progress: Progress) -> models.Sent:
+        """Write a VM's stream to the caller. Raises as ``Streams.send`` and CallerGone."""
+        return self._streams.send(
+            vm, what.snapshot, what.since, caller.write, progress, with_snapshots=what.with_snapshots
+        )
+
+    def receive(self, vm: str, image: str, caller: Caller, progress: Progress) -> models.Vm:
+        """Make a VM of the caller's stream, or let one go on. Raises as ``Streams.receive``."""
+        present = self._stacks.known(image)
+        try:
+            self._streams.receive(vm, image, caller.chunks(), progress)
+        except (VirtmanError, DriverError):
+            if not present:
+                self._let_go(image)
+            raise
+        return self.vm(vm)
 
     # The volumes of the cache
 

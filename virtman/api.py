@@ -35,6 +35,7 @@ from virtman.errors import (
 )
 from virtman.hostfiles import FULL
 from virtman.models import ForceRequest, ImagePath, SnapshotPath, VmPath
+from virtman.pipe import Caller, Pipe
 from virtman.records import Boot
 from volt.client import ImageTree
 
@@ -54,7 +55,8 @@ OF_DRIVERS: dict[type[Exception], type[VirtmanError]] = {
 NDJSON = "application/x-ndjson"
 REFERENCE = "#/components/schemas/{model}"
 EXPORT = "Write {} to a new file of its own; lines of progress, then the file or a problem document"
-Line = TypeVar("Line", models.PublishLine, models.ExportLine)
+Line = TypeVar("Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine)
+Streamed = TypeVar("Streamed", models.SendLine, models.ReceiveLine)
 MAX_BODY = 16 << 20
 """Bytes of a request: user data for cloud-init may be long."""
 
@@ -242,7 +244,19 @@ def _lines_of(app: OpenAPI, line: type[Line]) -> dict[str | int, Any]:
     return {200: {"description": "One JSON object in each line", **content}}
 
 
-def _with_progress(line: type[Line], name: str, work: Callable[[Progress], Line]) -> Response:
+def _streaming(line: type[Streamed], name: str, pipe: Pipe, work: Callable[[Caller, Progress], Streamed]) -> Response:
+    """As ``_with_progress``, of work that reads or writes a stream at a pipe, of which the first line tells."""
+
+    def with_caller(tell: Progress) -> Streamed:
+        with pipe.caller() as caller:
+            return work(caller, tell)
+
+    return _with_progress(line, name, with_caller, line(pipe=str(pipe.path)))
+
+
+def _with_progress(
+    line: type[Line], name: str, work: Callable[[Progress], Line], first: Line | None = None
+) -> Response:
     """Lines of progress, and at last what ``work`` returns, or a problem.
 
     It runs in a thread and goes on when the caller hangs up; asking again then finds it done.
@@ -260,6 +274,8 @@ def _with_progress(line: type[Line], name: str, work: Callable[[Progress], Line]
 
     def told() -> Iterator[str]:
         threading.Thread(target=run, name=name, daemon=True).start()
+        if first is not None:
+            yield first.model_dump_json() + "\n"
         last = False
         while not last:
             one = lines.get()
@@ -289,6 +305,31 @@ def _vm_routes(app: OpenAPI, agent: Agent) -> None:
 
     _machine_routes(app, agent)
     _disk_routes(app, agent)
+    _stream_routes(app, agent)
+
+
+def _stream_routes(app: OpenAPI, agent: Agent) -> None:
+    @app.post(
+        "/v1/vms/<vm>/send",
+        summary="Write what a VM's disk has of its own to a socket, as a stream (docs/stream.md)",
+        responses=_lines_of(app, models.SendLine),
+    )
+    def send(path: VmPath, body: models.SendRequest) -> Response:
+        def work(caller: Caller, tell: Progress) -> models.SendLine:
+            return models.SendLine(sent=agent.send(path.vm, body, caller, tell))
+
+        return _streaming(models.SendLine, f"send {path.vm}", agent.pipe(), work)
+
+    @app.post(
+        "/v1/vms/<vm>/receive",
+        summary="Make a VM of a stream that is written to a socket, or let one go on to what has changed",
+        responses=_lines_of(app, models.ReceiveLine),
+    )
+    def receive(path: VmPath, body: models.ReceiveRequest) -> Response:
+        def work(caller: Caller, tell: Progress) -> models.ReceiveLine:
+            return models.ReceiveLine(vm=agent.receive(path.vm, body.image, caller, tell))
+
+        return _streaming(models.ReceiveLine, f"receive {path.vm}", agent.pipe(), work)
 
 
 def _machine_routes(app: OpenAPI, agent: Agent) -> None:

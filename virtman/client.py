@@ -7,15 +7,17 @@ raised, AgentUnreachable when nobody answers, AgentFailed when the answer is not
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from virtman import models
 from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest
 from virtman.names import check_name, check_path
+from virtman.pipe import Pump, into, out_of
 from virtman.places import places
 from volt.http import httpx
 
@@ -26,7 +28,7 @@ TIMEOUT = 600.0
 """Seconds that one call may take: an attach may have to wait for a parent."""
 
 M = TypeVar("M", bound=BaseModel)
-Line = TypeVar("Line", models.PublishLine, models.ExportLine)
+Line = TypeVar("Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine)
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -147,6 +149,43 @@ class AgentClient:
         """New VMs of these names with what a VM's disk holds now; clones of it that are there are left alone."""
         body = {"names": [check_name("vm", name) for name in names]}
         return self._model(models.Clones, "POST", _vm_path(vm) + "/clones", body).vms
+
+    def send(
+        self,
+        vm: str,
+        target: BinaryIO,
+        snapshot: str | None = None,
+        since: str | None = None,
+        on_progress: OnProgress = silently,
+        *,
+        with_snapshots: bool = False,
+    ) -> models.Sent:
+        """Write what a snapshot of a VM, or its disk, has besides its image; or what changed ``since`` a snapshot.
+
+        After an error what was written is no whole stream, and nobody takes it for one. Also raises NoRoom, HostTrouble
+        if it cannot be written.
+        """
+        body = {"snapshot": snapshot, "since": since, "with_snapshots": with_snapshots}
+        with Pump(partial(into, target)) as pump:
+
+            def answer(line: models.SendLine) -> models.Sent | None:
+                if line.pipe is not None:
+                    pump.start(line.pipe)
+                return line.sent
+
+            return self._follow(models.SendLine, _vm_path(vm) + "/send", body, on_progress, answer)
+
+    def receive(self, vm: str, image: str, source: BinaryIO, on_progress: OnProgress = silently) -> models.Vm:
+        """Make a VM of a stream, or let one go on to what has changed since a snapshot that it has."""
+        body = {"image": check_name("image", image)}
+        with Pump(partial(out_of, source)) as pump:
+
+            def answer(line: models.ReceiveLine) -> models.Vm | None:
+                if line.pipe is not None:
+                    pump.start(line.pipe)
+                return line.vm
+
+            return self._follow(models.ReceiveLine, _vm_path(vm) + "/receive", body, on_progress, answer)
 
     def volumes(self) -> list[models.Volume]:
         """The volumes of the cache."""

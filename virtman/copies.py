@@ -41,7 +41,7 @@ class Copies:
         The stack of its image is there meanwhile, also if the VM is destroyed.
         """
         with (
-            self._in_use(self._vms.record(vm).image),
+            self.in_use(self._vms.record(vm).image),
             self._disks.moment(vm) as point,
             self._snapshots.reading(vm, point.name) as device,
         ):
@@ -50,11 +50,12 @@ class Copies:
     @contextmanager
     def image(self, image: str) -> Iterator[Content]:
         """What an image holds. Its stack is there meanwhile. Raises as ``Stacks.ensure``."""
-        with self._in_use(image):
+        with self.in_use(image):
             yield of_device(f"image {image}", self._export.local(self._stacks.ensure(image).image))
 
     @contextmanager
-    def _in_use(self, image: str) -> Iterator[None]:
+    def in_use(self, image: str) -> Iterator[None]:
+        """The stack of an image that is there stays meanwhile."""
         with self._lock:
             self._read[image] += 1
         try:

@@ -74,7 +74,7 @@ class Disks:
                 raise
 
     def _resize(self, record: VmRecord, size: int) -> None:
-        with self._running(record) as running:
+        with self.running(record) as running:
             disk = self._snapshots.resize(record.name, size, running)
         self._step("resize:resized")
         self._shelf.put(record.name, record.settled(size=disk.size))
@@ -139,15 +139,16 @@ class Disks:
 
     def _take(self, record: VmRecord) -> Point:
         name = _argument(record, "point")
-        with self._running(record) as running, _held_still(running) as state:
+        with self.running(record) as running, _held_still(running) as state:
             disk = self._snapshots.take(record.name, name, running)
             self._step("take:taken")
-        self._follow(record, disk)
+        self.follow(record, disk)
         how = OFF if record.boot is not None and running is None else state
         temporary = record.operation is not None and bool(record.operation.arguments["temporary"])
         point = Point(
-            name=name, parent=record.current, size=disk.size, taken=self._clock(), state=how, temporary=temporary
-        )
+            name=name, parent=record.current, size=disk.size, taken=self._clock(), state=how, temporary=temporary,
+            id=secrets.token_hex(16),
+        )  # fmt: skip
         current = record.current if temporary else name
         self._shelf.put(record.name, record.settled(points=(*record.points, point), current=current))
         self._step("take:done")
@@ -163,7 +164,7 @@ class Disks:
 
     def _let_go_on(self, record: VmRecord) -> None:
         """Thaw a guest that who froze it could not thaw: the agent was killed, or libvirt."""
-        with self._running(record) as running:
+        with self.running(record) as running:
             if running is not None:
                 running.thaw()
 
@@ -201,8 +202,8 @@ class Disks:
         Raises UnknownVm, UnknownSnapshot, VmRuns, DriverError, HypervisorError.
         """
         with self._vms.changing(vm) as record:
-            _require(record, name)
-            with self._running(record) as running:
+            require(record, name)
+            with self.running(record) as running:
                 if running is not None:
                     raise VmRuns(f"vm {vm!r} runs; stop it before it goes back to a snapshot")
             self._shelf.put(vm, record.begin(REVERT, point=name))
@@ -217,7 +218,7 @@ class Disks:
         name = _argument(record, "point")
         disk = self._snapshots.revert(record.name, name)
         self._step("revert:reverted")
-        self._follow(record, disk)
+        self.follow(record, disk)
         self._shelf.put(record.name, record.settled(size=disk.size, current=name))
         self._step("revert:done")
 
@@ -236,7 +237,7 @@ class Disks:
         is not free yet, that is tried again later.
         """
         with self._vms.changing(vm) as record:
-            _require(record, name)
+            require(record, name)
             dropping = record.begin(DROP, point=name)
             self._shelf.put(vm, dropping)
             self._step("drop:recorded")
@@ -262,11 +263,11 @@ class Disks:
             self._settle_drop(record, _argument(record, "point"))
 
     def _free(self, record: VmRecord, name: str) -> None:
-        with self._running(record) as running:
+        with self.running(record) as running:
             self._snapshots.drop(record.name, name, running)
         self._step("drop:dropped")
         if record.boot is not None:
-            self._follow(record, self._snapshots.open(record.name))
+            self.follow(record, self._snapshots.open(record.name))
 
     def _settle_drop(self, record: VmRecord, name: str) -> None:
         """After a failure: the point is still there, or it is gone, or nobody's, and its space is to be freed."""
@@ -288,13 +289,14 @@ class Disks:
             record = record.without(name)
         self._shelf.put(record.name, record.settled(untidy=None))
 
-    def _follow(self, record: VmRecord, disk: Device) -> None:
+    def follow(self, record: VmRecord, disk: Device) -> None:
+        """Have a VM that was booted begin with this disk from now on. Raises HypervisorError."""
         if record.boot is not None:
             self._machines.follow(record.name, disk)
 
     @contextmanager
-    def _running(self, record: VmRecord) -> Iterator[Running | None]:
-        """The VM if we run it: a hypervisor is asked only of those that it may have."""
+    def running(self, record: VmRecord) -> Iterator[Running | None]:
+        """The VM if we run it: a hypervisor is asked only of those that it may have. Raises HypervisorError."""
         if record.boot is None:
             yield None
             return
@@ -314,11 +316,13 @@ def _held_still(running: Running | None) -> Iterator[str]:
         running.thaw()
 
 
-def _require(record: VmRecord, name: str) -> None:
+def require(record: VmRecord, name: str) -> Point:
+    """The snapshot of this name. Raises UnknownSnapshot."""
     point = record.point(name)
     if point is None or point.temporary:
         known = ", ".join(point.name for point in record.points if not point.temporary) or "none"
         raise UnknownSnapshot(f"vm {record.name!r} has no snapshot {name!r}; it has: {known}")
+    return point
 
 
 def _argument(record: VmRecord, name: str) -> str:

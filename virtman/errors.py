@@ -5,6 +5,8 @@ VirtmanError
 │   ├── BadImageFile         the file to publish is not a whole raw or qcow2 image
 │   ├── BadSize              a VM's disk cannot have this size
 │   ├── BadVolume            a file or device that cannot be a volume of the cache
+│   ├── BadStream            what is to be received is no whole stream of virtman send
+│   │   └── NewerStream      it was sent by a newer release
 │   ├── NoVolumes            the cache driver of this host has none
 │   └── NotSupported         the driver of this host's disks cannot do it
 ├── NotFound
@@ -18,6 +20,7 @@ VirtmanError
 │   ├── DiskBusy             another program has the VM's disk open: somebody's QEMU, or one that copies it
 │   ├── ImageExists          the name is taken by other content
 │   ├── FileExists           there is a file already where one is to be written
+│   ├── StreamMisfit         a stream is of another image, or does not continue what the VM's disk holds
 │   ├── ContentChanged       Volt has other content under the name of an image that this host has
 │   ├── ImageUnlisted        Volt does not list an image any more that this host has
 │   ├── ImageInUse           other hosts still have the image
@@ -35,6 +38,7 @@ VirtmanError
 ├── StateDamaged             a record of the state folder cannot be read
 ├── StateNewer               a record of the state folder, or its operation, is of a newer release
 ├── ConfigError              the agent cannot start with these settings
+├── CallerGone               who asked for a stream, or sent one, hung up
 ├── RepairIncomplete         repair went on after errors; the message has them all
 ├── AgentUnreachable         no agent answers on the socket
 └── AgentFailed              the agent answered with an error that has no class of its own
@@ -75,6 +79,18 @@ class BadVolume(BadRequest):
     """A file or device that cannot be a volume of the cache."""
 
     kind = "bad-volume"
+
+
+class BadStream(BadRequest):
+    """What is to be received is no whole stream of ``virtman send``: another file, cut off, or altered."""
+
+    kind = "bad-stream"
+
+
+class NewerStream(BadStream):
+    """A stream was sent by a newer release."""
+
+    kind = "newer-stream"
 
 
 class NoVolumes(BadRequest):
@@ -155,6 +171,12 @@ class FileExists(Conflict):
     """There is a file already where one is to be written."""
 
     kind = "file-exists"
+
+
+class StreamMisfit(Conflict):
+    """A stream is of another image, or does not continue what the VM's disk holds."""
+
+    kind = "stream-misfit"
 
 
 class ContentChanged(Conflict):
@@ -266,6 +288,12 @@ class ConfigError(VirtmanError):
     """The agent cannot start with these settings."""
 
     kind = "config"
+
+
+class CallerGone(VirtmanError):
+    """Who asked for a stream, or sent one, hung up."""
+
+    kind = "caller-gone"
 
 
 class RepairIncomplete(VirtmanError):

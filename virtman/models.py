@@ -87,6 +87,20 @@ class CloneRequest(Model):
     names: Annotated[list[Name], Field(min_length=1, max_length=10_000)]
 
 
+class SendRequest(Model):
+    """What of a VM is sent: a snapshot, or what its disk holds now; what changed ``since`` another snapshot, or all."""
+
+    snapshot: Name | None = None
+    since: Name | None = None
+    with_snapshots: bool = False
+
+
+class ReceiveRequest(Model):
+    """The image that a stream's data lie over."""
+
+    image: Name
+
+
 class ExportRequest(Model):
     """A file to write, which is not there yet."""
 
@@ -273,7 +287,7 @@ class Exported(Model):
 
 
 class Progress(Model):
-    """How far a publish or an export is: ``step`` is ``copy`` or ``digest``, ``done`` and ``total`` are bytes."""
+    """How far long work is. ``step``: ``copy``, ``digest``, ``send`` or ``receive``; ``done`` and ``total`` in bytes."""
 
     step: str
     done: Bytes
@@ -302,6 +316,32 @@ class ExportLine(Model):
 
     progress: Progress | None = None
     exported: Exported | None = None
+    problem: Problem | None = None
+
+
+class Sent(Model):
+    """A stream that was sent, of ``total`` bytes of disk. ``state``: how the disk was, see ``Snapshot``."""
+
+    total: Bytes
+    snapshots: Annotated[int, Field(ge=0)]
+    state: str
+
+
+class SendLine(Model):
+    """One line of the answer to a send: first the socket to read from, then progress, at last the end or a problem."""
+
+    pipe: str | None = None
+    progress: Progress | None = None
+    sent: Sent | None = None
+    problem: Problem | None = None
+
+
+class ReceiveLine(Model):
+    """One line of the answer to a receive: first the socket to write to, then progress, at last the VM or a problem."""
+
+    pipe: str | None = None
+    progress: Progress | None = None
+    vm: Vm | None = None
     problem: Problem | None = None
 
 

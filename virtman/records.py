@@ -15,6 +15,7 @@ They are for the agent's own user: the temporary files are so from the beginning
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -120,7 +121,8 @@ class Point(Part):
     """A point in time of a VM's disk. ``parent``: the one before it, if any; ``size`` of the disk then, in bytes.
 
     ``taken`` in seconds since 1970; ``state``: one of ``FROZEN``, ``CRASH``, ``OFF``. ``temporary``: it is the agent's
-    own, for something that it does now; one that an agent which died has left is dropped.
+    own, for something that it does now; one that an agent which died has left is dropped. ``id``: drawn by lot; the
+    same on all hosts that have received it.
     """
 
     name: str
@@ -129,6 +131,16 @@ class Point(Part):
     taken: float
     state: str
     temporary: bool = False
+    id: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_id(cls, value: Any) -> Any:
+        """The first release with points drew none."""
+        if not isinstance(value, dict) or "id" in value:
+            return value
+        told = json.dumps([value.get("name"), value.get("taken")])
+        return {**value, "id": hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}
 
 
 FROZEN, CRASH, OFF = "frozen", "crash", "off"
@@ -141,6 +153,9 @@ has the VM, and else undone."""
 
 RESIZE, TAKE, REVERT, DROP = "resize", "take snapshot", "revert", "delete snapshot"
 """Operations of a VM's disk, all finished after a crash. One that was told to have failed is undone, but for REVERT."""
+
+RECEIVE = "receive"
+"""An operation of a VM's disk, undone after a crash: what changed since a point comes from another host."""
 
 
 class VmRecord(Record):
@@ -165,6 +180,7 @@ class VmRecord(Record):
     def phase(self) -> str:
         """For people: what is under way, else that the disk is ready."""
         words = {CREATE: "creating", DESTROY: "destroying", BOOT: "booting", RESIZE: "resizing", REVERT: "reverting"}
+        words |= {RECEIVE: "receiving"}
         return _phase(self, "ready", words)
 
     @property
@@ -175,6 +191,13 @@ class VmRecord(Record):
     def point(self, name: str) -> Point | None:
         """The point of this name, if there is one."""
         return next((point for point in self.points if point.name == name), None)
+
+    def line(self, point: Point) -> list[Point]:
+        """The points from the first one to this one, each the parent of the next."""
+        line = [point]
+        while line[0].parent is not None and (parent := self.point(line[0].parent)) is not None:
+            line.insert(0, parent)
+        return line
 
     def without(self, name: str) -> Self:
         """The record without a point; those that came after it come after the one before it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +28,7 @@ from virtman.errors import (
     VmRuns,
 )
 from virtman.locks import NamedLocks
-from virtman.records import BOOT, CREATE, DESTROY, Boot, ImageRecord, Shelf, State, VmRecord
+from virtman.records import BOOT, CREATE, DESTROY, Boot, ImageRecord, Point, Shelf, State, VmRecord
 from virtman.steps import Step, log_step
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,15 @@ class Machines(Protocol):
         """Stop the VM, and forget it with all that was made for it. Nothing there is fine. Raises HypervisorError."""
 
 
+@dataclass(frozen=True)
+class Made:
+    """A disk that was made, and what is to be written down of it besides its size."""
+
+    disk: Device
+    points: tuple[Point, ...] = ()
+    current: str | None = None
+
+
 class Vms:
     """Creates, boots and destroys VMs. ``ensure`` makes an image's stack; ``origin`` is what its snapshots are on.
 
@@ -110,12 +120,12 @@ class Vms:
     def also_repair(
         self,
         repairs: Mapping[str, Callable[[VmRecord], None]],
-        untidy: Callable[[VmRecord], bool],
-        tidy: Callable[[VmRecord], None],
+        untidy: Callable[[VmRecord], bool] | None = None,
+        tidy: Callable[[VmRecord], None] | None = None,
     ) -> None:
         """Have somebody else carry out these kinds of operations, and tidy up where ``untidy`` says so."""
         self._repairs |= repairs
-        self._untidy, self._tidy = untidy, tidy
+        self._untidy, self._tidy = untidy or self._untidy, tidy or self._tidy
 
     @contextmanager
     def changing(self, name: str) -> Iterator[VmRecord]:
@@ -141,10 +151,25 @@ class Vms:
         check_size(size)
         record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE)
 
-        def disk(stack: ImageRecord) -> Device:
-            return self._snapshots.create(name, self._origin(stack), _disk_size(stack, size))
+        return _path(self._add(record, lambda stack: Made(self._new_disk(name, stack, size))))
 
-        return _path(self._add(record, disk))
+    def _new_disk(self, name: str, stack: ImageRecord, size: int | None) -> Device:
+        return self._snapshots.create(name, self._origin(stack), _disk_size(stack, size))
+
+    def receive(
+        self, name: str, image: str, size: int, fill: Callable[[ImageRecord, Callable[[], Device]], Made]
+    ) -> None:
+        """A new VM whose disk is filled before the VM is there; ``fill`` calls for the disk, of ``size`` bytes.
+
+        Raises VmExists, as ``create``, and as ``fill``; after an error nothing is left.
+        """
+        with self.locks.hold(name):
+            self._repair(name)
+            if self._shelf.get(name) is not None:
+                raise VmExists(f"vm {name!r} exists; destroy it first or use another name")
+            check_size(size)
+            record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE)
+            self._add(record, lambda stack: fill(stack, lambda: self._new_disk(name, stack, size)))
 
     def clone(self, source: VmRecord, point: str, name: str) -> None:
         """Another VM, whose disk holds what a point of the source's keeps. A clone of it of this name is left alone.
@@ -155,7 +180,7 @@ class Vms:
             self._repair(name)
             if not self.is_clone(name, source):
                 record = VmRecord(name=name, image=source.image, size=None, source=source.name, state=State.ABSENT)
-                self._add(record.begin(CREATE), lambda _stack: self._snapshots.clone(source.name, point, name))
+                self._add(record.begin(CREATE), lambda _stack: Made(self._snapshots.clone(source.name, point, name)))
 
     def is_clone(self, name: str, source: VmRecord) -> bool:
         """Whether there is such a clone, whole and to stay. Raises VmExists if there is another VM of this name."""
@@ -164,25 +189,26 @@ class Vms:
             raise VmExists(f"vm {name!r} exists, and is no clone of {source.name!r}; use another name")
         return record is not None and record.state is State.PRESENT and not record.doing(DESTROY)
 
-    def _add(self, record: VmRecord, disk: Callable[[ImageRecord], Device]) -> Device:
+    def _add(self, record: VmRecord, make: Callable[[ImageRecord], Made]) -> Device:
         """Write down that the VM is being made, have its disk made over its image's stack, and settle it."""
         self._shelf.put(record.name, record)
         try:
-            return self._make(record, disk)
+            return self._make(record, make)
         except (VirtmanError, DriverError) as error:
             log.warning("vm %s: create failed: %s", record.name, error)
             self._undo(record)
             raise
 
-    def _make(self, record: VmRecord, disk: Callable[[ImageRecord], Device]) -> Device:
+    def _make(self, record: VmRecord, make: Callable[[ImageRecord], Made]) -> Device:
         self._step("create:recorded")
         stack = self._ensure(record.image)
         self._step("create:attached")
-        device = disk(stack)
+        made = make(stack)
         self._step("create:snapshot")
-        self._shelf.put(record.name, record.settled(size=device.size))
+        settled = record.settled(size=made.disk.size, points=made.points, current=made.current)
+        self._shelf.put(record.name, settled)
         self._step("create:done")
-        return device
+        return made.disk
 
     def _existing(self, record: VmRecord, image: str, size: int | None) -> Path:
         if record.image != image or size not in (None, record.size):

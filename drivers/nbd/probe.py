@@ -1,4 +1,5 @@
-"""A small NBD client over unix sockets: is somebody serving, how large is the export, which ranges does it hold.
+"""A small NBD client over unix sockets: is somebody serving, how large is the export, which ranges does it hold; and to
+read and write one.
 
 The protocol is https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md (fixed newstyle negotiation,
 structured replies, metadata contexts); QEMU's own context ``qemu:allocation-depth`` is in its docs/interop/nbd.rst.
@@ -37,8 +38,10 @@ _INFO_EXPORT = 0
 
 _REQUEST_MAGIC = 0x25609513
 _CMD_READ = 0
+_CMD_WRITE = 1
 _CMD_DISC = 2
 _CMD_FLUSH = 3
+_CMD_WRITE_ZEROES = 6
 _CMD_BLOCK_STATUS = 7
 _SIMPLE_REPLY_MAGIC = 0x67446698
 _CHUNK_MAGIC = 0x668E33EF
@@ -47,7 +50,7 @@ _CHUNK_BLOCK_STATUS = 5
 _CHUNK_IS_ERROR = 1 << 15
 
 _MOST_REPLY = 32 << 20  # the largest reply the protocol lets a client expect
-_MOST_ASKED = 1 << 30  # bytes per block status request; the field has 32 bits
+_MOST_ASKED = 1 << 30  # bytes per request that carries no data; the field has 32 bits
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,28 @@ class Client:
         if magic != _SIMPLE_REPLY_MAGIC or error:
             raise self._violation(f"reply {magic:#x} to a read, error {error}")
         return self._receive(length)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Let a range of the export hold this. Only without ``context``.
+
+        Raises NotServing, ProtocolViolated, OSError if the server says why it could not.
+        """
+        self._request(_CMD_WRITE, offset, len(data))
+        self._send(data)
+        self._written()
+
+    def zero(self, offset: int, length: int) -> None:
+        """Let a range of the export, in bytes, hold zeros. Raises as ``write``."""
+        for start in range(offset, offset + length, _MOST_ASKED):
+            self._request(_CMD_WRITE_ZEROES, start, min(_MOST_ASKED, offset + length - start))
+            self._written()
+
+    def _written(self) -> None:
+        magic, error, _ = struct.unpack(">IIQ", self._receive(16))
+        if magic != _SIMPLE_REPLY_MAGIC:
+            raise self._violation(f"reply {magic:#x} to a write")
+        if error:  # the protocol's numbers are those of Linux
+            raise OSError(error, os.strerror(error), str(self._path))
 
     def flush(self) -> None:
         """Have the server write down what it keeps in memory. Raises NotServing, ProtocolViolated."""

@@ -73,9 +73,9 @@ class Client:
         return answer
 
 
-def is_locked(error: MonitorFailed) -> bool:
-    """Whether a node could not be opened because another program has its file open."""
-    return _LOCKED.search(error.why) is not None
+def is_locked(why: str) -> bool:
+    """Whether QEMU says that it could not open a node because another program has its file open."""
+    return _LOCKED.search(why) is not None
 
 
 def open_node(monitor: Monitor, name: str, node: BlockNode) -> None:
@@ -84,8 +84,10 @@ def open_node(monitor: Monitor, name: str, node: BlockNode) -> None:
 
 
 @contextlib.contextmanager
-def private_daemon() -> Iterator[Client]:
+def private_daemon(exports: socket.socket | None = None) -> Iterator[Client]:
     """The monitor of a storage daemon that has nothing open yet, and ends with the block.
+
+    What it is told to export it serves by NBD at the socket ``exports``, which listens.
 
     The kernel kills it if this thread dies before (prctl(2), PR_SET_PDEATHSIG). Whatever the daemon has open it closes
     if the block ends well; otherwise it is killed. Raises ToolMissing, MonitorFailed.
@@ -94,9 +96,12 @@ def private_daemon() -> Iterator[Client]:
     ours, its = socket.socketpair()
     try:
         monitor = ["--chardev", f"socket,id=monitor,fd={its.fileno()}", "--monitor", "chardev=monitor"]
-        null = subprocess.DEVNULL
+        fds, null = [its.fileno()], subprocess.DEVNULL
+        if exports is not None:
+            monitor += ["--nbd-server", f"addr.type=fd,addr.str={exports.fileno()}"]
+            fds.append(exports.fileno())
         process = subprocess.Popen(
-            argv + monitor, stdin=null, stdout=null, stderr=null, pass_fds=[its.fileno()], start_new_session=True
+            argv + monitor, stdin=null, stdout=null, stderr=null, pass_fds=fds, start_new_session=True
         )
     except BaseException:
         ours.close()

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers.base import Device, Existing, Monitor, Place
+from drivers.base import Device, Existing, Monitor, Place, Range
 from drivers.door import door
 from drivers.errors import BadDisk, DriverError, NotPossible, PointMissing
 from drivers.host.durable import sync
@@ -112,6 +112,11 @@ class DmSnapshot(MapDisks[_Disk]):
         self._records.read(vm)
         raise PointMissing(vm, point)
         yield  # what makes it a generator
+
+    def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:  # noqa: ARG002
+        """Raises SnapshotMissing, BadName, NotPossible."""
+        self._records.read(vm)
+        raise _not_possible(vm, "sent")
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""

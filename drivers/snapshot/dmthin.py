@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from drivers.base import Device, Existing, Monitor, Place
+from drivers.base import Device, Existing, Monitor, Place, Range
 from drivers.door import door
 from drivers.errors import BadDisk, CommandFailed, DiskInUse, DriverError, NoSpace, NotOurs
 from drivers.host.command import run
@@ -37,6 +37,7 @@ from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
 from drivers.qemu.nodes import Nodes
+from drivers.snapshot import thinmetadata
 from drivers.snapshot.disks import DISK_PREFIX, MapDisks, checked_growth, found
 from drivers.snapshot.pointmaps import POINT_PREFIX, PointMaps
 from drivers.snapshot.thinvolumes import Point, ThinDisk, Volumes, is_lost, is_new, volume_gone
@@ -183,6 +184,26 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         finally:
             with self._lock:
                 self._point_maps.leave(kept.number)
+
+    def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
+        """The blocks of 64 KiB that a point, or the disk, has itself, or does not share with that of ``since``.
+
+        Raises SnapshotMissing, PointMissing, DiskInUse, BadDisk, BadName, NotOurs, CommandFailed, CommandTimedOut.
+        """
+        for name in (point, since):
+            checked(name or "none")
+        with self._lock:
+            kept = self._volumes.of(vm) if point is None else self._volumes.kept(vm, point)
+            self._activate_pool()
+            if point is None and _is_open(vm):
+                raise DiskInUse(vm)
+            meta, tell = self._folder / "meta", partial(devmapper.message, POOL)
+            if since is None:
+                blocks = thinmetadata.mapped(tell, meta, kept.number)
+            else:
+                blocks = thinmetadata.differing(tell, meta, kept.number, self._volumes.kept(vm, since).number)
+        ends = [(block.offset, min(block.offset + block.length, kept.size)) for block in blocks]
+        return [Range(begin, end - begin) for begin, end in ends if begin < end]
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""

@@ -22,11 +22,12 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from drivers.base import BlockNode, Device, Existing, Monitor, Place
+from drivers.base import BlockNode, Device, Existing, Monitor, Place, Range
 from drivers.door import door
 from drivers.errors import (
     BadDevice,
     BadDisk,
+    CommandFailed,
     DiskInUse,
     DriverError,
     MonitorFailed,
@@ -39,6 +40,7 @@ from drivers.host.durable import sync
 from drivers.host.space import shortage
 from drivers.names import checked, is_name
 from drivers.needs import QEMU_IMG, QEMU_STORAGE_DAEMON, Needs
+from drivers.qemu.allocation import allocated
 from drivers.qemu.monitor import SETPRIV, is_locked, open_node, private_daemon
 from drivers.qemu.nodes import Nodes
 from drivers.qemu.streaming import settle, stream
@@ -211,6 +213,24 @@ class Qcow2Snapshot:
         chain = self._at(self._layers(vm), checked(point))
         yield Device(chain[0].size, chain[0].path, _node(chain))
 
+    def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
+        """What the layers above that of ``since`` hold, or all layers. Raises SnapshotMissing, PointMissing,
+        NotPossible if that point is not below, DiskInUse, BadDisk, BadName, CommandFailed.
+        """
+        layers = self._layers(vm)
+        chain = layers.chain() if point is None else self._at(layers, checked(point))
+        if since is not None:
+            base = self._at(layers, checked(since))[0]
+            if base not in chain:
+                raise NotPossible(f"the disk of VM {vm} did not go on from {since} to {point or 'what it holds now'}")
+            chain = chain[: chain.index(base)]
+        try:
+            return allocated(_over(None, chain)) if chain else []
+        except CommandFailed as error:
+            if is_locked(error.stderr):
+                raise DiskInUse(vm) from error
+            raise
+
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
         details = {path.name.partition(".")[0]: str(path) for path in self._folder.iterdir()}
@@ -306,7 +326,7 @@ class Qcow2Snapshot:
             try:
                 stream(monitor, upper.path, lower.path, lower.backing)
             except MonitorFailed as error:
-                if is_locked(error):
+                if is_locked(error.why):
                     raise DiskInUse(layers.vm) from error
                 raise
         if layers.layer(upper.number).backing != lower.backing:
@@ -319,14 +339,19 @@ def _file(layer: Layer) -> BlockNode:
 
 
 def _node(chain: Sequence[Layer]) -> BlockNode:
-    """The node of a layer with all below it; ``chain`` begins with the layer and ends with the lowest.
+    """The node of a layer with all below it; ``chain`` begins with the layer and ends with the lowest."""
+    return _over(chain[-1].image, chain)
+
+
+def _over(below: BlockNode | None, chain: Sequence[Layer]) -> BlockNode:
+    """The node of a layer with others below it, and below the last of them something else, or nothing.
 
     All but the first have names, without which QEMU would not flush them (``stream``).
     """
-    node = chain[-1].image
+    node: BlockNode = {}
     for layer in reversed(chain):
         name = {} if layer is chain[0] else {"node-name": f"virtman-layer-{layer.number}"}
-        node = {**_file(layer), **name, "backing": node}
+        node = {**_file(layer), **name, "backing": node or below}
     return node
 
 
@@ -337,7 +362,7 @@ def _opened(vm: str, node: BlockNode) -> Iterator[Monitor]:
         try:
             open_node(monitor, _PRIVATE, node)
         except MonitorFailed as error:
-            if is_locked(error):
+            if is_locked(error.why):
                 raise DiskInUse(vm) from error
             raise
         yield monitor

@@ -23,6 +23,7 @@ from drivers.base import (
     PathState,
     SnapshotDriver,
 )
+from drivers.blocks import open_blocks
 from drivers.errors import (
     BadDevice,
     BadDisk,
@@ -442,6 +443,11 @@ class PointContract(TestCase):
         """Write to the beginning of a disk that nobody has open."""
         raise NotImplementedError
 
+    def write_at(self, device: Device, offset: int, text: bytes) -> None:
+        """Write to a sector of a disk that nobody has open."""
+        with open_blocks("vm", device, write=True) as blocks:
+            blocks.write(offset, text.ljust(512, b"\0"))
+
     def read(self, device: Device, length: int) -> bytes:
         """Read from the beginning of a disk that nobody has open."""
         raise NotImplementedError
@@ -455,6 +461,7 @@ class PointContract(TestCase):
     def assert_others_are_told_of(self, driver: SnapshotDriver) -> None:
         """With somebody else at the disk ``vm``, who has a point ``point``, nothing that would disturb them is done."""
         self.assertRaises(DiskInUse, driver.revert, "vm", "point")
+        self.assertRaises(DiskInUse, driver.changes, "vm", None, None)
         self.assertEqual({"point"}, driver.points("vm"))
 
     def test_a_disk_grows_and_keeps_what_it_holds(self) -> None:
@@ -635,11 +642,39 @@ class PointContract(TestCase):
             self.assert_holds(driver, b"late")
         driver.drop("vm", "point", None)
 
+    def test_what_differs_is_told(self) -> None:
+        driver = self.vm_disk()
+        self.assertEqual([], driver.changes("vm", None, None))
+        self.wrote(driver, b"then")
+        driver.take("vm", "point", None)
+        driver.take("vm", "same", None)
+        self.assertEqual([], driver.changes("vm", "same", "point"))
+        self.assertEqual([], driver.changes("vm", None, "same"))
+        self.wrote(driver, b"late")
+        driver.take("vm", "late", None)
+        for point, since in (("point", None), ("late", None), ("late", "point"), (None, "point"), (None, None)):
+            changes = driver.changes("vm", point, since)
+            self.assertEqual(0, changes[0].offset)
+            self.assertGreater(changes[0].length, 0)
+            self.assertFalse(changes[0].zeros)
+            self.assertLess(sum(change.length for change in changes), self.origin.size)
+        self.assertEqual([], driver.changes("vm", None, "late"))
+
+    def test_what_differs_ends_with_the_disk(self) -> None:
+        driver = self.vm_disk()
+        odd = self.origin.size + 512
+        driver.resize("vm", odd, None)
+        self.write_at(driver.open("vm"), odd - 512, b"last")
+        last = driver.changes("vm", None, None)[-1]
+        self.assertEqual(odd, last.offset + last.length)
+
     def test_of_no_point_there_is_nothing_to_clone_or_read(self) -> None:
         driver = self.make()
         for error in (SnapshotMissing, PointMissing):
             self.assertRaises(error, driver.clone, "vm", "point", "new")
             self.assertRaises(error, driver.reading("vm", "point").__enter__)
+            self.assertRaises(error, driver.changes, "vm", "point", None)
+            self.assertRaises(error, driver.changes, "vm", None, "point")
             driver.create("vm", self.origin, self.origin.size)
         self.assertEqual({"vm"}, set(driver.existing().names))
 
@@ -660,4 +695,6 @@ class PointContract(TestCase):
             self.assertRaises(BadName, driver.revert, name, "point")
             for arguments in ((name, "point", "new"), ("vm", name, "new"), ("vm", "point", name)):
                 self.assertRaises(BadName, driver.clone, *arguments)
+            for of in ((name, "point", None), ("vm", name, None), ("vm", None, name)):
+                self.assertRaises(BadName, driver.changes, *of)
         self.assertEqual(frozenset(), driver.points("vm"))

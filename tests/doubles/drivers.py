@@ -28,9 +28,11 @@ from drivers.base import (
     PathState,
     PathStatus,
     Place,
+    Range,
     Volume,
     VolumeState,
 )
+from drivers.blocks import Blocks, open_blocks
 from drivers.cache.cachefiles import checked_key
 from drivers.errors import (
     BadDevice,
@@ -44,6 +46,7 @@ from drivers.errors import (
 )
 from drivers.names import checked
 from virtman.hostdrivers import HostDrivers
+from virtman.receiving import OpenBlocks
 
 Moment = Callable[[str], None]
 """Told of each point at which a call of a double may be cut off."""
@@ -368,6 +371,18 @@ class SnapshotDouble:
             file.truncate(size)
             yield Device(size, Path(file.name))
 
+    def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
+        disk = self._disk(vm)
+        for name in (point, since):
+            checked(name or "none")
+        if point is None:
+            _check_unused(vm, disk, None)
+        writes, size = (disk.writes, disk.size) if point is None else self._point(vm, point)
+        before = "" if since is None else self._point(vm, since)[0]
+        if writes == before:
+            return []
+        return [Range(0, SECTOR)] if len(writes) < SECTOR else [Range(0, SECTOR), Range(size - SECTOR, SECTOR)]
+
     def _point(self, vm: str, point: str) -> tuple[str, int]:
         disk = self._disk(vm)
         if checked(point) not in disk.points:
@@ -388,6 +403,47 @@ def drivers_over(
     return HostDrivers(
         AttachDouble(host, lost=lost), CacheDouble(host), ExportDouble(host, died=died), SnapshotDouble(host)
     )
+
+
+class MemoryBlocks:
+    """The disk of a VM, of which ``writes`` is the beginning."""
+
+    def __init__(self, host: Host, disk: Disk) -> None:
+        self.host, self.disk = host, disk
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self.disk.writes.encode().ljust(self.disk.size, b"\0")[offset : offset + length]
+
+    def write(self, offset: int, data: bytes) -> None:
+        with self.host.act("blocks.write"):
+            before = bytearray(self.disk.writes.encode().ljust(offset + len(data), b"\0"))
+            before[offset : offset + len(data)] = data
+            self.disk.writes = before.rstrip(b"\0").decode()
+
+    def zero(self, offset: int, length: int) -> None:
+        self.write(offset, bytes(length))
+
+    def flush(self) -> None:
+        with self.host.act("blocks.flush"):
+            pass
+
+
+def blocks_of(host: Host) -> OpenBlocks:
+    """How disks of this host are opened: for writing in its memory, for reading as the files that there are."""
+
+    @contextmanager
+    def opened(vm: str, device: Device, *, write: bool = False) -> Iterator[Blocks]:
+        if not write:
+            with open_blocks(vm, device) as blocks:
+                yield blocks
+            return
+        disk = host.disks[vm]
+        _check_unused(vm, disk, None)
+        memory = MemoryBlocks(host, disk)
+        yield memory
+        memory.flush()
+
+    return opened
 
 
 def _check_unused(vm: str, disk: Disk, monitor: Monitor | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -70,4 +71,57 @@ def export(context: click.Context, name: str, file: Path, image_format: str, *, 
         click.echo(f"{answer.file}: a {answer.format} disk of {size_text(answer.size)}{how}")
 
 
-COMMANDS = (clone, export)
+@click.command()
+@click.argument("vm")
+@click.option("--snapshot", metavar="NAME", help="Send this snapshot, and not what the disk holds now.")
+@click.option("--since", metavar="NAME", help="Only what has changed since this snapshot, which the receiver has.")
+@click.option("--with-snapshots", is_flag=True, help="Also the snapshots before it, after that of --since.")
+@options.as_json
+@click.pass_context
+def send(
+    context: click.Context, vm: str, snapshot: str | None, since: str | None, *, with_snapshots: bool, as_json: bool
+) -> None:
+    """Write what the disk of VM has besides its image to the standard output, for "virtman receive" on another host.
+
+    The VM may run: then it is a snapshot that is sent, see "virtman snapshot create". A summary goes to the standard
+    error, with --json as JSON.
+
+    \b
+    Example:
+      virtman snapshot create web-1 first
+      virtman send web-1 --snapshot first | ssh other virtman receive web-1 debian-12
+      virtman stop web-1 && virtman send web-1 --since first | ssh other virtman receive web-1 debian-12
+    """
+    if sys.stdout.isatty():
+        raise Failure("a stream is nothing for a terminal: write it to a file, or into 'virtman receive'")
+    with options.agent(context) as client, progress() as show:
+        answer = client.send(vm, sys.stdout.buffer, snapshot, since, show, with_snapshots=with_snapshots)
+    if as_json:
+        click.echo(answer.model_dump_json(indent=2), err=True)
+    else:
+        kept = f", {answer.snapshots} snapshots" if with_snapshots else ""
+        click.echo(f"sent {size_text(answer.total)}{kept} ({HOW.get(answer.state, answer.state)})", err=True)
+
+
+@click.command()
+@click.argument("vm")
+@click.argument("image")
+@options.as_json
+@click.pass_context
+def receive(context: click.Context, vm: str, image: str, as_json: bool) -> None:
+    """Read a stream of "virtman send" from the standard input, and make VM of it, whose image is called IMAGE here.
+
+    A stream of what changed since a snapshot continues a VM that has this snapshot and has not changed since. VM is
+    there when the stream was whole and right to its end; if not, all is as it was before.
+
+    \b
+    Example: ssh other virtman send web-1 | virtman receive web-1 debian-12
+    """
+    if sys.stdin.isatty():
+        raise Failure("a stream is nothing that one types: read it from a file, or from 'virtman send'")
+    with options.agent(context) as client, progress() as show:
+        answer = client.receive(vm, image, sys.stdin.buffer, show)
+    emit(answer) if as_json else click.echo(answer.disk.path)
+
+
+COMMANDS = (clone, export, send, receive)

@@ -10,7 +10,16 @@ from testtools import TestCase
 
 from drivers.base import Device, Image, Parent
 from tests.contracts import drivers as contracts
-from tests.doubles.drivers import ADDRESS, AttachDouble, CacheDouble, Disk, ExportDouble, Host, SnapshotDouble
+from tests.doubles.drivers import (
+    ADDRESS,
+    AttachDouble,
+    CacheDouble,
+    Disk,
+    ExportDouble,
+    Host,
+    SnapshotDouble,
+    blocks_of,
+)
 
 IMAGE = Image("img", 1 << 20, "sha256:" + "5e" * 32)
 CONTENT = Device(IMAGE.size, node={"driver": "file", "filename": "/content"})
@@ -74,6 +83,10 @@ class SnapshotDoubleTest(Memory, contracts.SnapshotContract, contracts.PointCont
         if device.path.exists():  # of a point
             return device.path.read_bytes()[:length]
         return self.disk(device).writes[:length].encode()
+
+    def write_at(self, device: Device, offset: int, text: bytes) -> None:
+        with blocks_of(self.host)("vm", device, write=True) as blocks:
+            blocks.write(offset, text.ljust(512, b"\0"))
 
     def disk(self, device: Device) -> Disk:
         assert device.path is not None

@@ -11,15 +11,17 @@ from typing import TypeVar
 from testtools import TestCase
 
 from drivers.base import Image
-from tests.doubles.drivers import Host, drivers_over
+from tests.doubles.drivers import Host, blocks_of, drivers_over
 from tests.doubles.machines import MachinesDouble
 from tests.doubles.volt import VoltDouble, digest_of, link_to
+from virtman.copies import Copies
 from virtman.disks import Disks
 from virtman.errors import NoRoom, VirtmanError
 from virtman.imagestore import ImageStore
 from virtman.records import ImageRecord, Record, Role, Shelf, VmRecord
 from virtman.repair import repair
 from virtman.stacks import Stacks
+from virtman.streams import Streams
 from virtman.vms import Vms
 
 NOW = 1_700_000_000.0
@@ -107,6 +109,11 @@ class Scene:
         self.disks = Disks(
             self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment, clock=lambda: NOW
         )
+        self.copies = Copies(self.vms, self.disks, self.stacks, self.drivers.snapshot, self.drivers.export)
+        self.streams = Streams(
+            self.vms, self.disks, self.copies, self.vm_shelf, self.drivers.snapshot, self.stacks.ensure, self.moment,
+            opened=blocks_of(self.host),
+        )  # fmt: skip
 
     def _count_change(self) -> None:
         self.changes += 1

@@ -107,7 +107,9 @@ class TakeTest(DisksTest):
     def test_a_point_is_written_down(self) -> None:
         self.disk.writes = "then"
         point = self.disks.take("vm", "a")
-        self.assertEqual(Point(name="a", parent=None, size=MIB, taken=NOW, state=CRASH), point)
+        self.assertEqual(Point(name="a", parent=None, size=MIB, taken=NOW, state=CRASH, id=point.id), point)
+        self.assertNotEqual(point.id, self.disks.take("vm", "b").id)
+        self.disks.drop("vm", "b")
         self.assertEqual(((point,), "a"), (self.record.points, self.record.current))
         self.assertEqual({"a": ("then", MIB)}, self.disk.points)
 

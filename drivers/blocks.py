@@ -1,0 +1,139 @@
+"""Reading and writing disks from within the agent: by their path, or by a QEMU of our own over their node."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from drivers.base import BlockNode, Device
+from drivers.errors import BadDevice, DiskInUse, MonitorFailed
+from drivers.nbd.probe import Client
+from drivers.qemu.monitor import is_locked, open_node, private_daemon
+
+_NODE, _EXPORT = "virtman-blocks", "disk"
+_ANSWER = 300.0
+"""Seconds: a first write to a part of a cluster may have to read the rest of it from the host's parents."""
+
+_MOST = 1 << 20
+"""Bytes of zeros that are written at once where there is no way but to write them."""
+
+
+class Blocks(Protocol):
+    """A disk that is open. Offsets and lengths in bytes, multiples of 512.
+
+    All calls raise DriverError or, as the operating system says it, OSError.
+    """
+
+    def read(self, offset: int, length: int) -> bytes:
+        """What a range holds."""
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Let a range hold this."""
+
+    def zero(self, offset: int, length: int) -> None:
+        """Let a range hold zeros."""
+
+    def flush(self) -> None:
+        """What was written is there after a power cut."""
+
+
+@contextmanager
+def open_blocks(vm: str, device: Device, *, write: bool = False) -> Iterator[Blocks]:
+    """Open a VM's disk, or what a point of it keeps. If the block ends well all that was written is durable.
+
+    Raises DiskInUse, other DriverErrors, OSError.
+    """
+    opened = _by_qemu(vm, device.node, write) if device.node is not None else _by_path(vm, device.path, write)
+    with opened as blocks:
+        yield blocks
+        if write:
+            blocks.flush()
+
+
+@contextmanager
+def _by_qemu(vm: str, node: BlockNode, write: bool) -> Iterator[Blocks]:
+    with contextlib.ExitStack() as stack:
+        listener, ours = _nameless_sockets()
+        stack.enter_context(listener)
+        stack.enter_context(ours)
+        monitor = stack.enter_context(private_daemon(listener))
+        try:
+            open_node(monitor, _NODE, {**node, "read-only": not write})
+        except MonitorFailed as error:
+            if is_locked(error.why):
+                raise DiskInUse(vm) from error
+            raise
+        export = {"type": "nbd", "id": _EXPORT, "name": _EXPORT, "node-name": _NODE, "writable": write}
+        monitor.execute("block-export-add", export)
+        yield stack.enter_context(Client(Path(_EXPORT), _EXPORT, timeout=_ANSWER, sock=ours))
+
+
+def _nameless_sockets() -> tuple[socket.socket, socket.socket]:
+    """One that listens, and one that is connected to it; nobody else can be."""
+    listener, ours = (socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(2))
+    with tempfile.TemporaryDirectory(prefix="virtman-") as folder:
+        path = f"{folder}/nbd"
+        listener.bind(path)
+        listener.listen(1)
+        ours.connect(path)
+    return listener, ours
+
+
+@contextmanager
+def _by_path(vm: str, path: Path | None, write: bool) -> Iterator[Blocks]:
+    if path is None:
+        raise BadDevice(f"VM {vm}: its disk has neither a path nor a node")
+    try:
+        fd = os.open(path, os.O_CLOEXEC | (os.O_RDWR | os.O_EXCL * _is_device(path) if write else os.O_RDONLY))
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise DiskInUse(vm) from error
+        raise
+    try:
+        yield _File(fd)
+    finally:
+        os.close(fd)
+
+
+def _is_device(path: Path) -> bool:
+    """Of a device O_EXCL says that nobody else may use it as a whole (open(2))."""
+    return stat.S_ISBLK(path.stat().st_mode)
+
+
+class _File:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read(self, offset: int, length: int) -> bytes:
+        data = bytearray()
+        while len(data) < length:
+            part = os.pread(self._fd, length - len(data), offset + len(data))
+            if not part:
+                raise OSError(errno.EIO, "the disk ends early")
+            data += part
+        return bytes(data)
+
+    def write(self, offset: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, offset)
+            view, offset = view[written:], offset + written
+
+    def zero(self, offset: int, length: int) -> None:
+        """By writing them: a hole in a thin volume reads as the image again."""
+        end = offset + length
+        while offset < end:
+            part = min(_MOST, end - offset)
+            self.write(offset, bytes(part))
+            offset += part
+
+    def flush(self) -> None:
+        os.fsync(self._fd)

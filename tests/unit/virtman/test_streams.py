@@ -1,0 +1,292 @@
+"""Sending and receiving over doubles: what goes where, what is refused, and what a failure leaves."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Iterator
+
+from testtools import TestCase
+
+from drivers.errors import HostFailed
+from tests.unit.virtman.scene import Scene
+from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from virtman.errors import BadRequest, BadStream, CallerGone, NoRoom, StreamMisfit, UnknownSnapshot, VmRuns
+from virtman.stream import Header, Reader
+
+MIB = 1 << 20
+
+
+def quietly(_step: str, _done: int, _total: int) -> None:
+    """Nobody looks."""
+
+
+def sent(scene: Scene, snapshot: str | None = None, since: str | None = None, *, all_of_them: bool = False) -> bytes:
+    target = io.BytesIO()
+    scene.streams.send("vm", snapshot, since, target.write, quietly, with_snapshots=all_of_them)  # type: ignore[arg-type]
+    return target.getvalue()
+
+
+def receive(scene: Scene, stream: bytes, vm: str = "vm", image: str = "debian") -> None:
+    scene.streams.receive(vm, image, [stream[at : at + 100] for at in range(0, len(stream), 100)], quietly)
+
+
+def header_of(stream: bytes) -> Header:
+    (first, *_) = Reader().feed(stream)
+    assert isinstance(first, Header)
+    return first
+
+
+def sender(test: TestCase) -> Scene:
+    """A host with a VM that has the points a, b after it, c after a, and has gone on from c."""
+    scene = Scene(test)
+    scene.volt.offer("debian", size=MIB)
+    scene.vms.create("vm", "debian", None)
+    for name in ("a", "b"):
+        scene.host.disks["vm"].writes = f"at {name}"
+        scene.disks.take("vm", name)
+    scene.disks.resize("vm", 2 * MIB)
+    scene.disks.revert("vm", "a")
+    scene.host.disks["vm"].writes = "at c"
+    scene.disks.take("vm", "c")
+    scene.host.disks["vm"].writes = "now"
+    return scene
+
+
+def receiver(scene: Scene) -> None:
+    scene.volt.offer("debian", size=MIB)
+
+
+class StreamsTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.source = sender(self)
+        self.target = Scene(self)
+        receiver(self.target)
+
+    def writes(self) -> str:
+        return self.target.host.disks["vm"].writes
+
+
+class SendTest(StreamsTest):
+    def names(self, stream: bytes) -> list[str | None]:
+        return [section.name for section in header_of(stream).sections]
+
+    def test_what_is_asked_for_is_sent(self) -> None:
+        asked: list[tuple[tuple[str | None, str | None, bool], list[str | None]]] = [
+            ((None, None, False), [None]),
+            ((None, None, True), ["a", "b", "c", None]),
+            (("b", None, False), ["b"]),
+            (("b", None, True), ["a", "b"]),
+            (("c", "a", True), ["c"]),
+            ((None, "a", True), ["c", None]),
+            ((None, "a", False), [None]),
+            ((None, "c", False), [None]),
+        ]
+        for (snapshot, since, all_of_them), names in asked:
+            stream = sent(self.source, snapshot, since, all_of_them=all_of_them)
+            self.assertEqual(names, self.names(stream))
+            base = self.source.vms.record("vm").point(since or "none")
+            self.assertEqual(base and base.id, header_of(stream).since)
+
+    def test_what_did_not_come_before_is_refused(self) -> None:
+        for snapshot, since in (("c", "b"), ("a", "a"), ("a", "c"), (None, "b")):  # type: tuple[str | None, str]
+            for all_of_them in (False, True):
+                self.assertRaises(BadRequest, sent, self.source, snapshot, since, all_of_them=all_of_them)
+        self.assertRaises(UnknownSnapshot, sent, self.source, "d")
+        self.assertRaises(UnknownSnapshot, sent, self.source, None, "d")
+
+    def test_nothing_of_it_stays(self) -> None:
+        sent(self.source, all_of_them=True)
+        self.assertEqual({"a", "b", "c"}, set(self.source.host.disks["vm"].points))
+        self.source.check(self)
+
+    def test_the_image_stays_meanwhile(self) -> None:
+        def write(_data: bytes) -> None:
+            self.assertTrue(self.source.copies.reads("debian"))
+
+        self.source.streams.send("vm", None, None, write, quietly)
+        self.assertFalse(self.source.copies.reads("debian"))
+
+    def test_who_does_not_listen_any_more_ends_it(self) -> None:
+        def write(_data: bytes) -> None:
+            raise CallerGone("hung up")
+
+        self.assertRaises(CallerGone, self.source.streams.send, "vm", None, None, write, quietly)
+        self.source.check(self)
+        self.assertEqual({"a", "b", "c"}, set(self.source.host.disks["vm"].points))
+
+
+class ReceiveTest(StreamsTest):
+    def test_a_tree(self) -> None:
+        receive(self.target, sent(self.source, all_of_them=True))
+        self.target.check(self)
+        record, source = self.target.vms.record("vm"), self.source.vms.record("vm")
+        self.assertEqual((source.points, source.current, source.size), (record.points, record.current, record.size))
+        self.assertEqual(self.source.host.disks["vm"].points, self.target.host.disks["vm"].points)
+        self.assertEqual("now", self.writes())
+
+    def test_a_snapshot_alone_is_where_the_disk_is(self) -> None:
+        receive(self.target, sent(self.source, "b"))
+        record = self.target.vms.record("vm")
+        self.assertEqual(("at b", "b"), (self.writes(), record.current))
+        self.assertEqual([("b", None)], [(point.name, point.parent) for point in record.points])
+        self.target.check(self)
+
+    def test_what_changed_since(self) -> None:
+        receive(self.target, sent(self.source, "a"))
+        receive(self.target, sent(self.source, None, "a", all_of_them=True))
+        record = self.target.vms.record("vm")
+        self.assertEqual(["a", "c"], [point.name for point in record.points])
+        self.assertEqual(("now", "c", MIB), (self.writes(), record.current, record.size))
+        self.target.check(self)
+
+    def test_sections_that_begin_with_the_bare_image_each(self) -> None:
+        self.source.disks.drop("vm", "a")
+        receive(self.target, sent(self.source, all_of_them=True))
+        self.assertEqual({"b": ("at b", MIB), "c": ("at c", MIB)}, self.target.host.disks["vm"].points)
+        self.target.check(self)
+
+    def test_a_disk_that_grew(self) -> None:
+        self.source.disks.resize("vm", 3 * MIB)
+        receive(self.target, sent(self.source, all_of_them=True))
+        self.assertEqual(3 * MIB, self.target.vms.record("vm").size)
+        self.target.check(self)
+
+    def test_it_is_refused_where_it_does_not_fit(self) -> None:
+        changes = sent(self.source, None, "a", all_of_them=True)
+        receive(self.target, sent(self.source, "a"))
+        self.target.volt.offer("other", size=MIB)
+        self.assertRaises(StreamMisfit, receive, self.target, changes, "vm", "other")
+        self.target.vms.create("no-a", "debian", None)
+        self.assertRaises(StreamMisfit, receive, self.target, changes, "no-a")
+        self.target.host.disks["vm"].writes = "changed"
+        self.assertRaises(StreamMisfit, receive, self.target, changes)
+        self.target.disks.revert("vm", "a")
+        self.target.disks.take("vm", "c")
+        self.assertRaises(StreamMisfit, receive, self.target, changes)
+        self.target.disks.drop("vm", "c")
+        receive(self.target, changes)
+        self.assertRaises(StreamMisfit, receive, self.target, changes)
+        self.target.check(self)
+
+    def test_a_disk_that_went_back_and_changed_nothing_has_gone_elsewhere(self) -> None:
+        receive(self.target, sent(self.source, all_of_them=True))
+        self.target.disks.revert("vm", "a")
+        self.target.disks.drop("vm", "c")
+        self.target.disks.revert("vm", "b")
+        self.target.host.disks["vm"].writes = "at a"
+        self.assertRaises(StreamMisfit, receive, self.target, sent(self.source, None, "a", all_of_them=True))
+
+    def test_of_another_image(self) -> None:
+        self.target.volt.offer("other", size=MIB)
+        self.assertRaises(StreamMisfit, receive, self.target, sent(self.source), "vm", "other")
+        self.assertEqual({}, self.target.host.disks)
+        self.target.check(self)
+
+    def test_a_vm_that_runs_is_left_alone(self) -> None:
+        receive(self.target, sent(self.source, "a"))
+        self.target.vms.boot("vm", "debian", None, BOOT, [], None)
+        self.assertRaises(VmRuns, receive, self.target, sent(self.source, None, "a"))
+        self.target.machines.running.clear()
+        receive(self.target, sent(self.source, None, "a"))
+        begins_with = self.target.machines.defined["vm"].node
+        self.assertEqual(self.target.drivers.snapshot.open("vm").node, begins_with)
+
+    def test_a_failure_leaves_all_as_it_was(self) -> None:
+        receive(self.target, sent(self.source, "a"))
+        changes = sent(self.source, None, "a", all_of_them=True)
+        before = self.target.vms.record("vm")
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        for call, failure, error in (
+            ("blocks.write", full, NoRoom),
+            ("blocks.flush", full, NoRoom),
+            ("snapshot.take", HostFailed(full), HostFailed),
+        ):
+            self.target.host.failing[call] = failure
+            self.assertRaises(error, receive, self.target, changes)
+            self.target.host.failing.clear()
+            self.assertEqual((before, "at a"), (self.target.vms.record("vm"), self.writes()))
+            self.target.check(self)
+        for length in range(0, len(changes), 400):
+            self.assertRaises(BadStream, receive, self.target, changes[:length])
+            self.assertEqual((before, "at a"), (self.target.vms.record("vm"), self.writes()))
+        receive(self.target, changes)
+
+    def test_a_failure_that_cannot_be_undone_is_undone_later(self) -> None:
+        receive(self.target, sent(self.source, "a"))
+        changes = sent(self.source, None, "a", all_of_them=True)
+        before = self.target.vms.record("vm")
+        self.target.host.failing["snapshot.revert"] = HostFailed(OSError(errno.EIO, "broken"))
+        self.assertRaises(BadStream, receive, self.target, changes[:-1])
+        self.assertTrue(self.target.vms.unfinished("vm"))
+        self.target.host.failing.clear()
+        self.target.vms.repair("vm")
+        self.assertEqual((before, "at a"), (self.target.vms.record("vm"), self.writes()))
+        self.target.check(self)
+
+    def test_a_new_vm_that_fails_leaves_nothing(self) -> None:
+        stream = sent(self.source, all_of_them=True)
+        self.target.host.failing["blocks.write"] = OSError(errno.ENOSPC, "full")
+        self.assertRaises(NoRoom, receive, self.target, stream)
+        self.target.host.failing.clear()
+        for length in range(0, len(stream), 400):
+            self.assertRaises(BadStream, receive, self.target, stream[:length])
+        self.assertEqual({}, self.target.host.disks)
+        self.target.check(self)
+
+    def test_a_caller_who_hangs_up_leaves_nothing(self) -> None:
+        def chunks() -> Iterator[bytes]:
+            yield sent(self.source)[:900]
+            raise CallerGone("hung up")
+
+        self.assertRaises(CallerGone, self.target.streams.receive, "vm", "debian", chunks(), quietly)
+        self.assertEqual({}, self.target.host.disks)
+
+
+class ReceiveCutOffTest(CutOff):
+    def setUp(self) -> None:
+        super().setUp()
+        source = sender(self)
+        self.whole, self.first = sent(source, all_of_them=True), sent(source, "a")
+        self.changes = sent(source, None, "a", all_of_them=True)
+
+    def test_a_new_vm_is_there_whole_or_not_at_all(self) -> None:
+        def whole_or_nothing(scene: Scene) -> None:
+            if scene.vms.find("vm") is None:
+                receive(scene, self.whole)
+            self.assertEqual("now", scene.host.disks["vm"].writes)
+            self.assertEqual({"a", "b", "c"}, set(scene.host.disks["vm"].points))
+            scene.check(self)
+
+        moments = self.cut_everywhere(receiver, lambda scene: receive(scene, self.whole), whole_or_nothing)
+        self.assertTrue({"receive:written", "receive:kept", "before blocks.write"} <= set(moments), str(moments))
+
+    def test_a_vm_has_all_that_changed_or_nothing(self) -> None:
+        def given(scene: Scene) -> None:
+            receiver(scene)
+            receive(scene, self.first)
+
+        def all_or_nothing(scene: Scene) -> None:
+            disk, names = scene.host.disks["vm"], [point.name for point in scene.vms.record("vm").points]
+            self.assertIn((disk.writes, names), (("at a", ["a"]), ("now", ["a", "c"])))
+            if names == ["a"]:
+                receive(scene, self.changes)
+            self.assertEqual("now", disk.writes)
+            scene.check(self)
+
+        moments = self.cut_everywhere(given, lambda scene: receive(scene, self.changes), all_or_nothing)
+        self.assertTrue({"receive:recorded", "receive:kept", "after snapshot.take"} <= set(moments), str(moments))
+
+    def test_sending_leaves_nothing(self) -> None:
+        def given(scene: Scene) -> None:
+            receiver(scene)
+            receive(scene, self.whole)
+
+        def as_before(scene: Scene) -> None:
+            self.assertEqual({"a", "b", "c"}, set(scene.host.disks["vm"].points))
+            self.assertEqual("now", scene.host.disks["vm"].writes)
+
+        moments = self.cut_everywhere(given, lambda scene: sent(scene, all_of_them=True), as_before)
+        self.assertIn("send:section", moments)

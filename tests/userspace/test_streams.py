@@ -1,0 +1,329 @@
+"""VMs go from host to host as streams, with the real drivers of the userspace stack."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from tests.userspace.hosts import wait_until
+from tests.userspace.test_agent_killed import KilledTestCase
+from tests.userspace.test_cluster import ClusterTestCase
+from tests.userspace.test_copies import write
+from virtman import errors
+from virtman.client import AgentClient
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def sent(client: AgentClient, vm: str = "vm", **what: str | bool) -> bytes:
+    """The stream of a VM."""
+    target = io.BytesIO()
+    client.send(vm, target, **what)  # type: ignore[arg-type]
+    return target.getvalue()
+
+
+class StreamsTestCase(ClusterTestCase):
+    """Two hosts; on the first one a VM whose disk is larger than its image and was written to.
+
+    ``here``, ``there``: their agents.
+    """
+
+    def setUp(self) -> None:
+        super().setUp()
+        [(_, self.here), (self.other, self.there)] = self.hosts(2)
+        self.vm = self.here.create("vm", "img", 12 * MIB)
+        write(self.vm, 0x77, 2 * MIB, MIB)
+        write(self.vm, 0x11, 11 * MIB + 512, 512)
+
+    def receive(self, stream: bytes, vm: str = "vm", image: str = "img") -> None:
+        self.there.receive(vm, image, io.BytesIO(stream))
+
+    def assert_arrived(self, vm: str = "vm") -> None:
+        """The disks are the same on both hosts."""
+        here, there = (client.vm(vm).disk.path for client in (self.here, self.there))
+        argv = ["qemu-img", "compare", "-f", "qcow2", "-F", "qcow2", here, there]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        self.assertEqual((0, 12 * MIB), (done.returncode, self.there.vm(vm).disk.size), done.stdout + done.stderr)
+
+    def assert_refused(self, error: type[errors.VirtmanError], stream: bytes, said: str) -> None:
+        refused = self.assertRaises(error, self.receive, stream)
+        self.assertIn(said, str(refused))
+        self.assertEqual([], self.there.vms())
+
+    def assert_nothing_left(self) -> None:
+        self.assertEqual([], [*(self.other.state / "snapshots").iterdir()])
+        self.assertEqual([], [*self.other.run.glob("stream-*")])
+
+
+class WholeTest(StreamsTestCase):
+    def test_every_byte_arrives_and_only_private_ones_are_sent(self) -> None:
+        stream = sent(self.here)
+        self.assertLess(len(stream), MIB + 128 * KIB)
+        self.receive(stream)
+        self.assert_arrived()
+        self.assertEqual([], self.here.snapshots("vm") + self.there.snapshots("vm"))
+        self.assertEqual([], [*self.other.run.glob("stream-*")])
+
+    def test_zeros_are_not_the_image_again(self) -> None:
+        write(self.vm, 0, 0, 2 * MIB)
+        self.receive(sent(self.here))
+        self.assert_arrived()
+
+    def test_the_answers_of_both_ends(self) -> None:
+        stream, told = io.BytesIO(), list[tuple[str, int, int]]()
+        answer = self.here.send("vm", stream, on_progress=lambda *how: told.append(how))
+        self.assertEqual((0, "crash"), (answer.snapshots, answer.state))
+        self.assertEqual(("send", answer.total, answer.total), told[-1])
+        vm = self.there.receive("vm", "img", io.BytesIO(stream.getvalue()), lambda *how: told.append(how))
+        self.assertEqual(("receive", answer.total, answer.total), told[-1])
+        self.assertEqual(("vm", "ready", "img"), (vm.name, vm.disk.phase, vm.disk.image))
+
+    def test_a_tree_of_snapshots(self) -> None:
+        for number, name in enumerate(("root", "left", "right")):
+            write(self.vm, 0x20 + number, number * MIB, MIB // 2)
+            self.here.take_snapshot("vm", name)
+            if name == "left":
+                self.here.revert("vm", "root")
+        write(self.vm, 0x30, 5 * MIB, MIB)
+        self.receive(sent(self.here, with_snapshots=True))
+        self.assert_arrived()
+        self.assertEqual(self.here.snapshots("vm"), self.there.snapshots("vm"))
+        for name in ("left", "root", "right"):
+            for client in (self.here, self.there):
+                client.revert("vm", name)
+            self.assert_arrived()
+
+    def test_snapshots_whose_first_one_is_gone(self) -> None:
+        self.here.take_snapshot("vm", "root")
+        for number, name in enumerate(("left", "right")):
+            write(self.vm, 0x20 + number, number * MIB, MIB // 2)
+            self.here.take_snapshot("vm", name)
+            self.here.revert("vm", "root")
+        self.here.delete_snapshot("vm", "root")
+        self.receive(sent(self.here, with_snapshots=True))
+        self.assertEqual({"left": None, "right": None}, {one.name: one.parent for one in self.there.snapshots("vm")})
+        for name in ("left", "right"):
+            for client in (self.here, self.there):
+                client.revert("vm", name)
+            self.assert_arrived()
+
+
+class SinceTest(StreamsTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.here.take_snapshot("vm", "first")
+        self.receive(sent(self.here, snapshot="first"))
+        write(self.vm, 0x55, 6 * MIB, MIB)
+
+    def test_only_what_changed_goes(self) -> None:
+        stream = sent(self.here, since="first")
+        self.assertLess(len(stream), 1.05 * MIB)
+        self.receive(stream)
+        self.assert_arrived()
+
+    def test_again_and_again_as_a_backup_does(self) -> None:
+        before = "first"
+        for number in range(3):
+            write(self.vm, 0x60 + number, number * MIB, 64 * KIB)
+            name = f"day-{number}"
+            self.here.take_snapshot("vm", name)
+            self.receive(sent(self.here, snapshot=name, since=before))
+            before = name
+            self.there.delete_snapshot("vm", "first" if number == 0 else f"day-{number - 1}")
+        self.here.revert("vm", before)
+        self.assert_arrived()
+
+    def test_a_stream_that_does_not_continue_the_disk_changes_nothing(self) -> None:
+        stream = sent(self.here, since="first")
+        before = (self.there.vm("vm"), self.there.snapshots("vm"))
+        write(self.there.vm("vm"), 0x99, 0, 512)
+        error = self.assertRaises(errors.StreamMisfit, self.receive, stream)
+        self.assertIn("has changed since snapshot 'first'", str(error))
+        self.assertEqual(before, (self.there.vm("vm"), self.there.snapshots("vm")))
+        self.there.revert("vm", "first")
+        self.receive(stream)
+        self.assert_arrived()
+        self.assertRaises(errors.StreamMisfit, self.receive, stream)
+        self.assert_arrived()
+
+    def test_a_stream_that_is_cut_leaves_the_disk_as_it_was(self) -> None:
+        self.here.take_snapshot("vm", "second")
+        write(self.vm, 0x56, 0, MIB)
+        stream = sent(self.here, since="first", with_snapshots=True)
+        before = (self.there.vm("vm"), self.there.snapshots("vm"))
+        for length in (*range(0, len(stream), 512 * KIB), len(stream) - 1):
+            self.assertRaises(errors.BadStream, self.receive, stream[:length])
+            self.assertEqual(before, (self.there.vm("vm"), self.there.snapshots("vm")), length)
+        self.receive(stream)
+        self.assert_arrived()
+
+    def test_what_was_not_before_is_refused(self) -> None:
+        self.here.take_snapshot("vm", "second")
+        for since in ("second", "nothing"):
+            self.assertRaises(errors.VirtmanError, sent, self.here, snapshot="first", since=since)
+
+
+class RefusedTest(StreamsTestCase):
+    def test_cut_anywhere(self) -> None:
+        stream = sent(self.here)
+        for length in (*range(0, len(stream), 64 * KIB), len(stream) - 1):
+            self.assert_refused(errors.BadStream, stream[:length], "cut off")
+        self.assert_nothing_left()
+
+    def test_altered_anywhere(self) -> None:
+        stream = sent(self.here)
+        for place in (*range(0, len(stream), 128 * KIB), len(stream) - 1):
+            altered = bytearray(stream)
+            altered[place] ^= 4
+            self.assert_refused(errors.BadStream, bytes(altered), "stream")
+        self.assert_nothing_left()
+
+    def test_of_another_image_or_of_none(self) -> None:
+        self.origin.client().publish("other", self.image_file("other"))
+        error = self.assertRaises(errors.StreamMisfit, self.receive, sent(self.here), "vm", "other")
+        self.assertIn("of another image than 'other'", str(error))
+        self.assertRaises(errors.UnknownImage, self.receive, sent(self.here), "vm", "nothing")
+        self.assertEqual(([], []), (self.there.vms(), self.there.status().images))
+        self.assert_nothing_left()
+
+    def test_of_a_newer_release_or_no_stream_at_all(self) -> None:
+        stream = sent(self.here)
+        self.assert_refused(errors.NewerStream, stream.replace(b" 1\n", b" 2\n", 1), "of version 2")
+        for other in (b"", b"virtman", b"PK\3\4" * 1000, self.file.read_bytes()[:MIB]):
+            self.assert_refused(errors.BadStream, other, "stream")
+        self.assert_refused(errors.BadStream, stream + b"\0", "after its end")
+
+    def test_twice(self) -> None:
+        stream = sent(self.here)
+        self.receive(stream)
+        write(self.there.vm("vm"), 0x99, 0, 512)
+        self.assertRaises(errors.VmExists, self.receive, stream)
+        self.there.destroy("vm")
+        self.receive(stream)
+        self.assert_arrived()
+
+    def test_a_target_that_is_full(self) -> None:
+        with Path("/dev/full").open("wb", buffering=0) as full:
+            self.assertRaises(errors.NoRoom, self.here.send, "vm", full)
+        self.assert_arrived_after_all()
+
+    def assert_arrived_after_all(self) -> None:
+        self.receive(sent(self.here))
+        self.assert_arrived()
+
+
+class KilledTest(KilledTestCase):
+    """kill -9 of the agent that receives, at each step."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.source = self.host("source").start()
+        vm = self.source.create("vm", "img")
+        write(vm, 0x77, 2 * MIB, MIB)
+        self.source.take_snapshot("vm", "first")
+        self.whole = sent(self.source, snapshot="first")
+        write(vm, 0x55, 6 * MIB, MIB)
+        self.source.take_snapshot("vm", "second")
+        write(vm, 0x56, 7 * MIB, MIB)
+        self.changes = sent(self.source, since="first", with_snapshots=True)
+
+    def receive_changes(self, client: AgentClient) -> None:
+        client.receive("vm", "img", io.BytesIO(self.changes))
+
+    def receive_whole(self, client: AgentClient) -> None:
+        client.receive("vm", "img", io.BytesIO(self.whole))
+
+    def test_a_new_vm_is_there_whole_or_not_at_all(self) -> None:
+        for number, step in enumerate(self.steps_of(self.receive_whole)):
+            host = self.host(f"n{number}")
+            client = self.interrupt(host, step, self.receive_whole)
+            if client.vms():
+                self.assertEqual("create:done", step)
+                client.destroy("vm")
+            self.assert_nothing_left_over(host, client)
+            self.receive_whole(client)
+            host.tear_down()
+
+    def test_a_vm_has_all_that_changed_or_nothing(self) -> None:
+        for number, step in enumerate(self.steps_of(self.receive_changes, self.receive_whole)):
+            host = self.host(f"c{number}")
+            client = self.interrupt(host, step, self.receive_changes, self.receive_whole)
+            self.assert_nothing_left_over(host, client)
+            names = [one.name for one in client.snapshots("vm")]
+            self.assertEqual(["first", "second"] if step == "receive:done" else ["first"], names, step)
+            if step != "receive:done":
+                self.receive_changes(client)
+            self.assert_same(client)
+            host.tear_down()
+
+    def assert_same(self, client: AgentClient) -> None:
+        here, there = (agent.vm("vm").disk.path for agent in (self.source, client))
+        subprocess.run(["qemu-img", "compare", "-f", "qcow2", "-F", "qcow2", here, there], check=True)
+
+    def test_one_that_sends_leaves_no_snapshot(self) -> None:
+        host = self.host("s")
+        self.receive_whole(host.start())
+        host.stop()
+        client = host.start(die_at="send:section")
+        self.assertRaises(errors.AgentUnreachable, sent, client)
+        host.wait_dead()
+        client = host.start()
+        client.repair()
+        self.assertEqual(["first"], [one.name for one in client.snapshots("vm")])
+        self.assert_nothing_left_over(host, client)
+        self.assertEqual([], [*host.run.glob("stream-*")])
+
+
+class CallerTest(StreamsTestCase):
+    def test_who_hangs_up_stops_the_sending(self) -> None:
+        write(self.vm, 0x66, 0, 8 * MIB)
+
+        class Gone(io.BytesIO):
+            def write(self, _data: object) -> int:
+                raise BrokenPipeError("nobody reads")
+
+        self.assertRaises(errors.HostTrouble, self.here.send, "vm", Gone())
+        points = Path(self.vm.disk.path).parent / "points.json"
+        wait_until(lambda: "moment" not in points.read_text(), "the snapshot that was sent is dropped")
+
+    def test_a_vm_that_is_received_slowly_is_told_of(self) -> None:
+        stream = sent(self.here)
+        first, rest = threading.Event(), threading.Event()
+
+        class Slow(io.BytesIO):
+            def read(self, _size: int | None = -1) -> bytes:
+                if not first.is_set():
+                    first.set()
+                    return stream[: 64 * KIB]
+                rest.wait()
+                return b""
+
+        self.addCleanup(rest.set)
+        thread = threading.Thread(
+            target=lambda: self.assertRaises(errors.BadStream, self.there.receive, "vm", "img", Slow())
+        )
+        thread.start()
+        self.addCleanup(thread.join)
+        wait_until(lambda: [vm.disk.phase for vm in self.there.vms()] == ["creating"], "the VM is being made")
+        rest.set()
+        thread.join()
+        self.assertEqual([], self.there.vms())
+
+
+class CommandTest(StreamsTestCase):
+    def command(self, client: AgentClient, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "virtman.cli", "--socket", str(client._socket), *arguments]
+
+    def test_from_one_command_into_the_other(self) -> None:
+        pipe = subprocess.PIPE
+        send = subprocess.Popen(self.command(self.here, "send", "vm"), stdout=pipe, stderr=pipe)
+        argv = self.command(self.there, "receive", "vm", "img")
+        receive = subprocess.run(argv, stdin=send.stdout, capture_output=True, text=True, check=False)
+        _, said = send.communicate()
+        self.assertEqual((0, 0), (send.returncode, receive.returncode), receive.stderr + said.decode())
+        self.assertEqual(self.there.vm("vm").disk.path, receive.stdout.strip())
+        self.assertIn("sent 1.", said.decode())
+        self.assert_arrived()

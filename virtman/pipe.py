@@ -1,0 +1,167 @@
+"""A pipe to one caller: a unix socket that is there for one connection.
+
+The bytes of a stream do not go through the HTTP server, which keeps the whole body of a request before anybody sees it.
+The socket lies beside that of the API, with a name drawn by lot, and is for the agent's own user, as that one is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from virtman.errors import CallerGone, VirtmanError
+from virtman.hostfiles import told
+
+log = logging.getLogger(__name__)
+
+PREFIX = "stream-"
+COMES_WITHIN = 60.0
+"""Seconds that the caller, who was told of the pipe, has to connect."""
+
+_CHUNK = 1 << 20
+
+
+class Caller:
+    """Who is at the other end. How fast he reads or writes is his affair: nobody waits for him but his own call."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def write(self, data: bytes) -> None:
+        """Send him bytes. Raises CallerGone."""
+        try:
+            self._sock.sendall(data)
+        except OSError as error:
+            raise CallerGone(f"who asked for the stream hung up: {error.strerror or error}") from error
+
+    def chunks(self) -> Iterator[bytes]:
+        """What he sends until he ends it. Raises CallerGone."""
+        while chunk := self._receive():
+            yield chunk
+
+    def _receive(self) -> bytes:
+        try:
+            return self._sock.recv(_CHUNK)
+        except OSError as error:
+            raise CallerGone(f"who sent the stream hung up: {error.strerror or error}") from error
+
+
+class Pipe:
+    """A socket that listens. ``close`` may be called more than once."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises HostTrouble, NoRoom."""
+        self.path = folder / f"{PREFIX}{secrets.token_hex(8)}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with told(f"making the socket {self.path}"):
+            try:
+                self._listener.bind(str(self.path))
+                self.path.chmod(0o600)
+                self._listener.listen(1)
+            except OSError:
+                self.close()
+                raise
+
+    @contextmanager
+    def caller(self) -> Iterator[Caller]:
+        """The caller, once he has connected. Raises CallerGone."""
+        self._listener.settimeout(COMES_WITHIN)
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            raise CallerGone(f"nobody connected to {self.path} within {COMES_WITHIN:g} s") from error
+        finally:
+            self.close()
+        with sock:
+            yield Caller(sock)
+
+    def close(self) -> None:
+        """Be gone."""
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed agent left."""
+    for path in folder.glob(f"{PREFIX}*"):
+        path.unlink(missing_ok=True)
+
+
+class Pump:
+    """The caller's end: a thread of its own that copies, while the caller reads what the agent answers.
+
+    ``copy`` gets the connected socket, and ends when there is nothing more to copy.
+    """
+
+    def __init__(self, copy: Callable[[socket.socket], None]) -> None:
+        self._copy = copy
+        self._sock: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def __enter__(self) -> Self:
+        """Nothing is copied yet."""
+        return self
+
+    def start(self, path: str) -> None:
+        """Connect to a pipe and begin. Raises CallerGone if it is gone."""
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._sock.connect(path)
+        except OSError as error:
+            self._sock.close()
+            raise CallerGone(f"the agent does not listen at {path}: {error.strerror or error}") from error
+        # A daemon: after an error of the agent it may still wait for input that nobody types.
+        self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        assert self._sock is not None  # noqa: S101
+        try:
+            self._copy(self._sock)
+        except VirtmanError as error:
+            self._error = error
+        except OSError as error:  # of the socket: the agent hung up, and its answer says why
+            log.debug("the agent's pipe: %s", error)
+        finally:
+            self._sock.close()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Wait until all is copied. After an error copy no more; what went wrong here first is raised instead of it."""
+        if self._thread is not None and self._sock is not None:
+            if error is None:
+                self._thread.join()
+            else:
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+        if self._error is not None:
+            raise self._error from error
+
+
+def into(target: BinaryIO, sock: socket.socket) -> None:
+    """Copy all that comes. Raises NoRoom, HostTrouble for the target, OSError for the socket."""
+    while chunk := sock.recv(_CHUNK):
+        with told("writing the stream"):
+            target.write(chunk)
+    with told("writing the stream"):
+        target.flush()
+
+
+def out_of(source: BinaryIO, sock: socket.socket) -> None:
+    """Copy all that there is. Raises as ``into``."""
+    while True:
+        with told("reading the stream"):
+            chunk = source.read(_CHUNK)
+        if not chunk:
+            return
+        sock.sendall(chunk)

@@ -1,0 +1,113 @@
+"""Filling a VM's disk with what a stream has, one section after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Protocol
+
+from drivers.base import Device, SnapshotDriver
+from drivers.blocks import Blocks
+from virtman.errors import StreamMisfit
+from virtman.hostfiles import told
+from virtman.records import Point
+from virtman.steps import Step
+from virtman.stream import Data, Header, Piece, Section, Zeros
+
+START = "moment-start"
+"""The driver's point of a disk that holds nothing yet, if sections have to begin there later."""
+
+
+class OpenBlocks(Protocol):
+    """How a disk is read and written (``drivers.blocks.open_blocks``)."""
+
+    def __call__(self, vm: str, device: Device, *, write: bool = False) -> AbstractContextManager[Blocks]:
+        """The open disk."""
+
+
+def starts(header: Header) -> list[Section]:
+    """The sections that differ from what the receiver has."""
+    return [section for section in header.sections if section.parent == header.since]
+
+
+class Receiver:
+    """Fills the disk of ``vm``, at which nobody else works, and which holds what the stream begins with.
+
+    ``base``: the point that is, if it is one. ``taken``: the points that were made.
+    """
+
+    def __init__(
+        self, vm: str, header: Header, base: Point | None, snapshots: SnapshotDriver, opened: OpenBlocks, step: Step
+    ) -> None:  # fmt: skip
+        self._vm, self._header, self._base = vm, header, base
+        self._snapshots, self._open, self._step = snapshots, opened, step
+        self.taken: list[Point] = []
+        self._at = header.since
+        """What the disk holds: the ``id`` of a section, or of the base."""
+
+    def fill(self, pieces: Iterator[Piece], arrived: Callable[[int], None]) -> str | None:
+        """Take all pieces that follow the header. Returns the name of the point that the disk was last at, if any.
+
+        ``arrived`` hears how many bytes of the disk each has. Raises BadStream, StreamMisfit, DriverError, NoRoom,
+        HostTrouble.
+        """
+        again = self._base is None and len(starts(self._header)) > 1
+        if again:
+            self._snapshots.take(self._vm, START, None)
+        next(pieces)  # which says that the first section begins
+        for section in self._header.sections:
+            self._go_to(section)
+            self._write(pieces, arrived)
+            self._step("receive:written")
+            self._keep(section)
+        for _nothing in pieces:
+            pass
+        if again:
+            self._snapshots.drop(self._vm, START, None)
+        return self._current()
+
+    def _go_to(self, section: Section) -> None:
+        """Let the disk hold what the section differs from, and have its size."""
+        size = self._snapshots.open(self._vm).size
+        if section.parent != self._at:
+            size = self._snapshots.revert(self._vm, self._name(section.parent) or START).size
+        if section.size < size:
+            raise StreamMisfit(f"a section of the stream has {section.size} bytes, and what it is over has {size}")
+        if section.size > size:
+            self._snapshots.resize(self._vm, section.size, None)
+
+    def _write(self, pieces: Iterator[Piece], arrived: Callable[[int], None]) -> None:
+        """Write all of a section, up to the piece that ends it."""
+        with told(f"writing the disk of vm {self._vm}"), ExitStack() as stack:
+            blocks: Blocks | None = None
+            for piece in pieces:
+                if not isinstance(piece, Data | Zeros):
+                    return
+                if blocks is None:
+                    blocks = stack.enter_context(self._open(self._vm, self._snapshots.open(self._vm), write=True))
+                if isinstance(piece, Data):
+                    blocks.write(piece.offset, piece.data)
+                else:
+                    blocks.zero(piece.offset, piece.length)
+                arrived(piece.end - piece.offset)
+
+    def _keep(self, section: Section) -> None:
+        self._at = section.id
+        if section.name is None:
+            return
+        self._snapshots.take(self._vm, section.name, None)
+        self._step("receive:kept")
+        point = Point(
+            name=section.name, parent=self._name(section.parent), size=section.size, taken=section.taken,
+            state=section.state, id=section.id,
+        )  # fmt: skip
+        self.taken.append(point)
+
+    def _name(self, wanted: str | None) -> str | None:
+        """The name of a point by its ``id``."""
+        known = self.taken if self._base is None else [self._base, *self.taken]
+        return next((point.name for point in known if point.id == wanted), None)
+
+    def _current(self) -> str | None:
+        last = self._header.sections[-1]
+        return last.name or self._name(last.parent)

@@ -1,0 +1,288 @@
+"""What VMs' disks hold besides their images goes to other hosts and comes from them as a stream that a caller carries.
+
+The stream is docs/stream.md's. To receive one is an operation of the VM's record that is undone if it does not end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from drivers.base import Range, SnapshotDriver
+from drivers.blocks import Blocks, open_blocks
+from drivers.errors import DriverError
+from virtman import models
+from virtman.convert import Progress
+from virtman.copies import Copies
+from virtman.disks import Disks, require
+from virtman.errors import BadRequest, BadStream, StreamMisfit, VirtmanError, VmRuns
+from virtman.hostfiles import told
+from virtman.receiving import OpenBlocks, Receiver, starts
+from virtman.records import RECEIVE, ImageRecord, Point, Shelf, VmRecord
+from virtman.steps import Step, log_step
+from virtman.stream import MOST_DATA, Begin, Data, End, Header, Piece, Reader, Section, Writer, Zeros
+from virtman.vms import Made, Vms
+
+log = logging.getLogger(__name__)
+
+SEND, RECEIVED = "send", "receive"
+"""Steps of progress."""
+
+_NOTHING = bytes(MOST_DATA)
+_TOLD = 4 << 20
+"""Bytes after which progress is told."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A section, the driver's names of the points that it is made of, and where these differ."""
+
+    section: Section
+    point: str
+    ranges: list[Range]
+
+
+class Streams:
+    """Sends and receives the disks of ``vms``. ``ensure`` makes an image's stack."""
+
+    def __init__(
+        self,
+        vms: Vms,
+        disks: Disks,
+        copies: Copies,
+        shelf: Shelf[VmRecord],
+        snapshots: SnapshotDriver,
+        ensure: Callable[[str], ImageRecord],
+        step: Step = log_step,
+        opened: OpenBlocks = open_blocks,
+    ) -> None:
+        self._vms, self._disks, self._copies = vms, disks, copies
+        self._shelf, self._snapshots, self._ensure = shelf, snapshots, ensure
+        self._step, self._open = step, opened
+        vms.also_repair({RECEIVE: self._undo})
+
+    # Sending
+
+    def send(
+        self,
+        vm: str,
+        snapshot: str | None,
+        since: str | None,
+        write: Callable[[bytes], None],
+        progress: Progress,
+        *,
+        with_snapshots: bool = False,
+    ) -> models.Sent:
+        """Write the stream of a snapshot, or of what the disk holds now; of what changed ``since`` another snapshot.
+
+        ``with_snapshots``: also those before it, after ``since``; of the disk as it is now all that there are. Raises
+        UnknownVm, UnknownSnapshot, BadRequest, DriverError, HostTrouble, as ``Disks.take``, and as ``write``.
+        """
+        with self._copies.in_use(self._vms.record(vm).image), ExitStack() as stack:
+            if snapshot is None:
+                last = stack.enter_context(self._disks.moment(vm))
+            else:
+                last = require(self._vms.record(vm), snapshot)
+            record = self._vms.record(vm)
+            base = None if since is None else require(record, since)
+            points = _chosen(record, last, base) if with_snapshots else _alone(record, last, base)
+            parts = [self._part(record, point, base, points) for point in points]
+            header = Header(
+                image=self._ensure(record.image).image.digest,
+                since=None if base is None else base.id,
+                sections=tuple(part.section for part in parts),
+                total=sum(changed.length for part in parts for changed in part.ranges),
+            )
+            self._write(vm, header, parts, write, progress)
+            kept = sum(part.section.name is not None for part in parts)
+            return models.Sent(total=header.total, snapshots=kept, state=last.state)
+
+    def _part(self, record: VmRecord, point: Point, base: Point | None, points: Sequence[Point]) -> _Part:
+        """``points``: all that are sent. What is not over one of these is over the base."""
+        parent = next((one for one in points if one.name == point.parent), base)
+        section = Section(
+            id=point.id, name=None if point.temporary else point.name, parent=None if parent is None else parent.id,
+            size=point.size, taken=point.taken, state=point.state,
+        )  # fmt: skip
+        since = None if parent is None else parent.name
+        return _Part(section, point.name, self._snapshots.changes(record.name, point.name, since))
+
+    def _write(
+        self, vm: str, header: Header, parts: Sequence[_Part], write: Callable[[bytes], None], progress: Progress
+    ) -> None:
+        writer, arrived = Writer(), _counted(SEND, header, progress)
+        write(writer.bytes(header))
+        for number, part in enumerate(parts):
+            write(writer.bytes(Begin(number)))
+            with self._snapshots.reading(vm, part.point) as device, self._open(vm, device) as blocks:
+                for piece in pieces(blocks, part.ranges):
+                    write(writer.bytes(piece))
+                    arrived(piece.end - piece.offset)
+            self._step("send:section")
+        write(writer.bytes(End()))
+
+    # Receiving
+
+    def receive(self, vm: str, image: str, chunks: Iterable[bytes], progress: Progress) -> None:
+        """Let there be the VM that a stream has, or let one go on to what it has, if it is one of what changed since.
+
+        Raises BadStream, NewerStream, StreamMisfit, VmExists, VmRuns, UnknownVm, UnknownImage, BadRequest, DriverError,
+        NoRoom, HostTrouble, and as ``chunks``; after an error all is as it was before.
+        """
+        incoming = _read(chunks)
+        header = next(incoming)
+        if not isinstance(header, Header):
+            raise BadStream("the stream does not begin with its header")
+        arrived = _counted(RECEIVED, header, progress)
+        if header.since is None:
+            self._receive_new(vm, image, header, incoming, arrived)
+        else:
+            self._receive_changes(vm, image, header, incoming, arrived)
+
+    def _receive_new(
+        self, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
+    ) -> None:
+        def fill(stack: ImageRecord, make: Callable[[], object]) -> Made:
+            _check_image(header, stack)
+            make()
+            receiver = self._receiver(vm, header, None)
+            current = receiver.fill(incoming, arrived)
+            return Made(self._snapshots.open(vm), tuple(receiver.taken), current)
+
+        self._vms.receive(vm, image, min(section.size for section in starts(header)), fill)
+
+    def _receive_changes(
+        self, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
+    ) -> None:
+        with self._vms.changing(vm) as record:
+            if record.image != image:
+                raise StreamMisfit(f"vm {vm!r} is of image {record.image!r}, not {image!r}")
+            _check_image(header, self._ensure(image))
+            base = self._check_fits(record, header)
+            names = [section.name for section in header.sections if section.name is not None]
+            receiving = record.begin(RECEIVE, base=base.name, points=list(names))
+            self._shelf.put(vm, receiving)
+            self._step("receive:recorded")
+            try:
+                receiver = self._receiver(vm, header, base)
+                current = receiver.fill(incoming, arrived)
+                points = (*record.points, *receiver.taken)
+                self._settle(record, points, current)
+            except (VirtmanError, DriverError) as error:
+                log.warning("vm %s: receiving failed: %s", vm, error)
+                self._undo_or_later(receiving)
+                raise
+
+    def _settle(self, record: VmRecord, points: tuple[Point, ...], current: str | None) -> None:
+        disk = self._snapshots.open(record.name)
+        self._disks.follow(record, disk)
+        self._shelf.put(record.name, record.settled(size=disk.size, points=points, current=current))
+        self._step("receive:done")
+
+    def _receiver(self, vm: str, header: Header, base: Point | None) -> Receiver:
+        return Receiver(vm, header, base, self._snapshots, self._open, self._step)
+
+    def _check_fits(self, record: VmRecord, header: Header) -> Point:
+        """The point that the stream continues. Raises StreamMisfit, VmRuns, BadRequest, DriverError."""
+        base = next((point for point in record.points if point.id == header.since and not point.temporary), None)
+        if base is None:
+            raise StreamMisfit(f"vm {record.name!r} has no snapshot that the stream continues; send it the whole VM")
+        present = {point.id for point in record.points} | {point.name for point in record.points}
+        again = [section.name for section in header.sections if {section.id, section.name} & present]
+        if again:
+            raise StreamMisfit(f"vm {record.name!r} has a snapshot {again[0]!r} already, and the stream has one, too")
+        with self._disks.running(record) as running:
+            if running is not None:
+                raise VmRuns(f"vm {record.name!r} runs; stop it before it receives anything")
+        if record.current != base.name or self._snapshots.changes(record.name, None, base.name):
+            raise StreamMisfit(
+                f"the disk of vm {record.name!r} has changed since snapshot {base.name!r}, which the stream continues;"
+                f" 'virtman snapshot revert {record.name} {base.name}' gives that up"
+            )
+        return base
+
+    def _undo_or_later(self, receiving: VmRecord) -> None:
+        try:
+            self._undo(receiving)
+        except (VirtmanError, DriverError) as second:
+            log.error("vm %s: undoing failed too; it is tried again later: %s", receiving.name, second)
+
+    def _undo(self, record: VmRecord) -> None:
+        """Go back to the point that the stream continued."""
+        assert record.operation is not None  # noqa: S101
+        base, names = record.operation.arguments["base"], record.operation.arguments["points"]
+        self._snapshots.revert(record.name, str(base))
+        self._step("receive:reverted")
+        for name in reversed(names if isinstance(names, list) else []):
+            self._snapshots.drop(record.name, str(name), None)
+        self._settle(record, record.points, str(base))
+
+
+def _counted(step: str, header: Header, progress: Progress) -> Callable[[int], None]:
+    """What is called with the bytes of each piece, and tells of the sum from time to time."""
+    done = said = 0
+
+    def count(length: int) -> None:
+        nonlocal done, said
+        done += length
+        if done - said >= _TOLD or done == header.total:
+            said = done
+            progress(step, done, header.total)
+
+    return count
+
+
+def pieces(blocks: Blocks, ranges: Iterable[Range]) -> Iterator[Data | Zeros]:
+    """What the ranges hold. Raises DriverError, HostTrouble."""
+    for changed in ranges:
+        if changed.zeros:
+            yield Zeros(changed.offset, changed.length)
+            continue
+        for offset in range(changed.offset, changed.offset + changed.length, MOST_DATA):
+            length = min(MOST_DATA, changed.offset + changed.length - offset)
+            with told("reading a disk"):
+                data = blocks.read(offset, length)
+            yield Zeros(offset, length) if data == _NOTHING[:length] else Data(offset, data)
+
+
+def _read(chunks: Iterable[bytes]) -> Iterator[Piece]:
+    reader = Reader()
+    for chunk in chunks:
+        yield from reader.feed(chunk)
+    reader.finish()
+
+
+def _check_image(header: Header, stack: ImageRecord) -> None:
+    if stack.image.digest != header.image:
+        raise StreamMisfit(
+            f"the stream is of another image than {stack.name!r}: of {header.image}, and that is {stack.image.digest}"
+        )
+
+
+def _chosen(record: VmRecord, last: Point, base: Point | None) -> list[Point]:
+    """``last`` with the points before it and after the base; all points if it is the disk of now, and there is no base.
+
+    Raises BadRequest.
+    """
+    if base is None and last.temporary:
+        return [point for point in record.points if not point.temporary] + [last]
+    line = record.line(last)
+    return line[_place(line, last, base) :]
+
+
+def _alone(record: VmRecord, last: Point, base: Point | None) -> list[Point]:
+    _place(record.line(last), last, base)
+    return [last]
+
+
+def _place(line: Sequence[Point], last: Point, base: Point | None) -> int:
+    """Where the points after the base begin. Raises BadRequest."""
+    if base is None:
+        return 0
+    if base not in line[:-1]:
+        what = "what the disk holds now" if last.temporary else f"snapshot {last.name!r}"
+        before = ", ".join(point.name for point in line[:-1]) or "none"
+        raise BadRequest(f"{what} did not go on from snapshot {base.name!r}; these came before it: {before}")
+    return line.index(base) + 1
