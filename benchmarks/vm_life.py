@@ -1,7 +1,8 @@
-"""What clones and snapshots of a VM's disk cost on one host of the userspace stack.
+"""What clones, snapshots and streams of a VM's disk cost on one host of the userspace stack.
 
 Clones: seconds and disk space of each, beside a copy of the private data. Snapshots: seconds to read the private data,
-before there was any, with all of them, and when all are deleted again, in an order drawn by lot.
+before there was any, with all of them, and when all are deleted again, in an order drawn by lot. Streams: bytes of what
+changed since a snapshot, and seconds to send and to receive, beside a copy of the private data.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,8 @@ from virtman.models import Vm
 
 IMAGE, SOURCE = "lived", "source"
 IMAGE_BYTES, PRIVATE_BYTES = 256 * MIB, 200 * MIB
-CLONE_BAR_S, GROWTH_BAR_BYTES, READ_BAR = 0.1, 100 * MIB, 1.1
+CLONE_BAR_S, GROWTH_BAR_BYTES, READ_BAR, STREAM_BAR = 0.1, 100 * MIB, 1.1, 1.05
+LARGE_BYTES, CHANGED_BYTES, PIECES = 1024 * MIB, 10 * MIB, 40
 READS = 15
 REQUEST = 64 << 10
 
@@ -92,6 +95,30 @@ def _reads(vm: Vm) -> Sequence[float]:
     return [float(run(argv).split("completed in ")[1].split()[0]) for _ in range(READS)]
 
 
+def streams(agent: AgentClient, vm: Vm, folder: Path) -> dict[str, Any]:
+    """Send and receive the private data, and then 10 MiB that changed in 40 places of a disk of 1 GiB."""
+    agent.resize(vm.name, LARGE_BYTES)
+    agent.take_snapshot(vm.name, "first")
+    whole, changes = folder / "whole", folder / "changes"
+    with whole.open("wb") as file:
+        send = timed(partial(agent.send, snapshot="first"), vm.name, file)
+    with whole.open("rb") as file:
+        receive = timed(agent.receive, "received", IMAGE, file)
+    for number in range(PIECES):
+        length = CHANGED_BYTES // PIECES
+        qemu_io(vm, f"write -P 0xa5 {number * LARGE_BYTES // PIECES // REQUEST * REQUEST} {length}")
+    with changes.open("wb") as file:
+        agent.send(vm.name, file, since="first")
+    with changes.open("rb") as file:
+        agent.receive("received", IMAGE, file)
+    run([tool("qemu-img"), "compare", "-f", "qcow2", "-F", "qcow2", vm.disk.path, agent.vm("received").disk.path])
+    sizes = {"whole_bytes": whole.stat().st_size, "since_bytes": changes.stat().st_size}
+    for made in (whole, changes):
+        made.unlink()
+    agent.destroy("received")
+    return {"send_s": send, "receive_s": receive, **sizes}
+
+
 def _folder_of_disks(vm: Vm) -> Path:
     return next(folder for folder in Path(vm.disk.path).parents if folder.name == "snapshots")
 
@@ -104,6 +131,10 @@ def measure(count: int, points: int, leftovers: list[str]) -> dict[str, Any]:
         say(f"taking and deleting {points} snapshots")
         figures = {"snapshots": snapshots(agent, vm, points)}
         agent.destroy("other")
+        source = _vm_with_data(agent, "sent")
+        say("sending and receiving")
+        figures["streams"] = streams(agent, source, Path(name))
+        agent.destroy("sent")
         source = _vm_with_data(agent, SOURCE)
         say(f"cloning {count} times, twice")
         figures["copy_s"] = spread(copies(source, Path(name), READS))
@@ -130,7 +161,7 @@ def _vm_with_data(agent: AgentClient, name: str) -> Vm:
 @click.option("--clones", "count", type=click.IntRange(min=1), default=100, show_default=True)
 @click.option("--snapshots", "points", type=click.IntRange(min=1), default=50, show_default=True)
 def main(count: int, points: int) -> None:
-    """Time clones and snapshots of a VM with 200 MiB of private data.
+    """Time clones, snapshots and streams of a VM with 200 MiB of private data.
 
     Writes build/vm_life.json and prints a table.
 
@@ -144,20 +175,27 @@ def main(count: int, points: int) -> None:
         figures = measure(count, points, leftovers)
         made, read = figures["clones"], figures["snapshots"]["read_s"]
         ratio = read["none_again"] / read["none"]
+        stream, copy = figures["streams"], figures["copy_s"]["median"]
         within = {
             "clone": made["each_s"]["median"] < CLONE_BAR_S,
             "growth": made["growth_bytes"] < GROWTH_BAR_BYTES,
             "read": ratio <= READ_BAR,
+            "since": figures["streams"]["since_bytes"] <= STREAM_BAR * CHANGED_BYTES,
         }
         print_table(
             f"{count} clones, {points} snapshots; bars: {CLONE_BAR_S * 1000:.0f} ms a clone,"
-            f" {GROWTH_BAR_BYTES // MIB} MiB for all, reads {READ_BAR} times as long when all snapshots are gone",
+            f" {GROWTH_BAR_BYTES // MIB} MiB for all, reads {READ_BAR} times as long when all snapshots are gone,"
+            f" {STREAM_BAR} bytes sent for one that changed",
             ["what", "median", "against"],
             [
                 ["clone", f"{made['each_s']['median'] * 1000:.1f} ms",
                  f"{made['each_s']['median'] / figures['copy_s']['median']:.2f} of a copy"],
                 [f"{count} clones by one call", f"{made['by_one_call_s'] * 1000:.0f} ms", ""],
                 ["disk space of the clones", f"{made['growth_bytes'] / MIB:.1f} MiB", ""],
+                ["send what changed", f"{stream['since_bytes'] / MIB:.2f} MiB",
+                 f"{stream['since_bytes'] / CHANGED_BYTES:.3f} of the bytes"],
+                ["send it all to a file", f"{stream['send_s']:.2f} s", f"{stream['send_s'] / copy:.1f} of a copy"],
+                ["receive it", f"{stream['receive_s']:.2f} s", f"{stream['receive_s'] / copy:.1f} of a copy"],
                 ["take a snapshot", f"{figures['snapshots']['take_s']['median'] * 1000:.1f} ms", ""],
                 ["delete a snapshot", f"{figures['snapshots']['delete_s']['median'] * 1000:.1f} ms", ""],
                 ["read with all snapshots", f"{read['all']:.3f} s", f"{read['all'] / read['none']:.2f} of without"],

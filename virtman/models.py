@@ -287,7 +287,7 @@ class Exported(Model):
 
 
 class Progress(Model):
-    """How far long work is. ``step``: ``copy``, ``digest``, ``send`` or ``receive``; ``done`` and ``total`` in bytes."""
+    """How far long work is. ``step``: copy, digest, send or receive; ``done`` and ``total`` in bytes."""
 
     step: str
     done: Bytes

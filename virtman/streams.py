@@ -196,7 +196,8 @@ class Streams:
         with self._disks.running(record) as running:
             if running is not None:
                 raise VmRuns(f"vm {record.name!r} runs; stop it before it receives anything")
-        if record.current != base.name or self._snapshots.changes(record.name, None, base.name):
+        there = (record.current, record.size) == (base.name, base.size)
+        if not there or self._snapshots.changes(record.name, None, base.name):
             raise StreamMisfit(
                 f"the disk of vm {record.name!r} has changed since snapshot {base.name!r}, which the stream continues;"
                 f" 'virtman snapshot revert {record.name} {base.name}' gives that up"

@@ -39,14 +39,14 @@ def header_of(stream: bytes) -> Header:
 
 
 def sender(test: TestCase) -> Scene:
-    """A host with a VM that has the points a, b after it, c after a, and has gone on from c."""
+    """A host with a VM that has the points a, b after it, c after a, and has gone on from c. At b its disk is larger."""
     scene = Scene(test)
     scene.volt.offer("debian", size=MIB)
     scene.vms.create("vm", "debian", None)
     for name in ("a", "b"):
         scene.host.disks["vm"].writes = f"at {name}"
         scene.disks.take("vm", name)
-    scene.disks.resize("vm", 2 * MIB)
+        scene.disks.resize("vm", 2 * MIB)  # for the next one
     scene.disks.revert("vm", "a")
     scene.host.disks["vm"].writes = "at c"
     scene.disks.take("vm", "c")
@@ -145,7 +145,7 @@ class ReceiveTest(StreamsTest):
     def test_sections_that_begin_with_the_bare_image_each(self) -> None:
         self.source.disks.drop("vm", "a")
         receive(self.target, sent(self.source, all_of_them=True))
-        self.assertEqual({"b": ("at b", MIB), "c": ("at c", MIB)}, self.target.host.disks["vm"].points)
+        self.assertEqual({"b": ("at b", 2 * MIB), "c": ("at c", MIB)}, self.target.host.disks["vm"].points)
         self.target.check(self)
 
     def test_a_disk_that_grew(self) -> None:
@@ -158,26 +158,31 @@ class ReceiveTest(StreamsTest):
         changes = sent(self.source, None, "a", all_of_them=True)
         receive(self.target, sent(self.source, "a"))
         self.target.volt.offer("other", size=MIB)
-        self.assertRaises(StreamMisfit, receive, self.target, changes, "vm", "other")
+        said = str(self.assertRaises(StreamMisfit, receive, self.target, changes, "vm", "other"))
+        self.assertIn("vm 'vm' is of image 'debian'", said)
         self.target.vms.create("no-a", "debian", None)
         self.assertRaises(StreamMisfit, receive, self.target, changes, "no-a")
         self.target.host.disks["vm"].writes = "changed"
         self.assertRaises(StreamMisfit, receive, self.target, changes)
         self.target.disks.revert("vm", "a")
         self.target.disks.take("vm", "c")
-        self.assertRaises(StreamMisfit, receive, self.target, changes)
+        self.target.disks.revert("vm", "a")
+        self.assertIn("has a snapshot 'c'", str(self.assertRaises(StreamMisfit, receive, self.target, changes)))
         self.target.disks.drop("vm", "c")
         receive(self.target, changes)
         self.assertRaises(StreamMisfit, receive, self.target, changes)
         self.target.check(self)
 
-    def test_a_disk_that_went_back_and_changed_nothing_has_gone_elsewhere(self) -> None:
-        receive(self.target, sent(self.source, all_of_them=True))
-        self.target.disks.revert("vm", "a")
-        self.target.disks.drop("vm", "c")
-        self.target.disks.revert("vm", "b")
-        self.target.host.disks["vm"].writes = "at a"
-        self.assertRaises(StreamMisfit, receive, self.target, sent(self.source, None, "a", all_of_them=True))
+    def test_a_disk_that_went_on_or_grew_is_left_alone(self) -> None:
+        receive(self.target, sent(self.source, "a"))
+        changes = sent(self.source, None, "a", all_of_them=True)
+        for change in (lambda: self.target.disks.take("vm", "d"), lambda: self.target.disks.resize("vm", 2 * MIB)):
+            change()
+            before = self.target.vms.record("vm")
+            self.assertIn("has changed since", str(self.assertRaises(StreamMisfit, receive, self.target, changes)))
+            self.assertEqual(before, self.target.vms.record("vm"))
+            self.target.disks.revert("vm", "a")
+        receive(self.target, changes)
 
     def test_of_another_image(self) -> None:
         self.target.volt.offer("other", size=MIB)
@@ -190,7 +195,7 @@ class ReceiveTest(StreamsTest):
         self.target.vms.boot("vm", "debian", None, BOOT, [], None)
         self.assertRaises(VmRuns, receive, self.target, sent(self.source, None, "a"))
         self.target.machines.running.clear()
-        receive(self.target, sent(self.source, None, "a"))
+        receive(self.target, sent(self.source, None, "a", all_of_them=True))
         begins_with = self.target.machines.defined["vm"].node
         self.assertEqual(self.target.drivers.snapshot.open("vm").node, begins_with)
 
