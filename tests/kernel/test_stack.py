@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
+import random
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +18,7 @@ from lab.kernel.machine import Machine
 from lab.kernel.services import AGENT_SETTINGS
 from lab.kernel.tinyvm import tiny_vm
 from tests.kernel.stacks import StackCase, patiently, services
+from tests.userspace.hosts import HostProcess, VoltProcess
 from virtman.errors import AgentUnreachable, VmRuns
 
 SIZE = 8 << 20
@@ -188,7 +196,7 @@ class CrashTest(KillCase):
         self.assertEqual("0", host.run(["sh", "-c", SECTORS_FETCHED, "image"]).strip(), "sectors lost with the power")
 
 
-class SnapshotTest(KillCase):
+class SnapshotCase(KillCase):
     def virtman(self, *words: str) -> str:
         return self.host.run(["virtman", *words])
 
@@ -201,6 +209,8 @@ class SnapshotTest(KillCase):
         self.host.run(["dd", "if=/dev/urandom", *where])
         return self.content(path)
 
+
+class SnapshotTest(SnapshotCase):
     def test_a_disk_grows_and_goes_back_to_what_its_snapshots_keep_also_when_the_agent_is_killed(self) -> None:
         self.publish("image", SMALL)
         path = self.create(self.host, "vm", "image")
@@ -237,3 +247,93 @@ class SnapshotTest(KillCase):
         maps = self.host.run(["dmsetup", "ls"])
         self.assertEqual([], [line for line in maps.splitlines() if "point" in line])
         self.assertEqual([], self.agent(self.host).status().strays)
+
+
+class StreamTest(SnapshotCase):
+    """VMs go to a host of the userspace stack, on the machine that the guests run on, and come back."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
+        self.addCleanup(shutil.rmtree, folder)
+        volt = VoltProcess(folder)
+        self.addCleanup(volt.stop)
+        volt.start()
+        other = HostProcess("other", folder, volt.url)
+        self.addCleanup(other.tear_down)
+        self.other = other.start()
+        self.file = folder / "file"
+        self.file.write_bytes(random.Random("image").randbytes(SMALL))
+        self.other.publish("same", self.file)
+        self.file.unlink()
+        self.publish("image", SMALL)
+        self.path = self.create(self.host, "vm", "image", 2 * SMALL)
+
+    def sent(self, *options: str) -> bytes:
+        return base64.b64decode(self.host.run(["sh", "-c", 'virtman send "$0" "$@" | base64', "vm", *options]))
+
+    def receive(self, stream: bytes) -> None:
+        text = base64.b64encode(stream).decode()
+        self.host.run(["sh", "-c", "base64 -d | virtman receive vm image"], stdin=text)
+
+    def content_there(self) -> str:
+        """The sum of the disk on the other host."""
+        self.other.export_vm("vm", self.file)
+        try:
+            return hashlib.sha256(self.file.read_bytes()).hexdigest()
+        finally:
+            self.file.unlink()
+
+    def test_to_the_other_stack_and_back(self) -> None:
+        one = self.changed(self.path, 0).split()[0]
+        self.virtman("snapshot", "create", "vm", "one")
+        two = self.changed(self.path, 2 * SMALL // (64 << 10) - 2).split()[0]
+        self.virtman("snapshot", "create", "vm", "two")
+        self.other.receive("vm", "same", io.BytesIO(self.sent("--with-snapshots")))
+        self.assertEqual(two, self.content_there())
+        self.other.revert("vm", "one")
+        self.assertEqual(one, self.content_there())
+        self.other.revert("vm", "two")
+        disk = self.other.vm("vm").disk.path
+        subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 7 100k 300k", disk], check=True, capture_output=True)
+        changes = io.BytesIO()
+        self.other.send("vm", changes, since="two")
+        self.receive(changes.getvalue())
+        self.assertEqual(self.content_there(), self.content(self.path).split()[0])
+        self.virtman("snapshot", "revert", "vm", "one")
+        self.assertEqual(one, self.content(self.path).split()[0])
+
+    def test_only_what_changed_is_sent(self) -> None:
+        self.changed(self.path, 0)
+        self.virtman("snapshot", "create", "vm", "one")
+        self.assertLess(len(self.sent("--since", "one")), 1 << 10)
+        self.changed(self.path, 1)
+        self.assertLess(len(self.sent("--since", "one")), 1.05 * (2 * 64 << 10))
+
+    def test_a_receiving_agent_that_is_killed_leaves_the_disk_as_it_was(self) -> None:
+        self.changed(self.path, 0)
+        self.virtman("snapshot", "create", "vm", "one")
+        whole = self.sent("--snapshot", "one")
+        late = self.changed(self.path, 1).split()[0]
+        self.virtman("snapshot", "create", "vm", "late")
+        changes = self.sent("--snapshot", "late", "--since", "one")
+        self.virtman("destroy", "vm")
+
+        def receive(stream: bytes) -> Callable[[], None]:
+            def act() -> None:
+                try:
+                    self.receive(stream)
+                except CommandFailed as error:
+                    raise AgentUnreachable(str(error)) from error
+
+            return act
+
+        self.kill_at(self.host, "receive:written", receive(whole))
+        self.assertEqual([], self.agent(self.host).vms())
+        self.receive(whole)
+        before = self.content(self.path)
+        self.kill_at(self.host, "receive:kept", receive(changes))
+        names = [snapshot.name for snapshot in self.agent(self.host).snapshots("vm")]
+        self.assertEqual((["one"], before), (names, self.content(self.path)))
+        self.receive(changes)
+        self.assertEqual((late, []), (self.content(self.path).split()[0], self.agent(self.host).status().strays))

@@ -39,7 +39,7 @@ def header_of(stream: bytes) -> Header:
 
 
 def sender(test: TestCase) -> Scene:
-    """A host with a VM that has the points a, b after it, c after a, and has gone on from c. At b its disk is larger."""
+    """A host with a VM that has the points a, b after it, c after a, and has gone on from c. At b it is larger."""
     scene = Scene(test)
     scene.volt.offer("debian", size=MIB)
     scene.vms.create("vm", "debian", None)
