@@ -328,6 +328,12 @@ class SnapshotDriver(Protocol):
     def delete(self, vm: str) -> None:
         """Remove the VM's disk with all its points."""
 
+    def rename(self, vm: str, new: str) -> Device:
+        """Let the disk, with all its points, be that of another name, which has none. Done already, it is returned.
+
+        Raises SnapshotMissing, BadDisk if there are two, and DiskInUse if anybody has it open.
+        """
+
     def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:
         """Let the disk have ``size`` bytes; what is new are zeros. A running VM sees it at once.
 

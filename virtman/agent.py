@@ -38,6 +38,7 @@ from virtman.locks import NamedLocks
 from virtman.machines import LibvirtMachines
 from virtman.pipe import Caller, Pipe, sweep
 from virtman.records import DETACH, PUBLISH, Boot, ImageRecord, Role, Shelf, VmRecord
+from virtman.renaming import Renames
 from virtman.repair import raise_all, repair, side_by_side
 from virtman.stacks import Stacks
 from virtman.steps import Step, log_step
@@ -84,6 +85,7 @@ class Agent:
         self._streams = Streams(
             self._vms, self._disks, self._copies, vm_shelf, self._drivers.snapshot, self._stacks.ensure, step
         )
+        self._renames = Renames(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
         self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, config.idle_grace)
         self._heartbeat = Heartbeat(lambda: self._volt.heartbeat(self._upkeep.reports()), self._on_answer)
         self._step = step
@@ -312,6 +314,11 @@ class Agent:
         """Shut a VM down; with ``force`` cut its power. Raises UnknownVm, HypervisorError."""
         self._vms.record(vm)
         self._machines.stop(vm, force=force)
+
+    def rename(self, vm: str, new: str) -> models.Vm:
+        """Let a VM that is off have another name. Raises as ``Renames.rename``."""
+        self._renames.rename(vm, new)
+        return self.vm(new)
 
     def console(self, vm: str) -> models.Console:
         """Where the VM's console is found. Raises UnknownVm."""

@@ -347,6 +347,10 @@ def _machine_routes(app: OpenAPI, agent: Agent) -> None:
         agent.stop_vm(path.vm, force=body.force)
         return _done()
 
+    @app.post("/v1/vms/<vm>/rename", summary="Let a VM that is off have another name", responses={200: models.Vm})
+    def rename(path: VmPath, body: models.RenameRequest) -> Response:
+        return _answer(agent.rename(path.vm, body.name))
+
     @app.get("/v1/vms/<vm>/console", summary="Where a VM's console is", responses={200: models.Console})
     def console(path: VmPath) -> Response:
         return _answer(agent.console(path.vm))

@@ -125,6 +125,10 @@ class AgentClient:
         """Where the VM's console is."""
         return self._model(models.Console, "GET", _vm_path(vm) + "/console")
 
+    def rename(self, vm: str, new: str) -> models.Vm:
+        """Let a VM that is off have another name."""
+        return self._model(models.Vm, "POST", _vm_path(vm) + "/rename", {"name": check_name("vm", new)})
+
     def resize(self, vm: str, size: int) -> models.Vm:
         """Let a VM's disk have ``size`` bytes, which are more than it has; a running VM sees it at once."""
         return self._model(models.Vm, "PUT", _vm_path(vm) + "/size", {"size": size})

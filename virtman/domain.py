@@ -37,6 +37,7 @@ class Machine:
     """A VM to define. ``memory`` in MiB; ``network`` is ``user``, ``none``, ``network:NAME`` or ``bridge:NAME``."""
 
     vm: str
+    uuid: str
     owner: str
     disk: Device
     seed: Path
@@ -47,15 +48,15 @@ class Machine:
     network: str
 
     @property
-    def uuid(self) -> str:
-        """The same for the same VM of the same owner, always."""
-        return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{NAMESPACE}/{self.owner}/{self.vm}"))
-
-    @property
     def mac(self) -> str:
         """A locally administered unicast address (IEEE 802: second-lowest bit of the first byte) of 40 hashed bits."""
         digest = hashlib.sha256(self.uuid.encode()).digest()
         return ":".join(["02", *(f"{byte:02x}" for byte in digest[:5])])
+
+
+def uuid_of(owner: str, name: str) -> str:
+    """The same for the same name and owner, always."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{NAMESPACE}/{owner}/{name}"))
 
 
 def owner_of(xml: str) -> str | None:

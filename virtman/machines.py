@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 
 from drivers.base import BlockNode, Device
 from drivers.host.durable import write_atomically
-from virtman.domain import Machine, domain_xml, machine_of, owner_of
+from virtman.domain import Machine, domain_xml, machine_of, owner_of, uuid_of
 from virtman.errors import DomainForeign, HypervisorAbsent, HypervisorError, UnknownVm, VmRuns
 from virtman.hostfiles import told
 from virtman.qemu import RunningVm
@@ -51,17 +51,27 @@ class LibvirtMachines:
         """The file that keeps what the VM's serial port printed since it was started."""
         return self._folder / f"{vm}.console"
 
-    def start(self, vm: str, disk: Device, boot: Boot, ssh_keys: list[str] | None, user_data: str | None) -> None:
+    def start(
+        self,
+        vm: str,
+        disk: Device,
+        boot: Boot,
+        ssh_keys: list[str] | None,
+        user_data: str | None,
+        *,
+        born: str | None = None,
+    ) -> None:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
-        After an error what was not there is not there, unless libvirt went away meanwhile. Raises HypervisorError,
+        ``born``: the name that its UUID is made of, if not its own; one that libvirt has keeps what it has. After an
+        error what was not there is not there, unless libvirt went away meanwhile. Raises HypervisorError,
         HypervisorAbsent, DomainForeign, BadRequest, VmRuns.
         """
-        machine = self._machine_of(vm, disk, boot)
-        xml = domain_xml(machine)
-        identity = Identity(vm, machine.uuid, ssh_keys or [], user_data)
         with connected(self._uri) as connection:
             present = self._find(connection, vm)
+            uuid = uuid_of(self._owner, born or vm) if present is None else present.UUIDString()
+            xml = domain_xml(self._machine_of(vm, uuid, disk, boot))
+            identity = Identity(vm, uuid, ssh_keys or [], user_data)
             if present is not None and present.isActive():
                 if ssh_keys is not None:
                     self._check_runs_as(present, boot, identity)
@@ -80,9 +90,10 @@ class LibvirtMachines:
                     self._forget_again(connection, vm, files=not keep)
                 raise
 
-    def _machine_of(self, vm: str, disk: Device, boot: Boot) -> Machine:
+    def _machine_of(self, vm: str, uuid: str, disk: Device, boot: Boot) -> Machine:
         return Machine(
             vm=vm,
+            uuid=uuid,
             owner=self._owner,
             disk=disk,
             seed=self._seed(vm),
@@ -148,7 +159,22 @@ class LibvirtMachines:
         with connected(self._uri) as connection:
             domain = self._find(connection, vm)
             if domain is not None:
-                connection.defineXML(domain_xml(self._machine_of(vm, disk, _machine(domain))))
+                connection.defineXML(domain_xml(self._machine_of(vm, domain.UUIDString(), disk, _machine(domain))))
+
+    def rename(self, vm: str, new: str) -> None:
+        """Have the VM, which is off, under another name, its UUID being the same; ``follow`` is to come next.
+
+        What has the new name already is left alone. Raises HypervisorError, DomainForeign, VmRuns, HostTrouble.
+        """
+        with connected(self._uri) as connection:
+            there, here = self._find(connection, new), self._find(connection, vm)
+            if there is None and here is not None:
+                if here.isActive():
+                    raise VmRuns(f"vm {vm!r} runs; stop it before it gets another name")
+                here.rename(new)
+        for old, file in ((self._seed(vm), self._seed(new)), (self.console_log(vm), self.console_log(new))):
+            with told(f"renaming {old} to {file}"), contextlib.suppress(FileNotFoundError):
+                old.rename(file)
 
     def stop(self, vm: str, *, force: bool) -> None:
         """Shut the VM down, or with ``force`` cut its power. A stopped one is left alone. Raises HypervisorError."""

@@ -81,6 +81,12 @@ class ForceRequest(Model):
     force: bool = False
 
 
+class RenameRequest(Model):
+    """The name that a VM is to have."""
+
+    name: Name
+
+
 class CloneRequest(Model):
     """The names of new VMs."""
 

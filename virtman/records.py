@@ -147,9 +147,9 @@ FROZEN, CRASH, OFF = "frozen", "crash", "off"
 """How a disk was when a point of it was taken: its guest had written all down and held still; as after a power cut, if
 the VM ran at all; not in use."""
 
-CREATE, DESTROY, BOOT = "create", "destroy", "boot"
-"""Operations of a VM. ``CREATE`` is undone after a crash, ``DESTROY`` finished; ``BOOT`` is finished if the hypervisor
-has the VM, and else undone."""
+CREATE, DESTROY, BOOT, RENAME = "create", "destroy", "boot", "rename"
+"""Operations of a VM. ``CREATE`` is undone after a crash, ``DESTROY`` and ``RENAME`` finished; ``BOOT`` is finished if
+the hypervisor has the VM, and else undone."""
 
 RESIZE, TAKE, REVERT, DROP = "resize", "take snapshot", "revert", "delete snapshot"
 """Operations of a VM's disk, all finished after a crash. One that was told to have failed is undone, but for REVERT."""
@@ -162,7 +162,8 @@ class VmRecord(Record):
     """One VM's disk: ``size`` in bytes; ``boot`` is set once libvirt may know the VM.
 
     ``source``: the VM that it is a clone of. ``current``: the point that the disk was last at, if there is one.
-    ``untidy``: a point that is gone, whose space is not free yet.
+    ``untidy``: a point that is gone, whose space is not free yet. ``was``: the name that it had before this one.
+    ``born``: the name that its UUID is made of, if not its own.
     """
 
     newest: ClassVar[int] = VM_VERSION
@@ -175,12 +176,14 @@ class VmRecord(Record):
     points: tuple[Point, ...] = ()
     current: str | None = None
     untidy: str | None = None
+    was: str | None = None
+    born: str | None = None
 
     @property
     def phase(self) -> str:
         """For people: what is under way, else that the disk is ready."""
         words = {CREATE: "creating", DESTROY: "destroying", BOOT: "booting", RESIZE: "resizing", REVERT: "reverting"}
-        words |= {RECEIVE: "receiving"}
+        words |= {RECEIVE: "receiving", RENAME: "being renamed"}
         return _phase(self, "ready", words)
 
     @property

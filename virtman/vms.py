@@ -6,6 +6,7 @@ Each change is an operation of the VM's record (virtman/records.py).
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from virtman.errors import (
     VmRuns,
 )
 from virtman.locks import NamedLocks
-from virtman.records import BOOT, CREATE, DESTROY, Boot, ImageRecord, Point, Shelf, State, VmRecord
+from virtman.records import BOOT, CREATE, DESTROY, RENAME, Boot, ImageRecord, Point, Shelf, State, VmRecord
 from virtman.steps import Step, log_step
 
 log = logging.getLogger(__name__)
@@ -56,9 +57,19 @@ class Running(Monitor, Protocol):
 class Machines(Protocol):
     """What VMs need of the hypervisor."""
 
-    def start(self, vm: str, disk: Device, boot: Boot, ssh_keys: list[str] | None, user_data: str | None) -> None:
+    def start(
+        self,
+        vm: str,
+        disk: Device,
+        boot: Boot,
+        ssh_keys: list[str] | None,
+        user_data: str | None,
+        *,
+        born: str | None = None,
+    ) -> None:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
+        ``born``: the name that its UUID is made of, if not its own; one that the hypervisor has keeps what it has.
         Raises HypervisorError, HypervisorAbsent (nothing was asked of it), DomainForeign, BadRequest; VmRuns if it
         runs with another machine than ``boot``, or with other keys or user data than those that are given.
         """
@@ -71,6 +82,12 @@ class Machines(Protocol):
 
     def follow(self, vm: str, disk: Device) -> None:
         """Have the VM begin with this disk when others than the agent start it again. Raises HypervisorError."""
+
+    def rename(self, vm: str, new: str) -> None:
+        """Have the VM, which is off, under another name, its UUID being the same; ``follow`` is to come next.
+
+        What has the new name already is left alone. Raises HypervisorError, DomainForeign, VmRuns.
+        """
 
     def remove(self, vm: str) -> None:
         """Stop the VM, and forget it with all that was made for it. Nothing there is fine. Raises HypervisorError."""
@@ -131,7 +148,7 @@ class Vms:
     def changing(self, name: str) -> Iterator[VmRecord]:
         """A VM with which nothing is under way, and nothing else is begun. Raises UnknownVm, and as ``repair``."""
         with self.locks.hold(name):
-            self._repair(name)
+            self.repair_held(name)
             yield self.record(name)
 
     def create(self, name: str, image: str, size: int | None) -> Path:
@@ -144,7 +161,7 @@ class Vms:
             return self._create(name, image, size)
 
     def _create(self, name: str, image: str, size: int | None) -> Path:
-        self._repair(name)
+        self.repair_held(name)
         record = self._shelf.get(name)
         if record is not None:
             return self._existing(record, image, size)
@@ -164,7 +181,7 @@ class Vms:
         Raises VmExists, as ``create``, and as ``fill``; after an error nothing is left.
         """
         with self.locks.hold(name):
-            self._repair(name)
+            self.repair_held(name)
             if self._shelf.get(name) is not None:
                 raise VmExists(f"vm {name!r} exists; destroy it first or use another name")
             check_size(size)
@@ -177,7 +194,7 @@ class Vms:
         Raises VmExists if there is another VM of this name, and as ``create``; after an error nothing is left.
         """
         with self.locks.hold(name):
-            self._repair(name)
+            self.repair_held(name)
             if not self.is_clone(name, source):
                 record = VmRecord(name=name, image=source.image, size=None, source=source.name, state=State.ABSENT)
                 self._add(record.begin(CREATE), lambda _stack: Made(self._snapshots.clone(source.name, point, name)))
@@ -185,12 +202,15 @@ class Vms:
     def is_clone(self, name: str, source: VmRecord) -> bool:
         """Whether there is such a clone, whole and to stay. Raises VmExists if there is another VM of this name."""
         record = self._shelf.get(name)
-        if record is not None and (record.source, record.image) != (source.name, source.image):
+        known = {source.name, source.was} - {None}
+        if record is not None and (record.source not in known or record.image != source.image):
             raise VmExists(f"vm {name!r} exists, and is no clone of {source.name!r}; use another name")
         return record is not None and record.state is State.PRESENT and not record.doing(DESTROY)
 
     def _add(self, record: VmRecord, make: Callable[[ImageRecord], Made]) -> Device:
         """Write down that the VM is being made, have its disk made over its image's stack, and settle it."""
+        self.check_free(record.name)
+        record = record.model_copy(update={"born": self._born(record.name)})
         self._shelf.put(record.name, record)
         try:
             return self._make(record, make)
@@ -198,6 +218,18 @@ class Vms:
             log.warning("vm %s: create failed: %s", record.name, error)
             self._undo(record)
             raise
+
+    def check_free(self, name: str) -> None:
+        """Raises VmExists if a VM is about to get this name: its record is yet to come."""
+        for record in self._shelf.all():
+            if record.operation is not None and record.doing(RENAME) and record.operation.arguments["new"] == name:
+                raise VmExists(f"vm {record.name!r} is being renamed to {name!r}; use another name, or repair it first")
+
+    def _born(self, name: str) -> str | None:
+        """What a new VM's UUID is made of: its name, unless that was another VM's, which took its UUID along."""
+        if any(record.born == name for record in self._shelf.all()):
+            return f"{name} {secrets.token_hex(8)}"
+        return None
 
     def _make(self, record: VmRecord, make: Callable[[ImageRecord], Made]) -> Device:
         self._step("create:recorded")
@@ -233,7 +265,7 @@ class Vms:
         After an error all is as it was before; what cannot be undone now is undone later.
         """
         with self.locks.hold(name):
-            self._repair(name)
+            self.repair_held(name)
             self._boot(name, image, size, boot, ssh_keys, user_data)
 
     def _boot(
@@ -247,7 +279,8 @@ class Vms:
         try:
             self._shelf.put(name, booting)
             self._step("boot:recorded")
-            self._machines.start(name, self._snapshots.open(name), boot, ssh_keys, user_data)
+            disk = self._snapshots.open(name)
+            self._machines.start(name, disk, boot, ssh_keys, user_data, born=record.born)
         except (VirtmanError, DriverError) as error:
             self._undo_boot(record if before is None else before, booting, error)
             raise
@@ -260,7 +293,7 @@ class Vms:
         Raises UnknownVm, NeverBooted, and as ``boot``.
         """
         with self.locks.hold(name):
-            self._repair(name)  # of a destroy that did not end, say
+            self.repair_held(name)  # of a destroy that did not end, say
             record = self.record(name)
             if record.boot is None:
                 raise NeverBooted(f"vm {name!r} was never booted, so nothing is known of its machine; use virtman boot")
@@ -329,12 +362,13 @@ class Vms:
     def repair(self, name: str) -> None:
         """Finish or undo an operation that was cut off. Raises StateNewer, DriverError, HypervisorError."""
         with self.locks.hold(name):
-            self._repair(name)
+            self.repair_held(name)
             record = self._shelf.get(name)
             if record is not None and self._untidy(record):
                 self._tidy(record)
 
-    def _repair(self, name: str) -> None:
+    def repair_held(self, name: str) -> None:
+        """Finish or undo an operation of a VM whose lock the caller holds. Raises as ``repair``."""
         record = self._shelf.get(name)
         if record is None or record.operation is None:
             return

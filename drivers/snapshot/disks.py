@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -11,14 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from drivers.base import Device, Existing, Place
-from drivers.errors import BadDevice, BadDisk, SnapshotMissing
-from drivers.host.durable import write_atomically
+from drivers.errors import BadDevice, BadDisk, DiskInUse, SnapshotMissing
+from drivers.host.durable import sync, write_atomically
 from drivers.kernel import devmapper, ownership
 from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+log = logging.getLogger(__name__)
 
 D = TypeVar("D", bound="DataclassInstance")
 
@@ -97,6 +100,30 @@ class MapDisks(ABC, Generic[D]):
         with self._lock:
             self._remove(vm)
 
+    def rename(self, vm: str, new: str) -> Device:
+        """Let the disk be that of another name, whose map is made anew.
+
+        Raises SnapshotMissing, BadDisk, DiskInUse, BadName, NotOurs, CommandFailed.
+        """
+        for name in (vm, new):
+            checked(name)
+        with self._lock:
+            old, renamed = self._records.path(vm), self._records.path(new)
+            if old.exists() or not renamed.exists():
+                self._records.read(vm)
+                if renamed.exists():
+                    raise BadDisk(f"VM {new} has a disk, and the one of VM {vm} cannot get its name")
+                if is_open(vm):
+                    raise DiskInUse(vm)
+                self._let_go(vm, new)
+                old.rename(renamed)
+                sync(old.parent)
+            return self._activate(new)
+
+    @abstractmethod
+    def _let_go(self, vm: str, new: str) -> None:
+        """Remove the maps of a disk that nobody has open, and give another name to what is known by the VM's."""
+
     def _is_made(self, vm: str) -> bool:
         """Whether ``_make`` was done with the VM's disk."""
         return self._records.path(vm).exists()
@@ -112,6 +139,20 @@ class MapDisks(ABC, Generic[D]):
     @abstractmethod
     def _remove(self, vm: str) -> None:
         """The map, what the disk is made of, and the record."""
+
+
+def is_open(vm: str) -> bool:
+    """Whether anybody has the disk open."""
+    name = DISK_PREFIX + vm
+    wake(name)  # who cannot write cannot close it either
+    return devmapper.exists(name) and devmapper.openers(name) > 0
+
+
+def wake(name: str) -> None:
+    """Let the users of a map go on if an agent ended while it held them."""
+    if devmapper.is_suspended(name):
+        log.warning("the map %s was suspended, and goes on", name)
+        devmapper.resume(name)
 
 
 def checked_origin(vm: str, origin: Device, size: int) -> Path:

@@ -160,10 +160,18 @@ class DmSnapshot(MapDisks[_Disk]):
             )
         return Device(size=disk.size, path=devmapper.map_path(name))
 
-    def _remove(self, vm: str) -> None:
+    def _let_go(self, vm: str, new: str) -> None:
+        self._remove_maps(vm)
+        if self._store(vm).exists():
+            self._store(vm).rename(self._store(new))
+
+    def _remove_maps(self, vm: str) -> None:
         devmapper.remove(DISK_PREFIX + vm)
         devmapper.remove(BASE_PREFIX + vm)
         loopdev.detach(self._store(vm))
+
+    def _remove(self, vm: str) -> None:
+        self._remove_maps(vm)
         # The record first: a disk that has one is whole.
         for file in (self._records.path(vm), self._store(vm)):
             file.unlink(missing_ok=True)

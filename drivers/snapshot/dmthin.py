@@ -38,7 +38,7 @@ from drivers.names import checked
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
 from drivers.qemu.nodes import Nodes
 from drivers.snapshot import thinmetadata
-from drivers.snapshot.disks import DISK_PREFIX, MapDisks, checked_growth, found
+from drivers.snapshot.disks import DISK_PREFIX, MapDisks, checked_growth, found, is_open, wake
 from drivers.snapshot.pointmaps import POINT_PREFIX, PointMaps
 from drivers.snapshot.thinvolumes import Point, ThinDisk, Volumes, is_lost, is_new, volume_gone
 
@@ -127,7 +127,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         with self._lock:
             self._volumes.kept(vm, point)
             self._activate_pool()
-            if _is_open(vm):
+            if is_open(vm):
                 raise DiskInUse(vm)
             devmapper.remove(DISK_PREFIX + vm)
             self._volumes.revert(vm, point)
@@ -190,12 +190,12 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
 
         Raises SnapshotMissing, PointMissing, DiskInUse, BadDisk, BadName, NotOurs, CommandFailed, CommandTimedOut.
         """
-        for name in (point, since):
-            checked(name or "none")
+        for name in (vm, *(name for name in (point, since) if name is not None)):
+            checked(name)
         with self._lock:
             kept = self._volumes.of(vm) if point is None else self._volumes.kept(vm, point)
             self._activate_pool()
-            if point is None and _is_open(vm):
+            if point is None and is_open(vm):
                 raise DiskInUse(vm)
             meta, tell = self._folder / "meta", partial(devmapper.message, POOL)
             if since is None:
@@ -244,10 +244,14 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         self._activate_pool()
         if not devmapper.exists(name):
             _map(vm, disk)
-        _wake(name)
+        wake(name)
         if devmapper.size(name) < disk.size:  # it was just made larger, or an agent ended while it made it so
             devmapper.reload(name, [_line(disk, disk.origin)])
         return Device(size=disk.size, path=devmapper.map_path(name))
+
+    def _let_go(self, vm: str, new: str) -> None:  # noqa: ARG002
+        self._activate_pool()
+        devmapper.remove(DISK_PREFIX + vm)
 
     def _clear(self, vm: str) -> None:
         """Remove what there is of a disk that is not made, or whose record was lost: that one has other data."""
@@ -261,7 +265,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         disk = self._records.read(vm)
         for point in disk.points.values():
             self._point_maps.clear(vm, point.number)
-        _wake(DISK_PREFIX + vm)
+        wake(DISK_PREFIX + vm)
         devmapper.remove(DISK_PREFIX + vm)
         if disk.numbers and self._has_pool():
             self._activate_pool()
@@ -374,19 +378,6 @@ def _map(vm: str, disk: ThinDisk) -> None:
 
 def _line(volume: ThinDisk | Point, origin: str) -> str:
     return f"0 {volume.size // SECTOR} thin {devmapper.map_path(POOL)} {volume.number} {origin}"
-
-
-def _wake(name: str) -> None:
-    """Let the users of a map go on if an agent ended while it held them."""
-    if devmapper.is_suspended(name):
-        log.warning("the map %s was suspended, and goes on", name)
-        devmapper.resume(name)
-
-
-def _is_open(vm: str) -> bool:
-    name = DISK_PREFIX + vm
-    _wake(name)  # who cannot write cannot close it either
-    return devmapper.exists(name) and devmapper.openers(name) > 0
 
 
 class _PoolWatch:

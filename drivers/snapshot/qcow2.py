@@ -109,6 +109,22 @@ class Qcow2Snapshot:
         """Remove the VM's disk, whole or half made."""
         self._layers(vm).delete()
 
+    def rename(self, vm: str, new: str) -> Device:
+        """Let the disk be that of another name. One that an earlier release made gets a folder.
+
+        Raises SnapshotMissing, BadDisk, BadName, DiskInUse.
+        """
+        old, renamed = self._layers(vm), self._layers(new)
+        if old.exist() or not renamed.exist():
+            if renamed.exist():
+                raise BadDisk(f"VM {new} has a disk, and the one of VM {vm} cannot get its name")
+            with self._held(old, None):
+                if old.of_an_earlier_release():
+                    old.adopt()
+            renamed.clear()
+            old.rename(renamed)
+        return self.open(new)
+
     def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:
         """Let the disk have ``size`` bytes; what is new are zeros.
 

@@ -6,6 +6,7 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import libvirt
 import pytest
@@ -18,13 +19,13 @@ from lab.tools import run
 from tests.boot.vms import VmTestCase
 from tests.patience import PATIENCE
 from virtman import models
-from virtman.errors import HypervisorError
+from virtman.errors import HypervisorError, VmRuns
 
 
 class TreeBootTest(VmTestCase):
-    def boot(self, cluster: Cluster, host: int, vm: str) -> models.Booted:
+    def boot(self, cluster: Cluster, host: int, vm: str, network: str = "none") -> models.Booted:
         """Start a VM."""
-        return cluster.agents[host].boot(vm, "guest", memory=256, network="none")
+        return cluster.agents[host].boot(vm, "guest", memory=256, network=network)
 
     def image(self, cluster: Cluster, host: int) -> models.Stack:
         """What a host says of the image."""
@@ -70,18 +71,32 @@ class TreeBootTest(VmTestCase):
         self.assertEqual(0, io_errors(console))
         cluster.start_volt()
 
-    def test_a_vm_shuts_down_when_asked_and_starts_again_with_its_writes(self) -> None:
+    def test_a_vm_shuts_down_when_asked_and_starts_again_with_its_writes_also_under_another_name(self) -> None:
         cluster = self.cluster(2)
-        answer = self.boot(cluster, 1, "again")
+        answer = self.boot(cluster, 1, "again", "user")
         wait_login("again", Path(answer.machine.console_log), PATIENCE)
+        self.assertRaises(VmRuns, cluster.agents[1].rename, "again", "other")
         shut_down(cluster, "again")
         mounted = times_mounted(Path(answer.disk.path))
         self.assertGreater(mounted, 0)
         self.assertEqual(["off"], [vm.state for vm in cluster.agents[1].vms()])
-        answer = cluster.agents[1].start("again")
-        wait_login("again", Path(answer.machine.console_log), PATIENCE)
-        shut_down(cluster, "again")
+        identity = self.identity(cluster, "again")
+        cluster.agents[1].rename("again", "other")
+        answer = cluster.agents[1].start("other")
+        self.assertEqual(identity, self.identity(cluster, "other"))
+        wait_login("again", Path(answer.machine.console_log), PATIENCE)  # the name in its seed
+        shut_down(cluster, "other")
         self.assertGreater(times_mounted(Path(answer.disk.path)), mounted)
+        self.assertEqual(["other"], [vm.name for vm in cluster.agents[1].vms()])
+
+    def identity(self, cluster: Cluster, vm: str) -> tuple[str, list[str]]:
+        """The UUID and MAC addresses of a VM; no other one is there."""
+        connection = libvirt.open(cluster.agents[1].console(vm).libvirt)
+        self.addCleanup(connection.close)
+        [domain] = connection.listAllDomains()
+        self.assertEqual(vm, domain.name())
+        macs = ET.fromstring(domain.XMLDesc()).iterfind("devices/interface/mac")
+        return domain.UUIDString(), [str(mac.get("address")) for mac in macs]
 
     def test_destroy_of_a_running_vm_leaves_no_domain_and_no_disk(self) -> None:
         cluster = self.cluster(2)

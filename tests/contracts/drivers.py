@@ -461,6 +461,7 @@ class PointContract(TestCase):
     def assert_others_are_told_of(self, driver: SnapshotDriver) -> None:
         """With somebody else at the disk ``vm``, who has a point ``point``, nothing that would disturb them is done."""
         self.assertRaises(DiskInUse, driver.revert, "vm", "point")
+        self.assertRaises(DiskInUse, driver.rename, "vm", "new")
         self.assertRaises(DiskInUse, driver.changes, "vm", None, None)
         self.assertEqual({"point"}, driver.points("vm"))
 
@@ -642,6 +643,37 @@ class PointContract(TestCase):
             self.assert_holds(driver, b"late")
         driver.drop("vm", "point", None)
 
+    def test_a_disk_gets_another_name(self) -> None:
+        driver = self.vm_disk()
+        self.wrote(driver, b"then")
+        before = driver.open("vm")
+        for _ in range(2):
+            renamed = driver.rename("vm", "new")
+        self.assertEqual(before.size, renamed.size)
+        self.assertEqual((b"then", {"new"}), (self.read(renamed, 4), set(self.make().existing().names)))
+        self.assertRaises(SnapshotMissing, driver.open, "vm")
+        driver.create("vm", self.origin, self.origin.size)
+        self.assertRaises(BadDisk, driver.rename, "vm", "new")
+        self.assertEqual({"new", "vm"}, set(driver.existing().names))
+        driver.delete("vm")
+        self.assertEqual(b"then", self.read(driver.open("new"), 4))
+
+    def test_its_points_and_clones_go_along(self) -> None:
+        driver = self.vm_disk()
+        self.wrote(driver, b"then")
+        driver.take("vm", "point", None)
+        driver.clone("vm", "point", "clone")
+        self.wrote(driver, b"late")
+        driver.rename("vm", "new")
+        self.assertEqual({"point"}, driver.points("new"))
+        driver.rename("clone", "other")
+        driver.create("vm", self.origin, self.origin.size)
+        self.assertEqual(b"late", self.read(driver.open("new"), 4))
+        driver.revert("new", "point")
+        driver.drop("new", "point", None)
+        for name in ("new", "other"):
+            self.assertEqual(b"then", self.read(driver.open(name), 4))
+
     def test_what_differs_is_told(self) -> None:
         driver = self.vm_disk()
         self.assertEqual([], driver.changes("vm", None, None))
@@ -685,6 +717,7 @@ class PointContract(TestCase):
         self.assertRaises(SnapshotMissing, driver.resize, "vm", self.origin.size, None)
         self.assertRaises(SnapshotMissing, driver.revert, "vm", "point")
         self.assertRaises(SnapshotMissing, driver.points, "vm")
+        self.assertRaises(SnapshotMissing, driver.rename, "vm", "new")
         driver.create("vm", self.origin, self.origin.size)
         self.assertRaises(PointMissing, driver.revert, "vm", "point")
         for name in BAD_NAMES:
@@ -692,6 +725,8 @@ class PointContract(TestCase):
                 self.assertRaises(BadName, call, name, "point", None)
                 self.assertRaises(BadName, call, "vm", name, None)
             self.assertRaises(BadName, driver.revert, "vm", name)
+            self.assertRaises(BadName, driver.rename, "vm", name)
+            self.assertRaises(BadName, driver.rename, name, "new")
             self.assertRaises(BadName, driver.revert, name, "point")
             for arguments in ((name, "point", "new"), ("vm", name, "new"), ("vm", "point", name)):
                 self.assertRaises(BadName, driver.clone, *arguments)

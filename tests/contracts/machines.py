@@ -102,6 +102,33 @@ class MachinesContract(TestCase):
             assert running is not None
             running.thaw()
 
+    def stop(self, vm: str = "vm") -> None:
+        """Switch a VM off."""
+        raise NotImplementedError
+
+    def test_a_vm_that_is_off_gets_another_name_with_its_files(self) -> None:
+        self.start(keys=["key"])
+        self.stop()
+        for _ in range(2):
+            self.machines.rename("vm", "new")
+            self.machines.follow("new", self.disk)
+        self.assertEqual(["new"], self.files())
+        self.start("new", keys=None)
+        self.assertEqual((["new"], ["new"]), (self.running(), self.files()))
+        self.assertIsNone(self.machines.machine("vm"))
+        self.machines.start("vm", self.disk, BOOT, [], None, born="another")
+        self.assertEqual(["new", "vm"], self.running())
+
+    def test_a_vm_that_runs_keeps_its_name(self) -> None:
+        self.start()
+        self.assertRaises(VmRuns, self.machines.rename, "vm", "new")
+        self.assertEqual((["vm"], ["vm"]), (self.running(), self.files()))
+
+    def test_a_vm_that_was_never_started_may_get_another_name(self) -> None:
+        self.machines.rename("vm", "new")
+        self.machines.follow("new", self.disk)
+        self.assertEqual(([], []), (self.running(), self.files()))
+
     def test_another_disk_changes_nothing_of_a_vm_that_runs_or_is_not_there(self) -> None:
         self.machines.follow("vm", self.disk)
         self.start()

@@ -316,6 +316,18 @@ class SnapshotDouble:
         with self.host.act("snapshot.delete"):
             self.host.disks.pop(checked(vm), None)
 
+    def rename(self, vm: str, new: str) -> Device:
+        for name in (vm, new):
+            checked(name)
+        with self.host.act("snapshot.rename"):
+            if vm in self.host.disks or new not in self.host.disks:
+                disk = self._disk(vm)
+                if new in self.host.disks:
+                    raise BadDisk(f"VM {new} has a disk")
+                _check_unused(vm, disk, None)
+                self.host.disks[new] = self.host.disks.pop(vm)
+        return self.open(new)
+
     def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:
         with self.host.act("snapshot.resize"):
             disk = self._disk(vm)
@@ -373,8 +385,8 @@ class SnapshotDouble:
 
     def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
         disk = self._disk(vm)
-        for name in (point, since):
-            checked(name or "none")
+        for name in (name for name in (point, since) if name is not None):
+            checked(name)
         if point is None:
             _check_unused(vm, disk, None)
         writes, size = (disk.writes, disk.size) if point is None else self._point(vm, point)

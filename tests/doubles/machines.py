@@ -53,12 +53,24 @@ class MachinesDouble:
         self.with_agents: set[str] = set()
         self.frozen: set[str] = set()
         self.defined: dict[str, Device] = {}
+        self.born: dict[str, str] = {}
+        """What their UUIDs are made of."""
         self._machines: dict[str, Boot] = {}
         self._seeds: dict[str, tuple[list[str], str | None]] = {}
 
-    def start(self, vm: str, disk: Device, boot: Boot, ssh_keys: list[str] | None, user_data: str | None) -> None:
+    def start(
+        self,
+        vm: str,
+        disk: Device,
+        boot: Boot,
+        ssh_keys: list[str] | None,
+        user_data: str | None,
+        *,
+        born: str | None = None,
+    ) -> None:
         self._answer("start")
         if vm not in self.running:
+            self.born.setdefault(vm, born or vm)
             self.files.add(vm)
             if ssh_keys is not None:
                 self._seeds[vm] = ssh_keys, user_data
@@ -90,8 +102,22 @@ class MachinesDouble:
         if vm in self.defined:
             self.defined[vm] = disk
 
+    def rename(self, vm: str, new: str) -> None:
+        self._answer("rename")
+        if vm in self.running:
+            raise VmRuns(f"vm {vm!r} runs")
+        tables: list[dict[str, Any]] = [self.defined, self.born, self._machines, self._seeds]
+        for known in tables:
+            if vm in known and new not in known:
+                known[new] = known.pop(vm)
+        if vm in self.files:
+            self.files.remove(vm)
+            self.files.add(new)
+        self.moment("after machines.rename")
+
     def remove(self, vm: str) -> None:
         self._answer("remove")
+        self.born.pop(vm, None)
         self.running.pop(vm, None)
         self.defined.pop(vm, None)
         self.files.discard(vm)

@@ -199,6 +199,25 @@ def resize(context: click.Context, vm: str, size: int, as_json: bool) -> None:
 
 @click.command()
 @click.argument("vm")
+@click.argument("new")
+@options.as_json
+@click.pass_context
+def rename(context: click.Context, vm: str, new: str, as_json: bool) -> None:
+    """Call VM, which must be off, NEW from now on, and print its disk's path, which is another one then.
+
+    It keeps its UUID, MAC address and NoCloud seed: to its guest and its network it is the same. Asked again, it prints
+    the same path.
+
+    \b
+    Example: virtman stop web-1 && virtman rename web-1 shop && virtman start shop
+    """
+    with options.agent(context) as client:
+        answer = client.rename(vm, new)
+    emit(answer) if as_json else click.echo(answer.disk.path)
+
+
+@click.command()
+@click.argument("vm")
 @options.as_json
 @click.pass_context
 def destroy(context: click.Context, vm: str, as_json: bool) -> None:
@@ -218,5 +237,6 @@ COMMANDS = (
     stop,
     console,
     resize,
+    rename,
     destroy,
 )

@@ -19,6 +19,7 @@ from virtman.disks import Disks
 from virtman.errors import NoRoom, VirtmanError
 from virtman.imagestore import ImageStore
 from virtman.records import ImageRecord, Record, Role, Shelf, VmRecord
+from virtman.renaming import Renames
 from virtman.repair import repair
 from virtman.stacks import Stacks
 from virtman.streams import Streams
@@ -109,6 +110,7 @@ class Scene:
         self.disks = Disks(
             self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment, clock=lambda: NOW
         )
+        self.renames = Renames(self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment)
         self.copies = Copies(self.vms, self.disks, self.stacks, self.drivers.snapshot, self.drivers.export)
         self.streams = Streams(
             self.vms, self.disks, self.copies, self.vm_shelf, self.drivers.snapshot, self.stacks.ensure, self.moment,

@@ -13,7 +13,7 @@ from testtools import TestCase
 from testtools.matchers import HasLength, MatchesRegex
 
 from drivers.base import Device
-from virtman.domain import QEMU_NAMESPACE, Machine, domain_xml, owner_of
+from virtman.domain import QEMU_NAMESPACE, Machine, domain_xml, owner_of, uuid_of
 from virtman.errors import BadRequest
 from virtman.names import NAME_PATTERN
 
@@ -32,7 +32,8 @@ def machine(**fields: Any) -> Machine:
         "vm": "web-1", "owner": "here", "disk": QCOW2, "seed": Path("/seeds/web-1.iso"),
         "console_log": Path("/logs/web-1.console"), "accel": "tcg", "memory": 512, "cpus": 2, "network": "none",
     }  # fmt: skip
-    return Machine(**values | fields)
+    values |= fields
+    return Machine(**{"uuid": uuid_of(values["owner"], values["vm"])} | values)
 
 
 def parsed(**fields: Any) -> ET.Element:

@@ -1,0 +1,171 @@
+"""VMs get other names: what goes along, what is refused, and what a failure leaves."""
+
+from __future__ import annotations
+
+import threading
+
+from testtools import TestCase
+
+from drivers.errors import DiskInUse, HostFailed
+from tests.unit.virtman.scene import Scene
+from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from virtman.errors import BadRequest, HypervisorError, UnknownVm, VirtmanError, VmExists, VmRuns
+from virtman.records import RENAME
+
+MIB = 1 << 20
+
+
+def a_vm(scene: Scene) -> None:
+    """One that was booted, is off, and has a point."""
+    scene.volt.offer("debian", size=MIB)
+    scene.vms.boot("vm", "debian", None, BOOT, [], None)
+    scene.machines.running.clear()
+    scene.host.disks["vm"].writes = "then"
+    scene.disks.take("vm", "point")
+    scene.host.disks["vm"].writes = "precious"
+
+
+class RenameTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.scene = Scene(self)
+        a_vm(self.scene)
+
+    def rename(self, vm: str = "vm", new: str = "new") -> None:
+        self.scene.renames.rename(vm, new)
+
+    def names(self) -> list[str]:
+        return [record.name for record in self.scene.vms.records()]
+
+    def assert_untouched(self) -> None:
+        self.assertEqual((["vm"], "precious"), (self.names(), self.scene.host.disks["vm"].writes))
+        self.assertTrue(self.scene.vms.record("vm").steady)
+        self.assertEqual({"vm"}, self.scene.machines.files)
+
+    def test_all_of_it_has_the_new_name(self) -> None:
+        before = self.scene.vms.record("vm")
+        self.rename()
+        record = self.scene.vms.record("new")
+        self.assertEqual(["new"], self.names())
+        self.assertEqual(before.model_copy(update={"name": "new", "was": "vm", "born": "vm"}), record)
+        self.assertEqual({"new": "precious"}, {name: disk.writes for name, disk in self.scene.host.disks.items()})
+        self.assertEqual({"new"}, self.scene.machines.files)
+        self.scene.vms.start("new")
+        self.assertEqual({"new": "vm"}, self.scene.machines.born)
+        self.assertEqual(self.scene.drivers.snapshot.open("new"), self.scene.machines.defined["new"])
+        self.scene.check(self)
+
+    def test_asked_again_it_answers_the_same(self) -> None:
+        for _ in range(2):
+            self.rename()
+        self.assertEqual(["new"], self.names())
+
+    def test_a_new_vm_of_the_old_name_is_another_one(self) -> None:
+        self.rename()
+        self.scene.vms.boot("vm", "debian", None, BOOT, [], None)
+        self.assertNotIn(self.scene.machines.born["vm"], ("vm", "new"))
+        self.rename("new", "third")
+        self.assertEqual("vm", self.scene.vms.record("third").born)
+        self.assertRaises(VmExists, self.rename, "third", "vm")
+
+    def test_back_to_the_old_name_nothing_is_left_of_it(self) -> None:
+        self.rename()
+        self.rename("new", "vm")
+        self.assertIsNone(self.scene.vms.record("vm").born)
+        self.scene.vms.start("vm")
+        self.assertEqual({"vm": "vm"}, self.scene.machines.born)
+
+    def test_a_vm_that_was_never_booted(self) -> None:
+        self.scene.vms.create("disk", "debian", None)
+        self.scene.machines.failing["rename"] = HypervisorError("away")
+        self.rename("disk", "other")
+        self.assertEqual(["other", "vm"], self.names())
+
+    def test_clones_are_known_by_the_new_name(self) -> None:
+        self.scene.disks.clone("vm", ["clone"])
+        self.rename()
+        self.scene.disks.clone("new", ["clone"])
+        self.assertRaises(VmExists, self.scene.disks.clone, "new", ["new"])
+
+    def test_what_cannot_be(self) -> None:
+        self.scene.vms.create("other", "debian", None)
+        cases: list[tuple[str, str, type[VirtmanError]]] = [
+            ("vm", "vm", BadRequest),
+            ("vm", "other", VmExists),
+            ("none", "other", VmExists),
+            ("none", "new", UnknownVm),
+        ]
+        for vm, new, error in cases:
+            self.assertRaises(error, self.rename, vm, new)
+        self.scene.vms.destroy("other")
+        self.assert_untouched()
+
+    def test_a_vm_that_runs_keeps_its_name(self) -> None:
+        self.scene.vms.start("vm")
+        self.assertRaises(VmRuns, self.rename)
+        self.assert_untouched()
+
+    def test_a_failure_leaves_the_old_name(self) -> None:
+        self.scene.host.disks["vm"].stranger = True
+        self.assertRaises(DiskInUse, self.rename)
+        self.assert_untouched()
+        self.scene.host.disks["vm"].stranger = False
+        for failing, call, error in (
+            (self.scene.machines.failing, "rename", HypervisorError("away")),
+            (self.scene.host.failing, "snapshot.rename", HostFailed(OSError(5, "broken"))),
+        ):
+            failing[call] = error
+            self.assertRaises(type(error), self.rename)
+            failing.clear()
+            self.scene.vms.repair("vm")
+            self.assert_untouched()
+        self.rename()
+
+    def test_once_the_disk_has_the_new_name_it_is_finished_later(self) -> None:
+        self.scene.machines.failing["follow"] = HypervisorError("away")
+        self.assertRaises(HypervisorError, self.rename)
+        self.assertTrue(self.scene.vms.unfinished("vm"))
+        self.scene.machines.failing.clear()
+        error = self.assertRaises(VmExists, self.scene.vms.create, "new", "debian", None)
+        self.assertIn("is being renamed to 'new'", str(error))
+        self.scene.vms.repair("vm")
+        self.assertEqual(["new"], self.names())
+        self.scene.vms.start("new")
+        self.scene.check(self)
+
+    def test_two_at_once_the_other_way_round(self) -> None:
+        self.scene.vms.create("other", "debian", None)
+
+        def rename(vm: str, new: str) -> None:
+            for _ in range(20):
+                self.assertRaises(VmExists, self.rename, vm, new)
+
+        threads = [threading.Thread(target=rename, args=names) for names in (("vm", "other"), ("other", "vm"))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(["other", "vm"], self.names())
+
+
+class RenameCutOffTest(CutOff):
+    def test_a_vm_has_one_name_and_all_of_it(self) -> None:
+        def one_name(scene: Scene) -> None:
+            if scene.vms.find("vm") is not None:
+                scene.renames.rename("vm", "new")
+            self.assertEqual(["new"], [record.name for record in scene.vms.records()])
+            self.assertEqual({"new": "precious"}, {name: disk.writes for name, disk in scene.host.disks.items()})
+            scene.vms.start("new")
+            self.assertEqual({"new": "vm"}, scene.machines.born)
+            scene.check(self)
+
+        moments = self.cut_and_restart(a_vm, lambda scene: scene.renames.rename("vm", "new"), one_name)
+        self.assertTrue({"rename:recorded", "rename:disk", "rename:known"} <= set(moments), str(moments))
+
+    def test_what_was_cut_off_is_finished(self) -> None:
+        scene = Scene(self)
+        a_vm(scene)
+        scene.cut(lambda scene: scene.renames.rename("vm", "new"), 5)
+        self.assertTrue(scene.vms.record("vm").doing(RENAME))
+        scene.restart()
+        self.assertEqual(["new"], [record.name for record in scene.vms.records()])
