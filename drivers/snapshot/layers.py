@@ -59,11 +59,14 @@ class Step:
     upper: int | None
 
 
-def next_step(below: Mapping[int, int | None], kept: Iterable[int], shared: Iterable[int] = ()) -> Step | None:
+def next_step(
+    below: Mapping[int, int | None], kept: Iterable[int], shared: Iterable[int] = (), *, fold: bool = False
+) -> Step | None:
     """What to do next so that no layer is left but those to be kept, and those with several others over them.
 
-    From above, so that what several layers hold is copied once. Into or out of a layer that is ``shared`` with other
-    disks nothing is copied: that would change a file which they have open, or free nothing.
+    From above, so that what several layers hold is copied once. Into a layer that is ``shared`` with other disks
+    nothing is copied: that would change a file which they have open. Out of one only to ``fold`` the disk, since that
+    frees nothing: it gets a copy of what it had in common with others.
     """
     shared = set(shared)
     above: dict[int, list[int]] = {number: [] for number in below}
@@ -73,7 +76,7 @@ def next_step(below: Mapping[int, int | None], kept: Iterable[int], shared: Iter
     for number in sorted(set(below) - set(kept), reverse=True):
         if not above[number]:
             return Step(number, None)
-        if len(above[number]) == 1 and not shared & {number, *above[number]}:
+        if len(above[number]) == 1 and not shared & {*above[number], *([] if fold else [number])}:
             return Step(number, above[number][0])
     return None
 
@@ -141,12 +144,12 @@ class Layers:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadDisk(f"{self._points} does not name points: {error!r}") from error
 
-    def todo(self) -> Step | None:
-        """How to get rid of the next layer that nobody needs. Raises SnapshotMissing, BadDisk."""
+    def todo(self, *, fold: bool = False) -> Step | None:
+        """How to get rid of the next layer that nobody needs: see ``next_step``. Raises SnapshotMissing, BadDisk."""
         layers = self.all()
         below = {layer.number: layer.below for layer in layers.values()}
         shared = {number for number, layer in layers.items() if layer.path.stat().st_nlink > 1}
-        return next_step(below, {self._active().number, *self.points().values()}, shared)
+        return next_step(below, {self._active().number, *self.points().values()}, shared, fold=fold)
 
     def file(self, number: int) -> Path:
         """Where a layer is."""

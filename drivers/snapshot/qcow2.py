@@ -63,6 +63,10 @@ _LAYOUT_ABOVE = "cluster_size=16k"
 clusters what is allocated by subclusters (block/io.c, bdrv_co_do_copy_on_readv: "skip_bytes < pnum"). Small, since a
 first write copies a cluster; not smaller, since QEMU holds 32 MiB of tables, which are those of 64 GiB then."""
 
+DEEP = 32
+"""Layers. A disk has one more after each call that cloned it, and a change of a running VM's takes the longer the more
+there are, with its guest held still. One with more than these gets a copy of its own of what it shares with clones."""
+
 _PRIVATE = "virtman-private"
 _TRIES = 5
 
@@ -181,7 +185,7 @@ class Qcow2Snapshot:
         """
         layers = self._layers(vm)
         points = layers.points()
-        if points.pop(checked(point), None) is None and layers.todo() is None:
+        if points.pop(checked(point), None) is None and layers.todo(fold=_is_deep(layers)) is None:
             return
         with self._held(layers, monitor):
             if points != layers.points():
@@ -327,7 +331,8 @@ class Qcow2Snapshot:
 
     def _tidy(self, layers: Layers, monitor: Monitor | None) -> None:
         """Get rid of all layers that nobody needs. Raises what keeps it from the next one."""
-        while step := layers.todo():
+        fold = _is_deep(layers)
+        while step := layers.todo(fold=fold):
             if step.upper is not None:
                 self._merge(layers, layers.layer(step.lower), layers.layer(step.upper), monitor)
             if monitor is not None:
@@ -348,6 +353,10 @@ class Qcow2Snapshot:
         if layers.layer(upper.number).backing != lower.backing:
             raise BadDisk(f"{upper.path} is still over {lower.path}")
         sync(upper.path)
+
+
+def _is_deep(layers: Layers) -> bool:
+    return len(layers.chain()) > DEEP
 
 
 def _file(layer: Layer) -> BlockNode:

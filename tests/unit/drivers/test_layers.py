@@ -41,6 +41,14 @@ class NextStepTest(testtools.TestCase):
         self.assertEqual(Step(2, 3), next_step(self.CHAIN, [3], [0, 1]))
         for shared in ([0], [1]):
             self.assertIsNone(next_step({0: None, 1: 0}, [1], shared))
+
+    def test_a_disk_that_is_folded_gets_a_copy_of_what_it_shares(self) -> None:
+        self.assertEqual(Step(2, 3), next_step(self.CHAIN, [3], [0, 1, 2], fold=True))
+        self.assertEqual(Step(1, 3), next_step({0: None, 1: 0, 3: 1}, [3], [0, 1], fold=True))
+        self.assertIsNone(next_step(self.CHAIN, [2, 3], [0, 1, 2], fold=True))
+        self.assertIsNone(next_step({0: None, 1: 0}, [1], [0, 1], fold=True))
+
+    def test_what_is_shared_and_nothing_is_over_goes(self) -> None:
         self.assertEqual(Step(1, None), next_step({0: None, 1: 0}, [0], [0, 1]))
 
     def test_a_layer_below_several_stays(self) -> None:

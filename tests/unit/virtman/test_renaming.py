@@ -7,6 +7,7 @@ import threading
 from testtools import TestCase
 
 from drivers.errors import DiskInUse, HostFailed
+from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from virtman.errors import BadRequest, HypervisorError, UnknownVm, VirtmanError, VmExists, VmRuns
@@ -140,11 +141,13 @@ class RenameTest(TestCase):
             for _ in range(20):
                 self.assertRaises(VmExists, self.rename, vm, new)
 
-        threads = [threading.Thread(target=rename, args=names) for names in (("vm", "other"), ("other", "vm"))]
+        pairs = (("vm", "other"), ("other", "vm"))
+        threads = [threading.Thread(target=rename, args=names, daemon=True) for names in pairs]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(PATIENCE)
+            self.assertFalse(thread.is_alive(), "they wait for each other")
         self.assertEqual(["other", "vm"], self.names())
 
 

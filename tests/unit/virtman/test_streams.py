@@ -12,7 +12,7 @@ from testtools import TestCase
 from drivers.errors import HostFailed
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
-from virtman.errors import BadRequest, BadStream, CallerGone, NoRoom, StreamMisfit, UnknownSnapshot, VmRuns
+from virtman.errors import BadRequest, BadStream, CallerGone, NoRoom, StreamMisfit, UnknownSnapshot, VmExists, VmRuns
 from virtman.stream import Header, Reader
 
 MIB = 1 << 20
@@ -240,6 +240,13 @@ class ReceiveTest(StreamsTest):
             self.assertRaises(BadStream, receive, self.target, stream[:length])
         self.assertEqual({}, self.target.host.disks)
         self.target.check(self)
+
+    def test_a_whole_vm_is_received_once(self) -> None:
+        stream = sent(self.source)
+        receive(self.target, stream)
+        self.target.host.disks["vm"].writes = "went on"
+        self.assertRaises(VmExists, receive, self.target, stream)
+        self.assertEqual("went on", self.writes())
 
     def test_a_caller_who_hangs_up_leaves_nothing(self) -> None:
         def chunks() -> Iterator[bytes]:

@@ -21,7 +21,7 @@ from drivers.qemu import monitor as monitors
 from drivers.qemu.streaming import JOB
 from drivers.snapshot import qcow2
 from drivers.snapshot.layers import Layer, Layers
-from drivers.snapshot.qcow2 import Qcow2Snapshot
+from drivers.snapshot.qcow2 import DEEP, Qcow2Snapshot
 from tests.userspace.drivers.hosts import MIB, HostCase, until
 from tests.userspace.drivers.qemus import Vm, stranger
 
@@ -689,6 +689,25 @@ class CloneTest(PointCase):
         self.assert_vm_holds(running, {**self.POINTS["p3"], 4: 4})
         self.assert_tidy(vm)
         self.assertEqual(1, len(self.layers(vm).all()))
+
+    def test_a_disk_that_is_cloned_again_and_again_is_folded(self) -> None:
+        vm = self.create()
+        running = self.start(vm)
+        calls = DEEP + 2
+        for number in range(calls):
+            running.write(number * BLOCK, number + 1)
+            self.make().take(vm, "moment", running)
+            self.make().clone(vm, "moment", f"clone{number}")
+            self.make().drop(vm, "moment", running)
+            self.assertLessEqual(len(self.layers(vm).chain()), DEEP + 1)
+        self.assertLess(len(self.layers(vm).chain()), 5)
+        held = {number: number + 1 for number in range(calls)}
+        self.assert_vm_holds(running, held)
+        running.write(0, 99)
+        running.kill()
+        self.make().delete(vm)
+        for last in (0, DEEP - 1, calls - 1):
+            self.assert_holds(self.make().open(f"clone{last}").path, {at: held[at] for at in range(last + 1)})
 
     def test_a_path_alone_opens_it(self) -> None:
         vm, new = self.source(), next(self.names)
