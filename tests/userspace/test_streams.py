@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -204,6 +205,18 @@ class RefusedTest(StreamsTestCase):
         self.there.destroy("vm")
         self.receive(stream)
         self.assert_arrived()
+
+    def test_a_receiver_whose_disks_have_no_room(self) -> None:
+        folder = self.other.state / "snapshots"
+        if os.geteuid() != 0:
+            self.skipTest("mounting a small file system needs root")
+        write(self.vm, 0x66, 4 * MIB, 4 * MIB)
+        stream = sent(self.here)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(folder)], check=True)
+        self.addCleanup(subprocess.run, ["umount", str(folder)], check=True)
+        self.assert_refused(errors.NoRoom, stream, "no space left")
+        self.assert_nothing_left()
+        self.there.create("other", "img")
 
     def test_a_target_that_is_full(self) -> None:
         with Path("/dev/full").open("wb", buffering=0) as full:
