@@ -19,24 +19,43 @@ _STORAGE = frozenset({"file", "host_device"})
 
 
 class Nodes:
-    """The graph as it is now. The command that tells it begins with x-debug, and is in all of QEMU 4.0 to 10."""
+    """The graph of the QEMU behind ``monitor``, as it was at the last look.
+
+    Which file a node has open QEMU is asked only once, and its VM stands still while it answers: over 100 layers for
+    a second, since it writes the name of each node anew, and that of all below it within. What tells the graph begins
+    with x-debug, is in all of QEMU 4.0 to 10, and takes no time.
+    """
 
     def __init__(self, monitor: Monitor) -> None:
-        self._infos: dict[str, dict[str, Any]] = {
-            info["node-name"]: info for info in monitor.execute("query-named-block-nodes", {"flat": True})
-        }
-        graph = monitor.execute("x-debug-query-block-graph")
+        self.monitor = monitor
+        self._ask()
+        self.look()
+
+    def _ask(self) -> None:
+        infos = self.monitor.execute("query-named-block-nodes", {"flat": True})
+        self._infos: dict[str, dict[str, Any]] = {info["node-name"]: info for info in infos}
+
+    def look(self) -> None:
+        """See the graph as it is now."""
+        graph = self.monitor.execute("x-debug-query-block-graph")
         names = {node["id"]: node["name"] for node in graph["nodes"]}
+        self._names = frozenset(names.values())
         self._edges: list[tuple[str, str, str]] = [
             (names[edge["parent"]], edge["name"], names[edge["child"]]) for edge in graph["edges"]
         ]
+
+    def opened(self, name: str, path: Path) -> None:
+        """Know a format node that was just made over a file."""
+        self.look()
+        self._infos[self._child(name, _FILE)] = {"drv": "file", "file": str(path)}
 
     def of(self, path: Path) -> str | None:
         """The name of the format node over a file or device, by the very path that it was opened by.
 
         A device may have no format node over it: then it is the device's own.
         """
-        found = [name for name, info in self._infos.items() if info["drv"] in _STORAGE and info["file"] == str(path)]
+        infos = [(name, info) for name, info in self._infos.items() if name in self._names]
+        found = [name for name, info in infos if info["drv"] in _STORAGE and info["file"] == str(path)]
         formats = [parent for parent, edge, child in self._edges if edge == _FILE and child in found]
         return next(iter(formats + found), None)
 
@@ -53,14 +72,18 @@ class Nodes:
 
     def as_it_is(self, name: str) -> dict[str, Any]:
         """The options of a format node that is to be reopened as it is; ``discard`` is not told by QEMU."""
+        if name not in self._infos:
+            self._ask()
         info = self._infos[name]
-        file = next(child for parent, edge, child in self._edges if (parent, edge) == (name, _FILE))
         cache = {"direct": info["cache"]["direct"], "no-flush": info["cache"]["no-flush"]}
         return {
             "driver": info["drv"],
             "node-name": name,
-            "file": file,
+            "file": self._child(name, _FILE),
             "backing": self.backing(name),
             "cache": cache,
             "detect-zeroes": info["detect_zeroes"],
         }
+
+    def _child(self, name: str, wanted: str) -> str:
+        return next(child for parent, edge, child in self._edges if (parent, edge) == (name, wanted))

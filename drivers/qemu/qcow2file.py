@@ -13,6 +13,9 @@ from drivers.errors import BadDisk
 
 _MAGIC = b"QFI\xfb"
 _FIXED = struct.Struct(">4sIQIIQ")
+_L1_AT = 36
+_L1 = struct.Struct(">IQ")
+_ENTRY_BYTES = 8
 _FEATURES_AT = 72
 _FEATURES = struct.Struct(">Q")
 _DIRTY = 1
@@ -51,3 +54,15 @@ def read_header(path: Path) -> Header:
         corrupt=bool(features & _CORRUPT),
         external_data=bool(features & _EXTERNAL_DATA),
     )
+
+
+def is_empty(path: Path) -> bool:
+    """Whether a qcow2 file holds nothing that hides its backing, and no QEMU has written to it meanwhile.
+
+    A first write to a part of the disk enters a table of that part at once into the one that is read here.
+    """
+    with path.open("rb") as file:
+        file.seek(_L1_AT)
+        entries, at = _L1.unpack(file.read(_L1.size))
+        file.seek(at)
+        return not any(file.read(entries * _ENTRY_BYTES))

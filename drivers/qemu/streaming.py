@@ -33,12 +33,12 @@ _SHORTEST, _LONGEST = 0.01, 0.5
 """Seconds between two looks at a job."""
 
 
-def stream(monitor: Monitor, upper: Path, lower: Path, backing: str) -> None:
+def stream(nodes: Nodes, upper: Path, lower: Path, backing: str) -> None:
     """Copy the lower layer, next below the upper one, into that; ``backing`` is what its header names from then on.
 
     Raises MonitorFailed, DiskFull.
     """
-    nodes = Nodes(monitor)
+    monitor = nodes.monitor
     name = nodes.demand(upper)
     arguments = {
         "job-id": JOB,
@@ -61,6 +61,7 @@ def stream(monitor: Monitor, upper: Path, lower: Path, backing: str) -> None:
         raise
     error = (_job(monitor) or {}).get("error")
     monitor.execute("job-dismiss", {"id": JOB})
+    nodes.look()
     if error:
         raise _told(str(error), upper)
 

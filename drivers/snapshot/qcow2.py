@@ -3,7 +3,8 @@
 Each file's header names its backing, so that any QEMU opens the disk by its path alone and holds its requests while the
 storage daemon restarts.
 
-A point is a layer that is written to no more: a new one over it becomes the active one. First the disk's path leads
+A point is a layer that is written to no more: a new one over it becomes the active one, unless that below the active
+one holds the same, because nobody wrote since. First the disk's path leads
 there, then a running QEMU is switched, then the point gets its name; so whoever opens the disk after a crash writes to
 the new layer, and a QEMU that was not switched is when the next call finds it so. A layer that neither is active nor
 a point's is copied into the one over it, or just deleted if nothing or something else is there (``next_step``).
@@ -43,6 +44,7 @@ from drivers.needs import QEMU_IMG, QEMU_STORAGE_DAEMON, Needs
 from drivers.qemu.allocation import allocated
 from drivers.qemu.monitor import SETPRIV, is_locked, open_node, private_daemon
 from drivers.qemu.nodes import Nodes
+from drivers.qemu.qcow2file import is_empty
 from drivers.qemu.streaming import settle, stream
 from drivers.snapshot.layers import BACKING_PREFIX, Layer, Layers
 
@@ -66,6 +68,9 @@ first write copies a cluster; not smaller, since QEMU holds 32 MiB of tables, wh
 DEEP = 32
 """Layers. A disk has one more after each call that cloned it, and a change of a running VM's takes the longer the more
 there are, with its guest held still. One with more than these gets a copy of its own of what it shares with clones."""
+
+DEEPEST = 200
+"""Layers. With so many QEMU holds a guest still for seconds at each change; only snapshots make a disk as deep."""
 
 _PRIVATE = "virtman-private"
 _TRIES = 5
@@ -139,8 +144,8 @@ class Qcow2Snapshot:
         if size < active.size or size % _SECTOR:
             raise BadDisk(f"VM {vm}: {size} is not a disk size: a multiple of {_SECTOR}, and at least {active.size}")
         if size != active.size:
-            with self._held(layers, monitor) as held:
-                held.execute("block_resize", {"node-name": Nodes(held).demand(active.path), "size": size})
+            with self._held(layers, monitor) as nodes:
+                nodes.monitor.execute("block_resize", {"node-name": nodes.demand(active.path), "size": size})
         return self.open(vm)
 
     def take(self, vm: str, point: str, monitor: Monitor | None) -> Device:
@@ -156,11 +161,11 @@ class Qcow2Snapshot:
                 f"the disk of VM {vm} was made by an earlier release: stop the VM once, take the point, and start it"
             )
         if monitor is not None or point not in layers.points():
-            with self._held(layers, monitor):
+            with self._held(layers, monitor) as nodes:
                 if old:
                     layers.adopt()
                 if point not in layers.points():
-                    self._freeze(layers, point, monitor)
+                    self._keep(layers, point, nodes if monitor is not None else None)
         if monitor is None:  # a guest may be held still until this returns; the next ``drop`` tidies then
             self._tidy_if_possible(layers)
         return self.open(vm)
@@ -187,10 +192,10 @@ class Qcow2Snapshot:
         points = layers.points()
         if points.pop(checked(point), None) is None and layers.todo(fold=_is_deep(layers)) is None:
             return
-        with self._held(layers, monitor):
+        with self._held(layers, monitor) as nodes:
             if points != layers.points():
                 layers.write_points(points)
-        self._tidy(layers, monitor)
+        self._tidy(layers, nodes if monitor is not None else None)
 
     def points(self, vm: str) -> frozenset[str]:
         """The names of the points of a disk. Raises SnapshotMissing."""
@@ -273,13 +278,26 @@ class Qcow2Snapshot:
             raise PointMissing(layers.vm, point)
         return layers.down_from(layers.layer(number))
 
-    def _freeze(self, layers: Layers, point: str, monitor: Monitor | None) -> None:
-        """Go on writing to a new layer; what was active is the point's from then on."""
-        frozen = layers.chain()[0]
-        layers.activate(self._make_over(layers, frozen))
-        if monitor is not None:
-            _lift(monitor, layers.chain())
-        layers.write_points({**layers.points(), point: frozen.number})
+    def _keep(self, layers: Layers, point: str, running: Nodes | None) -> None:
+        """Let a point keep what the disk holds now."""
+        active, *lower = layers.chain()
+        if running is None and lower and lower[0].size == active.size and is_empty(active.path):
+            kept = lower[0]
+        else:
+            kept = active
+            self._freeze(layers, running)
+        layers.write_points({**layers.points(), point: kept.number})
+
+    def _freeze(self, layers: Layers, running: Nodes | None) -> None:
+        """Go on writing to a new layer. Raises NotPossible."""
+        chain = layers.chain()
+        if len(chain) >= DEEPEST:
+            raise NotPossible(
+                f"the disk of VM {layers.vm} has {len(chain)} layers, and gets no more: delete snapshots of it first"
+            )
+        layers.activate(self._make_over(layers, chain[0]))
+        if running is not None:
+            _lift(running, layers.chain())
 
     def _make_over(self, layers: Layers, below: Layer) -> int:
         """A new layer that reads as ``below``, and that the VM's QEMU may open as it may that one."""
@@ -307,7 +325,7 @@ class Qcow2Snapshot:
     # Who has the disk open
 
     @contextlib.contextmanager
-    def _held(self, layers: Layers, monitor: Monitor | None) -> Iterator[Monitor]:
+    def _held(self, layers: Layers, monitor: Monitor | None) -> Iterator[Nodes]:
         """The QEMU that has the active layer open: the VM's, or one of our own, so that nobody else can open it.
 
         Ours reads nothing of the disk, and so needs no image. Raises DiskInUse, MonitorFailed.
@@ -315,11 +333,12 @@ class Qcow2Snapshot:
         chain = layers.chain()
         if monitor is not None:
             settle(monitor)
-            _lift(monitor, chain)
-            yield monitor
+            nodes = Nodes(monitor)
+            _lift(nodes, chain)
+            yield nodes
         else:
             with _opened(layers.vm, {**_file(chain[0]), "backing": None}) as held:
-                yield held
+                yield Nodes(held)
 
     # Layers that nobody needs
 
@@ -329,23 +348,23 @@ class Qcow2Snapshot:
         except (DriverError, OSError) as error:
             log.warning("VM %s: layers that its disk does not need stay until the next time: %s", layers.vm, error)
 
-    def _tidy(self, layers: Layers, monitor: Monitor | None) -> None:
+    def _tidy(self, layers: Layers, running: Nodes | None) -> None:
         """Get rid of all layers that nobody needs. Raises what keeps it from the next one."""
         fold = _is_deep(layers)
         while step := layers.todo(fold=fold):
             if step.upper is not None:
-                self._merge(layers, layers.layer(step.lower), layers.layer(step.upper), monitor)
-            if monitor is not None:
-                _let_go(monitor, layers.file(step.lower))
+                self._merge(layers, layers.layer(step.lower), layers.layer(step.upper), running)
+            if running is not None:
+                _let_go(running, layers.file(step.lower))
             layers.remove(step.lower)
 
-    def _merge(self, layers: Layers, lower: Layer, upper: Layer, monitor: Monitor | None) -> None:
+    def _merge(self, layers: Layers, lower: Layer, upper: Layer, nodes: Nodes | None) -> None:
         """Copy a layer into the one above it, which is over what the lower one was over when this returns."""
         with contextlib.ExitStack() as stack:
-            if monitor is None or upper not in layers.chain():  # the VM's QEMU has no layers of other branches open
-                monitor = stack.enter_context(_opened(layers.vm, _node(layers.down_from(upper))))
+            if nodes is None or upper not in layers.chain():  # the VM's QEMU has no layers of other branches open
+                nodes = Nodes(stack.enter_context(_opened(layers.vm, _node(layers.down_from(upper)))))
             try:
-                stream(monitor, upper.path, lower.path, lower.backing)
+                stream(nodes, upper.path, lower.path, lower.backing)
             except MonitorFailed as error:
                 if is_locked(error.why):
                     raise DiskInUse(layers.vm) from error
@@ -393,12 +412,11 @@ def _opened(vm: str, node: BlockNode) -> Iterator[Monitor]:
         yield monitor
 
 
-def _lift(monitor: Monitor, chain: Sequence[Layer]) -> None:
+def _lift(nodes: Nodes, chain: Sequence[Layer]) -> None:
     """Have a VM's QEMU write to the first layer of the chain, if that is still another one. Raises MonitorFailed.
 
     A layer that was only added has no backing there yet.
     """
-    nodes = Nodes(monitor)
     names = [nodes.of(layer.path) for layer in chain]
     used = next((at for at, name in enumerate(names) if name is not None and nodes.backing(name)), None)
     if used is None:
@@ -407,16 +425,18 @@ def _lift(monitor: Monitor, chain: Sequence[Layer]) -> None:
     for layer, name in reversed(list(zip(chain[:used], names[:used], strict=True))):
         overlay = name or f"virtman-{secrets.token_hex(6)}"
         if name is None:
-            open_node(monitor, overlay, {**_file(layer), "backing": None})
-        monitor.execute("blockdev-snapshot", {"node": below, "overlay": overlay})
+            open_node(nodes.monitor, overlay, {**_file(layer), "backing": None})
+        nodes.monitor.execute("blockdev-snapshot", {"node": below, "overlay": overlay})
+        nodes.opened(overlay, layer.path)
         below = overlay
 
 
-def _let_go(monitor: Monitor, file: Path) -> None:
+def _let_go(nodes: Nodes, file: Path) -> None:
     """Have a VM's QEMU close a file that its disk is not over any more; its name may have kept it open."""
-    name = Nodes(monitor).of(file)
+    name = nodes.of(file)
     if name is not None:
-        monitor.execute("blockdev-del", {"node-name": name})
+        nodes.monitor.execute("blockdev-del", {"node-name": name})
+        nodes.look()
 
 
 def _give_as(model: Path, file: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ class QemuDouble:
 
     def __init__(self, *nodes: tuple[str, str, str, str]) -> None:
         self.nodes = nodes
+        self.asked = 0
 
     def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
         if command == "query-named-block-nodes":
             assert arguments == {"flat": True}
-            return [{"node-name": name, "drv": driver, "file": file} for name, driver, file, _ in self.nodes]
+            self.asked += 1
+            cache = {"cache": {"direct": False, "no-flush": False}, "detect_zeroes": "off"}
+            return [{"node-name": name, "drv": driver, "file": file, **cache} for name, driver, file, _ in self.nodes]
         assert command == "x-debug-query-block-graph"
         names = ["", *(name for name, *_ in self.nodes)]
         return {
@@ -57,3 +61,19 @@ class NodesTest(TestCase):
         nodes = Nodes(QemuDouble(self.other))
         self.assertIsNone(nodes.of(DISK))
         self.assertRaises(MonitorFailed, nodes.demand, DISK)
+
+    def test_a_node_that_was_made_meanwhile_is_known_without_asking_for_all_files(self) -> None:
+        qemu = QemuDouble(self.other)
+        nodes = Nodes(qemu)
+        qemu.nodes += (("new", "qcow2", "json:{}", ""), ("new-file", "file", "/new", "new"))
+        nodes.opened("new", Path("/new"))
+        self.assertEqual("new", nodes.of(Path("/new")))
+        self.assertEqual(1, qemu.asked)
+        self.assertEqual(("qcow2", "new-file"), itemgetter("driver", "file")(nodes.as_it_is("new")))
+
+    def test_a_node_that_is_gone_is_not_found(self) -> None:
+        qemu = QemuDouble(self.other, ("format", "qcow2", "json:{}", ""), ("storage", "file", "/disk", "format"))
+        nodes = Nodes(qemu)
+        qemu.nodes = qemu.nodes[:1]
+        nodes.look()
+        self.assertIsNone(nodes.of(Path("/disk")))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.errors import BadDisk
-from drivers.qemu.qcow2file import Header, read_header
+from drivers.qemu.qcow2file import Header, is_empty, read_header
 
 
 def header(*, version: int = 3, size: int = 1 << 30, backing: bytes = b"", features: int = 0) -> bytes:
@@ -57,3 +57,10 @@ class HeaderTest(testtools.TestCase):
 
     def test_missing_file_is_told(self) -> None:
         self.assertRaises(FileNotFoundError, read_header, self.path)
+
+    def test_it_is_empty_while_its_first_table_is(self) -> None:
+        head = bytearray(header().ljust(512, b"\0"))
+        head[36:48] = struct.pack(">IQ", 2, 512)
+        for table, empty in ((bytes(16), True), (bytes(8) + b"\x80" + bytes(7), False), (b"\1" + bytes(15), False)):
+            self.path.write_bytes(head + table + b"more")
+            self.assertEqual(empty, is_empty(self.path))

@@ -167,6 +167,31 @@ class RunningTest(PointCase):
         super().setUp()
         self.require("qemu-system-x86_64")
 
+    def test_a_running_qemu_tells_the_files_of_its_nodes_once_a_change(self) -> None:
+        vm = self.create()
+        running = self.start(vm)
+        self.with_points(vm, 3, running)
+        for change in (
+            lambda: self.make().take(vm, "p4", running),
+            lambda: self.make().resize(vm, 8 * MIB, running),
+            lambda: self.make().drop(vm, "p2", running),
+        ):
+            with mock.patch.object(running, "execute", wraps=running.execute) as execute:
+                change()
+            asked = [call.args[0] for call in execute.call_args_list]
+            self.assertEqual(1, asked.count("query-named-block-nodes"))
+
+    def test_layers_are_merged_into_one_that_it_was_only_switched_to_now(self) -> None:
+        vm = self.create()
+        running = self.start(vm)
+        points = self.with_points(vm, 1, running)
+        with mock.patch.object(qcow2, "open_node", side_effect=Cut):
+            self.assertRaises(Cut, self.make().take, vm, "cut", running)
+        self.make().drop(vm, "p1", running)
+        running.write(5 * BLOCK, 5)
+        self.assert_vm_holds(running, {**points["p1"], 5: 5})
+        self.assert_tidy(vm)
+
     def test_nothing_is_merged_while_a_guest_may_be_held_still(self) -> None:
         vm = self.create()
         running = self.start(vm)
@@ -561,13 +586,14 @@ class FullTest(PointCase):
     def test_taking_and_reverting(self) -> None:
         vm = self.create()
         points = self.with_points(vm, 2)
+        self.write(self.make().open(vm).path, 3, 3)
         for left in (0, 200 * KIB):
             self.fill(left)
             for _ in range(2):
                 self.assertRaises(NoSpace, self.make().take, vm, "more", None)
                 self.assertRaises(NoSpace, self.make().revert, vm, "p1")
             self.assert_points(vm, points)
-            self.assert_holds(self.make().open(vm).path, {0: 2, 1: 1, 2: 2})
+            self.assert_holds(self.make().open(vm).path, {0: 2, 1: 1, 2: 2, 3: 3})
             (self.folder / "filler").unlink()
         self.make().take(vm, "more", None)
         self.make().revert(vm, "p1")
@@ -623,6 +649,39 @@ class StoppedTest(PointCase):
         self.make().take(vm, "p", None)
         stat = self.layers(vm).file(1).stat()
         self.assertEqual((65534, 65533, 0o100600), (stat.st_uid, stat.st_gid, stat.st_mode))
+
+    def test_a_point_of_a_disk_that_nobody_wrote_to_since_the_last_adds_no_layer(self) -> None:
+        vm = self.create()
+        points = self.with_points(vm, 1)
+        self.make().take(vm, "same", None)
+        self.assertEqual(2, len(self.layers(vm).chain()))
+        self.write(self.make().open(vm).path, 0, 9)
+        self.assert_points(vm, {**points, "same": points["p1"]})
+        self.make().drop(vm, "p1", None)
+        self.assert_points(vm, {"same": points["p1"]})
+        self.make().revert(vm, "same")
+        self.assert_holds(self.make().open(vm).path, points["p1"])
+        self.assert_tidy(vm)
+
+    def test_a_point_has_the_size_that_the_disk_has(self) -> None:
+        vm = self.create()
+        self.with_points(vm, 1)
+        self.make().resize(vm, 8 * MIB, None)
+        self.make().take(vm, "large", None)
+        self.make().resize(vm, 12 * MIB, None)
+        self.assertEqual(8 * MIB, self.make().revert(vm, "large").size)
+
+    def test_a_disk_that_cannot_be_folded_gets_no_more_layers_than_qemu_copes_with(self) -> None:
+        vm = self.create()
+        with mock.patch.object(qcow2, "DEEPEST", 3):
+            points = self.with_points(vm, 2)
+            self.write(self.make().open(vm).path, 3, 3)
+            error = self.assertRaises(NotPossible, self.make().take, vm, "more", None)
+            self.assertIn("3 layers", str(error))
+            self.assert_points(vm, points)
+            self.make().drop(vm, "p1", None)
+            self.make().take(vm, "more", None)
+        self.assert_points(vm, {"p2": points["p2"], "more": {**points["p2"], 3: 3}})
 
     def test_a_stranger_at_a_branch_keeps_it_from_being_merged(self) -> None:
         vm = self.create()
@@ -708,6 +767,20 @@ class CloneTest(PointCase):
         self.make().delete(vm)
         for last in (0, DEEP - 1, calls - 1):
             self.assert_holds(self.make().open(f"clone{last}").path, {at: held[at] for at in range(last + 1)})
+
+    def test_a_stopped_disk_that_is_cloned_again_and_again_stays_as_it_is(self) -> None:
+        vm = self.create()
+        self.write(self.make().open(vm).path, 0, 1)
+        for number in range(3):
+            self.make().take(vm, "moment", None)
+            self.make().clone(vm, "moment", f"clone{number}")
+            self.make().drop(vm, "moment", None)
+            self.assertEqual(2, len(self.layers(vm).chain()))
+        self.write(self.make().open(vm).path, 0, 2)
+        self.make().delete("clone0")
+        self.make().delete(vm)
+        for number in (1, 2):
+            self.assert_holds(self.make().open(f"clone{number}").path, {0: 1})
 
     def test_a_path_alone_opens_it(self) -> None:
         vm, new = self.source(), next(self.names)
