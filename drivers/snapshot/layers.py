@@ -11,6 +11,8 @@ to, and lies over others that are shared too, as it was linked with all of them.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -156,6 +158,16 @@ class Layers:
         return self.folder / f"{number}{_SUFFIX}"
 
     # Changes
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else copies layers, or links them, meanwhile: a layer that is copied into cannot be opened."""
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def clear(self) -> None:
         """Remove what is there of a disk that was not made, or not deleted, to the end."""

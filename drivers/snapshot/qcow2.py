@@ -73,7 +73,6 @@ DEEPEST = 200
 """Layers. With so many QEMU holds a guest still for seconds at each change; only snapshots make a disk as deep."""
 
 _PRIVATE = "virtman-private"
-_TRIES = 5
 
 
 @door
@@ -213,24 +212,14 @@ class Qcow2Snapshot:
         if clone.exist():
             return self.open(new)
         try:
-            self._share(source, point, clone)
+            with source.locked():
+                clone.clear()
+                clone.share(self._at(source, point))
             clone.activate(self._make_over(clone, clone.layer(number)))
         except (DriverError, OSError):
             clone.delete()
             raise
         return self.open(new)
-
-    def _share(self, source: Layers, point: str, clone: Layers) -> None:
-        """Link the layers of a point, of which some may be merged and gone at this moment: then those that are left."""
-        for tries_left in reversed(range(_TRIES)):
-            clone.clear()
-            try:
-                clone.share(self._at(source, point))
-            except (FileNotFoundError, BadDisk):
-                if not tries_left:
-                    raise
-            else:
-                return
 
     @contextlib.contextmanager
     def reading(self, vm: str, point: str) -> Iterator[Device]:
@@ -350,13 +339,24 @@ class Qcow2Snapshot:
 
     def _tidy(self, layers: Layers, running: Nodes | None) -> None:
         """Get rid of all layers that nobody needs. Raises what keeps it from the next one."""
-        fold = _is_deep(layers)
-        while step := layers.todo(fold=fold):
-            if step.upper is not None:
-                self._merge(layers, layers.layer(step.lower), layers.layer(step.upper), running)
-            if running is not None:
-                _let_go(running, layers.file(step.lower))
-            layers.remove(step.lower)
+        if layers.of_an_earlier_release():
+            return
+        fold, more = _is_deep(layers), True
+        while more:
+            with layers.locked():
+                more = self._tidy_once(layers, running, fold=fold)
+
+    def _tidy_once(self, layers: Layers, running: Nodes | None, *, fold: bool) -> bool:
+        """Get rid of one layer that nobody needs; False if there is none."""
+        step = layers.todo(fold=fold)
+        if step is None:
+            return False
+        if step.upper is not None:
+            self._merge(layers, layers.layer(step.lower), layers.layer(step.upper), running)
+        if running is not None:
+            _let_go(running, layers.file(step.lower))
+        layers.remove(step.lower)
+        return True
 
     def _merge(self, layers: Layers, lower: Layer, upper: Layer, nodes: Nodes | None) -> None:
         """Copy a layer into the one above it, which is over what the lower one was over when this returns."""
