@@ -20,6 +20,7 @@ import logging
 import os
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -73,6 +74,7 @@ DEEPEST = 200
 """Layers. With so many QEMU holds a guest still for seconds at each change; only snapshots make a disk as deep."""
 
 _PRIVATE = "virtman-private"
+_READING = ".reading-"
 
 
 @door
@@ -84,6 +86,8 @@ class Qcow2Snapshot:
     def __init__(self, place: Place) -> None:
         self._folder = place.state / "snapshots"
         self._folder.mkdir(parents=True, exist_ok=True)
+        for left in self._folder.glob(f"{_READING}*"):  # by an agent that was killed: there is one at a time
+            shutil.rmtree(left)
 
     def create(self, vm: str, origin: Device, size: int) -> Device:
         """A disk of ``size`` bytes over ``origin``, which this host's export made (``NbdExport.local``).
@@ -189,12 +193,14 @@ class Qcow2Snapshot:
         """
         layers = self._layers(vm)
         points = layers.points()
-        if points.pop(checked(point), None) is None and layers.todo(fold=_is_deep(layers)) is None:
+        if points.pop(checked(point), None) is None and not self._is_untidy(layers):
             return
         with self._held(layers, monitor) as nodes:
             if points != layers.points():
                 layers.write_points(points)
         self._tidy(layers, nodes if monitor is not None else None)
+        if self._is_untidy(layers):  # which others read meanwhile
+            raise DiskInUse(vm)
 
     def points(self, vm: str) -> frozenset[str]:
         """The names of the points of a disk. Raises SnapshotMissing."""
@@ -223,9 +229,19 @@ class Qcow2Snapshot:
 
     @contextlib.contextmanager
     def reading(self, vm: str, point: str) -> Iterator[Device]:
-        """The layers of a point, for QEMU's programs. Raises SnapshotMissing, PointMissing, BadDisk, BadName."""
-        chain = self._at(self._layers(vm), checked(point))
-        yield Device(chain[0].size, chain[0].path, _node(chain))
+        """The layers of a point, for QEMU's programs: by links, so that they stay, and nothing is copied into them.
+
+        Raises SnapshotMissing, PointMissing, BadDisk, BadName.
+        """
+        layers, links = self._layers(vm), Layers(self._folder, f"{_READING}{secrets.token_hex(8)}")
+        number = self._at(layers, checked(point))[0].number
+        try:
+            with layers.locked():
+                links.share(self._at(layers, point))
+            chain = links.down_from(links.layer(number))
+            yield Device(chain[0].size, chain[0].path, _node(chain))
+        finally:
+            links.clear()
 
     def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
         """What the layers above that of ``since`` hold, or all layers. Raises SnapshotMissing, PointMissing,
@@ -330,6 +346,14 @@ class Qcow2Snapshot:
                 yield Nodes(held)
 
     # Layers that nobody needs
+
+    def _is_untidy(self, layers: Layers) -> bool:
+        """Whether there is a layer that nobody needs any more when what is read now has been read."""
+        readers: Counter[int] = Counter()
+        for link in self._folder.glob(f"{_READING}*/*.qcow2"):
+            with contextlib.suppress(FileNotFoundError):  # it has been read
+                readers[link.stat().st_ino] += 1
+        return layers.todo(fold=_is_deep(layers), readers=readers) is not None
 
     def _tidy_if_possible(self, layers: Layers) -> None:
         try:

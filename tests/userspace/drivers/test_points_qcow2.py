@@ -882,14 +882,14 @@ class CloneTest(PointCase):
             self.while_merging(command, clone)
 
     @contextlib.contextmanager
-    def being_read(self, vm: str, point: str) -> Iterator[None]:
+    def being_read(self, driver: Qcow2Snapshot, vm: str, point: str) -> Iterator[None]:
         """A program has all layers of a point open."""
-        with self.make().reading(vm, point) as device:
+        with driver.reading(vm, point) as device:
             node = json.dumps({**(device.node or {}), "node-name": "n", "read-only": True})
             argv = ["qemu-storage-daemon", "--blockdev", node, "--chardev", "stdio,id=m", "--monitor", "m"]
             with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
                 assert reader.stdout is not None
-                reader.stdout.readline()  # it has all open
+                self.assertIn(b"QMP", reader.stdout.readline())  # it has all open
                 try:
                     yield
                 finally:
@@ -901,9 +901,47 @@ class CloneTest(PointCase):
             running = self.start(vm) if runs_on else None
             points = self.with_points(vm, 3, running)
             self.make().resize(vm, 8 * MIB, running)
-            with self.being_read(vm, "p3"):
-                self.assertRaises(DiskInUse, self.make().drop, vm, "p2", running)
-                self.assertEqual({"p1", "p3"}, self.make().points(vm))
-            self.make().drop(vm, "p2", running)
+            driver = self.make()
+            with self.being_read(driver, vm, "p3"):
+                self.assertRaises(DiskInUse, driver.drop, vm, "p2", running)
+                self.assertEqual({"p1", "p3"}, driver.points(vm))
+            driver.drop(vm, "p2", running)
             self.assert_points(vm, {name: points[name] for name in ("p1", "p3")})
             self.assert_tidy(vm)
+
+    def test_what_is_read_stays_from_before_it_is_opened_whatever_becomes_of_the_disk(self) -> None:
+        for runs_on in (False, True):
+            vm, driver = self.create(), self.make()
+            running = self.start(vm) if runs_on else None
+            points = self.with_points(vm, 3, running)
+            with driver.reading(vm, "p2") as device:
+                for name in ("p2", "p1", "p3", "p3"):
+                    self.assertRaises(DiskInUse, driver.drop, vm, name, running)
+                self.assertEqual({vm}, driver.existing().names)
+                self.assert_holds(device.path, points["p2"])
+                if running is None:
+                    driver.delete(vm)
+                    self.assert_holds(device.path, points["p2"])
+            if running is not None:
+                driver.drop(vm, "p1", running)
+                self.assert_vm_holds(running, points["p3"])
+                self.assert_tidy(vm)
+                running.kill()
+                driver.delete(vm)
+            self.assertEqual([], list(self.folder.iterdir()))
+
+    def test_a_reader_gets_layers_that_can_be_opened(self) -> None:
+        def read(vm: str) -> None:
+            with self.being_read(self.h.snapshot, vm, "p3"):
+                pass
+
+        for command in ("job-finalize", "block-stream"):
+            self.while_merging(command, read)
+
+    def test_links_of_a_killed_agent_go_with_the_next_one(self) -> None:
+        vm = self.source()
+        killed = self.make().reading(vm, "p3")
+        killed.__enter__()
+        self.make().drop(vm, "p2", None)
+        self.assert_tidy(vm)
+        self.assertEqual([vm], [path.name for path in self.folder.iterdir()])
