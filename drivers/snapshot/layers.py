@@ -11,6 +11,8 @@ to, and lies over others that are shared too, as it was linked with all of them.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -144,11 +146,15 @@ class Layers:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadDisk(f"{self._points} does not name points: {error!r}") from error
 
-    def todo(self, *, fold: bool = False) -> Step | None:
-        """How to get rid of the next layer that nobody needs: see ``next_step``. Raises SnapshotMissing, BadDisk."""
+    def todo(self, *, fold: bool = False, readers: Mapping[int, int] | None = None) -> Step | None:
+        """How to get rid of the next layer that nobody needs: see ``next_step``. Raises SnapshotMissing, BadDisk.
+
+        ``readers``: links that are left out, by inode, as they are only there for a while.
+        """
         layers = self.all()
         below = {layer.number: layer.below for layer in layers.values()}
-        shared = {number for number, layer in layers.items() if layer.path.stat().st_nlink > 1}
+        stats = {number: layer.path.stat() for number, layer in layers.items()}
+        shared = {number for number, stat in stats.items() if stat.st_nlink - (readers or {}).get(stat.st_ino, 0) > 1}
         return next_step(below, {self._active().number, *self.points().values()}, shared, fold=fold)
 
     def file(self, number: int) -> Path:
@@ -156,6 +162,16 @@ class Layers:
         return self.folder / f"{number}{_SUFFIX}"
 
     # Changes
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else copies layers, or links them, meanwhile: a layer that is copied into cannot be opened."""
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def clear(self) -> None:
         """Remove what is there of a disk that was not made, or not deleted, to the end."""

@@ -20,6 +20,7 @@ import logging
 import os
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -73,7 +74,7 @@ DEEPEST = 200
 """Layers. With so many QEMU holds a guest still for seconds at each change; only snapshots make a disk as deep."""
 
 _PRIVATE = "virtman-private"
-_TRIES = 5
+_READING = ".reading-"
 
 
 @door
@@ -85,6 +86,8 @@ class Qcow2Snapshot:
     def __init__(self, place: Place) -> None:
         self._folder = place.state / "snapshots"
         self._folder.mkdir(parents=True, exist_ok=True)
+        for left in self._folder.glob(f"{_READING}*"):  # by an agent that was killed: there is one at a time
+            shutil.rmtree(left)
 
     def create(self, vm: str, origin: Device, size: int) -> Device:
         """A disk of ``size`` bytes over ``origin``, which this host's export made (``NbdExport.local``).
@@ -190,12 +193,14 @@ class Qcow2Snapshot:
         """
         layers = self._layers(vm)
         points = layers.points()
-        if points.pop(checked(point), None) is None and layers.todo(fold=_is_deep(layers)) is None:
+        if points.pop(checked(point), None) is None and not self._is_untidy(layers):
             return
         with self._held(layers, monitor) as nodes:
             if points != layers.points():
                 layers.write_points(points)
         self._tidy(layers, nodes if monitor is not None else None)
+        if self._is_untidy(layers):  # which others read meanwhile
+            raise DiskInUse(vm)
 
     def points(self, vm: str) -> frozenset[str]:
         """The names of the points of a disk. Raises SnapshotMissing."""
@@ -213,30 +218,30 @@ class Qcow2Snapshot:
         if clone.exist():
             return self.open(new)
         try:
-            self._share(source, point, clone)
+            with source.locked():
+                clone.clear()
+                clone.share(self._at(source, point))
             clone.activate(self._make_over(clone, clone.layer(number)))
         except (DriverError, OSError):
             clone.delete()
             raise
         return self.open(new)
 
-    def _share(self, source: Layers, point: str, clone: Layers) -> None:
-        """Link the layers of a point, of which some may be merged and gone at this moment: then those that are left."""
-        for tries_left in reversed(range(_TRIES)):
-            clone.clear()
-            try:
-                clone.share(self._at(source, point))
-            except (FileNotFoundError, BadDisk):
-                if not tries_left:
-                    raise
-            else:
-                return
-
     @contextlib.contextmanager
     def reading(self, vm: str, point: str) -> Iterator[Device]:
-        """The layers of a point, for QEMU's programs. Raises SnapshotMissing, PointMissing, BadDisk, BadName."""
-        chain = self._at(self._layers(vm), checked(point))
-        yield Device(chain[0].size, chain[0].path, _node(chain))
+        """The layers of a point, for QEMU's programs: by links, so that they stay, and nothing is copied into them.
+
+        Raises SnapshotMissing, PointMissing, BadDisk, BadName.
+        """
+        layers, links = self._layers(vm), Layers(self._folder, f"{_READING}{secrets.token_hex(8)}")
+        number = self._at(layers, checked(point))[0].number
+        try:
+            with layers.locked():
+                links.share(self._at(layers, point))
+            chain = links.down_from(links.layer(number))
+            yield Device(chain[0].size, chain[0].path, _node(chain))
+        finally:
+            links.clear()
 
     def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
         """What the layers above that of ``since`` hold, or all layers. Raises SnapshotMissing, PointMissing,
@@ -342,6 +347,14 @@ class Qcow2Snapshot:
 
     # Layers that nobody needs
 
+    def _is_untidy(self, layers: Layers) -> bool:
+        """Whether there is a layer that nobody needs any more when what is read now has been read."""
+        readers: Counter[int] = Counter()
+        for link in self._folder.glob(f"{_READING}*/*.qcow2"):
+            with contextlib.suppress(FileNotFoundError):  # it has been read
+                readers[link.stat().st_ino] += 1
+        return layers.todo(fold=_is_deep(layers), readers=readers) is not None
+
     def _tidy_if_possible(self, layers: Layers) -> None:
         try:
             self._tidy(layers, None)
@@ -350,13 +363,24 @@ class Qcow2Snapshot:
 
     def _tidy(self, layers: Layers, running: Nodes | None) -> None:
         """Get rid of all layers that nobody needs. Raises what keeps it from the next one."""
-        fold = _is_deep(layers)
-        while step := layers.todo(fold=fold):
-            if step.upper is not None:
-                self._merge(layers, layers.layer(step.lower), layers.layer(step.upper), running)
-            if running is not None:
-                _let_go(running, layers.file(step.lower))
-            layers.remove(step.lower)
+        if layers.of_an_earlier_release():
+            return
+        fold, more = _is_deep(layers), True
+        while more:
+            with layers.locked():
+                more = self._tidy_once(layers, running, fold=fold)
+
+    def _tidy_once(self, layers: Layers, running: Nodes | None, *, fold: bool) -> bool:
+        """Get rid of one layer that nobody needs; False if there is none."""
+        step = layers.todo(fold=fold)
+        if step is None:
+            return False
+        if step.upper is not None:
+            self._merge(layers, layers.layer(step.lower), layers.layer(step.upper), running)
+        if running is not None:
+            _let_go(running, layers.file(step.lower))
+        layers.remove(step.lower)
+        return True
 
     def _merge(self, layers: Layers, lower: Layer, upper: Layer, nodes: Nodes | None) -> None:
         """Copy a layer into the one above it, which is over what the lower one was over when this returns."""

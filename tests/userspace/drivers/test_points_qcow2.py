@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from drivers.errors import DiskInUse, DriverError, MonitorFailed, NoSpace, NotPo
 from drivers.qemu import monitor as monitors
 from drivers.qemu.streaming import JOB
 from drivers.snapshot import qcow2
-from drivers.snapshot.layers import Layer, Layers
+from drivers.snapshot.layers import Layers
 from drivers.snapshot.qcow2 import DEEP, Qcow2Snapshot
+from tests.patience import PATIENCE
 from tests.userspace.drivers.hosts import MIB, HostCase, until
 from tests.userspace.drivers.qemus import Vm, stranger
 
@@ -541,6 +543,12 @@ class CrashTest(PointCase):
         until(lambda: not runs(daemon))
 
 
+def waits_for_a_lock() -> bool:
+    """Whether a thread of this process waits for a lock of a file (proc(5), /proc/locks)."""
+    waiting = (line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
+    return any(words[words.index("->") + 4] == str(os.getpid()) for words in waiting)
+
+
 def client_pid(parent: int) -> int:
     """The only private daemon of a process."""
     assert parent == os.getpid()
@@ -834,42 +842,54 @@ class CloneTest(PointCase):
             filler.unlink()
         self.assert_points(vm, self.POINTS)
 
-    def test_layers_that_are_merged_while_it_is_made_are_not_missed(self) -> None:
-        vm, new, link = self.source(), next(self.names), os.link
+    def while_merging(self, command: str, act: Callable[[str], None]) -> None:
+        """Begin something with a VM's disk when its QEMU gets a command while p2 is dropped, and await its end.
 
-        def merging(*arguments: Any) -> None:
-            if "p1" in self.make().points(vm):
-                self.make().drop(vm, "p1", None)
-            link(*arguments)
+        The drop goes on when it waits for a lock.
+        """
+        vm, ended = self.create(), threading.Event()
+        running = self.start(vm)
+        self.with_points(vm, 3, running)
+        execute = running.execute
 
-        with mock.patch.object(os, "link", merging):
-            self.make().clone(vm, "p2", new)
-        self.assert_holds(self.make().open(new).path, self.POINTS["p2"])
-        self.assert_points(vm, {name: held for name, held in self.POINTS.items() if name != "p1"})
+        def at_once() -> None:
+            act(vm)
+            ended.set()
 
-    def test_layers_that_are_merged_while_their_headers_are_read_are_not_missed(self) -> None:
-        vm, new, read = self.source(), next(self.names), Layers.layer
+        acting = threading.Thread(target=at_once, daemon=True)
 
-        def merging(layers: Layers, number: int) -> Layer:
-            layer = read(layers, number)
-            if (layers.vm, number) == (vm, 1) and "p1" in layers.points():
-                with mock.patch.object(Layers, "layer", read):
-                    self.make().drop(vm, "p1", None)
-            return layer
+        def hooked(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+            if name == command:
+                acting.start()
+                until(lambda: not acting.is_alive() or waits_for_a_lock())
+            return execute(name, arguments)
 
-        with mock.patch.object(Layers, "layer", merging):
-            self.make().clone(vm, "p2", new)
-        self.assert_holds(self.make().open(new).path, self.POINTS["p2"])
+        with mock.patch.object(running, "execute", hooked):
+            self.make().drop(vm, "p2", running)
+        acting.join(PATIENCE)
+        self.assertTrue(ended.is_set())
+        running.kill()
+
+    def test_one_that_is_made_while_layers_are_merged_opens_at_once(self) -> None:
+        def clone(vm: str) -> None:
+            new = next(self.names)
+            self.make().clone(vm, "p3", new)
+            self.write(self.layers(new).path, 5, 5)
+            self.assert_holds(self.layers(new).path, {**self.POINTS["p3"], 5: 5})
+            self.assertEqual([3, 2, 0], [layer.number for layer in self.layers(vm).chain()])
+
+        for command in ("job-finalize", "block-stream"):
+            self.while_merging(command, clone)
 
     @contextlib.contextmanager
-    def being_read(self, vm: str, point: str) -> Iterator[None]:
+    def being_read(self, driver: Qcow2Snapshot, vm: str, point: str) -> Iterator[None]:
         """A program has all layers of a point open."""
-        with self.make().reading(vm, point) as device:
+        with driver.reading(vm, point) as device:
             node = json.dumps({**(device.node or {}), "node-name": "n", "read-only": True})
             argv = ["qemu-storage-daemon", "--blockdev", node, "--chardev", "stdio,id=m", "--monitor", "m"]
             with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
                 assert reader.stdout is not None
-                reader.stdout.readline()  # it has all open
+                self.assertIn(b"QMP", reader.stdout.readline())  # it has all open
                 try:
                     yield
                 finally:
@@ -881,9 +901,47 @@ class CloneTest(PointCase):
             running = self.start(vm) if runs_on else None
             points = self.with_points(vm, 3, running)
             self.make().resize(vm, 8 * MIB, running)
-            with self.being_read(vm, "p3"):
-                self.assertRaises(DiskInUse, self.make().drop, vm, "p2", running)
-                self.assertEqual({"p1", "p3"}, self.make().points(vm))
-            self.make().drop(vm, "p2", running)
+            driver = self.make()
+            with self.being_read(driver, vm, "p3"):
+                self.assertRaises(DiskInUse, driver.drop, vm, "p2", running)
+                self.assertEqual({"p1", "p3"}, driver.points(vm))
+            driver.drop(vm, "p2", running)
             self.assert_points(vm, {name: points[name] for name in ("p1", "p3")})
             self.assert_tidy(vm)
+
+    def test_what_is_read_stays_from_before_it_is_opened_whatever_becomes_of_the_disk(self) -> None:
+        for runs_on in (False, True):
+            vm, driver = self.create(), self.make()
+            running = self.start(vm) if runs_on else None
+            points = self.with_points(vm, 3, running)
+            with driver.reading(vm, "p2") as device:
+                for name in ("p2", "p1", "p3", "p3"):
+                    self.assertRaises(DiskInUse, driver.drop, vm, name, running)
+                self.assertEqual({vm}, driver.existing().names)
+                self.assert_holds(device.path, points["p2"])
+                if running is None:
+                    driver.delete(vm)
+                    self.assert_holds(device.path, points["p2"])
+            if running is not None:
+                driver.drop(vm, "p1", running)
+                self.assert_vm_holds(running, points["p3"])
+                self.assert_tidy(vm)
+                running.kill()
+                driver.delete(vm)
+            self.assertEqual([], list(self.folder.iterdir()))
+
+    def test_a_reader_gets_layers_that_can_be_opened(self) -> None:
+        def read(vm: str) -> None:
+            with self.being_read(self.h.snapshot, vm, "p3"):
+                pass
+
+        for command in ("job-finalize", "block-stream"):
+            self.while_merging(command, read)
+
+    def test_links_of_a_killed_agent_go_with_the_next_one(self) -> None:
+        vm = self.source()
+        killed = self.make().reading(vm, "p3")
+        killed.__enter__()
+        self.make().drop(vm, "p2", None)
+        self.assert_tidy(vm)
+        self.assertEqual([vm], [path.name for path in self.folder.iterdir()])
