@@ -272,8 +272,10 @@ def _with_progress(
         except Exception as error:  # noqa: BLE001  the caller gets it as a problem
             lines.put(line(problem=problem(as_virtman_error(error))))
 
+    # Now, and not with the first line: a caller who is gone by then would leave a pipe behind.
+    threading.Thread(target=run, name=name, daemon=True).start()
+
     def told() -> Iterator[str]:
-        threading.Thread(target=run, name=name, daemon=True).start()
         if first is not None:
             yield first.model_dump_json() + "\n"
         last = False

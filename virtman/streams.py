@@ -37,7 +37,7 @@ _TOLD = 4 << 20
 
 @dataclass(frozen=True)
 class _Part:
-    """A section, the driver's names of the points that it is made of, and where these differ."""
+    """A section, the driver's name of its point, and where that differs from the parent's."""
 
     section: Section
     point: str

@@ -80,6 +80,12 @@ class Machines(Protocol):
     def running_vm(self, vm: str) -> AbstractContextManager[Running | None]:
         """The VM of this name that is ours, if it runs. Raises HypervisorError."""
 
+    def stop(self, vm: str, *, force: bool) -> None:
+        """Shut the VM down, or with ``force`` cut its power, whatever is asked of it at this moment.
+
+        A stopped one is left alone. Raises HypervisorError, UnknownVm if the hypervisor does not have it.
+        """
+
     def follow(self, vm: str, disk: Device) -> None:
         """Have the VM begin with this disk when others than the agent start it again. Raises HypervisorError."""
 
@@ -337,11 +343,24 @@ class Vms:
         self._shelf.put(record.name, record.settled(boot=before and Boot.model_validate(before)))
 
     def destroy(self, name: str) -> None:
-        """Remove a VM and its disk for good. Raises UnknownVm, StateNewer, DriverError, HypervisorError."""
+        """Remove a VM and its disk for good. Raises UnknownVm, StateNewer, DriverError, HypervisorError.
+
+        Its power is cut at once: what another operation awaits of it may never come, from a parent that is gone, say.
+        """
+        record = self.record(name)
+        self._understand(record)
+        if record.boot is not None:
+            self._cut_power(name)
         with self.locks.hold(name):
             record = self.record(name)
             self._understand(record)
             self._destroy(record)
+
+    def _cut_power(self, name: str) -> None:
+        try:
+            self._machines.stop(name, force=True)
+        except VirtmanError as error:  # it is tried again when nothing else is under way
+            log.info("vm %s: its power is cut later: %s", name, error)
 
     def _destroy(self, record: VmRecord) -> None:
         if not record.doing(DESTROY):

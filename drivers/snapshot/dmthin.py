@@ -197,11 +197,11 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             self._activate_pool()
             if point is None and is_open(vm):
                 raise DiskInUse(vm)
-            meta, tell = self._folder / "meta", partial(devmapper.message, POOL)
+            meta = self._folder / "meta"
             if since is None:
-                blocks = thinmetadata.mapped(tell, meta, kept.number)
+                blocks = thinmetadata.mapped(POOL, meta, kept.number)
             else:
-                blocks = thinmetadata.differing(tell, meta, kept.number, self._volumes.kept(vm, since).number)
+                blocks = thinmetadata.differing(POOL, meta, kept.number, self._volumes.kept(vm, since).number)
         ends = [(block.offset, min(block.offset + block.length, kept.size)) for block in blocks]
         return [Range(begin, end - begin) for begin, end in ends if begin < end]
 
@@ -288,6 +288,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         if self._watch is None:
             self._check_files()
             self._point_maps.sweep()
+            thinmetadata.release(POOL)
             self._watch = _PoolWatch(self._grow_if_low)
 
     def _check_files(self) -> None:

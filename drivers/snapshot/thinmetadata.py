@@ -7,29 +7,28 @@ one such state at a time in a pool, and a killed agent leaves it behind.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from drivers.base import Range
-from drivers.errors import CommandFailed
 from drivers.host.command import run
+from drivers.kernel import devmapper
 from drivers.kernel.devmapper import SECTOR
 
 _TIMEOUT = 600.0
 """Seconds: a large volume on a slow disk has gigabytes of metadata."""
 
+_HELD = 6
+"""The word of a pool's status line that says what is kept."""
+
 _DIFFERENT = ("different", "left_only", "right_only")
 
 
-def mapped(tell: Callable[[str], None], meta: Path, number: int) -> list[Range]:
-    """The blocks that a volume has itself. ``tell`` sends the pool a message.
-
-    Raises CommandFailed, CommandTimedOut, ToolMissing.
-    """
-    with _kept(tell):
+def mapped(pool: str, meta: Path, number: int) -> list[Range]:
+    """The blocks that a volume has itself. Raises CommandFailed, CommandTimedOut, ToolMissing."""
+    with _kept(pool):
         root = _asked(["thin_dump", "-m", "--dev-id", str(number), str(meta)])
     block = _block(root)
     found = []
@@ -39,24 +38,29 @@ def mapped(tell: Callable[[str], None], meta: Path, number: int) -> list[Range]:
     return found
 
 
-def differing(tell: Callable[[str], None], meta: Path, number: int, since: int) -> list[Range]:
+def differing(pool: str, meta: Path, number: int, since: int) -> list[Range]:
     """The blocks in which two volumes may differ: those that they do not share. Raises as ``mapped``."""
-    with _kept(tell):
+    with _kept(pool):
         root = _asked(["thin_delta", "-m", "--thin1", str(since), "--thin2", str(number), str(meta)])
     block = _block(root)
     parts = [part for part in root.iterfind("diff/*") if part.tag in _DIFFERENT]
     return [Range(int(part.attrib["begin"]) * block, int(part.attrib["length"]) * block) for part in parts]
 
 
+def release(pool: str) -> None:
+    """Let go of what a killed agent had the kernel keep. Raises CommandFailed, CommandTimedOut."""
+    if devmapper.status(pool).split()[_HELD : _HELD + 1] not in ([], ["-"]):  # a pool that has failed says little
+        devmapper.message(pool, "release_metadata_snap")
+
+
 @contextmanager
-def _kept(tell: Callable[[str], None]) -> Iterator[None]:
-    with contextlib.suppress(CommandFailed):  # there is none, unless an agent was killed
-        tell("release_metadata_snap")
-    tell("reserve_metadata_snap")
+def _kept(pool: str) -> Iterator[None]:
+    release(pool)
+    devmapper.message(pool, "reserve_metadata_snap")
     try:
         yield
     finally:
-        tell("release_metadata_snap")
+        release(pool)
 
 
 def _asked(argv: list[str]) -> ET.Element:

@@ -6,7 +6,7 @@ from testtools import TestCase
 
 from drivers.base import Device
 from drivers.errors import MonitorFailed
-from virtman.errors import VmRuns
+from virtman.errors import UnknownVm, VmRuns
 from virtman.records import Boot
 from virtman.vms import Machines
 
@@ -102,13 +102,9 @@ class MachinesContract(TestCase):
             assert running is not None
             running.thaw()
 
-    def stop(self, vm: str = "vm") -> None:
-        """Switch a VM off."""
-        raise NotImplementedError
-
     def test_a_vm_that_is_off_gets_another_name_with_its_files(self) -> None:
         self.start(keys=["key"])
-        self.stop()
+        self.machines.stop("vm", force=True)
         for _ in range(2):
             self.machines.rename("vm", "new")
             self.machines.follow("new", self.disk)
@@ -128,6 +124,20 @@ class MachinesContract(TestCase):
         self.machines.rename("vm", "new")
         self.machines.follow("new", self.disk)
         self.assertEqual(([], []), (self.running(), self.files()))
+
+    def test_a_vm_whose_power_is_cut_is_off_and_can_be_started_again(self) -> None:
+        self.assertRaises(UnknownVm, self.machines.stop, "vm", force=True)
+        self.start()
+        for _ in range(2):
+            self.machines.stop("vm", force=True)
+            self.assertEqual((False, ["vm"]), (self.runs(), self.files()))
+        self.start(keys=None)
+        self.assertTrue(self.runs())
+
+    def runs(self) -> bool:
+        """Whether the VM runs."""
+        with self.machines.running_vm("vm") as running:
+            return running is not None
 
     def test_another_disk_changes_nothing_of_a_vm_that_runs_or_is_not_there(self) -> None:
         self.machines.follow("vm", self.disk)

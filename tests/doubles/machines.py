@@ -9,7 +9,7 @@ from typing import Any
 from drivers.base import Device
 from drivers.errors import MonitorFailed
 from tests.doubles.drivers import Moment, unnoticed
-from virtman.errors import VmRuns
+from virtman.errors import UnknownVm, VmRuns
 from virtman.records import Boot
 
 
@@ -96,6 +96,13 @@ class MachinesDouble:
     def running_vm(self, vm: str) -> Iterator[RunningDouble | None]:
         self._answer("running_vm")
         yield RunningDouble(self, vm) if vm in self.running else None
+
+    def stop(self, vm: str, *, force: bool) -> None:
+        self._answer("stop")
+        if vm not in self.defined:
+            raise UnknownVm(vm)
+        self.running.pop(vm, None)
+        self.frozen.discard(vm)
 
     def follow(self, vm: str, disk: Device) -> None:
         self._answer("follow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -149,6 +150,17 @@ class HostProcess:
                 continue
             if f"{self.run}/" in line and "qemu-storage-daemon" in line:
                 found[int(entry.name)] = line
+        return found
+
+    def children(self, words: str) -> list[int]:
+        """The agent's processes with this in their command line."""
+        assert self._process is not None
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == self._process.pid and words.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
         return found
 
     def kill_daemons(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -205,6 +207,18 @@ class RefusedTest(StreamsTestCase):
         self.receive(stream)
         self.assert_arrived()
 
+    def test_a_receiver_whose_disks_have_no_room(self) -> None:
+        folder = self.other.state / "snapshots"
+        if os.geteuid() != 0:
+            self.skipTest("mounting a small file system needs root")
+        write(self.vm, 0x66, 4 * MIB, 4 * MIB)
+        stream = sent(self.here)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(folder)], check=True)
+        self.addCleanup(subprocess.run, ["umount", str(folder)], check=True)
+        self.assert_refused(errors.NoRoom, stream, "no space left")
+        self.assert_nothing_left()
+        self.there.create("other", "img")
+
     def test_a_target_that_is_full(self) -> None:
         with Path("/dev/full").open("wb", buffering=0) as full:
             self.assertRaises(errors.NoRoom, self.here.send, "vm", full)
@@ -289,28 +303,40 @@ class CallerTest(StreamsTestCase):
         points = Path(self.vm.disk.path).parent / "points.json"
         wait_until(lambda: "moment" not in points.read_text(), "the snapshot that was sent is dropped")
 
-    def test_a_vm_that_is_received_slowly_is_told_of(self) -> None:
-        stream = sent(self.here)
-        first, rest = threading.Event(), threading.Event()
+    def received_slowly(self, error: type[errors.VirtmanError], first: int) -> threading.Event:
+        """Begin to receive so many bytes of a stream; the rest comes, and is refused, when the event is set."""
+        stream, rest = sent(self.here), threading.Event()
+        parts = iter([stream[:first], stream[first:], b""])
 
         class Slow(io.BytesIO):
             def read(self, _size: int | None = -1) -> bytes:
-                if not first.is_set():
-                    first.set()
-                    return stream[: 64 * KIB]
-                rest.wait()
-                return b""
+                part = next(parts)
+                if part == stream[first:]:
+                    rest.wait()
+                return part
 
-        self.addCleanup(rest.set)
-        thread = threading.Thread(
-            target=lambda: self.assertRaises(errors.BadStream, self.there.receive, "vm", "img", Slow())
-        )
+        thread = threading.Thread(target=lambda: self.assertRaises(error, self.there.receive, "vm", "img", Slow()))
         thread.start()
         self.addCleanup(thread.join)
-        wait_until(lambda: [vm.disk.phase for vm in self.there.vms()] == ["creating"], "the VM is being made")
+        self.addCleanup(rest.set)
+        wait_until(lambda: [vm.disk.phase for vm in self.there.vms()] == ["creating"], "it is told of")
+        return rest
+
+    def test_a_storage_daemon_that_is_killed_costs_the_stream_and_nothing_else(self) -> None:
+        write(self.vm, 0x66, 4 * MIB, 4 * MIB)
+        rest = self.received_slowly(errors.DriverTrouble, 3 * MIB)
+        wait_until(self.daemons, "the disk is being written")
+        for pid in self.daemons():
+            os.kill(pid, signal.SIGKILL)
         rest.set()
-        thread.join()
-        self.assertEqual([], self.there.vms())
+        wait_until(lambda: self.there.vms() == [], "the VM is gone")
+        self.assert_nothing_left()
+        self.receive(sent(self.here))
+        self.assert_arrived()
+
+    def daemons(self) -> list[int]:
+        """Storage daemons that the agent which receives has for itself."""
+        return self.other.children("chardev=monitor")
 
 
 class CommandTest(StreamsTestCase):

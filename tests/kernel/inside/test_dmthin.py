@@ -361,6 +361,16 @@ class ReadingTest(PointsCase):
             self.driver.delete(vm)
         self.assertFalse(devmapper.exists(POOL))
 
+    def test_metadata_that_a_killed_agent_had_the_kernel_keep_are_let_go(self) -> None:
+        devmapper.message(POOL, "reserve_metadata_snap")
+        self.assertEqual([], self.driver.changes("other", None, None))
+        self.assertEqual("-", devmapper.status(POOL).split()[6])
+        devmapper.message(POOL, "reserve_metadata_snap")
+        self.driver.close()
+        self.driver = self.new_driver()
+        self.driver.open("other")
+        self.assertEqual("-", devmapper.status(POOL).split()[6])
+
     def test_a_point_whose_volume_is_gone_is_told_of(self) -> None:
         devmapper.message(POOL, f"delete {self.records.read('vm1').points['point'].number}")
         for call in (self.driver.reading("vm1", "point").__enter__, self.clone):

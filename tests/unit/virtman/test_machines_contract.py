@@ -22,9 +22,6 @@ class DoubleTest(machines.MachinesContract):
     def running(self) -> list[str]:
         return sorted(self.double.running)
 
-    def stop(self, vm: str = "vm") -> None:
-        del self.double.running[vm]
-
 
 class LibvirtTest(machines.MachinesContract):
     def setUp(self) -> None:
@@ -40,6 +37,3 @@ class LibvirtTest(machines.MachinesContract):
 
     def running(self) -> list[str]:
         return domains(self.libvirt)
-
-    def stop(self, vm: str = "vm") -> None:
-        self.libvirt.lookupByName(vm).destroy()

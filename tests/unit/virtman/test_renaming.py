@@ -65,6 +65,7 @@ class RenameTest(TestCase):
         self.rename()
         self.scene.vms.boot("vm", "debian", None, BOOT, [], None)
         self.assertNotIn(self.scene.machines.born["vm"], ("vm", "new"))
+        self.assertRaises(VmExists, self.rename)
         self.rename("new", "third")
         self.assertEqual("vm", self.scene.vms.record("third").born)
         self.assertRaises(VmExists, self.rename, "third", "vm")
@@ -104,6 +105,7 @@ class RenameTest(TestCase):
     def test_a_vm_that_runs_keeps_its_name(self) -> None:
         self.scene.vms.start("vm")
         self.assertRaises(VmRuns, self.rename)
+        self.assertNotIn("rename:recorded", self.scene.moments)
         self.assert_untouched()
 
     def test_a_failure_leaves_the_old_name(self) -> None:
@@ -164,6 +166,20 @@ class RenameCutOffTest(CutOff):
 
         moments = self.cut_and_restart(a_vm, lambda scene: scene.renames.rename("vm", "new"), one_name)
         self.assertTrue({"rename:recorded", "rename:disk", "rename:known"} <= set(moments), str(moments))
+
+    def test_what_was_done_with_it_under_its_new_name_stays(self) -> None:
+        scene = Scene(self)
+        a_vm(scene)
+        scene.cut(lambda scene: scene.renames.rename("vm", "new"), 0)
+        known = scene.moments.index("rename:known") + 1
+        scene = Scene(self)
+        a_vm(scene)
+        scene.cut(lambda scene: scene.renames.rename("vm", "new"), known)
+        scene.start()
+        scene.disks.take("new", "later")
+        scene.restart()
+        self.assertEqual(["point", "later"], [point.name for point in scene.vms.record("new").points])
+        self.assertEqual(["new"], [record.name for record in scene.vms.records()])
 
     def test_what_was_cut_off_is_finished(self) -> None:
         scene = Scene(self)

@@ -9,6 +9,7 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.errors import DriverError, SnapshotMissing
+from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
 from virtman.errors import (
     BadSize,
@@ -413,6 +414,30 @@ class BootTest(VmsTest):
         self.machines.failing = {}
         self.assertRaises(UnknownVm, self.vms.start, "vm")
         self.assertEqual({}, self.host.disks)
+
+    def test_a_vm_that_is_destroyed_is_off_before_another_operation_has_ended(self) -> None:
+        self.boot()
+        off = threading.Event()
+
+        def moment(name: str) -> None:
+            if name == "before machines.remove":
+                self.assertEqual({}, self.machines.running)
+            if name == "before machines.stop":
+                off.set()
+
+        self.machines.moment = moment
+        thread = threading.Thread(target=self.vms.destroy, args=["vm"])
+        with self.vms.locks.hold("vm"):
+            thread.start()
+            self.assertTrue(off.wait(PATIENCE))
+        thread.join()
+        self.assertEqual({}, self.host.disks)
+
+    def test_a_vm_whose_power_cannot_be_cut_at_once_is_destroyed_all_the_same(self) -> None:
+        self.boot()
+        self.machines.failing = {"stop": HypervisorError("libvirt is just starting")}
+        self.vms.destroy("vm")
+        self.assertEqual(({}, {}), (self.host.disks, self.machines.running))
 
     def test_a_boot_after_a_cut_boot_does_not_take_the_disk_for_its_own(self) -> None:
         self.vms.create("vm", "debian", None)
