@@ -45,7 +45,9 @@ class Copies:
             self._disks.moment(vm) as point,
             self._snapshots.reading(vm, point.name) as device,
         ):
-            yield of_device(f"the disk of vm {vm}", device), point
+            changes = self._snapshots.changes(vm, point.name, None)
+            needed = sum(changed.length for changed in changes if not changed.zeros)
+            yield of_device(f"the disk of vm {vm}", device, needed), point
 
     @contextmanager
     def image(self, image: str) -> Iterator[Content]:

@@ -12,6 +12,7 @@ to, and lies over others that are shared too, as it was linked with all of them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -22,12 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivers.base import BlockNode
-from drivers.errors import BadDisk, SnapshotMissing
+from drivers.errors import BadDisk, NotPossible, SnapshotMissing
 from drivers.host.durable import sync, write_atomically
 from drivers.qemu.qcow2file import read_header
 
 BACKING_PREFIX = "json:"
 _SUFFIX, _FRESH = ".qcow2", ".new"
+_CANNOT_LINK = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP})
+"""What link(2) says where it can never do it, or for one file not once more."""
+
 _LAYER = re.compile(r"(\d{1,9})\.qcow2", re.ASCII)
 
 
@@ -227,7 +231,7 @@ class Layers:
         if self._earlier.is_symlink():
             self.file(0).symlink_to(self._earlier.resolve(strict=True))
         else:
-            os.link(self._earlier, self.file(0))
+            _link(self._earlier, self.file(0))
         self.activate(0)
         self._earlier.unlink()
         sync(self._earlier.parent)
@@ -238,10 +242,10 @@ class Layers:
         sync(self.folder.parent)
 
     def share(self, layers: Iterable[Layer]) -> None:
-        """Have the layers of another disk, under the same numbers. A file that is gone by now is an OSError."""
+        """Have the layers of another disk, under the same numbers. Raises NotPossible; OSError if a file is gone."""
         self._make_folder()
         for layer in layers:
-            os.link(layer.path, self.file(layer.number))
+            _link(layer.path, self.file(layer.number))
         sync(self.folder)
 
     def _make_folder(self) -> None:
@@ -276,6 +280,18 @@ class Layers:
         if not _LAYER.fullmatch(backing):
             raise _not_ours(path, header.backing)
         return Layer(number, path, header.size, backing, int(Path(backing).stem))
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno in _CANNOT_LINK:
+            raise NotPossible(
+                f"{source} gets no second name, so its disk can be neither cloned nor copied: {error.strerror};"
+                f" {target.parent.parent} must be on one file system that has hard links"
+            ) from error
+        raise
 
 
 def _not_ours(path: Path, backing: str | None) -> BadDisk:

@@ -209,7 +209,7 @@ class Qcow2Snapshot:
     def clone(self, vm: str, point: str, new: str) -> Device:
         """A disk of another VM that holds what the point keeps, without copying it; an existing one is returned.
 
-        Raises SnapshotMissing, PointMissing, BadDisk, BadName, NoSpace.
+        Raises SnapshotMissing, PointMissing, BadDisk, BadName, NoSpace, NotPossible without hard links.
         """
         source, clone = self._layers(vm), self._layers(new)
         number = source.points().get(checked(point))

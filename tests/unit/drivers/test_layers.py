@@ -13,9 +13,10 @@ from unittest import mock
 import testtools
 from hypothesis import given
 from hypothesis import strategies as st
+from testtools.matchers import Contains
 
-from drivers.errors import BadDisk, SnapshotMissing
-from drivers.snapshot.layers import Layers, Step, next_step
+from drivers.errors import BadDisk, NotPossible, SnapshotMissing
+from drivers.snapshot.layers import Layer, Layers, Step, next_step
 
 
 class NextStepTest(testtools.TestCase):
@@ -120,6 +121,13 @@ class FilesTest(testtools.TestCase):
         self.assertEqual({}, self.layers.points())
         self.layers.write_points({"a": 0, "b": 0})
         self.assertEqual({"a": 0, "b": 0}, Layers(self.folder, "vm").points())
+
+    def test_layers_that_cannot_be_linked_are_told_of(self) -> None:
+        elsewhere = Layer(0, Path("/proc/self/status"), 1 << 20, "", None)
+        error = self.assertRaises(NotPossible, self.layers.share, [elsewhere])
+        self.assertThat(str(error), Contains("hard links"))
+        gone = Layer(0, self.folder / "gone", 1 << 20, "", None)
+        self.assertRaises(FileNotFoundError, self.layers.share, [gone])
 
     def test_broken_points_are_refused(self) -> None:
         self.chain(1)

@@ -8,6 +8,7 @@ from testtools.matchers import Contains
 from drivers.errors import DiskInUse, DriverError, NoSpace
 from tests.doubles.drivers import Disk, unnoticed
 from tests.unit.virtman.scene import NOW, Scene
+from virtman.disks import Disks
 from virtman.errors import (
     BadRequest,
     BadSize,
@@ -355,6 +356,23 @@ class MomentTest(DisksTest):
             self.assertFalse(self.scene.vms.unfinished("vm"))
         self.assertEqual({}, self.disk.points)
 
+    def test_it_is_in_use_from_when_it_is_written_down(self) -> None:
+        seen: list[tuple[bool, bool]] = []
+
+        def look(step: str) -> None:
+            if step == "take:done":
+                seen.append((self.record.leftover, self.scene.vms.unfinished("vm")))
+
+        scene = self.scene
+        disks = Disks(scene.vms, scene.vm_shelf, scene.drivers.snapshot, scene.machines, look)
+        with disks.moment("vm"):
+            self.assertEqual([(True, False)], seen)
+
+    def test_all_that_a_killed_agent_left_are_dropped(self) -> None:
+        with self.disks.moment("vm"), self.disks.moment("vm"):
+            self.scene.restart()
+            self.assertEqual(({}, ()), (self.disk.points, self.record.points))
+
     def test_what_is_taken_meanwhile_does_not_come_after_it(self) -> None:
         with self.disks.moment("vm"):
             self.take("a")
@@ -438,6 +456,17 @@ class CloneTest(DisksTest):
         self.scene.vms.destroy("vm")
         self.scene.vms.create("vm", "other", None)
         self.assertRaises(VmExists, self.disks.clone, "vm", ["new"])
+
+    def test_one_is_not_there_until_it_is_whole(self) -> None:
+        seen: list[tuple[State, bool]] = []
+
+        def look(moment: str) -> None:
+            if moment == "within snapshot.clone":
+                seen.append((self.scene.vms.record("new").state, self.scene.vms.is_clone("new", self.record)))
+
+        self.host.moment = look
+        self.disks.clone("vm", ["new"])
+        self.assertEqual([(State.ABSENT, False)], seen)
 
     def test_one_that_was_half_made_is_made_again(self) -> None:
         record = VmRecord(name="new", image="debian", size=None, source="vm", state=State.ABSENT)

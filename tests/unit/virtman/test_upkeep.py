@@ -339,6 +339,16 @@ class AgainTest(UpkeepTest):
         self.assertEqual({}, self.host.disks)
         self.assertEqual({}, self.upkeep.troubles())
 
+    def test_a_temporary_point_that_could_not_be_dropped(self) -> None:
+        self.attached()
+        self.scene.vms.create("vm", "debian", None)
+        with self.scene.disks.moment("vm"):
+            self.host.failing = {"snapshot.drop": TROUBLE}
+        self.host.failing = {}
+        self.assertIsNone(self.scene.vms.record("vm").untidy)
+        self.beat()
+        self.assertEqual({}, self.host.disks["vm"].points)
+
     def test_a_publish_whose_answer_got_lost(self) -> None:
         self.volt.down = True
         self.assertRaises(CoordinatorDown, self.scene.stacks.add_origin, self.scene.put_content("mine"))
