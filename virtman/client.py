@@ -42,6 +42,7 @@ class AgentClient:
     def __init__(self, socket: Path | None = None, timeout: float = TIMEOUT) -> None:
         """Nothing is sent yet; ``timeout`` in seconds. ``socket`` is by default that of this user's agent."""
         self._socket = socket = socket or places().socket
+        self._timeout = timeout
         # verify: no TLS over a unix socket, and loading the certificate store costs more than the call.
         transport = httpx.HTTPTransport(uds=str(socket), verify=False)
         self._http = httpx.Client(transport=transport, base_url="http://agent", timeout=timeout, trust_env=False)
@@ -66,19 +67,21 @@ class AgentClient:
         ``on_progress`` gets the step, the bytes done and the bytes in all.
         """
         body = {"name": check_name("image", name), "file": check_path(file)}
-        return self._follow(models.PublishLine, "/v1/images", body, on_progress, lambda line: line.image)
+        return self._follow(models.PublishLine, "/v1/images", body, on_progress, lambda line: line.image, self._timeout)
 
     def publish_vm(self, name: str, vm: str, on_progress: OnProgress = silently) -> models.Published:
         """Publish what a VM's disk holds now."""
         body = {"name": check_name("image", name), "vm": check_name("vm", vm)}
-        return self._follow(models.PublishLine, "/v1/images", body, on_progress, lambda line: line.image)
+        return self._follow(models.PublishLine, "/v1/images", body, on_progress, lambda line: line.image, self._timeout)
 
     def export_vm(
         self, vm: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
     ) -> models.Exported:
         """Have the agent write what a VM's disk holds now to a new file of this host."""
         body = {"file": check_path(file), "format": image_format}
-        return self._follow(models.ExportLine, _vm_path(vm) + "/export", body, on_progress, lambda line: line.exported)
+        return self._follow(
+            models.ExportLine, _vm_path(vm) + "/export", body, on_progress, lambda line: line.exported, self._timeout
+        )
 
     def export_image(
         self, image: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
@@ -86,7 +89,7 @@ class AgentClient:
         """Have the agent write what an image holds to a new file of this host."""
         body = {"file": check_path(file), "format": image_format}
         path = f"/v1/images/{check_name('image', image)}/export"
-        return self._follow(models.ExportLine, path, body, on_progress, lambda line: line.exported)
+        return self._follow(models.ExportLine, path, body, on_progress, lambda line: line.exported, self._timeout)
 
     def unpublish(self, image: str) -> models.Unpublished:
         """Be no origin of an image any more; without another one it is withdrawn at Volt."""
@@ -166,8 +169,8 @@ class AgentClient:
     ) -> models.Sent:
         """Write what a snapshot of a VM, or its disk, has besides its image; or what changed ``since`` a snapshot.
 
-        After an error what was written is no whole stream, and nobody takes it for one. Also raises NoRoom, HostTrouble
-        if it cannot be written.
+        It takes as long as who reads the target takes: no timeout ends it. After an error what was written is no whole
+        stream, and nobody takes it for one. Also raises NoRoom, HostTrouble if it cannot be written.
         """
         body = {"snapshot": snapshot, "since": since, "with_snapshots": with_snapshots}
         with Pump(partial(into, target)) as pump:
@@ -177,10 +180,13 @@ class AgentClient:
                     pump.start(line.pipe)
                 return line.sent
 
-            return self._follow(models.SendLine, _vm_path(vm) + "/send", body, on_progress, answer)
+            return self._follow(models.SendLine, _vm_path(vm) + "/send", body, on_progress, answer, None)
 
     def receive(self, vm: str, image: str, source: BinaryIO, on_progress: OnProgress = silently) -> models.Vm:
-        """Make a VM of a stream, or let one go on to what has changed since a snapshot that it has."""
+        """Make a VM of a stream, or let one go on to what has changed since a snapshot that it has.
+
+        It takes as long as the source takes: no timeout ends it. Also raises HostTrouble if that cannot be read.
+        """
         body = {"image": check_name("image", image)}
         with Pump(partial(out_of, source)) as pump:
 
@@ -189,7 +195,7 @@ class AgentClient:
                     pump.start(line.pipe)
                 return line.vm
 
-            return self._follow(models.ReceiveLine, _vm_path(vm) + "/receive", body, on_progress, answer)
+            return self._follow(models.ReceiveLine, _vm_path(vm) + "/receive", body, on_progress, answer, None)
 
     def volumes(self) -> list[models.Volume]:
         """The volumes of the cache."""
@@ -245,11 +251,11 @@ class AgentClient:
 
     def _follow(
         self, kind: type[Line], path: str, body: dict[str, Any], on_progress: OnProgress,
-        answer: Callable[[Line], M | None],
+        answer: Callable[[Line], M | None], timeout: float | None,
     ) -> M:  # fmt: skip
-        """What the last line has of an answer that tells how far it is."""
+        """What the last line has of an answer that tells how far it is. ``timeout``: seconds between two lines."""
         try:
-            with self._http.stream("POST", path, json=body) as response:
+            with self._http.stream("POST", path, json=body, timeout=timeout) as response:
                 if response.is_error:
                     response.read()
                     _raise(response)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from drivers.base import Device, SnapshotDriver
-from drivers.errors import DiskInUse, DriverError, PointMissing
+from drivers.errors import BadDisk, DiskInUse, DriverError, PointMissing
 from virtman.errors import BadRequest, BadSize, HostTrouble, NoRoom, UnknownSnapshot, VirtmanError, VmRuns
 from virtman.records import CRASH, DROP, FROZEN, OFF, RESIZE, REVERT, TAKE, Point, Shelf, VmRecord
 from virtman.steps import Step, log_step
@@ -139,6 +139,7 @@ class Disks:
 
     def _take(self, record: VmRecord) -> Point:
         name = _argument(record, "point")
+        self._require_points(record, name)
         with self.running(record) as running, _held_still(running) as state:
             disk = self._snapshots.take(record.name, name, running)
             self._step("take:taken")
@@ -216,6 +217,7 @@ class Disks:
 
     def _revert(self, record: VmRecord) -> None:
         name = _argument(record, "point")
+        self._require_points(record, name)
         disk = self._snapshots.revert(record.name, name)
         self._step("revert:reverted")
         self.follow(record, disk)
@@ -262,7 +264,17 @@ class Disks:
             log.warning("vm %s: %s", record.name, error)
             self._settle_drop(record, _argument(record, "point"))
 
+    def _require_points(self, record: VmRecord, name: str) -> None:
+        """A driver that has lost its points would free what they keep. ``name`` may come or go. Raises BadDisk."""
+        named = {point.name for point in record.points if not point.temporary and point.name != name}
+        if lost := named - self._snapshots.points(record.name):
+            raise BadDisk(
+                f"VM {record.name}: its disk does not know snapshot {min(lost)!r} any more, so it is left as it is;"
+                " bring back its files from a backup, or destroy the VM"
+            )
+
     def _free(self, record: VmRecord, name: str) -> None:
+        self._require_points(record, name)
         with self.running(record) as running:
             self._snapshots.drop(record.name, name, running)
         self._step("drop:dropped")

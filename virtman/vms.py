@@ -354,6 +354,9 @@ class Vms:
         with self.locks.hold(name):
             record = self.record(name)
             self._understand(record)
+            if record.doing(RENAME):  # its disk may have the new name by now
+                self.repair_held(name)
+                record = self.record(name)
             self._destroy(record)
 
     def _cut_power(self, name: str) -> None:

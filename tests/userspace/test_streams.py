@@ -338,6 +338,19 @@ class CallerTest(StreamsTestCase):
         """Storage daemons that the agent which receives has for itself."""
         return self.other.children("chardev=monitor")
 
+    def test_a_source_may_say_nothing_for_longer_than_a_call_may_take(self) -> None:
+        stream = sent(self.here)
+        hasty = AgentClient(self.other.run / "agent.sock", timeout=0.2)
+        self.addCleanup(hasty.close)
+
+        class Late(io.BytesIO):
+            def read(self, size: int | None = -1) -> bytes:
+                threading.Event().wait(1)
+                return super().read(size)
+
+        hasty.receive("vm", "img", Late(stream))
+        self.assert_arrived()
+
 
 class CommandTest(StreamsTestCase):
     def command(self, client: AgentClient, *arguments: str) -> list[str]:

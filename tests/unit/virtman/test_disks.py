@@ -5,7 +5,7 @@ from __future__ import annotations
 from testtools import TestCase
 from testtools.matchers import Contains
 
-from drivers.errors import DiskInUse, DriverError, NoSpace
+from drivers.errors import BadDisk, DiskInUse, DriverError, NoSpace
 from tests.doubles.drivers import Disk, unnoticed
 from tests.unit.virtman.scene import NOW, Scene
 from virtman.disks import Disks
@@ -338,6 +338,43 @@ class AfterFailureTest(DisksTest):
         self.assertIn("vm", self.scene.machines.running)
         self.heal()
         self.assertEqual(({}, {}), (self.tree(), self.disk.points))
+
+
+class LostPointsTest(DisksTest):
+    """A driver whose own list of points was lost."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.take("a", "b")
+        self.lost, self.disk.points = self.disk.points, {}
+        self.host.calls.clear()
+
+    def assert_left_as_it_is(self) -> None:
+        for change in ("take", "revert", "drop"):
+            self.assertNotIn(f"snapshot.{change}", str(self.host.calls))
+        self.boot()
+        self.disk.points = self.lost
+        self.heal()
+
+    def test_nothing_is_taken(self) -> None:
+        error = self.assertRaises(BadDisk, self.disks.take, "vm", "c")
+        self.assertThat(str(error), Contains("'a'"))
+        self.assertRaises(BadDisk, self.disks.clone, "vm", ["new"])
+        self.assert_left_as_it_is()
+
+    def test_nothing_is_dropped(self) -> None:
+        self.assertRaises(BadDisk, self.disks.drop, "vm", "b")
+        self.assert_left_as_it_is()
+
+    def test_nothing_is_thrown_away_by_going_back(self) -> None:
+        self.assertRaises(BadDisk, self.disks.revert, "vm", "b")
+        self.disk.points = self.lost
+        self.heal()
+        self.assertEqual("b", self.disk.writes)
+
+    def test_the_vm_is_destroyed(self) -> None:
+        self.scene.vms.destroy("vm")
+        self.assertEqual({}, self.host.disks)
 
 
 class MomentTest(DisksTest):

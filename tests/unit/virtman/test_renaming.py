@@ -136,6 +136,17 @@ class RenameTest(TestCase):
         self.scene.vms.start("new")
         self.scene.check(self)
 
+    def test_what_is_destroyed_meanwhile_has_the_new_name_and_is_left_there(self) -> None:
+        self.scene.machines.failing["follow"] = HypervisorError("away")
+        self.assertRaises(HypervisorError, self.rename)
+        self.assertRaises(HypervisorError, self.scene.vms.destroy, "vm")
+        self.assertEqual({"new": "precious"}, {name: disk.writes for name, disk in self.scene.host.disks.items()})
+        self.scene.machines.failing.clear()
+        self.assertRaises(UnknownVm, self.scene.vms.destroy, "vm")
+        self.assertEqual((["new"], frozenset()), (self.names(), self.scene.vms.strays()))
+        self.scene.vms.destroy("new")
+        self.assertEqual(({}, set()), (self.scene.host.disks, self.scene.machines.files))
+
     def test_two_at_once_the_other_way_round(self) -> None:
         self.scene.vms.create("other", "debian", None)
 

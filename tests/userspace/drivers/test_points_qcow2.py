@@ -930,6 +930,12 @@ class CloneTest(PointCase):
                 driver.delete(vm)
             self.assertEqual([], list(self.folder.iterdir()))
 
+    def test_nobody_is_kept_from_dropping_by_who_reads_another_disk(self) -> None:
+        vm, other, driver = self.source(), self.source(), self.make()
+        driver.clone(vm, "p3", next(self.names))
+        with driver.reading(other, "p3"):
+            driver.drop(vm, "p2", None)
+
     def test_a_reader_gets_layers_that_can_be_opened(self) -> None:
         def read(vm: str) -> None:
             with self.being_read(self.h.snapshot, vm, "p3"):
