@@ -199,7 +199,7 @@ class Cluster(Running):
 def destroy_all(host: AgentClient) -> None:
     """Destroy all VMs of a host; the first error is raised after the last one was tried."""
     errors: list[VirtmanError] = []
-    for vm in host.vms():
+    for vm in sorted(host.vms(), key=lambda vm: vm.disk.attached_to is not None):
         try:
             host.destroy(vm.name)
         except VirtmanError as error:

@@ -18,6 +18,7 @@ from drivers.host.watch import deaths
 from drivers.registry import load
 from virtman import copies, models, views
 from virtman.accel import Verdict, choose_accel
+from virtman.attaching import Attachments
 from virtman.config import AgentConfig, prepare
 from virtman.convert import Content, Progress, check_new
 from virtman.copies import Copies
@@ -86,6 +87,7 @@ class Agent:
             self._vms, self._disks, self._copies, vm_shelf, self._drivers.snapshot, self._stacks.ensure, step
         )
         self._renames = Renames(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
+        self._attachments = Attachments(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
         self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, config.idle_grace)
         self._heartbeat = Heartbeat(lambda: self._volt.heartbeat(self._upkeep.reports()), self._on_answer)
         self._step = step
@@ -264,17 +266,23 @@ class Agent:
     def vm(self, name: str) -> models.Vm:
         """One VM, with its disk as a path and as QEMU block node. Raises UnknownVm, DriverError."""
         record = self._vms.record(name)
-        disk = views.open_disk(record, self._vms.device(name))
-        return models.Vm(name=name, disk=disk, machine=self._machine(record, self._vm_states([record])))
+        user = self._vms.attached_to(record)
+        disk = views.open_disk(record, self._vms.device(name), None if user is None else user.name)
+        machine = self._machine(record, self._vm_states([record]))
+        return models.Vm(name=name, disk=disk, machine=machine, disks=list(record.disks))
 
     def vms(self) -> list[models.VmLine]:
         """All VMs of this host."""
         records = self._vms.records()
         states = self._vm_states(records)
+        users = {disk: record.name for record in records for disk in record.disks}
         return [
-            models.VmLine(name=record.name, disk=views.disk(record), machine=self._machine(record, states))
+            models.VmLine(
+                name=record.name, disk=views.disk(record, users.get(record.name)),
+                machine=self._machine(record, states), disks=list(record.disks),
+            )
             for record in records
-        ]
+        ]  # fmt: skip
 
     def _booted(self, name: str) -> models.Booted:
         return models.Booted(**dict(self.vm(name)))
@@ -319,6 +327,16 @@ class Agent:
         """Let a VM that is off have another name. Raises as ``Renames.rename``."""
         self._renames.rename(vm, new)
         return self.vm(new)
+
+    def attach_disk(self, vm: str, disk: str) -> models.Vm:
+        """Let a VM use another disk besides its own. Raises as ``Attachments.attach``."""
+        self._attachments.attach(vm, disk)
+        return self.vm(vm)
+
+    def detach_disk(self, vm: str, disk: str) -> models.Vm:
+        """Take such a disk away from a VM. Raises as ``Attachments.detach``."""
+        self._attachments.detach(vm, disk)
+        return self.vm(vm)
 
     def console(self, vm: str) -> models.Console:
         """Where the VM's console is found. Raises UnknownVm."""

@@ -34,7 +34,7 @@ from virtman.errors import (
     VirtmanError,
 )
 from virtman.hostfiles import FULL
-from virtman.models import ForceRequest, ImagePath, SnapshotPath, VmPath
+from virtman.models import DiskPath, ForceRequest, ImagePath, SnapshotPath, VmPath
 from virtman.pipe import Caller, Pipe
 from virtman.records import Boot
 from volt.client import ImageTree
@@ -352,6 +352,22 @@ def _machine_routes(app: OpenAPI, agent: Agent) -> None:
     @app.post("/v1/vms/<vm>/rename", summary="Let a VM that is off have another name", responses={200: models.Vm})
     def rename(path: VmPath, body: models.RenameRequest) -> Response:
         return _answer(agent.rename(path.vm, body.name))
+
+    @app.put(
+        "/v1/vms/<vm>/disks/<disk>",
+        summary="Let a VM use another disk besides its own, also while it runs",
+        responses={200: models.Vm},
+    )
+    def attach_disk(path: DiskPath) -> Response:
+        return _answer(agent.attach_disk(path.vm, path.disk))
+
+    @app.delete(
+        "/v1/vms/<vm>/disks/<disk>",
+        summary="Take such a disk away from a VM, also while it runs",
+        responses={200: models.Vm},
+    )
+    def detach_disk(path: DiskPath) -> Response:
+        return _answer(agent.detach_disk(path.vm, path.disk))
 
     @app.get("/v1/vms/<vm>/console", summary="Where a VM's console is", responses={200: models.Console})
     def console(path: VmPath) -> Response:

@@ -132,6 +132,14 @@ class AgentClient:
         """Let a VM that is off have another name."""
         return self._model(models.Vm, "POST", _vm_path(vm) + "/rename", {"name": check_name("vm", new)})
 
+    def attach_disk(self, vm: str, disk: str) -> models.Vm:
+        """Let a VM use another disk besides its own, at once if it runs; one that it has already is fine."""
+        return self._model(models.Vm, "PUT", _disk_path(vm, disk))
+
+    def detach_disk(self, vm: str, disk: str) -> models.Vm:
+        """Take such a disk away from a VM, at once if it runs; one that it does not have is fine."""
+        return self._model(models.Vm, "DELETE", _disk_path(vm, disk))
+
     def resize(self, vm: str, size: int) -> models.Vm:
         """Let a VM's disk have ``size`` bytes, which are more than it has; a running VM sees it at once."""
         return self._model(models.Vm, "PUT", _vm_path(vm) + "/size", {"size": size})
@@ -307,6 +315,10 @@ def _error(document: models.Problem) -> Exception:
 
 def _vm_path(vm: str) -> str:
     return "/v1/vms/" + check_name("vm", vm)
+
+
+def _disk_path(vm: str, disk: str) -> str:
+    return _vm_path(vm) + "/disks/" + check_name("disk", disk)
 
 
 def _snapshot_path(vm: str, name: str) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from drivers.base import Device, SnapshotDriver
+from drivers.base import SnapshotDriver
 from drivers.errors import BadDisk, DiskInUse, DriverError, PointMissing
 from virtman.errors import BadRequest, BadSize, HostTrouble, NoRoom, UnknownSnapshot, VirtmanError, VmRuns
 from virtman.records import CRASH, DROP, FROZEN, OFF, RESIZE, REVERT, TAKE, Point, Shelf, VmRecord
@@ -143,8 +143,8 @@ class Disks:
         with self.running(record) as running, _held_still(running) as state:
             disk = self._snapshots.take(record.name, name, running)
             self._step("take:taken")
-        self.follow(record, disk)
-        how = OFF if record.boot is not None and running is None else state
+        self.follow(record)
+        how = OFF if self._user(record).boot is not None and running is None else state
         temporary = record.operation is not None and bool(record.operation.arguments["temporary"])
         point = Point(
             name=name, parent=record.current, size=disk.size, taken=self._clock(), state=how, temporary=temporary,
@@ -206,7 +206,9 @@ class Disks:
             require(record, name)
             with self.running(record) as running:
                 if running is not None:
-                    raise VmRuns(f"vm {vm!r} runs; stop it before it goes back to a snapshot")
+                    raise VmRuns(
+                        f"vm {self._user(record).name!r} runs; stop it before its disk goes back to a snapshot"
+                    )
             self._shelf.put(vm, record.begin(REVERT, point=name))
             self._step("revert:recorded")
             try:
@@ -220,7 +222,7 @@ class Disks:
         self._require_points(record, name)
         disk = self._snapshots.revert(record.name, name)
         self._step("revert:reverted")
-        self.follow(record, disk)
+        self.follow(record)
         self._shelf.put(record.name, record.settled(size=disk.size, current=name))
         self._step("revert:done")
 
@@ -278,8 +280,7 @@ class Disks:
         with self.running(record) as running:
             self._snapshots.drop(record.name, name, running)
         self._step("drop:dropped")
-        if record.boot is not None:
-            self.follow(record, self._snapshots.open(record.name))
+        self.follow(record)
 
     def _settle_drop(self, record: VmRecord, name: str) -> None:
         """After a failure: the point is still there, or it is gone, or nobody's, and its space is to be freed."""
@@ -301,19 +302,28 @@ class Disks:
             record = record.without(name)
         self._shelf.put(record.name, record.settled(untidy=None))
 
-    def follow(self, record: VmRecord, disk: Device) -> None:
-        """Have a VM that was booted begin with this disk from now on. Raises HypervisorError."""
-        if record.boot is not None:
-            self._machines.follow(record.name, disk)
+    def follow(self, record: VmRecord) -> None:
+        """Have the VM that uses the disk begin with what that is now. Raises HypervisorError, DriverError."""
+        user = self._user(record)
+        if user.boot is not None:
+            self._machines.follow(user.name, self._snapshots.open(user.name), self._vms.disks_of(user))
 
     @contextmanager
     def running(self, record: VmRecord) -> Iterator[Running | None]:
-        """The VM if we run it: a hypervisor is asked only of those that it may have. Raises HypervisorError."""
-        if record.boot is None:
+        """The VM that uses the disk, if we run it: a hypervisor is asked only of those that it may have.
+
+        Raises HypervisorError.
+        """
+        user = self._user(record)
+        if user.boot is None:
             yield None
             return
-        with self._machines.running_vm(record.name) as running:
+        with self._machines.running_vm(user.name) as running:
             yield running
+
+    def _user(self, record: VmRecord) -> VmRecord:
+        """The VM that uses the disk: the one that it is attached to, or the disk's own."""
+        return self._vms.attached_to(record) or record
 
 
 @contextmanager

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import string
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 from drivers.base import Device
+from drivers.qemu import hotplug
 from virtman.errors import BadRequest
 from virtman.records import Boot
 
@@ -34,7 +36,10 @@ ET.register_namespace("qemu", QEMU_NAMESPACE)
 
 @dataclass(frozen=True)
 class Machine:
-    """A VM to define. ``memory`` in MiB; ``network`` is ``user``, ``none``, ``network:NAME`` or ``bridge:NAME``."""
+    """A VM to define. ``memory`` in MiB; ``network`` is ``user``, ``none``, ``network:NAME`` or ``bridge:NAME``.
+
+    ``disks``: those that it uses besides its own, by name.
+    """
 
     vm: str
     uuid: str
@@ -46,6 +51,7 @@ class Machine:
     memory: int
     cpus: int
     network: str
+    disks: Mapping[str, Device] = field(default_factory=dict)
 
     @property
     def mac(self) -> str:
@@ -122,19 +128,22 @@ def _disks(root: ET.Element, devices: ET.Element, machine: Machine) -> None:
     nodes, without which the VM would see an error when the host's storage daemon is started again. Bus 0 is scanned
     first, so that the disk is the guest's first one and the seed its second, whatever libvirt adds.
     """
+    arguments = []
     if machine.disk.node is None:
-        element = ET.SubElement(devices, "disk", type="block", device="disk")
-        driver = {"name": "qemu", "type": "raw", "cache": "none", "iothread": IO_THREAD}
-        ET.SubElement(element, "driver", {**driver, "error_policy": "stop", "rerror_policy": "stop"})
-        ET.SubElement(element, "source", dev=str(machine.disk.path))
-        ET.SubElement(element, "target", dev="vda", bus="virtio")
-        disks = []
+        devices.append(_block_disk(machine.disk, "vda", "virtio", iothread=IO_THREAD))
     else:
-        disks = [("disk", machine.disk.node, "0x10")]
+        arguments += _arguments("disk", machine.disk.node, "0x10")
     seed = {"driver": "raw", "read-only": True, "file": {"driver": "file", "filename": str(machine.seed)}}
-    disks.append(("seed", seed, "0x11"))
+    arguments += _arguments("seed", seed, "0x11")
+    ET.SubElement(devices, "controller", type="scsi", index="0", model="virtio-scsi")
+    for number, (name, disk) in enumerate(machine.disks.items()):
+        if disk.node is None:
+            devices.append(scsi_disk(name, disk, scsi_target(number)))
+        else:
+            node = {**disk.node, "node-name": hotplug.node_name(name)}
+            arguments += ["-blockdev", json.dumps(node), "-device", json.dumps(hotplug.frontend(name))]
     command_line = ET.SubElement(root, f"{{{QEMU_NAMESPACE}}}commandline")
-    for argument in (argument for disk in disks for argument in _arguments(*disk)):
+    for argument in arguments:
         ET.SubElement(command_line, f"{{{QEMU_NAMESPACE}}}arg", value=argument)
 
 
@@ -144,6 +153,43 @@ def _arguments(name: str, node: Mapping[str, Any], address: str) -> list[str]:
     more = {"bootindex": 1, "iothread": f"iothread{IO_THREAD}"} if name == "disk" else {}
     blockdev = {**node, "node-name": f"virtman-{name}-node"}
     return ["-blockdev", json.dumps(blockdev), "-device", json.dumps(device | more)]
+
+
+def _block_disk(disk: Device, target: str, bus: str, **driver: str) -> ET.Element:
+    """A disk that is a device of the host: libvirt lets the VM's QEMU open it."""
+    element = ET.Element("disk", type="block", device="disk")
+    options = {"name": "qemu", "type": "raw", "cache": "none", "error_policy": "stop", "rerror_policy": "stop"}
+    ET.SubElement(element, "driver", options | driver)
+    ET.SubElement(element, "source", dev=str(disk.path))
+    ET.SubElement(element, "target", dev=target, bus=bus)
+    return element
+
+
+def scsi_disk(name: str, disk: Device, target: str) -> ET.Element:
+    """A further disk that is a device of the host. ``target``: how libvirt tells its disks apart."""
+    element = _block_disk(disk, target, "scsi")
+    _text(element, "serial", hotplug.serial(name))
+    return element
+
+
+def scsi_target(number: int) -> str:
+    """sda to sdz, sdaa and so on."""
+    letters = ""
+    while number >= 0:
+        number, letter = divmod(number, len(string.ascii_lowercase))
+        letters, number = string.ascii_lowercase[letter] + letters, number - 1
+    return f"sd{letters}"
+
+
+def disks_of(xml: str) -> dict[str, str]:
+    """The targets of a domain's disks that are devices of the host, by their paths."""
+    disks = ET.fromstring(xml).iterfind("devices/disk")  # noqa: S314  libvirt wrote it
+    found = [(disk.find("source"), disk.find("target")) for disk in disks]
+    return {
+        source.get("dev", ""): target.get("dev", "")
+        for source, target in found
+        if source is not None and target is not None
+    }
 
 
 def _network(devices: ET.Element, machine: Machine) -> None:

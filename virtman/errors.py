@@ -17,6 +17,7 @@ VirtmanError
 ├── Conflict
 │   ├── VmExists             the name is taken by a VM of another image or size
 │   ├── VmRuns               the VM runs, and not as was asked for, or must not
+│   ├── DiskAttached         the disk is attached to a VM
 │   ├── DiskBusy             another program has the VM's disk open: somebody's QEMU, or one that copies it
 │   ├── ImageExists          the name is taken by other content
 │   ├── FileExists           there is a file already where one is to be written
@@ -153,6 +154,12 @@ class VmRuns(Conflict):
     """The VM runs, with another machine, other keys or user data than was asked for; or it should not."""
 
     kind = "vm-runs"
+
+
+class DiskAttached(Conflict):
+    """The disk is attached to a VM."""
+
+    kind = "disk-attached"
 
 
 class DiskBusy(Conflict):

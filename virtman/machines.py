@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
-from drivers.base import BlockNode, Device
+from drivers.base import Device
 from drivers.host.durable import write_atomically
 from virtman.domain import Machine, domain_xml, machine_of, owner_of, uuid_of
 from virtman.errors import DomainForeign, HypervisorAbsent, HypervisorError, UnknownVm, VmRuns
 from virtman.hostfiles import told
-from virtman.qemu import RunningVm
+from virtman.qemu import RunningVm, files_of, give_to_hypervisor
 from virtman.records import Boot
 from virtman.seed import Identity, is_seed_of, seed_image
+from virtman.vms import NO_DISKS
 
 log = logging.getLogger(__name__)
 
@@ -60,17 +59,19 @@ class LibvirtMachines:
         user_data: str | None,
         *,
         born: str | None = None,
+        disks: Mapping[str, Device] = NO_DISKS,
     ) -> None:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
-        ``born``: the name that its UUID is made of, if not its own; one that libvirt has keeps what it has. After an
-        error what was not there is not there, unless libvirt went away meanwhile. Raises HypervisorError,
+        ``born``: the name that its UUID is made of, if not its own; one that libvirt has keeps what it has. ``disks``:
+        those that it uses besides its own, by name. After an error what was not there is not there, unless libvirt went
+        away meanwhile. Raises HypervisorError,
         HypervisorAbsent, DomainForeign, BadRequest, VmRuns.
         """
         with connected(self._uri) as connection:
             present = self._find(connection, vm)
             uuid = uuid_of(self._owner, born or vm) if present is None else present.UUIDString()
-            xml = domain_xml(self._machine_of(vm, uuid, disk, boot))
+            xml = domain_xml(self._machine_of(vm, uuid, disk, boot, disks))
             identity = Identity(vm, uuid, ssh_keys or [], user_data)
             if present is not None and present.isActive():
                 if ssh_keys is not None:
@@ -82,7 +83,8 @@ class LibvirtMachines:
                     seed = seed_image(identity)
                     with told(f"writing {self._seed(vm)}"):
                         write_atomically(self._seed(vm), seed)
-                give_to_hypervisor(connection, [self._seed(vm), *files_of(disk.node or {})])
+                files = (file for one in (disk, *disks.values()) for file in files_of(one.node or {}))
+                give_to_hypervisor(connection, [self._seed(vm), *files])
                 connection.defineXML(xml).create()
             except Exception as error:
                 log.error("vm %s: start failed: %s", vm, error)
@@ -90,7 +92,7 @@ class LibvirtMachines:
                     self._forget_again(connection, vm, files=not keep)
                 raise
 
-    def _machine_of(self, vm: str, uuid: str, disk: Device, boot: Boot) -> Machine:
+    def _machine_of(self, vm: str, uuid: str, disk: Device, boot: Boot, disks: Mapping[str, Device]) -> Machine:
         return Machine(
             vm=vm,
             uuid=uuid,
@@ -102,6 +104,7 @@ class LibvirtMachines:
             memory=boot.memory,
             cpus=boot.cpus,
             network=boot.network,
+            disks=disks,
         )
 
     def _check_runs_as(self, domain: Any, boot: Boot, identity: Identity) -> None:
@@ -151,15 +154,16 @@ class LibvirtMachines:
                 domain = None
             yield RunningVm(vm, domain) if domain is not None and domain.isActive() else None
 
-    def follow(self, vm: str, disk: Device) -> None:
-        """Have the VM begin with this disk when somebody starts it with libvirt's own tools: virsh start, say.
+    def follow(self, vm: str, disk: Device, disks: Mapping[str, Device] = NO_DISKS) -> None:
+        """Have the VM begin with these disks when somebody starts it with libvirt's own tools: virsh start, say.
 
         One that libvirt does not have is left so. Raises HypervisorError, DomainForeign.
         """
         with connected(self._uri) as connection:
             domain = self._find(connection, vm)
             if domain is not None:
-                connection.defineXML(domain_xml(self._machine_of(vm, domain.UUIDString(), disk, _machine(domain))))
+                machine = self._machine_of(vm, domain.UUIDString(), disk, _machine(domain), disks)
+                connection.defineXML(domain_xml(machine))
 
     def rename(self, vm: str, new: str) -> None:
         """Have the VM, which is off, under another name, its UUID being the same; ``follow`` is to come next.
@@ -257,29 +261,6 @@ def connected(uri: str) -> Iterator[Any]:
     finally:
         with contextlib.suppress(libvirt.libvirtError):  # libvirtd is gone, and with it the connection
             connection.close()
-
-
-def files_of(node: BlockNode) -> Iterator[Path]:
-    """All files that QEMU opens for a block node, those of its backing nodes included."""
-    if node.get("driver") == "file":
-        yield Path(node["filename"])
-    for child in node.values():
-        if isinstance(child, Mapping):
-            yield from files_of(child)
-
-
-def give_to_hypervisor(connection: Any, files: Iterable[Path]) -> None:
-    """Let QEMU open the files as the user that libvirt runs it as; libvirt itself does so only for disks of its XML.
-
-    Raises HostTrouble.
-    """
-    label = ET.fromstring(connection.getCapabilities()).findtext("host/secmodel[model='dac']/baselabel[@type='qemu']")  # noqa: S314
-    if label is None or os.geteuid() != 0:
-        return
-    user, _, group = label.partition(":")
-    for file in files:
-        with told(f"giving {file} to the user {label} of libvirt's VMs"):
-            os.chown(file, int(user), int(group))
 
 
 def shut_down(domain: Any, *, timeout: float, again: float) -> bool:

@@ -52,6 +52,12 @@ class SnapshotPath(VmPath):
     snapshot: Name
 
 
+class DiskPath(VmPath):
+    """The VM and another disk in the URL."""
+
+    disk: Name
+
+
 class ResizeRequest(Model):
     """The size that a VM's disk is to have."""
 
@@ -140,13 +146,14 @@ class VolumeRequest(Model):
 class Disk(Model):
     """A VM's private disk. ``size`` is None until the image's is known; ``phase``: how far it is, ``ready`` at last.
 
-    ``source``: the VM that it was cloned from.
+    ``source``: the VM that it was cloned from. ``attached_to``: the VM that uses it besides its own disk.
     """
 
     image: str
     size: Bytes | None
     phase: str
     source: str | None = None
+    attached_to: str | None = None
 
 
 class OpenDisk(Disk):
@@ -175,16 +182,22 @@ class Machine(Model):
 
 
 class VmLine(Model):
-    """One VM in a list. ``machine`` is None for one that ``virtman boot`` never started."""
+    """One VM in a list. ``machine`` is None for one that ``virtman boot`` never started.
+
+    ``disks``: those that it uses besides its own.
+    """
 
     name: str
     disk: Disk
     machine: Machine | None
+    disks: list[str] = []
 
     @property
     def state(self) -> str:
-        """The machine's state; ``disk`` without one."""
-        return "disk" if self.machine is None else self.machine.state
+        """The machine's state; without one ``disk``, or where that is attached."""
+        if self.machine is not None:
+            return self.machine.state
+        return "disk" if self.disk.attached_to is None else f"disk of {self.disk.attached_to}"
 
 
 class Vm(VmLine):

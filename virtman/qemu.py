@@ -5,12 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from drivers.base import BlockNode, Device
 from drivers.errors import MonitorFailed
+from drivers.qemu import hotplug
+from virtman.domain import disks_of, scsi_disk, scsi_target
 from virtman.errors import HypervisorError
+from virtman.hostfiles import told
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +49,38 @@ class RunningVm:
         if "error" in answer:
             raise MonitorFailed(command, answer["error"].get("desc", "refused"), answer["error"].get("class", ""))
         return answer["return"]
+
+    def plug(self, name: str, disk: Device) -> None:
+        """Let the VM use another disk; one that it has is left alone.
+
+        A device of the host is libvirt's to attach: it keeps QEMU from opening those that it does not know. Raises
+        HypervisorError, DriverError.
+        """
+        if disk.node is not None:
+            give_to_hypervisor(self._domain.connect(), files_of(disk.node))
+            hotplug.plug(self, name, disk.node)
+            return
+        import libvirt
+
+        present = disks_of(self._domain.XMLDesc())
+        if str(disk.path) not in present:
+            free = next(target for target in map(scsi_target, count()) if target not in present.values())
+            xml = ET.tostring(scsi_disk(name, disk, free), encoding="unicode")
+            self._domain.attachDeviceFlags(xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+    def unplug(self, name: str, disk: Device) -> None:
+        """Take such a disk away from the VM; one that it does not have is fine. Raises HypervisorError, DriverError."""
+        if disk.node is not None:
+            hotplug.unplug(self, name, disk.node)
+            return
+        import libvirt
+
+        target = disks_of(self._domain.XMLDesc()).get(str(disk.path))
+        if target is not None:
+            xml = ET.tostring(scsi_disk(name, disk, target), encoding="unicode")
+            self._domain.detachDeviceFlags(xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+        if str(disk.path) in disks_of(self._domain.XMLDesc()):
+            raise HypervisorError(f"vm {self._vm!r} has not let go of {disk.path} yet; ask again")
 
     def freeze(self) -> bool:
         """Have the guest write its file systems down and hold them still; False if no agent in it does so.
@@ -98,3 +137,26 @@ class RunningVm:
             return any(channel.get("name") == AGENT and channel.get("state") == "connected" for channel in channels)
         except libvirt.libvirtError:
             return not self._domain.connect().isAlive()
+
+
+def files_of(node: BlockNode) -> Iterator[Path]:
+    """All files that QEMU opens for a block node, those of its backing nodes included."""
+    if node.get("driver") == "file":
+        yield Path(node["filename"])
+    for child in node.values():
+        if isinstance(child, Mapping):
+            yield from files_of(child)
+
+
+def give_to_hypervisor(connection: Any, files: Iterable[Path]) -> None:
+    """Let QEMU open the files as the user that libvirt runs it as; libvirt itself does so only for disks of its XML.
+
+    Raises HostTrouble.
+    """
+    label = ET.fromstring(connection.getCapabilities()).findtext("host/secmodel[model='dac']/baselabel[@type='qemu']")  # noqa: S314
+    if label is None or os.geteuid() != 0:
+        return
+    user, _, group = label.partition(":")
+    for file in files:
+        with told(f"giving {file} to the user {label} of libvirt's VMs"):
+            os.chown(file, int(user), int(group))

@@ -154,6 +154,9 @@ the hypervisor has the VM, and else undone."""
 RESIZE, TAKE, REVERT, DROP = "resize", "take snapshot", "revert", "delete snapshot"
 """Operations of a VM's disk, all finished after a crash. One that was told to have failed is undone, but for REVERT."""
 
+ATTACH_DISK, DETACH_DISK = "attach disk", "detach disk"
+"""Operations of the VM that uses another one's disk, finished after a crash; what cannot be attached is detached."""
+
 RECEIVE = "receive"
 """An operation of a VM's disk, undone after a crash: what changed since a point comes from another host."""
 
@@ -163,7 +166,8 @@ class VmRecord(Record):
 
     ``source``: the VM that it is a clone of. ``current``: the point that the disk was last at, if there is one.
     ``untidy``: a point that is gone, whose space is not free yet. ``was``: the name that it had before this one.
-    ``born``: the name that its UUID is made of, if not its own.
+    ``born``: the name that its UUID is made of, if not its own. ``disks``: names of VMs, never booted, whose disks it
+    uses besides its own.
     """
 
     newest: ClassVar[int] = VM_VERSION
@@ -178,12 +182,14 @@ class VmRecord(Record):
     untidy: str | None = None
     was: str | None = None
     born: str | None = None
+    disks: tuple[str, ...] = ()
 
     @property
     def phase(self) -> str:
         """For people: what is under way, else that the disk is ready."""
         words = {CREATE: "creating", DESTROY: "destroying", BOOT: "booting", RESIZE: "resizing", REVERT: "reverting"}
         words |= {RECEIVE: "receiving", RENAME: "being renamed"}
+        words |= {ATTACH_DISK: "attaching a disk", DETACH_DISK: "detaching a disk"}
         return _phase(self, "ready", words)
 
     @property
@@ -194,6 +200,12 @@ class VmRecord(Record):
     def point(self, name: str) -> Point | None:
         """The point of this name, if there is one."""
         return next((point for point in self.points if point.name == name), None)
+
+    def uses_disk(self, name: str) -> bool:
+        """Whether the VM has another one's disk, or may have it: it is being attached, or detached."""
+        now = self.operation
+        moving = None if now is None or now.kind not in (ATTACH_DISK, DETACH_DISK) else now.arguments["disk"]
+        return name in (*self.disks, moving)
 
     def line(self, point: Point) -> list[Point]:
         """The points from the first one to this one, each the parent of the next."""

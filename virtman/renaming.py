@@ -8,7 +8,6 @@ record moves last, so whoever finds the new one finds all of the VM under it.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
 
 from drivers.base import SnapshotDriver
 from drivers.errors import DriverError
@@ -39,14 +38,12 @@ class Renames:
     def rename(self, vm: str, new: str) -> None:
         """Let a VM that is off be called ``new``. One that was ``vm`` before and is called so already is left alone.
 
-        Raises UnknownVm, VmExists, VmRuns, BadRequest, DriverError, HypervisorError, DomainForeign; after an error it
-        is called as before, or, if that is logged, is renamed later.
+        Raises UnknownVm, VmExists, VmRuns, DiskAttached, BadRequest, DriverError, HypervisorError, DomainForeign; after
+        an error it is called as before, or, if that is logged, is renamed later.
         """
         if vm == new:
             raise BadRequest(f"vm {vm!r} is called so already; say another name")
-        with ExitStack() as stack:
-            for name in sorted((vm, new)):  # as somebody does who renames the other way round
-                stack.enter_context(self._vms.locks.hold(name))
+        with self._vms.holding_all((vm, new)):
             for name in (vm, new):
                 self._vms.repair_held(name)
             if not self._is_done(vm, new):
@@ -61,6 +58,7 @@ class Renames:
         return present is not None
 
     def _rename(self, record: VmRecord, new: str) -> None:
+        self._vms.require_detached(record)
         if record.boot is not None:
             with self._machines.running_vm(record.name) as running:
                 if running is not None:
@@ -92,7 +90,7 @@ class Renames:
             disk = self._snapshots.rename(vm, new)
             self._step("rename:disk")
             if record.boot is not None:
-                self._machines.follow(new, disk)
+                self._machines.follow(new, disk, self._vms.disks_of(record))
             born = record.born or vm
             self._shelf.put(new, record.settled(name=new, was=vm, born=None if born == new else born))
             self._step("rename:known")
@@ -112,7 +110,7 @@ class Renames:
     def _undo(self, record: VmRecord) -> None:
         if record.boot is not None:
             self._machines.rename(_new_name(record), record.name)
-            self._machines.follow(record.name, self._snapshots.open(record.name))
+            self._machines.follow(record.name, self._snapshots.open(record.name), self._vms.disks_of(record))
         self._shelf.put(record.name, record.settled())
 
 

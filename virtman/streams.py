@@ -177,7 +177,7 @@ class Streams:
 
     def _settle(self, record: VmRecord, points: tuple[Point, ...], current: str | None) -> None:
         disk = self._snapshots.open(record.name)
-        self._disks.follow(record, disk)
+        self._disks.follow(record)
         self._shelf.put(record.name, record.settled(size=disk.size, points=points, current=current))
         self._step("receive:done")
 

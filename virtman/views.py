@@ -14,16 +14,18 @@ from virtman.records import Boot, ImageRecord, Point, VmRecord
 from volt.client import Image as PublishedImage
 
 
-def disk(record: VmRecord) -> models.Disk:
-    """A VM's disk, as far as its record knows it."""
-    return models.Disk(image=record.image, size=record.size, phase=record.phase, source=record.source)
+def disk(record: VmRecord, user: str | None) -> models.Disk:
+    """A VM's disk, as far as its record knows it; ``user`` is the VM that it is attached to."""
+    return models.Disk(
+        image=record.image, size=record.size, phase=record.phase, source=record.source, attached_to=user
+    )  # fmt: skip
 
 
-def open_disk(record: VmRecord, device: base.Device) -> models.OpenDisk:
+def open_disk(record: VmRecord, device: base.Device, user: str | None) -> models.OpenDisk:
     """A VM's disk that was opened. Its block node names no layers: who kept them would later write to a snapshot's."""
     path, node = str(device.path), device.node
     blockdev = None if node is None else {"driver": node["driver"], "file": {"driver": "file", "filename": path}}
-    return models.OpenDisk(**dict(disk(record)), path=path, blockdev=blockdev)
+    return models.OpenDisk(**dict(disk(record, user)), path=path, blockdev=blockdev)
 
 
 def snapshot(record: VmRecord, point: Point) -> models.Snapshot:

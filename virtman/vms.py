@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ from drivers.base import Device, Monitor, SnapshotDriver
 from drivers.errors import DriverError
 from virtman.errors import (
     BadSize,
+    DiskAttached,
     HostTrouble,
     HypervisorAbsent,
     NeverBooted,
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 SECTOR = 512
 LARGEST = 1 << 60
+NO_DISKS: Mapping[str, Device] = {}
 
 
 class Running(Monitor, Protocol):
@@ -53,6 +55,15 @@ class Running(Monitor, Protocol):
         Raises HypervisorError: it may be held still.
         """
 
+    def plug(self, name: str, disk: Device) -> None:
+        """Let the VM use another disk; one that it has is left alone. Raises HypervisorError, DriverError."""
+
+    def unplug(self, name: str, disk: Device) -> None:
+        """Take such a disk away from the VM, whose guest is not asked; one that it does not have is fine.
+
+        Raises HypervisorError, DriverError.
+        """
+
 
 class Machines(Protocol):
     """What VMs need of the hypervisor."""
@@ -66,10 +77,12 @@ class Machines(Protocol):
         user_data: str | None,
         *,
         born: str | None = None,
+        disks: Mapping[str, Device] = NO_DISKS,
     ) -> None:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
         ``born``: the name that its UUID is made of, if not its own; one that the hypervisor has keeps what it has.
+        ``disks``: those that it uses besides its own, by name.
         Raises HypervisorError, HypervisorAbsent (nothing was asked of it), DomainForeign, BadRequest; VmRuns if it
         runs with another machine than ``boot``, or with other keys or user data than those that are given.
         """
@@ -86,8 +99,8 @@ class Machines(Protocol):
         A stopped one is left alone. Raises HypervisorError, UnknownVm if the hypervisor does not have it.
         """
 
-    def follow(self, vm: str, disk: Device) -> None:
-        """Have the VM begin with this disk when others than the agent start it again. Raises HypervisorError."""
+    def follow(self, vm: str, disk: Device, disks: Mapping[str, Device] = NO_DISKS) -> None:
+        """Have the VM begin with these disks when others than the agent start it again. Raises HypervisorError."""
 
     def rename(self, vm: str, new: str) -> None:
         """Have the VM, which is off, under another name, its UUID being the same; ``follow`` is to come next.
@@ -152,10 +165,54 @@ class Vms:
 
     @contextmanager
     def changing(self, name: str) -> Iterator[VmRecord]:
-        """A VM with which nothing is under way, and nothing else is begun. Raises UnknownVm, and as ``repair``."""
-        with self.locks.hold(name):
+        """A VM with which nothing is under way, and nothing else is begun. Raises UnknownVm, and as ``repair``.
+
+        Nor is anything with the VM that its disk is attached to.
+        """
+        with self._holding(name) as user:
+            if user is not None:
+                self.repair_held(user)
             self.repair_held(name)
             yield self.record(name)
+
+    @contextmanager
+    def _holding(self, name: str) -> Iterator[str | None]:
+        """Hold the lock of a VM, and that of the one that its disk is attached to, whose name this is."""
+        while True:
+            user = self._name_of_user(name)
+            with self.holding_all({name, user or name}):
+                if user == self._name_of_user(name):
+                    yield user
+                    return
+
+    @contextmanager
+    def holding_all(self, names: Iterable[str]) -> Iterator[None]:
+        """Hold the locks of several VMs, always in the same order: others want some of them, too."""
+        with ExitStack() as stack:
+            for name in sorted(set(names)):
+                stack.enter_context(self.locks.hold(name))
+            yield
+
+    def _name_of_user(self, name: str) -> str | None:
+        record = self._shelf.get(name)
+        user = None if record is None else self.attached_to(record)
+        return None if user is None else user.name
+
+    def attached_to(self, record: VmRecord) -> VmRecord | None:
+        """The VM that this one's disk is attached to, or is being attached to or detached from."""
+        if record.boot is not None:
+            return None
+        return next((other for other in self._shelf.all() if other.uses_disk(record.name)), None)
+
+    def require_detached(self, record: VmRecord) -> None:
+        """Raises DiskAttached."""
+        user = self.attached_to(record)
+        if user is not None:
+            raise DiskAttached(f"disk {record.name!r} is attached to vm {user.name!r}; detach it there first")
+
+    def disks_of(self, record: VmRecord) -> dict[str, Device]:
+        """The disks that a VM uses besides its own, by name. Raises DriverError."""
+        return {name: self._snapshots.open(name) for name in record.disks}
 
     def create(self, name: str, image: str, size: int | None) -> Path:
         """A writable disk for a VM, of ``size`` bytes or the image's size. Returns its path.
@@ -280,13 +337,14 @@ class Vms:
         before = self.find(name)
         self._create(name, image, size)
         record = self.record(name)
+        self.require_detached(record)
         machine = None if record.boot is None else record.boot.model_dump(mode="json")
         booting = record.begin(BOOT, new=before is None, before=machine).model_copy(update={"boot": boot})
         try:
             self._shelf.put(name, booting)
             self._step("boot:recorded")
             disk = self._snapshots.open(name)
-            self._machines.start(name, disk, boot, ssh_keys, user_data, born=record.born)
+            self._machines.start(name, disk, boot, ssh_keys, user_data, born=record.born, disks=self.disks_of(record))
         except (VirtmanError, DriverError) as error:
             self._undo_boot(record if before is None else before, booting, error)
             raise
@@ -343,7 +401,9 @@ class Vms:
         self._shelf.put(record.name, record.settled(boot=before and Boot.model_validate(before)))
 
     def destroy(self, name: str) -> None:
-        """Remove a VM and its disk for good. Raises UnknownVm, StateNewer, DriverError, HypervisorError.
+        """Remove a VM and its disk for good. Raises UnknownVm, DiskAttached, StateNewer, DriverError, HypervisorError.
+
+        Disks of others that it uses stay.
 
         Its power is cut at once: what another operation awaits of it may never come, from a parent that is gone, say.
         """
@@ -357,6 +417,7 @@ class Vms:
             if record.doing(RENAME):  # its disk may have the new name by now
                 self.repair_held(name)
                 record = self.record(name)
+            self.require_detached(record)
             self._destroy(record)
 
     def _cut_power(self, name: str) -> None:
@@ -383,7 +444,7 @@ class Vms:
 
     def repair(self, name: str) -> None:
         """Finish or undo an operation that was cut off. Raises StateNewer, DriverError, HypervisorError."""
-        with self.locks.hold(name):
+        with self._holding(name):
             self.repair_held(name)
             record = self._shelf.get(name)
             if record is not None and self._untidy(record):

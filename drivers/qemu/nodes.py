@@ -7,6 +7,7 @@ bdrv_refresh_filename). What has a plain file name is the node below it that rea
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from drivers.errors import MonitorFailed
 _FILE, _BACKING = "file", "backing"
 _STORAGE = frozenset({"file", "host_device"})
 """QEMU's drivers of nodes over a file or a device of the host."""
+
+
+def named_after(kind: str, what: str) -> str:
+    """A name for a node, always the same for the same; QEMU's names have at most 31 characters (QEMU: block.c)."""
+    return f"virtman-{kind}-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
 
 
 class Nodes:

@@ -44,7 +44,7 @@ from drivers.names import checked, is_name
 from drivers.needs import QEMU_IMG, QEMU_STORAGE_DAEMON, Needs
 from drivers.qemu.allocation import allocated
 from drivers.qemu.monitor import SETPRIV, is_locked, open_node, private_daemon
-from drivers.qemu.nodes import Nodes
+from drivers.qemu.nodes import Nodes, named_after
 from drivers.qemu.qcow2file import is_empty
 from drivers.qemu.streaming import settle, stream
 from drivers.snapshot.layers import BACKING_PREFIX, Layer, Layers
@@ -414,11 +414,12 @@ def _node(chain: Sequence[Layer]) -> BlockNode:
 def _over(below: BlockNode | None, chain: Sequence[Layer]) -> BlockNode:
     """The node of a layer with others below it, and below the last of them something else, or nothing.
 
-    All but the first have names, without which QEMU would not flush them (``stream``).
+    All but the first have names, without which QEMU would not flush them (``stream``): of the file's path, since a QEMU
+    may have several disks.
     """
     node: BlockNode = {}
     for layer in reversed(chain):
-        name = {} if layer is chain[0] else {"node-name": f"virtman-layer-{layer.number}"}
+        name = {} if layer is chain[0] else {"node-name": named_after("layer", str(layer.path))}
         node = {**_file(layer), **name, "backing": node or below}
     return node
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import libvirt
+import libvirt_qemu
 
 from drivers.errors import DriverError
 from lab.cluster import Cluster
@@ -24,6 +26,8 @@ from virtman.errors import VirtmanError, VmRuns
 from virtman.records import CRASH, FROZEN
 
 VM = "vm"
+DATA = "data"
+FURTHER = f"/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_{DATA}"
 MIB = 1 << 20
 USER = "libvirt-qemu"
 """Whom libvirt runs QEMU as, where it is not told otherwise."""
@@ -129,7 +133,7 @@ class PointsTest(VmTestCase):
     def assert_defined(self) -> None:
         """Whoever starts the VM begins with the layer that it writes to now."""
         definition = self.domain().XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
-        [disk] = [node for node in block_nodes(ET.fromstring(definition)) if "seed" not in node["node-name"]]
+        [disk] = [node for node in block_nodes(ET.fromstring(definition)) if node["node-name"] == "virtman-disk-node"]
         self.assertEqual(Path(self.agent.vm(VM).disk.path).resolve(), Path(disk["file"]["filename"]))
 
     def cut_off(self, when: str, pid: int, act: Callable[[], object]) -> None:
@@ -138,8 +142,8 @@ class PointsTest(VmTestCase):
         It does so by itself, too, in a while.
         """
         self.order.write_text(f"{when} {pid}")
-        self.assertRaises((VirtmanError, DriverError), act)
-        self.assertFalse(self.order.exists(), "nobody was killed")
+        error = self.assertRaises((VirtmanError, DriverError), act)
+        self.assertFalse(self.order.exists(), f"nobody was killed: {error}")
         if pid == AGENT:
             self.cluster_.restart_agent(0)
         self.private.wait_ready()
@@ -156,6 +160,7 @@ class PointsTest(VmTestCase):
         self.grow(third)
         self.cut_off_taking(third)
         self.cut_off_forgetting(third)
+        self.further_disk(third)
         self.start_by_libvirt()
         self.go_back("second", second)
 
@@ -179,7 +184,7 @@ class PointsTest(VmTestCase):
         self.agent.resize(VM, before + 64 * MIB)
         self.assertEqual(before + 64 * MIB, self.size())
         error = self.assertRaises(VmRuns, self.agent.revert, VM, "second")
-        self.assertEqual(f"vm {VM!r} runs; stop it before it goes back to a snapshot", str(error))
+        self.assertEqual(f"vm {VM!r} runs; stop it before its disk goes back to a snapshot", str(error))
         self.assert_goes_on(data)
 
     def cut_off_taking(self, data: str) -> None:
@@ -204,6 +209,45 @@ class PointsTest(VmTestCase):
         self.assert_goes_on(data)
         self.assert_defined()
 
+    def further_disk(self, data: str) -> None:
+        """Another disk comes, grows, is kept, and goes, while the guest writes to its own; it keeps what it has."""
+        self.agent.create(DATA, "guest")
+        self.cut_off("device_add", AGENT, lambda: self.agent.attach_disk(VM, DATA))
+        self.assertEqual([DATA], self.agent.vm(VM).disks)
+        written = self.write_further()
+        self.agent.take_snapshot(DATA, "point")
+        size = self.agent.vm(DATA).disk.size or 0
+        self.agent.resize(DATA, size + 64 * MIB)
+        self.console.run(f"until [ $(blockdev --getsize64 {FURTHER}) = {size + 64 * MIB} ]; do sleep 0.1; done")
+        self.assert_goes_on(data)
+        self.cut_off("device_del", self.private.pid, lambda: self.agent.detach_disk(VM, DATA))
+        self.agent.detach_disk(VM, DATA)
+        self.console.run(f"until [ ! -e {FURTHER} ]; do sleep 0.1; done")
+        self.agent.attach_disk(VM, DATA)
+        self.assertEqual(written, self.read_further())
+        self.agent.delete_snapshot(DATA, "point")
+        self.agent.detach_disk(VM, DATA)
+        self.assertEqual([], [name for name in self.opened() if DATA in name])
+        self.agent.attach_disk(VM, DATA)
+        self.further = written
+
+    def write_further(self) -> str:
+        """Have the guest write to its further disk. Returns the checksum."""
+        self.console.run(f"until [ -b {FURTHER} ]; do sleep 0.1; done")
+        self.console.run(f"dd if=/dev/urandom of={FURTHER} bs=1M seek=1 count=8 conv=fsync status=none")
+        return self.read_further()
+
+    def read_further(self) -> str:
+        """The checksum of what the guest reads from its further disk."""
+        self.console.run(f"until [ -b {FURTHER} ]; do sleep 0.1; done; echo 1 > /proc/sys/vm/drop_caches")
+        return self.console.run(f"dd if={FURTHER} bs=1M skip=1 count=8 status=none | md5sum")
+
+    def opened(self) -> list[str]:
+        """The files that the VM's QEMU has open."""
+        command = json.dumps({"execute": "query-named-block-nodes", "arguments": {"flat": True}})
+        answer = json.loads(libvirt_qemu.qemuMonitorCommand(self.domain(), command, 0))
+        return [node["file"] for node in answer["return"]]
+
     def start_by_libvirt(self) -> None:
         """What starts the VM without the agent begins with what it wrote last."""
         self.agent.take_snapshot(VM, "last")
@@ -211,7 +255,9 @@ class PointsTest(VmTestCase):
         self.shut_down()
         self.domain().create()
         self.log_in()
-        self.assertEqual(data, self.read())
+        self.assertEqual((data, self.further), (self.read(), self.read_further()))
+        self.agent.detach_disk(VM, DATA)
+        self.agent.destroy(DATA)
 
     def go_back(self, point: str, data: str) -> None:
         """A VM that is off goes back to a point, in size, too."""

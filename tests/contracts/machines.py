@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from testtools import TestCase
 
 from drivers.base import Device
@@ -12,6 +14,7 @@ from virtman.vms import Machines
 
 BOOT = Boot(memory=64, cpus=1, network="none")
 NO_KEYS: list[str] = []
+MORE = Device(1 << 20, Path("/dev/mapper/more"))
 
 
 class MachinesContract(TestCase):
@@ -22,6 +25,10 @@ class MachinesContract(TestCase):
 
     def files(self) -> list[str]:
         """Names of the VMs that there are files for, besides their disks."""
+        raise NotImplementedError
+
+    def begins_with(self, vm: str) -> list[str]:
+        """Names of the disks that a VM is started with by others, besides its own."""
         raise NotImplementedError
 
     def running(self) -> list[str]:
@@ -138,6 +145,14 @@ class MachinesContract(TestCase):
         """Whether the VM runs."""
         with self.machines.running_vm("vm") as running:
             return running is not None
+
+    def test_a_vm_begins_with_all_its_disks(self) -> None:
+        self.machines.start("vm", self.disk, BOOT, [], None, disks={"data": MORE})
+        self.assertEqual(["data"], self.begins_with("vm"))
+        for names in (["data", "more"], ["more"], []):
+            self.machines.follow("vm", self.disk, dict.fromkeys(names, MORE))
+            self.assertEqual(names, self.begins_with("vm"))
+        self.assertEqual(BOOT, self.machines.machine("vm"))
 
     def test_another_disk_changes_nothing_of_a_vm_that_runs_or_is_not_there(self) -> None:
         self.machines.follow("vm", self.disk)

@@ -11,6 +11,7 @@ from drivers.errors import MonitorFailed
 from tests.doubles.drivers import Moment, unnoticed
 from virtman.errors import UnknownVm, VmRuns
 from virtman.records import Boot
+from virtman.vms import NO_DISKS
 
 
 class RunningDouble:
@@ -36,12 +37,23 @@ class RunningDouble:
         self._machines.moment("before machines.thaw")
         self._machines.frozen.discard(self._vm)
 
+    def plug(self, name: str, disk: Device) -> None:
+        self._machines.answer("plug")
+        self._machines.plugged[self._vm].setdefault(name, disk)
+        self._machines.moment("after machines.plug")
+
+    def unplug(self, name: str, disk: Device) -> None:
+        self._machines.answer("unplug")
+        self._machines.plugged[self._vm].pop(name, None)
+        self._machines.moment("after machines.unplug")
+
 
 class MachinesDouble:
     """VMs that a hypervisor knows; ``running`` has the disk that each one writes to, ``files`` who has a seed.
 
     ``with_agents``: VMs in whose guests an agent runs; ``frozen``: those that it holds still now; ``defined``: the disk
-    that each one begins with when it is started again by others.
+    that each one begins with when it is started again by others. ``plugged`` and ``with_disks``: the same of the disks
+    that they use besides, by name.
     """
 
     def __init__(self) -> None:
@@ -53,6 +65,8 @@ class MachinesDouble:
         self.with_agents: set[str] = set()
         self.frozen: set[str] = set()
         self.defined: dict[str, Device] = {}
+        self.plugged: dict[str, dict[str, Device]] = {}
+        self.with_disks: dict[str, dict[str, Device]] = {}
         self.born: dict[str, str] = {}
         """What their UUIDs are made of."""
         self._machines: dict[str, Boot] = {}
@@ -67,8 +81,9 @@ class MachinesDouble:
         user_data: str | None,
         *,
         born: str | None = None,
+        disks: Mapping[str, Device] = NO_DISKS,
     ) -> None:
-        self._answer("start")
+        self.answer("start")
         if vm not in self.running:
             self.born.setdefault(vm, born or vm)
             self.files.add(vm)
@@ -77,6 +92,7 @@ class MachinesDouble:
             self.moment("within machines.start")
             self.running[vm], self._machines[vm] = disk, boot
             self.defined[vm] = disk
+            self.plugged[vm], self.with_disks[vm] = dict(disks), dict(disks)
         elif ssh_keys is not None:
             self._check_runs_as(vm, boot, ssh_keys, user_data)
         self.moment("after machines.start")
@@ -89,31 +105,32 @@ class MachinesDouble:
             raise VmRuns(f"vm {vm!r} runs")
 
     def machine(self, vm: str) -> Boot | None:
-        self._answer("machine")
+        self.answer("machine")
         return self._machines[vm] if vm in self.running else None
 
     @contextmanager
     def running_vm(self, vm: str) -> Iterator[RunningDouble | None]:
-        self._answer("running_vm")
+        self.answer("running_vm")
         yield RunningDouble(self, vm) if vm in self.running else None
 
     def stop(self, vm: str, *, force: bool) -> None:
-        self._answer("stop")
+        self.answer("stop")
         if vm not in self.defined:
             raise UnknownVm(vm)
         self.running.pop(vm, None)
+        self.plugged.pop(vm, None)
         self.frozen.discard(vm)
 
-    def follow(self, vm: str, disk: Device) -> None:
-        self._answer("follow")
+    def follow(self, vm: str, disk: Device, disks: Mapping[str, Device] = NO_DISKS) -> None:
+        self.answer("follow")
         if vm in self.defined:
-            self.defined[vm] = disk
+            self.defined[vm], self.with_disks[vm] = disk, dict(disks)
 
     def rename(self, vm: str, new: str) -> None:
-        self._answer("rename")
+        self.answer("rename")
         if vm in self.running:
             raise VmRuns(f"vm {vm!r} runs")
-        tables: list[dict[str, Any]] = [self.defined, self.born, self._machines, self._seeds]
+        tables: list[dict[str, Any]] = [self.defined, self.with_disks, self.born, self._machines, self._seeds]
         for known in tables:
             if vm in known and new not in known:
                 known[new] = known.pop(vm)
@@ -123,14 +140,16 @@ class MachinesDouble:
         self.moment("after machines.rename")
 
     def remove(self, vm: str) -> None:
-        self._answer("remove")
+        self.answer("remove")
         self.born.pop(vm, None)
         self.running.pop(vm, None)
-        self.defined.pop(vm, None)
+        for known in (self.defined, self.plugged, self.with_disks):
+            known.pop(vm, None)
         self.files.discard(vm)
         self.moment("after machines.remove")
 
-    def _answer(self, call: str) -> None:
+    def answer(self, call: str) -> None:
+        """A call may be cut off here, or fail."""
         self.moment(f"before machines.{call}")
         if call in self.failing:
             raise self.failing[call]

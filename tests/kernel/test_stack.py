@@ -104,6 +104,26 @@ class BootTest(StackCase):
         host.run(["virtman", "snapshot", "create", "vm", "running"])
         self.assertEqual(["crash"], [snapshot.state for snapshot in self.agent(host).snapshots("vm")])
         self.assertRaises(VmRuns, self.agent(host).revert, "vm", "running")
+        self.further_disk(host)
+
+    def further_disk(self, host: Machine) -> None:
+        """Another disk comes to the VM and goes, now and when it is started."""
+        host.run(["virtman", "create", "data", "tiny"])
+        for _ in range(2):
+            host.run(["virtman", "attach-disk", "vm", "data"])
+        host.run(["virtman", "resize", "data", "256M"])
+        self.assertEqual("crash", self.agent(host).take_snapshot("data", "kept").state)
+        blocks = host.run(["virsh", "qemu-monitor-command", "--hmp", "vm", "info block -v"])
+        self.assertIn("/dev/mapper/virtman-vm-data", blocks)
+        self.assertIn("virtual size: 256 MiB", blocks)
+        host.run(["virtman", "stop", "--force", "vm"])
+        host.run(["virtman", "start", "vm"])
+        self.assertIn("virtman-vm-data", host.run(["virsh", "domblklist", "vm"]))
+        for _ in range(2):
+            host.run(["virtman", "detach-disk", "vm", "data"])
+        self.assertNotIn("virtman-vm-data", host.run(["virsh", "domblklist", "vm"]))
+        self.assertNotIn("virtman-vm-data", host.run(["virsh", "domblklist", "--inactive", "vm"]))
+        host.run(["virtman", "destroy", "data"])
 
 
 class CallersTest(StackCase):

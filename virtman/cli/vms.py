@@ -116,6 +116,8 @@ def show(context: click.Context, vm: str, as_json: bool) -> None:
     ]  # fmt: skip
     if disk.source is not None:
         rows.append(["clone of", disk.source])
+    if answer.disks:
+        rows.append(["further disks", ", ".join(answer.disks)])
     if machine is not None:
         rows += [
             ["memory", f"{machine.memory} MiB"], ["processors", str(machine.cpus)], ["network", machine.network],
@@ -218,6 +220,42 @@ def rename(context: click.Context, vm: str, new: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("vm")
+@click.argument("disk")
+@options.as_json
+@click.pass_context
+def attach_disk(context: click.Context, vm: str, disk: str, as_json: bool) -> None:
+    """Let VM use the disk DISK of "virtman create" besides its own, at once if it runs, and whenever it is started.
+
+    Its guest finds it as a SCSI disk by its name, if that has at most 20 characters. The disk can still grow, and
+    snapshots of it be taken. Asked again, it answers the same.
+
+    \b
+    Example: virtman create data debian-12 && virtman attach-disk web-1 data
+             and in the guest: /dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_data
+    """
+    with options.agent(context) as client:
+        answer = client.attach_disk(vm, disk)
+    emit(answer) if as_json else click.echo(f"{vm} has the disks: {', '.join(answer.disks)}")
+
+
+@click.command()
+@click.argument("vm")
+@click.argument("disk")
+@options.as_json
+@click.pass_context
+def detach_disk(context: click.Context, vm: str, disk: str, as_json: bool) -> None:
+    """Take the disk DISK away from VM, at once if it runs: unmount it in the guest before. It keeps what it holds.
+
+    \b
+    Example: virtman detach-disk web-1 data
+    """
+    with options.agent(context) as client:
+        answer = client.detach_disk(vm, disk)
+    emit(answer) if as_json else click.echo(f"{vm} does not have {disk}")
+
+
+@click.command()
+@click.argument("vm")
 @options.as_json
 @click.pass_context
 def destroy(context: click.Context, vm: str, as_json: bool) -> None:
@@ -238,5 +276,7 @@ COMMANDS = (
     console,
     resize,
     rename,
+    attach_disk,
+    detach_disk,
     destroy,
 )

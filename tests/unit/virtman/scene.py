@@ -14,6 +14,7 @@ from drivers.base import Image
 from tests.doubles.drivers import Host, blocks_of, drivers_over
 from tests.doubles.machines import MachinesDouble
 from tests.doubles.volt import VoltDouble, digest_of, link_to
+from virtman.attaching import Attachments
 from virtman.copies import Copies
 from virtman.disks import Disks
 from virtman.errors import NoRoom, VirtmanError
@@ -111,6 +112,7 @@ class Scene:
             self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment, clock=lambda: NOW
         )
         self.renames = Renames(self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment)
+        self.attachments = Attachments(self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment)
         self.copies = Copies(self.vms, self.disks, self.stacks, self.drivers.snapshot, self.drivers.export)
         self.streams = Streams(
             self.vms, self.disks, self.copies, self.vm_shelf, self.drivers.snapshot, self.stacks.ensure, self.moment,
@@ -172,6 +174,8 @@ class Scene:
         if vm.boot:
             begins_with = self.machines.defined[vm.name].node
             test.assertEqual(self.drivers.snapshot.open(vm.name).node, begins_with, "what it begins with")
+        test.assertEqual(set(vm.disks), set(self.machines.plugged.get(vm.name, {})), f"disks of {vm.name}")
+        test.assertEqual(self.vms.disks_of(vm), self.machines.with_disks.get(vm.name, {}), "what it is defined with")
 
     def _check_stack(self, test: TestCase, name: str, record: ImageRecord) -> None:
         node = self.host.served[name].node

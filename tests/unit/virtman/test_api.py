@@ -340,6 +340,7 @@ class BadRequestsTest(SiteTest):
                 "/v1/vms/{vm}/size", "/v1/vms/{vm}/snapshots", "/v1/vms/{vm}/snapshots/{snapshot}",
                 "/v1/vms/{vm}/snapshots/{snapshot}/revert", "/v1/vms/{vm}/clones", "/v1/vms/{vm}/export",
                 "/v1/images/{image}/export", "/v1/vms/{vm}/send", "/v1/vms/{vm}/rename",
+                "/v1/vms/{vm}/disks/{disk}",
                 "/v1/vms/{vm}/receive",
             },
             set(document["paths"]),

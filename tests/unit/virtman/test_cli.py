@@ -238,6 +238,26 @@ class VmCommandsTest(AgentCliTest):
         self.out("create", "disk", "debian")
         self.assertThat(self.fails("start", "disk"), Contains("virtman boot"))
 
+    def test_a_disk_is_attached_and_detached(self) -> None:
+        self.out("boot", "vm", "debian", *BOOT)
+        self.out("create", "data", "debian")
+        self.out("stop", "vm", "--force")
+        for _ in range(2):
+            self.assertEqual("vm has the disks: data\n", self.out("attach-disk", "vm", "data"))
+        self.assertThat(self.out("show", "vm"), MatchesRegex(r"(?s).*further disks +data\n"))
+        self.assertEqual({"data": "disk of vm", "vm": "off"}, self.states())
+        self.assertThat(self.fails("destroy", "data"), Contains("attached to vm 'vm'; detach it there first"))
+        self.assertEqual(["data"], self.json("show", "vm")["disks"])
+        self.assertEqual("vm", self.json("show", "data")["disk"]["attached_to"])
+        self.assertEqual("vm does not have data\n", self.out("detach-disk", "vm", "data"))
+        self.assertEqual([], self.json("detach-disk", "vm", "data")["disks"])
+        self.assertEqual({"data": "disk", "vm": "off"}, self.states())
+
+    def states(self) -> dict[str, str]:
+        """The last column of the list."""
+        lines = [re.split("  +", line) for line in self.out("list").splitlines()[1:]]
+        return {line[0]: line[-1] for line in lines}
+
     def test_show_has_all_of_one_vm(self) -> None:
         self.out("create", "disk", "debian")
         self.assertThat(self.out("show", "disk"), Contains("/disks/disk.qcow2"))

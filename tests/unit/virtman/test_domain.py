@@ -13,7 +13,8 @@ from testtools import TestCase
 from testtools.matchers import HasLength, MatchesRegex
 
 from drivers.base import Device
-from virtman.domain import QEMU_NAMESPACE, Machine, domain_xml, owner_of, uuid_of
+from drivers.qemu import hotplug
+from virtman.domain import QEMU_NAMESPACE, Machine, disks_of, domain_xml, owner_of, scsi_target, uuid_of
 from virtman.errors import BadRequest
 from virtman.names import NAME_PATTERN
 
@@ -84,7 +85,7 @@ class DomainTest(TestCase):
 
     def test_a_vm_is_never_told_of_an_error_of_its_disks(self) -> None:
         for disk in (QCOW2, BLOCK):
-            root = parsed(disk=disk)
+            root = parsed(disk=disk, disks={"data": disk})
             policies = [element.attrib for element in root.findall("devices/disk/driver")]
             self.assertEqual(
                 [("stop", "stop")] * len(policies), [(p["error_policy"], p["rerror_policy"]) for p in policies]
@@ -99,6 +100,22 @@ class DomainTest(TestCase):
         self.assertEqual("/seeds/web-1.iso", seed["file"]["filename"])
         self.assertLess(int(disk_device["addr"], 16), int(seed_device["addr"], 16))
         self.assertNotIn("bootindex", seed_device)
+
+    def test_further_disks_are_block_nodes_or_disks_of_libvirt_and_on_the_scsi_controller(self) -> None:
+        root = parsed(disks={"data": QCOW2, "more": BLOCK, "a-name-of-more-than-20-letters": BLOCK})
+        node, device = [json.loads(argument) for argument in arguments(root)[9::2]]
+        self.assertEqual(NODE | {"node-name": device["drive"]}, node)
+        self.assertEqual(("scsi-hd", "scsi0.0", "data"), (device["driver"], device["bus"], device["serial"]))
+        self.assertIsNotNone(root.find("devices/controller[@type='scsi'][@model='virtio-scsi']"))
+        disks = root.findall("devices/disk")
+        self.assertEqual(["sdb", "sdc"], [disk.find("target").attrib["dev"] for disk in disks])  # type: ignore[union-attr]
+        serials = [disk.findtext("serial") or "" for disk in disks]
+        self.assertEqual(("more", 20), (serials[0], len(serials[1])))
+        self.assertNotEqual(hotplug.serial("a-name-of-more-than-20-letterz"), serials[1])
+        self.assertEqual({"/dev/mapper/vm": "sdb"}, disks_of(domain_xml(machine(disks={"1": BLOCK, "2": BLOCK}))))
+
+    def test_there_are_as_many_targets_as_one_likes(self) -> None:
+        self.assertEqual(["sda", "sdz", "sdaa", "sdzz", "sdaaa"], [scsi_target(n) for n in (0, 25, 26, 701, 702)])
 
     def test_the_console_is_kept_in_a_file(self) -> None:
         root = parsed()

@@ -17,8 +17,8 @@ from tests.unit.virtman.hypervisor import LIBVIRT, connect, disk_in
 from tests.unit.virtman.scene import folder_for
 from tests.unit.virtman.test_seed import read
 from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorError, UnknownVm, VmRuns
-from virtman.machines import LibvirtMachines, files_of, give_to_hypervisor, shut_down
-from virtman.qemu import RunningVm
+from virtman.machines import LibvirtMachines, shut_down
+from virtman.qemu import RunningVm, files_of, give_to_hypervisor
 from virtman.records import Boot
 
 LONG = 600.0

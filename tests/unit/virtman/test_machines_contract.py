@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree as ET
+
+import libvirt
+
 from drivers.base import Device
 from tests.contracts import machines
 from tests.doubles.machines import MachinesDouble
@@ -19,6 +23,9 @@ class DoubleTest(machines.MachinesContract):
     def files(self) -> list[str]:
         return sorted(self.double.files)
 
+    def begins_with(self, vm: str) -> list[str]:
+        return list(self.double.with_disks[vm])
+
     def running(self) -> list[str]:
         return sorted(self.double.running)
 
@@ -34,6 +41,10 @@ class LibvirtTest(machines.MachinesContract):
 
     def files(self) -> list[str]:
         return sorted({path.name.partition(".")[0] for path in self.folder.iterdir()})
+
+    def begins_with(self, vm: str) -> list[str]:
+        root = ET.fromstring(self.libvirt.lookupByName(vm).XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+        return [serial.text or "" for serial in root.iterfind("devices/disk[@type='block']/serial")]
 
     def running(self) -> list[str]:
         return domains(self.libvirt)

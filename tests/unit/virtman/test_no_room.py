@@ -17,7 +17,9 @@ Act = Callable[[Scene], object]
 BOOT = Boot(memory=64, cpus=1, network="none")
 
 
-class NoRoomTest(TestCase):
+class FullDisk(TestCase):
+    """What a full disk takes."""
+
     def full_from_each_write_on(self, given: Act, act: Act) -> list[Scene]:
         """Scenes after the act, in which the disk was full from its first write on, from its second on, …
 
@@ -37,6 +39,8 @@ class NoRoomTest(TestCase):
                 return scenes
         raise AssertionError
 
+
+class NoRoomTest(FullDisk):
     def test_a_create_fails_and_leaves_nothing(self) -> None:
         scenes = self.full_from_each_write_on(
             lambda scene: scene.volt.offer("debian"), lambda scene: scene.vms.create("vm", "debian", None)

@@ -1,0 +1,314 @@
+"""VMs use the disks of others: what comes and goes, what is refused, and what a failure leaves."""
+
+from __future__ import annotations
+
+import threading
+
+from testtools import TestCase
+from testtools.matchers import Contains
+
+from drivers.errors import MonitorFailed, SnapshotMissing
+from tests.patience import PATIENCE
+from tests.unit.virtman.scene import Scene
+from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from tests.unit.virtman.test_no_room import FullDisk
+from virtman.errors import (
+    BadRequest,
+    DiskAttached,
+    HypervisorError,
+    NeverBooted,
+    UnknownVm,
+    VirtmanError,
+    VmRuns,
+)
+from virtman.records import CRASH, FROZEN, OFF
+
+MIB = 1 << 20
+
+
+def a_vm_and_a_disk(scene: Scene) -> None:
+    """One that runs, and one that was never booted."""
+    scene.volt.offer("debian", size=MIB)
+    scene.vms.boot("vm", "debian", None, BOOT, [], None)
+    scene.vms.create("data", "debian", None)
+    scene.host.disks["data"].writes = "precious"
+
+
+def attached(scene: Scene) -> None:
+    """As before, and the VM has the disk."""
+    a_vm_and_a_disk(scene)
+    scene.attachments.attach("vm", "data")
+
+
+class AttachCase(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.scene = Scene(self)
+        a_vm_and_a_disk(self.scene)
+        self.machines, self.vms = self.scene.machines, self.scene.vms
+
+    def attach(self, vm: str = "vm", disk: str = "data") -> None:
+        self.scene.attachments.attach(vm, disk)
+
+    def detach(self, vm: str = "vm", disk: str = "data") -> None:
+        self.scene.attachments.detach(vm, disk)
+
+    def assert_has(self, *disks: str, vm: str = "vm") -> None:
+        """The VM has these disks now and when it is started, and all is settled."""
+        self.assertEqual(disks, self.vms.record(vm).disks)
+        self.assertEqual(set(disks), set(self.machines.plugged[vm]))
+        self.assertEqual("precious", self.scene.host.disks["data"].writes)
+        self.scene.check(self)
+
+
+class AttachTest(AttachCase):
+    def test_it_comes_to_a_vm_that_runs_and_goes(self) -> None:
+        for _ in range(2):
+            self.attach()
+            self.assert_has("data")
+        for _ in range(2):
+            self.detach()
+            self.assert_has()
+
+    def test_several(self) -> None:
+        self.vms.create("more", "debian", None)
+        self.attach(disk="more")
+        self.attach()
+        self.assert_has("more", "data")
+        self.detach(disk="more")
+        self.assert_has("data")
+
+    def test_a_vm_that_is_off_has_it_when_it_is_started(self) -> None:
+        self.machines.stop("vm", force=True)
+        self.attach()
+        self.assertEqual({"data"}, set(self.machines.with_disks["vm"]))
+        self.vms.start("vm")
+        self.assert_has("data")
+        self.machines.stop("vm", force=True)
+        self.detach()
+        self.vms.start("vm")
+        self.assert_has()
+
+    def test_asked_again_it_comes_to_a_vm_that_others_have_started_meanwhile(self) -> None:
+        self.attach()
+        self.machines.plugged["vm"].clear()
+        self.attach()
+        self.assert_has("data")
+
+    def test_what_uses_it_is_known(self) -> None:
+        self.assertIsNone(self.vms.attached_to(self.vms.record("data")))
+        self.attach()
+        user = self.vms.attached_to(self.vms.record("data"))
+        assert user is not None
+        self.assertEqual("vm", user.name)
+
+    def test_what_cannot_be_attached(self) -> None:
+        self.vms.create("other", "debian", None)
+        self.vms.boot("second", "debian", None, BOOT, [], None)
+        self.attach("second", "other")
+        cases: list[tuple[str, str, type[VirtmanError]]] = [
+            ("none", "data", UnknownVm),
+            ("vm", "none", UnknownVm),
+            ("data", "vm", NeverBooted),
+            ("data", "data", NeverBooted),
+            ("vm", "vm", BadRequest),
+            ("vm", "second", BadRequest),
+            ("vm", "other", DiskAttached),
+        ]
+        for vm, disk, error in cases:
+            self.assertRaises(error, self.attach, vm, disk)
+        self.assert_has()
+        self.assert_has("other", vm="second")
+
+    def test_what_is_not_there_is_not_detached(self) -> None:
+        self.assertRaises(UnknownVm, self.detach, "none", "data")
+        self.assertRaises(UnknownVm, self.detach, "vm", "none")
+
+    def test_two_at_once_get_it_once(self) -> None:
+        self.vms.boot("other", "debian", None, BOOT, [], None)
+        refused: list[str] = []
+
+        def attach(vm: str) -> None:
+            try:
+                self.attach(vm)
+            except DiskAttached:
+                refused.append(vm)
+
+        threads = [threading.Thread(target=attach, args=[vm], daemon=True) for vm in ("vm", "other")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+            self.assertFalse(thread.is_alive(), "they wait for each other")
+        self.assertEqual(1, len(refused), str(refused))
+        self.scene.check(self)
+
+
+class UsedTest(AttachCase):
+    """A disk that is attached."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.attach()
+
+    def test_it_is_neither_booted_nor_renamed_nor_destroyed(self) -> None:
+        for act in (
+            lambda: self.vms.boot("data", "debian", None, BOOT, [], None),
+            lambda: self.scene.renames.rename("data", "new"),
+            lambda: self.vms.destroy("data"),
+        ):
+            error = self.assertRaises(DiskAttached, act)
+            self.assertEqual("disk 'data' is attached to vm 'vm'; detach it there first", str(error))
+        self.assert_has("data")
+        self.detach()
+        self.vms.destroy("data")
+
+    def test_a_vm_that_is_destroyed_leaves_it(self) -> None:
+        self.vms.destroy("vm")
+        self.scene.check(self)
+        self.vms.boot("vm", "debian", None, BOOT, [], None)
+        self.assert_has()
+        self.vms.boot("data", "debian", None, BOOT, [], None)
+
+    def test_a_vm_that_gets_another_name_takes_it_along(self) -> None:
+        self.machines.stop("vm", force=True)
+        self.scene.renames.rename("vm", "new")
+        self.vms.start("new")
+        self.assert_has("data", vm="new")
+
+    def test_it_grows_and_is_kept_as_a_part_of_its_vm(self) -> None:
+        self.scene.disks.resize("data", 2 * MIB)
+        self.assertEqual(CRASH, self.scene.disks.take("data", "crash").state)
+        self.machines.with_agents.add("vm")
+        self.assertEqual(FROZEN, self.scene.disks.take("data", "frozen").state)
+        self.scene.disks.drop("data", "crash")
+        self.assert_has("data")
+        error = self.assertRaises(VmRuns, self.scene.disks.revert, "data", "frozen")
+        self.assertThat(str(error), Contains("vm 'vm' runs"))
+        self.machines.stop("vm", force=True)
+        self.assertEqual(OFF, self.scene.disks.take("data", "off").state)
+        self.scene.disks.revert("data", "frozen")
+        self.vms.start("vm")
+        self.assert_has("data")
+
+    def test_nothing_else_is_done_with_its_vm_while_it_changes(self) -> None:
+        order: list[str] = []
+
+        def take() -> None:
+            self.scene.disks.take("vm", "point")
+            order.append("vm")
+
+        other = threading.Thread(target=take, daemon=True)
+
+        def watch(moment: str) -> None:
+            if moment == "take:recorded" and not order:
+                order.append("data")
+                other.start()
+                other.join(0.2)
+                self.assertTrue(other.is_alive())
+
+        self.scene.disks._step = watch
+        self.scene.disks.take("data", "point")
+        other.join(PATIENCE)
+        self.assertEqual(["data", "vm"], order)
+
+    def test_one_that_cannot_be_opened_can_be_taken_from_a_vm_that_is_off(self) -> None:
+        self.machines.stop("vm", force=True)
+        disk = self.scene.host.disks.pop("data")
+        self.assertRaises(SnapshotMissing, self.vms.start, "vm")
+        self.detach()
+        self.scene.host.disks["data"] = disk
+        self.vms.start("vm")
+        self.assert_has()
+
+
+class FailureTest(AttachCase):
+    def test_what_fails_is_not_attached(self) -> None:
+        for call, error in (("plug", MonitorFailed("device_add", "no")), ("follow", HypervisorError("away"))):
+            self.machines.failing[call] = error
+            self.assertRaises(type(error), self.attach)
+            self.machines.failing.clear()
+            self.vms.repair("vm")
+            self.assert_has()
+        self.attach()
+        self.assert_has("data")
+
+    def test_while_it_may_have_it_the_disk_is_nobody_elses(self) -> None:
+        self.machines.failing |= dict.fromkeys(("follow", "unplug"), HypervisorError("away"))
+        self.assertRaises(HypervisorError, self.attach)
+        self.assertEqual({"data"}, set(self.machines.plugged["vm"]))
+        self.assertRaises(DiskAttached, self.vms.boot, "data", "debian", None, BOOT, [], None)
+        self.assertRaises(HypervisorError, self.scene.disks.take, "data", "point")
+        self.machines.failing.clear()
+        self.assertTrue(self.vms.unfinished("vm"))
+        self.vms.repair("vm")
+        self.assert_has()
+
+    def test_what_is_not_detached_stays(self) -> None:
+        self.attach()
+        for call, error in (("unplug", MonitorFailed("device_del", "no")), ("running_vm", HypervisorError("away"))):
+            self.machines.failing[call] = error
+            self.assertRaises(type(error), self.detach)
+            self.machines.failing.clear()
+            self.assert_has("data")
+
+    def test_what_a_vm_has_given_up_is_detached_later(self) -> None:
+        self.attach()
+        self.machines.failing["follow"] = HypervisorError("away")
+        self.assertRaises(HypervisorError, self.detach)
+        self.machines.failing.clear()
+        self.vms.repair("vm")
+        self.assert_has()
+
+    def test_what_was_cut_off_and_cannot_be_attached_is_detached(self) -> None:
+        self.scene.cut(lambda scene: scene.attachments.attach("vm", "data"), 1)
+        self.machines.failing["plug"] = MonitorFailed("device_add", "no")
+        self.scene.restart()
+        self.machines.failing.clear()
+        self.assert_has()
+
+
+class AttachCutOffTest(CutOff):
+    def test_what_was_being_attached_is(self) -> None:
+        def is_attached(scene: Scene) -> None:
+            scene.attachments.attach("vm", "data")
+            self.assertEqual({"data"}, set(scene.machines.plugged["vm"]))
+            scene.check(self)
+
+        moments = self.cut_everywhere(a_vm_and_a_disk, lambda s: s.attachments.attach("vm", "data"), is_attached)
+        steps = {"attach-disk:recorded", "attach-disk:plugged", "attach-disk:followed", "attach-disk:done"}
+        self.assertEqual(set(), steps - set(moments))
+
+    def test_what_was_being_detached_is(self) -> None:
+        def is_detached(scene: Scene) -> None:
+            scene.attachments.detach("vm", "data")
+            self.assertEqual({}, scene.machines.plugged["vm"])
+            scene.vms.destroy("data")
+            scene.check(self)
+
+        moments = self.cut_everywhere(attached, lambda s: s.attachments.detach("vm", "data"), is_detached)
+        steps = {"detach-disk:recorded", "detach-disk:unplugged", "detach-disk:followed", "detach-disk:done"}
+        self.assertEqual(set(), steps - set(moments))
+
+    def test_points_of_an_attached_disk(self) -> None:
+        def is_whole(scene: Scene) -> None:
+            scene.disks.take("data", "point")
+            scene.check(self)
+
+        self.cut_everywhere(attached, lambda scene: scene.disks.take("data", "point"), is_whole)
+
+
+class AttachNoRoomTest(FullDisk):
+    def test_a_full_disk_leaves_a_vm_with_the_disk_or_without_it(self) -> None:
+        for given, act, least in (
+            (a_vm_and_a_disk, lambda scene: scene.attachments.attach("vm", "data"), 0),
+            (attached, lambda scene: scene.attachments.detach("vm", "data"), 1),
+        ):
+            scenes = self.full_from_each_write_on(given, act)
+            self.assertEqual(2, len(scenes))
+            for scene, has in zip(scenes, (least, 0), strict=True):
+                scene.make_room()
+                scene.vms.repair("vm")
+                scene.check(self)
+                self.assertEqual(has, len(scene.machines.plugged["vm"]))
+                self.assertEqual("precious", scene.host.disks["data"].writes)
