@@ -105,8 +105,8 @@ class Attachments:
     def detach(self, vm: str, disk: str) -> None:
         """Take a disk away from a VM, at once if it runs; one that it does not have is fine.
 
-        Its guest is not asked. Raises UnknownVm, DriverError, HypervisorError; after an error the VM has the disk still,
-        or gives it up later.
+        Its guest is not asked. Raises UnknownVm, DriverError, HypervisorError; after an error the VM has it still, or
+        gives it up later.
         """
         with self._vms.changing(vm) as record:
             if disk not in record.disks:
