@@ -413,7 +413,6 @@ class Vms:
             self._cut_power(name)
         with self.locks.hold(name):
             record = self.record(name)
-            self._understand(record)
             if record.doing(RENAME):  # its disk may have the new name by now
                 self.repair_held(name)
                 record = self.record(name)

@@ -173,6 +173,7 @@ class UsedTest(AttachCase):
     def test_a_vm_that_gets_another_name_takes_it_along(self) -> None:
         self.machines.stop("vm", force=True)
         self.scene.renames.rename("vm", "new")
+        self.assertEqual({"data"}, set(self.machines.with_disks["new"]))
         self.vms.start("new")
         self.assert_has("data", vm="new")
 
