@@ -41,18 +41,22 @@ class Cluster(Running):
         folder: Path,
         hosts: int,
         *,
-        libvirt: str = "qemu:///system",
+        libvirt: str | Sequence[str] = "qemu:///system",
         accel: str = "tcg",
         volt_options: Sequence[str] = (),
         agent_options: Sequence[str] = (),
         agent: Sequence[str | Path] | None = None,
     ) -> None:
-        """Nothing is started yet. ``accel`` is ``kvm`` or ``tcg``, as ``proven_accel`` found; ``agent``: another."""
+        """Nothing is started yet. ``accel`` is ``kvm`` or ``tcg``, as ``proven_accel`` found; ``agent``: another.
+
+        ``libvirt``: that of all hosts, or of each.
+        """
         self.folder = folder
         self.names = ["origin", *(f"host-{number}" for number in range(1, hosts))]
         self.volt_url = ""
         self._volt_options = list(volt_options)
-        self._agent_options = ["--stack", "userspace", "--libvirt", libvirt, "--accel", accel, *agent_options]
+        self._agent_options = ["--stack", "userspace", "--accel", accel, *agent_options]
+        self._libvirts = [libvirt] * hosts if isinstance(libvirt, str) else list(libvirt)
         self._agent: list[str | Path] = [*(agent or [tool("virtman"), "agent"])]
         self._volt_listen = "127.0.0.1:0"
         self._run = Path("/nonexistent")
@@ -126,7 +130,8 @@ class Cluster(Running):
         """Start a host's agent on what its folders hold, and wait until it answers."""
         self.run_folder(host).mkdir(exist_ok=True)
         argv = [*self._agent, "--name", self.names[host], "--state", self.state_folder(host)]
-        argv += ["--run", self.run_folder(host), "--volt", self.volt_url, *self._agent_options]
+        argv += ["--run", self.run_folder(host), "--volt", self.volt_url]
+        argv += ["--libvirt", self._libvirts[host], *self._agent_options]
         service = Service(self.names[host], argv, self.folder / f"{self.names[host]}.log")
         self._hosts[host] = service
         service.start()

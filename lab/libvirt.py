@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import uuid
 from pathlib import Path
 
 from lab.process import Service, processes_of, wait_ended
@@ -55,7 +56,8 @@ class PrivateLibvirt(Running):
         """Start libvirtd and wait until it answers. Raises NotReady."""
         for name in ("etc/qemu", "lib", "cache", "log"):
             (self._folder / name).mkdir(parents=True, exist_ok=True)
-        (self._folder / "etc/libvirtd.conf").write_text(LIBVIRTD_CONF)
+        # A host of its own: what moves a VM goes by this.
+        (self._folder / "etc/libvirtd.conf").write_text(f'{LIBVIRTD_CONF}host_uuid = "{uuid.uuid4()}"\n')
         (self._folder / "etc/qemu.conf").write_text(QEMU_CONF.format(user=self._user))
         if self._user != "root":
             # Where only root may open /dev/kvm, libvirt would ask QEMU anew for each definition what it can do: 9 s.

@@ -37,6 +37,7 @@ from virtman.imagefile import inspect
 from virtman.imagestore import ImageStore
 from virtman.locks import NamedLocks
 from virtman.machines import LibvirtMachines
+from virtman.migration import Migrations
 from virtman.pipe import Caller, Pipe, sweep
 from virtman.records import DETACH, PUBLISH, Boot, ImageRecord, Role, Shelf, VmRecord
 from virtman.renaming import Renames
@@ -88,6 +89,7 @@ class Agent:
         )
         self._renames = Renames(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
         self._attachments = Attachments(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
+        self._migrations = Migrations(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
         self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, config.idle_grace)
         self._heartbeat = Heartbeat(lambda: self._volt.heartbeat(self._upkeep.reports()), self._on_answer)
         self._step = step
@@ -269,7 +271,7 @@ class Agent:
         user = self._vms.attached_to(record)
         disk = views.open_disk(record, self._vms.device(name), None if user is None else user.name)
         machine = self._machine(record, self._vm_states([record]))
-        return models.Vm(name=name, disk=disk, machine=machine, disks=list(record.disks))
+        return models.Vm(name=name, disk=disk, machine=machine, **views.more(record))
 
     def vms(self) -> list[models.VmLine]:
         """All VMs of this host."""
@@ -279,7 +281,7 @@ class Agent:
         return [
             models.VmLine(
                 name=record.name, disk=views.disk(record, users.get(record.name)),
-                machine=self._machine(record, states), disks=list(record.disks),
+                machine=self._machine(record, states), **views.more(record),
             )
             for record in records
         ]  # fmt: skip
@@ -337,6 +339,28 @@ class Agent:
         """Take such a disk away from a VM. Raises as ``Attachments.detach``."""
         self._attachments.detach(vm, disk)
         return self.vm(vm)
+
+    def traveller(self, vm: str) -> models.Traveller:
+        """What goes along with the disk of a VM that is to move. Raises as ``Migrations.traveller``."""
+        return views.traveller(self._migrations.traveller(vm))
+
+    def migrate(self, vm: str, to: str, domain: str, progress: Progress) -> models.Left:
+        """Move a VM's memory to another libvirt. Raises as ``Migrations.leave``."""
+        return models.Left(downtime=self._migrations.leave(vm, to, domain, partial(progress, "memory")))
+
+    def end_migration(self, vm: str) -> models.Vm:
+        """End a migration, or take a VM back that went. Raises as ``Migrations.abort``."""
+        self._migrations.abort(vm)
+        return self.vm(vm)
+
+    def expect(self, vm: str, what: models.Traveller) -> models.Expected:
+        """Make ready for a VM that comes. Raises BadRequest, and as ``Migrations.expect``."""
+        return models.Expected(domain=self._migrations.expect(vm, views.of_traveller(what)))
+
+    def arrive(self, vm: str) -> models.Booted:
+        """Let a VM go on that has come. Raises as ``Migrations.arrive``."""
+        self._migrations.arrive(vm)
+        return self._booted(vm)
 
     def console(self, vm: str) -> models.Console:
         """Where the VM's console is found. Raises UnknownVm."""

@@ -55,7 +55,7 @@ OF_DRIVERS: dict[type[Exception], type[VirtmanError]] = {
 NDJSON = "application/x-ndjson"
 REFERENCE = "#/components/schemas/{model}"
 EXPORT = "Write {} to a new file of its own; lines of progress, then the file or a problem document"
-Line = TypeVar("Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine)
+Line = TypeVar("Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine, models.MigrateLine)
 Streamed = TypeVar("Streamed", models.SendLine, models.ReceiveLine)
 MAX_BODY = 16 << 20
 """Bytes of a request: user data for cloud-init may be long."""
@@ -308,6 +308,7 @@ def _vm_routes(app: OpenAPI, agent: Agent) -> None:
     _machine_routes(app, agent)
     _disk_routes(app, agent)
     _stream_routes(app, agent)
+    _migration_routes(app, agent)
 
 
 def _stream_routes(app: OpenAPI, agent: Agent) -> None:
@@ -372,6 +373,42 @@ def _machine_routes(app: OpenAPI, agent: Agent) -> None:
     @app.get("/v1/vms/<vm>/console", summary="Where a VM's console is", responses={200: models.Console})
     def console(path: VmPath) -> Response:
         return _answer(agent.console(path.vm))
+
+
+def _migration_routes(app: OpenAPI, agent: Agent) -> None:
+    @app.get(
+        "/v1/vms/<vm>/traveller", summary="What goes along with the disk of a VM that is to move",
+        responses={200: models.Traveller},
+    )  # fmt: skip
+    def traveller(path: VmPath) -> Response:
+        return _answer(agent.traveller(path.vm))
+
+    @app.post(
+        "/v1/vms/<vm>/migration",
+        summary="Move a VM's memory to another libvirt; lines of progress, then that it left or a problem document",
+        responses=_lines_of(app, models.MigrateLine),
+    )
+    def migrate(path: VmPath, body: models.MigrateRequest) -> Response:
+        def work(tell: Progress) -> models.MigrateLine:
+            return models.MigrateLine(left=agent.migrate(path.vm, body.to, body.domain, tell))
+
+        return _with_progress(models.MigrateLine, f"migrate {path.vm}", work)
+
+    @app.delete(
+        "/v1/vms/<vm>/migration",
+        summary="End a migration that is under way; or let a VM that went, and is not there any more, be started here",
+        responses={200: models.Vm},
+    )
+    def end_migration(path: VmPath) -> Response:
+        return _answer(agent.end_migration(path.vm))
+
+    @app.post("/v1/vms/<vm>/arrival", summary="Make ready for a VM that comes", responses={200: models.Expected})
+    def expect(path: VmPath, body: models.Traveller) -> Response:
+        return _answer(agent.expect(path.vm, body))
+
+    @app.post("/v1/vms/<vm>/arrival/end", summary="Let a VM go on that has come", responses={200: models.Booted})
+    def arrive(path: VmPath) -> Response:
+        return _answer(agent.arrive(path.vm))
 
 
 def _disk_routes(app: OpenAPI, agent: Agent) -> None:

@@ -28,7 +28,7 @@ TIMEOUT = 600.0
 """Seconds that one call may take: an attach may have to wait for a parent."""
 
 M = TypeVar("M", bound=BaseModel)
-Line = TypeVar("Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine)
+Line = TypeVar("Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine, models.MigrateLine)
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -139,6 +139,28 @@ class AgentClient:
     def detach_disk(self, vm: str, disk: str) -> models.Vm:
         """Take such a disk away from a VM, at once if it runs; one that it does not have is fine."""
         return self._model(models.Vm, "DELETE", _disk_path(vm, disk))
+
+    def traveller(self, vm: str) -> models.Traveller:
+        """What goes along with the disk of a VM that is to move; an error if it cannot."""
+        return self._model(models.Traveller, "GET", _vm_path(vm) + "/traveller")
+
+    def migrate(self, vm: str, to: str, domain: str, on_progress: OnProgress = silently) -> models.Left:
+        """Move a VM's memory to the libvirt at ``to``, as the domain that ``expect`` told; it is paused there then."""
+        body = {"to": to, "domain": domain}
+        path = _vm_path(vm) + "/migration"
+        return self._follow(models.MigrateLine, path, body, on_progress, lambda line: line.left, None)
+
+    def end_migration(self, vm: str) -> models.Vm:
+        """End a migration; or let a VM that went, and is not there any more, be started here again."""
+        return self._model(models.Vm, "DELETE", _vm_path(vm) + "/migration")
+
+    def expect(self, vm: str, traveller: models.Traveller) -> models.Expected:
+        """Make ready for a VM that comes, and whose disk is here."""
+        return self._model(models.Expected, "POST", _vm_path(vm) + "/arrival", traveller.model_dump(mode="json"))
+
+    def arrive(self, vm: str) -> models.Booted:
+        """Let a VM go on that has come; one that does already is left alone."""
+        return self._model(models.Booted, "POST", _vm_path(vm) + "/arrival/end")
 
     def resize(self, vm: str, size: int) -> models.Vm:
         """Let a VM's disk have ``size`` bytes, which are more than it has; a running VM sees it at once."""

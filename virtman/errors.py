@@ -17,6 +17,7 @@ VirtmanError
 ├── Conflict
 │   ├── VmExists             the name is taken by a VM of another image or size
 │   ├── VmRuns               the VM runs, and not as was asked for, or must not
+│   ├── VmMoving             the VM comes from another host, or went to another one
 │   ├── DiskAttached         the disk is attached to a VM
 │   ├── DiskBusy             another program has the VM's disk open: somebody's QEMU, or one that copies it
 │   ├── ImageExists          the name is taken by other content
@@ -154,6 +155,12 @@ class VmRuns(Conflict):
     """The VM runs, with another machine, other keys or user data than was asked for; or it should not."""
 
     kind = "vm-runs"
+
+
+class VmMoving(Conflict):
+    """The VM comes from another host, and does not go on yet; or it went to another one."""
+
+    kind = "vm-moving"
 
 
 class DiskAttached(Conflict):

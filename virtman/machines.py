@@ -6,7 +6,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from virtman.hostfiles import told
 from virtman.qemu import RunningVm, files_of, give_to_hypervisor
 from virtman.records import Boot
 from virtman.seed import Identity, is_seed_of, seed_image
-from virtman.vms import NO_DISKS
+from virtman.vms import NO_DISKS, Traveller
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ STOP_TIMEOUT = 60.0
 """Seconds that a VM has to shut down when asked to."""
 ASK_AGAIN = 10.0
 """Seconds after which it is asked again: nobody keeps the press of a button for a VM that is not listening yet."""
+TELL = 0.5
+"""Seconds between two looks at how far a migration is."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 _OFF = -1
 """libvirt's ID of a VM that does not run (virDomainGetID)."""
@@ -179,6 +182,71 @@ class LibvirtMachines:
         for old, file in ((self._seed(vm), self._seed(new)), (self.console_log(vm), self.console_log(new))):
             with told(f"renaming {old} to {file}"), contextlib.suppress(FileNotFoundError):
                 old.rename(file)
+
+    def traveller(self, vm: str) -> Traveller:
+        """What goes along with the disk of a VM that moves. Raises HypervisorError, UnknownVm, HostTrouble."""
+        with connected(self._uri) as connection:
+            domain = self._find(connection, vm)
+            if domain is None:
+                raise UnknownVm(f"libvirt does not have vm {vm!r}")
+            with told(f"reading {self._seed(vm)}"):
+                return Traveller(domain.UUIDString(), _machine(domain), self._seed(vm).read_bytes())
+
+    def expect(self, vm: str, disk: Device, traveller: Traveller) -> str:
+        """Make ready for a VM that comes. Returns its domain (XML). Raises HypervisorError, DomainForeign."""
+        with connected(self._uri) as connection:
+            self._find(connection, vm)
+            with told(f"writing {self._seed(vm)}"):
+                write_atomically(self._seed(vm), traveller.seed)
+            give_to_hypervisor(connection, [self._seed(vm), *files_of(disk.node or {})])
+        return domain_xml(self._machine_of(vm, traveller.uuid, disk, traveller.boot, NO_DISKS))
+
+    def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:
+        """Move the VM's memory to the libvirt at ``uri``, where it is paused then. Returns seconds that it stood still.
+
+        The two libvirt daemons do it by the connection between them (VIR_MIGRATE_PEER2PEER, TUNNELLED): it is as safe
+        as that, needs no port of its own, and ends, well or not, also if this process is killed. Raises
+        HypervisorError.
+        """
+        import libvirt
+
+        flags = libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PEER2PEER | libvirt.VIR_MIGRATE_TUNNELLED
+        flags |= libvirt.VIR_MIGRATE_PERSIST_DEST | libvirt.VIR_MIGRATE_PAUSED | libvirt.VIR_MIGRATE_AUTO_CONVERGE
+        # unsafe, for all that libvirt knows: it takes the disk for one that both hosts have
+        flags |= libvirt.VIR_MIGRATE_UNSAFE
+        how = {libvirt.VIR_MIGRATE_PARAM_DEST_XML: domain, libvirt.VIR_MIGRATE_PARAM_PERSIST_XML: domain}
+        with connected(self._uri) as connection, ThreadPoolExecutor(1, thread_name_prefix="migrate") as pool:
+            found = self._find(connection, vm)
+            if found is None:
+                raise UnknownVm(f"libvirt does not have vm {vm!r}")
+            moving = pool.submit(found.migrateToURI3, uri, how, flags)
+            while not wait([moving], TELL).done:
+                with contextlib.suppress(libvirt.libvirtError):
+                    job = found.jobStats()
+                    tell(job.get("memory_total", 0) - job.get("memory_remaining", 0), job.get("memory_total", 0))
+            moving.result()
+            return float(found.jobStats(libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED).get("downtime", 0)) / 1000
+
+    def end_migration(self, vm: str) -> None:
+        """Have what ``migrate`` does end, with an error; with nothing to end it is fine. Raises HypervisorError."""
+        import libvirt
+
+        with connected(self._uri) as connection:
+            domain = self._find(connection, vm)
+            if domain is None or not domain.isActive():
+                return
+            if domain.jobInfo()[0] != libvirt.VIR_DOMAIN_JOB_NONE:
+                with contextlib.suppress(libvirt.libvirtError):  # it ends at this moment
+                    domain.abortJob()
+            if not _await(lambda: domain.jobInfo()[0] == libvirt.VIR_DOMAIN_JOB_NONE, STOP_TIMEOUT):
+                raise HypervisorError(f"vm {vm!r}: libvirt does not end its migration within {STOP_TIMEOUT:.0f} s")
+
+    def undefine(self, vm: str) -> None:
+        """Forget a VM that is off, and keep its files. Raises HypervisorError."""
+        with connected(self._uri) as connection:
+            domain = self._find(connection, vm)
+            if domain is not None:
+                domain.undefine()
 
     def stop(self, vm: str, *, force: bool) -> None:
         """Shut the VM down, or with ``force`` cut its power. A stopped one is left alone. Raises HypervisorError."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
+from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -22,6 +23,14 @@ HostPath = Annotated[str, Field(pattern=PATH_PATTERN, max_length=4095, descripti
 Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]
 """Text that can be written down: JSON can also spell halves of surrogates."""
 Bytes = Annotated[int, Field(ge=0)]
+Base64Str = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$", description="base64")]
+
+NETWORK_PATTERN = r"^(user|none|(network|bridge):[A-Za-z0-9_.-]{1,63})$"
+LIBVIRT_PATTERN = (
+    r"^qemu(\+(ssh|tls|tcp)://([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9\[][A-Za-z0-9.:\[\]-]*/system"
+    r"|\+unix:///system\?socket=/[A-Za-z0-9_./-]+)$"
+)
+"""Of another host's; parameters, with which a URI can name commands and keys, are not taken."""
 
 
 class Model(BaseModel):
@@ -76,7 +85,7 @@ class BootRequest(CreateRequest):
 
     memory: Annotated[int, Field(ge=32, le=1 << 24)] = 1024
     cpus: Annotated[int, Field(ge=1, le=512)] = 1
-    network: Annotated[str, Field(pattern=r"^(user|none|(network|bridge):[A-Za-z0-9_.-]{1,63})$")] = "user"
+    network: Annotated[str, Field(pattern=NETWORK_PATTERN)] = "user"
     ssh_keys: list[Text] = []
     user_data: Text | None = None
 
@@ -105,6 +114,23 @@ class SendRequest(Model):
     snapshot: Name | None = None
     since: Name | None = None
     with_snapshots: bool = False
+
+
+class MigrateRequest(Model):
+    """Where a VM moves to: the URI of a libvirt, and the domain (XML) that the agent there has asked for."""
+
+    to: Annotated[str, Field(pattern=LIBVIRT_PATTERN, max_length=500)]
+    domain: str
+
+
+class Traveller(Model):
+    """What goes along with the disk of a VM that moves. ``memory`` in MiB; ``seed``: its file's content in base64."""
+
+    uuid: UUID
+    memory: Annotated[int, Field(ge=1, le=1 << 24)]
+    cpus: Annotated[int, Field(ge=1, le=512)]
+    network: Annotated[str, Field(pattern=NETWORK_PATTERN)]
+    seed: Base64Str
 
 
 class ReceiveRequest(Model):
@@ -184,17 +210,22 @@ class Machine(Model):
 class VmLine(Model):
     """One VM in a list. ``machine`` is None for one that ``virtman boot`` never started.
 
-    ``disks``: those that it uses besides its own.
+    ``disks``: those that it uses besides its own. ``moved_to``: the libvirt that it went to. ``arriving``: it comes
+    from another host, and does not go on yet.
     """
 
     name: str
     disk: Disk
     machine: Machine | None
     disks: list[str] = []
+    moved_to: str | None = None
+    arriving: bool = False
 
     @property
     def state(self) -> str:
         """The machine's state; without one ``disk``, or where that is attached."""
+        if self.arriving or self.moved_to is not None:
+            return "arriving" if self.arriving else "moved"
         if self.machine is not None:
             return self.machine.state
         return "disk" if self.disk.attached_to is None else f"disk of {self.disk.attached_to}"
@@ -305,8 +336,20 @@ class Exported(Model):
     state: str | None = None
 
 
+class Expected(Model):
+    """The domain (XML) that libvirt is to make of a VM that comes."""
+
+    domain: str
+
+
+class Left(Model):
+    """A VM whose memory went to another libvirt, where it is paused. ``downtime``: seconds that it had stood still."""
+
+    downtime: float
+
+
 class Progress(Model):
-    """How far long work is. ``step``: copy, digest, send or receive; ``done`` and ``total`` in bytes."""
+    """How far long work is. ``step``: copy, digest, send, receive or memory; ``done`` and ``total`` in bytes."""
 
     step: str
     done: Bytes
@@ -320,6 +363,14 @@ class Problem(Model):
     title: str
     status: int
     detail: str
+
+
+class MigrateLine(Model):
+    """One line of the answer to a migration: progress, or at last that the VM left, or a problem."""
+
+    progress: Progress | None = None
+    left: Left | None = None
+    problem: Problem | None = None
 
 
 class PublishLine(Model):

@@ -50,6 +50,14 @@ class RunningVm:
             raise MonitorFailed(command, answer["error"].get("desc", "refused"), answer["error"].get("class", ""))
         return answer["return"]
 
+    def go_on(self) -> None:
+        """Let a VM that is paused run. Raises HypervisorError."""
+        import libvirt
+
+        state, _reason = self._domain.state()
+        if state == libvirt.VIR_DOMAIN_PAUSED:
+            self._domain.resume()
+
     def plug(self, name: str, disk: Device) -> None:
         """Let the VM use another disk; one that it has is left alone.
 

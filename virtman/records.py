@@ -157,6 +157,9 @@ RESIZE, TAKE, REVERT, DROP = "resize", "take snapshot", "revert", "delete snapsh
 ATTACH_DISK, DETACH_DISK = "attach disk", "detach disk"
 """Operations of the VM that uses another one's disk, finished after a crash; what cannot be attached is detached."""
 
+MIGRATE = "migrate"
+"""An operation of a VM that moves to another host: finished if it went, else undone."""
+
 RECEIVE = "receive"
 """An operation of a VM's disk, undone after a crash: what changed since a point comes from another host."""
 
@@ -167,7 +170,8 @@ class VmRecord(Record):
     ``source``: the VM that it is a clone of. ``current``: the point that the disk was last at, if there is one.
     ``untidy``: a point that is gone, whose space is not free yet. ``was``: the name that it had before this one.
     ``born``: the name that its UUID is made of, if not its own. ``disks``: names of VMs, never booted, whose disks it
-    uses besides its own.
+    uses besides its own. ``moved``: the libvirt that has its memory now. ``arriving``: its memory comes, or has
+    come, and the VM does not go on yet.
     """
 
     newest: ClassVar[int] = VM_VERSION
@@ -183,13 +187,17 @@ class VmRecord(Record):
     was: str | None = None
     born: str | None = None
     disks: tuple[str, ...] = ()
+    moved: str | None = None
+    arriving: bool = False
 
     @property
     def phase(self) -> str:
         """For people: what is under way, else that the disk is ready."""
         words = {CREATE: "creating", DESTROY: "destroying", BOOT: "booting", RESIZE: "resizing", REVERT: "reverting"}
-        words |= {RECEIVE: "receiving", RENAME: "being renamed"}
+        words |= {RECEIVE: "receiving", RENAME: "being renamed", MIGRATE: "migrating"}
         words |= {ATTACH_DISK: "attaching a disk", DETACH_DISK: "detaching a disk"}
+        if self.operation is None and (self.arriving or self.moved):
+            return "arriving" if self.arriving else "moved"
         return _phase(self, "ready", words)
 
     @property

@@ -156,10 +156,13 @@ class Streams:
     def _receive_changes(
         self, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
     ) -> None:
-        with self._vms.changing(vm) as record:
+        with self._vms.changing(vm, arriving=True) as record:
             if record.image != image:
                 raise StreamMisfit(f"vm {vm!r} is of image {record.image!r}, not {image!r}")
             _check_image(header, self._ensure(image))
+            if record.arriving:
+                self._receive_last(record, header, incoming, arrived)
+                return
             base = self._check_fits(record, header)
             names = [section.name for section in header.sections if section.name is not None]
             receiving = record.begin(RECEIVE, base=base.name, points=list(names))
@@ -175,6 +178,18 @@ class Streams:
                 self._undo_or_later(receiving)
                 raise
 
+    def _receive_last(
+        self, record: VmRecord, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
+    ) -> None:
+        """What a VM that arrives wrote last. Its QEMU knows the disk's files already, so these stay.
+
+        Cut off at any point, the same stream, or a later one since the same point, makes it right.
+        """
+        base = _base(record, header)
+        if any(section.name is not None or section.size != record.size for section in header.sections):
+            raise StreamMisfit(f"vm {record.name!r} is arriving: its disk gets no snapshots and no other size now")
+        self._receiver(record.name, header, base).fill(incoming, arrived)
+
     def _settle(self, record: VmRecord, points: tuple[Point, ...], current: str | None) -> None:
         disk = self._snapshots.open(record.name)
         self._disks.follow(record)
@@ -186,9 +201,7 @@ class Streams:
 
     def _check_fits(self, record: VmRecord, header: Header) -> Point:
         """The point that the stream continues. Raises StreamMisfit, VmRuns, BadRequest, DriverError."""
-        base = next((point for point in record.points if point.id == header.since and not point.temporary), None)
-        if base is None:
-            raise StreamMisfit(f"vm {record.name!r} has no snapshot that the stream continues; send it the whole VM")
+        base = _base(record, header)
         present = {point.id for point in record.points} | {point.name for point in record.points}
         again = [section.name for section in header.sections if {section.id, section.name} & present]
         if again:
@@ -219,6 +232,14 @@ class Streams:
         for name in reversed(names if isinstance(names, list) else []):
             self._snapshots.drop(record.name, str(name), None)
         self._settle(record, record.points, str(base))
+
+
+def _base(record: VmRecord, header: Header) -> Point:
+    """The point that a stream continues. Raises StreamMisfit."""
+    base = next((point for point in record.points if point.id == header.since and not point.temporary), None)
+    if base is None:
+        raise StreamMisfit(f"vm {record.name!r} has no snapshot that the stream continues; send it the whole VM")
+    return base
 
 
 def _counted(step: str, header: Header, progress: Progress) -> Callable[[int], None]:

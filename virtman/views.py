@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 from drivers import base
 from drivers.host.watch import Death
 from virtman import models
 from virtman.accel import Verdict
+from virtman.errors import BadRequest
 from virtman.records import Boot, ImageRecord, Point, VmRecord
+from virtman.vms import Traveller
 from volt.client import Image as PublishedImage
 
 
@@ -43,6 +48,28 @@ def machine(boot: Boot | None, state: str, console_log: Path, accel: str) -> mod
     return models.Machine(
         state=state, memory=boot.memory, cpus=boot.cpus, network=boot.network, console_log=str(console_log), accel=accel
     )
+
+
+def more(record: VmRecord) -> dict[str, Any]:
+    """What else there is to say of a VM."""
+    return {"disks": list(record.disks), "moved_to": record.moved, "arriving": record.arriving}
+
+
+def traveller(found: Traveller) -> models.Traveller:
+    """What goes along with a VM's disk."""
+    return models.Traveller(
+        uuid=UUID(found.uuid), memory=found.boot.memory, cpus=found.boot.cpus, network=found.boot.network,
+        seed=base64.b64encode(found.seed).decode(),
+    )  # fmt: skip
+
+
+def of_traveller(told: models.Traveller) -> Traveller:
+    """What came along with a VM's disk. Raises BadRequest."""
+    try:
+        seed = base64.b64decode(told.seed, validate=True)
+    except ValueError as error:
+        raise BadRequest(f"the seed is not base64: {error}") from error
+    return Traveller(str(told.uuid), Boot(memory=told.memory, cpus=told.cpus, network=told.network), seed)
 
 
 def image(published: PublishedImage, record: ImageRecord | None, held_bytes: int) -> models.Image:

@@ -27,6 +27,7 @@ from virtman.errors import (
     UnknownVm,
     VirtmanError,
     VmExists,
+    VmMoving,
     VmRuns,
 )
 from virtman.locks import NamedLocks
@@ -55,6 +56,9 @@ class Running(Monitor, Protocol):
         Raises HypervisorError: it may be held still.
         """
 
+    def go_on(self) -> None:
+        """Let a VM that is paused run. Raises HypervisorError."""
+
     def plug(self, name: str, disk: Device) -> None:
         """Let the VM use another disk; one that it has is left alone. Raises HypervisorError, DriverError."""
 
@@ -63,6 +67,15 @@ class Running(Monitor, Protocol):
 
         Raises HypervisorError, DriverError.
         """
+
+
+@dataclass(frozen=True)
+class Traveller:
+    """What goes along with the disk of a VM that moves: UUID, machine, and the content of its seed."""
+
+    uuid: str
+    boot: Boot
+    seed: bytes
 
 
 class Machines(Protocol):
@@ -107,6 +120,24 @@ class Machines(Protocol):
 
         What has the new name already is left alone. Raises HypervisorError, DomainForeign, VmRuns.
         """
+
+    def traveller(self, vm: str) -> Traveller:
+        """What goes along with the VM's disk. Raises HypervisorError, UnknownVm, HostTrouble."""
+
+    def expect(self, vm: str, disk: Device, traveller: Traveller) -> str:
+        """Make ready for a VM that comes. Returns its domain (XML). Raises HypervisorError, DomainForeign."""
+
+    def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:
+        """Move the VM's memory to the libvirt at ``uri``, where it is paused then. Returns seconds that it stood still.
+
+        ``tell`` hears of bytes moved, and in all. Raises HypervisorError: it goes on here, if libvirt says so.
+        """
+
+    def end_migration(self, vm: str) -> None:
+        """Have what ``migrate`` does end, with an error; with nothing to end it is fine. Raises HypervisorError."""
+
+    def undefine(self, vm: str) -> None:
+        """Forget a VM that is off, and keep its files. Raises HypervisorError."""
 
     def remove(self, vm: str) -> None:
         """Stop the VM, and forget it with all that was made for it. Nothing there is fine. Raises HypervisorError."""
@@ -164,16 +195,20 @@ class Vms:
         self._untidy, self._tidy = untidy or self._untidy, tidy or self._tidy
 
     @contextmanager
-    def changing(self, name: str) -> Iterator[VmRecord]:
+    def changing(self, name: str, *, arriving: bool = False) -> Iterator[VmRecord]:
         """A VM with which nothing is under way, and nothing else is begun. Raises UnknownVm, and as ``repair``.
 
-        Nor is anything with the VM that its disk is attached to.
+        Nor is anything with the VM that its disk is attached to. Raises VmMoving for one that arrives, unless
+        ``arriving``.
         """
         with self._holding(name) as user:
             if user is not None:
                 self.repair_held(user)
             self.repair_held(name)
-            yield self.record(name)
+            record = self.record(name)
+            if record.arriving and not arriving:
+                self.require_here(record)
+            yield record
 
     @contextmanager
     def _holding(self, name: str) -> Iterator[str | None]:
@@ -209,6 +244,15 @@ class Vms:
         user = self.attached_to(record)
         if user is not None:
             raise DiskAttached(f"disk {record.name!r} is attached to vm {user.name!r}; detach it there first")
+
+    def require_here(self, record: VmRecord) -> None:
+        """Raises VmMoving if a VM's memory is, or may be, anywhere else."""
+        if record.arriving:
+            raise VmMoving(f"vm {record.name!r} is arriving from another host; 'virtman destroy' gives it up")
+        if record.moved is not None:
+            raise VmMoving(
+                f"vm {record.name!r} went to {record.moved}; 'virtman migrate' again ends that, or --abort undoes it"
+            )
 
     def disks_of(self, record: VmRecord) -> dict[str, Device]:
         """The disks that a VM uses besides its own, by name. Raises DriverError."""
@@ -338,6 +382,7 @@ class Vms:
         self._create(name, image, size)
         record = self.record(name)
         self.require_detached(record)
+        self.require_here(record)
         machine = None if record.boot is None else record.boot.model_dump(mode="json")
         booting = record.begin(BOOT, new=before is None, before=machine).model_copy(update={"boot": boot})
         try:

@@ -18,13 +18,23 @@ class Console:
     """Root's shell in a VM of the lab's guest that shows its login prompt. It needs libvirt only to begin."""
 
     def __init__(self, uri: str, vm: str) -> None:
-        self._fd = os.open(_terminal(uri, vm), os.O_RDWR | os.O_NOCTTY)
-        tty.setraw(self._fd)
-        self._asked = 0
+        self._open(uri, vm)
         self._send("root")
         self._await(rb"\$ |# ")
         self._send("stty -echo; PS1= PS2= exec sh")  # one that does not edit lines
         self.run("cd /root")
+
+    @classmethod
+    def of_shell(cls, uri: str, vm: str) -> Console:
+        """That of a VM in which the shell runs already."""
+        console = cls.__new__(cls)
+        console._open(uri, vm)
+        return console
+
+    def _open(self, uri: str, vm: str) -> None:
+        self._fd = os.open(_terminal(uri, vm), os.O_RDWR | os.O_NOCTTY)
+        tty.setraw(self._fd)
+        self._asked = time.monotonic_ns()
 
     def close(self) -> None:
         """Leave the shell as it is."""

@@ -38,9 +38,9 @@ class VmTestCase(testtools.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 
-    def libvirt(self, user: str = "root") -> PrivateLibvirt:
+    def libvirt(self, user: str = "root", name: str = "libvirt") -> PrivateLibvirt:
         """A libvirtd of the test's own."""
-        libvirt = PrivateLibvirt(self.folder / "libvirt", user)
+        libvirt = PrivateLibvirt(self.folder / name, user)
         libvirt.start()
         self.addCleanup(libvirt.stop)
         return libvirt

@@ -67,7 +67,8 @@ class Disk:
     """A VM's disk; ``writes`` is what the VM wrote. ``whole`` is False while it is being made.
 
     ``points``: what it held, and its size, by the name of the point. ``stranger``: somebody else has it open.
-    ``layer``: what its node is made of changes when points are taken and gone back to.
+    ``layer``: what its node is made of changes when points are taken and gone back to. ``device``: it is one of the
+    host, and no block node.
     """
 
     size: int
@@ -77,6 +78,7 @@ class Disk:
     points: dict[str, tuple[str, int]] = field(default_factory=dict)
     stranger: bool = False
     layer: int = 0
+    device: bool = False
 
     def sizes(self) -> dict[str, int]:
         """The size of the disk at each point."""
@@ -477,7 +479,7 @@ def _require_content(device: Device) -> None:
 def _device(vm: str, disk: Disk) -> Device:
     path = Path("/disks") / f"{vm}.qcow2"
     node = {"driver": "qcow2", "filename": str(path), "layer": disk.layer, "backing": disk.origin.node}
-    return Device(disk.size, path, node)
+    return Device(disk.size, path, None if disk.device else node)
 
 
 def _host(place: Place | Host) -> Host:

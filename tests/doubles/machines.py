@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from drivers.errors import MonitorFailed
 from tests.doubles.drivers import Moment, unnoticed
 from virtman.errors import UnknownVm, VmRuns
 from virtman.records import Boot
-from virtman.vms import NO_DISKS
+from virtman.vms import NO_DISKS, Traveller
 
 
 class RunningDouble:
@@ -36,6 +36,11 @@ class RunningDouble:
     def thaw(self) -> None:
         self._machines.moment("before machines.thaw")
         self._machines.frozen.discard(self._vm)
+
+    def go_on(self) -> None:
+        self._machines.answer("go_on")
+        self._machines.paused.discard(self._vm)
+        self._machines.moment("after machines.go_on")
 
     def plug(self, name: str, disk: Device) -> None:
         self._machines.answer("plug")
@@ -67,6 +72,10 @@ class MachinesDouble:
         self.defined: dict[str, Device] = {}
         self.plugged: dict[str, dict[str, Device]] = {}
         self.with_disks: dict[str, dict[str, Device]] = {}
+        self.paused: set[str] = set()
+        """Those whose memory has come, and that do not go on yet."""
+        self.others: dict[str, MachinesDouble] = {}
+        """Those of other hosts, by their URIs."""
         self.born: dict[str, str] = {}
         """What their UUIDs are made of."""
         self._machines: dict[str, Boot] = {}
@@ -139,12 +148,43 @@ class MachinesDouble:
             self.files.add(new)
         self.moment("after machines.rename")
 
+    def traveller(self, vm: str) -> Traveller:
+        self.answer("traveller")
+        return Traveller(f"uuid of {self.born[vm]}", self._machines[vm], repr(self._seeds.get(vm)).encode())
+
+    def expect(self, vm: str, disk: Device, traveller: Traveller) -> str:
+        self.answer("expect")
+        self.files.add(vm)
+        self._machines[vm], self.defined[vm], self.with_disks[vm] = traveller.boot, disk, {}
+        return f"{traveller.uuid} {traveller.seed.decode()}"
+
+    def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:
+        """What comes is the VM that the other one expects."""
+        self.answer("migrate")
+        tell(0, 1)
+        other = self.others[uri]
+        other.running[vm], other.plugged[vm] = other.defined[vm], {}
+        other.paused.add(vm)
+        del self.running[vm]
+        self.moment("after machines.migrate")
+        if "migrate's answer" in self.failing:
+            raise self.failing["migrate's answer"]
+        return 0.5
+
+    def end_migration(self, vm: str) -> None:
+        self.answer("end_migration")
+
+    def undefine(self, vm: str) -> None:
+        self.answer("undefine")
+        self.defined.pop(vm, None)
+
     def remove(self, vm: str) -> None:
         self.answer("remove")
         self.born.pop(vm, None)
         self.running.pop(vm, None)
         for known in (self.defined, self.plugged, self.with_disks):
             known.pop(vm, None)
+        self.paused.discard(vm)
         self.files.discard(vm)
         self.moment("after machines.remove")
 

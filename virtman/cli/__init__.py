@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from virtman.cli import agent, cache, copies, host, images, snapshots, vms
+from virtman.cli import agent, cache, copies, host, images, migrate, snapshots, vms
 from virtman.places import join_session
 
 
@@ -38,7 +38,7 @@ def main(context: click.Context, socket: Path | None) -> None:
 
 
 for command in (
-    *vms.COMMANDS, *snapshots.COMMANDS, *copies.COMMANDS, *images.COMMANDS, *cache.COMMANDS, *host.COMMANDS,
-    *agent.COMMANDS,
+    *vms.COMMANDS, *snapshots.COMMANDS, *copies.COMMANDS, *migrate.COMMANDS, *images.COMMANDS, *cache.COMMANDS,
+    *host.COMMANDS, *agent.COMMANDS,
 ):  # fmt: skip
     main.add_command(command)

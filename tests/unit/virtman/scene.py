@@ -19,6 +19,7 @@ from virtman.copies import Copies
 from virtman.disks import Disks
 from virtman.errors import NoRoom, VirtmanError
 from virtman.imagestore import ImageStore
+from virtman.migration import Migrations
 from virtman.records import ImageRecord, Record, Role, Shelf, VmRecord
 from virtman.renaming import Renames
 from virtman.repair import repair
@@ -70,6 +71,7 @@ class Scene:
     """``host``, ``volt`` and ``machines`` outlive the agent; ``stacks`` and ``vms`` do not."""
 
     def __init__(self, test: TestCase) -> None:
+        self.test = test
         self.folder = folder_for(test)
         self.host = Host()
         self.volt = VoltDouble()
@@ -113,6 +115,7 @@ class Scene:
         )
         self.renames = Renames(self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment)
         self.attachments = Attachments(self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment)
+        self.migrations = Migrations(self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment)
         self.copies = Copies(self.vms, self.disks, self.stacks, self.drivers.snapshot, self.drivers.export)
         self.streams = Streams(
             self.vms, self.disks, self.copies, self.vm_shelf, self.drivers.snapshot, self.stacks.ensure, self.moment,

@@ -253,6 +253,22 @@ class VmCommandsTest(AgentCliTest):
         self.assertEqual([], self.json("detach-disk", "vm", "data")["disks"])
         self.assertEqual({"data": "disk", "vm": "off"}, self.states())
 
+    def test_a_migration_that_cannot_be(self) -> None:
+        self.out("create", "vm", "debian")
+        for wrong in ((), ("--live",), ("--to", "qemu+ssh://b/system")):
+            self.assertThat(self.misused("migrate", "vm", *wrong), Contains("--live --to URI"))
+        there = ("--live", "--to", "qemu+tls://b/system")
+        self.assertThat(self.fails("migrate", "vm", *there), Contains("--agent"))
+        self.assertThat(self.fails("migrate", "vm", *there, "--agent", "false"), Contains("without a word"))
+        nobody = ("--agent", "sh -c 'echo []'")
+        self.assertThat(self.fails("migrate", "vm", *there, *nobody), Contains("never booted"))
+        self.assertThat(self.fails("migrate", "vm", "--abort"), Contains("is not being moved"))
+        self.assertEqual({"vm": "disk"}, self.states())
+
+    def test_what_is_no_arrival(self) -> None:
+        self.assertThat(self.fails("arrival", "begin", "vm"), Contains("nothing of 'virtman migrate'"))
+        self.assertThat(self.fails("arrival", "end", "vm"), Contains("'vm'"))
+
     def states(self) -> dict[str, str]:
         """The last column of the list."""
         lines = [re.split("  +", line) for line in self.out("list").splitlines()[1:]]

@@ -1,0 +1,269 @@
+"""VMs leave a host and arrive at another one: what is refused, and where a VM is after a failure."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+from testtools import TestCase
+from testtools.matchers import Contains
+
+from drivers.errors import NotPossible
+from tests.unit.virtman.scene import Scene
+from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from virtman.errors import (
+    BadRequest,
+    HypervisorError,
+    NeverBooted,
+    NoRoom,
+    StreamMisfit,
+    VirtmanError,
+    VmMoving,
+    VmRuns,
+)
+from virtman.records import MIGRATE
+from virtman.vms import Traveller
+
+MIB = 1 << 20
+THERE = "qemu+ssh://there/system"
+TRAVELLER = Traveller(str(uuid.uuid4()), BOOT, b"seed")
+
+
+def a_vm(scene: Scene) -> None:
+    """One that runs."""
+    scene.volt.offer("debian", size=MIB)
+    scene.vms.boot("vm", "debian", None, BOOT, [], None)
+    scene.host.disks["vm"].writes = "precious"
+
+
+def a_disk(scene: Scene) -> None:
+    """What has come of a VM's disk."""
+    scene.volt.offer("debian", size=MIB)
+    scene.vms.create("vm", "debian", None)
+    scene.disks.take("vm", "migration-0")
+
+
+def arriving(scene: Scene) -> None:
+    """As before, and its memory has come."""
+    a_disk(scene)
+    scene.migrations.expect("vm", TRAVELLER)
+    scene.machines.running["vm"] = scene.machines.defined["vm"]
+    scene.machines.plugged["vm"] = {}
+    scene.machines.paused.add("vm")
+
+
+def leave(scene: Scene) -> float:
+    """Move the VM away."""
+    scene.machines.others.setdefault(THERE, there(scene).machines)
+    return scene.migrations.leave("vm", THERE, "<domain/>", lambda _done, _total: None)
+
+
+def there(here: Scene) -> Scene:
+    """Another host that expects the VM."""
+    scene = Scene(here.test)
+    a_disk(scene)
+    scene.migrations.expect("vm", TRAVELLER)
+    return scene
+
+
+class LeaveTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.scene = Scene(self)
+        a_vm(self.scene)
+
+    def assert_stays(self) -> None:
+        self.assertIn("vm", self.scene.machines.running)
+        self.assertIsNone(self.scene.vms.record("vm").moved)
+        self.scene.vms.start("vm")
+        self.scene.check(self)
+
+    def assert_went(self) -> None:
+        record = self.scene.vms.record("vm")
+        self.assertEqual((THERE, True), (record.moved, record.steady))
+        self.assertNotIn("vm", self.scene.machines.defined)
+        for act in (
+            lambda: self.scene.vms.start("vm"),
+            lambda: self.scene.vms.boot("vm", "debian", None, BOOT, [], None),
+            lambda: leave(self.scene),
+        ):
+            self.assertThat(str(self.assertRaises(VmMoving, act)), Contains(f"went to {THERE}"))
+        self.assertEqual("precious", self.scene.host.disks["vm"].writes)
+
+    def test_a_vm_that_went_is_not_started_here(self) -> None:
+        self.assertEqual(0.5, leave(self.scene))
+        self.assert_went()
+        self.scene.disks.take("vm", "last")
+        self.scene.vms.destroy("vm")
+        self.assertEqual({}, self.scene.host.disks)
+
+    def test_one_that_is_taken_back_is_started(self) -> None:
+        leave(self.scene)
+        self.scene.migrations.abort("vm")
+        self.scene.vms.start("vm")
+        self.assert_stays()
+
+    def test_what_goes_along(self) -> None:
+        self.assertEqual(BOOT, self.scene.migrations.traveller("vm").boot)
+
+    def test_what_cannot_go(self) -> None:
+        scene = self.scene
+        scene.vms.create("disk", "debian", None)
+        scene.vms.boot("off", "debian", None, BOOT, [], None)
+        scene.machines.stop("off", force=True)
+        scene.vms.boot("with", "debian", None, BOOT, [], None)
+        scene.attachments.attach("with", "disk")
+        scene.vms.boot("tree", "debian", None, BOOT, [], None)
+        scene.machines.stop("tree", force=True)
+        for point in ("a", "b"):
+            scene.disks.take("tree", point)
+        scene.disks.revert("tree", "a")
+        scene.vms.start("tree")
+        cases: list[tuple[str, type[VirtmanError], str]] = [
+            ("disk", NeverBooted, "never booted"),
+            ("off", BadRequest, "is off"),
+            ("with", BadRequest, "'disk'"),
+            ("tree", BadRequest, "'b'"),
+        ]
+        for vm, error, said in cases:
+            self.assertThat(str(self.assertRaises(error, scene.migrations.traveller, vm)), Contains(said))
+            self.assertRaises(error, scene.migrations.leave, vm, THERE, "<domain/>", lambda _done, _total: None)
+        self.assertRaises(BadRequest, scene.migrations.abort, "vm")
+
+    def test_what_fails_leaves_it_here(self) -> None:
+        self.scene.machines.failing["migrate"] = HypervisorError("no way")
+        self.assertRaises(HypervisorError, leave, self.scene)
+        self.scene.machines.failing.clear()
+        self.assert_stays()
+
+    def test_one_of_which_libvirt_does_not_say_that_it_went(self) -> None:
+        self.scene.machines.failing["migrate's answer"] = HypervisorError("away")
+        self.assertEqual(0.0, leave(self.scene))
+        self.assert_went()
+
+    def test_while_nobody_knows_where_it_is_it_is_not_started(self) -> None:
+        failing = self.scene.machines.failing
+        failing |= {"migrate's answer": HypervisorError("away"), "end_migration": HypervisorError("away")}
+        self.assertRaises(HypervisorError, leave, self.scene)
+        self.assertTrue(self.scene.vms.record("vm").doing(MIGRATE))
+        self.assertRaises(HypervisorError, self.scene.vms.start, "vm")
+        failing.clear()
+        self.scene.vms.repair("vm")
+        self.assert_went()
+
+    def test_a_full_disk(self) -> None:
+        for room, stays in ((0, True), (1, False)):
+            scene = self.scene = Scene(self)
+            a_vm(scene)
+            there(scene)
+            scene.fill_up(after=room)
+            self.assertRaises(NoRoom, leave, scene)
+            scene.make_room()
+            scene.vms.repair("vm")
+            self.assert_stays() if stays else self.assert_went()
+
+
+class ArriveTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.scene = Scene(self)
+
+    def test_it_goes_on_when_all_has_come(self) -> None:
+        arriving(self.scene)
+        for _ in range(2):
+            self.scene.migrations.arrive("vm")
+        self.assertEqual((set(), {"vm"}), (self.scene.machines.paused, set(self.scene.machines.running)))
+        self.scene.check(self)
+        self.scene.disks.take("vm", "point")
+
+    def test_nothing_is_done_with_it_before(self) -> None:
+        arriving(self.scene)
+        acts: list[Callable[[], object]] = [
+            lambda: self.scene.vms.start("vm"),
+            lambda: self.scene.disks.take("vm", "point"),
+            lambda: self.scene.disks.resize("vm", 2 * MIB),
+        ]
+        for act in acts:
+            self.assertThat(str(self.assertRaises(VmMoving, act)), Contains("is arriving"))
+        self.assertEqual({"vm"}, self.scene.machines.paused)
+        self.scene.vms.destroy("vm")
+        self.assertEqual(({}, {}), (self.scene.host.disks, self.scene.machines.running))
+
+    def test_one_whose_memory_has_not_come(self) -> None:
+        a_disk(self.scene)
+        for _ in range(2):
+            self.scene.migrations.expect("vm", TRAVELLER)
+        self.assertRaises(VmMoving, self.scene.migrations.arrive, "vm")
+
+    def test_a_vm_that_is_there_is_not_overwritten(self) -> None:
+        a_vm(self.scene)
+        self.assertRaises(VmRuns, self.scene.migrations.expect, "vm", TRAVELLER)
+        self.scene.check(self)
+
+    def test_what_has_no_block_node_does_not_move(self) -> None:
+        a_disk(self.scene)
+        self.scene.host.disks["vm"].device = True
+        self.assertRaises(NotPossible, self.scene.migrations.expect, "vm", TRAVELLER)
+
+    def test_it_is_asked_again_when_its_answer_was_lost(self) -> None:
+        arriving(self.scene)
+        self.scene.fill_up()
+        self.assertRaises(NoRoom, self.scene.migrations.arrive, "vm")
+        self.scene.make_room()
+        self.scene.migrations.arrive("vm")
+        self.scene.check(self)
+
+
+class MigrationCutOffTest(CutOff):
+    def test_a_vm_is_here_or_there(self) -> None:
+        def either(scene: Scene) -> None:
+            other = scene.machines.others[THERE]
+            here, gone = "vm" in scene.machines.running, "vm" in other.running
+            self.assertEqual(1, here + gone)
+            self.assertEqual(THERE if gone else None, scene.vms.record("vm").moved)
+            self.assertTrue(scene.vms.record("vm").steady)
+            if here:
+                scene.check(self)
+
+        moments = self.cut_and_restart(a_vm, leave, either)
+        self.assertEqual(set(), {"migrate:recorded", "migrate:went", "migrate:settled"} - set(moments))
+
+    def test_it_arrives_when_asked_again(self) -> None:
+        def arrives(scene: Scene) -> None:
+            scene.migrations.arrive("vm")
+            self.assertEqual(set(), scene.machines.paused)
+            scene.check(self)
+
+        self.cut_and_restart(arriving, lambda scene: scene.migrations.arrive("vm"), arrives)
+
+
+class LastStreamTest(TestCase):
+    def test_a_vm_that_arrives_gets_what_it_wrote_last_and_no_snapshot(self) -> None:
+        import io
+
+        here, other = Scene(self), Scene(self)
+        a_vm(here)
+
+        def stream(snapshot: str | None, since: str | None) -> bytes:
+            out = io.BytesIO()
+            here.streams.send("vm", snapshot, since, lambda data: (out.write(data), None)[1], lambda *_: None)
+            return out.getvalue()
+
+        here.disks.take("vm", "first")
+        other.volt.offer("debian", size=MIB)
+        other.streams.receive("vm", "debian", [stream("first", None)], lambda *_: None)
+        other.migrations.expect("vm", TRAVELLER)
+        other.machines.running["vm"], other.machines.plugged["vm"] = other.machines.defined["vm"], {}
+        here.host.disks["vm"].writes = "what came last"
+        last = stream(None, "first")
+        for cut in (last[:-10], last, last):
+            if cut != last:
+                self.assertRaises(VirtmanError, other.streams.receive, "vm", "debian", [cut], lambda *_: None)
+            else:
+                other.streams.receive("vm", "debian", [cut], lambda *_: None)
+        self.assertEqual("what came last", other.host.disks["vm"].writes)
+        self.assertEqual(["first"], [point.name for point in other.vms.record("vm").points])
+        here.disks.take("vm", "second")
+        again = stream("second", "first")
+        self.assertRaises(StreamMisfit, other.streams.receive, "vm", "debian", [again], lambda *_: None)
+        self.assertEqual(["first"], [point.name for point in other.vms.record("vm").points])
