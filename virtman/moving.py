@@ -25,7 +25,7 @@ from virtman.errors import AgentFailed, BadRequest, HypervisorError, VirtmanErro
 
 log = logging.getLogger(__name__)
 
-POINT = "migration-"
+POINT = "virtman-migration-"
 """How the names of the snapshots begin that are made on the way."""
 ROUNDS = 3
 """Streams before the memory goes: what changed while one went, goes with the next."""
@@ -59,10 +59,6 @@ class Destination:
         """Have it make ready. Returns the domain that it asks for. Raises AgentFailed."""
         return self._model(models.Expected, ["arrival", "begin", vm], traveller.model_dump_json()).domain
 
-    def arrive(self, vm: str) -> None:
-        """Have it let the VM go on. Raises AgentFailed."""
-        self._run(["arrival", "end", vm])
-
     def destroy(self, vm: str) -> None:
         """Have it destroy what has come. Raises AgentFailed."""
         self._run(["destroy", vm])
@@ -77,7 +73,14 @@ class Destination:
 
     def receive(self, vm: str, image: str, send: Callable[[BinaryIO], models.Sent]) -> models.Sent:
         """Have it receive what ``send`` writes. Raises BadRequest, AgentFailed, and as ``send``."""
-        with self._start(["receive", vm, image, "--json"]) as process:
+        return self._take(["receive", vm, image], send)
+
+    def arrive(self, vm: str, image: str, send: Callable[[BinaryIO], models.Sent]) -> models.Sent:
+        """As ``receive``, of what a VM that arrives wrote last; then it goes on there."""
+        return self._take(["arrival", "end", vm, image], send)
+
+    def _take(self, arguments: Sequence[str], send: Callable[[BinaryIO], models.Sent]) -> models.Sent:
+        with self._start([*arguments, "--json"]) as process:
             failed: VirtmanError | None = None
             try:
                 sent = send(cast("BinaryIO", process.stdin))
@@ -159,15 +162,17 @@ class Migration:
             raise BadRequest(f"{self._to!r} is not the libvirt of another host: qemu+ssh://[USER@]HOST/system, for one")
         found = self._client.vm(self._vm)
         self._image = found.disk.image
-        stood, point = 0.0, ""
         if found.moved_to is None:
             point, domain = self._go()
-            stood = self._leave(domain)
+            downtime = self._leave(domain) + self._arrive(point)
         elif found.moved_to != self._to:
             raise BadRequest(f"vm {self._vm!r} went to {found.moved_to} already; say that")
         else:
-            point = (self._points() or [""])[-1]
-        return self._end(point, stood)
+            downtime = self._arrive_if_needed()
+        self._client.destroy(self._vm)
+        for name in self._destination.points(self._vm):
+            self._destination.forget(self._vm, name)
+        return Moved(downtime, self._sent)
 
     def _go(self) -> tuple[str, str]:
         """Send the disk. Returns the last snapshot of it that is there, and the domain that is asked for."""
@@ -216,7 +221,8 @@ class Migration:
         def send(target: BinaryIO) -> models.Sent:
             return self._client.send(self._vm, target, point, base, self._on_progress, with_snapshots=base is None)
 
-        sent = self._destination.receive(self._vm, self._image, send).total
+        receive = self._destination.arrive if point is None else self._destination.receive
+        sent = receive(self._vm, self._image, send).total
         self._sent += sent
         return sent
 
@@ -230,21 +236,23 @@ class Migration:
         except VirtmanError as second:
             log.error("vm %s: something of its migration may be left: %s", self._vm, second)
 
-    def _end(self, point: str, stood: float) -> Moved:
-        began = time.monotonic()
+    def _arrive_if_needed(self) -> float:
+        """As ``_arrive``, of a VM that may have arrived already."""
         there = self._destination.find(self._vm)
         if there is None:
             raise HypervisorError(f"vm {self._vm!r} went to {self._to}, and its agent there does not have it")
-        if there.arriving:
-            if not point:
-                raise BadRequest(f"vm {self._vm!r} has lost the snapshots that its migration goes by; use --abort")
-            self._send(None, point)
-            self._destination.arrive(self._vm)
-        downtime = stood + time.monotonic() - began
-        self._client.destroy(self._vm)
-        for name in self._destination.points(self._vm):
-            self._destination.forget(self._vm, name)
-        return Moved(downtime, self._sent)
+        if not there.arriving:
+            return 0.0
+        points = self._points()
+        if not points:
+            raise BadRequest(f"vm {self._vm!r} has lost the snapshots that its migration goes by; use --abort")
+        return self._arrive(points[-1])
+
+    def _arrive(self, point: str) -> float:
+        """Send what was written last, and have the VM go on. Returns the seconds that it took."""
+        began = time.monotonic()
+        self._send(None, point)
+        return time.monotonic() - began
 
     def _points(self) -> list[str]:
         return [one.name for one in self._client.snapshots(self._vm) if one.name.startswith(POINT)]

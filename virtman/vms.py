@@ -454,7 +454,7 @@ class Vms:
         """
         record = self.record(name)
         self._understand(record)
-        if record.boot is not None:
+        if record.boot is not None and record.moved is None:
             self._cut_power(name)
         with self.locks.hold(name):
             record = self.record(name)

@@ -91,11 +91,13 @@ def begin(context: click.Context, vm: str, as_json: bool) -> None:
 
 @arrival.command()
 @click.argument("vm")
+@click.argument("image")
 @options.as_json
 @click.pass_context
-def end(context: click.Context, vm: str, as_json: bool) -> None:
-    """Let VM go on, of which all has come."""
+def end(context: click.Context, vm: str, image: str, as_json: bool) -> None:
+    """Receive what VM wrote last, a stream on the standard input, and let it go on. Its image is called IMAGE here."""
     with options.agent(context) as client:
+        client.receive(vm, image, sys.stdin.buffer)
         answer = client.arrive(vm)
     emit(answer) if as_json else click.echo(f"{vm} is {answer.state}")
 

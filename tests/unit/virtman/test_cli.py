@@ -267,7 +267,7 @@ class VmCommandsTest(AgentCliTest):
 
     def test_what_is_no_arrival(self) -> None:
         self.assertThat(self.fails("arrival", "begin", "vm"), Contains("nothing of 'virtman migrate'"))
-        self.assertThat(self.fails("arrival", "end", "vm"), Contains("'vm'"))
+        self.assertThat(self.fails("arrival", "end", "vm", "debian"), Contains("stream"))
 
     def states(self) -> dict[str, str]:
         """The last column of the list."""

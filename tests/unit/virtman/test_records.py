@@ -123,7 +123,7 @@ class ShelfTest(TestCase):
         self.assertEqual([1, {"more": 2}], json.loads((self.folder / "web.json").read_bytes())["later"])
 
     def test_an_operation_that_nobody_knows_yet_is_kept(self) -> None:
-        record = vm().begin("migrate", to="elsewhere", rounds=[1, 2]).reached("halfway")
+        record = vm().begin("teleport", to="elsewhere", rounds=[1, 2]).reached("halfway")
         self.shelf.put("web", record)
         self.assertEqual(record, self.shelf.get("web"))
 
@@ -181,8 +181,8 @@ class OperationTest(TestCase):
     def test_a_record_says_for_people_what_is_under_way(self) -> None:
         image = ImageRecord(name="debian", role=Role.HOST, state=State.PRESENT)
         self.assertEqual(
-            ["ready", "creating", "destroying", "booting", "migrate"],
-            [vm().phase, *(vm().begin(kind).phase for kind in ("create", "destroy", "boot", "migrate"))],
+            ["ready", "creating", "destroying", "booting", "teleport"],
+            [vm().phase, *(vm().begin(kind).phase for kind in ("create", "destroy", "boot", "teleport"))],
         )
         self.assertEqual(
             ["attached", "attaching", "publishing", "detaching", "leaving"],

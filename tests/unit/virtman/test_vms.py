@@ -463,7 +463,7 @@ class NewerTest(VmsTest):
     def setUp(self) -> None:
         super().setUp()
         self.vms.create("vm", "debian", None)
-        self.later = self.record().begin("migrate", to="elsewhere").reached("halfway")
+        self.later = self.record().begin("teleport", to="elsewhere").reached("halfway")
         self.scene.vm_shelf.put("vm", self.later)
         self.host.calls.clear()
 
@@ -471,7 +471,7 @@ class NewerTest(VmsTest):
         self.scene.restart()
         self.assertEqual(self.later, self.record())
         self.assertIn("vm", self.host.disks)
-        self.assertIn("'migrate'", self.scene.vms.troubles()["vm"])
+        self.assertIn("'teleport'", self.scene.vms.troubles()["vm"])
         self.assertFalse(self.scene.vms.unfinished("vm"))
 
     def test_nothing_is_done_with_their_vm(self) -> None:
