@@ -59,6 +59,7 @@ class Attachments:
                 raise
 
     def _check(self, record: VmRecord, disk: VmRecord) -> None:
+        self._vms.require_here(record)
         if record.boot is None:
             raise NeverBooted(f"vm {record.name!r} was never booted; a disk is attached to a VM that was")
         if disk.boot is not None:

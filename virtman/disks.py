@@ -60,6 +60,7 @@ class Disks:
         """
         check_size(size)
         with self._vms.changing(vm) as record:
+            self._vms.require_here(record)
             if size < (record.size or 0):
                 raise BadSize(f"vm {vm!r} has a disk of {record.size} bytes, and a disk cannot be made smaller")
             if size == record.size:
@@ -203,6 +204,7 @@ class Disks:
         Raises UnknownVm, UnknownSnapshot, VmRuns, DriverError, HypervisorError.
         """
         with self._vms.changing(vm) as record:
+            self._vms.require_here(record)
             require(record, name)
             with self.running(record) as running:
                 if running is not None:

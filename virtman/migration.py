@@ -17,7 +17,7 @@ from typing import Protocol
 from drivers.base import SnapshotDriver
 from drivers.errors import DriverError, NotPossible
 from virtman.errors import BadRequest, NeverBooted, VirtmanError, VmMoving, VmRuns
-from virtman.records import MIGRATE, Shelf, VmRecord
+from virtman.records import ARRIVE, MIGRATE, Shelf, VmRecord
 from virtman.steps import Step, log_step
 from virtman.vms import Machines, Traveller, Vms
 
@@ -45,7 +45,7 @@ class Migrations:
         self._vms, self._shelf = vms, shelf
         self._snapshots, self._machines = snapshots, machines
         self._step = step
-        vms.also_repair({MIGRATE: self._settle})
+        vms.also_repair({MIGRATE: self._settle, ARRIVE: self._arrive})
 
     # At the old host
 
@@ -163,7 +163,16 @@ class Migrations:
             with self._machines.running_vm(vm) as running:
                 if running is None:
                     raise VmMoving(f"vm {vm!r} has not come: libvirt does not have its memory here")
+            self._shelf.put(vm, record.begin(ARRIVE))
+            self._step("arrive:recorded")
+            self._arrive(record)
+
+    def _arrive(self, record: VmRecord) -> None:
+        """From the first time that it goes on, nothing but the VM writes to its disk."""
+        with self._machines.running_vm(record.name) as running:
+            if running is not None:
                 running.go_on()
-            self._step("arrive:goes on")
-            self._shelf.put(vm, record.settled(arriving=False))
-            self._machines.follow(vm, self._snapshots.open(vm))
+        self._step("arrive:goes on")
+        self._machines.follow(record.name, self._snapshots.open(record.name))
+        self._shelf.put(record.name, record.settled(arriving=False))
+        self._step("arrive:done")

@@ -157,8 +157,8 @@ RESIZE, TAKE, REVERT, DROP = "resize", "take snapshot", "revert", "delete snapsh
 ATTACH_DISK, DETACH_DISK = "attach disk", "detach disk"
 """Operations of the VM that uses another one's disk, finished after a crash; what cannot be attached is detached."""
 
-MIGRATE = "migrate"
-"""An operation of a VM that moves to another host: finished if it went, else undone."""
+MIGRATE, ARRIVE = "migrate", "arrive"
+"""Operations of a VM that moves to another host, finished there; at the old host if it went, and else undone."""
 
 RECEIVE = "receive"
 """An operation of a VM's disk, undone after a crash: what changed since a point comes from another host."""
@@ -194,7 +194,7 @@ class VmRecord(Record):
     def phase(self) -> str:
         """For people: what is under way, else that the disk is ready."""
         words = {CREATE: "creating", DESTROY: "destroying", BOOT: "booting", RESIZE: "resizing", REVERT: "reverting"}
-        words |= {RECEIVE: "receiving", RENAME: "being renamed", MIGRATE: "migrating"}
+        words |= {RECEIVE: "receiving", RENAME: "being renamed", MIGRATE: "migrating", ARRIVE: "arriving"}
         words |= {ATTACH_DISK: "attaching a disk", DETACH_DISK: "detaching a disk"}
         if self.operation is None and (self.arriving or self.moved):
             return "arriving" if self.arriving else "moved"

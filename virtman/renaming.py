@@ -59,6 +59,7 @@ class Renames:
 
     def _rename(self, record: VmRecord, new: str) -> None:
         self._vms.require_detached(record)
+        self._vms.require_here(record)
         if record.boot is not None:
             with self._machines.running_vm(record.name) as running:
                 if running is not None:

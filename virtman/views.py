@@ -14,7 +14,7 @@ from drivers.host.watch import Death
 from virtman import models
 from virtman.accel import Verdict
 from virtman.errors import BadRequest
-from virtman.records import Boot, ImageRecord, Point, VmRecord
+from virtman.records import ARRIVE, Boot, ImageRecord, Point, VmRecord
 from virtman.vms import Traveller
 from volt.client import Image as PublishedImage
 
@@ -52,7 +52,11 @@ def machine(boot: Boot | None, state: str, console_log: Path, accel: str) -> mod
 
 def more(record: VmRecord) -> dict[str, Any]:
     """What else there is to say of a VM."""
-    return {"disks": list(record.disks), "moved_to": record.moved, "arriving": record.arriving}
+    return {
+        "disks": list(record.disks),
+        "moved_to": record.moved,
+        "arriving": record.arriving and not record.doing(ARRIVE),
+    }
 
 
 def traveller(found: Traveller) -> models.Traveller:

@@ -34,6 +34,7 @@ def a_vm(scene: Scene) -> None:
     scene.volt.offer("debian", size=MIB)
     scene.vms.boot("vm", "debian", None, BOOT, [], None)
     scene.host.disks["vm"].writes = "precious"
+    scene.vms.create("disk", "debian", None)
 
 
 def a_disk(scene: Scene) -> None:
@@ -86,6 +87,10 @@ class LeaveTest(TestCase):
             lambda: self.scene.vms.start("vm"),
             lambda: self.scene.vms.boot("vm", "debian", None, BOOT, [], None),
             lambda: leave(self.scene),
+            lambda: self.scene.renames.rename("vm", "new"),
+            lambda: self.scene.disks.resize("vm", 2 * MIB),
+            lambda: self.scene.disks.revert("vm", "point"),
+            lambda: self.scene.attachments.attach("vm", "disk"),
         ):
             self.assertThat(str(self.assertRaises(VmMoving, act)), Contains(f"went to {THERE}"))
         self.assertEqual("precious", self.scene.host.disks["vm"].writes)
@@ -95,7 +100,7 @@ class LeaveTest(TestCase):
         self.assert_went()
         self.scene.disks.take("vm", "last")
         self.scene.vms.destroy("vm")
-        self.assertEqual({}, self.scene.host.disks)
+        self.assertEqual({"disk"}, set(self.scene.host.disks))
 
     def test_one_that_is_taken_back_is_started(self) -> None:
         leave(self.scene)
@@ -108,7 +113,6 @@ class LeaveTest(TestCase):
 
     def test_what_cannot_go(self) -> None:
         scene = self.scene
-        scene.vms.create("disk", "debian", None)
         scene.vms.boot("off", "debian", None, BOOT, [], None)
         scene.machines.stop("off", force=True)
         scene.vms.boot("with", "debian", None, BOOT, [], None)
@@ -206,12 +210,15 @@ class ArriveTest(TestCase):
         self.assertRaises(NotPossible, self.scene.migrations.expect, "vm", TRAVELLER)
 
     def test_it_is_asked_again_when_its_answer_was_lost(self) -> None:
-        arriving(self.scene)
-        self.scene.fill_up()
-        self.assertRaises(NoRoom, self.scene.migrations.arrive, "vm")
-        self.scene.make_room()
-        self.scene.migrations.arrive("vm")
-        self.scene.check(self)
+        for room, paused in ((0, {"vm"}), (1, set[str]())):
+            self.scene = Scene(self)
+            arriving(self.scene)
+            self.scene.fill_up(after=room)
+            self.assertRaises(NoRoom, self.scene.migrations.arrive, "vm")
+            self.assertEqual(paused, self.scene.machines.paused)
+            self.scene.make_room()
+            self.scene.migrations.arrive("vm")
+            self.scene.check(self)
 
 
 class MigrationCutOffTest(CutOff):
@@ -230,11 +237,14 @@ class MigrationCutOffTest(CutOff):
 
     def test_it_arrives_when_asked_again(self) -> None:
         def arrives(scene: Scene) -> None:
+            record = scene.vms.record("vm")
+            self.assertEqual(record.arriving, "vm" in scene.machines.paused)
             scene.migrations.arrive("vm")
             self.assertEqual(set(), scene.machines.paused)
             scene.check(self)
 
-        self.cut_and_restart(arriving, lambda scene: scene.migrations.arrive("vm"), arrives)
+        moments = self.cut_and_restart(arriving, lambda scene: scene.migrations.arrive("vm"), arrives)
+        self.assertEqual(set(), {"arrive:recorded", "arrive:goes on", "arrive:done"} - set(moments))
 
 
 class LastStreamTest(TestCase):
