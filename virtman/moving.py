@@ -176,17 +176,25 @@ class Migration:
 
     def _go(self) -> tuple[str, str]:
         """Send the disk. Returns the last snapshot of it that is there, and the domain that is asked for."""
-        if self._destination.find(self._vm) is not None:
-            raise VmExists(f"the destination has a vm {self._vm!r}; destroy it there first, or rename one of them")
         traveller = self._client.traveller(self._vm)
-        for point in self._points():  # of one that was cut off
-            self._client.delete_snapshot(self._vm, point)
+        self._make_room()
         try:
             return self._send_disk(), self._destination.expect(self._vm, traveller)
         except VirtmanError as error:
             log.warning("vm %s: it stays: %s", self._vm, error)
             self._undo()
             raise
+
+    def _make_room(self) -> None:
+        """Remove what is left of a migration that was cut off: at the destination, what has a snapshot of ours."""
+        points, there = self._points(), self._destination.find(self._vm)
+        if there is not None:
+            came = there.arriving or there.machine is None
+            if not came or not set(points) & set(self._destination.points(self._vm)):
+                raise VmExists(f"the destination has a vm {self._vm!r}; destroy it there first, or rename one of them")
+            self._destination.destroy(self._vm)
+        for point in points:
+            self._client.delete_snapshot(self._vm, point)
 
     def _leave(self, domain: str) -> float:
         """Have the memory moved. Returns seconds in which the VM stood still."""

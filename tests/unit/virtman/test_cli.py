@@ -259,9 +259,7 @@ class VmCommandsTest(AgentCliTest):
             self.assertThat(self.misused("migrate", "vm", *wrong), Contains("--live --to URI"))
         there = ("--live", "--to", "qemu+tls://b/system")
         self.assertThat(self.fails("migrate", "vm", *there), Contains("--agent"))
-        self.assertThat(self.fails("migrate", "vm", *there, "--agent", "false"), Contains("without a word"))
-        nobody = ("--agent", "sh -c 'echo []'")
-        self.assertThat(self.fails("migrate", "vm", *there, *nobody), Contains("never booted"))
+        self.assertThat(self.fails("migrate", "vm", *there, "--agent", "false"), Contains("never booted"))
         self.assertThat(self.fails("migrate", "vm", "--abort"), Contains("is not being moved"))
         self.assertEqual({"vm": "disk"}, self.states())
 

@@ -33,6 +33,7 @@ class World:
         self.moved: str | None = None
         self.phase = "ready"
         self.arrives = False
+        self.booted = False
         self.there = False
         self.here = True
 
@@ -108,7 +109,11 @@ class There(Destination):
         self.world = world
 
     def find(self, vm: str) -> models.Vm | None:
-        return a_vm("ready", None, arriving=self.world.arrives) if self.world.there else None
+        found = a_vm("ready", None, arriving=self.world.arrives)
+        if self.world.booted:
+            machine = models.Machine(state="off", memory=64, cpus=1, network="none", console_log="/log", accel="tcg")
+            found = found.model_copy(update={"machine": machine})
+        return found if self.world.there else None
 
     def expect(self, vm: str, traveller: models.Traveller) -> str:
         self.world.call("expect")
@@ -225,7 +230,20 @@ class MigrationTest(TestCase):
     def test_a_vm_of_this_name_is_left_alone(self) -> None:
         self.world.there = True
         self.assertRaises(VmExists, self.run_it)
-        self.assertEqual(["vm"], self.world.calls)
+        self.world.points["there"] = [f"{POINT}0-of-another-host"]
+        self.assertRaises(VmExists, self.run_it)
+        self.world.points["here"].append(f"{POINT}0-of-another-host")
+        self.world.booted = True
+        self.assertRaises(VmExists, self.run_it)
+        self.assertNotIn("destroy-there", self.world.calls)
+
+    def test_what_is_left_there_of_one_that_was_cut_off_goes(self) -> None:
+        self.world.failing |= {"migrate": AgentFailed("ended"), "destroy-there": AgentFailed("ended")}
+        self.assertRaises(AgentFailed, self.run_it)
+        self.assertTrue(self.world.there)
+        self.run_it()
+        self.assertEqual(2, self.world.calls.count("destroy-there"))
+        self.assert_moved()
 
     def test_one_that_does_not_have_it_after_all(self) -> None:
         self.world.moved = URI
