@@ -5,6 +5,7 @@ LabError
 ├── NoPackageSources   the machine's apt knows no Debian suite to build the guest from
 ├── NotReady           something that was started did not answer in time, or ended before it did
 ├── LoginFailed        a VM did not reach its login prompt
+├── ConsoleFailed      a command in a VM failed, or its guest does not answer on the serial port
 └── Leftovers          something outlived its cluster
 """
 
@@ -38,6 +39,10 @@ class NotReady(LabError):
 
 class LoginFailed(LabError):
     """A VM did not reach its login prompt."""
+
+
+class ConsoleFailed(LabError):
+    """A command in a VM failed, or its guest does not answer on the serial port."""
 
 
 class Leftovers(LabError):

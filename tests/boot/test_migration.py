@@ -11,9 +11,9 @@ import libvirt
 import pytest
 
 from lab.cluster import Cluster, tool
+from lab.console import Console
 from lab.login import io_errors, wait_login
 from lab.process import attempts
-from tests.boot.console import Console
 from tests.boot.test_points import WRITER
 from tests.boot.vms import VmTestCase
 from tests.patience import PATIENCE
@@ -37,7 +37,7 @@ class MigrationTest(VmTestCase):
         self.here.publish("guest", self.guest.disk)
         booted = self.here.boot(VM, "guest", memory=256, network="none")
         wait_login(VM, Path(booted.machine.console_log), PATIENCE)
-        self.console = Console(self.libvirts[0].uri, VM)
+        self.console = Console(self.libvirts[0].uri, VM, PATIENCE)
         self.addCleanup(lambda: self.console.close())
         self.console.run("dd if=/dev/urandom of=data bs=1M count=8 conv=fsync status=none")
         self.data = self.console.run("md5sum data")
@@ -57,7 +57,7 @@ class MigrationTest(VmTestCase):
     def assert_goes_on(self, host: int) -> None:
         """The guest runs at this host, and has what it wrote, without any error."""
         self.console.close()
-        self.console = Console.of_shell(self.libvirts[host].uri, VM)
+        self.console = Console.of_shell(self.libvirts[host].uri, VM, PATIENCE)
         self.console.run("echo 3 > /proc/sys/vm/drop_caches")
         self.assertEqual(self.data, self.console.run("md5sum data"))
         whole = 4 + int(self.console.run("cat /run/turn"))
@@ -163,7 +163,7 @@ class MigrationTest(VmTestCase):
         booted = self.here.start(VM)
         wait_login(VM, Path(booted.machine.console_log), PATIENCE)
         self.console.close()
-        self.console = Console(self.libvirts[0].uri, VM)
+        self.console = Console(self.libvirts[0].uri, VM, PATIENCE)
         self.assertEqual(self.data, self.console.run("md5sum data"))
 
     def domains(self, host: int) -> list[str]:

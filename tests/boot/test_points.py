@@ -14,10 +14,10 @@ import libvirt_qemu
 
 from drivers.errors import DriverError
 from lab.cluster import Cluster
+from lab.console import Console
 from lab.localboot import block_nodes
 from lab.login import io_errors, wait_login
 from lab.process import attempts
-from tests.boot.console import Console
 from tests.boot.killing_agent import AGENT
 from tests.boot.test_tree_boot import shut_down
 from tests.boot.vms import VmTestCase
@@ -77,7 +77,7 @@ class PointsTest(VmTestCase):
     def log_in(self) -> None:
         """Wait until the VM has booted, and begin a shell in it."""
         wait_login(VM, self.console_log, PATIENCE)
-        self.console = Console(self.private.uri, VM)
+        self.console = Console(self.private.uri, VM, PATIENCE)
         self.addCleanup(self.console.close)
 
     # In the guest
