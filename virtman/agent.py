@@ -26,6 +26,7 @@ from virtman.disks import Disks
 from virtman.errors import (
     ConfigError,
     HypervisorError,
+    NotSupported,
     NoVolumes,
     UnknownImage,
     UnknownVolume,
@@ -42,6 +43,7 @@ from virtman.pipe import Caller, Pipe, sweep
 from virtman.records import DETACH, PUBLISH, Boot, ImageRecord, Role, Shelf, VmRecord
 from virtman.renaming import Renames
 from virtman.repair import raise_all, repair, side_by_side
+from virtman.stackchoice import USERSPACE
 from virtman.stacks import Stacks
 from virtman.steps import Step, log_step
 from virtman.streams import Streams
@@ -344,14 +346,29 @@ class Agent:
         """What goes along with the disk of a VM that is to move. Raises as ``Migrations.traveller``."""
         return views.traveller(self._migrations.traveller(vm))
 
-    def migrate(self, vm: str, to: str, domain: str, progress: Progress) -> models.Left:
+    def migrate(self, vm: str, how: models.MigrateRequest, progress: Progress) -> models.Left:
         """Move a VM's memory to another libvirt. Raises as ``Migrations.leave``."""
-        return models.Left(downtime=self._migrations.leave(vm, to, domain, partial(progress, "memory")))
+        tell = partial(progress, "memory")
+        return models.Left(downtime=self._migrations.leave(vm, how.to, how.domain, how.point, tell))
+
+    def finish_migration(self, vm: str, to: str) -> None:
+        """Destroy what is left of a VM that goes on elsewhere. Raises as ``Migrations.finish``."""
+        self._migrations.finish(vm, to)
 
     def end_migration(self, vm: str) -> models.Vm:
         """End a migration, or take a VM back that went. Raises as ``Migrations.abort``."""
         self._migrations.abort(vm)
         return self.vm(vm)
+
+    def check_arrival(self, what: models.Traveller) -> None:
+        """Whether a VM can come here. Raises NotSupported, and as ``Migrations.check``."""
+        if self.config.snapshot != USERSPACE.snapshot:
+            raise NotSupported("this host has disks of the kernel stack; VMs move to hosts of the userspace stack")
+        self._migrations.check(views.of_traveller(what))
+
+    def give_up_arrival(self, vm: str, points: Sequence[str]) -> models.GivenUp:
+        """Destroy what has come of a VM. Raises as ``Migrations.give_up``."""
+        return models.GivenUp(state=self._migrations.give_up(vm, points))
 
     def expect(self, vm: str, what: models.Traveller) -> models.Expected:
         """Make ready for a VM that comes. Raises BadRequest, and as ``Migrations.expect``."""

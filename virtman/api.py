@@ -390,7 +390,7 @@ def _migration_routes(app: OpenAPI, agent: Agent) -> None:
     )
     def migrate(path: VmPath, body: models.MigrateRequest) -> Response:
         def work(tell: Progress) -> models.MigrateLine:
-            return models.MigrateLine(left=agent.migrate(path.vm, body.to, body.domain, tell))
+            return models.MigrateLine(left=agent.migrate(path.vm, body, tell))
 
         return _with_progress(models.MigrateLine, f"migrate {path.vm}", work)
 
@@ -401,6 +401,27 @@ def _migration_routes(app: OpenAPI, agent: Agent) -> None:
     )
     def end_migration(path: VmPath) -> Response:
         return _answer(agent.end_migration(path.vm))
+
+    @app.post(
+        "/v1/vms/<vm>/migration/end",
+        summary="Destroy what is left of a VM that goes on elsewhere",
+        responses={204: None},
+    )
+    def finish_migration(path: VmPath, body: models.FinishRequest) -> Response:
+        agent.finish_migration(path.vm, body.to)
+        return _done()
+
+    @app.post("/v1/arrivals/check", summary="Whether a VM can come to this host", responses={204: None})
+    def check_arrival(body: models.Traveller) -> Response:
+        agent.check_arrival(body)
+        return _done()
+
+    @app.post(
+        "/v1/vms/<vm>/arrival/give-up", summary="Destroy what has come of a VM, unless it goes on here already",
+        responses={200: models.GivenUp},
+    )  # fmt: skip
+    def give_up_arrival(path: VmPath, body: models.GiveUpRequest) -> Response:
+        return _answer(agent.give_up_arrival(path.vm, body.points))
 
     @app.post("/v1/vms/<vm>/arrival", summary="Make ready for a VM that comes", responses={200: models.Expected})
     def expect(path: VmPath, body: models.Traveller) -> Response:

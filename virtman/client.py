@@ -144,15 +144,30 @@ class AgentClient:
         """What goes along with the disk of a VM that is to move; an error if it cannot."""
         return self._model(models.Traveller, "GET", _vm_path(vm) + "/traveller")
 
-    def migrate(self, vm: str, to: str, domain: str, on_progress: OnProgress = silently) -> models.Left:
-        """Move a VM's memory to the libvirt at ``to``, as the domain that ``expect`` told; it is paused there then."""
-        body = {"to": to, "domain": domain}
+    def migrate(self, vm: str, to: str, domain: str, point: str, on_progress: OnProgress = silently) -> models.Left:
+        """Move a VM's memory to the libvirt at ``to``, as the domain that ``expect`` told; it is paused there then.
+
+        ``point``: the snapshot that was sent last.
+        """
+        body = {"to": to, "domain": domain, "point": point}
         path = _vm_path(vm) + "/migration"
         return self._follow(models.MigrateLine, path, body, on_progress, lambda line: line.left, None)
 
     def end_migration(self, vm: str) -> models.Vm:
         """End a migration; or let a VM that went, and is not there any more, be started here again."""
         return self._model(models.Vm, "DELETE", _vm_path(vm) + "/migration")
+
+    def finish_migration(self, vm: str, to: str) -> None:
+        """Destroy what is left here of a VM that goes on at the libvirt at ``to``."""
+        self._send("POST", _vm_path(vm) + "/migration/end", {"to": to})
+
+    def check_arrival(self, traveller: models.Traveller) -> None:
+        """Nothing, if a VM can come to this host; an error says why it cannot."""
+        self._send("POST", "/v1/arrivals/check", traveller.model_dump(mode="json"))
+
+    def give_up_arrival(self, vm: str, points: Sequence[str]) -> models.GivenUp:
+        """Destroy what has come of a VM, which has one of these snapshots, unless it goes on here already."""
+        return self._model(models.GivenUp, "POST", _vm_path(vm) + "/arrival/give-up", {"points": [*points]})
 
     def expect(self, vm: str, traveller: models.Traveller) -> models.Expected:
         """Make ready for a VM that comes, and whose disk is here."""

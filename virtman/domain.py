@@ -30,6 +30,9 @@ KIB_PER_MIB = 1024
 
 USER, NONE = "user", "none"
 
+NEWEST = "q35"
+"""The newest machine that a QEMU has: libvirt puts that one's own name in its place."""
+
 ET.register_namespace("virtman", NAMESPACE)
 ET.register_namespace("qemu", QEMU_NAMESPACE)
 
@@ -38,7 +41,7 @@ ET.register_namespace("qemu", QEMU_NAMESPACE)
 class Machine:
     """A VM to define. ``memory`` in MiB; ``network`` is ``user``, ``none``, ``network:NAME`` or ``bridge:NAME``.
 
-    ``disks``: those that it uses besides its own, by name.
+    ``disks``: those that it uses besides its own, by name. ``hardware``: QEMU's name of the machine that it emulates.
     """
 
     vm: str
@@ -52,6 +55,7 @@ class Machine:
     cpus: int
     network: str
     disks: Mapping[str, Device] = field(default_factory=dict)
+    hardware: str = NEWEST
 
     @property
     def mac(self) -> str:
@@ -81,6 +85,17 @@ def machine_of(xml: str) -> Boot:
     )
 
 
+def hardware_of(xml: str) -> str:
+    """QEMU's name of the machine that a domain emulates."""
+    kind = ET.fromstring(xml).find("os/type")  # noqa: S314  libvirt wrote it
+    return NEWEST if kind is None else kind.get("machine", NEWEST)
+
+
+def is_emulated(xml: str) -> bool:
+    """Whether QEMU itself does what the domain's processors do, and not KVM."""
+    return ET.fromstring(xml).get("type") != "kvm"  # noqa: S314  libvirt wrote it
+
+
 def _network_of(interface: ET.Element | None) -> str:
     if interface is None:
         return NONE
@@ -100,7 +115,7 @@ def domain_xml(machine: Machine) -> str:
     _text(root, "vcpu", str(machine.cpus))
     _text(root, "iothreads", "1")
     os = ET.SubElement(root, "os")
-    _text(os, "type", "hvm", arch="x86_64", machine="q35")
+    _text(os, "type", "hvm", arch="x86_64", machine=machine.hardware)
     features = ET.SubElement(root, "features")
     ET.SubElement(features, "acpi")
     if machine.accel == "kvm":

@@ -18,6 +18,7 @@ VirtmanError
 │   ├── VmExists             the name is taken by a VM of another image or size
 │   ├── VmRuns               the VM runs, and not as was asked for, or must not
 │   ├── VmMoving             the VM comes from another host, or went to another one
+│   ├── DiskChanged          a VM's disk is not what was sent of it any more
 │   ├── DiskAttached         the disk is attached to a VM
 │   ├── DiskBusy             another program has the VM's disk open: somebody's QEMU, or one that copies it
 │   ├── ImageExists          the name is taken by other content
@@ -161,6 +162,12 @@ class VmMoving(Conflict):
     """The VM comes from another host, and does not go on yet; or it went to another one."""
 
     kind = "vm-moving"
+
+
+class DiskChanged(Conflict):
+    """A VM's disk is not what was sent of it any more."""
+
+    kind = "disk-changed"
 
 
 class DiskAttached(Conflict):

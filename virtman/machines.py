@@ -13,8 +13,16 @@ from typing import Any
 
 from drivers.base import Device
 from drivers.host.durable import write_atomically
-from virtman.domain import Machine, domain_xml, machine_of, owner_of, uuid_of
-from virtman.errors import DomainForeign, HypervisorAbsent, HypervisorError, UnknownVm, VmRuns
+from virtman.domain import NEWEST, Machine, domain_xml, hardware_of, is_emulated, machine_of, owner_of, uuid_of
+from virtman.errors import (
+    DomainForeign,
+    HypervisorAbsent,
+    HypervisorError,
+    NotSupported,
+    UnknownVm,
+    VirtmanError,
+    VmRuns,
+)
 from virtman.hostfiles import told
 from virtman.qemu import RunningVm, files_of, give_to_hypervisor
 from virtman.records import Boot
@@ -95,7 +103,9 @@ class LibvirtMachines:
                     self._forget_again(connection, vm, files=not keep)
                 raise
 
-    def _machine_of(self, vm: str, uuid: str, disk: Device, boot: Boot, disks: Mapping[str, Device]) -> Machine:
+    def _machine_of(
+        self, vm: str, uuid: str, disk: Device, boot: Boot, disks: Mapping[str, Device], hardware: str = NEWEST
+    ) -> Machine:
         return Machine(
             vm=vm,
             uuid=uuid,
@@ -108,6 +118,7 @@ class LibvirtMachines:
             cpus=boot.cpus,
             network=boot.network,
             disks=disks,
+            hardware=hardware,
         )
 
     def _check_runs_as(self, domain: Any, boot: Boot, identity: Identity) -> None:
@@ -190,7 +201,24 @@ class LibvirtMachines:
             if domain is None:
                 raise UnknownVm(f"libvirt does not have vm {vm!r}")
             with told(f"reading {self._seed(vm)}"):
-                return Traveller(domain.UUIDString(), _machine(domain), self._seed(vm).read_bytes())
+                seed = self._seed(vm).read_bytes()
+            return Traveller(domain.UUIDString(), _machine(domain), seed, hardware_of(domain.XMLDesc()))
+
+    def check(self, traveller: Traveller) -> None:
+        """Whether a VM can come. Raises HypervisorError, NotSupported if QEMU here lacks its machine."""
+        import libvirt
+
+        with connected(self._uri) as connection:
+            try:
+                kind = "kvm" if self._accel == "kvm" else "qemu"
+                connection.getDomainCapabilities(None, "x86_64", traveller.hardware, kind)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() not in (libvirt.VIR_ERR_INVALID_ARG, libvirt.VIR_ERR_CONFIG_UNSUPPORTED):
+                    raise
+                raise NotSupported(
+                    f"QEMU of this host does not have the machine {traveller.hardware!r} that the VM has; stop it, and"
+                    " use 'virtman send' and 'receive'"
+                ) from error
 
     def expect(self, vm: str, disk: Device, traveller: Traveller) -> str:
         """Make ready for a VM that comes. Returns its domain (XML). Raises HypervisorError, DomainForeign."""
@@ -199,19 +227,23 @@ class LibvirtMachines:
             with told(f"writing {self._seed(vm)}"):
                 write_atomically(self._seed(vm), traveller.seed)
             give_to_hypervisor(connection, [self._seed(vm), *files_of(disk.node or {})])
-        return domain_xml(self._machine_of(vm, traveller.uuid, disk, traveller.boot, NO_DISKS))
+        machine = self._machine_of(vm, traveller.uuid, disk, traveller.boot, NO_DISKS, traveller.hardware)
+        return domain_xml(machine)
 
     def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:
         """Move the VM's memory to the libvirt at ``uri``, where it is paused then. Returns seconds that it stood still.
 
         The two libvirt daemons do it by the connection between them (VIR_MIGRATE_PEER2PEER, TUNNELLED): it is as safe
-        as that, needs no port of its own, and ends, well or not, also if this process is killed. Raises
-        HypervisorError.
+        as that, needs no port of its own, and ends, well or not, also if this process is killed.
+
+        A VM that is emulated stands still for all of it: QEMU does not notice all that one writes to its memory while
+        that is moved (QEMU before 9.0; commit 03bfc2188f mends the worst of it), and its guest goes on with what it
+        had before. Raises HypervisorError, and as ``tell``, after which the VM goes on here.
         """
         import libvirt
 
-        flags = libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PEER2PEER | libvirt.VIR_MIGRATE_TUNNELLED
-        flags |= libvirt.VIR_MIGRATE_PERSIST_DEST | libvirt.VIR_MIGRATE_PAUSED | libvirt.VIR_MIGRATE_AUTO_CONVERGE
+        flags = libvirt.VIR_MIGRATE_PEER2PEER | libvirt.VIR_MIGRATE_TUNNELLED
+        flags |= libvirt.VIR_MIGRATE_PERSIST_DEST | libvirt.VIR_MIGRATE_PAUSED
         # unsafe, for all that libvirt knows: it takes the disk for one that both hosts have
         flags |= libvirt.VIR_MIGRATE_UNSAFE
         how = {libvirt.VIR_MIGRATE_PARAM_DEST_XML: domain, libvirt.VIR_MIGRATE_PARAM_PERSIST_XML: domain}
@@ -219,13 +251,39 @@ class LibvirtMachines:
             found = self._find(connection, vm)
             if found is None:
                 raise UnknownVm(f"libvirt does not have vm {vm!r}")
+            live = not is_emulated(found.XMLDesc())
+            if live:
+                flags |= libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_AUTO_CONVERGE
+            began = time.monotonic()
             moving = pool.submit(found.migrateToURI3, uri, how, flags)
-            while not wait([moving], TELL).done:
-                with contextlib.suppress(libvirt.libvirtError):
-                    job = found.jobStats()
-                    tell(job.get("memory_total", 0) - job.get("memory_remaining", 0), job.get("memory_total", 0))
+            try:
+                while not wait([moving], TELL).done:
+                    tell(*_moved(found))
+            except VirtmanError:
+                with contextlib.suppress(libvirt.libvirtError):  # it ends at this moment
+                    found.abortJob()
+                raise
             moving.result()
+            if not live:
+                return time.monotonic() - began
             return float(found.jobStats(libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED).get("downtime", 0)) / 1000
+
+    def went(self, vm: str) -> bool | None:
+        """Whether the VM does not run here because its memory was moved; None if libvirt does not know any more.
+
+        libvirt keeps why a domain is off until it is started anew itself. Raises HypervisorError.
+        """
+        import libvirt
+
+        with connected(self._uri) as connection:
+            domain = self._find(connection, vm)
+            if domain is None:
+                return None
+            state, reason = domain.state()
+            if state != libvirt.VIR_DOMAIN_SHUTOFF:
+                return False
+            unknown = reason in (libvirt.VIR_DOMAIN_SHUTOFF_UNKNOWN, libvirt.VIR_DOMAIN_SHUTOFF_DAEMON)
+            return None if unknown else reason == libvirt.VIR_DOMAIN_SHUTOFF_MIGRATED
 
     def end_migration(self, vm: str) -> None:
         """Have what ``migrate`` does end, with an error; with nothing to end it is fine. Raises HypervisorError."""
@@ -374,6 +432,17 @@ def _run_of(domain: Any) -> int:
 
 def _quiet(_context: object, _error: object) -> None:
     """libvirt prints errors on stderr unless told otherwise; every one of them is raised as well."""
+
+
+def _moved(domain: Any) -> tuple[int, int]:
+    """Bytes of memory that have been moved, and in all; zeros if libvirt does not say."""
+    import libvirt
+
+    try:
+        job = domain.jobStats()
+    except libvirt.libvirtError:
+        return 0, 0
+    return max(0, job.get("memory_total", 0) - job.get("memory_remaining", 0)), job.get("memory_total", 0)
 
 
 def _machine(domain: Any) -> Boot:

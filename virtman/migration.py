@@ -12,16 +12,28 @@ Neither agent ever runs what may run at the other one: that needs a person's wor
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Protocol
 
 from drivers.base import SnapshotDriver
 from drivers.errors import DriverError, NotPossible
-from virtman.errors import BadRequest, NeverBooted, VirtmanError, VmMoving, VmRuns
-from virtman.records import ARRIVE, MIGRATE, Shelf, VmRecord
+from virtman.errors import (
+    BadRequest,
+    DiskChanged,
+    NeverBooted,
+    UnknownVm,
+    VirtmanError,
+    VmMoving,
+    VmRuns,
+)
+from virtman.records import ARRIVE, DESTROY, MIGRATE, Shelf, VmRecord
 from virtman.steps import Step, log_step
 from virtman.vms import Machines, Traveller, Vms
 
 log = logging.getLogger(__name__)
+
+ABSENT, GIVEN_UP, ARRIVED, ANOTHER = "absent", "given up", "arrived", "another"
+"""What there is of a VM that was to come: nothing, or nothing any more, or all, or somebody else's VM of its name."""
 
 
 class Tell(Protocol):
@@ -58,6 +70,9 @@ class Migrations:
     def _check(self, record: VmRecord) -> None:
         vm = record.name
         self._vms.require_here(record)
+        if record.operation is not None and record.doing(MIGRATE):
+            where = record.operation.arguments["to"]
+            raise VmMoving(f"vm {vm!r} is being moved to {where} already; 'virtman migrate --abort' ends that")
         if record.boot is None:
             raise NeverBooted(f"vm {vm!r} was never booted; 'virtman send' and 'receive' move its disk")
         if record.disks:
@@ -78,16 +93,19 @@ class Migrations:
             if running is None:
                 raise BadRequest(f"vm {vm!r} is off; 'virtman send' and 'receive' move its disk")
 
-    def leave(self, vm: str, uri: str, domain: str, tell: Tell) -> float:
+    def leave(self, vm: str, uri: str, domain: str, point: str, tell: Tell) -> float:
         """Move a VM's memory to the libvirt at ``uri``, as the ``domain`` (XML) that its agent has asked for.
 
-        It is paused there when this returns, and gone from this host's libvirt. Returns for how many seconds it had
-        stood still by then. Raises UnknownVm, VmMoving, HypervisorError, and as ``traveller``; after an error the VM
-        goes on here, or, if libvirt cannot tell, that is found out later.
+        ``point``: the snapshot that was sent last, after which nothing but the VM may have changed its disk. The VM is
+        paused there when this returns, and gone from this host's libvirt. Returns for how many seconds it had stood
+        still by then. Raises UnknownVm, VmMoving, DiskChanged, HypervisorError, as ``traveller``, and as ``tell``;
+        after an error the VM goes on here, or, if libvirt cannot tell, that is found out later.
         """
         with self._vms.changing(vm) as record:
             self._check(record)
-            migrating = record.begin(MIGRATE, to=uri)
+            _check_sent(record, point)
+            uuid = self._machines.traveller(vm).uuid  # of a VM of an earlier release its record has none
+            migrating = record.model_copy(update={"uuid": uuid}).begin(MIGRATE, to=uri)
             self._shelf.put(vm, migrating)
             self._step("migrate:recorded")
             try:
@@ -110,11 +128,12 @@ class Migrations:
             log.error("vm %s: where it is, is found out later: %s", record.name, second)
 
     def _settle(self, record: VmRecord) -> None:
-        """A VM that still runs here has not moved; that it is being moved is ended. One that is off went."""
+        """A VM that still runs here has not moved; that it is being moved is ended. One that is off went, if libvirt
+        does not say otherwise: its guest may have shut down, or somebody have cut its power.
+        """
         assert record.operation is not None  # noqa: S101
         self._machines.end_migration(record.name)
-        with self._machines.running_vm(record.name) as running:
-            gone = running is None
+        gone = self._machines.went(record.name) is not False
         if gone:
             self._machines.undefine(record.name)
         self._shelf.put(record.name, record.settled(moved=str(record.operation.arguments["to"]) if gone else None))
@@ -123,18 +142,31 @@ class Migrations:
     def abort(self, vm: str) -> None:
         """End a migration: one that is under way fails; a VM that went may be started here again.
 
-        Whoever says so of one that went has destroyed it there. Raises UnknownVm, BadRequest, HypervisorError.
+        Whoever says so of one that went has destroyed it there. One that goes at this moment is left as it is. Raises
+        UnknownVm, BadRequest, HypervisorError.
         """
-        record = self._vms.record(vm)
-        if record.doing(MIGRATE):
+        if self._vms.record(vm).doing(MIGRATE):
             self._machines.end_migration(vm)
-            return
+            with self._vms.changing(vm):  # it is written down now where the VM is
+                return
         with self._vms.changing(vm) as record:
             if record.moved is None:
                 raise BadRequest(f"vm {vm!r} is not being moved")
             self._shelf.put(vm, record.settled(moved=None))
 
+    def finish(self, vm: str, uri: str) -> None:
+        """Destroy what is left of a VM that goes on at ``uri``. Raises UnknownVm, VmMoving, DriverError."""
+        with self._vms.changing(vm) as record:
+            if record.moved != uri:
+                raise VmMoving(f"vm {vm!r} is not one that went to {uri}; it is left as it is")
+            self._shelf.put(vm, record.begin(DESTROY))
+        self._vms.destroy(vm)
+
     # At the new host
+
+    def check(self, traveller: Traveller) -> None:
+        """Whether a VM can come, before anything of it does. Raises NotSupported, HypervisorError."""
+        self._machines.check(traveller)
 
     def expect(self, vm: str, traveller: Traveller) -> str:
         """Make ready for a VM whose disk is here. Returns the domain (XML) that libvirt is to make of it.
@@ -148,18 +180,39 @@ class Migrations:
             disk = self._snapshots.open(vm)
             if disk.node is None:
                 raise NotPossible("this host has disks of the kernel stack; VMs move to hosts of the userspace stack")
-            self._shelf.put(vm, record.settled(boot=traveller.boot, arriving=True))
+            self._shelf.put(vm, record.settled(boot=traveller.boot, uuid=traveller.uuid, arriving=True, whole=False))
             self._step("arrive:expected")
             return self._machines.expect(vm, disk, traveller)
+
+    def give_up(self, vm: str, points: Collection[str]) -> str:
+        """Destroy what has come of a VM with one of these snapshots, unless it goes on here already.
+
+        Returns one of ``ABSENT``, ``GIVEN_UP``, ``ARRIVED``, ``ANOTHER``; the last two are left alone. Raises
+        DiskAttached, DriverError, HypervisorError.
+        """
+        try:
+            with self._vms.changing(vm, arriving=True) as record:
+                if not any(record.point(name) for name in points):
+                    return ANOTHER
+                if record.boot is not None and not record.arriving:
+                    return ARRIVED
+                self._vms.require_detached(record)
+                self._shelf.put(vm, record.begin(DESTROY))  # now nobody lets it go on any more
+        except UnknownVm:
+            return ABSENT
+        self._vms.destroy(vm)
+        return GIVEN_UP
 
     def arrive(self, vm: str) -> None:
         """Let a VM go on that has come, with all that its disk has. One that has arrived is left alone.
 
-        Raises UnknownVm, VmMoving if its memory is not here, HypervisorError.
+        Raises UnknownVm, VmMoving if its memory or what it wrote last is not here, HypervisorError.
         """
         with self._vms.changing(vm, arriving=True) as record:
             if not record.arriving:
                 return
+            if not record.whole:
+                raise VmMoving(f"vm {vm!r} has not come: its disk does not have what it wrote last")
             with self._machines.running_vm(vm) as running:
                 if running is None:
                     raise VmMoving(f"vm {vm!r} has not come: libvirt does not have its memory here")
@@ -176,3 +229,12 @@ class Migrations:
         self._machines.follow(record.name, self._snapshots.open(record.name))
         self._shelf.put(record.name, record.settled(arriving=False))
         self._step("arrive:done")
+
+
+def _check_sent(record: VmRecord, point: str) -> None:
+    """Whether the disk went on from that snapshot, in its size: nobody else's came after it. Raises DiskChanged."""
+    last = record.point(point)
+    if last is None or record.current != point or last.size != record.size:
+        raise DiskChanged(
+            f"the disk of vm {record.name!r} got another snapshot or another size while it was sent; migrate it again"
+        )

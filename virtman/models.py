@@ -31,6 +31,7 @@ LIBVIRT_PATTERN = (
     r"|\+unix:///system\?socket=/[A-Za-z0-9_./-]+)$"
 )
 """Of another host's; parameters, with which a URI can name commands and keys, are not taken."""
+Libvirt = Annotated[str, Field(pattern=LIBVIRT_PATTERN, max_length=500, description="libvirt of another host")]
 
 
 class Model(BaseModel):
@@ -117,20 +118,40 @@ class SendRequest(Model):
 
 
 class MigrateRequest(Model):
-    """Where a VM moves to: the URI of a libvirt, and the domain (XML) that the agent there has asked for."""
+    """Where a VM moves to: the URI of a libvirt, and the domain (XML) that the agent there has asked for.
 
-    to: Annotated[str, Field(pattern=LIBVIRT_PATTERN, max_length=500)]
+    ``point``: the snapshot that was sent last.
+    """
+
+    to: Libvirt
     domain: str
+    point: Name
+
+
+class FinishRequest(Model):
+    """The libvirt at which a VM goes on that was here."""
+
+    to: Libvirt
+
+
+class GiveUpRequest(Model):
+    """The snapshots that a VM's migration made: what has come of it has one of them."""
+
+    points: Annotated[list[Name], Field(min_length=1, max_length=1000)]
 
 
 class Traveller(Model):
-    """What goes along with the disk of a VM that moves. ``memory`` in MiB; ``seed``: its file's content in base64."""
+    """What goes along with the disk of a VM that moves. ``memory`` in MiB; ``seed``: its file's content in base64.
+
+    ``hardware``: QEMU's name of the machine that it emulates.
+    """
 
     uuid: UUID
     memory: Annotated[int, Field(ge=1, le=1 << 24)]
     cpus: Annotated[int, Field(ge=1, le=512)]
     network: Annotated[str, Field(pattern=NETWORK_PATTERN)]
     seed: Base64Str
+    hardware: Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,63}$")]
 
 
 class ReceiveRequest(Model):
@@ -211,10 +232,11 @@ class VmLine(Model):
     """One VM in a list. ``machine`` is None for one that ``virtman boot`` never started.
 
     ``disks``: those that it uses besides its own. ``moved_to``: the libvirt that it went to. ``arriving``: it comes
-    from another host, and does not go on yet.
+    from another host, and does not go on yet. ``uuid``: the same on all hosts; None of one of an earlier release.
     """
 
     name: str
+    uuid: UUID | None = None
     disk: Disk
     machine: Machine | None
     disks: list[str] = []
@@ -340,6 +362,14 @@ class Expected(Model):
     """The domain (XML) that libvirt is to make of a VM that comes."""
 
     domain: str
+
+
+class GivenUp(Model):
+    """What there is of a VM that was to come. ``state``: ``absent``, or ``given up`` now; ``arrived``: all, and it goes
+    on; ``another``: a VM of its name that nobody sent. The last two are left alone.
+    """
+
+    state: str
 
 
 class Left(Model):

@@ -14,14 +14,24 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO, TypeVar, cast
+from types import TracebackType
+from typing import BinaryIO, Self, TypeVar, cast
 
 from pydantic import ValidationError
 
 from virtman import models
 from virtman.client import AgentClient, OnProgress
-from virtman.errors import AgentFailed, BadRequest, HypervisorError, VirtmanError, VmExists
+from virtman.errors import (
+    AgentFailed,
+    BadRequest,
+    HypervisorError,
+    UnknownSnapshot,
+    VirtmanError,
+    VmExists,
+    VmMoving,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +41,15 @@ ROUNDS = 3
 """Streams before the memory goes: what changed while one went, goes with the next."""
 SMALL = 4 << 20
 """Bytes: so little may as well go while the VM stands still."""
+ABSENT, GIVEN_UP, ARRIVED, ANOTHER = "absent", "given up", "arrived", "another"
+"""What an agent says of a VM that was to come (``models.GivenUp``)."""
+MIGRATING = "migrating"
+"""What it says of one whose memory moves."""
+SSH = ["ssh", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+"""A network that is gone without a word is noticed while a VM stands still for what would come over it."""
+
+Send = Callable[[BinaryIO], models.Sent]
+"""Writes a stream."""
 
 M = TypeVar("M", bound=models.Model)
 
@@ -41,6 +60,41 @@ class Moved:
 
     downtime: float
     sent: int
+
+
+class Taker:
+    """A command at the destination that waits for a stream. Context manager: one that has none then is ended."""
+
+    def __init__(self, process: subprocess.Popen[bytes], failed: Callable[[bytes, str], AgentFailed]) -> None:
+        self._process, self._failed = process, failed
+
+    def __enter__(self) -> Self:
+        """It waits already."""
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """End it, if it did not."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with suppress(OSError):  # what it did not read is of no use any more
+                cast("BinaryIO", pipe).close()
+        self._process.wait()
+
+    def take(self, send: Send) -> models.Sent:
+        """Have it take what ``send`` writes. Raises AgentFailed, and as ``send``."""
+        failed: VirtmanError | None = None
+        try:
+            sent = send(cast("BinaryIO", self._process.stdin))
+        except VirtmanError as error:
+            failed = error
+        _out, said = self._process.communicate()
+        if self._process.returncode:
+            raise self._failed(said, "" if failed is None else f" (and sending ended: {failed})")
+        if failed is not None:
+            raise failed
+        return sent
 
 
 class Destination:
@@ -55,13 +109,20 @@ class Destination:
             return None
         return self._model(models.Vm, ["show", vm])
 
+    def check(self, traveller: models.Traveller) -> None:
+        """Whether the VM can come. Raises AgentFailed."""
+        self._run(["arrival", "check"], traveller.model_dump_json())
+
     def expect(self, vm: str, traveller: models.Traveller) -> str:
         """Have it make ready. Returns the domain that it asks for. Raises AgentFailed."""
         return self._model(models.Expected, ["arrival", "begin", vm], traveller.model_dump_json()).domain
 
-    def destroy(self, vm: str) -> None:
-        """Have it destroy what has come. Raises AgentFailed."""
-        self._run(["destroy", vm])
+    def give_up(self, vm: str, points: Sequence[str]) -> str:
+        """Have it destroy what has come, with one of these snapshots, of a VM that does not go on there.
+
+        Returns what there is of it (``models.GivenUp``). Raises AgentFailed.
+        """
+        return self._model(models.GivenUp, ["arrival", "give-up", vm, *points]).state
 
     def forget(self, vm: str, point: str) -> None:
         """Have it delete a snapshot. Raises AgentFailed."""
@@ -71,27 +132,14 @@ class Destination:
         """The snapshots of the VM there that were made on the way. Raises AgentFailed."""
         return [name for name in self._names(["snapshot", "list", vm]) if name.startswith(POINT)]
 
-    def receive(self, vm: str, image: str, send: Callable[[BinaryIO], models.Sent]) -> models.Sent:
+    def receive(self, vm: str, image: str, send: Send) -> models.Sent:
         """Have it receive what ``send`` writes. Raises BadRequest, AgentFailed, and as ``send``."""
-        return self._take(["receive", vm, image], send)
+        with Taker(self._start(["receive", vm, image, "--json"]), self._failed) as taker:
+            return taker.take(send)
 
-    def arrive(self, vm: str, image: str, send: Callable[[BinaryIO], models.Sent]) -> models.Sent:
-        """As ``receive``, of what a VM that arrives wrote last; then it goes on there."""
-        return self._take(["arrival", "end", vm, image], send)
-
-    def _take(self, arguments: Sequence[str], send: Callable[[BinaryIO], models.Sent]) -> models.Sent:
-        with self._start([*arguments, "--json"]) as process:
-            failed: VirtmanError | None = None
-            try:
-                sent = send(cast("BinaryIO", process.stdin))
-            except VirtmanError as error:
-                failed = error
-            _out, said = process.communicate()
-        if process.returncode:
-            raise self._failed(said, "" if failed is None else f" (and sending ended: {failed})")
-        if failed is not None:
-            raise failed
-        return sent
+    def arrival(self, vm: str, image: str) -> Taker:
+        """Have it wait for what a VM that arrives wrote last, with which it goes on there. Raises BadRequest."""
+        return Taker(self._start(["arrival", "end", vm, image, "--json"]), self._failed)
 
     def _start(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
@@ -139,7 +187,7 @@ def ssh(uri: str) -> list[str] | None:
     if found is None:
         return None
     port = ["-p", found["port"]] if found["port"] else []
-    return ["ssh", *port, "--", found["host"], "virtman"]
+    return [*SSH, *port, "--", found["host"], "virtman"]
 
 
 class Migration:
@@ -152,132 +200,189 @@ class Migration:
         self._on_progress = on_progress
         self._sent = 0
         self._image = ""
+        self._made: list[str] = []
+        """The snapshots of this call, which nobody else's have the names of: by them it knows what is its own."""
 
     def run(self) -> Moved:
         """Move the VM, or end what was cut off after its memory had gone.
 
-        Raises VmExists if the destination has a VM of this name, BadRequest, AgentFailed, and as the agent's calls do.
+        Raises VmExists if the destination has another VM of this name, BadRequest, AgentFailed, and as the agent's
+        calls do. A KeyboardInterrupt is undone as an error is.
         """
         if re.fullmatch(models.LIBVIRT_PATTERN, self._to) is None:
             raise BadRequest(f"{self._to!r} is not the libvirt of another host: qemu+ssh://[USER@]HOST/system, for one")
         found = self._client.vm(self._vm)
         self._image = found.disk.image
         if found.moved_to is None:
-            point, domain = self._go()
-            downtime = self._leave(domain) + self._arrive(point)
+            downtime = self._move()
         elif found.moved_to != self._to:
             raise BadRequest(f"vm {self._vm!r} went to {found.moved_to} already; say that")
         else:
             downtime = self._arrive_if_needed()
-        self._client.destroy(self._vm)
         for name in self._destination.points(self._vm):
             self._destination.forget(self._vm, name)
+        self._client.finish_migration(self._vm, self._to)
         return Moved(downtime, self._sent)
 
-    def _go(self) -> tuple[str, str]:
-        """Send the disk. Returns the last snapshot of it that is there, and the domain that is asked for."""
+    def _move(self) -> float:
+        """All of it. Returns the seconds in which the VM stood still."""
         traveller = self._client.traveller(self._vm)
-        self._make_room()
+        self._destination.check(traveller)
         try:
-            return self._send_disk(), self._destination.expect(self._vm, traveller)
-        except VirtmanError as error:
-            log.warning("vm %s: it stays: %s", self._vm, error)
-            self._undo()
+            point = self._send_disk()
+            domain = self._destination.expect(self._vm, traveller)
+            taker = self._destination.arrival(self._vm, self._image)  # now: the VM does not stand still for its start
+        except (VirtmanError, KeyboardInterrupt) as error:
+            self._undo(error)
             raise
-
-    def _make_room(self) -> None:
-        """Remove what is left of a migration that was cut off: at the destination, what has a snapshot of ours."""
-        points, there = self._points(), self._destination.find(self._vm)
-        if there is not None:
-            came = there.arriving or there.machine is None
-            if not came or not set(points) & set(self._destination.points(self._vm)):
-                raise VmExists(f"the destination has a vm {self._vm!r}; destroy it there first, or rename one of them")
-            self._destination.destroy(self._vm)
-        for point in points:
-            self._client.delete_snapshot(self._vm, point)
-
-    def _leave(self, domain: str) -> float:
-        """Have the memory moved. Returns seconds in which the VM stood still."""
-        try:
-            return self._client.migrate(self._vm, self._to, domain, self._on_progress).downtime
-        except VirtmanError:
-            if self._stays():
-                self._undo()
-            raise
-
-    def _stays(self) -> bool:
-        """Whether it is certain that the VM runs here still."""
-        try:
-            found = self._client.vm(self._vm)
-        except VirtmanError:
-            return False
-        return found.moved_to is None and found.disk.phase == "ready"
+        with taker:
+            downtime = self._leave(domain, point)
+            try:
+                return downtime + self._arrive(taker, point)
+            except AgentFailed as error:  # it may have been gone for long, or only its answer
+                log.warning("vm %s: its end is tried again: %s", self._vm, error)
+        return downtime + self._arrive_if_needed()
 
     def _send_disk(self) -> str:
-        base: str | None = None
+        """Send the disk. Returns the last snapshot of it that is there."""
+        old, base = self._points(), None
         for number in range(ROUNDS):
             point = f"{POINT}{number}-{secrets.token_hex(4)}"
+            self._made.append(point)
             self._client.take_snapshot(self._vm, point)
+            if base is None:  # from now on no other call can have its memory moved (``Migrations.leave``)
+                self._make_room(old)
             sent = self._send(point, base)
             base = point
             if number > 0 and sent < SMALL:
                 break
-        assert base is not None  # noqa: S101
-        return base
+        return self._made[-1]
 
-    def _send(self, point: str | None, base: str | None) -> int:
-        def send(target: BinaryIO) -> models.Sent:
-            return self._client.send(self._vm, target, point, base, self._on_progress, with_snapshots=base is None)
+    def _make_room(self, old: Sequence[str]) -> None:
+        """Remove what is left of a migration that was cut off: at the destination, what has a snapshot of it."""
+        if self._destination.find(self._vm) is not None:
+            state = self._destination.give_up(self._vm, [*old, *self._made])
+            if state == ARRIVED:
+                raise BadRequest(f"vm {self._vm!r} is at the destination already: is that another host than this one?")
+            if state == ANOTHER:
+                raise VmExists(f"the destination has a vm {self._vm!r}; destroy it there first, or rename one of them")
+        self._drop(old)
 
-        receive = self._destination.arrive if point is None else self._destination.receive
-        sent = receive(self._vm, self._image, send).total
+    def _send(self, point: str, base: str | None) -> int:
+        """Send a snapshot, and whatever others there are after ``base``. Returns bytes."""
+        sent = self._destination.receive(self._vm, self._image, self._sender(point, base)).total
         self._sent += sent
         return sent
 
-    def _undo(self) -> None:
-        """Remove what has come so far, and the snapshots that were made; the first error is the one to raise."""
+    def _sender(self, point: str | None, base: str | None) -> Send:
+        def send(target: BinaryIO) -> models.Sent:
+            return self._client.send(
+                self._vm, target, point, base, self._on_progress, with_snapshots=point is not None
+            )  # fmt: skip
+
+        return send
+
+    def _leave(self, domain: str, point: str) -> float:
+        """Have the memory moved. Returns seconds in which the VM stood still."""
         try:
-            if self._destination.find(self._vm) is not None:
-                self._destination.destroy(self._vm)
-            for point in self._points():
-                self._client.delete_snapshot(self._vm, point)
+            return self._client.migrate(self._vm, self._to, domain, point, self._on_progress).downtime
+        except (VirtmanError, KeyboardInterrupt) as error:
+            if self._stays(error):
+                self._undo(error)
+            raise
+
+    def _stays(self, error: BaseException) -> bool:
+        """Whether it is certain that the VM runs here still; after Ctrl-C its move is ended first."""
+        try:
+            if isinstance(error, KeyboardInterrupt):
+                with suppress(BadRequest):  # it is not being moved any more
+                    self._client.end_migration(self._vm)
+            found = self._client.vm(self._vm)
         except VirtmanError as second:
-            log.error("vm %s: something of its migration may be left: %s", self._vm, second)
+            error.add_note(f"whether it is moved is not known: {second}")
+            return False
+        return found.moved_to is None and found.disk.phase == "ready"
+
+    def _undo(self, error: BaseException) -> None:
+        """Remove what has come so far, and the snapshots that were made; the error is the one to raise."""
+        try:
+            if self._made:
+                self._destination.give_up(self._vm, self._made)
+            self._drop(self._made)
+        except VirtmanError as second:
+            error.add_note(f"something of its migration may be left: {second}")
+
+    def _drop(self, points: Sequence[str]) -> None:
+        for point in points:
+            with suppress(UnknownSnapshot):
+                self._client.delete_snapshot(self._vm, point)
+
+    def _arrive(self, taker: Taker, point: str) -> float:
+        """Send what was written last, and have the VM go on. Returns the seconds that it took."""
+        began = time.monotonic()
+        self._sent += taker.take(self._sender(None, point)).total
+        return time.monotonic() - began
 
     def _arrive_if_needed(self) -> float:
         """As ``_arrive``, of a VM that may have arrived already."""
-        there = self._destination.find(self._vm)
+        here, there = self._client.vm(self._vm), self._destination.find(self._vm)
         if there is None:
-            raise HypervisorError(f"vm {self._vm!r} went to {self._to}, and its agent there does not have it")
+            raise HypervisorError(
+                f"vm {self._vm!r} went to {self._to}, and its agent there does not have it: 'virtman migrate --abort"
+                " --force' lets it be started here again"
+            )
+        if there.uuid != here.uuid:
+            raise VmExists(f"the vm {self._vm!r} that the destination has is not the one that went there")
         if not there.arriving:
             return 0.0
         points = self._points()
         if not points:
             raise BadRequest(f"vm {self._vm!r} has lost the snapshots that its migration goes by; use --abort")
-        return self._arrive(points[-1])
-
-    def _arrive(self, point: str) -> float:
-        """Send what was written last, and have the VM go on. Returns the seconds that it took."""
-        began = time.monotonic()
-        self._send(None, point)
-        return time.monotonic() - began
+        with self._destination.arrival(self._vm, self._image) as taker:
+            return self._arrive(taker, points[-1])
 
     def _points(self) -> list[str]:
-        return [one.name for one in self._client.snapshots(self._vm) if one.name.startswith(POINT)]
+        return _points(self._client, self._vm)
 
 
-def abort(client: AgentClient, destination: Destination | None, vm: str) -> models.Vm:
-    """End a migration of a VM. One that went is destroyed there, so that it can be started here again.
+def _points(client: AgentClient, vm: str) -> list[str]:
+    """The snapshots of a VM that migrations made, in their order."""
+    return [one.name for one in client.snapshots(vm) if one.name.startswith(POINT)]
 
-    Raises BadRequest if none is under way, AgentFailed.
+
+def abort(client: AgentClient, destination: Destination | None, vm: str, *, force: bool = False) -> models.Vm:
+    """End a migration of a VM, and remove what is left of one. One that went, and does not go on there yet, is
+    destroyed there, so that it can be started here again; with ``force`` without a look there.
+
+    Raises BadRequest if none is under way, VmMoving if it is not certain that nothing of it goes on there, AgentFailed.
     """
-    found = client.vm(vm)
+    found, under_way = client.vm(vm), False
+    if found.disk.phase == MIGRATING:
+        found, under_way = client.end_migration(vm), True
+    points = _points(client, vm)
     if found.moved_to is not None:
-        if destination is None:
-            raise BadRequest(f"vm {vm!r} went to {found.moved_to}: say with --agent what command is 'virtman' there")
-        there = destination.find(vm)
-        if there is not None and not there.arriving:
-            raise BadRequest(f"vm {vm!r} has arrived and goes on there; 'virtman migrate' again ends its migration")
-        if there is not None:
-            destination.destroy(vm)
-    return client.end_migration(vm)
+        if not force:
+            _give_up(destination, found, points)
+        client.end_migration(vm)
+    elif not (under_way or points):
+        raise BadRequest(f"vm {vm!r} is not being moved")
+    elif destination is not None and points:
+        destination.give_up(vm, points)
+    for point in points:
+        with suppress(UnknownSnapshot):  # who moved it removes them, too
+            client.delete_snapshot(vm, point)
+    return client.vm(vm)
+
+
+def _give_up(destination: Destination | None, vm: models.Vm, points: Sequence[str]) -> None:
+    """Have what went destroyed there. Raises BadRequest, VmMoving."""
+    if destination is None:
+        raise BadRequest(f"vm {vm.name!r} went to {vm.moved_to}: say with --agent what command is 'virtman' there")
+    state = destination.give_up(vm.name, points) if points else ABSENT
+    if state == ARRIVED:
+        raise VmMoving(f"vm {vm.name!r} has arrived and goes on there; 'virtman migrate' again ends its migration")
+    if state != GIVEN_UP:
+        raise VmMoving(
+            f"vm {vm.name!r} went to {vm.moved_to}, and is not found there; if it is certain that it does not run"
+            " there, --force lets it be started here again"
+        )

@@ -171,7 +171,7 @@ class VmRecord(Record):
     ``untidy``: a point that is gone, whose space is not free yet. ``was``: the name that it had before this one.
     ``born``: the name that its UUID is made of, if not its own. ``disks``: names of VMs, never booted, whose disks it
     uses besides its own. ``moved``: the libvirt that has its memory now. ``arriving``: its memory comes, or has
-    come, and the VM does not go on yet.
+    come, and the VM does not go on yet; ``whole``: its disk has what it wrote last.
     """
 
     newest: ClassVar[int] = VM_VERSION
@@ -189,6 +189,8 @@ class VmRecord(Record):
     disks: tuple[str, ...] = ()
     moved: str | None = None
     arriving: bool = False
+    whole: bool = True
+    uuid: str | None = None
 
     @property
     def phase(self) -> str:

@@ -188,7 +188,9 @@ class Streams:
         base = _base(record, header)
         if any(section.name is not None or section.size != record.size for section in header.sections):
             raise StreamMisfit(f"vm {record.name!r} is arriving: its disk gets no snapshots and no other size now")
+        self._shelf.put(record.name, record.settled(whole=False))
         self._receiver(record.name, header, base).fill(incoming, arrived)
+        self._shelf.put(record.name, record.settled(whole=True))
 
     def _settle(self, record: VmRecord, points: tuple[Point, ...], current: str | None) -> None:
         disk = self._snapshots.open(record.name)

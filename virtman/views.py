@@ -55,6 +55,7 @@ def more(record: VmRecord) -> dict[str, Any]:
     return {
         "disks": list(record.disks),
         "moved_to": record.moved,
+        "uuid": record.uuid,
         "arriving": record.arriving and not record.doing(ARRIVE),
     }
 
@@ -63,7 +64,7 @@ def traveller(found: Traveller) -> models.Traveller:
     """What goes along with a VM's disk."""
     return models.Traveller(
         uuid=UUID(found.uuid), memory=found.boot.memory, cpus=found.boot.cpus, network=found.boot.network,
-        seed=base64.b64encode(found.seed).decode(),
+        seed=base64.b64encode(found.seed).decode(), hardware=found.hardware,
     )  # fmt: skip
 
 
@@ -73,7 +74,8 @@ def of_traveller(told: models.Traveller) -> Traveller:
         seed = base64.b64decode(told.seed, validate=True)
     except ValueError as error:
         raise BadRequest(f"the seed is not base64: {error}") from error
-    return Traveller(str(told.uuid), Boot(memory=told.memory, cpus=told.cpus, network=told.network), seed)
+    boot = Boot(memory=told.memory, cpus=told.cpus, network=told.network)
+    return Traveller(str(told.uuid), boot, seed, told.hardware)
 
 
 def image(published: PublishedImage, record: ImageRecord | None, held_bytes: int) -> models.Image:

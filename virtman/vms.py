@@ -71,11 +71,14 @@ class Running(Monitor, Protocol):
 
 @dataclass(frozen=True)
 class Traveller:
-    """What goes along with the disk of a VM that moves: UUID, machine, and the content of its seed."""
+    """What goes along with the disk of a VM that moves: UUID, machine, the content of its seed, and QEMU's name of the
+    machine that it emulates.
+    """
 
     uuid: str
     boot: Boot
     seed: bytes
+    hardware: str
 
 
 class Machines(Protocol):
@@ -124,13 +127,23 @@ class Machines(Protocol):
     def traveller(self, vm: str) -> Traveller:
         """What goes along with the VM's disk. Raises HypervisorError, UnknownVm, HostTrouble."""
 
+    def check(self, traveller: Traveller) -> None:
+        """Whether a VM can come. Raises HypervisorError, NotSupported."""
+
     def expect(self, vm: str, disk: Device, traveller: Traveller) -> str:
         """Make ready for a VM that comes. Returns its domain (XML). Raises HypervisorError, DomainForeign."""
 
     def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:
         """Move the VM's memory to the libvirt at ``uri``, where it is paused then. Returns seconds that it stood still.
 
-        ``tell`` hears of bytes moved, and in all. Raises HypervisorError: it goes on here, if libvirt says so.
+        ``tell`` hears of bytes moved, and in all; what it raises ends the move. Raises HypervisorError: it goes on
+        here, if libvirt says so.
+        """
+
+    def went(self, vm: str) -> bool | None:
+        """Whether the VM does not run here because its memory was moved; None if that is not known any more.
+
+        Raises HypervisorError.
         """
 
     def end_migration(self, vm: str) -> None:

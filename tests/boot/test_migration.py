@@ -17,8 +17,9 @@ from lab.process import attempts
 from tests.boot.test_points import WRITER
 from tests.boot.vms import VmTestCase
 from tests.patience import PATIENCE
-from virtman.errors import AgentFailed, BadRequest, HypervisorError, VirtmanError, VmExists, VmMoving
-from virtman.moving import Destination, Migration, abort
+from virtman.errors import AgentUnreachable, BadRequest, HypervisorError, NotSupported, VirtmanError, VmExists, VmMoving
+from virtman.models import Sent
+from virtman.moving import Destination, Migration, Send, Taker, abort
 
 VM = "vm"
 
@@ -93,6 +94,9 @@ class MigrationTest(VmTestCase):
         self.assertEqual(([], "running"), (self.there.vms(), self.here.vm(VM).state))
         self.assertEqual(["kept"], [point.name for point in self.here.snapshots(VM)])
         self.assertRaises(BadRequest, abort, self.here, self.destination(), VM)
+        self.assertRaises(BadRequest, self.migration(1, self.destination(0)).run)  # it is there already
+        other = self.here.traveller(VM).model_copy(update={"hardware": "pc-q35-99.0"})
+        self.assertRaises(NotSupported, self.there.check_arrival, other)
         self.assert_goes_on(0)
 
     def interrupted(self) -> None:
@@ -132,12 +136,23 @@ class MigrationTest(VmTestCase):
     def cut_off(self) -> None:
         """Whoever carries it is gone when the memory went; neither agent starts the VM, and asked again it goes on."""
 
+        class Cut(Taker):
+            def __init__(self) -> None:
+                """There is no command any more."""
+
+            def __exit__(self, *_: object) -> None:
+                """Nothing to end."""
+
+            def take(self, _send: Send) -> Sent:
+                raise AgentUnreachable("cut off")
+
         class Gone(Destination):
-            def arrive(self, vm: str, image: str, send: object) -> object:  # type: ignore[override]
-                raise AgentFailed("cut off")
+            def arrival(self, vm: str, image: str) -> Taker:
+                with super().arrival(vm, image):
+                    return Cut()
 
         gone = Gone([str(tool("virtman")), "--socket", str(self.cluster_.socket(0))])
-        self.assertRaises(AgentFailed, self.migration(0, gone).run)
+        self.assertRaises(AgentUnreachable, self.migration(0, gone).run)
         self.assertEqual(("moved", "arriving"), (self.there.vm(VM).state, self.here.vm(VM).state))
         for host in (0, 1):
             self.cluster_.kill_agent(host)
@@ -150,14 +165,18 @@ class MigrationTest(VmTestCase):
     def taken_back(self) -> None:
         """A VM that does not arrive is started where it was; it has all that it wrote to its disk."""
         self.console.run("sync")
-        for point in (self.here.take_snapshot(VM, "virtman-migration-0").name,):
-            with os.fdopen(os.memfd_create("stream"), "r+b") as stream:
-                self.here.send(VM, stream, point, with_snapshots=True)
-                stream.seek(0)
-                self.there.receive(VM, "guest", stream)
+        point = self.here.take_snapshot(VM, "virtman-migration-0").name
+        with os.fdopen(os.memfd_create("stream"), "r+b") as stream:
+            self.here.send(VM, stream, point, with_snapshots=True)
+            stream.seek(0)
+            self.there.receive(VM, "guest", stream)
         domain = self.there.expect(VM, self.here.traveller(VM)).domain
-        self.here.migrate(VM, self.libvirts[1].uri, domain)
+        self.here.migrate(VM, self.libvirts[1].uri, domain, point)
         self.assertEqual("moved", self.here.vm(VM).state)
+        self.assertRaises(VmMoving, self.there.arrive, VM)
+        machine = self.there.vm(VM).machine
+        assert machine is not None
+        self.assertEqual("paused", machine.state)
         self.assertEqual("off", abort(self.here, self.destination(), VM).state)
         self.assertEqual(([], []), (self.there.vms(), self.domains(1)))
         booted = self.here.start(VM)

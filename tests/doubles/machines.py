@@ -9,9 +9,11 @@ from typing import Any
 from drivers.base import Device
 from drivers.errors import MonitorFailed
 from tests.doubles.drivers import Moment, unnoticed
-from virtman.errors import UnknownVm, VmRuns
+from virtman.errors import HypervisorError, NotSupported, UnknownVm, VmRuns
 from virtman.records import Boot
 from virtman.vms import NO_DISKS, Traveller
+
+HARDWARE = "pc-q35-7.2"
 
 
 class RunningDouble:
@@ -76,6 +78,8 @@ class MachinesDouble:
         """Those whose memory has come, and that do not go on yet."""
         self.others: dict[str, MachinesDouble] = {}
         """Those of other hosts, by their URIs."""
+        self.gone: dict[str, bool | None] = {}
+        """Whether those that do not run were moved; None: nobody knows any more."""
         self.born: dict[str, str] = {}
         """What their UUIDs are made of."""
         self._machines: dict[str, Boot] = {}
@@ -150,7 +154,13 @@ class MachinesDouble:
 
     def traveller(self, vm: str) -> Traveller:
         self.answer("traveller")
-        return Traveller(f"uuid of {self.born[vm]}", self._machines[vm], repr(self._seeds.get(vm)).encode())
+        seed = repr(self._seeds.get(vm)).encode()
+        return Traveller(f"uuid of {self.born[vm]}", self._machines[vm], seed, HARDWARE)
+
+    def check(self, traveller: Traveller) -> None:
+        self.answer("check")
+        if traveller.hardware != HARDWARE:
+            raise NotSupported(f"{traveller.hardware} is not known")
 
     def expect(self, vm: str, disk: Device, traveller: Traveller) -> str:
         self.answer("expect")
@@ -162,10 +172,13 @@ class MachinesDouble:
         """What comes is the VM that the other one expects."""
         self.answer("migrate")
         tell(0, 1)
+        if vm not in self.running:
+            raise HypervisorError("it went off")
         other = self.others[uri]
         other.running[vm], other.plugged[vm] = other.defined[vm], {}
         other.paused.add(vm)
         del self.running[vm]
+        self.gone[vm] = True
         self.moment("after machines.migrate")
         if "migrate's answer" in self.failing:
             raise self.failing["migrate's answer"]
@@ -173,6 +186,10 @@ class MachinesDouble:
 
     def end_migration(self, vm: str) -> None:
         self.answer("end_migration")
+
+    def went(self, vm: str) -> bool | None:
+        self.answer("went")
+        return False if vm in self.running else self.gone.get(vm, False)
 
     def undefine(self, vm: str) -> None:
         self.answer("undefine")

@@ -5,6 +5,7 @@ What is slow to import is imported where it is used, so that ``virtman create`` 
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import click
@@ -33,6 +34,7 @@ def main(context: click.Context, socket: Path | None) -> None:
     Shell completion (bash; zsh and fish alike):
       eval "$(_VIRTMAN_COMPLETE=bash_source virtman)"
     """
+    logging.getLogger("virtman").addHandler(logging.NullHandler())  # what a command has to say it prints itself
     join_session()
     context.obj = socket
 

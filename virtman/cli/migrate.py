@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +15,8 @@ from virtman.cli import options
 from virtman.cli.output import Failure, emit, progress, size_text
 
 if TYPE_CHECKING:
+    from virtman.client import AgentClient
+    from virtman.models import Traveller
     from virtman.moving import Destination
 
 
@@ -22,12 +27,18 @@ if TYPE_CHECKING:
 @click.option(
     "--agent", metavar="COMMAND", help='What "virtman" is there. Default: "ssh HOST virtman", where URI names ssh.'
 )
-@click.option("--abort", is_flag=True, help="End a migration; a VM that went is destroyed there.")
+@click.option(
+    "--abort", is_flag=True, help="End a migration; a VM that went, and does not go on there, comes back, off."
+)
+@click.option(
+    "--force", is_flag=True, help="With --abort: not even ask there. It must be certain that it does not run."
+)
 @options.as_json
 @click.pass_context
 def migrate(
-    context: click.Context, vm: str, to: str | None, agent: str | None, *, live: bool, abort: bool, as_json: bool
-) -> None:
+    context: click.Context, vm: str, to: str | None, agent: str | None,
+    *, live: bool, abort: bool, force: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Move VM, which runs, to another host, disk and all; it is destroyed here when it goes on there.
 
     Its private data go as streams (see "virtman send"), its memory by libvirt. Asked again after anything went wrong,
@@ -37,25 +48,49 @@ def migrate(
     Example: virtman migrate web-1 --live --to qemu+ssh://root@b/system
              virtman migrate web-1 --abort
     """
+    with options.agent(context) as client, _interrupted(vm):
+        if abort:
+            _abort(client, vm, to, agent, force=force, as_json=as_json)
+        elif to is None or not live or force:
+            raise click.UsageError("say --live --to URI, or --abort")
+        else:
+            _move(client, vm, to, agent, as_json=as_json)
+
+
+def _move(client: AgentClient, vm: str, to: str, agent: str | None, *, as_json: bool) -> None:
     from virtman import moving
 
-    with options.agent(context) as client:
-        if abort:
-            to = to or client.vm(vm).moved_to
-            answer = moving.abort(client, _destination(agent, to), vm)
-            emit(answer) if as_json else click.echo(f"{vm} is {answer.state}")
-            return
-        if to is None or not live:
-            raise click.UsageError("say --live --to URI, or --abort")
-        destination = _destination(agent, to)
-        if destination is None:
-            raise Failure(f"say with --agent what command is 'virtman' at {to}")
-        with progress() as show:
-            moved = moving.Migration(client, destination, vm, to, show).run()
+    destination = _destination(agent, to)
+    if destination is None:
+        raise Failure(f"say with --agent what command is 'virtman' at {to}")
+    with progress() as show:
+        moved = moving.Migration(client, destination, vm, to, show).run()
     if as_json:
         emit({"moved": vm, "to": to, "sent": moved.sent, "downtime": round(moved.downtime, 3)})
     else:
         click.echo(f"{vm} runs at {to}: {size_text(moved.sent)} moved, it stood still for {moved.downtime:.2f} s")
+
+
+def _abort(client: AgentClient, vm: str, to: str | None, agent: str | None, *, force: bool, as_json: bool) -> None:
+    from virtman import moving
+
+    went = client.vm(vm).moved_to
+    if went is not None and to not in (None, went):
+        raise Failure(f"vm {vm!r} went to {went}, and not to {to}")
+    answer = moving.abort(client, _destination(agent, to or went), vm, force=force)
+    emit(answer) if as_json else click.echo(f"{vm} is {answer.state}")
+
+
+@contextmanager
+def _interrupted(vm: str) -> Iterator[None]:
+    """Whatever ends this command is taken for Ctrl-C, after which what can be undone is."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        notes = getattr(error, "__notes__", [])
+        raise Failure("; ".join([f"interrupted: 'virtman list' says where vm {vm!r} is", *notes])) from error
 
 
 def _destination(agent: str | None, uri: str | None) -> Destination | None:
@@ -65,9 +100,32 @@ def _destination(agent: str | None, uri: str | None) -> Destination | None:
     return Destination(command) if command else None
 
 
-@click.group()
+@click.group(hidden=True)
 def arrival() -> None:
     """What "virtman migrate" asks of the host that a VM moves to."""
+
+
+def _traveller() -> Traveller:
+    """What the standard input tells of a VM."""
+    from pydantic import ValidationError
+
+    from virtman.models import Traveller
+
+    try:
+        return Traveller.model_validate_json(sys.stdin.buffer.read())
+    except ValidationError as error:
+        raise Failure(f"that is nothing of 'virtman migrate': {error.errors()[0]['msg']}") from error
+
+
+@arrival.command()
+@options.as_json
+@click.pass_context
+def check(context: click.Context, as_json: bool) -> None:
+    """Whether a VM, of which the standard input tells, can come."""
+    traveller = _traveller()
+    with options.agent(context) as client:
+        client.check_arrival(traveller)
+    emit({"possible": True}) if as_json else click.echo("it can come")
 
 
 @arrival.command()
@@ -76,17 +134,22 @@ def arrival() -> None:
 @click.pass_context
 def begin(context: click.Context, vm: str, as_json: bool) -> None:
     """Make ready for VM, of which the standard input tells, and print the domain that libvirt is to make of it."""
-    from pydantic import ValidationError
-
-    from virtman.models import Traveller
-
-    try:
-        traveller = Traveller.model_validate_json(sys.stdin.buffer.read())
-    except ValidationError as error:
-        raise Failure(f"that is nothing of 'virtman migrate': {error.errors()[0]['msg']}") from error
+    traveller = _traveller()
     with options.agent(context) as client:
         answer = client.expect(vm, traveller)
     emit(answer) if as_json else click.echo(answer.domain)
+
+
+@arrival.command("give-up")
+@click.argument("vm")
+@click.argument("points", nargs=-1, required=True)
+@options.as_json
+@click.pass_context
+def give_up(context: click.Context, vm: str, points: tuple[str, ...], as_json: bool) -> None:
+    """Destroy what has come of VM, which has one of the snapshots POINTS, unless it goes on here already."""
+    with options.agent(context) as client:
+        answer = client.give_up_arrival(vm, points)
+    emit(answer) if as_json else click.echo(f"{vm}: {answer.state}")
 
 
 @arrival.command()

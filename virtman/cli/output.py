@@ -36,7 +36,8 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except VirtmanError as error:
-        raise Failure(" ".join(str(error).split())) from error
+        said = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        raise Failure(" ".join(said.split())) from error
 
 
 def emit(value: Any) -> None:
@@ -117,6 +118,6 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
         def show(step: str, done: int, total: int) -> None:
             if step not in tasks:
                 tasks[step] = bar.add_task(step, total=total)
-            bar.update(tasks[step], completed=done)
+            bar.update(tasks[step], completed=done, total=total)
 
         yield show

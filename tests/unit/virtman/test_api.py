@@ -342,6 +342,7 @@ class BadRequestsTest(SiteTest):
                 "/v1/images/{image}/export", "/v1/vms/{vm}/send", "/v1/vms/{vm}/rename",
                 "/v1/vms/{vm}/disks/{disk}", "/v1/vms/{vm}/traveller",
                 "/v1/vms/{vm}/migration", "/v1/vms/{vm}/arrival", "/v1/vms/{vm}/arrival/end",
+                "/v1/vms/{vm}/migration/end", "/v1/vms/{vm}/arrival/give-up", "/v1/arrivals/check",
                 "/v1/vms/{vm}/receive",
             },
             set(document["paths"]),

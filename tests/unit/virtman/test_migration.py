@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 from testtools import TestCase
 from testtools.matchers import Contains
 
 from drivers.errors import NotPossible
+from tests.doubles.machines import HARDWARE
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from virtman.errors import (
     BadRequest,
+    CallerGone,
+    DiskAttached,
+    DiskChanged,
     HypervisorError,
     NeverBooted,
     NoRoom,
+    NotSupported,
     StreamMisfit,
     VirtmanError,
     VmMoving,
@@ -26,7 +32,8 @@ from virtman.vms import Traveller
 
 MIB = 1 << 20
 THERE = "qemu+ssh://there/system"
-TRAVELLER = Traveller(str(uuid.uuid4()), BOOT, b"seed")
+TRAVELLER = Traveller(str(uuid.uuid4()), BOOT, b"seed", HARDWARE)
+SENT = "virtman-migration-2-x"
 
 
 def a_vm(scene: Scene) -> None:
@@ -35,6 +42,7 @@ def a_vm(scene: Scene) -> None:
     scene.vms.boot("vm", "debian", None, BOOT, [], None)
     scene.host.disks["vm"].writes = "precious"
     scene.vms.create("disk", "debian", None)
+    scene.disks.take("vm", SENT)
 
 
 def a_disk(scene: Scene) -> None:
@@ -51,12 +59,14 @@ def arriving(scene: Scene) -> None:
     scene.machines.running["vm"] = scene.machines.defined["vm"]
     scene.machines.plugged["vm"] = {}
     scene.machines.paused.add("vm")
+    last = scene.vms.record("vm").settled(whole=True)
+    scene.vm_shelf.put("vm", last)
 
 
 def leave(scene: Scene) -> float:
     """Move the VM away."""
     scene.machines.others.setdefault(THERE, there(scene).machines)
-    return scene.migrations.leave("vm", THERE, "<domain/>", lambda _done, _total: None)
+    return scene.migrations.leave("vm", THERE, "<domain/>", SENT, lambda _done, _total: None)
 
 
 def there(here: Scene) -> Scene:
@@ -131,7 +141,7 @@ class LeaveTest(TestCase):
         ]
         for vm, error, said in cases:
             self.assertThat(str(self.assertRaises(error, scene.migrations.traveller, vm)), Contains(said))
-            self.assertRaises(error, scene.migrations.leave, vm, THERE, "<domain/>", lambda _done, _total: None)
+            self.assertRaises(error, scene.migrations.leave, vm, THERE, "<domain/>", SENT, lambda _done, _total: None)
         self.assertRaises(BadRequest, scene.migrations.abort, "vm")
 
     def test_what_fails_leaves_it_here(self) -> None:
@@ -154,6 +164,67 @@ class LeaveTest(TestCase):
         failing.clear()
         self.scene.vms.repair("vm")
         self.assert_went()
+
+    def test_one_whose_disk_is_not_what_was_sent(self) -> None:
+        changes: list[Callable[[Scene], object]] = [
+            lambda scene: scene.disks.take("vm", "nightly"),
+            lambda scene: scene.disks.resize("vm", 2 * MIB),
+            lambda scene: scene.disks.drop("vm", SENT),
+        ]
+        for change in changes:
+            scene = self.scene = Scene(self)
+            a_vm(scene)
+            change(scene)
+            self.assertRaises(DiskChanged, leave, scene)
+            self.assert_stays()
+
+    def test_one_that_goes_off_meanwhile_is_off_here(self) -> None:
+        def off(done: int, total: int) -> None:
+            self.scene.machines.stop("vm", force=True)
+
+        there(self.scene)
+        self.assertRaises(HypervisorError, self.scene.migrations.leave, "vm", THERE, "<domain/>", SENT, off)
+        self.assertEqual((None, True), (self.scene.vms.record("vm").moved, self.scene.vms.record("vm").steady))
+        self.scene.vms.start("vm")
+        self.assert_stays()
+
+    def test_one_of_which_nobody_knows_why_it_is_off_may_run_there(self) -> None:
+        leave(self.scene)
+        self.scene.machines.gone["vm"] = None
+        self.scene.vm_shelf.put("vm", self.scene.vms.record("vm").settled(moved=None).begin(MIGRATE, to=THERE))
+        self.scene.vms.repair("vm")
+        self.assert_went()
+
+    def test_who_asks_for_it_hangs_up(self) -> None:
+        def hung_up(done: int, total: int) -> None:
+            raise CallerGone("he hung up")
+
+        there(self.scene)
+        self.assertRaises(CallerGone, self.scene.migrations.leave, "vm", THERE, "<domain/>", SENT, hung_up)
+        self.assert_stays()
+
+    def test_it_is_moved_once_at_a_time(self) -> None:
+        said = list[str]()
+
+        def again(done: int, total: int) -> None:
+            said.append(str(self.assertRaises(VmMoving, self.scene.migrations.traveller, "vm")))
+
+        self.scene.machines.others[THERE] = there(self.scene).machines
+        self.scene.migrations.leave("vm", THERE, "<domain/>", SENT, again)
+        self.assertThat(said[0], Contains("is being moved"))
+
+    def test_only_one_that_went_there_is_destroyed_in_the_end(self) -> None:
+        self.assertRaises(VmMoving, self.scene.migrations.finish, "vm", THERE)
+        leave(self.scene)
+        self.assertRaises(VmMoving, self.scene.migrations.finish, "vm", "qemu+ssh://another/system")
+        self.assert_went()
+        self.scene.migrations.finish("vm", THERE)
+        self.assertEqual({"disk"}, set(self.scene.host.disks))
+
+    def test_its_uuid_is_written_down(self) -> None:
+        before = self.scene.machines.traveller("vm").uuid
+        leave(self.scene)
+        self.assertEqual(before, self.scene.vms.record("vm").uuid)
 
     def test_a_full_disk(self) -> None:
         for room, stays in ((0, True), (1, False)):
@@ -198,6 +269,48 @@ class ArriveTest(TestCase):
         for _ in range(2):
             self.scene.migrations.expect("vm", TRAVELLER)
         self.assertRaises(VmMoving, self.scene.migrations.arrive, "vm")
+
+    def test_one_whose_last_writes_have_not_come(self) -> None:
+        arriving(self.scene)
+        self.scene.vm_shelf.put("vm", self.scene.vms.record("vm").settled(whole=False))
+        self.assertThat(
+            str(self.assertRaises(VmMoving, self.scene.migrations.arrive, "vm")), Contains("what it wrote last")
+        )
+        self.assertEqual({"vm"}, self.scene.machines.paused)
+
+    def test_one_of_other_hardware_cannot_come(self) -> None:
+        self.scene.migrations.check(TRAVELLER)
+        self.assertRaises(NotSupported, self.scene.migrations.check, replace(TRAVELLER, hardware="pc-q35-99"))
+
+    def test_it_has_the_uuid_that_it_had(self) -> None:
+        arriving(self.scene)
+        self.assertEqual(TRAVELLER.uuid, self.scene.vms.record("vm").uuid)
+
+    def test_what_has_come_is_given_up(self) -> None:
+        def give_up() -> str:
+            return self.scene.migrations.give_up("vm", ["another", "migration-0"])
+
+        self.assertEqual("absent", give_up())
+        for come in (a_disk, arriving):
+            scene = self.scene = Scene(self)
+            come(scene)
+            self.assertEqual("another", scene.migrations.give_up("vm", ["another"]))
+            self.assertIn("vm", scene.host.disks)
+            self.assertEqual(["given up", "absent"], [give_up(), give_up()])
+            self.assertEqual(({}, {}), (scene.host.disks, scene.machines.running))
+
+    def test_what_goes_on_is_not_given_up(self) -> None:
+        arriving(self.scene)
+        self.scene.migrations.arrive("vm")
+        self.assertEqual("arrived", self.scene.migrations.give_up("vm", ["migration-0"]))
+        self.scene.check(self)
+
+    def test_what_is_attached_to_another_vm_is_not_given_up(self) -> None:
+        a_disk(self.scene)
+        self.scene.vms.boot("user", "debian", None, BOOT, [], None)
+        self.scene.attachments.attach("user", "vm")
+        self.assertRaises(DiskAttached, self.scene.migrations.give_up, "vm", ["migration-0"])
+        self.assertIn("vm", self.scene.host.disks)
 
     def test_a_vm_that_is_there_is_not_overwritten(self) -> None:
         a_vm(self.scene)
@@ -269,9 +382,11 @@ class LastStreamTest(TestCase):
         for cut in (last[:-10], last, last):
             if cut != last:
                 self.assertRaises(VirtmanError, other.streams.receive, "vm", "debian", [cut], lambda *_: None)
+                self.assertFalse(other.vms.record("vm").whole)
             else:
                 other.streams.receive("vm", "debian", [cut], lambda *_: None)
         self.assertEqual("what came last", other.host.disks["vm"].writes)
+        self.assertTrue(other.vms.record("vm").whole)
         self.assertEqual(["first"], [point.name for point in other.vms.record("vm").points])
         here.disks.take("vm", "second")
         again = stream("second", "first")

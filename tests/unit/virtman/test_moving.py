@@ -2,52 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, cast
+from uuid import UUID, uuid4
 
 from testtools import TestCase
 
 from virtman import models
 from virtman.client import AgentClient, OnProgress
-from virtman.errors import AgentFailed, BadRequest, HypervisorError, VirtmanError, VmExists
-from virtman.moving import POINT, ROUNDS, Destination, Migration, abort, ssh
+from virtman.errors import (
+    AgentFailed,
+    AgentUnreachable,
+    BadRequest,
+    DiskChanged,
+    HypervisorError,
+    UnknownSnapshot,
+    UnknownVm,
+    VmExists,
+    VmMoving,
+)
+from virtman.moving import POINT, ROUNDS, SSH, Destination, Migration, Send, Taker, abort, ssh
 
 URI = "qemu+ssh://b/system"
 MIB = 1 << 20
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TRAVELLER = models.Traveller.model_validate(
-    {"uuid": "7f3c1d1e-0d3c-4c77-9d3b-1f3f5d0a1b2c", "memory": 64, "cpus": 1, "network": "none", "seed": "AA=="}
+    {
+        "uuid": "7f3c1d1e-0d3c-4c77-9d3b-1f3f5d0a1b2c",
+        "memory": 64,
+        "cpus": 1,
+        "network": "none",
+        "seed": "AA==",
+        "hardware": "pc-q35-7.2",
+    }
 )
 
 
 class World:
-    """Two hosts. ``calls``: what was asked of them, in order; ``failing``: what a call raises, once."""
+    """Two hosts. ``calls``: what was asked of them, in order; ``failing``: what a call raises, once.
+
+    ``meanwhile``: what else happens at a call, once.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.failing: dict[str, VirtmanError] = {}
+        self.failing: dict[str, BaseException] = {}
+        self.meanwhile: dict[str, Callable[[], None]] = {}
         self.changed = [12 * MIB, 8 * MIB, *[MIB] * 9]
         """Bytes of each stream, the first of them whole."""
         self.points = {"here": ["users"], "there": list[str]()}
         self.moved: str | None = None
         self.phase = "ready"
-        self.arrives = False
-        self.booted = False
-        self.there = False
         self.here = True
+        self.there = ""
+        """What the destination has: nothing, a "disk", what is "arriving", the VM as it "runs"; or "another" VM."""
 
     def call(self, what: str) -> None:
         """Note a call, and let it fail."""
         self.calls.append(what)
-        if (error := self.failing.pop(what.split(maxsplit=1)[0], None)) is not None:
+        name = what.split(maxsplit=1)[0]
+        if (happens := self.meanwhile.pop(name, None)) is not None:
+            happens()
+        if (error := self.failing.pop(name, None)) is not None:
             raise error
 
 
-def a_vm(phase: str, moved: str | None, *, arriving: bool) -> models.Vm:
+def a_vm(phase: str, moved: str | None, *, arriving: bool = False, uuid: UUID = TRAVELLER.uuid) -> models.Vm:
     """One that an agent tells of."""
     disk = models.OpenDisk(image="debian", size=MIB, phase=phase, path="/disks/vm", blockdev=None)
-    return models.Vm(name="vm", disk=disk, machine=None, moved_to=moved, arriving=arriving)
+    return models.Vm(name="vm", uuid=uuid, disk=disk, machine=None, moved_to=moved, arriving=arriving)
 
 
 class Here:
@@ -58,7 +82,9 @@ class Here:
 
     def vm(self, _vm: str) -> models.Vm:
         self.world.call("vm")
-        return a_vm(self.world.phase, self.world.moved, arriving=False)
+        if not self.world.here:
+            raise UnknownVm("vm")
+        return a_vm(self.world.phase, self.world.moved)
 
     def snapshots(self, _vm: str) -> list[models.Snapshot]:
         return [
@@ -75,6 +101,8 @@ class Here:
         self.world.points["here"].append(name)
 
     def delete_snapshot(self, _vm: str, name: str) -> None:
+        if name not in self.world.points["here"]:
+            raise UnknownSnapshot(name)
         self.world.points["here"].remove(name)
 
     def send(
@@ -83,21 +111,26 @@ class Here:
         self.world.call(f"send {'point' if snapshot else 'disk'} {'since' if since else 'whole'} {how}")
         if snapshot is not None:
             self.world.points["there"].append(snapshot)
-        self.world.there = True
+            self.world.there = "disk"
         return models.Sent(total=self.world.changed.pop(0), snapshots=0, state="crash")
 
-    def migrate(self, _vm: str, to: str, domain: str, _tell: OnProgress) -> models.Left:
+    def migrate(self, _vm: str, to: str, domain: str, point: str, _tell: OnProgress) -> models.Left:
         self.world.call(f"migrate {domain}")
-        self.world.moved, self.world.arrives = to, True
+        self.vm("vm")
+        if self.world.points["here"][-1] != point:
+            raise DiskChanged("changed")
+        self.world.moved = to
         return models.Left(downtime=0.25)
 
-    def destroy(self, _vm: str) -> None:
-        self.world.call("destroy")
+    def finish_migration(self, _vm: str, to: str) -> None:
+        self.world.call("finish")
+        if self.world.moved != to:
+            raise VmMoving("it did not go there")
         self.world.here = False
 
     def end_migration(self, _vm: str) -> models.Vm:
         self.world.call("end_migration")
-        self.world.moved = None
+        self.world.moved, self.world.phase = None, "ready"
         return self.vm("vm")
 
 
@@ -109,25 +142,32 @@ class There(Destination):
         self.world = world
 
     def find(self, vm: str) -> models.Vm | None:
-        found = a_vm("ready", None, arriving=self.world.arrives)
-        if self.world.booted:
-            machine = models.Machine(state="off", memory=64, cpus=1, network="none", console_log="/log", accel="tcg")
-            found = found.model_copy(update={"machine": machine})
-        return found if self.world.there else None
+        uuid = uuid4() if self.world.there == "another" else TRAVELLER.uuid
+        return a_vm("ready", None, arriving=self.world.there == "arriving", uuid=uuid) if self.world.there else None
+
+    def check(self, traveller: models.Traveller) -> None:
+        self.world.call("check")
 
     def expect(self, vm: str, traveller: models.Traveller) -> str:
         self.world.call("expect")
+        self.world.there = "arriving"
         return "<domain/>"
 
-    def arrive(self, vm: str, image: str, send: Callable[[BinaryIO], models.Sent]) -> models.Sent:
-        self.world.call("arrive")
-        self.world.arrives = False
-        return send(cast("BinaryIO", None))
+    def arrival(self, vm: str, image: str) -> Taker:
+        self.world.call("arrival")
+        return TakerDouble(self.world)
 
-    def destroy(self, vm: str) -> None:
-        self.world.call("destroy-there")
-        self.world.there = self.world.arrives = False
+    def give_up(self, vm: str, points: Sequence[str]) -> str:
+        self.world.call("give-up")
+        if not self.world.there:
+            return "absent"
+        if self.world.there == "another" or not set(points) & set(self.world.points["there"]):
+            return "another"
+        if self.world.there == "runs":
+            return "arrived"
+        self.world.there = ""
         self.world.points["there"].clear()
+        return "given up"
 
     def forget(self, vm: str, point: str) -> None:
         self.world.points["there"].remove(point)
@@ -135,14 +175,36 @@ class There(Destination):
     def points(self, vm: str) -> list[str]:
         return [name for name in self.world.points["there"] if name.startswith(POINT)]
 
-    def receive(self, vm: str, image: str, send: Callable[[BinaryIO], models.Sent]) -> models.Sent:
+    def receive(self, vm: str, image: str, send: Send) -> models.Sent:
         self.world.call("receive")
+        if self.world.there == "another":
+            raise AgentFailed("it exists")
         return send(cast("BinaryIO", None))
 
 
-class MigrationTest(TestCase):
+class TakerDouble(Taker):
+    """Waits for what a VM wrote last."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def __exit__(self, *_: object) -> None:
+        self.world.calls.append("ended")
+
+    def take(self, send: Send) -> models.Sent:
+        self.world.call("take-last")
+        sent = send(cast("BinaryIO", None))
+        self.world.there = "runs"
+        self.world.call("answer")
+        return sent
+
+
+class Moving(TestCase):
     def setUp(self) -> None:
         super().setUp()
+        self.anew()
+
+    def anew(self) -> None:
         self.world = World()
         self.client = cast("AgentClient", Here(self.world))
         self.destination = There(self.world)
@@ -150,74 +212,115 @@ class MigrationTest(TestCase):
     def run_it(self, to: str = URI) -> Any:
         return Migration(self.client, self.destination, "vm", to, lambda *_: None).run()
 
+    def abort(self, *, force: bool = False) -> None:
+        abort(self.client, self.destination, "vm", force=force)
+
     def sends(self) -> list[str]:
         return [call for call in self.world.calls if call.startswith("send")]
 
     def assert_moved(self) -> None:
-        self.assertEqual((False, True, False), (self.world.here, self.world.there, self.world.arrives))
-        self.assertEqual([], self.world.points["there"])
+        self.assertEqual((False, "runs"), (self.world.here, self.world.there))
+        self.assertEqual([], self.destination.points("vm"))
 
     def assert_stays(self) -> None:
-        self.assertEqual((True, False, None), (self.world.here, self.world.there, self.world.moved))
+        self.assertEqual((True, None), (self.world.here, self.world.moved))
         self.assertEqual({"here": ["users"], "there": []}, self.world.points)
 
+    def cut_off(self, step: str = "finish") -> None:
+        """Its memory went, and then nothing more."""
+        self.world.failing[step] = AgentUnreachable("away")
+        self.assertRaises(AgentUnreachable, self.run_it)
+        self.assertEqual((True, URI), (self.world.here, self.world.moved))
+
+
+class MigrationTest(Moving):
     def test_disk_memory_and_what_was_written_last(self) -> None:
         moved = self.run_it()
         self.assertEqual(22 * MIB, moved.sent)
         self.assertGreaterEqual(moved.downtime, 0.25)
         self.assertEqual(
-            ["send point whole {'with_snapshots': True}", *["send point since {'with_snapshots': False}"] * 2,
+            ["send point whole {'with_snapshots': True}", *["send point since {'with_snapshots': True}"] * 2,
              "send disk since {'with_snapshots': False}"],
             self.sends(),
         )  # fmt: skip
-        after = self.world.calls[self.world.calls.index("migrate <domain/>") + 1 :]
-        self.assertEqual(["arrive", self.sends()[-1], "destroy"], after)
+        went = self.world.calls.index("migrate <domain/>")
+        self.assertEqual(["expect", "arrival"], self.world.calls[went - 2 : went])
+        self.assertEqual(
+            ["vm", "take-last", self.sends()[-1], "answer", "ended", "finish"], self.world.calls[went + 1 :]
+        )
         self.assert_moved()
 
     def test_what_changes_little_goes_once_more_and_what_changes_a_lot_not_for_ever(self) -> None:
         for changed, streams in (([MIB] * 9, 3), ([9 * MIB] * 9, ROUNDS + 1)):
-            self.world = World()
-            self.client, self.destination = cast("AgentClient", Here(self.world)), There(self.world)
+            self.anew()
             self.world.changed = changed
             self.run_it()
             self.assertEqual(streams, len(self.sends()))
 
     def test_whatever_fails_before_its_memory_went_leaves_it_here(self) -> None:
-        for step in ("traveller", "take", "send", "receive", "expect", "migrate"):
-            self.world = World()
-            self.client, self.destination = cast("AgentClient", Here(self.world)), There(self.world)
-            self.world.failing[step] = HypervisorError("no")
-            self.assertRaises(HypervisorError, self.run_it)
-            self.assert_stays()
-            self.run_it()
-            self.assert_moved()
+        for step in ("traveller", "check", "take", "send", "receive", "expect", "arrival", "migrate"):
+            for error in (HypervisorError("no"), KeyboardInterrupt()):
+                self.anew()
+                self.world.failing[step] = error
+                self.assertRaises(type(error), self.run_it)
+                self.assert_stays()
+                self.assertEqual("", self.world.there)
+                waiting = self.world.calls.count("arrival") - (step == "arrival")
+                self.assertEqual(waiting, self.world.calls.count("ended"))
+                self.run_it()
+                self.assert_moved()
+
+    def test_nothing_goes_where_it_cannot_run(self) -> None:
+        self.world.failing["check"] = HypervisorError("no such machine")
+        self.assertRaises(HypervisorError, self.run_it)
+        self.assertEqual(["vm", "traveller", "check"], self.world.calls)
+
+    def test_ctrl_c_ends_the_move_of_its_memory(self) -> None:
+        self.world.failing["migrate"] = KeyboardInterrupt()
+        self.world.phase = "migrating"
+        self.assertRaises(KeyboardInterrupt, self.run_it)
+        self.assertIn("end_migration", self.world.calls)
+        self.assert_stays()
 
     def test_while_it_is_not_known_whether_it_went_nothing_is_destroyed(self) -> None:
         self.world.failing["migrate"] = AgentFailed("ended")
         self.world.phase = "migrating"
         self.assertRaises(AgentFailed, self.run_it)
-        self.assertNotIn("destroy-there", self.world.calls)
+        self.assertEqual("arriving", self.world.there)
+        self.world.failing |= {"migrate": KeyboardInterrupt(), "end_migration": AgentUnreachable("away")}
+        self.world.phase, self.world.there = "ready", ""
+        error = self.assertRaises(KeyboardInterrupt, self.run_it)
+        self.assertIn("is not known: away", error.__notes__[0])
+        self.assertEqual("arriving", self.world.there)
+
+    def test_what_could_not_be_undone_is_said(self) -> None:
+        self.world.failing |= {"expect": HypervisorError("no"), "give-up": AgentFailed("away")}
+        error = self.assertRaises(HypervisorError, self.run_it)
+        self.assertIn("may be left: away", error.__notes__[0])
 
     def test_asked_again_it_ends_what_was_cut_off(self) -> None:
-        for step in ("arrive", "destroy"):
-            self.world = World()
-            self.client, self.destination = cast("AgentClient", Here(self.world)), There(self.world)
-            self.world.failing[step] = AgentFailed("ended")
-            self.assertRaises(AgentFailed, self.run_it)
-            self.assertTrue(self.world.here)
-            self.assertNotIn("destroy-there", self.world.calls)
+        for step in ("take-last", "answer", "finish"):
+            self.anew()
+            self.cut_off(step)
             self.assertRaises(BadRequest, self.run_it, "qemu+ssh://c/system")
             self.run_it()
             self.assert_moved()
+            self.assertNotIn("give-up", self.world.calls)
             self.assertEqual(1, sum(call.startswith("migrate") for call in self.world.calls))
-            self.assertEqual(1 + (step == "arrive"), self.world.calls.count("arrive"))
+            self.assertEqual(1 + (step == "take-last"), self.world.calls.count("take-last"))
+
+    def test_its_end_is_tried_once_more_at_once(self) -> None:
+        for step in ("take-last", "answer"):
+            self.anew()
+            self.world.failing[step] = AgentFailed("it ended without a word")
+            self.run_it()
+            self.assert_moved()
 
     def test_one_that_lost_its_snapshots_meanwhile_is_not_let_go_on(self) -> None:
-        self.world.failing["arrive"] = AgentFailed("ended")
-        self.assertRaises(AgentFailed, self.run_it)
+        self.cut_off("take-last")
         self.world.points["here"] = ["users"]
         self.assertRaises(BadRequest, self.run_it)
-        self.assertTrue(self.world.arrives)
+        self.assertEqual("arriving", self.world.there)
 
     def test_a_uri_that_names_a_command_or_a_key_is_refused_before_anything_is_done(self) -> None:
         for uri in (
@@ -228,41 +331,87 @@ class MigrationTest(TestCase):
         self.assertEqual([], self.world.calls)
 
     def test_a_vm_of_this_name_is_left_alone(self) -> None:
-        self.world.there = True
+        self.world.there = "another"
         self.assertRaises(VmExists, self.run_it)
-        self.world.points["there"] = [f"{POINT}0-of-another-host"]
-        self.assertRaises(VmExists, self.run_it)
-        self.world.points["here"].append(f"{POINT}0-of-another-host")
-        self.world.booted = True
-        self.assertRaises(VmExists, self.run_it)
-        self.assertNotIn("destroy-there", self.world.calls)
+        self.assertEqual("another", self.world.there)
+        self.assert_stays()
+
+    def test_one_that_comes_to_be_there_meanwhile_is_left_alone(self) -> None:
+        def somebody_creates_one() -> None:
+            self.world.there = "another"
+
+        self.world.meanwhile["receive"] = somebody_creates_one
+        self.assertRaises(AgentFailed, self.run_it)
+        self.assertEqual("another", self.world.there)
+        self.assert_stays()
+
+    def test_the_host_that_it_is_on_already(self) -> None:
+        self.world.there = "runs"
+        self.world.points["there"] = self.world.points["here"]  # it is the same
+        error = self.assertRaises(BadRequest, self.run_it)
+        self.assertIn("another host than this one", str(error))
+        self.assertEqual(("runs", ["users"]), (self.world.there, self.world.points["here"]))
 
     def test_what_is_left_there_of_one_that_was_cut_off_goes(self) -> None:
-        self.world.failing |= {"migrate": AgentFailed("ended"), "destroy-there": AgentFailed("ended")}
+        self.world.failing |= {"migrate": AgentFailed("ended"), "give-up": AgentFailed("ended")}
         self.assertRaises(AgentFailed, self.run_it)
-        self.assertTrue(self.world.there)
+        self.assertEqual("arriving", self.world.there)
         self.run_it()
-        self.assertEqual(2, self.world.calls.count("destroy-there"))
+        self.assert_moved()
+
+    def test_a_later_call_is_the_one_that_moves_it(self) -> None:
+        """What the earlier one sent is not there any more, so that one must not have the memory moved, nor destroy."""
+        self.world.meanwhile["arrival"] = self.run_it
+        self.assertRaises(UnknownVm, self.run_it)
         self.assert_moved()
 
     def test_one_that_does_not_have_it_after_all(self) -> None:
-        self.world.moved = URI
-        self.assertRaises(HypervisorError, self.run_it)
-        self.assertTrue(self.world.here)
+        self.cut_off()
+        for there, error in (("", HypervisorError), ("another", VmExists)):
+            self.world.there = there
+            self.assertRaises(error, self.run_it)
+            self.assertEqual((True, there), (self.world.here, self.world.there))
 
+
+class AbortTest(Moving):
     def test_what_came_is_given_up(self) -> None:
-        self.world.failing["arrive"] = AgentFailed("ended")
-        self.assertRaises(AgentFailed, self.run_it)
+        self.cut_off("take-last")
         self.assertRaises(BadRequest, abort, self.client, None, "vm")
-        self.assertTrue(self.world.there)
-        abort(self.client, self.destination, "vm")
-        self.assertEqual((False, None), (self.world.there, self.world.moved))
+        self.assertEqual("arriving", self.world.there)
+        self.abort()
+        self.assert_stays()
+        self.assertEqual("", self.world.there)
 
     def test_one_that_goes_on_there_is_not_given_up(self) -> None:
-        self.world.failing["destroy"] = AgentFailed("ended")
+        self.cut_off("answer")
+        self.assertRaises(VmMoving, self.abort)
+        self.assertEqual(("runs", URI), (self.world.there, self.world.moved))
+
+    def test_one_that_is_not_found_there_is_given_up_by_force_only(self) -> None:
+        for there in ("", "another"):
+            self.anew()
+            self.cut_off("take-last")
+            self.world.there = there
+            self.assertRaises(VmMoving, self.abort)
+            self.assertEqual(URI, self.world.moved)
+            calls = self.world.calls.count("give-up")
+            self.abort(force=True)
+            self.assertEqual((None, there), (self.world.moved, self.world.there))
+            self.assertEqual(calls, self.world.calls.count("give-up"))
+
+    def test_what_was_left_before_its_memory_went_goes(self) -> None:
+        self.world.failing |= {"migrate": AgentFailed("ended"), "give-up": AgentFailed("ended")}
         self.assertRaises(AgentFailed, self.run_it)
-        self.assertRaises(BadRequest, abort, self.client, self.destination, "vm")
-        self.assertEqual((True, URI), (self.world.there, self.world.moved))
+        self.abort()
+        self.assert_stays()
+        self.assertEqual("", self.world.there)
+        self.assertRaises(BadRequest, self.abort)
+
+    def test_one_whose_memory_moves(self) -> None:
+        self.world.phase = "migrating"
+        self.abort()
+        self.assertEqual(1, self.world.calls.count("end_migration"))
+        self.assert_stays()
 
 
 class DestinationTest(TestCase):
@@ -296,8 +445,8 @@ class DestinationTest(TestCase):
 
     def test_the_host_is_that_of_the_uri(self) -> None:
         for uri, command in (
-            ("qemu+ssh://b/system", ["ssh", "--", "b", "virtman"]),
-            ("qemu+ssh://root@b:22/system", ["ssh", "-p", "22", "--", "root@b", "virtman"]),
+            ("qemu+ssh://b/system", [*SSH, "--", "b", "virtman"]),
+            ("qemu+ssh://root@b:22/system", [*SSH, "-p", "22", "--", "root@b", "virtman"]),
             ("qemu+tls://b/system", None),
             ("qemu+unix:///system?socket=/s", None),
         ):
