@@ -27,6 +27,7 @@ VirtmanError
 │   ├── ImageUnlisted        Volt does not list an image any more that this host has
 │   ├── ImageInUse           other hosts still have the image
 │   ├── NeverBooted          the VM has a disk and no machine to start
+│   ├── Interrupted          another call has ended what was under way: it destroyed the VM, say
 │   └── DomainForeign        libvirt has a domain of this name that is not ours
 ├── NoRoom                   not enough space on the disk
 ├── CoordinatorDown          Volt is needed for this and does not answer
@@ -215,6 +216,12 @@ class NeverBooted(Conflict):
     """The VM has a disk, and nothing is recorded of a machine to start."""
 
     kind = "never-booted"
+
+
+class Interrupted(Conflict):
+    """Another call has ended what was under way: it destroyed the VM, say."""
+
+    kind = "interrupted"
 
 
 class DomainForeign(Conflict):
