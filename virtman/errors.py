@@ -33,6 +33,7 @@ VirtmanError
 ├── CoordinatorDown          Volt is needed for this and does not answer
 │   └── VoltRefused          Volt answers, and refuses
 ├── Suspended                the host serves no image until its agent is started again
+├── TooManyCalls             as many calls that last long as there may be are under way
 ├── HypervisorError          libvirt is missing, refuses or failed
 │   └── HypervisorAbsent     there was no connection to libvirt: nothing was asked of it
 ├── DriverTrouble            a driver failed; the message is the driver's
@@ -259,6 +260,13 @@ class Suspended(VirtmanError):
 
     status = 503
     kind = "suspended"
+
+
+class TooManyCalls(VirtmanError):
+    """As many calls that last long as there may be at once are under way."""
+
+    status = 503
+    kind = "too-many-calls"
 
 
 class HypervisorError(VirtmanError):
