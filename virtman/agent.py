@@ -29,6 +29,7 @@ from virtman.errors import (
     NotSupported,
     NoVolumes,
     UnknownImage,
+    UnknownVm,
     UnknownVolume,
     VirtmanError,
 )
@@ -264,8 +265,16 @@ class Agent:
             log.error("image %s: removing its stack failed too; repair will finish it: %s", image, second)
 
     def destroy(self, vm: str) -> None:
-        """Remove a VM and its disk for good. Raises UnknownVm, DriverError, HypervisorError."""
-        self._vms.destroy(vm)
+        """Remove a VM and its disk for good, and end what is being received for it.
+
+        Raises UnknownVm, DriverError, HypervisorError.
+        """
+        interrupted = self._streams.interrupt(vm, f"vm {vm!r} was destroyed while it was received")
+        try:
+            self._vms.destroy(vm)
+        except UnknownVm:
+            if not interrupted:  # else it was a new one, and is gone with its stream
+                raise
 
     def vm(self, name: str) -> models.Vm:
         """One VM, with its disk as a path and as QEMU block node. Raises UnknownVm, DriverError."""
@@ -434,10 +443,10 @@ class Agent:
         )
 
     def receive(self, vm: str, image: str, caller: Caller, progress: Progress) -> models.Vm:
-        """Make a VM of the caller's stream, or let one go on. Raises as ``Streams.receive``."""
+        """Make a VM of the caller's stream, or let one go on. Raises as ``Streams.receive_from``."""
         present = self._stacks.known(image)
         try:
-            self._streams.receive(vm, image, caller.chunks(), progress)
+            self._streams.receive_from(vm, image, caller, progress)
         except (VirtmanError, DriverError):
             if not present:
                 self._let_go(image)

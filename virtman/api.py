@@ -31,6 +31,7 @@ from virtman.errors import (
     HostTrouble,
     NoRoom,
     NotSupported,
+    TooManyCalls,
     VirtmanError,
 )
 from virtman.hostfiles import FULL
@@ -57,6 +58,10 @@ REFERENCE = "#/components/schemas/{model}"
 EXPORT = "Write {} to a new file of its own; lines of progress, then the file or a problem document"
 Line = TypeVar("Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine, models.MigrateLine)
 Streamed = TypeVar("Streamed", models.SendLine, models.ReceiveLine)
+MOST_LONG = 32
+"""Calls at once that answer by lines of progress. Each keeps a thread of the server (virtman/server.py) for as long as
+it lasts, and who sends or reads a stream may take for ever. The other threads are for all else."""
+
 MAX_BODY = 16 << 20
 """Bytes of a request: user data for cloud-init may be long."""
 
@@ -129,8 +134,9 @@ def create_app(agent: Agent) -> OpenAPI:
     app.register_error_handler(RecursionError, _on_recursion)
     _host_routes(app, agent)
     _volume_routes(app, agent)
-    _image_routes(app, agent)
-    _vm_routes(app, agent)
+    long_calls = LongCalls()
+    _image_routes(app, agent, long_calls)
+    _vm_routes(app, agent, long_calls)
     return app
 
 
@@ -195,7 +201,7 @@ def _volume_routes(app: OpenAPI, agent: Agent) -> None:
         return _done()
 
 
-def _image_routes(app: OpenAPI, agent: Agent) -> None:
+def _image_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     @app.get("/v1/images", summary="All published images", responses={200: models.ImageList})
     def images() -> Response:
         return _answer(models.ImageList(images=agent.images()))
@@ -211,7 +217,7 @@ def _image_routes(app: OpenAPI, agent: Agent) -> None:
                 return models.PublishLine(image=agent.publish_vm(body.name, body.vm, tell))
             return models.PublishLine(image=agent.publish(body.name, Path(str(body.file)), tell))
 
-        return _with_progress(models.PublishLine, f"publish {body.name}", work)
+        return long_calls.answer(models.PublishLine, f"publish {body.name}", work)
 
     @app.delete(
         "/v1/images/<image>",
@@ -228,7 +234,7 @@ def _image_routes(app: OpenAPI, agent: Agent) -> None:
         def work(tell: Progress) -> models.ExportLine:
             return models.ExportLine(exported=agent.export_image(path.image, Path(body.file), body.format, tell))
 
-        return _with_progress(models.ExportLine, f"export {path.image}", work)
+        return long_calls.answer(models.ExportLine, f"export {path.image}", work)
 
     @app.get("/v1/images/<image>/tree", summary="An image's tree of hosts", responses={200: ImageTree})
     def tree(path: ImagePath) -> Response:
@@ -242,6 +248,41 @@ def _lines_of(app: OpenAPI, line: type[Line]) -> dict[str | int, Any]:
         app.components_schemas[name] = Schema(**part)
     content = {"content": {NDJSON: {"schema": _reference(line)}}}
     return {200: {"description": "One JSON object in each line", **content}}
+
+
+class LongCalls:
+    """Answers by lines of progress, of which there are at most ``MOST_LONG`` at once."""
+
+    def __init__(self) -> None:
+        self._free = threading.BoundedSemaphore(MOST_LONG)
+
+    def answer(self, line: type[Line], name: str, work: Callable[[Progress], Line]) -> Response:
+        """Lines of progress, and at last what ``work`` returns, or a problem. Raises TooManyCalls.
+
+        It runs in a thread and goes on when the caller hangs up; asking again then finds it done.
+        """
+        return self._answer(lambda: _with_progress(line, name, work))
+
+    def stream(
+        self, line: type[Streamed], name: str, make: Callable[[], Pipe], work: Callable[[Caller, Progress], Streamed]
+    ) -> Response:
+        """As ``answer``, of work that reads or writes a stream at a pipe, of which the first line tells."""
+        return self._answer(lambda: _streaming(line, name, make(), work))
+
+    def _answer(self, begin: Callable[[], Response]) -> Response:
+        if not self._free.acquire(blocking=False):
+            raise TooManyCalls(
+                f"{MOST_LONG} calls that publish, export, send, receive or migrate are under way, and more are not"
+                " allowed at once; ask again when one of them has ended"
+            )
+        try:
+            response = begin()
+        except BaseException:
+            self._free.release()
+            raise
+        # The server closes each answer, also one that it did not begin to read, or whose caller hung up (PEP 3333).
+        response.call_on_close(self._free.release)
+        return response
 
 
 def _streaming(line: type[Streamed], name: str, pipe: Pipe, work: Callable[[Caller, Progress], Streamed]) -> Response:
@@ -287,7 +328,7 @@ def _with_progress(
     return Response(told(), content_type=NDJSON)
 
 
-def _vm_routes(app: OpenAPI, agent: Agent) -> None:
+def _vm_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     @app.get("/v1/vms", summary="The VMs of this host", responses={200: models.VmList})
     def list_vms() -> Response:
         return _answer(models.VmList(vms=agent.vms()))
@@ -306,12 +347,12 @@ def _vm_routes(app: OpenAPI, agent: Agent) -> None:
         return _done()
 
     _machine_routes(app, agent)
-    _disk_routes(app, agent)
-    _stream_routes(app, agent)
-    _migration_routes(app, agent)
+    _disk_routes(app, agent, long_calls)
+    _stream_routes(app, agent, long_calls)
+    _migration_routes(app, agent, long_calls)
 
 
-def _stream_routes(app: OpenAPI, agent: Agent) -> None:
+def _stream_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     @app.post(
         "/v1/vms/<vm>/send",
         summary="Write what a VM's disk has of its own to a socket, as a stream (docs/stream.md)",
@@ -321,7 +362,7 @@ def _stream_routes(app: OpenAPI, agent: Agent) -> None:
         def work(caller: Caller, tell: Progress) -> models.SendLine:
             return models.SendLine(sent=agent.send(path.vm, body, caller, tell))
 
-        return _streaming(models.SendLine, f"send {path.vm}", agent.pipe(), work)
+        return long_calls.stream(models.SendLine, f"send {path.vm}", agent.pipe, work)
 
     @app.post(
         "/v1/vms/<vm>/receive",
@@ -332,7 +373,7 @@ def _stream_routes(app: OpenAPI, agent: Agent) -> None:
         def work(caller: Caller, tell: Progress) -> models.ReceiveLine:
             return models.ReceiveLine(vm=agent.receive(path.vm, body.image, caller, tell))
 
-        return _streaming(models.ReceiveLine, f"receive {path.vm}", agent.pipe(), work)
+        return long_calls.stream(models.ReceiveLine, f"receive {path.vm}", agent.pipe, work)
 
 
 def _machine_routes(app: OpenAPI, agent: Agent) -> None:
@@ -375,7 +416,7 @@ def _machine_routes(app: OpenAPI, agent: Agent) -> None:
         return _answer(agent.console(path.vm))
 
 
-def _migration_routes(app: OpenAPI, agent: Agent) -> None:
+def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     @app.get(
         "/v1/vms/<vm>/traveller", summary="What goes along with the disk of a VM that is to move",
         responses={200: models.Traveller},
@@ -392,7 +433,7 @@ def _migration_routes(app: OpenAPI, agent: Agent) -> None:
         def work(tell: Progress) -> models.MigrateLine:
             return models.MigrateLine(left=agent.migrate(path.vm, body, tell))
 
-        return _with_progress(models.MigrateLine, f"migrate {path.vm}", work)
+        return long_calls.answer(models.MigrateLine, f"migrate {path.vm}", work)
 
     @app.delete(
         "/v1/vms/<vm>/migration",
@@ -432,7 +473,7 @@ def _migration_routes(app: OpenAPI, agent: Agent) -> None:
         return _answer(agent.arrive(path.vm))
 
 
-def _disk_routes(app: OpenAPI, agent: Agent) -> None:
+def _disk_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     @app.put("/v1/vms/<vm>/size", summary="Let a VM's disk grow, also while it runs", responses={200: models.Vm})
     def resize(path: VmPath, body: models.ResizeRequest) -> Response:
         return _answer(agent.resize(path.vm, body.size))
@@ -470,7 +511,7 @@ def _disk_routes(app: OpenAPI, agent: Agent) -> None:
         def work(tell: Progress) -> models.ExportLine:
             return models.ExportLine(exported=agent.export_vm(path.vm, Path(body.file), body.format, tell))
 
-        return _with_progress(models.ExportLine, f"export {path.vm}", work)
+        return long_calls.answer(models.ExportLine, f"export {path.vm}", work)
 
     @app.delete("/v1/vms/<vm>/snapshots/<snapshot>", summary="Forget a snapshot", responses={204: None})
     def delete_snapshot(path: SnapshotPath) -> Response:

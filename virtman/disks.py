@@ -15,14 +15,12 @@ from contextlib import contextmanager
 from drivers.base import SnapshotDriver
 from drivers.errors import BadDisk, DiskInUse, DriverError, PointMissing
 from virtman.errors import BadRequest, BadSize, HostTrouble, NoRoom, UnknownSnapshot, VirtmanError, VmRuns
+from virtman.names import MOMENT
 from virtman.records import CRASH, DROP, FROZEN, OFF, RESIZE, REVERT, TAKE, Point, Shelf, VmRecord
 from virtman.steps import Step, log_step
 from virtman.vms import Machines, Running, Vms, check_size
 
 log = logging.getLogger(__name__)
-
-MOMENT = "moment-"
-"""How names of temporary points begin."""
 
 
 class Disks:

@@ -28,11 +28,13 @@ VirtmanError
 │   ├── ImageUnlisted        Volt does not list an image any more that this host has
 │   ├── ImageInUse           other hosts still have the image
 │   ├── NeverBooted          the VM has a disk and no machine to start
+│   ├── Interrupted          another call has ended what was under way: it destroyed the VM, say
 │   └── DomainForeign        libvirt has a domain of this name that is not ours
 ├── NoRoom                   not enough space on the disk
 ├── CoordinatorDown          Volt is needed for this and does not answer
 │   └── VoltRefused          Volt answers, and refuses
 ├── Suspended                the host serves no image until its agent is started again
+├── TooManyCalls             as many calls that last long as there may be are under way
 ├── HypervisorError          libvirt is missing, refuses or failed
 │   └── HypervisorAbsent     there was no connection to libvirt: nothing was asked of it
 ├── DriverTrouble            a driver failed; the message is the driver's
@@ -224,6 +226,12 @@ class NeverBooted(Conflict):
     kind = "never-booted"
 
 
+class Interrupted(Conflict):
+    """Another call has ended what was under way: it destroyed the VM, say."""
+
+    kind = "interrupted"
+
+
 class DomainForeign(Conflict):
     """libvirt has a domain of this name that this agent did not define."""
 
@@ -259,6 +267,13 @@ class Suspended(VirtmanError):
 
     status = 503
     kind = "suspended"
+
+
+class TooManyCalls(VirtmanError):
+    """As many calls that last long as there may be at once are under way."""
+
+    status = 503
+    kind = "too-many-calls"
 
 
 class HypervisorError(VirtmanError):

@@ -28,11 +28,29 @@ class NamedLocks:
             with lock:
                 yield
         finally:
-            with self._guard:
-                lock, users = self._locks.pop(name)
-                if users > 1:
-                    self._locks[name] = (lock, users - 1)
-            self._released(name)
+            self._let_go(name)
+
+    @contextmanager
+    def hold_if_free(self, name: str) -> Iterator[bool]:
+        """Hold the lock of ``name`` if nobody holds or awaits it; do not wait. Yields whether it is held."""
+        lock, free = threading.Lock(), False
+        try:
+            with lock:
+                with self._guard:
+                    free = name not in self._locks
+                    if free:
+                        self._locks[name] = (lock, 1)
+                yield free
+        finally:
+            if free:
+                self._let_go(name)
+
+    def _let_go(self, name: str) -> None:
+        with self._guard:
+            lock, users = self._locks.pop(name)
+            if users > 1:
+                self._locks[name] = (lock, users - 1)
+        self._released(name)
 
     def taken(self, name: str) -> bool:
         """Whether anybody holds or awaits the lock of a name."""

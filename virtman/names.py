@@ -9,6 +9,9 @@ from virtman.errors import BadRequest
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 
+MOMENT = "moment-"
+"""Begins the names of the agent's own snapshots, which no other has."""
+
 PATH_PATTERN = r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$"
 """An absolute path that fits into one line, as POSIX knows it: two slashes at the start may mean something else."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from virtman.errors import CallerGone, VirtmanError
+from virtman.errors import CallerGone, Interrupted, VirtmanError
 from virtman.hostfiles import told
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,13 @@ class Caller:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._ended: str | None = None
+
+    def end(self, why: str) -> None:
+        """Have whoever waits for him, or would, get an Interrupted that says why. May be called by any thread."""
+        self._ended = why
+        with contextlib.suppress(OSError):  # he has hung up
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def write(self, data: bytes) -> None:
         """Send him bytes. Raises CallerGone."""
@@ -43,15 +50,45 @@ class Caller:
             raise CallerGone(f"who asked for the stream hung up: {error.strerror or error}") from error
 
     def chunks(self) -> Iterator[bytes]:
-        """What he sends until he ends it. Raises CallerGone."""
+        """What he sends until he ends it. Raises CallerGone, Interrupted."""
         while chunk := self._receive():
             yield chunk
 
     def _receive(self) -> bytes:
         try:
-            return self._sock.recv(_CHUNK)
+            chunk = self._sock.recv(_CHUNK)
         except OSError as error:
             raise CallerGone(f"who sent the stream hung up: {error.strerror or error}") from error
+        if self._ended is not None:  # also if he had sent more: the end of a stream must not overtake who ends it
+            raise Interrupted(self._ended)
+        return chunk
+
+
+class Callers:
+    """Who is sending what others may end, by the name of what it is for. May be used by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sending: list[tuple[str, Caller]] = []
+
+    @contextmanager
+    def sending(self, name: str, caller: Caller) -> Iterator[None]:
+        """The caller may be ended meanwhile."""
+        with self._lock:
+            self._sending.append((name, caller))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sending.remove((name, caller))
+
+    def end(self, name: str, why: str) -> bool:
+        """End all who send for a name. Returns whether there was one."""
+        with self._lock:  # held meanwhile: nobody closes his socket, whose number another file could have then
+            ended = [caller for known, caller in self._sending if known == name]
+            for caller in ended:
+                caller.end(why)
+        return bool(ended)
 
 
 class Pipe:
@@ -158,10 +195,12 @@ def into(target: BinaryIO, sock: socket.socket) -> None:
 
 
 def out_of(source: BinaryIO, sock: socket.socket) -> None:
-    """Copy all that there is. Raises as ``into``."""
+    """Copy all that there is, each part as soon as it is there. Raises as ``into``."""
+    # The read of a buffered file waits for all that was asked for, and an agent could not refuse what it has not seen.
+    read = getattr(source, "read1", source.read)
     while True:
         with told("reading the stream"):
-            chunk = source.read(_CHUNK)
+            chunk = read(_CHUNK)
         if not chunk:
             return
         sock.sendall(chunk)

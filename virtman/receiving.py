@@ -10,11 +10,12 @@ from drivers.base import Device, SnapshotDriver
 from drivers.blocks import Blocks
 from virtman.errors import StreamMisfit
 from virtman.hostfiles import told
+from virtman.names import MOMENT
 from virtman.records import Point
 from virtman.steps import Step
 from virtman.stream import Data, Header, Piece, Section, Zeros
 
-START = "moment-start"
+START = f"{MOMENT}start"
 """The driver's point of a disk that holds nothing yet, if sections have to begin there later."""
 
 

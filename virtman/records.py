@@ -399,9 +399,17 @@ class Shelf(Generic[R]):
             )
 
     def put(self, name: str, record: R) -> None:
-        """Write the record durably. Raises NoRoom, HostTrouble; then the record is what it was."""
+        """Write the record durably. Raises NoRoom, HostTrouble; then the record is what it was.
+
+        Raises StateDamaged if it could not be read again: nobody could remove what such a record is of.
+        """
         path = self._folder / f"{name}.json"
         content = record.model_copy(update={"version": record.newest}).model_dump_json().encode()
+        try:
+            self._kind.model_validate_json(content)
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise StateDamaged(f"the record {path} is not written: its {where} could not be read again") from error
         with told(f"writing the record {path}"):
             write_atomically(path, content)
         self._unwritten.pop(name, None)

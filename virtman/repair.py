@@ -19,11 +19,16 @@ AT_ONCE = 16
 def repair(stacks: Stacks, vms: Vms) -> dict[str, list[str]]:
     """Finish or undo what was cut off, serve what is not served, and remove layers that have no record.
 
+    A VM that a call is under way with is left alone: nothing was cut off, and the call may last for hours.
     Returns the names of the VMs, images and strays that something was done for. Raises RepairIncomplete with every
     error.
     """
-    unfinished = [vm.name for vm in vms.records() if vms.unfinished(vm.name)]
-    failed = side_by_side([partial(vms.repair, name) for name in unfinished])
+    repaired: list[str] = []
+
+    def repair_vm(name: str) -> None:
+        repaired.extend([name] if vms.repair_if_free(name) else [])
+
+    failed = side_by_side([partial(repair_vm, vm.name) for vm in vms.records() if vms.unfinished(vm.name)])
     images = [record for record in stacks.records() if stacks.understood(record)]
     missing = [record.name for record in images if not record.steady or not stacks.serving(record.name)]
     strays = sorted(stacks.strays())
@@ -36,7 +41,7 @@ def repair(stacks: Stacks, vms: Vms) -> dict[str, list[str]]:
     # After a reboot, a disk is usable again once the stack below it is there.
     failed += side_by_side([partial(vms.reopen, vm.name) for vm in vms.records()])
     raise_all(failed)
-    return {"vms": unfinished, "images": missing, "strays": strays}
+    return {"vms": sorted(repaired), "images": missing, "strays": strays}
 
 
 def side_by_side(acts: Sequence[Callable[[], None]]) -> list[Exception]:

@@ -20,7 +20,8 @@ from virtman.steps import Step, log_step
 log = logging.getLogger(__name__)
 
 THREADS = 64
-"""Calls at once. A call that waits for an attach holds a thread; the others go on."""
+"""Calls at once. A call that waits for an attach holds a thread; the others go on. Those that answer by lines of
+progress are fewer (``virtman.api.MOST_LONG``)."""
 
 
 def serve(config: AgentConfig, step: Step = log_step) -> None:

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from virtman.errors import BadStream, NewerStream
-from virtman.names import NAME_PATTERN
+from virtman.names import MOMENT, NAME_PATTERN
 
 VERSION = 1
 """It is raised when an older reader would take a stream for something else than it is."""
@@ -40,7 +40,21 @@ _LARGEST = {
     _END: 0,
 }
 
+LAST_TIME = 253_402_214_400
+"""Seconds from 1970 to the last day that dates have, 9999-12-31, which time zones may shift by less than a day."""
+
+
+def _of_others(name: str) -> str:
+    if name.startswith(MOMENT):
+        raise ValueError(f"names that begin with {MOMENT} are of the agent's own snapshots")
+    return name
+
+
 Bytes = Annotated[int, Field(ge=0, le=1 << 60, multiple_of=SECTOR)]
+Size = Annotated[Bytes, Field(gt=0)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN), AfterValidator(_of_others)]
+Time = Annotated[float, Field(ge=0, le=LAST_TIME, allow_inf_nan=False)]
+State = Annotated[str, Field(pattern=r"^[a-z]+(-[a-z]+)*$", max_length=32)]
 Id = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
@@ -56,11 +70,11 @@ class Section(_Part):
     """
 
     id: Id
-    name: Annotated[str, Field(pattern=NAME_PATTERN)] | None
+    name: Name | None
     parent: Id | None
-    size: Bytes
-    taken: float
-    state: Annotated[str, Field(max_length=32)]
+    size: Size
+    taken: Time
+    state: State
 
 
 class Header(_Part):
@@ -186,8 +200,12 @@ class Reader:
             raise BadStream("the stream is damaged: a checksum is wrong")
         try:
             return _unpacked(kind, body)
-        except (ValidationError, struct.error) as error:
-            raise BadStream(f"the stream is damaged: {str(error).splitlines()[0]}") from error
+        except struct.error as error:
+            raise BadStream(f"the stream is damaged: {error}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "JSON"
+            raise BadStream(f"the stream has a header that cannot be: {where}: {first['msg']}") from error
 
     def _take(self, length: int) -> bytes:
         part = bytes(self._left[:length])

@@ -19,6 +19,7 @@ from virtman.copies import Copies
 from virtman.disks import Disks, require
 from virtman.errors import BadRequest, BadStream, StreamMisfit, VirtmanError, VmRuns
 from virtman.hostfiles import told
+from virtman.pipe import Caller, Callers
 from virtman.receiving import OpenBlocks, Receiver, starts
 from virtman.records import RECEIVE, ImageRecord, Point, Shelf, VmRecord
 from virtman.steps import Step, log_step
@@ -61,6 +62,7 @@ class Streams:
         self._vms, self._disks, self._copies = vms, disks, copies
         self._shelf, self._snapshots, self._ensure = shelf, snapshots, ensure
         self._step, self._open = step, opened
+        self._callers = Callers()
         vms.also_repair({RECEIVE: self._undo})
 
     # Sending
@@ -124,6 +126,18 @@ class Streams:
         write(writer.bytes(End()))
 
     # Receiving
+
+    def receive_from(self, vm: str, image: str, caller: Caller, progress: Progress) -> None:
+        """Receive what a caller sends, unless ``interrupt`` ends it. Raises Interrupted, CallerGone, as ``receive``."""
+        with self._callers.sending(vm, caller):
+            self.receive(vm, image, caller.chunks(), progress)
+
+    def interrupt(self, vm: str, why: str) -> bool:
+        """End what is being received for a VM now, which may hold its lock for as long as who sends is silent.
+
+        It fails with an Interrupted that says why. Returns whether there was anything to end.
+        """
+        return self._callers.end(vm, why)
 
     def receive(self, vm: str, image: str, chunks: Iterable[bytes], progress: Progress) -> None:
         """Let there be the VM that a stream has, or let one go on to what it has, if it is one of what changed since.

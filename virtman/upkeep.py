@@ -255,7 +255,7 @@ class Upkeep:
         """An operation that nobody carries out now is one that was cut off."""
         if self._vms.locks.taken(name) or not self._vms.unfinished(name):
             return None
-        return Job("repair", partial(self._vms.repair, name), Pool.LONG)
+        return Job("repair", partial(self._vms.repair_if_free, name), Pool.LONG)
 
     def _plan_image(
         self,

@@ -189,6 +189,8 @@ class Vms:
         self._step = step
         self._gone = gone
         self.locks = NamedLocks()
+        self._repairing = NamedLocks()
+        """Taken before ``locks``: repairs of a VM wait for each other, and for nobody else."""
         self._repairs: dict[str, Callable[[VmRecord], None]] = {
             CREATE: self._destroy,
             DESTROY: self._destroy,
@@ -502,10 +504,29 @@ class Vms:
     def repair(self, name: str) -> None:
         """Finish or undo an operation that was cut off. Raises StateNewer, DriverError, HypervisorError."""
         with self._holding(name):
-            self.repair_held(name)
-            record = self._shelf.get(name)
-            if record is not None and self._untidy(record):
-                self._tidy(record)
+            self._repair(name)
+
+    def repair_if_free(self, name: str) -> bool:
+        """As ``repair``, if no call is under way with the VM, which may last as long as its caller likes.
+
+        What is left of such a call is seen to when it ends. Returns whether the VM was free.
+        """
+        names = sorted({name, self._name_of_user(name) or name})
+        with ExitStack() as stack:
+            for each in names:
+                stack.enter_context(self._repairing.hold(each))
+            free = all(stack.enter_context(self.locks.hold_if_free(each)) for each in names)
+            if not free or (self._name_of_user(name) or name) not in names:  # somebody was busy with it until now
+                log.info("vm %s: a call is under way: it is left alone", name)
+                return False
+            self._repair(name)
+        return True
+
+    def _repair(self, name: str) -> None:
+        self.repair_held(name)
+        record = self._shelf.get(name)
+        if record is not None and self._untidy(record):
+            self._tidy(record)
 
     def repair_held(self, name: str) -> None:
         """Finish or undo an operation of a VM whose lock the caller holds. Raises as ``repair``."""
@@ -534,9 +555,12 @@ class Vms:
             )
 
     def reopen(self, name: str) -> None:
-        """Make a ready disk usable, if it is not any more after a reboot. Raises DriverError."""
-        with self.locks.hold(name):
-            if self.find(name) is not None:
+        """Make a ready disk usable, if it is not any more after a reboot. Raises DriverError.
+
+        One that a call is under way with is left alone: that call opens it.
+        """
+        with self._repairing.hold(name), self.locks.hold_if_free(name) as free:
+            if free and self.find(name) is not None:
                 self._snapshots.open(name)
 
     def find(self, name: str) -> VmRecord | None:

@@ -120,7 +120,7 @@ def receive(context: click.Context, vm: str, image: str, as_json: bool) -> None:
     if sys.stdin.isatty():
         raise Failure("a stream is nothing that one types: read it from a file, or from 'virtman send'")
     with options.agent(context) as client, progress() as show:
-        answer = client.receive(vm, image, sys.stdin.buffer, show)
+        answer = client.receive(vm, image, options.stream(), show)
     emit(answer) if as_json else click.echo(answer.disk.path)
 
 

@@ -160,7 +160,7 @@ def give_up(context: click.Context, vm: str, points: tuple[str, ...], as_json: b
 def end(context: click.Context, vm: str, image: str, as_json: bool) -> None:
     """Receive what VM wrote last, a stream on the standard input, and let it go on. Its image is called IMAGE here."""
     with options.agent(context) as client:
-        client.receive(vm, image, sys.stdin.buffer)
+        client.receive(vm, image, options.stream())
         answer = client.arrive(vm)
     emit(answer) if as_json else click.echo(f"{vm} is {answer.state}")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import click
 
@@ -31,6 +32,15 @@ def agent(context: click.Context) -> Iterator[AgentClient]:
         raise Failure(f"{socket.parent} belongs to somebody else; say with --socket whose agent you mean")
     with one_line_errors(), AgentClient(socket) as client:
         yield client
+
+
+def stream() -> BinaryIO:
+    """The standard input, unbuffered.
+
+    Python dies at its end if another thread waits in the buffered one, whose lock that has (python/cpython#86883).
+    """
+    # What stands in for the standard input in tests has nothing below its buffer.
+    return cast("BinaryIO", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
 
 
 class SizeType(click.ParamType[int]):

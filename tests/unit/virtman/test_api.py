@@ -18,6 +18,7 @@ import httpx
 import pytest
 from testtools import TestCase
 from testtools.matchers import Contains, LessThan
+from werkzeug.test import EnvironBuilder, TestResponse
 
 from drivers import errors as driver_errors
 from tests.doubles.drivers import POOL
@@ -29,7 +30,7 @@ from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman import models
 from virtman.agent import Agent
-from virtman.api import MAX_BODY, PROBLEM, create_app
+from virtman.api import MAX_BODY, MOST_LONG, PROBLEM, create_app
 from virtman.client import AgentClient
 from virtman.convert import Progress
 from virtman.errors import (
@@ -60,6 +61,8 @@ from virtman.errors import (
     VmExists,
     VmRuns,
 )
+from virtman.pipe import Pipe
+from virtman.server import THREADS
 
 BAD_NAMES = ["a.b", "..", "-a", "a" * 64, "a" * 300, "a b", "%00", "é", "a%0a"]
 BAD_PATHS = ["", "a", "./a", "/", "//a", "/a\0", "/a\nb", "/\n", "/a\r", "/a\x1b[2J", "/\ud800", "/" + "a" * 4095]
@@ -190,6 +193,101 @@ class ErrorsTest(ApiTest):
             seen = self.raised(ZeroDivisionError("division"), call)
             self.assertEqual(VirtmanError, type(seen))
             self.assertThat(str(seen), Contains("unexpected ZeroDivisionError: division; the agent's log has more"))
+
+
+class StalledAgent(Agent):
+    """Tells of some progress of an export, and goes on when it may. ``pipes``: where callers are to connect."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.may_go_on = threading.Event()
+        self.trouble: Exception | None = None
+        self.pipes: list[Pipe] = []
+
+    def status(self) -> models.Status:
+        raise NoVolumes("it answers")
+
+    def export_vm(self, vm: str, file: Path, image_format: str, progress: Progress) -> models.Exported:
+        progress("copy", 0, 1)
+        self.may_go_on.wait()
+        return models.Exported(file=str(file), format=image_format, size=1)
+
+    def pipe(self) -> Pipe:
+        if self.trouble is not None:
+            raise self.trouble
+        self.pipes.append(Pipe(self.folder))
+        return self.pipes[-1]
+
+
+class LongCallsTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.agent = StalledAgent(folder_for(self))
+        self.app = create_app(self.agent)
+        self.addCleanup(self.agent.may_go_on.set)
+
+    def export(self) -> TestResponse:
+        """The beginning of an answer that is going on."""
+        return self.app.test_client().post("/v1/vms/vm/export", json={"file": "/x", "format": "raw"})
+
+    def receive(self) -> TestResponse:
+        return self.app.test_client().post("/v1/vms/vm/receive", json={"image": "debian"}, buffered=True)
+
+    def fill(self, left: int = 0) -> list[TestResponse]:
+        """All calls that there may be, but for some."""
+        answers = [self.export() for _ in range(MOST_LONG - left)]
+        self.assertEqual({200}, {answer.status_code for answer in answers})
+        return answers
+
+    def check_full(self) -> None:
+        for answer in (self.export(), self.receive()):
+            self.assertEqual((503, PROBLEM), (answer.status_code, answer.content_type))
+            problem = answer.get_json()
+            self.assertEqual("urn:virtman:problem:too-many-calls", problem["type"])
+            self.assertThat(problem["detail"], Contains(f"{MOST_LONG} calls"))
+            self.assertThat(problem["detail"], Contains("ask again"))
+
+    def test_one_too_many_is_refused_and_all_else_goes_on(self) -> None:
+        self.fill()
+        self.check_full()
+        self.assertEqual([], self.agent.pipes)
+        answer = self.app.test_client().get("/v1/status")
+        self.assertEqual("it answers", answer.get_json()["detail"])
+
+    def test_the_server_has_threads_for_all_else(self) -> None:
+        self.assertThat(MOST_LONG, LessThan(THREADS))
+
+    def test_one_that_has_ended_makes_room_for_one(self) -> None:
+        answers = self.fill()
+        self.agent.may_go_on.set()
+        self.assertThat(answers[0].get_data(as_text=True), Contains("exported"))
+        answers[0].close()
+        self.agent.may_go_on.clear()
+        self.assertEqual(200, self.export().status_code)
+        self.check_full()
+
+    def test_a_caller_who_hangs_up_makes_room_for_one(self) -> None:
+        answers = self.fill()
+        answers[-1].close()
+        self.assertEqual(200, self.export().status_code)
+        self.check_full()
+
+    def test_an_answer_that_nobody_begins_to_read_makes_room_for_one(self) -> None:
+        self.fill(left=1)
+        environment = EnvironBuilder(
+            method="POST", path="/v1/vms/vm/export", json={"file": "/x", "format": "raw"}
+        ).get_environ()
+        answer = self.app(environment, lambda *_: lambda _: None)
+        self.check_full()
+        answer.close()  # type: ignore[attr-defined]
+        self.assertEqual(200, self.export().status_code)
+        self.check_full()
+
+    def test_one_that_does_not_begin_makes_room_for_one(self) -> None:
+        self.fill(left=1)
+        self.agent.trouble = HostTrouble("no socket")
+        self.assertEqual("no socket", self.receive().get_json()["detail"])
+        self.assertEqual(200, self.export().status_code)
 
 
 class BadRequestsTest(SiteTest):

@@ -16,6 +16,7 @@ import termios
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import click
@@ -28,6 +29,8 @@ from drivers.base import VolumeState
 from drivers.errors import BadVolume
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL
 from tests.doubles.servers import serve_agent
+from tests.doubles.volt import digest_of
+from tests.patience import PATIENCE
 from tests.unit.virtman.agents import MIB, Site, SiteCase
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
@@ -35,6 +38,7 @@ from virtman.accel import QEMU
 from virtman.api import create_app
 from virtman.cli import main
 from virtman.cli.output import size_text
+from virtman.stream import Header, Section, Writer
 
 BAD_NAMES = ["a/b", "../x", "a.b", "..", "a" * 300, "a b", ""]
 BOOT = ("--memory", "64", "--network", "none")
@@ -266,6 +270,26 @@ class VmCommandsTest(AgentCliTest):
     def test_what_is_no_arrival(self) -> None:
         self.assertThat(self.fails("arrival", "begin", "vm"), Contains("nothing of 'virtman migrate'"))
         self.assertThat(self.fails("arrival", "end", "vm", "debian"), Contains("stream"))
+
+    def test_a_stream_is_refused_while_who_sends_it_is_slow(self) -> None:
+        self.out("create", "vm", "debian")
+        section = Section(id="1f" * 16, name=None, parent=None, size=MIB, taken=1.5, state="off")
+        header = Header(image=digest_of("debian"), since=None, sections=(section,), total=0)
+        for command in (("receive",), ("arrival", "end")):
+            said = self.refused(Writer().bytes(header), *command, "vm", "debian")
+            self.assertEqual("virtman: vm 'vm' exists; destroy it first or use another name\n", said)
+
+    def refused(self, sent: bytes, *arguments: str) -> str:
+        """What a command says that fails when it was sent this, though more may come."""
+        argv = [sys.executable, "-m", "virtman.cli", "--socket", str(self.socket), *arguments]
+        with subprocess.Popen(argv, stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
+            self.addCleanup(process.kill)
+            assert process.stdin and process.stdout and process.stderr
+            process.stdin.write(sent)
+            process.stdin.flush()
+            self.assertEqual(1, process.wait(PATIENCE))
+            self.assertEqual(b"", process.stdout.read())
+            return process.stderr.read().decode()
 
     def states(self) -> dict[str, str]:
         """The last column of the list."""

@@ -78,6 +78,40 @@ class NamedLocksTest(TestCase):
             self.assertFalse(got.wait(0.05))
         self.assertTrue(got.wait(SOON))
 
+    def test_one_that_is_free_is_held(self) -> None:
+        with self.locks.hold_if_free("a") as free:
+            self.assertTrue(free)
+            with self.locks.hold_if_free("a") as again, self.locks.hold_if_free("b") as other:
+                self.assertEqual((False, True), (again, other))
+            self.assertTrue(self.locks.taken("a"))
+        self.assertFalse(self.locks.held())
+
+    def test_one_that_is_held_is_not_waited_for(self) -> None:
+        with self.locks.hold("a"):
+            with self.locks.hold_if_free("a") as free:
+                self.assertFalse(free)
+            self.assertTrue(self.locks.taken("a"))
+        self.assertFalse(self.locks.held())
+
+    def test_who_waits_for_one_that_was_free_gets_it_afterwards(self) -> None:
+        got = threading.Event()
+
+        def wait() -> None:
+            with self.locks.hold("a"):
+                got.set()
+
+        with self.locks.hold_if_free("a"):
+            self.thread(threading.Thread(target=wait))
+            self.assertFalse(got.wait(0.05))
+        self.assertTrue(got.wait(SOON))
+
+    def test_the_end_of_one_that_was_free_is_told_too(self) -> None:
+        told: list[str] = []
+        locks = NamedLocks(told.append)
+        with locks.hold_if_free("a"), locks.hold_if_free("a"):
+            self.assertEqual([], told)
+        self.assertEqual(["a"], told)
+
     def test_nothing_is_held_before_and_after(self) -> None:
         self.assertFalse(self.locks.held())
         with self.locks.hold("a"):

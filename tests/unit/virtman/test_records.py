@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 import traceback
@@ -22,6 +23,7 @@ from virtman.records import (
     ChildRecord,
     ImageRecord,
     ParentRecord,
+    Point,
     Role,
     Shelf,
     State,
@@ -46,6 +48,14 @@ class ShelfTest(TestCase):
 
     def test_a_missing_record_is_none(self) -> None:
         self.assertIsNone(self.shelf.get("web"))
+
+    def test_what_could_not_be_read_again_is_not_written(self) -> None:
+        self.shelf.put("web", vm())
+        endless = Point(name="a", parent=None, size=512, taken=math.inf, state="off", id="1f" * 16)
+        for name in ("web", "new"):
+            error = self.assertRaises(StateDamaged, self.shelf.put, name, vm(name, points=(endless,)))
+            self.assertIn(f"{name}.json is not written: its points.0.taken could not be read again", str(error))
+        self.assertEqual([vm()], Shelf(self.folder, VmRecord).all())
 
     def test_put_replaces(self) -> None:
         self.shelf.put("web", vm())

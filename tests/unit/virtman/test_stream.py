@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import struct
+from datetime import UTC, datetime, timedelta, timezone
 
 from hypothesis import given
 from hypothesis import strategies as st
 from testtools import TestCase
 
 from virtman.errors import BadStream, NewerStream
-from virtman.stream import Begin, Data, End, Header, Piece, Reader, Section, Writer, Zeros
+from virtman.receiving import START
+from virtman.records import CRASH, FROZEN, OFF
+from virtman.stream import LAST_TIME, Begin, Data, End, Header, Piece, Reader, Section, Writer, Zeros
 
 SECTOR = 512
 SIZE = 64 * SECTOR
@@ -156,6 +162,88 @@ class OrderTest(TestCase):
         ):
             begins = [Begin(number) for number in range(len(odd.sections))]
             self.refuse(odd, *begins, End())
+
+
+GOOD = {"id": ident(1), "name": "a", "parent": None, "size": SIZE, "taken": 1.5, "state": "off"}
+
+
+def forged(**odd: object) -> bytes:
+    """A stream with right checksums, of one section that has something else in the header."""
+    header = json.dumps({"image": IMAGE, "since": None, "sections": [GOOD | odd], "total": 0}).encode()
+    stream, checksum = b"virtman-stream 1\n", hashlib.blake2b(digest_size=16, person=b"virtman-stream")
+    checksum.update(stream)
+    for kind, body in ((1, header), (2, bytes(4)), (5, b"")):
+        part = struct.pack(">BI", kind, len(body)) + body
+        checksum.update(part)
+        stream += part + checksum.digest()
+    return stream
+
+
+HALVES = st.integers(0, 130).map(lambda count: count * SECTOR // 2)
+
+
+class ForgedTest(TestCase):
+    """Sections that nobody's disk has, and whose records would be in the way."""
+
+    def refuse(self, why: str, **odd: object) -> None:
+        said = str(self.assertRaises(BadStream, read, forged(**odd)))
+        self.assertEqual(1, len(said.splitlines()))
+        self.assertIn(f"the stream has a header that cannot be: sections.0.{next(iter(odd))}: ", said)
+        self.assertIn(why, said)
+
+    def take(self, **odd: object) -> None:
+        self.assertIsInstance(read(forged(**odd))[-1], End)
+
+    def test_times_that_no_date_has(self) -> None:
+        for taken in (math.inf, -math.inf, math.nan):
+            self.refuse("finite", taken=taken)
+        for taken in (1e300, LAST_TIME + 1):
+            self.refuse("less than or equal to", taken=taken)
+        self.refuse("greater than or equal to", taken=-1)
+        for taken in (0, LAST_TIME):
+            self.take(taken=taken)
+            self.assertEqual(taken, datetime.fromtimestamp(taken, UTC).timestamp())
+
+    def test_the_last_time_is_a_date_in_every_zone(self) -> None:
+        for hours in (-23, 23):
+            datetime.fromtimestamp(LAST_TIME, timezone(timedelta(hours=hours)))
+
+    def test_states_that_are_no_words(self) -> None:
+        for state in ("", "Off", "o f f", "off\n", "\x1b[2J", "-", "a-", "a" * 33):
+            self.refuse("String should", state=state)
+        for state in (FROZEN, CRASH, OFF, "some-later-one", "a" * 32):
+            self.take(state=state)
+
+    def test_names_of_the_agents_own_snapshots(self) -> None:
+        for name in (START, "moment-", "moment-1f1f"):
+            self.refuse("names that begin with moment- are of the agent's own snapshots", name=name)
+        for name in ("moment", "virtman-migration-0", "a-moment-"):
+            self.take(name=name)
+
+    def test_sizes_that_no_disk_has(self) -> None:
+        for size in (0, -SECTOR, 1, SECTOR + 1, (1 << 60) + SECTOR, 1 << 100, 512.5, None, "large"):
+            self.refuse("Input should", size=size)
+        for size in (SECTOR, 1 << 60):
+            self.take(size=size)
+
+    @given(st.integers(-(1 << 64), 1 << 64))
+    def test_a_size_is_a_positive_multiple_of_a_sector(self, size: int) -> None:
+        if 0 < size <= 1 << 60 and size % SECTOR == 0:
+            self.take(size=size)
+        else:
+            self.refuse("Input should", size=size)
+
+    @given(HALVES, HALVES, HALVES, st.booleans())
+    def test_pieces_are_whole_sectors_of_their_section_one_after_the_other(
+        self, offset: int, length: int, after: int, zeros: bool
+    ) -> None:  # fmt: skip
+        piece = Zeros(offset, length) if zeros else Data(offset, bytes(length))
+        stream = written([ONE, Begin(0), piece, Zeros(after, SECTOR), End()])
+        sound = length and not any(number % SECTOR for number in (offset, length, after))
+        if sound and offset + length <= after <= SIZE - SECTOR:
+            self.assertIn(piece, read(stream))
+        else:
+            self.assertRaises(BadStream, read, stream)
 
 
 class HeaderTest(TestCase):

@@ -1,0 +1,115 @@
+"""Who sends a stream may go silent: what the agent does with the VM meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+from tests.doubles.volt import digest_of
+from tests.unit.virtman.agents import MIB, SOON, SiteCase
+from virtman import models
+from virtman.errors import Interrupted, UnknownVm, VirtmanError
+from virtman.pipe import Caller
+from virtman.records import RECEIVE
+from virtman.stream import Begin, End, Header, Section, Writer
+
+NEW = "1f" * 16
+
+
+def quietly(_step: str, _done: int, _total: int) -> None:
+    """Nobody looks."""
+
+
+class SilentCallerTest(SiteCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.site.hold_still(self.agent)
+        self.writer = Writer()
+        self.ours, self.theirs = socket.socketpair()
+        for sock in (self.ours, self.theirs):
+            self.addCleanup(sock.close)
+        self.raised: list[VirtmanError] = []
+
+    def in_background(self, act: Callable[[], object]) -> threading.Thread:
+        def run() -> None:
+            try:
+                act()
+            except VirtmanError as error:
+                self.raised.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def end(self, thread: threading.Thread) -> None:
+        """Wait until a thread has ended."""
+        thread.join(SOON)
+        self.assertFalse(thread.is_alive())
+
+    def receive(self, since: str | None = None) -> threading.Thread:
+        """Begin to receive the VM, or what changed since a snapshot, of which nothing but the header comes."""
+        section = Section(id=NEW, name="new", parent=since, size=MIB, taken=1.5, state="off")
+        header = Header(image=digest_of("debian"), since=since, sections=(section,), total=0)
+        self.theirs.sendall(self.writer.bytes(header))
+        thread = self.in_background(lambda: self.agent.receive("vm", "debian", Caller(self.ours), quietly))
+        self.site.await_true(lambda: self.is_received(since))
+        return thread
+
+    def is_received(self, since: str | None) -> bool:
+        if since is None:
+            return "vm" in self.site.host.disks
+        return self.agent._vms.record("vm").doing(RECEIVE)
+
+    def finish(self) -> None:
+        """Send the rest."""
+        self.theirs.sendall(self.writer.bytes(Begin(0)) + self.writer.bytes(End()))
+        self.theirs.shutdown(socket.SHUT_WR)
+
+    def base(self) -> str:
+        """The ID of a snapshot of the VM."""
+        self.agent.create("vm", "debian", None)
+        self.agent.take_snapshot("vm", "base")
+        (point,) = self.agent._vms.record("vm").points
+        return point.id
+
+    def check_destroyed(self, receiving: threading.Thread) -> None:
+        self.end(self.in_background(lambda: self.agent.destroy("vm")))
+        self.end(receiving)
+        (error,) = self.raised
+        self.assertIsInstance(error, Interrupted)
+        self.assertEqual("vm 'vm' was destroyed while it was received", str(error))
+        self.assertRaises(UnknownVm, self.agent.vm, "vm")
+        self.assertEqual({}, self.site.host.disks)
+
+    def test_a_new_vm_is_destroyed_at_once(self) -> None:
+        self.check_destroyed(self.receive())
+
+    def test_a_vm_that_goes_on_is_destroyed_at_once(self) -> None:
+        self.check_destroyed(self.receive(self.base()))
+
+    def test_one_of_which_nothing_has_come_yet_is_destroyed_as_well(self) -> None:
+        receiving = self.in_background(lambda: self.agent.receive("vm", "debian", Caller(self.ours), quietly))
+        self.site.await_true(lambda: self.agent._streams._callers._sending)
+        self.check_destroyed(receiving)
+
+    def test_a_vm_that_is_not_received_is_as_unknown_as_before(self) -> None:
+        receiving = self.receive()
+        self.assertRaises(UnknownVm, self.agent.destroy, "other")
+        self.finish()
+        self.end(receiving)
+        self.assertRaises(UnknownVm, self.agent.destroy, "other")
+        self.agent.destroy("vm")
+        self.assertRaises(UnknownVm, self.agent.destroy, "vm")
+
+    def test_a_repair_leaves_it_alone_and_sees_to_all_else(self) -> None:
+        receiving = self.receive(self.base())
+        self.site.host.daemon_dies("debian")
+        repaired: list[models.Repaired] = []
+        self.end(self.in_background(lambda: repaired.append(self.agent.repair())))
+        self.assertEqual([models.Repaired(vms=[], images=["debian"], strays=[])], repaired)
+        self.assertTrue(self.agent._vms.record("vm").doing(RECEIVE))
+        self.finish()
+        self.end(receiving)
+        self.assertEqual([], self.raised)
+        self.assertEqual(["base", "new"], [snapshot.name for snapshot in self.agent.snapshots("vm")])
