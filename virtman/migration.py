@@ -148,7 +148,7 @@ class Migrations:
             disk = self._snapshots.open(vm)
             if disk.node is None:
                 raise NotPossible("this host has disks of the kernel stack; VMs move to hosts of the userspace stack")
-            self._shelf.put(vm, record.settled(boot=traveller.boot, arriving=True))
+            self._shelf.put(vm, record.settled(boot=traveller.boot, arriving=True, uuid=traveller.uuid))
             self._step("arrive:expected")
             return self._machines.expect(vm, disk, traveller)
 

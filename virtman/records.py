@@ -169,9 +169,10 @@ class VmRecord(Record):
 
     ``source``: the VM that it is a clone of. ``current``: the point that the disk was last at, if there is one.
     ``untidy``: a point that is gone, whose space is not free yet. ``was``: the name that it had before this one.
-    ``born``: the name that its UUID is made of, if not its own. ``disks``: names of VMs, never booted, whose disks it
-    uses besides its own. ``moved``: the libvirt that has its memory now. ``arriving``: its memory comes, or has
-    come, and the VM does not go on yet.
+    ``uuid``: drawn by lot, and the same under all its names and on all hosts that it comes to. Records of earlier
+    releases have none; ``born`` is the name that the UUID of one of those is made of, if not its own. ``disks``: names
+    of VMs, never booted, whose disks it uses besides its own. ``moved``: the libvirt that has its memory now.
+    ``arriving``: its memory comes, or has come, and the VM does not go on yet.
     """
 
     newest: ClassVar[int] = VM_VERSION
@@ -185,6 +186,7 @@ class VmRecord(Record):
     current: str | None = None
     untidy: str | None = None
     was: str | None = None
+    uuid: str | None = None
     born: str | None = None
     disks: tuple[str, ...] = ()
     moved: str | None = None

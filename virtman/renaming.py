@@ -1,5 +1,5 @@
-"""VMs get other names. What a VM is to others stays: the UUID that it was booted with, and with it the MAC address and
-what cloud-init knows it by.
+"""VMs get other names. What a VM is to others stays: its UUID, and with it the MAC address and what cloud-init knows it
+by.
 
 While it is under way the operation is in the record of the old name, and the new one is nobody else's (``Vms``). The
 record moves last, so whoever finds the new one finds all of the VM under it.
@@ -92,8 +92,8 @@ class Renames:
             self._step("rename:disk")
             if record.boot is not None:
                 self._machines.follow(new, disk, self._vms.disks_of(record))
-            born = record.born or vm
-            self._shelf.put(new, record.settled(name=new, was=vm, born=None if born == new else born))
+            born = None if record.uuid else record.born or vm
+            self._shelf.put(new, record.settled(name=new, was=vm, born=born))
             self._step("rename:known")
         self._shelf.remove(vm)
         self._step("rename:done")

@@ -6,12 +6,12 @@ Each change is an operation of the VM's record (virtman/records.py).
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from uuid import uuid4
 
 from drivers.base import Device, Monitor, SnapshotDriver
 from drivers.errors import DriverError
@@ -89,12 +89,14 @@ class Machines(Protocol):
         ssh_keys: list[str] | None,
         user_data: str | None,
         *,
+        uuid: str | None = None,
         born: str | None = None,
         disks: Mapping[str, Device] = NO_DISKS,
     ) -> None:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
-        ``born``: the name that its UUID is made of, if not its own; one that the hypervisor has keeps what it has.
+        ``uuid``: of a VM that the hypervisor does not have; one that it has keeps what it has. Without one it is made
+        of the name ``born``, or of the VM's own, and is always the same.
         ``disks``: those that it uses besides its own, by name.
         Raises HypervisorError, HypervisorAbsent (nothing was asked of it), DomainForeign, BadRequest; VmRuns if it
         runs with another machine than ``boot``, or with other keys or user data than those that are given.
@@ -317,7 +319,7 @@ class Vms:
     def _add(self, record: VmRecord, make: Callable[[ImageRecord], Made]) -> Device:
         """Write down that the VM is being made, have its disk made over its image's stack, and settle it."""
         self.check_free(record.name)
-        record = record.model_copy(update={"born": self._born(record.name)})
+        record = record.model_copy(update={"uuid": str(uuid4())})
         self._shelf.put(record.name, record)
         try:
             return self._make(record, make)
@@ -331,12 +333,6 @@ class Vms:
         for record in self._shelf.all():
             if record.operation is not None and record.doing(RENAME) and record.operation.arguments["new"] == name:
                 raise VmExists(f"vm {record.name!r} is being renamed to {name!r}; use another name, or repair it first")
-
-    def _born(self, name: str) -> str | None:
-        """What a new VM's UUID is made of: its name, unless that was another VM's, which took its UUID along."""
-        if any(record.born == name for record in self._shelf.all()):
-            return f"{name} {secrets.token_hex(8)}"
-        return None
 
     def _make(self, record: VmRecord, make: Callable[[ImageRecord], Made]) -> Device:
         self._step("create:recorded")
@@ -388,8 +384,10 @@ class Vms:
         try:
             self._shelf.put(name, booting)
             self._step("boot:recorded")
-            disk = self._snapshots.open(name)
-            self._machines.start(name, disk, boot, ssh_keys, user_data, born=record.born, disks=self.disks_of(record))
+            self._machines.start(
+                name, self._snapshots.open(name), boot, ssh_keys, user_data,
+                uuid=record.uuid, born=record.born, disks=self.disks_of(record),
+            )  # fmt: skip
         except (VirtmanError, DriverError) as error:
             self._undo_boot(record if before is None else before, booting, error)
             raise

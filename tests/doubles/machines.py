@@ -76,8 +76,7 @@ class MachinesDouble:
         """Those whose memory has come, and that do not go on yet."""
         self.others: dict[str, MachinesDouble] = {}
         """Those of other hosts, by their URIs."""
-        self.born: dict[str, str] = {}
-        """What their UUIDs are made of."""
+        self.uuids: dict[str, str] = {}
         self._machines: dict[str, Boot] = {}
         self._seeds: dict[str, tuple[list[str], str | None]] = {}
 
@@ -89,12 +88,13 @@ class MachinesDouble:
         ssh_keys: list[str] | None,
         user_data: str | None,
         *,
+        uuid: str | None = None,
         born: str | None = None,
         disks: Mapping[str, Device] = NO_DISKS,
     ) -> None:
         self.answer("start")
         if vm not in self.running:
-            self.born.setdefault(vm, born or vm)
+            self.uuids.setdefault(vm, uuid or f"made of {born or vm}")
             self.files.add(vm)
             if ssh_keys is not None:
                 self._seeds[vm] = ssh_keys, user_data
@@ -139,7 +139,7 @@ class MachinesDouble:
         self.answer("rename")
         if vm in self.running:
             raise VmRuns(f"vm {vm!r} runs")
-        tables: list[dict[str, Any]] = [self.defined, self.with_disks, self.born, self._machines, self._seeds]
+        tables: list[dict[str, Any]] = [self.defined, self.with_disks, self.uuids, self._machines, self._seeds]
         for known in tables:
             if vm in known and new not in known:
                 known[new] = known.pop(vm)
@@ -150,12 +150,13 @@ class MachinesDouble:
 
     def traveller(self, vm: str) -> Traveller:
         self.answer("traveller")
-        return Traveller(f"uuid of {self.born[vm]}", self._machines[vm], repr(self._seeds.get(vm)).encode())
+        return Traveller(self.uuids[vm], self._machines[vm], repr(self._seeds.get(vm)).encode())
 
     def expect(self, vm: str, disk: Device, traveller: Traveller) -> str:
         self.answer("expect")
         self.files.add(vm)
         self._machines[vm], self.defined[vm], self.with_disks[vm] = traveller.boot, disk, {}
+        self.uuids[vm] = traveller.uuid
         return f"{traveller.uuid} {traveller.seed.decode()}"
 
     def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:
@@ -177,12 +178,13 @@ class MachinesDouble:
     def undefine(self, vm: str) -> None:
         self.answer("undefine")
         self.defined.pop(vm, None)
+        self.uuids.pop(vm, None)
 
     def remove(self, vm: str) -> None:
         self.answer("remove")
-        self.born.pop(vm, None)
         self.running.pop(vm, None)
-        for known in (self.defined, self.plugged, self.with_disks):
+        tables: list[dict[str, Any]] = [self.defined, self.plugged, self.with_disks, self.uuids]
+        for known in tables:
             known.pop(vm, None)
         self.paused.discard(vm)
         self.files.discard(vm)
