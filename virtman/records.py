@@ -167,12 +167,13 @@ RECEIVE = "receive"
 class VmRecord(Record):
     """One VM's disk: ``size`` in bytes; ``boot`` is set once libvirt may know the VM.
 
-    ``source``: the VM that it is a clone of. ``current``: the point that the disk was last at, if there is one.
-    ``untidy``: a point that is gone, whose space is not free yet. ``was``: the name that it had before this one.
-    ``uuid``: drawn by lot, and the same under all its names and on all hosts that it comes to. Records of earlier
-    releases have none; ``born`` is the name that the UUID of one of those is made of, if not its own. ``disks``: names
-    of VMs, never booted, whose disks it uses besides its own. ``moved``: the libvirt that has its memory now.
-    ``arriving``: its memory comes, or has come, and the VM does not go on yet.
+    ``source``: the VM that it is a clone of, by the name that this one had then; ``source_uuid``: the UUID in the
+    record of that. ``current``: the point that the disk was last at, if there is one. ``untidy``: a point that is gone,
+    whose space is not free yet. ``was``: the name that it had before this one. ``uuid``: drawn by lot, and the same
+    under all its names and on all hosts that it comes to. Records of earlier releases have none; ``born`` is the name
+    that the UUID of one of those is made of, if not its own. ``disks``: names of VMs, never booted, whose disks it uses
+    besides its own. ``moved``: the libvirt that has its memory now. ``arriving``: its memory comes, or has come, and
+    the VM does not go on yet.
     """
 
     newest: ClassVar[int] = VM_VERSION
@@ -182,6 +183,7 @@ class VmRecord(Record):
     size: int | None
     boot: Boot | None = None
     source: str | None = None
+    source_uuid: str | None = None
     points: tuple[Point, ...] = ()
     current: str | None = None
     untidy: str | None = None

@@ -305,14 +305,16 @@ class Vms:
         with self.locks.hold(name):
             self.repair_held(name)
             if not self.is_clone(name, source):
-                record = VmRecord(name=name, image=source.image, size=None, source=source.name, state=State.ABSENT)
+                record = VmRecord(
+                    name=name, image=source.image, size=None, source=source.name, source_uuid=source.uuid,
+                    state=State.ABSENT,
+                )  # fmt: skip
                 self._add(record.begin(CREATE), lambda _stack: Made(self._snapshots.clone(source.name, point, name)))
 
     def is_clone(self, name: str, source: VmRecord) -> bool:
         """Whether there is such a clone, whole and to stay. Raises VmExists if there is another VM of this name."""
         record = self._shelf.get(name)
-        known = {source.name, source.was} - {None}
-        if record is not None and (record.source not in known or record.image != source.image):
+        if record is not None and not _is_of(record, source):
             raise VmExists(f"vm {name!r} exists, and is no clone of {source.name!r}; use another name")
         return record is not None and record.state is State.PRESENT and not record.doing(DESTROY)
 
@@ -581,6 +583,13 @@ def check_size(size: int | None) -> None:
         raise BadSize(
             f"a disk of {size} bytes is not possible: the size is a positive multiple of {SECTOR}, at most {LARGEST}"
         )
+
+
+def _is_of(record: VmRecord, source: VmRecord) -> bool:
+    """Whether the record is that of a clone of a source, whose name another VM may have had before."""
+    if record.source_uuid is not None and source.uuid is not None:
+        return record.source_uuid == source.uuid
+    return record.source in {source.name, source.was} - {None} and record.image == source.image
 
 
 def _disk_size(stack: ImageRecord, size: int | None) -> int:
