@@ -209,6 +209,11 @@ class VmRecord(Record):
         """Whether there is something that nobody may need any more."""
         return self.untidy is not None or any(point.temporary for point in self.points)
 
+    @property
+    def new_name(self) -> str | None:
+        """The name that it is getting, if it is being renamed."""
+        return str(self.operation.arguments["new"]) if self.operation is not None and self.doing(RENAME) else None
+
     def point(self, name: str) -> Point | None:
         """The point of this name, if there is one."""
         return next((point for point in self.points if point.name == name), None)

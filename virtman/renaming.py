@@ -82,9 +82,12 @@ class Renames:
             self._finish(record)
 
     def _finish(self, record: VmRecord) -> None:
-        """All steps that are yet to be done: each does nothing where it was done before."""
+        """All steps that are yet to be done: each does nothing where it was done before.
+
+        Nothing is left to do of a VM that was destroyed by its new name, after a crash before the old one was gone.
+        """
         vm, new = record.name, _new_name(record)
-        if self._shelf.get(new) is None:
+        if self._shelf.get(new) is None and self._snapshots.existing().names & {vm, new}:
             if record.boot is not None:
                 self._machines.rename(vm, new)
             self._step("rename:machine")
@@ -116,5 +119,5 @@ class Renames:
 
 
 def _new_name(record: VmRecord) -> str:
-    assert record.operation is not None  # noqa: S101
-    return str(record.operation.arguments["new"])
+    assert record.new_name is not None  # noqa: S101
+    return record.new_name

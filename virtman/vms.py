@@ -31,7 +31,7 @@ from virtman.errors import (
     VmRuns,
 )
 from virtman.locks import NamedLocks
-from virtman.records import BOOT, CREATE, DESTROY, RENAME, Boot, ImageRecord, Point, Shelf, State, VmRecord
+from virtman.records import BOOT, CREATE, DESTROY, Boot, ImageRecord, Point, Shelf, State, VmRecord
 from virtman.steps import Step, log_step
 
 log = logging.getLogger(__name__)
@@ -224,11 +224,23 @@ class Vms:
 
     @contextmanager
     def holding_all(self, names: Iterable[str]) -> Iterator[None]:
-        """Hold the locks of several VMs, always in the same order: others want some of them, too."""
-        with ExitStack() as stack:
-            for name in sorted(set(names)):
-                stack.enter_context(self.locks.hold(name))
-            yield
+        """Hold the locks of several VMs, always in the same order: others want some of them, too.
+
+        Of one that is being renamed its new name's, too: who repairs that writes the record of the new name.
+        """
+        asked = set(names)
+        while True:
+            wanted = asked | self._new_names(asked)
+            with ExitStack() as stack:
+                for name in sorted(wanted):
+                    stack.enter_context(self.locks.hold(name))
+                if self._new_names(asked) <= wanted:
+                    yield
+                    return
+
+    def _new_names(self, names: Iterable[str]) -> set[str]:
+        records = filter(None, map(self._shelf.get, names))
+        return {record.new_name for record in records if record.new_name is not None}
 
     def _name_of_user(self, name: str) -> str | None:
         record = self._shelf.get(name)
@@ -266,7 +278,7 @@ class Vms:
         Asked again with the same image and size, it returns the existing disk. Raises VmExists, BadSize, UnknownImage,
         CoordinatorDown, DriverError, NoRoom; after an error nothing is left.
         """
-        with self.locks.hold(name):
+        with self.holding_all([name]):
             return self._create(name, image, size)
 
     def _create(self, name: str, image: str, size: int | None) -> Path:
@@ -289,10 +301,8 @@ class Vms:
 
         Raises VmExists, as ``create``, and as ``fill``; after an error nothing is left.
         """
-        with self.locks.hold(name):
+        with self.holding_all([name]):
             self.repair_held(name)
-            if self._shelf.get(name) is not None:
-                raise VmExists(f"vm {name!r} exists; destroy it first or use another name")
             check_size(size)
             record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE)
             self._add(record, lambda stack: fill(stack, lambda: self._new_disk(name, stack, size)))
@@ -302,7 +312,7 @@ class Vms:
 
         Raises VmExists if there is another VM of this name, and as ``create``; after an error nothing is left.
         """
-        with self.locks.hold(name):
+        with self.holding_all([name]):
             self.repair_held(name)
             if not self.is_clone(name, source):
                 record = VmRecord(
@@ -331,10 +341,12 @@ class Vms:
             raise
 
     def check_free(self, name: str) -> None:
-        """Raises VmExists if a VM is about to get this name: its record is yet to come."""
+        """Raises VmExists if there is a VM of this name, or one is about to get it, whose record is yet to come."""
         for record in self._shelf.all():
-            if record.operation is not None and record.doing(RENAME) and record.operation.arguments["new"] == name:
+            if record.new_name == name:
                 raise VmExists(f"vm {record.name!r} is being renamed to {name!r}; use another name, or repair it first")
+        if self._shelf.get(name) is not None:
+            raise VmExists(f"vm {name!r} exists; destroy it first or use another name")
 
     def _make(self, record: VmRecord, make: Callable[[ImageRecord], Made]) -> Device:
         self._step("create:recorded")
@@ -369,7 +381,7 @@ class Vms:
         Raises as ``create`` and ``Machines.start``.
         After an error all is as it was before; what cannot be undone now is undone later.
         """
-        with self.locks.hold(name):
+        with self.holding_all([name]):
             self.repair_held(name)
             self._boot(name, image, size, boot, ssh_keys, user_data)
 
@@ -401,7 +413,7 @@ class Vms:
 
         Raises UnknownVm, NeverBooted, and as ``boot``.
         """
-        with self.locks.hold(name):
+        with self.holding_all([name]):
             self.repair_held(name)  # of a destroy that did not end, say
             record = self.record(name)
             if record.boot is None:
@@ -456,10 +468,12 @@ class Vms:
         self._understand(record)
         if record.boot is not None and record.moved is None:
             self._cut_power(name)
-        with self.locks.hold(name):
+        with self.holding_all([name]):
             record = self.record(name)
-            if record.doing(RENAME):  # its disk may have the new name by now
+            if (new := record.new_name) is not None:  # its disk may have it by now
                 self.repair_held(name)
+                if self._shelf.get(name) is None and self._shelf.get(new) is None:
+                    return
                 record = self.record(name)
             self.require_detached(record)
             self._destroy(record)
@@ -495,7 +509,7 @@ class Vms:
                 self._tidy(record)
 
     def repair_held(self, name: str) -> None:
-        """Finish or undo an operation of a VM whose lock the caller holds. Raises as ``repair``."""
+        """Finish or undo an operation of a VM whose lock the caller holds (``holding_all``). Raises as ``repair``."""
         record = self._shelf.get(name)
         if record is None or record.operation is None:
             return

@@ -9,7 +9,7 @@ from testtools import TestCase
 from drivers.errors import DiskInUse, HostFailed
 from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
-from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from tests.unit.virtman.test_cut_off import BOOT, Act, CutOff
 from virtman.errors import BadRequest, HypervisorError, UnknownVm, VirtmanError, VmExists, VmRuns
 from virtman.records import RENAME
 
@@ -179,19 +179,71 @@ class RenameCutOffTest(CutOff):
         moments = self.cut_and_restart(a_vm, lambda scene: scene.renames.rename("vm", "new"), one_name)
         self.assertTrue({"rename:recorded", "rename:disk", "rename:known"} <= set(moments), str(moments))
 
-    def test_what_was_done_with_it_under_its_new_name_stays(self) -> None:
+    def cut_at(self, step: str) -> Scene:
+        """A host whose agent was killed there and has started again, and has repaired nothing yet."""
         scene = Scene(self)
         a_vm(scene)
         scene.cut(lambda scene: scene.renames.rename("vm", "new"), 0)
-        known = scene.moments.index("rename:known") + 1
+        number = scene.moments.index(step) + 1
         scene = Scene(self)
         a_vm(scene)
-        scene.cut(lambda scene: scene.renames.rename("vm", "new"), known)
+        scene.cut(lambda scene: scene.renames.rename("vm", "new"), number)
         scene.start()
+        return scene
+
+    def test_what_was_done_with_it_under_its_new_name_stays(self) -> None:
+        scene = self.cut_at("rename:known")
         scene.disks.take("new", "later")
         scene.restart()
         self.assertEqual(["point", "later"], [point.name for point in scene.vms.record("new").points])
         self.assertEqual(["new"], [record.name for record in scene.vms.records()])
+
+    def test_what_was_destroyed_by_its_new_name_is_gone(self) -> None:
+        acts: list[tuple[Act, list[str]]] = [
+            (lambda scene: scene.vms.repair("vm"), []),
+            (lambda scene: scene.vms.destroy("vm"), []),
+            (lambda scene: scene.vms.create("vm", "debian", None), ["vm"]),
+        ]
+        for act, left in acts:
+            scene = self.cut_at("rename:known")
+            scene.vms.destroy("new")
+            act(scene)
+            self.assertEqual(left, [record.name for record in scene.vms.records()])
+            scene.vms.create("new", "debian", None)
+            scene.check(self)
+
+    def test_what_got_a_third_name_keeps_it(self) -> None:
+        scene = self.cut_at("rename:known")
+        scene.renames.rename("new", "third")
+        scene.restart()
+        self.assertEqual(["third"], [record.name for record in scene.vms.records()])
+        self.assertEqual("precious", scene.host.disks["third"].writes)
+
+    def test_nobody_makes_a_vm_of_the_new_name_while_it_is_finished(self) -> None:
+        acts: list[Act] = [
+            lambda scene: scene.vms.repair("vm"),
+            lambda scene: scene.vms.create("vm", "debian", None),
+            lambda scene: scene.vms.boot("vm", "debian", None, BOOT, [], None),
+            lambda scene: self.assertRaises(UnknownVm, scene.vms.start, "vm"),
+            lambda scene: self.assertRaises(UnknownVm, scene.vms.destroy, "vm"),
+            lambda scene: self.assertRaises(UnknownVm, scene.renames.rename, "vm", "third"),
+            lambda scene: self.assertRaises(UnknownVm, scene.attachments.attach, "vm", "disk"),
+            lambda scene: self.assertRaises(UnknownVm, scene.disks.take, "vm", "later"),
+            lambda scene: scene.vms.clone(scene.vms.record("other"), "point", "vm"),
+        ]
+        for act in acts:
+            scene = self.cut_at("rename:recorded")
+            scene.vms.create("other", "debian", None)
+            scene.disks.take("other", "point")
+            seen: dict[str, bool] = {}
+
+            def look(moment: str, scene: Scene = scene, seen: dict[str, bool] = seen) -> None:
+                seen.setdefault(moment, scene.vms.locks.taken("new"))
+
+            scene.machines.moment = look
+            act(scene)
+            self.assertTrue(seen["before machines.rename"])
+            self.assertEqual(["point"], [point.name for point in scene.vms.record("new").points])
 
     def test_what_was_cut_off_is_finished(self) -> None:
         scene = Scene(self)
