@@ -69,19 +69,21 @@ class LibvirtMachines:
         ssh_keys: list[str] | None,
         user_data: str | None,
         *,
+        uuid: str | None = None,
         born: str | None = None,
         disks: Mapping[str, Device] = NO_DISKS,
     ) -> None:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
-        ``born``: the name that its UUID is made of, if not its own; one that libvirt has keeps what it has. ``disks``:
-        those that it uses besides its own, by name. After an error what was not there is not there, unless libvirt went
-        away meanwhile. Raises HypervisorError,
-        HypervisorAbsent, DomainForeign, BadRequest, VmRuns.
+        ``uuid``: of a VM that libvirt does not have; one that it has keeps what it has. Without one it is made of the
+        name ``born``, or of the VM's own. ``disks``: those that it uses besides its own, by name. After an error what
+        was not there is not there, unless libvirt went away meanwhile. Raises HypervisorError, HypervisorAbsent,
+        DomainForeign, BadRequest, VmRuns.
         """
         with connected(self._uri) as connection:
             present = self._find(connection, vm)
-            uuid = uuid_of(self._owner, born or vm) if present is None else present.UUIDString()
+            made = uuid or uuid_of(self._owner, born or vm)
+            uuid = made if present is None else present.UUIDString()
             xml = domain_xml(self._machine_of(vm, uuid, disk, boot, disks))
             identity = Identity(vm, uuid, ssh_keys or [], user_data)
             if present is not None and present.isActive():

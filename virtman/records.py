@@ -167,11 +167,13 @@ RECEIVE = "receive"
 class VmRecord(Record):
     """One VM's disk: ``size`` in bytes; ``boot`` is set once libvirt may know the VM.
 
-    ``source``: the VM that it is a clone of. ``current``: the point that the disk was last at, if there is one.
-    ``untidy``: a point that is gone, whose space is not free yet. ``was``: the name that it had before this one.
-    ``born``: the name that its UUID is made of, if not its own. ``disks``: names of VMs, never booted, whose disks it
-    uses besides its own. ``moved``: the libvirt that has its memory now. ``arriving``: its memory comes, or has
-    come, and the VM does not go on yet; ``whole``: its disk has what it wrote last.
+    ``source``: the VM that it is a clone of, by the name that this one had then; ``source_uuid``: the UUID in the
+    record of that. ``current``: the point that the disk was last at, if there is one. ``untidy``: a point that is gone,
+    whose space is not free yet. ``was``: the name that it had before this one. ``uuid``: drawn by lot, and the same
+    under all its names and on all hosts that it comes to. Records of earlier releases have none; ``born`` is the name
+    that the UUID of one of those is made of, if not its own. ``disks``: names of VMs, never booted, whose disks it uses
+    besides its own. ``moved``: the libvirt that has its memory now. ``arriving``: its memory comes, or has come, and
+    the VM does not go on yet; ``whole``: its disk has what it wrote last.
     """
 
     newest: ClassVar[int] = VM_VERSION
@@ -181,16 +183,17 @@ class VmRecord(Record):
     size: int | None
     boot: Boot | None = None
     source: str | None = None
+    source_uuid: str | None = None
     points: tuple[Point, ...] = ()
     current: str | None = None
     untidy: str | None = None
     was: str | None = None
+    uuid: str | None = None
     born: str | None = None
     disks: tuple[str, ...] = ()
     moved: str | None = None
     arriving: bool = False
     whole: bool = True
-    uuid: str | None = None
 
     @property
     def phase(self) -> str:
@@ -206,6 +209,11 @@ class VmRecord(Record):
     def leftover(self) -> bool:
         """Whether there is something that nobody may need any more."""
         return self.untidy is not None or any(point.temporary for point in self.points)
+
+    @property
+    def new_name(self) -> str | None:
+        """The name that it is getting, if it is being renamed."""
+        return str(self.operation.arguments["new"]) if self.operation is not None and self.doing(RENAME) else None
 
     def point(self, name: str) -> Point | None:
         """The point of this name, if there is one."""

@@ -1,5 +1,5 @@
-"""VMs get other names. What a VM is to others stays: the UUID that it was booted with, and with it the MAC address and
-what cloud-init knows it by.
+"""VMs get other names. What a VM is to others stays: its UUID, and with it the MAC address and what cloud-init knows it
+by.
 
 While it is under way the operation is in the record of the old name, and the new one is nobody else's (``Vms``). The
 record moves last, so whoever finds the new one finds all of the VM under it.
@@ -82,9 +82,12 @@ class Renames:
             self._finish(record)
 
     def _finish(self, record: VmRecord) -> None:
-        """All steps that are yet to be done: each does nothing where it was done before."""
+        """All steps that are yet to be done: each does nothing where it was done before.
+
+        Nothing is left to do of a VM that was destroyed by its new name, after a crash before the old one was gone.
+        """
         vm, new = record.name, _new_name(record)
-        if self._shelf.get(new) is None:
+        if self._shelf.get(new) is None and self._snapshots.existing().names & {vm, new}:
             if record.boot is not None:
                 self._machines.rename(vm, new)
             self._step("rename:machine")
@@ -92,8 +95,8 @@ class Renames:
             self._step("rename:disk")
             if record.boot is not None:
                 self._machines.follow(new, disk, self._vms.disks_of(record))
-            born = record.born or vm
-            self._shelf.put(new, record.settled(name=new, was=vm, born=None if born == new else born))
+            born = None if record.uuid else record.born or vm
+            self._shelf.put(new, record.settled(name=new, was=vm, born=born))
             self._step("rename:known")
         self._shelf.remove(vm)
         self._step("rename:done")
@@ -116,5 +119,5 @@ class Renames:
 
 
 def _new_name(record: VmRecord) -> str:
-    assert record.operation is not None  # noqa: S101
-    return str(record.operation.arguments["new"])
+    assert record.new_name is not None  # noqa: S101
+    return record.new_name

@@ -6,12 +6,12 @@ Each change is an operation of the VM's record (virtman/records.py).
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from uuid import uuid4
 
 from drivers.base import Device, Monitor, SnapshotDriver
 from drivers.errors import DriverError
@@ -31,7 +31,7 @@ from virtman.errors import (
     VmRuns,
 )
 from virtman.locks import NamedLocks
-from virtman.records import BOOT, CREATE, DESTROY, RENAME, Boot, ImageRecord, Point, Shelf, State, VmRecord
+from virtman.records import BOOT, CREATE, DESTROY, Boot, ImageRecord, Point, Shelf, State, VmRecord
 from virtman.steps import Step, log_step
 
 log = logging.getLogger(__name__)
@@ -92,12 +92,14 @@ class Machines(Protocol):
         ssh_keys: list[str] | None,
         user_data: str | None,
         *,
+        uuid: str | None = None,
         born: str | None = None,
         disks: Mapping[str, Device] = NO_DISKS,
     ) -> None:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
-        ``born``: the name that its UUID is made of, if not its own; one that the hypervisor has keeps what it has.
+        ``uuid``: of a VM that the hypervisor does not have; one that it has keeps what it has. Without one it is made
+        of the name ``born``, or of the VM's own, and is always the same.
         ``disks``: those that it uses besides its own, by name.
         Raises HypervisorError, HypervisorAbsent (nothing was asked of it), DomainForeign, BadRequest; VmRuns if it
         runs with another machine than ``boot``, or with other keys or user data than those that are given.
@@ -237,11 +239,23 @@ class Vms:
 
     @contextmanager
     def holding_all(self, names: Iterable[str]) -> Iterator[None]:
-        """Hold the locks of several VMs, always in the same order: others want some of them, too."""
-        with ExitStack() as stack:
-            for name in sorted(set(names)):
-                stack.enter_context(self.locks.hold(name))
-            yield
+        """Hold the locks of several VMs, always in the same order: others want some of them, too.
+
+        Of one that is being renamed its new name's, too: who repairs that writes the record of the new name.
+        """
+        asked = set(names)
+        while True:
+            wanted = asked | self._new_names(asked)
+            with ExitStack() as stack:
+                for name in sorted(wanted):
+                    stack.enter_context(self.locks.hold(name))
+                if self._new_names(asked) <= wanted:
+                    yield
+                    return
+
+    def _new_names(self, names: Iterable[str]) -> set[str]:
+        records = filter(None, map(self._shelf.get, names))
+        return {record.new_name for record in records if record.new_name is not None}
 
     def _name_of_user(self, name: str) -> str | None:
         record = self._shelf.get(name)
@@ -279,7 +293,7 @@ class Vms:
         Asked again with the same image and size, it returns the existing disk. Raises VmExists, BadSize, UnknownImage,
         CoordinatorDown, DriverError, NoRoom; after an error nothing is left.
         """
-        with self.locks.hold(name):
+        with self.holding_all([name]):
             return self._create(name, image, size)
 
     def _create(self, name: str, image: str, size: int | None) -> Path:
@@ -302,10 +316,8 @@ class Vms:
 
         Raises VmExists, as ``create``, and as ``fill``; after an error nothing is left.
         """
-        with self.locks.hold(name):
+        with self.holding_all([name]):
             self.repair_held(name)
-            if self._shelf.get(name) is not None:
-                raise VmExists(f"vm {name!r} exists; destroy it first or use another name")
             check_size(size)
             record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE)
             self._add(record, lambda stack: fill(stack, lambda: self._new_disk(name, stack, size)))
@@ -315,24 +327,26 @@ class Vms:
 
         Raises VmExists if there is another VM of this name, and as ``create``; after an error nothing is left.
         """
-        with self.locks.hold(name):
+        with self.holding_all([name]):
             self.repair_held(name)
             if not self.is_clone(name, source):
-                record = VmRecord(name=name, image=source.image, size=None, source=source.name, state=State.ABSENT)
+                record = VmRecord(
+                    name=name, image=source.image, size=None, source=source.name, source_uuid=source.uuid,
+                    state=State.ABSENT,
+                )  # fmt: skip
                 self._add(record.begin(CREATE), lambda _stack: Made(self._snapshots.clone(source.name, point, name)))
 
     def is_clone(self, name: str, source: VmRecord) -> bool:
         """Whether there is such a clone, whole and to stay. Raises VmExists if there is another VM of this name."""
         record = self._shelf.get(name)
-        known = {source.name, source.was} - {None}
-        if record is not None and (record.source not in known or record.image != source.image):
+        if record is not None and not _is_of(record, source):
             raise VmExists(f"vm {name!r} exists, and is no clone of {source.name!r}; use another name")
         return record is not None and record.state is State.PRESENT and not record.doing(DESTROY)
 
     def _add(self, record: VmRecord, make: Callable[[ImageRecord], Made]) -> Device:
         """Write down that the VM is being made, have its disk made over its image's stack, and settle it."""
         self.check_free(record.name)
-        record = record.model_copy(update={"born": self._born(record.name)})
+        record = record.model_copy(update={"uuid": str(uuid4())})
         self._shelf.put(record.name, record)
         try:
             return self._make(record, make)
@@ -342,16 +356,12 @@ class Vms:
             raise
 
     def check_free(self, name: str) -> None:
-        """Raises VmExists if a VM is about to get this name: its record is yet to come."""
+        """Raises VmExists if there is a VM of this name, or one is about to get it, whose record is yet to come."""
         for record in self._shelf.all():
-            if record.operation is not None and record.doing(RENAME) and record.operation.arguments["new"] == name:
+            if record.new_name == name:
                 raise VmExists(f"vm {record.name!r} is being renamed to {name!r}; use another name, or repair it first")
-
-    def _born(self, name: str) -> str | None:
-        """What a new VM's UUID is made of: its name, unless that was another VM's, which took its UUID along."""
-        if any(record.born == name for record in self._shelf.all()):
-            return f"{name} {secrets.token_hex(8)}"
-        return None
+        if self._shelf.get(name) is not None:
+            raise VmExists(f"vm {name!r} exists; destroy it first or use another name")
 
     def _make(self, record: VmRecord, make: Callable[[ImageRecord], Made]) -> Device:
         self._step("create:recorded")
@@ -386,7 +396,7 @@ class Vms:
         Raises as ``create`` and ``Machines.start``.
         After an error all is as it was before; what cannot be undone now is undone later.
         """
-        with self.locks.hold(name):
+        with self.holding_all([name]):
             self.repair_held(name)
             self._boot(name, image, size, boot, ssh_keys, user_data)
 
@@ -403,8 +413,10 @@ class Vms:
         try:
             self._shelf.put(name, booting)
             self._step("boot:recorded")
-            disk = self._snapshots.open(name)
-            self._machines.start(name, disk, boot, ssh_keys, user_data, born=record.born, disks=self.disks_of(record))
+            self._machines.start(
+                name, self._snapshots.open(name), boot, ssh_keys, user_data,
+                uuid=record.uuid, born=record.born, disks=self.disks_of(record),
+            )  # fmt: skip
         except (VirtmanError, DriverError) as error:
             self._undo_boot(record if before is None else before, booting, error)
             raise
@@ -416,7 +428,7 @@ class Vms:
 
         Raises UnknownVm, NeverBooted, and as ``boot``.
         """
-        with self.locks.hold(name):
+        with self.holding_all([name]):
             self.repair_held(name)  # of a destroy that did not end, say
             record = self.record(name)
             if record.boot is None:
@@ -471,10 +483,12 @@ class Vms:
         self._understand(record)
         if record.boot is not None and record.moved is None:
             self._cut_power(name)
-        with self.locks.hold(name):
+        with self.holding_all([name]):
             record = self.record(name)
-            if record.doing(RENAME):  # its disk may have the new name by now
+            if (new := record.new_name) is not None:  # its disk may have it by now
                 self.repair_held(name)
+                if self._shelf.get(name) is None and self._shelf.get(new) is None:
+                    return
                 record = self.record(name)
             self.require_detached(record)
             self._destroy(record)
@@ -529,7 +543,7 @@ class Vms:
             self._tidy(record)
 
     def repair_held(self, name: str) -> None:
-        """Finish or undo an operation of a VM whose lock the caller holds. Raises as ``repair``."""
+        """Finish or undo an operation of a VM whose lock the caller holds (``holding_all``). Raises as ``repair``."""
         record = self._shelf.get(name)
         if record is None or record.operation is None:
             return
@@ -620,6 +634,13 @@ def check_size(size: int | None) -> None:
         raise BadSize(
             f"a disk of {size} bytes is not possible: the size is a positive multiple of {SECTOR}, at most {LARGEST}"
         )
+
+
+def _is_of(record: VmRecord, source: VmRecord) -> bool:
+    """Whether the record is that of a clone of a source, whose name another VM may have had before."""
+    if record.source_uuid is not None and source.uuid is not None:
+        return record.source_uuid == source.uuid
+    return record.source in {source.name, source.was} - {None} and record.image == source.image
 
 
 def _disk_size(stack: ImageRecord, size: int | None) -> int:

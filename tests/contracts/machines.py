@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import uuid4
 
 from testtools import TestCase
 
@@ -14,6 +15,7 @@ from virtman.vms import Machines
 
 BOOT = Boot(memory=64, cpus=1, network="none")
 NO_KEYS: list[str] = []
+UUID = str(uuid4())
 MORE = Device(1 << 20, Path("/dev/mapper/more"))
 
 
@@ -119,8 +121,35 @@ class MachinesContract(TestCase):
         self.start("new", keys=None)
         self.assertEqual((["new"], ["new"]), (self.running(), self.files()))
         self.assertIsNone(self.machines.machine("vm"))
-        self.machines.start("vm", self.disk, BOOT, [], None, born="another")
+        self.machines.start("vm", self.disk, BOOT, [], None, uuid=UUID)
         self.assertEqual(["new", "vm"], self.running())
+
+    def uuid(self, vm: str = "vm") -> str:
+        """The UUID that it has."""
+        return self.machines.traveller(vm).uuid
+
+    def test_a_vm_has_the_uuid_that_it_is_first_started_with(self) -> None:
+        for given in (UUID, str(uuid4()), None):
+            self.machines.start("vm", self.disk, BOOT, [], None, uuid=given)
+            self.assertEqual(UUID, self.uuid())
+            self.machines.stop("vm", force=True)
+        self.machines.rename("vm", "new")
+        self.machines.follow("new", self.disk)
+        self.assertEqual(UUID, self.uuid("new"))
+
+    def test_a_vm_that_was_forgotten_gets_the_uuid_that_is_given(self) -> None:
+        self.machines.start("vm", self.disk, BOOT, [], None, uuid=str(uuid4()))
+        self.machines.stop("vm", force=True)
+        self.machines.undefine("vm")
+        self.machines.start("vm", self.disk, BOOT, None, None, uuid=UUID)
+        self.assertEqual(UUID, self.uuid())
+
+    def test_a_vm_of_an_earlier_release_has_the_uuid_of_the_name_that_it_had_first(self) -> None:
+        self.start("first")
+        uuid = self.uuid("first")
+        self.machines.remove("first")
+        self.machines.start("vm", self.disk, BOOT, [], None, born="first")
+        self.assertEqual(uuid, self.uuid())
 
     def test_a_vm_that_runs_keeps_its_name(self) -> None:
         self.start()

@@ -80,8 +80,7 @@ class MachinesDouble:
         """Those of other hosts, by their URIs."""
         self.gone: dict[str, bool | None] = {}
         """Whether those that do not run were moved; None: nobody knows any more."""
-        self.born: dict[str, str] = {}
-        """What their UUIDs are made of."""
+        self.uuids: dict[str, str] = {}
         self._machines: dict[str, Boot] = {}
         self._seeds: dict[str, tuple[list[str], str | None]] = {}
 
@@ -93,12 +92,13 @@ class MachinesDouble:
         ssh_keys: list[str] | None,
         user_data: str | None,
         *,
+        uuid: str | None = None,
         born: str | None = None,
         disks: Mapping[str, Device] = NO_DISKS,
     ) -> None:
         self.answer("start")
         if vm not in self.running:
-            self.born.setdefault(vm, born or vm)
+            self.uuids.setdefault(vm, uuid or f"made of {born or vm}")
             self.files.add(vm)
             if ssh_keys is not None:
                 self._seeds[vm] = ssh_keys, user_data
@@ -143,7 +143,7 @@ class MachinesDouble:
         self.answer("rename")
         if vm in self.running:
             raise VmRuns(f"vm {vm!r} runs")
-        tables: list[dict[str, Any]] = [self.defined, self.with_disks, self.born, self._machines, self._seeds]
+        tables: list[dict[str, Any]] = [self.defined, self.with_disks, self.uuids, self._machines, self._seeds]
         for known in tables:
             if vm in known and new not in known:
                 known[new] = known.pop(vm)
@@ -155,7 +155,7 @@ class MachinesDouble:
     def traveller(self, vm: str) -> Traveller:
         self.answer("traveller")
         seed = repr(self._seeds.get(vm)).encode()
-        return Traveller(f"uuid of {self.born[vm]}", self._machines[vm], seed, HARDWARE)
+        return Traveller(self.uuids[vm], self._machines[vm], seed, HARDWARE)
 
     def check(self, traveller: Traveller) -> None:
         self.answer("check")
@@ -166,6 +166,7 @@ class MachinesDouble:
         self.answer("expect")
         self.files.add(vm)
         self._machines[vm], self.defined[vm], self.with_disks[vm] = traveller.boot, disk, {}
+        self.uuids[vm] = traveller.uuid
         return f"{traveller.uuid} {traveller.seed.decode()}"
 
     def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:
@@ -194,12 +195,13 @@ class MachinesDouble:
     def undefine(self, vm: str) -> None:
         self.answer("undefine")
         self.defined.pop(vm, None)
+        self.uuids.pop(vm, None)
 
     def remove(self, vm: str) -> None:
         self.answer("remove")
-        self.born.pop(vm, None)
         self.running.pop(vm, None)
-        for known in (self.defined, self.plugged, self.with_disks):
+        tables: list[dict[str, Any]] = [self.defined, self.plugged, self.with_disks, self.uuids]
+        for known in tables:
             known.pop(vm, None)
         self.paused.discard(vm)
         self.files.discard(vm)

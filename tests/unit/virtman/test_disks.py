@@ -494,6 +494,37 @@ class CloneTest(DisksTest):
         self.scene.vms.create("vm", "other", None)
         self.assertRaises(VmExists, self.disks.clone, "vm", ["new"])
 
+    def test_one_is_known_whatever_its_source_is_called(self) -> None:
+        self.disks.clone("vm", ["new"])
+        for old, name in (("vm", "second"), ("second", "third")):
+            self.scene.renames.rename(old, name)
+        self.host.calls.clear()
+        self.disks.clone("third", ["new"])
+        self.assertEqual([], self.host.calls)
+
+    def test_one_of_a_vm_that_had_the_name_before_is_not_taken_for_it(self) -> None:
+        self.disks.clone("vm", ["new"])
+        self.scene.renames.rename("vm", "old")
+        self.scene.vms.create("vm", "debian", None)
+        self.assertRaises(VmExists, self.disks.clone, "vm", ["new"])
+        self.scene.vms.destroy("vm")
+        self.scene.vms.create("vm", "debian", None)
+        self.assertRaises(VmExists, self.disks.clone, "vm", ["new"])
+
+    def test_of_an_earlier_release_one_is_known_by_the_names(self) -> None:
+        self.disks.clone("vm", ["new"])
+        for name in ("vm", "new"):
+            record = self.scene.vms.record(name)
+            self.scene.vm_shelf.put(name, record.model_copy(update={"uuid": None, "source_uuid": None}))
+        self.disks.clone("vm", ["new"])
+        self.scene.renames.rename("vm", "second")
+        self.disks.clone("second", ["new"])
+        self.scene.volt.offer("other", size=MIB)
+        self.scene.vms.create("vm", "other", None)
+        self.assertRaises(VmExists, self.disks.clone, "vm", ["new"])
+        self.scene.renames.rename("second", "third")
+        self.assertRaises(VmExists, self.disks.clone, "third", ["new"])
+
     def test_one_is_not_there_until_it_is_whole(self) -> None:
         seen: list[tuple[State, bool]] = []
 

@@ -119,7 +119,15 @@ class LeaveTest(TestCase):
         self.assert_stays()
 
     def test_what_goes_along(self) -> None:
-        self.assertEqual(BOOT, self.scene.migrations.traveller("vm").boot)
+        traveller = self.scene.migrations.traveller("vm")
+        self.assertEqual((BOOT, self.scene.vms.record("vm").uuid), (traveller.boot, traveller.uuid))
+
+    def test_a_new_vm_of_its_name_is_another_one(self) -> None:
+        uuid = self.scene.machines.uuids["vm"]
+        leave(self.scene)
+        self.scene.vms.destroy("vm")
+        self.scene.vms.boot("vm", "debian", None, BOOT, [], None)
+        self.assertNotEqual(uuid, self.scene.machines.uuids["vm"])
 
     def test_what_cannot_go(self) -> None:
         scene = self.scene
@@ -263,6 +271,14 @@ class ArriveTest(TestCase):
         self.assertEqual({"vm"}, self.scene.machines.paused)
         self.scene.vms.destroy("vm")
         self.assertEqual(({}, {}), (self.scene.host.disks, self.scene.machines.running))
+
+    def test_it_is_the_same_when_it_is_taken_back_from_the_next_host(self) -> None:
+        arriving(self.scene)
+        self.scene.migrations.arrive("vm")
+        leave(self.scene)
+        self.scene.migrations.abort("vm")
+        self.scene.vms.start("vm")
+        self.assertEqual(TRAVELLER.uuid, self.scene.machines.uuids["vm"])
 
     def test_one_whose_memory_has_not_come(self) -> None:
         a_disk(self.scene)

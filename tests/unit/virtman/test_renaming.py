@@ -9,7 +9,7 @@ from testtools import TestCase
 from drivers.errors import DiskInUse, HostFailed
 from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
-from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from tests.unit.virtman.test_cut_off import BOOT, Act, CutOff
 from virtman.errors import BadRequest, HypervisorError, UnknownVm, VirtmanError, VmExists, VmRuns
 from virtman.records import RENAME
 
@@ -48,11 +48,11 @@ class RenameTest(TestCase):
         self.rename()
         record = self.scene.vms.record("new")
         self.assertEqual(["new"], self.names())
-        self.assertEqual(before.model_copy(update={"name": "new", "was": "vm", "born": "vm"}), record)
+        self.assertEqual(before.model_copy(update={"name": "new", "was": "vm"}), record)
         self.assertEqual({"new": "precious"}, {name: disk.writes for name, disk in self.scene.host.disks.items()})
         self.assertEqual({"new"}, self.scene.machines.files)
         self.scene.vms.start("new")
-        self.assertEqual({"new": "vm"}, self.scene.machines.born)
+        self.assertEqual({"new": before.uuid}, self.scene.machines.uuids)
         self.assertEqual(self.scene.drivers.snapshot.open("new"), self.scene.machines.defined["new"])
         self.scene.check(self)
 
@@ -64,18 +64,19 @@ class RenameTest(TestCase):
     def test_a_new_vm_of_the_old_name_is_another_one(self) -> None:
         self.rename()
         self.scene.vms.boot("vm", "debian", None, BOOT, [], None)
-        self.assertNotIn(self.scene.machines.born["vm"], ("vm", "new"))
+        self.assertNotEqual(*self.scene.machines.uuids.values())
         self.assertRaises(VmExists, self.rename)
         self.rename("new", "third")
-        self.assertEqual("vm", self.scene.vms.record("third").born)
         self.assertRaises(VmExists, self.rename, "third", "vm")
 
-    def test_back_to_the_old_name_nothing_is_left_of_it(self) -> None:
-        self.rename()
-        self.rename("new", "vm")
-        self.assertIsNone(self.scene.vms.record("vm").born)
-        self.scene.vms.start("vm")
-        self.assertEqual({"vm": "vm"}, self.scene.machines.born)
+    def test_one_of_an_earlier_release_has_the_uuid_of_its_first_name(self) -> None:
+        """As it has in libvirt, which may lose it."""
+        self.scene.vm_shelf.put("vm", self.scene.vms.record("vm").model_copy(update={"uuid": None}))
+        for vm, new in (("vm", "new"), ("new", "third")):
+            self.rename(vm, new)
+        self.scene.machines.undefine("third")
+        self.scene.vms.start("third")
+        self.assertEqual({"third": "made of vm"}, self.scene.machines.uuids)
 
     def test_a_vm_that_was_never_booted(self) -> None:
         self.scene.vms.create("disk", "debian", None)
@@ -172,25 +173,77 @@ class RenameCutOffTest(CutOff):
             self.assertEqual(["new"], [record.name for record in scene.vms.records()])
             self.assertEqual({"new": "precious"}, {name: disk.writes for name, disk in scene.host.disks.items()})
             scene.vms.start("new")
-            self.assertEqual({"new": "vm"}, scene.machines.born)
+            self.assertEqual({"new": scene.vms.record("new").uuid}, scene.machines.uuids)
             scene.check(self)
 
         moments = self.cut_and_restart(a_vm, lambda scene: scene.renames.rename("vm", "new"), one_name)
         self.assertTrue({"rename:recorded", "rename:disk", "rename:known"} <= set(moments), str(moments))
 
-    def test_what_was_done_with_it_under_its_new_name_stays(self) -> None:
+    def cut_at(self, step: str) -> Scene:
+        """A host whose agent was killed there and has started again, and has repaired nothing yet."""
         scene = Scene(self)
         a_vm(scene)
         scene.cut(lambda scene: scene.renames.rename("vm", "new"), 0)
-        known = scene.moments.index("rename:known") + 1
+        number = scene.moments.index(step) + 1
         scene = Scene(self)
         a_vm(scene)
-        scene.cut(lambda scene: scene.renames.rename("vm", "new"), known)
+        scene.cut(lambda scene: scene.renames.rename("vm", "new"), number)
         scene.start()
+        return scene
+
+    def test_what_was_done_with_it_under_its_new_name_stays(self) -> None:
+        scene = self.cut_at("rename:known")
         scene.disks.take("new", "later")
         scene.restart()
         self.assertEqual(["point", "later"], [point.name for point in scene.vms.record("new").points])
         self.assertEqual(["new"], [record.name for record in scene.vms.records()])
+
+    def test_what_was_destroyed_by_its_new_name_is_gone(self) -> None:
+        acts: list[tuple[Act, list[str]]] = [
+            (lambda scene: scene.vms.repair("vm"), []),
+            (lambda scene: scene.vms.destroy("vm"), []),
+            (lambda scene: scene.vms.create("vm", "debian", None), ["vm"]),
+        ]
+        for act, left in acts:
+            scene = self.cut_at("rename:known")
+            scene.vms.destroy("new")
+            act(scene)
+            self.assertEqual(left, [record.name for record in scene.vms.records()])
+            scene.vms.create("new", "debian", None)
+            scene.check(self)
+
+    def test_what_got_a_third_name_keeps_it(self) -> None:
+        scene = self.cut_at("rename:known")
+        scene.renames.rename("new", "third")
+        scene.restart()
+        self.assertEqual(["third"], [record.name for record in scene.vms.records()])
+        self.assertEqual("precious", scene.host.disks["third"].writes)
+
+    def test_nobody_makes_a_vm_of_the_new_name_while_it_is_finished(self) -> None:
+        acts: list[Act] = [
+            lambda scene: scene.vms.repair("vm"),
+            lambda scene: scene.vms.create("vm", "debian", None),
+            lambda scene: scene.vms.boot("vm", "debian", None, BOOT, [], None),
+            lambda scene: self.assertRaises(UnknownVm, scene.vms.start, "vm"),
+            lambda scene: self.assertRaises(UnknownVm, scene.vms.destroy, "vm"),
+            lambda scene: self.assertRaises(UnknownVm, scene.renames.rename, "vm", "third"),
+            lambda scene: self.assertRaises(UnknownVm, scene.attachments.attach, "vm", "disk"),
+            lambda scene: self.assertRaises(UnknownVm, scene.disks.take, "vm", "later"),
+            lambda scene: scene.vms.clone(scene.vms.record("other"), "point", "vm"),
+        ]
+        for act in acts:
+            scene = self.cut_at("rename:recorded")
+            scene.vms.create("other", "debian", None)
+            scene.disks.take("other", "point")
+            seen: dict[str, bool] = {}
+
+            def look(moment: str, scene: Scene = scene, seen: dict[str, bool] = seen) -> None:
+                seen.setdefault(moment, scene.vms.locks.taken("new"))
+
+            scene.machines.moment = look
+            act(scene)
+            self.assertTrue(seen["before machines.rename"])
+            self.assertEqual(["point"], [point.name for point in scene.vms.record("new").points])
 
     def test_what_was_cut_off_is_finished(self) -> None:
         scene = Scene(self)

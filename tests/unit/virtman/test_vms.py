@@ -54,7 +54,10 @@ class CreateTest(VmsTest):
     def test_a_disk_has_the_size_of_its_image(self) -> None:
         self.assertEqual(Path("/disks/vm.qcow2"), self.vms.create("vm", "debian", None))
         self.assertEqual(MIB, self.host.disks["vm"].size)
-        self.assertEqual(VmRecord(name="vm", image="debian", size=MIB, state=State.PRESENT), self.record())
+        record = self.record()
+        self.assertEqual(
+            VmRecord(name="vm", image="debian", size=MIB, state=State.PRESENT, uuid=record.uuid), record
+        )  # fmt: skip
 
     def test_a_disk_may_be_larger_than_its_image(self) -> None:
         self.vms.create("vm", "debian", 5 * MIB)
