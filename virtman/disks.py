@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 MOMENT = "moment-"
 """How names of temporary points begin."""
+TRAVELLING = "virtman-migration-"
+"""How names of the points begin that a VM is moved by (virtman/moving.py, POINT)."""
 
 
 class Disks:
@@ -53,14 +55,24 @@ class Disks:
         self._moments: set[str] = set()
         """Names of temporary points that are in use."""
 
+    @contextmanager
+    def _changing(self, vm: str, point: str = "") -> Iterator[VmRecord]:
+        """A VM whose disk may change now. Raises as ``Vms.changing``, and VmMoving for one that went.
+
+        Unless it is for a point of the agent's own, which the disk of one that went is still sent by.
+        """
+        with self._vms.changing(vm) as record:
+            if not point.startswith((MOMENT, TRAVELLING)):
+                self._vms.require_here(record)
+            yield record
+
     def resize(self, vm: str, size: int) -> None:
         """Let a disk have ``size`` bytes; a running VM sees it at once. The size that it has is fine.
 
-        Raises UnknownVm, BadSize, DriverError, HypervisorError.
+        Raises UnknownVm, VmMoving, BadSize, DriverError, HypervisorError.
         """
         check_size(size)
-        with self._vms.changing(vm) as record:
-            self._vms.require_here(record)
+        with self._changing(vm) as record:
             if size < (record.size or 0):
                 raise BadSize(f"vm {vm!r} has a disk of {record.size} bytes, and a disk cannot be made smaller")
             if size == record.size:
@@ -115,15 +127,15 @@ class Disks:
     def take(self, vm: str, name: str) -> Point:
         """Keep what a disk holds now as a point; one of this name that is there is left alone.
 
-        The guest's file systems are frozen meanwhile, if an agent in it answers. Raises UnknownVm, DriverError,
-        HypervisorError, NoRoom; after an error there is no such point, or it is dropped later.
+        The guest's file systems are frozen meanwhile, if an agent in it answers. Raises UnknownVm, VmMoving,
+        DriverError, HypervisorError, NoRoom; after an error there is no such point, or it is dropped later.
         """
         if name.startswith(MOMENT):
             raise BadRequest(f"snapshot name {name!r}: {MOMENT} is how the agent's own begin")
         return self._keep(vm, name, temporary=False)
 
     def _keep(self, vm: str, name: str, *, temporary: bool) -> Point:
-        with self._vms.changing(vm) as record:
+        with self._changing(vm, name) as record:
             if (present := record.point(name)) is not None:
                 return present
             if record.untidy == name:
@@ -201,10 +213,9 @@ class Disks:
     def revert(self, vm: str, name: str) -> None:
         """Let the disk of a VM that is off hold what a point keeps; what was written since is gone.
 
-        Raises UnknownVm, UnknownSnapshot, VmRuns, DriverError, HypervisorError.
+        Raises UnknownVm, UnknownSnapshot, VmMoving, VmRuns, DriverError, HypervisorError.
         """
-        with self._vms.changing(vm) as record:
-            self._vms.require_here(record)
+        with self._changing(vm) as record:
             require(record, name)
             with self.running(record) as running:
                 if running is not None:
@@ -239,10 +250,10 @@ class Disks:
     def drop(self, vm: str, name: str) -> None:
         """Forget a point. What others need of it stays.
 
-        Raises UnknownVm, UnknownSnapshot, HypervisorError; DriverError: if the point is gone then, and only its space
-        is not free yet, that is tried again later.
+        Raises UnknownVm, UnknownSnapshot, VmMoving, HypervisorError; DriverError: if the point is gone then, and only
+        its space is not free yet, that is tried again later.
         """
-        with self._vms.changing(vm) as record:
+        with self._changing(vm, name) as record:
             require(record, name)
             dropping = record.begin(DROP, point=name)
             self._shelf.put(vm, dropping)
