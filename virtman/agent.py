@@ -332,8 +332,8 @@ class Agent:
         return self._booted(vm)
 
     def stop_vm(self, vm: str, *, force: bool) -> None:
-        """Shut a VM down; with ``force`` cut its power. Raises UnknownVm, HypervisorError."""
-        self._vms.record(vm)
+        """Shut a VM down; with ``force`` cut its power. Raises UnknownVm, VmMoving, HypervisorError."""
+        self._vms.require_here(self._vms.record(vm))
         self._machines.stop(vm, force=force)
 
     def rename(self, vm: str, new: str) -> models.Vm:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from drivers.base import SnapshotDriver
 from drivers.errors import BadDisk, DiskInUse, DriverError, PointMissing
 from virtman.errors import BadRequest, BadSize, HostTrouble, NoRoom, UnknownSnapshot, VirtmanError, VmRuns
-from virtman.names import MOMENT
+from virtman.names import MOMENT, TRAVELLING
 from virtman.records import CRASH, DROP, FROZEN, OFF, RESIZE, REVERT, TAKE, Point, Shelf, VmRecord
 from virtman.steps import Step, log_step
 from virtman.vms import Machines, Running, Vms, check_size
@@ -51,14 +51,24 @@ class Disks:
         self._moments: set[str] = set()
         """Names of temporary points that are in use."""
 
+    @contextmanager
+    def _changing(self, vm: str, point: str = "") -> Iterator[VmRecord]:
+        """A VM whose disk may change now. Raises as ``Vms.changing``, and VmMoving for one that went.
+
+        Unless it is for a point of the agent's own, which the disk of one that went is still sent by.
+        """
+        with self._vms.changing(vm) as record:
+            if not point.startswith((MOMENT, TRAVELLING)):
+                self._vms.require_here(record)
+            yield record
+
     def resize(self, vm: str, size: int) -> None:
         """Let a disk have ``size`` bytes; a running VM sees it at once. The size that it has is fine.
 
-        Raises UnknownVm, BadSize, DriverError, HypervisorError.
+        Raises UnknownVm, VmMoving, BadSize, DriverError, HypervisorError.
         """
         check_size(size)
-        with self._vms.changing(vm) as record:
-            self._vms.require_here(record)
+        with self._changing(vm) as record:
             if size < (record.size or 0):
                 raise BadSize(f"vm {vm!r} has a disk of {record.size} bytes, and a disk cannot be made smaller")
             if size == record.size:
@@ -113,15 +123,15 @@ class Disks:
     def take(self, vm: str, name: str) -> Point:
         """Keep what a disk holds now as a point; one of this name that is there is left alone.
 
-        The guest's file systems are frozen meanwhile, if an agent in it answers. Raises UnknownVm, DriverError,
-        HypervisorError, NoRoom; after an error there is no such point, or it is dropped later.
+        The guest's file systems are frozen meanwhile, if an agent in it answers. Raises UnknownVm, VmMoving,
+        DriverError, HypervisorError, NoRoom; after an error there is no such point, or it is dropped later.
         """
         if name.startswith(MOMENT):
             raise BadRequest(f"snapshot name {name!r}: {MOMENT} is how the agent's own begin")
         return self._keep(vm, name, temporary=False)
 
     def _keep(self, vm: str, name: str, *, temporary: bool) -> Point:
-        with self._vms.changing(vm) as record:
+        with self._changing(vm, name) as record:
             if (present := record.point(name)) is not None:
                 return present
             if record.untidy == name:
@@ -199,10 +209,9 @@ class Disks:
     def revert(self, vm: str, name: str) -> None:
         """Let the disk of a VM that is off hold what a point keeps; what was written since is gone.
 
-        Raises UnknownVm, UnknownSnapshot, VmRuns, DriverError, HypervisorError.
+        Raises UnknownVm, UnknownSnapshot, VmMoving, VmRuns, DriverError, HypervisorError.
         """
-        with self._vms.changing(vm) as record:
-            self._vms.require_here(record)
+        with self._changing(vm) as record:
             require(record, name)
             with self.running(record) as running:
                 if running is not None:
@@ -237,10 +246,10 @@ class Disks:
     def drop(self, vm: str, name: str) -> None:
         """Forget a point. What others need of it stays.
 
-        Raises UnknownVm, UnknownSnapshot, HypervisorError; DriverError: if the point is gone then, and only its space
-        is not free yet, that is tried again later.
+        Raises UnknownVm, UnknownSnapshot, VmMoving, HypervisorError; DriverError: if the point is gone then, and only
+        its space is not free yet, that is tried again later.
         """
-        with self._vms.changing(vm) as record:
+        with self._changing(vm, name) as record:
             require(record, name)
             dropping = record.begin(DROP, point=name)
             self._shelf.put(vm, dropping)

@@ -32,11 +32,10 @@ from virtman.errors import (
     VmExists,
     VmMoving,
 )
+from virtman.names import TRAVELLING
 
 log = logging.getLogger(__name__)
 
-POINT = "virtman-migration-"
-"""How the names of the snapshots begin that are made on the way."""
 ROUNDS = 3
 """Streams before the memory goes: what changed while one went, goes with the next."""
 SMALL = 4 << 20
@@ -130,7 +129,7 @@ class Destination:
 
     def points(self, vm: str) -> list[str]:
         """The snapshots of the VM there that were made on the way. Raises AgentFailed."""
-        return [name for name in self._names(["snapshot", "list", vm]) if name.startswith(POINT)]
+        return [name for name in self._names(["snapshot", "list", vm]) if name.startswith(TRAVELLING)]
 
     def receive(self, vm: str, image: str, send: Send) -> models.Sent:
         """Have it receive what ``send`` writes. Raises BadRequest, AgentFailed, and as ``send``."""
@@ -247,7 +246,7 @@ class Migration:
         """Send the disk. Returns the last snapshot of it that is there."""
         old, base = self._points(), None
         for number in range(ROUNDS):
-            point = f"{POINT}{number}-{secrets.token_hex(4)}"
+            point = f"{TRAVELLING}{number}-{secrets.token_hex(4)}"
             self._made.append(point)
             self._client.take_snapshot(self._vm, point)
             if base is None:  # from now on no other call can have its memory moved (``Migrations.leave``)
@@ -347,7 +346,7 @@ class Migration:
 
 def _points(client: AgentClient, vm: str) -> list[str]:
     """The snapshots of a VM that migrations made, in their order."""
-    return [one.name for one in client.snapshots(vm) if one.name.startswith(POINT)]
+    return [one.name for one in client.snapshots(vm) if one.name.startswith(TRAVELLING)]
 
 
 def abort(client: AgentClient, destination: Destination | None, vm: str, *, force: bool = False) -> models.Vm:

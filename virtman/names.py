@@ -11,6 +11,8 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 
 MOMENT = "moment-"
 """Begins the names of the agent's own snapshots, which no other has."""
+TRAVELLING = "virtman-migration-"
+"""How the names begin of the snapshots that a VM is moved by (virtman/moving.py)."""
 
 PATH_PATTERN = r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$"
 """An absolute path that fits into one line, as POSIX knows it: two slashes at the start may mean something else."""

@@ -269,10 +269,15 @@ class Vms:
         return next((other for other in self._shelf.all() if other.uses_disk(record.name)), None)
 
     def require_detached(self, record: VmRecord) -> None:
-        """Raises DiskAttached."""
+        """Raises DiskAttached, also for a disk that a VM may have whose record cannot be read."""
         user = self.attached_to(record)
         if user is not None:
             raise DiskAttached(f"disk {record.name!r} is attached to vm {user.name!r}; detach it there first")
+        if record.boot is None and (unreadable := self._shelf.unreadable()):
+            raise DiskAttached(
+                f"disk {record.name!r} may be attached to a VM whose record cannot be read: {', '.join(unreadable)};"
+                " see virtman status"
+            )
 
     def require_here(self, record: VmRecord) -> None:
         """Raises VmMoving if a VM's memory is, or may be, anywhere else."""
@@ -406,7 +411,8 @@ class Vms:
         before = self.find(name)
         self._create(name, image, size)
         record = self.record(name)
-        self.require_detached(record)
+        if before is not None:  # nobody can have a disk that was just made
+            self.require_detached(record)
         self.require_here(record)
         machine = None if record.boot is None else record.boot.model_dump(mode="json")
         booting = record.begin(BOOT, new=before is None, before=machine).model_copy(update={"boot": boot})

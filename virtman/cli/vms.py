@@ -14,6 +14,9 @@ from virtman.errors import BadSize
 
 S = TypeVar("S", int, int | None)
 
+LARGEST = options.SUFFIXES["T"] << 20
+"""Bytes: the most that the agent lets a disk have."""
+
 
 @click.command()
 @click.argument("vm")
@@ -28,14 +31,17 @@ def create(context: click.Context, vm: str, image: str, size: int | None, as_jso
     Example: qemu-system-x86_64 -m 1G -nographic -drive file=$(virtman create web-1 debian-12),if=virtio
     """
     with options.agent(context) as client:
-        answer = client.create(vm, image, _whole_sectors(size))
+        answer = client.create(vm, image, _possible(size))
     emit(answer) if as_json else click.echo(answer.disk.path)
 
 
-def _whole_sectors(size: S) -> S:
+def _possible(size: S) -> S:
     with one_line_errors():
-        if size is not None and (size % 512 or size <= 0):
-            raise BadSize(f"a disk of {size} bytes is not possible: the size is a positive multiple of 512")
+        if size is not None and (size % 512 or size <= 0 or size > LARGEST):
+            raise BadSize(
+                f"a disk of {size} bytes is not possible: the size is a positive multiple of 512, and at most"
+                f" {LARGEST >> 40}T"
+            )
     return size
 
 
@@ -66,7 +72,7 @@ def boot(
     keys = [line.strip() for file in ssh_key for line in _text(file).splitlines() if line.strip()]
     user_data = _text(cloud_init) if cloud_init else None
     with options.agent(context) as client:
-        answer = client.boot(vm, image, _whole_sectors(size), ssh_keys=keys, user_data=user_data, **how)
+        answer = client.boot(vm, image, _possible(size), ssh_keys=keys, user_data=user_data, **how)
     emit(answer) if as_json else click.echo(f"{vm} is running on {answer.disk.path}; see: virtman console {vm}")
 
 
@@ -195,7 +201,7 @@ def resize(context: click.Context, vm: str, size: int, as_json: bool) -> None:
     Example: virtman resize web-1 40G
     """
     with options.agent(context) as client:
-        answer = client.resize(vm, _whole_sectors(size))
+        answer = client.resize(vm, _possible(size))
     emit(answer) if as_json else click.echo(f"the disk of {vm} has {size_text(answer.disk.size)} now")
 
 

@@ -35,8 +35,9 @@ from virtman.errors import (
     UnknownImage,
     UnknownVm,
     UnknownVolume,
+    VmMoving,
 )
-from virtman.records import DETACH, PUBLISH, Boot
+from virtman.records import DETACH, PUBLISH, Boot, Shelf, VmRecord
 
 TROUBLE = DriverError("the device is on fire")
 BOOT = Boot(memory=64, cpus=1, network="none")
@@ -160,6 +161,18 @@ class VmsOfAnAgentTest(AgentTest):
         self.agent.destroy("vm")
         self.assertEqual(([], []), (self.agent.vms(), self.site.domains()))
         self.assertEqual([], list((self.site.config.state / "machines").iterdir()))
+
+    def test_a_vm_that_arrives_or_went_is_not_stopped(self) -> None:
+        self.agent.boot("vm", "debian", None, BOOT, [], None)
+        records = Shelf(self.site.config.state / "records" / "vms", VmRecord)
+        record = records.get("vm")
+        assert record is not None
+        for where in ({"arriving": True}, {"moved": "qemu+ssh://there/system"}):
+            records.put("vm", record.model_copy(update=where))
+            for force in (False, True):
+                self.assertRaises(VmMoving, self.agent.stop_vm, "vm", force=force)
+        records.put("vm", record)
+        self.assertEqual("running", self.agent.vm("vm").state)
 
     def test_unknown_vms_are_named(self) -> None:
         for call in (

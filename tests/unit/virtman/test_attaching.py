@@ -163,6 +163,22 @@ class UsedTest(AttachCase):
         self.detach()
         self.vms.destroy("data")
 
+    def test_it_stays_while_the_record_of_its_vm_cannot_be_read(self) -> None:
+        record = self.scene.folder / "records" / "vms" / "vm.json"
+        content = record.read_bytes()
+        for unreadable in (b"{torn", b'{"version": 99}'):
+            record.write_bytes(unreadable)
+            for act in (
+                lambda: self.vms.boot("data", "debian", None, BOOT, [], None),
+                lambda: self.scene.renames.rename("data", "new"),
+                lambda: self.vms.destroy("data"),
+            ):
+                self.assertThat(str(self.assertRaises(DiskAttached, act)), Contains("cannot be read: vm;"))
+        self.vms.boot("other", "debian", None, BOOT, [], None)
+        self.vms.destroy("other")
+        record.write_bytes(content)
+        self.assert_has("data")
+
     def test_a_vm_that_is_destroyed_leaves_it(self) -> None:
         self.vms.destroy("vm")
         self.scene.check(self)

@@ -27,6 +27,7 @@ from virtman.errors import (
     VmMoving,
     VmRuns,
 )
+from virtman.moving import POINT
 from virtman.records import MIGRATE
 from virtman.vms import Traveller
 
@@ -99,7 +100,9 @@ class LeaveTest(TestCase):
             lambda: leave(self.scene),
             lambda: self.scene.renames.rename("vm", "new"),
             lambda: self.scene.disks.resize("vm", 2 * MIB),
-            lambda: self.scene.disks.revert("vm", "point"),
+            lambda: self.scene.disks.take("vm", "point"),
+            lambda: self.scene.disks.drop("vm", "point"),
+            lambda: self.scene.disks.revert("vm", f"{POINT}0"),
             lambda: self.scene.attachments.attach("vm", "disk"),
         ):
             self.assertThat(str(self.assertRaises(VmMoving, act)), Contains(f"went to {THERE}"))
@@ -108,9 +111,18 @@ class LeaveTest(TestCase):
     def test_a_vm_that_went_is_not_started_here(self) -> None:
         self.assertEqual(0.5, leave(self.scene))
         self.assert_went()
-        self.scene.disks.take("vm", "last")
         self.scene.vms.destroy("vm")
         self.assertEqual({"disk"}, set(self.scene.host.disks))
+
+    def test_one_that_went_is_sent_by_snapshots_of_the_agents_own(self) -> None:
+        self.scene.disks.take("vm", f"{POINT}0")
+        leave(self.scene)
+        self.scene.disks.take("vm", f"{POINT}1")
+        with self.scene.disks.moment("vm"):
+            pass
+        for number in range(2):
+            self.scene.disks.drop("vm", f"{POINT}{number}")
+        self.assertEqual((), self.scene.vms.record("vm").points)
 
     def test_one_that_is_taken_back_is_started(self) -> None:
         leave(self.scene)
@@ -264,6 +276,8 @@ class ArriveTest(TestCase):
         acts: list[Callable[[], object]] = [
             lambda: self.scene.vms.start("vm"),
             lambda: self.scene.disks.take("vm", "point"),
+            lambda: self.scene.disks.drop("vm", "migration-0"),
+            lambda: self.scene.disks.revert("vm", "migration-0"),
             lambda: self.scene.disks.resize("vm", 2 * MIB),
         ]
         for act in acts:

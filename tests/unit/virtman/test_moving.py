@@ -22,7 +22,8 @@ from virtman.errors import (
     VmExists,
     VmMoving,
 )
-from virtman.moving import POINT, ROUNDS, SSH, Destination, Migration, Send, Taker, abort, ssh
+from virtman.moving import ROUNDS, SSH, Destination, Migration, Send, Taker, abort, ssh
+from virtman.names import TRAVELLING
 
 URI = "qemu+ssh://b/system"
 MIB = 1 << 20
@@ -173,7 +174,7 @@ class There(Destination):
         self.world.points["there"].remove(point)
 
     def points(self, vm: str) -> list[str]:
-        return [name for name in self.world.points["there"] if name.startswith(POINT)]
+        return [name for name in self.world.points["there"] if name.startswith(TRAVELLING)]
 
     def receive(self, vm: str, image: str, send: Send) -> models.Sent:
         self.world.call("receive")
