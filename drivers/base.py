@@ -301,7 +301,7 @@ class Monitor(Protocol):
         """What QEMU returns for one command (QEMU: interop/qemu-qmp-ref). Raises MonitorFailed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be a million of them
 class Range:
     """Where a disk differs from another state of it, in bytes. ``zeros``: it is known to hold nothing else there."""
 

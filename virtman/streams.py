@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from drivers.base import Range, SnapshotDriver
+from drivers.base import Device, Range, SnapshotDriver
 from drivers.blocks import Blocks, open_blocks
 from drivers.errors import DriverError
 from virtman import models
@@ -38,10 +38,12 @@ _TOLD = 4 << 20
 
 @dataclass(frozen=True)
 class _Part:
-    """A section, the driver's name of its point, and where that differs from the parent's."""
+    """A section, what its point keeps, which stays as long as the part is read, and where that differs from the
+    parent's.
+    """
 
     section: Section
-    point: str
+    device: Device
     ranges: list[Range]
 
 
@@ -90,7 +92,12 @@ class Streams:
             record = self._vms.record(vm)
             base = None if since is None else require(record, since)
             points = _chosen(record, last, base) if with_snapshots else _alone(record, last, base)
-            parts = [self._part(record, point, base, points) for point in points]
+            # All at once: by the time that one's turn comes, another point may have its name.
+            devices = [stack.enter_context(self._snapshots.reading(vm, point.name)) for point in points]
+            parts = [
+                self._part(record, point, base, points, device) for point, device in zip(points, devices, strict=True)
+            ]
+            self._check_stayed(vm, points if base is None else [base, *points])
             header = Header(
                 image=self._ensure(record.image).image.digest,
                 since=None if base is None else base.id,
@@ -101,7 +108,9 @@ class Streams:
             kept = sum(part.section.name is not None for part in parts)
             return models.Sent(total=header.total, snapshots=kept, state=last.state)
 
-    def _part(self, record: VmRecord, point: Point, base: Point | None, points: Sequence[Point]) -> _Part:
+    def _part(
+        self, record: VmRecord, point: Point, base: Point | None, points: Sequence[Point], device: Device
+    ) -> _Part:
         """``points``: all that are sent. What is not over one of these is over the base."""
         parent = next((one for one in points if one.name == point.parent), base)
         section = Section(
@@ -109,7 +118,14 @@ class Streams:
             size=point.size, taken=point.taken, state=point.state,
         )  # fmt: skip
         since = None if parent is None else parent.name
-        return _Part(section, point.name, self._snapshots.changes(record.name, point.name, since))
+        return _Part(section, device, self._snapshots.changes(record.name, point.name, since))
+
+    def _check_stayed(self, vm: str, points: Sequence[Point]) -> None:
+        """The driver was asked by names. Raises BadRequest if one of them may have been another point's."""
+        present = {point.id for point in self._vms.record(vm).points}
+        gone = next((point.name for point in points if point.id not in present), None)
+        if gone is not None:
+            raise BadRequest(f"snapshot {gone!r} of vm {vm!r} was deleted while it was to be sent; send it again")
 
     def _write(
         self, vm: str, header: Header, parts: Sequence[_Part], write: Callable[[bytes], None], progress: Progress
@@ -118,7 +134,7 @@ class Streams:
         write(writer.bytes(header))
         for number, part in enumerate(parts):
             write(writer.bytes(Begin(number)))
-            with self._snapshots.reading(vm, part.point) as device, self._open(vm, device) as blocks:
+            with self._open(vm, part.device) as blocks:
                 for piece in pieces(blocks, part.ranges):
                     write(writer.bytes(piece))
                     arrived(piece.end - piece.offset)

@@ -49,7 +49,8 @@ def run(argv: Sequence[str], *, timeout: float = 60, on_line: OnLine | None = No
     """Run a program to its end.
 
     ``on_line`` is called with every line of its standard output as it appears; lines end with a newline or a carriage
-    return, because progress meters use the latter. ``timeout`` is in seconds.
+    return, because progress meters use the latter. Its standard output is not kept then: there may be gigabytes of it.
+    ``timeout`` is in seconds.
 
     A program that hangs in the kernel, for a disk that does not answer, outlives its kill; it is left behind then.
 
@@ -133,8 +134,9 @@ class _Collector:
 
     def _read(self, fd: int) -> bool:
         data = os.read(fd, _CHUNK)
-        self._parts[fd] += data
-        if fd == self._stdout and self._on_line:
+        if fd != self._stdout or self._on_line is None:
+            self._parts[fd] += data
+        else:
             *lines, self._line = _LINE_END.split(self._line + data)
             if not data and self._line:
                 lines.append(self._line)

@@ -20,7 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -85,6 +85,8 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         super().__init__(place, "thin", ThinDisk)
         self._volumes = Volumes(self._records, lambda text: devmapper.message(POOL, text))
         self._point_maps = PointMaps()
+        self._comparing = threading.Lock()
+        """Taken before ``_lock``: of what the kernel keeps of the metadata there is one at a time."""
         self._step, self._covered = step, covered
         self._watch: _PoolWatch | None = None
 
@@ -192,18 +194,25 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         """
         for name in (vm, *(name for name in (point, since) if name is not None)):
             checked(name)
-        with self._lock:
-            kept = self._volumes.of(vm) if point is None else self._volumes.kept(vm, point)
-            self._activate_pool()
-            if point is None and is_open(vm):
-                raise DiskInUse(vm)
+        with self._comparing, ExitStack() as stack:
+            with self._lock:
+                kept = self._volumes.of(vm) if point is None else self._volumes.kept(vm, point)
+                before = None if since is None else self._volumes.kept(vm, since)
+                self._activate_pool()
+                if point is None and is_open(vm):
+                    raise DiskInUse(vm)
+                stack.enter_context(thinmetadata.kept(POOL))
+            # Nobody waits for this but who compares, too: a guest may be held still until a point of it is taken.
             meta = self._folder / "meta"
-            if since is None:
-                blocks = thinmetadata.mapped(POOL, meta, kept.number)
+            if before is None:
+                blocks = thinmetadata.mapped(meta, kept.number)
             else:
-                blocks = thinmetadata.differing(POOL, meta, kept.number, self._volumes.kept(vm, since).number)
-        ends = [(block.offset, min(block.offset + block.length, kept.size)) for block in blocks]
-        return [Range(begin, end - begin) for begin, end in ends if begin < end]
+                blocks = thinmetadata.differing(meta, kept.number, before.number)
+        return [
+            block if block.offset + block.length <= kept.size else Range(block.offset, kept.size - block.offset)
+            for block in blocks
+            if block.offset < kept.size
+        ]
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""

@@ -21,7 +21,7 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from drivers.base import BlockNode, Device, Existing, Monitor, Place, Range
@@ -229,37 +229,26 @@ class Qcow2Snapshot:
 
     @contextlib.contextmanager
     def reading(self, vm: str, point: str) -> Iterator[Device]:
-        """The layers of a point, for QEMU's programs: by links, so that they stay, and nothing is copied into them.
+        """The layers of a point, for QEMU's programs, by links.
 
         Raises SnapshotMissing, PointMissing, BadDisk, BadName.
         """
-        layers, links = self._layers(vm), Layers(self._folder, f"{_READING}{secrets.token_hex(8)}")
-        number = self._at(layers, checked(point))[0].number
-        try:
-            with layers.locked():
-                links.share(self._at(layers, point))
-            chain = links.down_from(links.layer(number))
+        with self._linked(self._layers(vm), checked(point)) as (chain, _points):
             yield Device(chain[0].size, chain[0].path, _node(chain))
-        finally:
-            links.clear()
 
     def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
         """What the layers above that of ``since`` hold, or all layers. Raises SnapshotMissing, PointMissing,
         NotPossible if that point is not below, DiskInUse, BadDisk, BadName, CommandFailed.
+
+        The layers of a point are looked at by links, so that other points may come and go meanwhile.
         """
         layers = self._layers(vm)
-        chain = layers.chain() if point is None else self._at(layers, checked(point))
-        if since is not None:
-            base = self._at(layers, checked(since))[0]
-            if base not in chain:
-                raise NotPossible(f"the disk of VM {vm} did not go on from {since} to {point or 'what it holds now'}")
-            chain = chain[: chain.index(base)]
-        try:
-            return allocated(_over(None, chain)) if chain else []
-        except CommandFailed as error:
-            if is_locked(error.stderr):
-                raise DiskInUse(vm) from error
-            raise
+        for name in (name for name in (point, since) if name is not None):
+            checked(name)
+        if point is None:
+            return _held_above(vm, layers.chain(), layers.points(), since)
+        with self._linked(layers, point) as (chain, points):
+            return _held_above(vm, chain, points, since)
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
@@ -278,10 +267,23 @@ class Qcow2Snapshot:
 
     def _at(self, layers: Layers, point: str) -> list[Layer]:
         """The layer of a point with those below it."""
-        number = layers.points().get(point)
-        if number is None:
-            raise PointMissing(layers.vm, point)
-        return layers.down_from(layers.layer(number))
+        return layers.down_from(layers.layer(_number(layers.vm, layers.points(), point)))
+
+    @contextlib.contextmanager
+    def _linked(self, layers: Layers, point: str) -> Iterator[tuple[list[Layer], dict[str, int]]]:
+        """The layers of a point by links, so that they stay, and nothing is copied into them; and what the layer of
+        each point was when they were linked. Raises SnapshotMissing, PointMissing, BadDisk.
+        """
+        links = Layers(self._folder, f"{_READING}{secrets.token_hex(8)}")
+        _number(layers.vm, layers.points(), point)  # a disk of an earlier release has no points, and no folder to lock
+        try:
+            with layers.locked():
+                points = layers.points()
+                number = _number(layers.vm, points, point)
+                links.share(layers.down_from(layers.layer(number)))
+            yield links.down_from(links.layer(number)), points
+        finally:
+            links.clear()
 
     def _keep(self, layers: Layers, point: str, running: Nodes | None) -> None:
         """Let a point keep what the disk holds now."""
@@ -350,9 +352,9 @@ class Qcow2Snapshot:
     def _is_untidy(self, layers: Layers) -> bool:
         """Whether there is a layer that nobody needs any more when what is read now has been read."""
         readers: Counter[int] = Counter()
-        for link in self._folder.glob(f"{_READING}*/*.qcow2"):
+        for links in self._folder.glob(f"{_READING}*"):
             with contextlib.suppress(FileNotFoundError):  # it has been read
-                readers[link.stat().st_ino] += 1
+                readers.update(link.stat().st_ino for link in links.iterdir())
         return layers.todo(fold=_is_deep(layers), readers=readers) is not None
 
     def _tidy_if_possible(self, layers: Layers) -> None:
@@ -396,6 +398,31 @@ class Qcow2Snapshot:
         if layers.layer(upper.number).backing != lower.backing:
             raise BadDisk(f"{upper.path} is still over {lower.path}")
         sync(upper.path)
+
+
+def _number(vm: str, points: Mapping[str, int], point: str) -> int:
+    """The layer of a point. Raises PointMissing."""
+    if point not in points:
+        raise PointMissing(vm, point)
+    return points[point]
+
+
+def _held_above(vm: str, chain: list[Layer], points: Mapping[str, int], since: str | None) -> list[Range]:
+    """What a chain holds above the layer of a point, or all that it holds.
+
+    Raises PointMissing, NotPossible, DiskInUse, CommandFailed, CommandTimedOut.
+    """
+    if since is not None:
+        numbers, base = [layer.number for layer in chain], _number(vm, points, since)
+        if base not in numbers:
+            raise NotPossible(f"VM {vm}: its disk, or the point that was asked for, did not go on from point {since}")
+        chain = chain[: numbers.index(base)]
+    try:
+        return allocated(_over(None, chain)) if chain else []
+    except CommandFailed as error:
+        if is_locked(error.stderr):
+            raise DiskInUse(vm) from error
+        raise
 
 
 def _is_deep(layers: Layers) -> bool:

@@ -7,10 +7,10 @@ one such state at a time in a pool, and a killed agent leaves it behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from xml.etree import ElementTree as ET
+from xml.parsers import expat  # programs of ours wrote what is parsed
 
 from drivers.base import Range
 from drivers.host.command import run
@@ -26,35 +26,59 @@ _HELD = 6
 _DIFFERENT = ("different", "left_only", "right_only")
 
 
-def mapped(pool: str, meta: Path, number: int) -> list[Range]:
-    """The blocks that a volume has itself. Raises CommandFailed, CommandTimedOut, ToolMissing."""
-    with _kept(pool):
-        root = _asked(["thin_dump", "-m", "--dev-id", str(number), str(meta)])
-    block = _block(root)
-    found = []
-    for mapping in root.iterfind("device/*"):
-        begin, length = mapping.get("origin_begin") or mapping.attrib["origin_block"], mapping.get("length", "1")
-        found.append(Range(int(begin) * block, int(length) * block))
-    return found
+class Blocks:
+    """Takes what thin_dump(8) and thin_delta(8) write, line by line. ``ranges``: what it names; neighbours are one.
+
+    No tree is made of it: at worst there is an element for each 64 KiB of a volume.
+    """
+
+    def __init__(self) -> None:
+        self.ranges: list[Range] = []
+        self._block = 0
+        """Bytes of a block."""
+        self._parser = expat.ParserCreate()
+        self._parser.StartElementHandler = self._begin
+
+    def feed(self, line: str) -> None:
+        """The next line."""
+        self._parser.Parse(f"{line}\n")
+
+    def end(self) -> None:
+        """There are no more. Raises ExpatError if something is missing."""
+        self._parser.Parse("", True)
+
+    def _begin(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if tag == "superblock":
+            self._block = int(attributes["data_block_size"]) * SECTOR
+        elif tag == "single_mapping":
+            self._add(int(attributes["origin_block"]), 1)
+        elif tag == "range_mapping":
+            self._add(int(attributes["origin_begin"]), int(attributes["length"]))
+        elif tag in _DIFFERENT:
+            self._add(int(attributes["begin"]), int(attributes["length"]))
+
+    def _add(self, begin: int, length: int) -> None:
+        new = Range(begin * self._block, length * self._block)
+        if self.ranges and self.ranges[-1].offset + self.ranges[-1].length == new.offset:
+            new = Range(self.ranges[-1].offset, self.ranges.pop().length + new.length)
+        self.ranges.append(new)
 
 
-def differing(pool: str, meta: Path, number: int, since: int) -> list[Range]:
-    """The blocks in which two volumes may differ: those that they do not share. Raises as ``mapped``."""
-    with _kept(pool):
-        root = _asked(["thin_delta", "-m", "--thin1", str(since), "--thin2", str(number), str(meta)])
-    block = _block(root)
-    parts = [part for part in root.iterfind("diff/*") if part.tag in _DIFFERENT]
-    return [Range(int(part.attrib["begin"]) * block, int(part.attrib["length"]) * block) for part in parts]
+def mapped(meta: Path, number: int) -> list[Range]:
+    """The blocks that a volume has itself in what is ``kept``. Raises CommandFailed, CommandTimedOut, ToolMissing."""
+    return _asked(["thin_dump", "-m", "--dev-id", str(number), str(meta)])
 
 
-def release(pool: str) -> None:
-    """Let go of what a killed agent had the kernel keep. Raises CommandFailed, CommandTimedOut."""
-    if devmapper.status(pool).split()[_HELD : _HELD + 1] not in ([], ["-"]):  # a pool that has failed says little
-        devmapper.message(pool, "release_metadata_snap")
+def differing(meta: Path, number: int, since: int) -> list[Range]:
+    """The blocks in which two volumes may differ: those that they do not share. As ``mapped``, which see."""
+    return _asked(["thin_delta", "-m", "--thin1", str(since), "--thin2", str(number), str(meta)])
 
 
 @contextmanager
-def _kept(pool: str) -> Iterator[None]:
+def kept(pool: str) -> Iterator[None]:
+    """Have the kernel keep the metadata as they are now. Calls come one at a time. Raises CommandFailed,
+    CommandTimedOut.
+    """
     release(pool)
     devmapper.message(pool, "reserve_metadata_snap")
     try:
@@ -63,10 +87,14 @@ def _kept(pool: str) -> Iterator[None]:
         release(pool)
 
 
-def _asked(argv: list[str]) -> ET.Element:
-    return ET.fromstring(run(argv, timeout=_TIMEOUT).stdout)  # noqa: S314  (a program of ours wrote it)
+def release(pool: str) -> None:
+    """Let go of what a killed agent had the kernel keep. Raises CommandFailed, CommandTimedOut."""
+    if devmapper.status(pool).split()[_HELD : _HELD + 1] not in ([], ["-"]):  # a pool that has failed says little
+        devmapper.message(pool, "release_metadata_snap")
 
 
-def _block(root: ET.Element) -> int:
-    """Bytes of a block."""
-    return int(root.attrib["data_block_size"]) * SECTOR
+def _asked(argv: list[str]) -> list[Range]:
+    blocks = Blocks()
+    run(argv, timeout=_TIMEOUT, on_line=blocks.feed)
+    blocks.end()
+    return blocks.ranges

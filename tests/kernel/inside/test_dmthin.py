@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -138,6 +139,15 @@ class PointsCase(ThinCase):
         assert path is not None
         return path
 
+    def stand_in(self, before: str, name: str = "dmsetup") -> None:
+        """Have a program do something before it does what it is told."""
+        folder = self.folder / "bin"
+        folder.mkdir()
+        (folder / name).write_text(f'#!/bin/sh\n{before}\nexec {tool(name)} "$@"\n')
+        (folder / name).chmod(0o755)
+        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
+        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+
     def assert_nothing_leaked(self) -> None:
         """The pool has the volumes that are written down as made, and no others."""
         written = [number for disk in self.records.all().values() for number in disk.numbers]
@@ -204,15 +214,6 @@ class PointsTest(PointsCase):
         self.assertRaises(CommandFailed, self.driver.take, "vm1", "point", None)
         self.assertFalse(devmapper.is_suspended(self.name))
         self.assertEqual(frozenset(), self.driver.points("vm1"))
-
-    def stand_in(self, before: str) -> None:
-        """Have dmsetup do something before it does what it is told."""
-        folder = self.folder / "bin"
-        folder.mkdir()
-        (folder / "dmsetup").write_text(f'#!/bin/sh\n{before}\nexec {tool("dmsetup")} "$@"\n')
-        (folder / "dmsetup").chmod(0o755)
-        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
-        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
 
     def test_many_points_are_dropped_in_any_order(self) -> None:
         chance = random.Random(20)
@@ -370,6 +371,32 @@ class ReadingTest(PointsCase):
         self.driver = self.new_driver()
         self.driver.open("other")
         self.assertEqual("-", devmapper.status(POOL).split()[6])
+
+    def test_points_come_and_go_while_metadata_are_looked_through(self) -> None:
+        ask = partial(self.driver.changes, "vm1", "point", None)
+        before = ask()
+        begun, go_on = self.folder / "begun", self.folder / "go-on"
+        os.mkfifo(go_on)
+        fifo = os.open(go_on, os.O_RDWR)  # who opens the other end does not wait
+        self.addCleanup(os.close, fifo)
+        self.stand_in(f"touch {begun}; read answer < {go_on}", "thin_dump")
+
+        def go() -> None:
+            self.driver.take("other", "new", None)
+            self.driver.drop("vm1", "point", None)
+            write(self.path, MIB, b"more" * 128)
+
+        with ThreadPoolExecutor(3) as pool:
+            first = pool.submit(ask)
+            try:
+                wait_until(lambda: first.done() or begun.exists())
+                second = pool.submit(self.driver.changes, "other", None, None)
+                pool.submit(go).result(PATIENCE)
+            finally:
+                os.write(fifo, b"\n\n")
+        self.assertEqual((before, []), (first.result(), second.result()))
+        self.assertEqual("-", devmapper.status(POOL).split()[6])
+        self.assert_nothing_leaked()
 
     def test_a_point_whose_volume_is_gone_is_told_of(self) -> None:
         devmapper.message(POOL, f"delete {self.records.read('vm1').points['point'].number}")

@@ -27,7 +27,7 @@ from virtman.errors import (
     VmMoving,
     VmRuns,
 )
-from virtman.moving import POINT
+from virtman.names import TRAVELLING
 from virtman.records import MIGRATE
 from virtman.vms import Traveller
 
@@ -102,7 +102,7 @@ class LeaveTest(TestCase):
             lambda: self.scene.disks.resize("vm", 2 * MIB),
             lambda: self.scene.disks.take("vm", "point"),
             lambda: self.scene.disks.drop("vm", "point"),
-            lambda: self.scene.disks.revert("vm", f"{POINT}0"),
+            lambda: self.scene.disks.revert("vm", f"{TRAVELLING}0"),
             lambda: self.scene.attachments.attach("vm", "disk"),
         ):
             self.assertThat(str(self.assertRaises(VmMoving, act)), Contains(f"went to {THERE}"))
@@ -115,13 +115,13 @@ class LeaveTest(TestCase):
         self.assertEqual({"disk"}, set(self.scene.host.disks))
 
     def test_one_that_went_is_sent_by_snapshots_of_the_agents_own(self) -> None:
-        self.scene.disks.take("vm", f"{POINT}0")
+        self.scene.disks.take("vm", f"{TRAVELLING}0")
         leave(self.scene)
-        self.scene.disks.take("vm", f"{POINT}1")
+        self.scene.disks.take("vm", f"{TRAVELLING}1")
         with self.scene.disks.moment("vm"):
             pass
         for number in range(2):
-            self.scene.disks.drop("vm", f"{POINT}{number}")
+            self.scene.disks.drop("vm", f"{TRAVELLING}{number}")
         self.assertEqual((), self.scene.vms.record("vm").points)
 
     def test_one_that_is_taken_back_is_started(self) -> None:

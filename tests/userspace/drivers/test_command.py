@@ -75,8 +75,9 @@ class CommandTest(testtools.TestCase):
 
     def test_lines_are_told_as_they_come(self) -> None:
         lines: list[str] = []
-        run(["sh", "-c", r"printf '(1/100%%)\r(2/100%%)\r\nthree\n\nlast'"], on_line=lines.append)
+        output = run(["sh", "-c", r"printf '(1/100%%)\r(2/100%%)\r\nthree\n\nlast'"], on_line=lines.append)
         self.assertEqual(["(1/100%)", "(2/100%)", "three", "last"], lines)
+        self.assertEqual("", output.stdout)
 
     def test_failing_reader_ends_the_program(self) -> None:
         def fail(_: str) -> None:

@@ -10,13 +10,16 @@ import random
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from drivers.base import Monitor
+from drivers.base import Monitor, Range
 from drivers.errors import DiskInUse, DriverError, MonitorFailed, NoSpace, NotPossible
 from drivers.qemu import monitor as monitors
 from drivers.qemu.streaming import JOB
@@ -943,6 +946,53 @@ class CloneTest(PointCase):
 
         for command in ("job-finalize", "block-stream"):
             self.while_merging(command, read)
+
+    def test_what_differs_is_told_while_layers_are_merged(self) -> None:
+        def compare(vm: str) -> None:
+            changes = self.h.snapshot.changes(vm, "p3", "p1")
+            self.assertEqual([0, 2 * BLOCK, 3 * BLOCK], [changed.offset for changed in changes])
+
+        for command in ("job-finalize", "block-stream"):
+            self.while_merging(command, compare)
+
+    def test_points_come_and_go_while_layers_are_looked_through(self) -> None:
+        for runs_on in (False, True):
+            vm, driver = self.create(), self.make()
+            running = self.start(vm) if runs_on else None
+            points = self.with_points(vm, 3, running)
+            ask = partial(driver.changes, vm, "p3", "p1")
+            before = ask()
+            with self.looking_through_layers(ask) as answer:
+                self.assertRaises(DiskInUse, driver.drop, vm, "p2", running)
+                driver.take(vm, "p4", running)
+            self.assertEqual(before, answer.result())
+            driver.drop(vm, "p2", running)
+            self.assert_points(vm, {"p1": points["p1"], "p3": points["p3"], "p4": points["p3"]})
+            self.assert_tidy(vm)
+
+    @contextlib.contextmanager
+    def looking_through_layers(self, ask: Callable[[], list[Range]]) -> Iterator[Future[list[Range]]]:
+        """What is asked of qemu-img map, which begins when this ends."""
+        folder, path = Path(tempfile.mkdtemp(dir=self.root)), os.environ["PATH"]
+        begun, go_on = folder / "begun", folder / "go-on"
+        os.mkfifo(go_on)
+        fifo = os.open(go_on, os.O_RDWR)  # who opens the other end does not wait
+        stand_in = folder / "qemu-img"
+        waits = f'[ "$1" != map ] || {{ touch {begun}; read answer < {go_on}; }}'
+        stand_in.write_text(f'#!/bin/sh\n{waits}\nexec {shutil.which("qemu-img")} "$@"\n')
+        stand_in.chmod(0o755)
+        os.environ["PATH"] = f"{folder}:{path}"
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(ask)
+                try:
+                    until(lambda: answer.done() or begun.exists())
+                    yield answer
+                finally:
+                    os.write(fifo, b"\n")
+        finally:
+            os.environ["PATH"] = path
+            os.close(fifo)
 
     def test_links_of_a_killed_agent_go_with_the_next_one(self) -> None:
         vm = self.source()
