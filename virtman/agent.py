@@ -92,7 +92,9 @@ class Agent:
         )
         self._renames = Renames(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
         self._attachments = Attachments(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
-        self._migrations = Migrations(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
+        self._migrations = Migrations(
+            self._vms, vm_shelf, self._drivers.snapshot, self._machines, self._streams.interrupt, step
+        )  # fmt: skip
         self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, config.idle_grace)
         self._heartbeat = Heartbeat(lambda: self._volt.heartbeat(self._upkeep.reports()), self._on_answer)
         self._step = step

@@ -26,6 +26,7 @@ from virtman.convert import Progress
 from virtman.errors import (
     BadRequest,
     BadVolume,
+    CallerGone,
     DiskBusy,
     DriverTrouble,
     HostTrouble,
@@ -256,12 +257,14 @@ class LongCalls:
     def __init__(self) -> None:
         self._free = threading.BoundedSemaphore(MOST_LONG)
 
-    def answer(self, line: type[Line], name: str, work: Callable[[Progress], Line]) -> Response:
+    def answer(
+        self, line: type[Line], name: str, work: Callable[[Progress], Line], *, alone: bool = True
+    ) -> Response:  # fmt: skip
         """Lines of progress, and at last what ``work`` returns, or a problem. Raises TooManyCalls.
 
-        It runs in a thread and goes on when the caller hangs up; asking again then finds it done.
+        It runs in a thread and goes on when the caller hangs up, with ``alone``; asking again then finds it done.
         """
-        return self._answer(lambda: _with_progress(line, name, work))
+        return self._answer(lambda: _with_progress(line, name, work, alone=alone))
 
     def stream(
         self, line: type[Streamed], name: str, make: Callable[[], Pipe], work: Callable[[Caller, Progress], Streamed]
@@ -296,15 +299,19 @@ def _streaming(line: type[Streamed], name: str, pipe: Pipe, work: Callable[[Call
 
 
 def _with_progress(
-    line: type[Line], name: str, work: Callable[[Progress], Line], first: Line | None = None
+    line: type[Line], name: str, work: Callable[[Progress], Line], first: Line | None = None, *, alone: bool = True
 ) -> Response:
     """Lines of progress, and at last what ``work`` returns, or a problem.
 
-    It runs in a thread and goes on when the caller hangs up; asking again then finds it done.
+    It runs in a thread and goes on when the caller hangs up; asking again then finds it done. With ``alone`` false it
+    gets a CallerGone instead when it tells how far it is.
     """
     lines: queue.Queue[Line] = queue.Queue()
+    closed = threading.Event()
 
     def tell(step: str, done: int, total: int) -> None:
+        if closed.is_set() and not alone:
+            raise CallerGone("who asked for it hung up")
         lines.put(line(progress=models.Progress(step=step, done=done, total=total)))
 
     def run() -> None:
@@ -325,7 +332,9 @@ def _with_progress(
             last = one.progress is None
             yield one.model_dump_json() + "\n"
 
-    return Response(told(), content_type=NDJSON)
+    response = Response(told(), content_type=NDJSON)
+    response.call_on_close(closed.set)
+    return response
 
 
 def _vm_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
@@ -433,7 +442,8 @@ def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None
         def work(tell: Progress) -> models.MigrateLine:
             return models.MigrateLine(left=agent.migrate(path.vm, body, tell))
 
-        return long_calls.answer(models.MigrateLine, f"migrate {path.vm}", work)
+        # Nobody else lets the VM go on at the other host.
+        return long_calls.answer(models.MigrateLine, f"migrate {path.vm}", work, alone=False)
 
     @app.delete(
         "/v1/vms/<vm>/migration",

@@ -12,7 +12,7 @@ Neither agent ever runs what may run at the other one: that needs a person's wor
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from drivers.base import SnapshotDriver
@@ -52,11 +52,13 @@ class Migrations:
         shelf: Shelf[VmRecord],
         snapshots: SnapshotDriver,
         machines: Machines,
+        interrupt: Callable[[str, str], object],
         step: Step = log_step,
     ) -> None:
+        """``interrupt`` ends what is being received for a VM, and says why (``Streams.interrupt``)."""
         self._vms, self._shelf = vms, shelf
         self._snapshots, self._machines = snapshots, machines
-        self._step = step
+        self._interrupt, self._step = interrupt, step
         vms.also_repair({MIGRATE: self._settle, ARRIVE: self._arrive})
 
     # At the old host
@@ -174,7 +176,7 @@ class Migrations:
         Asked again, it answers the same. Raises UnknownVm, VmRuns, DiskAttached, NotPossible, HypervisorError.
         """
         with self._vms.changing(vm, arriving=True) as record:
-            if record.boot is not None and not record.arriving:
+            if _goes_on(record):
                 raise VmRuns(f"vm {vm!r} was booted on this host; destroy it before another one of this name comes")
             self._vms.require_detached(record)
             disk = self._snapshots.open(vm)
@@ -190,11 +192,17 @@ class Migrations:
         Returns one of ``ABSENT``, ``GIVEN_UP``, ``ARRIVED``, ``ANOTHER``; the last two are left alone. Raises
         DiskAttached, DriverError, HypervisorError.
         """
+        came = self._shelf.get(vm)
+        if came is None:
+            return ABSENT
+        if not any(came.point(name) for name in points):
+            return ANOTHER  # no look under its lock: another call may hold that for long
+        self._interrupt(vm, f"vm {vm!r} was given up while it came")
         try:
             with self._vms.changing(vm, arriving=True) as record:
                 if not any(record.point(name) for name in points):
                     return ANOTHER
-                if record.boot is not None and not record.arriving:
+                if _goes_on(record):
                     return ARRIVED
                 self._vms.require_detached(record)
                 self._shelf.put(vm, record.begin(DESTROY))  # now nobody lets it go on any more
@@ -229,6 +237,11 @@ class Migrations:
         self._machines.follow(record.name, self._snapshots.open(record.name))
         self._shelf.put(record.name, record.settled(arriving=False))
         self._step("arrive:done")
+
+
+def _goes_on(record: VmRecord) -> bool:
+    """Whether a VM is this host's own, not one that only comes."""
+    return record.boot is not None and not record.arriving
 
 
 def _check_sent(record: VmRecord, point: str) -> None:

@@ -115,11 +115,13 @@ class Scene:
         )
         self.renames = Renames(self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment)
         self.attachments = Attachments(self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment)
-        self.migrations = Migrations(self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment)
         self.copies = Copies(self.vms, self.disks, self.stacks, self.drivers.snapshot, self.drivers.export)
         self.streams = Streams(
             self.vms, self.disks, self.copies, self.vm_shelf, self.drivers.snapshot, self.stacks.ensure, self.moment,
             opened=blocks_of(self.host),
+        )  # fmt: skip
+        self.migrations = Migrations(
+            self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.streams.interrupt, self.moment
         )  # fmt: skip
 
     def _count_change(self) -> None:

@@ -25,7 +25,7 @@ from tests.doubles.drivers import POOL
 from tests.doubles.servers import serve_agent
 from tests.doubles.volt import SECRET
 from tests.unit.logs import Logged
-from tests.unit.virtman.agents import MIB, SiteCase
+from tests.unit.virtman.agents import MIB, SOON, SiteCase
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman import models
@@ -41,6 +41,7 @@ from virtman.errors import (
     BadRequest,
     BadSize,
     BadVolume,
+    CallerGone,
     DiskBusy,
     DriverTrouble,
     FileExists,
@@ -201,6 +202,7 @@ class StalledAgent(Agent):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.may_go_on = threading.Event()
+        self.ended = threading.Event()
         self.trouble: Exception | None = None
         self.pipes: list[Pipe] = []
 
@@ -211,6 +213,16 @@ class StalledAgent(Agent):
         progress("copy", 0, 1)
         self.may_go_on.wait()
         return models.Exported(file=str(file), format=image_format, size=1)
+
+    def migrate(self, vm: str, how: models.MigrateRequest, progress: Progress) -> models.Left:
+        try:
+            progress("memory", 0, 1)
+            self.may_go_on.wait()
+            progress("memory", 1, 1)
+        except CallerGone:
+            self.ended.set()
+            raise
+        return models.Left(downtime=0)
 
     def pipe(self) -> Pipe:
         if self.trouble is not None:
@@ -256,6 +268,13 @@ class LongCallsTest(TestCase):
 
     def test_the_server_has_threads_for_all_else(self) -> None:
         self.assertThat(MOST_LONG, LessThan(THREADS))
+
+    def test_a_migration_ends_when_its_caller_hangs_up(self) -> None:
+        how = {"to": "qemu+ssh://b/system", "domain": "<domain/>", "point": "virtman-migration-0"}
+        answer = self.app.test_client().post("/v1/vms/vm/migration", json=how)
+        answer.close()
+        self.agent.may_go_on.set()
+        self.assertTrue(self.agent.ended.wait(SOON))
 
     def test_one_that_has_ended_makes_room_for_one(self) -> None:
         answers = self.fill()

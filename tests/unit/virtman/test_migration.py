@@ -115,13 +115,12 @@ class LeaveTest(TestCase):
         self.assertEqual({"disk"}, set(self.scene.host.disks))
 
     def test_one_that_went_is_sent_by_snapshots_of_the_agents_own(self) -> None:
-        self.scene.disks.take("vm", f"{TRAVELLING}0")
         leave(self.scene)
         self.scene.disks.take("vm", f"{TRAVELLING}1")
         with self.scene.disks.moment("vm"):
             pass
-        for number in range(2):
-            self.scene.disks.drop("vm", f"{TRAVELLING}{number}")
+        for name in (SENT, f"{TRAVELLING}1"):
+            self.scene.disks.drop("vm", name)
         self.assertEqual((), self.scene.vms.record("vm").points)
 
     def test_one_that_is_taken_back_is_started(self) -> None:
@@ -289,6 +288,7 @@ class ArriveTest(TestCase):
     def test_it_is_the_same_when_it_is_taken_back_from_the_next_host(self) -> None:
         arriving(self.scene)
         self.scene.migrations.arrive("vm")
+        self.scene.disks.take("vm", SENT)
         leave(self.scene)
         self.scene.migrations.abort("vm")
         self.scene.vms.start("vm")

@@ -93,6 +93,15 @@ class SilentCallerTest(SiteCase):
         self.site.await_true(lambda: self.agent._streams._callers._sending)
         self.check_destroyed(receiving)
 
+    def test_what_has_come_of_a_vm_that_moves_is_given_up_at_once(self) -> None:
+        receiving = self.receive(self.base())
+        self.assertEqual("another", self.agent.give_up_arrival("vm", ["not-its"]).state)
+        answers: list[models.GivenUp] = []
+        self.end(self.in_background(lambda: answers.append(self.agent.give_up_arrival("vm", ["base"]))))
+        self.end(receiving)
+        self.assertEqual(([models.GivenUp(state="given up")], {}), (answers, self.site.host.disks))
+        self.assertIn("was given up while it came", str(self.raised[0]))
+
     def test_a_vm_that_is_not_received_is_as_unknown_as_before(self) -> None:
         receiving = self.receive()
         self.assertRaises(UnknownVm, self.agent.destroy, "other")
