@@ -230,7 +230,8 @@ class AgentClient:
     def receive(self, vm: str, image: str, source: BinaryIO, on_progress: OnProgress = silently) -> models.Vm:
         """Make a VM of a stream, or let one go on to what has changed since a snapshot that it has.
 
-        It takes as long as the source takes: no timeout ends it. Also raises HostTrouble if that cannot be read.
+        It takes as long as the source takes: no timeout ends it. An unbuffered source is sent on as it comes, so that
+        what is wrong is told at once. Also raises HostTrouble if it cannot be read.
         """
         body = {"image": check_name("image", image)}
         with Pump(partial(out_of, source)) as pump:

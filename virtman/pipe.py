@@ -195,12 +195,10 @@ def into(target: BinaryIO, sock: socket.socket) -> None:
 
 
 def out_of(source: BinaryIO, sock: socket.socket) -> None:
-    """Copy all that there is, each part as soon as it is there. Raises as ``into``."""
-    # The read of a buffered file waits for all that was asked for, and an agent could not refuse what it has not seen.
-    read = getattr(source, "read1", source.read)
+    """Copy all that there is; of an unbuffered source each part as soon as it is there. Raises as ``into``."""
     while True:
         with told("reading the stream"):
-            chunk = read(_CHUNK)
+            chunk = source.read(_CHUNK)
         if not chunk:
             return
         sock.sendall(chunk)

@@ -37,7 +37,8 @@ def agent(context: click.Context) -> Iterator[AgentClient]:
 def stream() -> BinaryIO:
     """The standard input, unbuffered.
 
-    Python dies at its end if another thread waits in the buffered one, whose lock that has (python/cpython#86883).
+    A buffered one waits for all that is asked of it, and the agent cannot refuse what it has not seen. And Python dies
+    at its end while another thread waits in it and so has its lock (python/cpython#86883).
     """
     # What stands in for the standard input in tests has nothing below its buffer.
     return cast("BinaryIO", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))

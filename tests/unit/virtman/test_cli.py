@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -282,20 +283,34 @@ class VmCommandsTest(AgentCliTest):
         section = Section(id="1f" * 16, name=None, parent=None, size=MIB, taken=1.5, state="off")
         header = Header(image=digest_of("debian"), since=None, sections=(section,), total=0)
         for command in (("receive",), ("arrival", "end")):
-            said = self.refused(Writer().bytes(header), *command, "vm", "debian")
-            self.assertEqual("virtman: vm 'vm' exists; destroy it first or use another name\n", said)
-
-    def refused(self, sent: bytes, *arguments: str) -> str:
-        """What a command says that fails when it was sent this, though more may come."""
-        argv = [sys.executable, "-m", "virtman.cli", "--socket", str(self.socket), *arguments]
-        with subprocess.Popen(argv, stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
-            self.addCleanup(process.kill)
-            assert process.stdin and process.stdout and process.stderr
-            process.stdin.write(sent)
+            process = self.begin(*command, "vm", "debian")
+            assert process.stdin
+            process.stdin.write(Writer().bytes(header))
             process.stdin.flush()
-            self.assertEqual(1, process.wait(PATIENCE))
-            self.assertEqual(b"", process.stdout.read())
-            return process.stderr.read().decode()
+            self.assertEqual("virtman: vm 'vm' exists; destroy it first or use another name\n", self.said(process))
+
+    def test_a_stream_is_interrupted_while_who_sends_it_is_slow(self) -> None:
+        for command in (("receive",), ("arrival", "end")):
+            process = self.begin(*command, "vm", "debian")
+            self.site.await_true(lambda: self.agent._streams._callers._sending)
+            process.send_signal(signal.SIGINT)
+            self.assertEqual("\nAborted!\n", self.said(process))
+            self.site.await_true(lambda: not self.agent._streams._callers._sending)
+
+    def begin(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A command whose standard input stays open."""
+        argv = [sys.executable, "-m", "virtman.cli", "--socket", str(self.socket), *arguments]
+        process = subprocess.Popen(argv, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+        self.addCleanup(process.__exit__, None, None, None)
+        self.addCleanup(process.kill)
+        return process
+
+    def said(self, process: subprocess.Popen[bytes]) -> str:
+        """What a command says that fails by itself."""
+        assert process.stdout and process.stderr
+        self.assertEqual(1, process.wait(PATIENCE))
+        self.assertEqual(b"", process.stdout.read())
+        return process.stderr.read().decode()
 
     def states(self) -> dict[str, str]:
         """The last column of the list."""
