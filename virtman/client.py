@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Self, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from virtman import models
-from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest
+from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest, NotFound
 from virtman.names import check_name, check_path
 from virtman.pipe import Pump, into, out_of
 from virtman.places import places
@@ -344,6 +344,8 @@ def _raise(response: httpx.Response) -> NoReturn:
         document = models.Problem.model_validate_json(response.content)
     except ValidationError:
         raise AgentFailed(f"the agent answered {response.status_code} without a reason") from None
+    if document.type.endswith(f":{NotFound.kind}") and " /v1/" in document.detail:  # of the call, and not of a name
+        raise AgentFailed("the agent does not know this call: it is of an earlier release")
     raise _error(document)
 
 

@@ -253,10 +253,8 @@ class LibvirtMachines:
             found = self._find(connection, vm)
             if found is None:
                 raise UnknownVm(f"libvirt does not have vm {vm!r}")
-            live = not is_emulated(found.XMLDesc())
-            if live:
+            if not is_emulated(found.XMLDesc()):
                 flags |= libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_AUTO_CONVERGE
-            began = time.monotonic()
             moving = pool.submit(found.migrateToURI3, uri, how, flags)
             try:
                 while not wait([moving], TELL).done:
@@ -266,8 +264,6 @@ class LibvirtMachines:
                     found.abortJob()
                 raise
             moving.result()
-            if not live:
-                return time.monotonic() - began
             return float(found.jobStats(libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED).get("downtime", 0)) / 1000
 
     def went(self, vm: str) -> bool | None:

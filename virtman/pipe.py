@@ -188,8 +188,10 @@ class Pump:
 def into(target: BinaryIO, sock: socket.socket) -> None:
     """Copy all that comes. Raises NoRoom, HostTrouble for the target, OSError for the socket."""
     while chunk := sock.recv(_CHUNK):
-        with told("writing the stream"):
-            target.write(chunk)
+        rest = memoryview(chunk)
+        while rest:  # what is not buffered may take less than all
+            with told("writing the stream"):
+                rest = rest[target.write(rest) :]
     with told("writing the stream"):
         target.flush()
 

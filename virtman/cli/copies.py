@@ -13,7 +13,7 @@ from virtman.cli.snapshots import HOW
 
 
 @click.command()
-@click.argument("vm")
+@options.vm
 @click.argument("new")
 @click.option(
     "--count",
@@ -72,7 +72,7 @@ def export(context: click.Context, name: str, file: Path, image_format: str, *, 
 
 
 @click.command()
-@click.argument("vm")
+@options.vm
 @click.option("--snapshot", metavar="NAME", help="Send this snapshot, and not what the disk holds now.")
 @click.option("--since", metavar="NAME", help="Only what has changed since this snapshot, which the receiver has.")
 @click.option("--with-snapshots", is_flag=True, help="Also the snapshots before it, after that of --since.")
@@ -95,7 +95,7 @@ def send(
     if sys.stdout.isatty():
         raise Failure("a stream is nothing for a terminal: write it to a file, or into 'virtman receive'")
     with options.agent(context) as client, progress() as show:
-        answer = client.send(vm, sys.stdout.buffer, snapshot, since, show, with_snapshots=with_snapshots)
+        answer = client.send(vm, options.output(), snapshot, since, show, with_snapshots=with_snapshots)
     if as_json:
         click.echo(answer.model_dump_json(indent=2), err=True)
     else:
@@ -105,7 +105,7 @@ def send(
 
 @click.command()
 @click.argument("vm")
-@click.argument("image")
+@options.image
 @options.as_json
 @click.pass_context
 def receive(context: click.Context, vm: str, image: str, as_json: bool) -> None:

@@ -38,7 +38,7 @@ def publish(context: click.Context, name: str, file: Path | None, vm: str | None
 
 
 @click.command()
-@click.argument("image")
+@options.image
 @options.as_json
 @click.pass_context
 def unpublish(context: click.Context, image: str, as_json: bool) -> None:
@@ -79,7 +79,7 @@ def images(context: click.Context, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("image")
+@options.image
 @options.as_json
 @click.pass_context
 def tree(context: click.Context, image: str, as_json: bool) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("vm")
+@options.vm
 @click.option("--live", is_flag=True, help="Move it while it runs: there is no other way.")
 @click.option("--to", metavar="URI", help="The other host's libvirt, e.g. qemu+ssh://b/system.")
 @click.option(

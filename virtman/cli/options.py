@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+COMPLETION_TIMEOUT = 2.0
+"""Seconds that a shell waits for names."""
 SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -42,6 +44,40 @@ def stream() -> BinaryIO:
     """
     # What stands in for the standard input in tests has nothing below its buffer.
     return cast("BinaryIO", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
+
+
+def output() -> BinaryIO:
+    """The standard output, unbuffered for the same reason."""
+    return cast("BinaryIO", getattr(sys.stdout.buffer, "raw", sys.stdout.buffer))
+
+
+def _names(ask: Callable[[AgentClient, click.Context], Iterable[str]]) -> Callable[..., list[str]]:
+    """Completes names that the agent knows; without an agent, none."""
+
+    def complete(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+        from virtman.client import AgentClient
+        from virtman.errors import VirtmanError
+
+        # Nothing was run yet that could have put the socket in its place.
+        socket = context.find_root().params.get("socket") or places().socket
+        try:
+            with AgentClient(socket, timeout=COMPLETION_TIMEOUT) as client:
+                return [name for name in ask(client, context) if name.startswith(begun)]
+        except VirtmanError:
+            return []
+
+    return complete
+
+
+names_of_vms = _names(lambda client, _context: [one.name for one in client.vms()])
+vm = click.argument("vm", shell_complete=names_of_vms)
+"""A VM of this host."""
+image = click.argument("image", shell_complete=_names(lambda client, _context: [one.name for one in client.images()]))
+snapshot = click.argument(
+    "name",
+    shell_complete=_names(lambda client, context: [one.name for one in client.snapshots(context.params["vm"])]),
+)
+"""A snapshot of the VM before it."""
 
 
 class SizeType(click.ParamType[int]):

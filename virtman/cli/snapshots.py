@@ -26,7 +26,7 @@ def snapshot() -> None:
 
 
 @snapshot.command()
-@click.argument("vm")
+@options.vm
 @click.argument("name")
 @options.as_json
 @click.pass_context
@@ -45,11 +45,15 @@ def create(context: click.Context, vm: str, name: str, as_json: bool) -> None:
 
 
 @snapshot.command(name="list")
-@click.argument("vm")
+@options.vm
 @options.as_json
 @click.pass_context
 def list_snapshots(context: click.Context, vm: str, as_json: bool) -> None:
-    """List the snapshots of VM as a tree; the disk has gone on from the one with a star."""
+    """List the snapshots of VM as a tree; the disk has gone on from the one with a star.
+
+    \b
+    Example: virtman snapshot list web-1
+    """
     with options.agent(context) as client:
         found = client.snapshots(vm)
     if as_json:
@@ -73,8 +77,8 @@ def _tree(found: Sequence[Snapshot], parent: str | None, depth: int) -> Iterator
 
 
 @snapshot.command()
-@click.argument("vm")
-@click.argument("name")
+@options.vm
+@options.snapshot
 @options.as_json
 @click.pass_context
 def revert(context: click.Context, vm: str, name: str, as_json: bool) -> None:
@@ -89,12 +93,16 @@ def revert(context: click.Context, vm: str, name: str, as_json: bool) -> None:
 
 
 @snapshot.command()
-@click.argument("vm")
-@click.argument("name")
+@options.vm
+@options.snapshot
 @options.as_json
 @click.pass_context
 def delete(context: click.Context, vm: str, name: str, as_json: bool) -> None:
-    """Forget the snapshot NAME of VM, which may run. What the disk and other snapshots need of it stays."""
+    """Forget the snapshot NAME of VM, which may run. What the disk and other snapshots need of it stays.
+
+    \b
+    Example: virtman snapshot delete web-1 before-upgrade
+    """
     with options.agent(context) as client:
         client.delete_snapshot(vm, name)
     if as_json:

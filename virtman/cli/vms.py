@@ -20,7 +20,7 @@ LARGEST = options.SUFFIXES["T"] << 20
 
 @click.command()
 @click.argument("vm")
-@click.argument("image")
+@options.image
 @options.size
 @options.as_json
 @click.pass_context
@@ -46,8 +46,8 @@ def _possible(size: S) -> S:
 
 
 @click.command()
-@click.argument("vm")
-@click.argument("image")
+@options.vm
+@options.image
 @options.size
 @click.option("--memory", type=click.IntRange(min=32), default=1024, show_default=True, help="MiB.")
 @click.option("--cpus", type=click.IntRange(min=1), default=1, show_default=True)
@@ -101,7 +101,7 @@ def list_vms(context: click.Context, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("vm")
+@options.vm
 @options.as_json
 @click.pass_context
 def show(context: click.Context, vm: str, as_json: bool) -> None:
@@ -135,7 +135,7 @@ def show(context: click.Context, vm: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("vm")
+@options.vm
 @options.as_json
 @click.pass_context
 def start(context: click.Context, vm: str, as_json: bool) -> None:
@@ -150,7 +150,7 @@ def start(context: click.Context, vm: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("vm")
+@options.vm
 @click.option("--force", is_flag=True, help="Cut the power instead of asking the VM to shut down.")
 @options.as_json
 @click.pass_context
@@ -163,7 +163,7 @@ def stop(context: click.Context, vm: str, force: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("vm")
+@options.vm
 @click.option("--log", is_flag=True, help="Print what the console has printed so far, and end.")
 @options.as_json
 @click.pass_context
@@ -187,7 +187,7 @@ def console(context: click.Context, vm: str, log: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("vm")
+@options.vm
 @click.argument("size", type=options.SizeType())
 @options.as_json
 @click.pass_context
@@ -206,7 +206,7 @@ def resize(context: click.Context, vm: str, size: int, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("vm")
+@options.vm
 @click.argument("new")
 @options.as_json
 @click.pass_context
@@ -225,8 +225,8 @@ def rename(context: click.Context, vm: str, new: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("vm")
-@click.argument("disk")
+@options.vm
+@click.argument("disk", shell_complete=options.names_of_vms)
 @options.as_json
 @click.pass_context
 def attach_disk(context: click.Context, vm: str, disk: str, as_json: bool) -> None:
@@ -245,8 +245,8 @@ def attach_disk(context: click.Context, vm: str, disk: str, as_json: bool) -> No
 
 
 @click.command()
-@click.argument("vm")
-@click.argument("disk")
+@options.vm
+@click.argument("disk", shell_complete=options.names_of_vms)
 @options.as_json
 @click.pass_context
 def detach_disk(context: click.Context, vm: str, disk: str, as_json: bool) -> None:
@@ -261,7 +261,7 @@ def detach_disk(context: click.Context, vm: str, disk: str, as_json: bool) -> No
 
 
 @click.command()
-@click.argument("vm")
+@options.vm
 @options.as_json
 @click.pass_context
 def destroy(context: click.Context, vm: str, as_json: bool) -> None:

@@ -50,7 +50,6 @@ from virtman.errors import (
     ImageInUse,
     NeverBooted,
     NoRoom,
-    NotFound,
     NotSupported,
     NoVolumes,
     RepairIncomplete,
@@ -858,7 +857,7 @@ class StrangerTest(TestCase):
         self.answer(self.lines({"waiting": {"for": "a slot"}}, {"progress": None, "image": image, "problem": None}))
         self.assertEqual("sha256:0", self.client.publish("x", Path("/x")).digest)
 
-    def test_an_unknown_path_is_not_found(self) -> None:
-        body = b'{"type": "urn:virtman:problem:not-found", "title": "", "status": 404, "detail": "no such path"}'
+    def test_an_agent_that_does_not_know_a_call(self) -> None:
+        body = b'{"type": "urn:virtman:problem:not-found", "title": "", "status": 404, "detail": "GET /v1/x: none"}'
         self.answer(b"HTTP/1.1 404 Not Found\r\nconnection: close\r\n\r\n" + body)
-        self.assertRaises(NotFound, self.client.status)
+        self.assertThat(str(self.assertRaises(AgentFailed, self.client.status)), Contains("an earlier release"))

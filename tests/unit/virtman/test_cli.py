@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from testtools import TestCase
 from testtools.matchers import Contains, MatchesRegex
@@ -112,6 +113,17 @@ class SnapshotCommandsTest(AgentCliTest):
         self.assertEqual([one], self.json("snapshot", "list", "vm"))
         self.assertEqual("vm", self.json("snapshot", "revert", "vm", "one")["name"])
         self.assertEqual({"deleted": "one"}, self.json("snapshot", "delete", "vm", "one"))
+
+    def test_shells_complete_names(self) -> None:
+        self.out("snapshot", "create", "vm", "one")
+        for words, begun, names in (
+            (["rename"], "v", ["vm"]), (["rename"], "x", []), (["attach-disk", "vm"], "", ["vm"]),
+            (["create", "new"], "de", ["debian"]), (["snapshot", "revert", "vm"], "o", ["one"]),
+            (["snapshot", "revert", "unknown"], "o", []),
+        ):  # fmt: skip
+            shell = ShellComplete(main, {}, "virtman", "_VIRTMAN_COMPLETE")
+            found = shell.get_completions(["--socket", str(self.socket), *words], begun)
+            self.assertEqual(names, [one.value for one in found])
 
     def test_what_is_not_there_fails(self) -> None:
         for command in ("revert", "delete"):
