@@ -298,7 +298,9 @@ class ArriveTest(TestCase):
         a_disk(self.scene)
         for _ in range(2):
             self.scene.migrations.expect("vm", TRAVELLER)
-        self.assertRaises(VmMoving, self.scene.migrations.arrive, "vm")
+        self.scene.vm_shelf.put("vm", self.scene.vms.record("vm").settled(whole=True))
+        said = str(self.assertRaises(VmMoving, self.scene.migrations.arrive, "vm"))
+        self.assertThat(said, Contains("does not have its memory"))
 
     def test_one_whose_last_writes_have_not_come(self) -> None:
         arriving(self.scene)

@@ -357,8 +357,10 @@ class MigrationTest(Moving):
         self.world.failing |= {"migrate": AgentFailed("ended"), "give-up": AgentFailed("ended")}
         self.assertRaises(AgentFailed, self.run_it)
         self.assertEqual("arriving", self.world.there)
+        old = self.world.points["here"][1:]
         self.run_it()
         self.assert_moved()
+        self.assertEqual(set(), {*old} & {*self.world.points["here"]})
 
     def test_a_later_call_is_the_one_that_moves_it(self) -> None:
         """What the earlier one sent is not there any more, so that one must not have the memory moved, nor destroy."""
@@ -385,7 +387,7 @@ class AbortTest(Moving):
 
     def test_one_that_goes_on_there_is_not_given_up(self) -> None:
         self.cut_off("answer")
-        self.assertRaises(VmMoving, self.abort)
+        self.assertIn("has arrived", str(self.assertRaises(VmMoving, self.abort)))
         self.assertEqual(("runs", URI), (self.world.there, self.world.moved))
 
     def test_one_that_is_not_found_there_is_given_up_by_force_only(self) -> None:
