@@ -10,7 +10,7 @@ from functools import partial
 
 from testtools import TestCase
 
-from tests.patience import PATIENCE
+from tests.unit.virtman.agents import SOON
 from tests.unit.virtman.scene import folder_for
 from virtman.errors import CallerGone
 from virtman.pipe import PREFIX, Caller, Pipe, Pump, into, sweep
@@ -34,7 +34,7 @@ class PipeTest(TestCase):
 
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
-        waiting.join(PATIENCE)
+        waiting.join(SOON)
         self.assertIn("nobody connected", str(*raised))
         self.assertEqual([], [*self.folder.iterdir()])
 
@@ -61,7 +61,7 @@ class HeldBack(io.BytesIO):
         self.may = threading.Event()
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
-        self.may.wait(PATIENCE)
+        self.may.wait(SOON)
         return super().write(data)
 
 
@@ -103,4 +103,4 @@ class PumpTest(TestCase):
                 raise CallerGone("an error of the agent")
 
         self.assertRaises(CallerGone, fail)
-        self.assertTrue(copied.wait(PATIENCE))
+        self.assertTrue(copied.wait(SOON))
