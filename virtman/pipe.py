@@ -108,13 +108,13 @@ class Pipe:
                 raise
 
     @contextmanager
-    def caller(self) -> Iterator[Caller]:
-        """The caller, once he has connected. Raises CallerGone."""
-        self._listener.settimeout(COMES_WITHIN)
+    def caller(self, within: float = COMES_WITHIN) -> Iterator[Caller]:
+        """The caller, once he has connected; ``within`` so many seconds. Raises CallerGone."""
+        self._listener.settimeout(within)
         try:
             sock, _ = self._listener.accept()
         except OSError as error:
-            raise CallerGone(f"nobody connected to {self.path} within {COMES_WITHIN:g} s") from error
+            raise CallerGone(f"nobody connected to {self.path} within {within:g} s") from error
         finally:
             self.close()
         with sock:

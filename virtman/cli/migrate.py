@@ -17,7 +17,7 @@ from virtman.cli.output import Failure, emit, progress, size_text
 if TYPE_CHECKING:
     from virtman.client import AgentClient
     from virtman.models import Traveller
-    from virtman.moving import Destination
+    from virtman.moving import Destination, Moved
 
 
 @click.command()
@@ -68,7 +68,12 @@ def _move(client: AgentClient, vm: str, to: str, agent: str | None, *, as_json: 
     if as_json:
         emit({"moved": vm, "to": to, "sent": moved.sent, "downtime": round(moved.downtime, 3)})
     else:
-        click.echo(f"{vm} runs at {to}: {size_text(moved.sent)} moved, it stood still for {moved.downtime:.2f} s")
+        click.echo(migrated(vm, to, moved))
+
+
+def migrated(vm: str, to: str, moved: Moved) -> str:
+    """What is said of a VM that goes on at the other host."""
+    return f"{vm} runs at {to}: {size_text(moved.sent)} moved, it stood still for {moved.downtime:.2f} s"
 
 
 def _abort(client: AgentClient, vm: str, to: str | None, agent: str | None, *, force: bool, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from drivers.base import Device, Place
-from drivers.errors import BadDisk, BadName, NoSpace, NotPossible, PointMissing, SnapshotMissing
+from drivers.errors import BadDisk, BadName, DiskInUse, NoSpace, NotPossible, PointMissing, SnapshotMissing
 from drivers.host.command import run
 from drivers.kernel import devmapper, loopdev
 from drivers.snapshot.disks import DISK_PREFIX
@@ -29,7 +29,7 @@ PER_AREA = CHUNK // 16
 """Chunks that one table of a store names."""
 
 PROGRAMS = 3
-"""How many a creation, or a deletion, runs at least: for two maps and a loop device."""
+"""How many a creation, a deletion, or a rename runs at least: for two maps and a loop device."""
 
 
 class SnapshotCase(DiskCase):
@@ -78,6 +78,28 @@ class EveryDriverTest(disks.EveryDriver, SnapshotCase):
         self.assertEqual(self.content, self.create("vm1").read_bytes())
 
 
+class RenameTest(SnapshotCase):
+    def test_a_disk_that_gets_another_name_holds_what_it_held(self) -> None:
+        write(self.create(), MIB, b"w" * 512)
+        expected = self.content[:MIB] + b"w" * 512 + self.content[MIB + 512 :]
+        for _ in range(2):
+            self.assertEqual(SIZE, self.driver.rename("vm1", "new").size)
+        self.assertEqual(expected, self.opened("new").read_bytes())
+        self.assertRaises(SnapshotMissing, self.driver.open, "vm1")
+        self.assertEqual(self.content, self.create().read_bytes())
+        self.assertRaises(BadDisk, self.driver.rename, "vm1", "new")
+        self.driver.delete("vm1")
+        self.crash()
+        self.assertEqual(expected, self.opened("new").read_bytes())
+        self.assertEqual(["new.json", "new.store"], sorted(self.left()))
+
+    def test_a_disk_that_is_in_use_keeps_its_name(self) -> None:
+        with self.create().open("rb"):
+            self.assertRaises(DiskInUse, self.driver.rename, "vm1", "new")
+        self.assertEqual({"vm1"}, self.driver.existing().names)
+        self.assertEqual(self.content, self.opened().read_bytes())
+
+
 class RefusalTest(SnapshotCase):
     def test_what_only_thin_disks_can_is_refused_with_their_drivers_name_and_changes_nothing(self) -> None:
         path = self.create()
@@ -87,6 +109,7 @@ class RefusalTest(SnapshotCase):
             lambda: self.driver.take("vm1", "point", None),
             lambda: self.driver.revert("vm1", "point"),
             lambda: self.driver.clone("vm1", "point", "new"),
+            lambda: self.driver.changes("vm1", None, None),
         ):
             self.assertIn("dmthin", str(self.assertRaises(NotPossible, call)))
         self.assertEqual((SIZE, b"kept"), (self.driver.open("vm1").size, path.read_bytes()[:4]))
@@ -106,6 +129,8 @@ class RefusalTest(SnapshotCase):
             lambda: self.driver.drop("vm1", "point", None),
             lambda: self.driver.points("vm1"),
             lambda: self.driver.clone("vm1", "point", "new"),
+            lambda: self.driver.changes("vm1", None, None),
+            lambda: self.driver.rename("vm1", "new"),
             self.driver.reading("vm1", "point").__enter__,
         ):
             self.assertRaises(SnapshotMissing, call)
@@ -117,6 +142,9 @@ class RefusalTest(SnapshotCase):
             self.assertRaises(BadName, self.driver.revert, "vm1", name)
             self.assertRaises(BadName, self.driver.drop, "vm1", name, None)
             self.assertRaises(BadName, self.driver.points, name)
+            self.assertRaises(BadName, self.driver.changes, name, None, None)
+            self.assertRaises(BadName, self.driver.rename, name, "new")
+            self.assertRaises(BadName, self.driver.rename, "vm1", name)
             for arguments in ((name, "point", "new"), ("vm1", name, "new"), ("vm1", "point", name)):
                 self.assertRaises(BadName, self.driver.clone, *arguments)
 
@@ -160,11 +188,17 @@ class CrashTest(SnapshotCase):
             self.driver.delete("vm1")
             self.assertEqual((before, []), (self.listing(), self.left()), f"killed after call {number}")
 
+    def test_rename_that_was_killed_at_any_step_is_finished_by_the_next(self) -> None:
+        for number in self.kill_at_each_step("rename", before=False):
+            self.driver.rename("vm1", "new")
+            self.assertEqual(self.content[:MIB], self.opened("new").read_bytes(), f"killed after call {number}")
+            self.driver.delete("new")
+
     def kill_at_each_step(self, call: str, *, before: bool) -> Iterator[int]:
         """Make the call in another process, which dies before, or after, its first program, its second, …"""
         self.origin = Device(size=MIB, path=self.origin.path)
         for number in itertools.count(1):
-            if call == "delete":
+            if call != "create":
                 self.create(size=MIB)
             code = killed_at(number, partial(self.act, call), self.folder / "killers", before=before)
             if code == 0:
@@ -177,6 +211,8 @@ class CrashTest(SnapshotCase):
     def act(self, call: str) -> None:
         if call == "create":
             self.create(size=MIB)
+        elif call == "rename":
+            self.driver.rename("vm1", "new")
         else:
             self.driver.delete("vm1")
 

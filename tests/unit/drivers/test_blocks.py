@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 from testtools import TestCase
@@ -30,6 +32,12 @@ class BlocksTest(TestCase):
             blocks.flush()
         expected = b"x" * SECTOR + b"y" * MIB + b"x" * (MIB - SECTOR) + bytes(MIB - SECTOR) + b"x" * SECTOR
         self.assertEqual(expected, self.path.read_bytes())
+
+    def test_what_cannot_be_made_durable_is_told_of_in_the_end(self) -> None:
+        os.mkfifo(pipe := self.path.with_name("pipe"))  # fsync(2) refuses pipes
+        opened = open_blocks("vm", Device(SIZE, pipe), write=True)
+        opened.__enter__()
+        self.assertEqual(errno.EINVAL, self.assertRaises(OSError, opened.__exit__, None, None, None).errno)
 
     def test_zeros_are_written_where_there_are_none_only(self) -> None:
         with self.path.open("wb") as file:

@@ -271,6 +271,21 @@ class FlushTest(ProbeCase):
         self.assertRaises(ProtocolViolated, self.flush, b"x" * 16)
 
 
+class ZeroTest(ProbeCase):
+    def test_a_large_range_is_asked_for_in_parts(self) -> None:
+        part, asked = 1 << 30, list[tuple[int, int, int]]()
+
+        def script(wire: Wire) -> None:
+            wire.negotiate(size=4 * part)
+            for _ in range(3):
+                asked.append(wire.request())
+                wire.send(struct.pack(">IIQ", 0x67446698, 0, 1))
+
+        self.serve(script)
+        self.client().zero(4096, 2 * part + 512)
+        self.assertEqual([(6, 4096, part), (6, 4096 + part, part), (6, 4096 + 2 * part, 512)], asked)
+
+
 class CloseTest(ProbeCase):
     def test_goodbye_is_said_once(self) -> None:
         said: list[int] = []

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -200,6 +201,7 @@ class StalledAgent(Agent):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.began = threading.Event()
         self.may_go_on = threading.Event()
         self.ended = threading.Event()
         self.trouble: Exception | None = None
@@ -209,6 +211,7 @@ class StalledAgent(Agent):
         raise NoVolumes("it answers")
 
     def export_vm(self, vm: str, file: Path, image_format: str, progress: Progress) -> models.Exported:
+        self.began.set()
         progress("copy", 0, 1)
         self.may_go_on.wait()
         return models.Exported(file=str(file), format=image_format, size=1)
@@ -290,14 +293,22 @@ class LongCallsTest(TestCase):
         self.assertEqual(200, self.export().status_code)
         self.check_full()
 
-    def test_an_answer_that_nobody_begins_to_read_makes_room_for_one(self) -> None:
-        self.fill(left=1)
+    def unread(self) -> Any:
+        """An answer that nobody has begun to read."""
         environment = EnvironBuilder(
             method="POST", path="/v1/vms/vm/export", json={"file": "/x", "format": "raw"}
         ).get_environ()
-        answer = self.app(environment, lambda *_: lambda _: None)
+        return self.app(environment, lambda *_: lambda _: None)
+
+    def test_what_was_asked_for_is_done_also_if_nobody_begins_to_read_the_answer(self) -> None:
+        self.unread()
+        self.assertTrue(self.agent.began.wait(SOON))
+
+    def test_an_answer_that_nobody_begins_to_read_makes_room_for_one(self) -> None:
+        self.fill(left=1)
+        answer = self.unread()
         self.check_full()
-        answer.close()  # type: ignore[attr-defined]
+        answer.close()
         self.assertEqual(200, self.export().status_code)
         self.check_full()
 
@@ -689,6 +700,12 @@ class ClientTest(SiteTest):
                 self.assertRaises(BadRequest, call, name)
             for snapshot in (self.client.take_snapshot, self.client.revert, self.client.delete_snapshot):
                 self.assertRaises(BadRequest, snapshot, "vm", name)
+
+    def test_a_seed_that_is_no_base64_goes_nowhere(self) -> None:
+        traveller = models.Traveller(uuid=uuid4(), memory=64, cpus=1, network="none", seed="A", hardware="pc-q35-7.2")
+        self.client.create("vm", "debian")
+        said = str(self.assertRaises(BadRequest, self.client.expect, "vm", traveller))
+        self.assertThat(said, Contains("seed is not base64"))
 
     def test_it_is_a_context(self) -> None:
         with AgentClient(self.socket) as client:

@@ -40,8 +40,10 @@ from virtman import vms
 from virtman.accel import QEMU
 from virtman.api import create_app
 from virtman.cli import main
+from virtman.cli.migrate import migrated
 from virtman.cli.output import size_text
 from virtman.cli.vms import LARGEST
+from virtman.moving import Moved
 from virtman.stream import Header, Section, Writer
 
 BAD_NAMES = ["a/b", "../x", "a.b", "..", "a" * 300, "a b", ""]
@@ -275,6 +277,16 @@ class VmCommandsTest(AgentCliTest):
         self.assertEqual("vm does not have data\n", self.out("detach-disk", "vm", "data"))
         self.assertEqual([], self.json("detach-disk", "vm", "data")["disks"])
         self.assertEqual({"data": "disk", "vm": "off"}, self.states())
+
+    def test_a_vm_gets_another_name(self) -> None:
+        self.out("create", "vm", "debian")
+        for _ in range(2):
+            self.assertEqual("/disks/shop.qcow2\n", self.out("rename", "vm", "shop"))
+        self.assertEqual({"shop": "disk"}, self.states())
+
+    def test_what_a_migration_took(self) -> None:
+        said = migrated("vm", "qemu+ssh://b/system", Moved(downtime=0.256, sent=3 * MIB))
+        self.assertEqual("vm runs at qemu+ssh://b/system: 3.1 MB moved, it stood still for 0.26 s", said)
 
     def test_a_migration_that_cannot_be(self) -> None:
         self.out("create", "vm", "debian")

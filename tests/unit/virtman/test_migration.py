@@ -393,7 +393,7 @@ class MigrationCutOffTest(CutOff):
 
 
 class LastStreamTest(TestCase):
-    def test_a_vm_that_arrives_gets_what_it_wrote_last_and_no_snapshot(self) -> None:
+    def test_a_vm_that_arrives_gets_what_it_wrote_last_and_no_snapshot_nor_other_size(self) -> None:
         import io
 
         here, other = Scene(self), Scene(self)
@@ -424,3 +424,7 @@ class LastStreamTest(TestCase):
         again = stream("second", "first")
         self.assertRaises(StreamMisfit, other.streams.receive, "vm", "debian", [again], lambda *_: None)
         self.assertEqual(["first"], [point.name for point in other.vms.record("vm").points])
+        here.disks.drop("vm", "second")
+        here.disks.resize("vm", 2 * MIB)
+        self.assertRaises(StreamMisfit, other.streams.receive, "vm", "debian", [stream(None, "first")], lambda *_: None)
+        self.assertEqual((MIB, MIB), (other.vms.record("vm").size, other.host.disks["vm"].size))

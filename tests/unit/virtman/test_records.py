@@ -17,6 +17,7 @@ from tests.unit.logs import Logged
 from tests.unit.virtman.scene import folder_for
 from virtman.errors import HostTrouble, StateDamaged, StateNewer
 from virtman.records import (
+    OFF,
     VERSION,
     VM_VERSION,
     Boot,
@@ -56,6 +57,17 @@ class ShelfTest(TestCase):
             error = self.assertRaises(StateDamaged, self.shelf.put, name, vm(name, points=(endless,)))
             self.assertIn(f"{name}.json is not written: its points.0.taken could not be read again", str(error))
         self.assertEqual([vm()], Shelf(self.folder, VmRecord).all())
+
+    def test_points_that_the_first_release_took_have_an_id_that_stays(self) -> None:
+        self.shelf.put("web", vm())
+        told = json.loads((self.folder / "web.json").read_text())
+        points = [{"parent": None, "size": 512, "taken": taken, "state": OFF} for taken in (1.5, 1.5, 2.5)]
+        told["points"] = [point | {"name": name} for point, name in zip(points, "aba", strict=True)]
+        (self.folder / "web.json").write_text(json.dumps(told))
+        once, again = self.shelf.get("web"), Shelf(self.folder, VmRecord).get("web")
+        assert once and again
+        self.assertEqual(once, again)
+        self.assertEqual(3, len({point.id for point in once.points}))
 
     def test_put_replaces(self) -> None:
         self.shelf.put("web", vm())

@@ -9,14 +9,16 @@ from collections.abc import Iterator
 
 from testtools import TestCase
 
-from drivers.base import Range
+from drivers.base import Device, Range
+from drivers.blocks import open_blocks
 from drivers.errors import HostFailed
 from tests.doubles.drivers import SnapshotDouble
-from tests.unit.virtman.scene import Scene
+from tests.doubles.volt import digest_of
+from tests.unit.virtman.scene import Scene, folder_for
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from virtman.errors import BadRequest, BadStream, CallerGone, NoRoom, StreamMisfit, UnknownSnapshot, VmExists, VmRuns
-from virtman.stream import Header, Reader
-from virtman.streams import Streams
+from virtman.stream import MOST_DATA, Data, Header, Reader, Writer, Zeros
+from virtman.streams import Streams, pieces
 
 MIB = 1 << 20
 
@@ -39,6 +41,18 @@ def header_of(stream: bytes) -> Header:
     (first, *_) = Reader().feed(stream)
     assert isinstance(first, Header)
     return first
+
+
+def forged(stream: bytes, image: str | None = None, sizes: dict[str | None, int] | None = None) -> bytes:
+    """The same stream, of another image, or with other sizes of sections."""
+    found, writer = [*Reader().feed(stream)], Writer()
+    header = header_of(stream)
+    sections = tuple(
+        section.model_copy(update={"size": (sizes or {}).get(section.name, section.size)})
+        for section in header.sections
+    )
+    found[0] = header.model_copy(update={"image": image or header.image, "sections": sections})
+    return b"".join(map(writer.bytes, found))
 
 
 def sender(test: TestCase) -> Scene:
@@ -161,6 +175,23 @@ class SendTest(StreamsTest):
         self.assertEqual({"a", "b", "c"}, set(self.source.host.disks["vm"].points))
 
 
+class PiecesTest(TestCase):
+    def pieces(self, content: bytes, *ranges: Range) -> list[Data | Zeros]:
+        path = folder_for(self) / "disk"
+        path.write_bytes(content)
+        with open_blocks("vm", Device(len(content), path)) as blocks:
+            return list(pieces(blocks, ranges))
+
+    def test_zeros_that_were_written_are_not_sent_one_by_one(self) -> None:
+        content = bytes(MOST_DATA) + b"x" * 1024 + bytes(MOST_DATA)
+        found = self.pieces(content, Range(0, MOST_DATA + 1024), Range(MOST_DATA + 1024, 512))
+        expected = [Zeros(0, MOST_DATA), Data(MOST_DATA, b"x" * 1024), Zeros(MOST_DATA + 1024, 512)]
+        self.assertEqual(expected, found)
+
+    def test_ranges_of_zeros_are_not_read(self) -> None:
+        self.assertEqual([Zeros(512, 3 * MOST_DATA)], self.pieces(b"", Range(512, 3 * MOST_DATA, zeros=True)))
+
+
 class ReceiveTest(StreamsTest):
     def test_a_tree(self) -> None:
         receive(self.target, sent(self.source, all_of_them=True))
@@ -231,6 +262,24 @@ class ReceiveTest(StreamsTest):
         self.target.volt.offer("other", size=MIB)
         self.assertRaises(StreamMisfit, receive, self.target, sent(self.source), "vm", "other")
         self.assertEqual({}, self.target.host.disks)
+        self.target.check(self)
+
+    def test_changes_over_another_image_of_the_same_name(self) -> None:
+        receive(self.target, sent(self.source, "a"))
+        before = self.target.vms.record("vm")
+        changes = forged(sent(self.source, None, "a"), image=digest_of("other"))
+        said = str(self.assertRaises(StreamMisfit, receive, self.target, changes))
+        self.assertIn("of another image", said)
+        self.assertEqual((before, "at a"), (self.target.vms.record("vm"), self.writes()))
+
+    def test_a_section_that_is_smaller_than_what_it_is_over(self) -> None:
+        whole = sent(self.source, all_of_them=True)
+        self.assertRaises(StreamMisfit, receive, self.target, forged(whole, sizes={"a": 2 * MIB}))
+        self.assertEqual({}, self.target.host.disks)
+        receive(self.target, sent(self.source, "a"))
+        changes = sent(self.source, None, "a")
+        self.assertRaises(StreamMisfit, receive, self.target, forged(changes, sizes={None: MIB // 2}))
+        self.assertEqual("at a", self.writes())
         self.target.check(self)
 
     def test_a_vm_that_runs_is_left_alone(self) -> None:
@@ -333,6 +382,20 @@ class ReceiveCutOffTest(CutOff):
 
         moments = self.cut_everywhere(given, lambda scene: receive(scene, self.changes), all_or_nothing)
         self.assertTrue({"receive:recorded", "receive:kept", "after snapshot.take"} <= set(moments), str(moments))
+
+    def test_a_vm_that_was_started_before_begins_with_what_it_received(self) -> None:
+        def given(scene: Scene) -> None:
+            receiver(scene)
+            receive(scene, self.first)
+            scene.vms.boot("vm", "debian", None, BOOT, [], None)
+            scene.machines.running.clear()
+
+        def begins_with_its_disk(scene: Scene) -> None:
+            self.assertTrue(scene.vms.record("vm").steady)
+            self.assertEqual(scene.drivers.snapshot.open("vm").node, scene.machines.defined["vm"].node)
+
+        moments = self.cut_and_restart(given, lambda scene: receive(scene, self.changes), begins_with_its_disk)
+        self.assertIn("before machines.follow", moments)
 
     def test_sending_leaves_nothing(self) -> None:
         def given(scene: Scene) -> None:

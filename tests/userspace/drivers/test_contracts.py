@@ -6,6 +6,7 @@ import subprocess
 
 from drivers.attach.nbd import NbdAttach
 from drivers.base import Device
+from drivers.blocks import open_blocks
 from drivers.cache.qcow2 import Qcow2Cache
 from drivers.errors import DiskInUse
 from drivers.export.nbd import NbdExport
@@ -86,6 +87,19 @@ class Qcow2SnapshotTest(UserspaceCase, contracts.SnapshotContract, contracts.Poi
         argv = ["qemu-img", "dd", "-f", "qcow2", "-O", "raw", "bs=512", "count=1", f"if={device.path}", f"of={target}"]
         subprocess.run(argv, check=True, capture_output=True)
         return target.read_bytes()[:length]
+
+    def test_a_point_is_read_by_several_while_the_disk_is_in_use(self) -> None:
+        driver = self.vm_disk()
+        self.wrote(driver, b"then")
+        device = driver.take("vm", "point", None)
+        assert device.path is not None
+        with (
+            stranger(device.path),
+            driver.reading("vm", "point") as point,
+            open_blocks("vm", point) as one,
+            open_blocks("vm", point) as another,
+        ):
+            self.assertEqual([b"then"] * 2, [blocks.read(0, 512)[:4] for blocks in (one, another)])
 
     def test_a_disk_that_a_stranger_has_open_is_left_alone(self) -> None:
         driver = self.vm_disk()

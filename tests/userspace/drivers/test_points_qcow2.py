@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 from drivers.base import Monitor, Range
+from drivers.blocks import open_blocks
 from drivers.errors import DiskInUse, DriverError, MonitorFailed, NoSpace, NotPossible
 from drivers.qemu import monitor as monitors
 from drivers.qemu.streaming import JOB
@@ -651,6 +652,16 @@ class StoppedTest(PointCase):
         self.make().resize(vm, 8 * MIB, None)
         self.make().revert(vm, "p")
         self.assertEqual(4 * MIB, self.make().open(vm).size)
+
+    def test_zeros_that_were_written_differ_as_zeros(self) -> None:
+        vm = self.create()
+        device = self.make().open(vm)
+        with open_blocks(vm, device, write=True) as blocks:
+            blocks.write(0, b"x" * BLOCK)
+            blocks.zero(BLOCK, 2 * BLOCK)
+            blocks.write(3 * BLOCK, b"x" * 2 * BLOCK)
+        expected = [Range(0, BLOCK), Range(BLOCK, 2 * BLOCK, zeros=True), Range(3 * BLOCK, 2 * BLOCK)]
+        self.assertEqual(expected, self.make().changes(vm, None, None))
 
     def test_a_layer_belongs_to_whom_the_one_below_belongs(self) -> None:
         self.require_root()
