@@ -57,9 +57,7 @@ def arriving(scene: Scene) -> None:
     """As before, and its memory has come."""
     a_disk(scene)
     scene.migrations.expect("vm", TRAVELLER)
-    scene.machines.running["vm"] = scene.machines.defined["vm"]
-    scene.machines.plugged["vm"] = {}
-    scene.machines.paused.add("vm")
+    scene.machines.come("vm")
     last = scene.vms.record("vm").settled(whole=True)
     scene.vm_shelf.put("vm", last)
 
@@ -411,7 +409,7 @@ class LastStreamTest(TestCase):
         other.volt.offer("debian", size=MIB)
         other.streams.receive("vm", "debian", [stream("first", None)], lambda *_: None)
         other.migrations.expect("vm", TRAVELLER)
-        other.machines.running["vm"], other.machines.plugged["vm"] = other.machines.defined["vm"], {}
+        other.machines.come("vm")
         here.host.disks["vm"].writes = "what came last"
         last = stream(None, "first")
         for cut in (last[:-10], last, last):
