@@ -52,13 +52,13 @@ class Disks:
         """Names of temporary points that are in use."""
 
     @contextmanager
-    def _changing(self, vm: str, point: str = "") -> Iterator[VmRecord]:
+    def _changing(self, vm: str, *, went: bool = False) -> Iterator[VmRecord]:
         """A VM whose disk may change now. Raises as ``Vms.changing``, and VmMoving for one that went.
 
-        Unless it is for a point of the agent's own, which the disk of one that went is still sent by.
+        Unless ``went``: it is for a point that the disk of one that went is still sent by.
         """
         with self._vms.changing(vm) as record:
-            if not point.startswith((MOMENT, TRAVELLING)):
+            if not went:
                 self._vms.require_here(record)
             yield record
 
@@ -103,12 +103,15 @@ class Disks:
             self._settle_size(record)
 
     @contextmanager
-    def moment(self, vm: str) -> Iterator[Point]:
-        """A point of now that is gone afterwards, also if the agent dies meanwhile. Raises as ``take``."""
+    def moment(self, vm: str, *, went: bool = False) -> Iterator[Point]:
+        """A point of now that is gone afterwards, also if the agent dies meanwhile. Raises as ``take``.
+
+        ``went``: also of a VM that went to another host, which gets what it wrote last.
+        """
         name = f"{MOMENT}{secrets.token_hex(8)}"
         self._moments.add(name)
         try:
-            yield self._keep(vm, name, temporary=True)
+            yield self._keep(vm, name, temporary=True, went=went)
         finally:
             self._moments.discard(name)
             self._let_go(vm)
@@ -128,10 +131,10 @@ class Disks:
         """
         if name.startswith(MOMENT):
             raise BadRequest(f"snapshot name {name!r}: {MOMENT} is how the agent's own begin")
-        return self._keep(vm, name, temporary=False)
+        return self._keep(vm, name, temporary=False, went=name.startswith(TRAVELLING))
 
-    def _keep(self, vm: str, name: str, *, temporary: bool) -> Point:
-        with self._changing(vm, name) as record:
+    def _keep(self, vm: str, name: str, *, temporary: bool, went: bool) -> Point:
+        with self._changing(vm, went=went) as record:
             if (present := record.point(name)) is not None:
                 return present
             if record.untidy == name:
@@ -249,7 +252,7 @@ class Disks:
         Raises UnknownVm, UnknownSnapshot, VmMoving, HypervisorError; DriverError: if the point is gone then, and only
         its space is not free yet, that is tried again later.
         """
-        with self._changing(vm, name) as record:
+        with self._changing(vm, went=name.startswith(TRAVELLING)) as record:
             require(record, name)
             dropping = record.begin(DROP, point=name)
             self._shelf.put(vm, dropping)

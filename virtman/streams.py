@@ -86,7 +86,7 @@ class Streams:
         """
         with self._copies.in_use(self._vms.record(vm).image), ExitStack() as stack:
             if snapshot is None:
-                last = stack.enter_context(self._disks.moment(vm))
+                last = stack.enter_context(self._disks.moment(vm, went=True))
             else:
                 last = require(self._vms.record(vm), snapshot)
             record = self._vms.record(vm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,7 +12,7 @@ from drivers.base import Device
 from drivers.errors import MonitorFailed
 from virtman.errors import UnknownVm, VmRuns
 from virtman.records import Boot
-from virtman.vms import Machines
+from virtman.vms import Machines, Traveller
 
 BOOT = Boot(memory=64, cpus=1, network="none")
 NO_KEYS: list[str] = []
@@ -35,6 +36,18 @@ class MachinesContract(TestCase):
 
     def running(self) -> list[str]:
         """Names of the VMs that run."""
+        raise NotImplementedError
+
+    def come(self, vm: str, domain: str) -> None:
+        """Have the memory of a VM that is expected come: it is there, and paused."""
+        raise NotImplementedError
+
+    def pause(self, vm: str) -> None:
+        """Have a VM that runs stand still."""
+        raise NotImplementedError
+
+    def paused(self, vm: str) -> bool:
+        """Whether a VM stands still."""
         raise NotImplementedError
 
     def start(
@@ -188,3 +201,77 @@ class MachinesContract(TestCase):
         self.start()
         self.machines.follow("vm", self.disk)
         self.assertEqual((["vm"], BOOT), (self.running(), self.machines.machine("vm")))
+
+    def test_a_vm_that_is_off_has_its_machine(self) -> None:
+        self.start()
+        self.machines.stop("vm", force=True)
+        self.assertEqual(BOOT, self.machines.machine("vm"))
+
+    def test_a_vm_that_was_forgotten_is_not_known_and_has_its_files(self) -> None:
+        self.machines.undefine("vm")
+        self.start()
+        self.machines.stop("vm", force=True)
+        for _ in range(2):
+            self.machines.undefine("vm")
+            self.assert_not_known(files=["vm"])
+        self.machines.remove("vm")
+        self.assert_not_known(files=[])
+
+    def assert_not_known(self, files: list[str]) -> None:
+        """There is no VM, but files."""
+        self.assertIsNone(self.machines.machine("vm"))
+        self.assertIsNone(self.machines.went("vm"))
+        self.assertFalse(self.runs())
+        self.assertRaises(UnknownVm, self.machines.traveller, "vm")
+        self.assertRaises(UnknownVm, self.machines.stop, "vm", force=True)
+        self.machines.end_migration("vm")
+        self.assertEqual(files, self.files())
+
+    def test_a_vm_that_was_not_moved_did_not_go(self) -> None:
+        self.start()
+        self.assertIs(False, self.machines.went("vm"))
+        self.machines.stop("vm", force=True)
+        self.assertIs(False, self.machines.went("vm"))
+        self.machines.end_migration("vm")
+
+    def test_only_a_vm_that_stands_still_is_let_go_on(self) -> None:
+        self.start()
+        self.go_on()
+        self.pause("vm")
+        self.go_on()
+        self.assertEqual((False, ["vm"]), (self.paused("vm"), self.running()))
+
+    def go_on(self) -> None:
+        """Let the VM go on."""
+        with self.machines.running_vm("vm") as running:
+            assert running is not None
+            running.go_on()
+
+    def test_a_vm_that_is_expected_is_not_there_yet(self) -> None:
+        traveller = self.traveller()
+        self.assertEqual(
+            self.machines.expect("vm", self.disk, traveller), self.machines.expect("vm", self.disk, traveller)
+        )
+        self.assert_not_known(files=["vm"])
+        self.machines.remove("vm")
+        self.assert_not_known(files=[])
+
+    def traveller(self) -> Traveller:
+        """One that comes, whose machine is that of another one."""
+        self.start("other", keys=["key"])
+        other = self.machines.traveller("other")
+        self.machines.remove("other")
+        return replace(other, uuid=UUID)
+
+    def test_a_vm_that_comes_is_what_it_was_and_stands_still_until_it_is_let_go_on(self) -> None:
+        traveller = self.traveller()
+        self.come("vm", self.machines.expect("vm", self.disk, traveller))
+        self.assertEqual((True, True, BOOT), (self.runs(), self.paused("vm"), self.machines.machine("vm")))
+        self.assertEqual(traveller, self.machines.traveller("vm"))
+        self.go_on()
+        self.assertFalse(self.paused("vm"))
+        self.machines.stop("vm", force=True)
+        self.start(keys=None)
+        self.assertEqual(UUID, self.uuid())
+        self.machines.remove("vm")
+        self.assert_not_known(files=[])

@@ -80,9 +80,15 @@ class MachinesDouble:
         """Those of other hosts, by their URIs."""
         self.gone: dict[str, bool | None] = {}
         """Whether those that do not run were moved; None: nobody knows any more."""
+        self.expected: dict[str, tuple[Device, Traveller]] = {}
+        """Those whose memory is to come."""
+        self.unfollowed: set[str] = set()
+        """Those that got another name, and would begin with what had the old one."""
         self.uuids: dict[str, str] = {}
         self._machines: dict[str, Boot] = {}
-        self._seeds: dict[str, tuple[list[str], str | None]] = {}
+        self._seeds: dict[str, bytes] = {}
+        self._ended: set[str] = set()
+        """Those whose move was to end."""
 
     def start(
         self,
@@ -100,10 +106,12 @@ class MachinesDouble:
         if vm not in self.running:
             self.uuids.setdefault(vm, uuid or f"made of {born or vm}")
             self.files.add(vm)
-            if ssh_keys is not None:
-                self._seeds[vm] = ssh_keys, user_data
+            if ssh_keys is not None or vm not in self._seeds:
+                self._seeds[vm] = _seed(ssh_keys or [], user_data)
             self.moment("within machines.start")
             self.running[vm], self._machines[vm] = disk, boot
+            self.gone.pop(vm, None)
+            self.unfollowed.discard(vm)
             self.defined[vm] = disk
             self.plugged[vm], self.with_disks[vm] = dict(disks), dict(disks)
         elif ssh_keys is not None:
@@ -114,12 +122,12 @@ class MachinesDouble:
 
     def _check_runs_as(self, vm: str, boot: Boot, ssh_keys: list[str], user_data: str | None) -> None:
         given = ssh_keys or user_data
-        if self._machines[vm] != boot or (given and self._seeds[vm] != (ssh_keys, user_data)):
+        if self._machines[vm] != boot or (given and self._seeds[vm] != _seed(ssh_keys, user_data)):
             raise VmRuns(f"vm {vm!r} runs")
 
     def machine(self, vm: str) -> Boot | None:
         self.answer("machine")
-        return self._machines[vm] if vm in self.running else None
+        return self._machines[vm] if vm in self.defined else None
 
     @contextmanager
     def running_vm(self, vm: str) -> Iterator[RunningDouble | None]:
@@ -133,16 +141,21 @@ class MachinesDouble:
         self.running.pop(vm, None)
         self.plugged.pop(vm, None)
         self.frozen.discard(vm)
+        self.paused.discard(vm)
 
     def follow(self, vm: str, disk: Device, disks: Mapping[str, Device] = NO_DISKS) -> None:
         self.answer("follow")
         if vm in self.defined:
             self.defined[vm], self.with_disks[vm] = disk, dict(disks)
+            self.unfollowed.discard(vm)
 
     def rename(self, vm: str, new: str) -> None:
         self.answer("rename")
         if vm in self.running:
             raise VmRuns(f"vm {vm!r} runs")
+        if vm in self.defined and new not in self.defined:
+            self.unfollowed.discard(vm)
+            self.unfollowed.add(new)
         tables: list[dict[str, Any]] = [self.defined, self.with_disks, self.uuids, self._machines, self._seeds]
         for known in tables:
             if vm in known and new not in known:
@@ -154,8 +167,9 @@ class MachinesDouble:
 
     def traveller(self, vm: str) -> Traveller:
         self.answer("traveller")
-        seed = repr(self._seeds.get(vm)).encode()
-        return Traveller(self.uuids[vm], self._machines[vm], seed, HARDWARE)
+        if vm not in self.defined:
+            raise UnknownVm(vm)
+        return Traveller(self.uuids[vm], self._machines[vm], self._seeds[vm], HARDWARE)
 
     def check(self, traveller: Traveller) -> None:
         self.answer("check")
@@ -165,19 +179,29 @@ class MachinesDouble:
     def expect(self, vm: str, disk: Device, traveller: Traveller) -> str:
         self.answer("expect")
         self.files.add(vm)
-        self._machines[vm], self.defined[vm], self.with_disks[vm] = traveller.boot, disk, {}
-        self.uuids[vm] = traveller.uuid
+        self._seeds[vm] = traveller.seed
+        self.expected[vm] = disk, traveller
+        self.moment("after machines.expect")
         return f"{traveller.uuid} {traveller.seed.decode()}"
+
+    def come(self, vm: str) -> None:
+        """The memory of one that is expected comes: it is there, and paused."""
+        disk, traveller = self.expected.pop(vm)
+        self.running[vm] = self.defined[vm] = disk
+        self.plugged[vm], self.with_disks[vm] = {}, {}
+        self._machines[vm], self.uuids[vm] = traveller.boot, traveller.uuid
+        self.paused.add(vm)
 
     def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:
         """What comes is the VM that the other one expects."""
         self.answer("migrate")
+        self._ended.discard(vm)
         tell(0, 1)
+        if vm in self._ended:
+            raise HypervisorError("it was ended")
         if vm not in self.running:
             raise HypervisorError("it went off")
-        other = self.others[uri]
-        other.running[vm], other.plugged[vm] = other.defined[vm], {}
-        other.paused.add(vm)
+        self.others[uri].come(vm)
         del self.running[vm]
         self.gone[vm] = True
         self.moment("after machines.migrate")
@@ -187,9 +211,13 @@ class MachinesDouble:
 
     def end_migration(self, vm: str) -> None:
         self.answer("end_migration")
+        self._ended.add(vm)
+        self.moment("after machines.end_migration")
 
     def went(self, vm: str) -> bool | None:
         self.answer("went")
+        if vm not in self.defined:
+            return None
         return False if vm in self.running else self.gone.get(vm, False)
 
     def undefine(self, vm: str) -> None:
@@ -200,10 +228,13 @@ class MachinesDouble:
     def remove(self, vm: str) -> None:
         self.answer("remove")
         self.running.pop(vm, None)
-        tables: list[dict[str, Any]] = [self.defined, self.plugged, self.with_disks, self.uuids]
+        tables: list[dict[str, Any]] = [
+            self.defined, self.plugged, self.with_disks, self.uuids, self.gone, self.expected, self._seeds,
+        ]  # fmt: skip
         for known in tables:
             known.pop(vm, None)
-        self.paused.discard(vm)
+        for those in (self.paused, self.unfollowed):
+            those.discard(vm)
         self.files.discard(vm)
         self.moment("after machines.remove")
 
@@ -212,3 +243,7 @@ class MachinesDouble:
         self.moment(f"before machines.{call}")
         if call in self.failing:
             raise self.failing[call]
+
+
+def _seed(ssh_keys: list[str], user_data: str | None) -> bytes:
+    return repr((ssh_keys, user_data)).encode()

@@ -163,6 +163,7 @@ class Scene:
         test.assertEqual({vm.name for vm in self.vms.records()}, set(self.host.disks), "disks")
         test.assertEqual({vm.name for vm in self.vms.records() if vm.boot}, set(self.machines.running), "machines")
         test.assertEqual(set(self.machines.running), self.machines.files, "seeds")
+        test.assertEqual(set(), self.machines.unfollowed, "machines with the files of another name")
         for name, record in images.items():
             self._check_stack(test, name, record)
         for vm in self.vms.records():

@@ -29,6 +29,15 @@ class DoubleTest(machines.MachinesContract):
     def running(self) -> list[str]:
         return sorted(self.double.running)
 
+    def come(self, vm: str, domain: str) -> None:
+        self.double.come(vm)
+
+    def pause(self, vm: str) -> None:
+        self.double.paused.add(vm)
+
+    def paused(self, vm: str) -> bool:
+        return vm in self.double.paused
+
 
 class LibvirtTest(machines.MachinesContract):
     def setUp(self) -> None:
@@ -48,3 +57,13 @@ class LibvirtTest(machines.MachinesContract):
 
     def running(self) -> list[str]:
         return domains(self.libvirt)
+
+    def come(self, vm: str, domain: str) -> None:
+        self.libvirt.defineXML(domain).create()
+        self.pause(vm)
+
+    def pause(self, vm: str) -> None:
+        self.libvirt.lookupByName(vm).suspend()
+
+    def paused(self, vm: str) -> bool:
+        return bool(self.libvirt.lookupByName(vm).state()[0] == libvirt.VIR_DOMAIN_PAUSED)

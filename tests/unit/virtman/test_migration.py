@@ -57,9 +57,7 @@ def arriving(scene: Scene) -> None:
     """As before, and its memory has come."""
     a_disk(scene)
     scene.migrations.expect("vm", TRAVELLER)
-    scene.machines.running["vm"] = scene.machines.defined["vm"]
-    scene.machines.plugged["vm"] = {}
-    scene.machines.paused.add("vm")
+    scene.machines.come("vm")
     last = scene.vms.record("vm").settled(whole=True)
     scene.vm_shelf.put("vm", last)
 
@@ -104,6 +102,8 @@ class LeaveTest(TestCase):
             lambda: self.scene.disks.drop("vm", "point"),
             lambda: self.scene.disks.revert("vm", f"{TRAVELLING}0"),
             lambda: self.scene.attachments.attach("vm", "disk"),
+            lambda: self.scene.disks.clone("vm", ["clone"]),
+            lambda: self.scene.copies.vm("vm").__enter__(),
         ):
             self.assertThat(str(self.assertRaises(VmMoving, act)), Contains(f"went to {THERE}"))
         self.assertEqual("precious", self.scene.host.disks["vm"].writes)
@@ -117,8 +117,9 @@ class LeaveTest(TestCase):
     def test_one_that_went_is_sent_by_snapshots_of_the_agents_own(self) -> None:
         leave(self.scene)
         self.scene.disks.take("vm", f"{TRAVELLING}1")
-        with self.scene.disks.moment("vm"):
-            pass
+        written = list[bytes]()
+        self.scene.streams.send("vm", None, SENT, written.append, lambda *_: None)
+        self.assertNotEqual([], written)
         for name in (SENT, f"{TRAVELLING}1"):
             self.scene.disks.drop("vm", name)
         self.assertEqual((), self.scene.vms.record("vm").points)
@@ -278,6 +279,8 @@ class ArriveTest(TestCase):
             lambda: self.scene.disks.drop("vm", "migration-0"),
             lambda: self.scene.disks.revert("vm", "migration-0"),
             lambda: self.scene.disks.resize("vm", 2 * MIB),
+            lambda: self.scene.disks.clone("vm", ["clone"]),
+            lambda: self.scene.copies.vm("vm").__enter__(),
         ]
         for act in acts:
             self.assertThat(str(self.assertRaises(VmMoving, act)), Contains("is arriving"))
@@ -408,7 +411,7 @@ class LastStreamTest(TestCase):
         other.volt.offer("debian", size=MIB)
         other.streams.receive("vm", "debian", [stream("first", None)], lambda *_: None)
         other.migrations.expect("vm", TRAVELLER)
-        other.machines.running["vm"], other.machines.plugged["vm"] = other.machines.defined["vm"], {}
+        other.machines.come("vm")
         here.host.disks["vm"].writes = "what came last"
         last = stream(None, "first")
         for cut in (last[:-10], last, last):
