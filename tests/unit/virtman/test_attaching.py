@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from testtools import TestCase
 from testtools.matchers import Contains
@@ -21,7 +23,8 @@ from virtman.errors import (
     VirtmanError,
     VmRuns,
 )
-from virtman.records import CRASH, FROZEN, OFF
+from virtman.locks import NamedLocks
+from virtman.records import CRASH, FROZEN, OFF, RESIZE
 
 MIB = 1 << 20
 
@@ -124,6 +127,13 @@ class AttachTest(AttachCase):
         self.assertRaises(UnknownVm, self.detach, "none", "data")
         self.assertRaises(UnknownVm, self.detach, "vm", "none")
 
+    def test_what_was_cut_off_with_the_disk_is_finished_first(self) -> None:
+        self.scene.cut(lambda scene: scene.disks.resize("data", 2 * MIB), 1)
+        self.assertTrue(self.vms.record("data").doing(RESIZE))
+        self.attach()
+        self.assertEqual(2 * MIB, self.vms.record("data").size)
+        self.assert_has("data")
+
     def test_two_at_once_get_it_once(self) -> None:
         self.vms.boot("other", "debian", None, BOOT, [], None)
         refused: list[str] = []
@@ -142,6 +152,22 @@ class AttachTest(AttachCase):
             self.assertFalse(thread.is_alive(), "they wait for each other")
         self.assertEqual(1, len(refused), str(refused))
         self.scene.check(self)
+
+
+class Meanwhile(NamedLocks):
+    """Something is done just before the first of the locks is held."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._acts = [act]
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[None]:
+        """Hold the lock of ``name``."""
+        while self._acts:
+            self._acts.pop()()
+        with super().hold(name):
+            yield
 
 
 class UsedTest(AttachCase):
@@ -229,6 +255,30 @@ class UsedTest(AttachCase):
         other.join(PATIENCE)
         self.assertEqual(["data", "vm"], order)
 
+    def test_nothing_else_is_done_with_its_vm_while_it_is_repaired(self) -> None:
+        self.scene.cut(lambda scene: scene.disks.resize("data", 2 * MIB), 1)
+        taken = self.taken_at("resize:resized")
+        self.vms.repair("data")
+        self.assertEqual([True], taken)
+
+    def taken_at(self, step: str) -> list[bool]:
+        """Whether somebody holds the VM at this step, once it is there."""
+        taken = list[bool]()
+
+        def watch(moment: str) -> None:
+            if moment == step:
+                taken.append(self.vms.locks.taken("vm"))
+
+        self.scene.disks._step = watch
+        return taken
+
+    def test_nothing_else_is_done_with_a_vm_that_has_just_got_it(self) -> None:
+        self.detach()
+        self.vms.locks = Meanwhile(self.attach)
+        taken = self.taken_at("take:recorded")
+        self.scene.disks.take("data", "point")
+        self.assertEqual([True], taken)
+
     def test_one_that_cannot_be_opened_can_be_taken_from_a_vm_that_is_off(self) -> None:
         self.machines.stop("vm", force=True)
         disk = self.scene.host.disks.pop("data")
@@ -276,6 +326,14 @@ class FailureTest(AttachCase):
         self.machines.failing.clear()
         self.vms.repair("vm")
         self.assert_has()
+
+    def test_what_was_cut_off_is_attached_when_the_hypervisor_is_back(self) -> None:
+        self.scene.cut(lambda scene: scene.attachments.attach("vm", "data"), 1)
+        self.machines.failing["plug"] = HypervisorError("away")
+        self.assertRaises(HypervisorError, self.vms.repair, "vm")
+        self.machines.failing.clear()
+        self.vms.repair("vm")
+        self.assert_has("data")
 
     def test_what_was_cut_off_and_cannot_be_attached_is_detached(self) -> None:
         self.scene.cut(lambda scene: scene.attachments.attach("vm", "data"), 1)

@@ -20,10 +20,12 @@ from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorErr
 from virtman.machines import LibvirtMachines, shut_down
 from virtman.qemu import RunningVm, files_of, give_to_hypervisor
 from virtman.records import Boot
+from virtman.vms import Traveller
 
 LONG = 600.0
 """Seconds that are enough everywhere."""
 BOOT = Boot(memory=64, cpus=1, network="none")
+TRAVELLER = Traveller("5f1b7b1e-3f0a-4c44-9b56-0d6b1f8c1d11", BOOT, b"seed", "pc-q35-7.2")
 
 
 class MachinesTest(TestCase):
@@ -130,7 +132,7 @@ class GiveTest(MachinesTest):
         self.assertEqual([Path("/disks/1.qcow2"), Path("/disks/0.qcow2")], list(files_of(upper)))
         self.assertEqual([], list(files_of(image)))
 
-    def test_a_vm_that_starts_is_given_all_files_of_its_disk(self) -> None:
+    def test_a_vm_that_starts_or_comes_is_given_all_files_of_its_disk(self) -> None:
         files = [self.folder / "0.qcow2", self.folder / "1.qcow2"]
         for file in files:
             file.touch()
@@ -138,7 +140,10 @@ class GiveTest(MachinesTest):
         self.disk = Device(1 << 20, self.folder / "a link", {**upper, "backing": lower})
         with mock.patch.object(virtman.machines, "give_to_hypervisor") as give:
             self.start()
-        self.assertEqual([self.seed(), files[1], files[0]], list(give.call_args.args[1]))
+            self.machines.expect("vm", self.disk, TRAVELLER)
+        for call in give.call_args_list:
+            self.assertEqual([self.seed(), files[1], files[0]], list(call.args[1]))
+        self.assertEqual(2, give.call_count)
 
 
 class Button:
@@ -318,6 +323,32 @@ class RemoveTest(MachinesTest):
         self.of("there").start("vm", self.disk, BOOT, [], None)
         self.machines.remove("vm")
         self.assertTrue(self.domain().isActive())
+
+
+class RenameTest(MachinesTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.start()
+        self.domain().destroy()
+
+    def test_what_it_printed_goes_along(self) -> None:
+        self.machines.console_log("vm").write_text("login: ")
+        self.machines.rename("vm", "new")
+        self.assertEqual("login: ", self.machines.console_log("new").read_text())
+
+    def test_it_does_not_get_the_name_of_a_domain_of_somebody_else(self) -> None:
+        self.of("there").start("new", self.disk, BOOT, [], None)
+        files = {path: path.read_bytes() for path in self.seed().parent.iterdir()}
+        self.assertRaises(DomainForeign, self.machines.rename, "vm", "new")
+        self.assertEqual(files, {path: path.read_bytes() for path in self.seed().parent.iterdir()})
+
+
+class ExpectTest(MachinesTest):
+    def test_a_domain_of_somebody_else_keeps_its_seed(self) -> None:
+        self.of("there").start("vm", self.disk, BOOT, [], None)
+        seed = self.seed().read_bytes()
+        self.assertRaises(DomainForeign, self.machines.expect, "vm", self.disk, TRAVELLER)
+        self.assertEqual(seed, self.seed().read_bytes())
 
 
 class StatesTest(MachinesTest):

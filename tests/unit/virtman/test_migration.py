@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from testtools import TestCase
@@ -11,6 +13,7 @@ from testtools.matchers import Contains
 
 from drivers.errors import NotPossible
 from tests.doubles.machines import HARDWARE
+from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from virtman.errors import (
@@ -27,6 +30,7 @@ from virtman.errors import (
     VmMoving,
     VmRuns,
 )
+from virtman.locks import NamedLocks
 from virtman.names import TRAVELLING
 from virtman.records import MIGRATE
 from virtman.vms import Traveller
@@ -74,6 +78,21 @@ def there(here: Scene) -> Scene:
     a_disk(scene)
     scene.migrations.expect("vm", TRAVELLER)
     return scene
+
+
+class AskedFor(NamedLocks):
+    """Locks that tell when somebody wants one."""
+
+    def __init__(self, told: Callable[[str], None]) -> None:
+        super().__init__()
+        self._told = told
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[None]:
+        """Hold the lock of ``name``."""
+        self._told(f"lock of {name}")
+        with super().hold(name):
+            yield
 
 
 class LeaveTest(TestCase):
@@ -197,6 +216,55 @@ class LeaveTest(TestCase):
             change(scene)
             self.assertRaises(DiskChanged, leave, scene)
             self.assert_stays()
+
+    def test_what_libvirt_still_has_of_one_that_went_goes_before_that_is_written_down(self) -> None:
+        self.scene.machines.failing["undefine"] = HypervisorError("away")
+        self.assertRaises(HypervisorError, leave, self.scene)
+        self.scene.machines.failing.clear()
+        self.scene.vms.repair("vm")
+        self.assert_went()
+
+    def test_one_that_goes_while_its_move_is_ended_went(self) -> None:
+        """As libvirt's daemon goes on with the move of an agent that was killed."""
+        self.scene.vm_shelf.put("vm", self.scene.vms.record("vm").begin(MIGRATE, to=THERE))
+
+        def go(moment: str) -> None:
+            if moment == "before machines.end_migration":
+                del self.scene.machines.running["vm"]
+                self.scene.machines.gone["vm"] = True
+
+        self.scene.machines.moment = go
+        self.scene.vms.repair("vm")
+        self.assert_went()
+
+    def test_a_move_that_is_under_way_is_ended_before_anybody_waits_for_its_end(self) -> None:
+        done, first = list[str](), threading.Event()
+        aborting = threading.Thread(target=self.scene.migrations.abort, args=["vm"], daemon=True)
+
+        def hear(what: str) -> None:
+            if threading.current_thread() is aborting and not what.startswith("before"):
+                done.append(what)
+                first.set()
+
+        def abort(_done: int, _total: int) -> None:
+            aborting.start()
+            first.wait(PATIENCE)
+
+        self.scene.machines.moment = hear
+        self.scene.vms.locks = AskedFor(hear)
+        there(self.scene)
+        error = self.assertRaises(
+            HypervisorError, self.scene.migrations.leave, "vm", THERE, "<domain/>", SENT, abort
+        )  # fmt: skip
+        aborting.join(PATIENCE)
+        self.assertEqual(("it was ended", ["after machines.end_migration", "lock of vm"]), (str(error), done))
+        self.assert_stays()
+
+    def test_one_whose_disk_is_a_device_of_the_host_stays(self) -> None:
+        self.scene.host.disks["vm"].device = True
+        for act in (lambda: self.scene.migrations.traveller("vm"), lambda: leave(self.scene)):
+            self.assertRaises(NotPossible, act)
+        self.assertIn("vm", self.scene.machines.running)
 
     def test_one_that_goes_off_meanwhile_is_off_here(self) -> None:
         def off(done: int, total: int) -> None:
@@ -347,6 +415,13 @@ class ArriveTest(TestCase):
         self.assertRaises(DiskAttached, self.scene.migrations.give_up, "vm", ["migration-0"])
         self.assertIn("vm", self.scene.host.disks)
 
+    def test_what_is_attached_to_another_vm_does_not_become_one(self) -> None:
+        a_disk(self.scene)
+        self.scene.vms.boot("user", "debian", None, BOOT, [], None)
+        self.scene.attachments.attach("user", "vm")
+        self.assertRaises(DiskAttached, self.scene.migrations.expect, "vm", TRAVELLER)
+        self.scene.check(self)
+
     def test_a_vm_that_is_there_is_not_overwritten(self) -> None:
         a_vm(self.scene)
         self.assertRaises(VmRuns, self.scene.migrations.expect, "vm", TRAVELLER)
@@ -382,6 +457,17 @@ class MigrationCutOffTest(CutOff):
 
         moments = self.cut_and_restart(a_vm, leave, either)
         self.assertEqual(set(), {"migrate:recorded", "migrate:went", "migrate:settled"} - set(moments))
+
+    def test_what_was_made_ready_for_it_goes_with_it(self) -> None:
+        seen = list[str | None]()
+        while None not in seen:
+            scene = Scene(self)
+            a_disk(scene)
+            seen.append(scene.cut(lambda scene: scene.migrations.expect("vm", TRAVELLER), len(seen) + 1))
+            scene.restart()
+            scene.vms.destroy("vm")
+            self.assertEqual(({}, set()), (scene.host.disks, scene.machines.files), str(seen))
+        self.assertIn("after machines.expect", seen)
 
     def test_it_arrives_when_asked_again(self) -> None:
         def arrives(scene: Scene) -> None:

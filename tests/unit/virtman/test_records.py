@@ -206,6 +206,8 @@ class OperationTest(TestCase):
             ["ready", "creating", "destroying", "booting", "teleport"],
             [vm().phase, *(vm().begin(kind).phase for kind in ("create", "destroy", "boot", "teleport"))],
         )
+        moving = (vm().settled(moved="qemu+ssh://there/system"), vm().settled(arriving=True))
+        self.assertEqual(["moved", "arriving"], [record.phase for record in moving])
         self.assertEqual(
             ["attached", "attaching", "publishing", "detaching", "leaving"],
             [

@@ -10,8 +10,8 @@ from drivers.errors import DiskInUse, HostFailed
 from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, Act, CutOff
-from virtman.errors import BadRequest, HypervisorError, UnknownVm, VirtmanError, VmExists, VmRuns
-from virtman.records import RENAME
+from virtman.errors import BadRequest, HypervisorError, NoRoom, UnknownVm, VirtmanError, VmExists, VmRuns
+from virtman.records import DESTROY, RENAME
 
 MIB = 1 << 20
 
@@ -41,7 +41,7 @@ class RenameTest(TestCase):
     def assert_untouched(self) -> None:
         self.assertEqual((["vm"], "precious"), (self.names(), self.scene.host.disks["vm"].writes))
         self.assertTrue(self.scene.vms.record("vm").steady)
-        self.assertEqual({"vm"}, self.scene.machines.files)
+        self.assertEqual(({"vm"}, set()), (self.scene.machines.files, self.scene.machines.unfollowed))
 
     def test_all_of_it_has_the_new_name(self) -> None:
         before = self.scene.vms.record("vm")
@@ -148,6 +148,27 @@ class RenameTest(TestCase):
         self.scene.vms.destroy("new")
         self.assertEqual(({}, set()), (self.scene.host.disks, self.scene.machines.files))
 
+    def test_what_was_cut_off_with_a_vm_of_the_new_name_is_finished_first(self) -> None:
+        self.scene.vms.create("new", "debian", None)
+        self.scene.cut(lambda scene: scene.vms.destroy("new"), 1)
+        self.assertTrue(self.scene.vms.record("new").doing(DESTROY))
+        self.rename()
+        self.assertEqual({"new": "precious"}, {name: disk.writes for name, disk in self.scene.host.disks.items()})
+
+    def test_nobody_makes_a_vm_of_the_new_name_meanwhile(self) -> None:
+        taken = list[bool]()
+        self.scene.machines.moment = lambda _moment: taken.append(self.scene.vms.locks.taken("new"))
+        self.rename()
+        self.assertEqual({True}, set(taken))
+
+    def test_a_full_disk_costs_nothing(self) -> None:
+        for room, name in ((0, "vm"), (1, "new")):
+            self.scene.fill_up(after=room)
+            self.assertRaises(NoRoom, self.rename)
+            self.scene.make_room()
+            self.scene.vms.repair("vm")
+            self.assertEqual(([name], "precious"), (self.names(), self.scene.host.disks[name].writes))
+
     def test_two_at_once_the_other_way_round(self) -> None:
         self.scene.vms.create("other", "debian", None)
 
@@ -211,6 +232,13 @@ class RenameCutOffTest(CutOff):
             self.assertEqual(left, [record.name for record in scene.vms.records()])
             scene.vms.create("new", "debian", None)
             scene.check(self)
+
+    def test_no_other_vm_gets_the_name_that_one_is_getting(self) -> None:
+        scene = self.cut_at("rename:recorded")
+        scene.vms.create("other", "debian", None)
+        self.assertRaises(VmExists, scene.renames.rename, "other", "new")
+        scene.vms.repair("vm")
+        self.assertEqual(["new", "other"], [record.name for record in scene.vms.records()])
 
     def test_what_got_a_third_name_keeps_it(self) -> None:
         scene = self.cut_at("rename:known")

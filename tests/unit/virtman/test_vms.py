@@ -27,6 +27,7 @@ from virtman.errors import (
     VmRuns,
 )
 from virtman.records import Boot, State, VmRecord
+from virtman.vms import Made
 
 SOON = 120.0
 MIB = 1 << 20
@@ -216,6 +217,13 @@ class DestroyTest(VmsTest):
         self.host.failing = {}
         self.vms.create("vm", "debian", None)
         self.assertEqual("", self.host.disks["vm"].writes)
+
+    def test_one_that_is_received_after_a_cut_destroy_is_new(self) -> None:
+        self.host.disks["vm"].writes = "secret"
+        self.scene.vm_shelf.put("vm", self.record().begin("destroy"))
+        self.vms.receive("vm", "debian", MIB, lambda _stack, make: Made(make()))
+        self.assertEqual("", self.host.disks["vm"].writes)
+        self.scene.check(self)
 
     def test_create_of_another_image_after_a_cut_create_reads_that_image(self) -> None:
         self.scene.volt.offer("alpine")

@@ -399,6 +399,19 @@ class EarlierReleaseTest(PointCase):
             if len(steps) < number:
                 break
 
+    def test_it_gets_another_name_wherever_that_was_cut_off(self) -> None:
+        for number in itertools.count(1):
+            vm, new = self.create(), f"new{number}"
+            self.write(self.make().open(vm).path, 0, 1)
+            with cut_at(number) as steps, contextlib.suppress(Cut):
+                self.make().rename(vm, new)
+            self.assert_holds(self.make().rename(vm, new).path, {0: 1})
+            self.assertEqual({new}, self.make().existing().names)
+            self.make().delete(new)
+            self.assertEqual([], list(self.folder.iterdir()))
+            if len(steps) < number:
+                break
+
     def test_one_that_was_moved_elsewhere_stays_there(self) -> None:
         vm = self.create()
         self.write(self.make().open(vm).path, 0, 1)
@@ -644,6 +657,15 @@ class FullTest(PointCase):
 
 
 class StoppedTest(PointCase):
+    def test_one_whose_new_name_a_disk_had_that_was_not_made_to_the_end(self) -> None:
+        vm = self.create()
+        self.write(self.make().open(vm).path, 0, 1)
+        left = self.layers("new")
+        left.fresh().touch()
+        self.assertFalse(left.exist())
+        self.assert_holds(self.make().rename(vm, "new").path, {0: 1})
+        self.assert_tidy("new")
+
     def test_nothing_needs_the_image_but_copying(self) -> None:
         vm = self.create()
         self.write(self.make().open(vm).path, 0, 1)
