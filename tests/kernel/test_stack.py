@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import random
 import shutil
 import subprocess
@@ -329,6 +330,12 @@ class StreamTest(SnapshotCase):
         self.assertLess(len(self.sent("--since", "one")), 1 << 10)
         self.changed(self.path, 1)
         self.assertLess(len(self.sent("--since", "one")), 1.05 * (2 * 64 << 10))
+        before = self.content(self.path).split()[0]
+        renamed = json.loads(self.virtman("rename", "vm", "new", "--json"))
+        self.assertEqual(before, self.content(renamed["disk"]["path"]).split()[0])
+        self.assertEqual(
+            ["one"], [point["name"] for point in json.loads(self.virtman("snapshot", "list", "new", "--json"))]
+        )
 
     def test_a_receiving_agent_that_is_killed_leaves_the_disk_as_it_was(self) -> None:
         self.changed(self.path, 0)
