@@ -531,16 +531,21 @@ class Vms:
 
         What is left of such a call is seen to when it ends. Returns whether the VM was free.
         """
-        names = sorted({name, self._name_of_user(name) or name})
+        names = self._needed(name)
         with ExitStack() as stack:
-            for each in names:
+            for each in sorted(names):
                 stack.enter_context(self._repairing.hold(each))
-            free = all(stack.enter_context(self.locks.hold_if_free(each)) for each in names)
-            if not free or (self._name_of_user(name) or name) not in names:  # somebody was busy with it until now
+            free = all(stack.enter_context(self.locks.hold_if_free(each)) for each in sorted(names))
+            if not free or not self._needed(name) <= names:  # somebody was busy with it until now
                 log.info("vm %s: a call is under way: it is left alone", name)
                 return False
             self._repair(name)
         return True
+
+    def _needed(self, name: str) -> set[str]:
+        """The names whose locks a repair of a VM needs, as ``_holding`` takes them."""
+        names = {name, self._name_of_user(name) or name}
+        return names | self._new_names(names)
 
     def _repair(self, name: str) -> None:
         self.repair_held(name)

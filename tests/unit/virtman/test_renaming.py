@@ -250,6 +250,7 @@ class RenameCutOffTest(CutOff):
     def test_nobody_makes_a_vm_of_the_new_name_while_it_is_finished(self) -> None:
         acts: list[Act] = [
             lambda scene: scene.vms.repair("vm"),
+            lambda scene: scene.vms.repair_if_free("vm"),
             lambda scene: scene.vms.create("vm", "debian", None),
             lambda scene: scene.vms.boot("vm", "debian", None, BOOT, [], None),
             lambda scene: self.assertRaises(UnknownVm, scene.vms.start, "vm"),
