@@ -369,7 +369,8 @@ class ArriveTest(TestCase):
         a_disk(self.scene)
         for _ in range(2):
             self.scene.migrations.expect("vm", TRAVELLER)
-        self.assertRaises(VmMoving, self.scene.migrations.arrive, "vm")
+        self.scene.vm_shelf.put("vm", self.scene.vms.record("vm").settled(whole=True))
+        self.assertThat(str(self.assertRaises(VmMoving, self.scene.migrations.arrive, "vm")), Contains("its memory"))
 
     def test_one_whose_last_writes_have_not_come(self) -> None:
         arriving(self.scene)
