@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Protocol
 
 from drivers.base import SnapshotDriver
@@ -162,7 +163,13 @@ class Migrations:
             if record.moved != uri:
                 raise VmMoving(f"vm {vm!r} is not one that went to {uri}; it is left as it is")
             self._shelf.put(vm, record.begin(DESTROY))
-        self._vms.destroy(vm)
+        self._destroy(vm)
+
+    def _destroy(self, vm: str) -> None:
+        """Carry out what is written down already: a repair that has done it meanwhile is as good."""
+        self._step("migration:destroying")
+        with suppress(UnknownVm):
+            self._vms.destroy(vm)
 
     # At the new host
 
@@ -208,7 +215,7 @@ class Migrations:
                 self._shelf.put(vm, record.begin(DESTROY))  # now nobody lets it go on any more
         except UnknownVm:
             return ABSENT
-        self._vms.destroy(vm)
+        self._destroy(vm)
         return GIVEN_UP
 
     def arrive(self, vm: str) -> None:

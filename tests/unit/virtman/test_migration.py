@@ -26,11 +26,13 @@ from virtman.errors import (
     NoRoom,
     NotSupported,
     StreamMisfit,
+    UnknownVm,
     VirtmanError,
     VmMoving,
     VmRuns,
 )
 from virtman.locks import NamedLocks
+from virtman.migration import Migrations
 from virtman.names import TRAVELLING
 from virtman.records import MIGRATE
 from virtman.vms import Traveller
@@ -70,6 +72,12 @@ def leave(scene: Scene) -> float:
     """Move the VM away."""
     scene.machines.others.setdefault(THERE, there(scene).machines)
     return scene.migrations.leave("vm", THERE, "<domain/>", SENT, lambda _done, _total: None)
+
+
+def went(scene: Scene) -> None:
+    """A VM that has moved away."""
+    a_vm(scene)
+    leave(scene)
 
 
 def there(here: Scene) -> Scene:
@@ -401,6 +409,24 @@ class ArriveTest(TestCase):
             self.assertIn("vm", scene.host.disks)
             self.assertEqual(["given up", "absent"], [give_up(), give_up()])
             self.assertEqual(({}, {}), (scene.host.disks, scene.machines.running))
+
+    def test_a_repair_that_destroys_it_first_makes_no_difference(self) -> None:
+        def repaired(step: str) -> None:
+            if step == "migration:destroying":
+                scene.vms.repair("vm")
+
+        for come, end in (
+            (arriving, lambda migrations: self.assertEqual("given up", migrations.give_up("vm", ["migration-0"]))),
+            (went, lambda migrations: migrations.finish("vm", THERE)),
+        ):
+            scene = self.scene = Scene(self)
+            come(scene)
+            end(
+                Migrations(
+                    scene.vms, scene.vm_shelf, scene.drivers.snapshot, scene.machines, scene.streams.interrupt, repaired
+                )
+            )
+            self.assertRaises(UnknownVm, scene.vms.record, "vm")
 
     def test_what_goes_on_is_not_given_up(self) -> None:
         arriving(self.scene)
