@@ -300,7 +300,7 @@ class Migration:
         except VirtmanError as second:
             error.add_note(f"whether it is moved is not known: {second}")
             return False
-        return found.moved_to is None and found.disk.phase == "ready"
+        return found.moved_to is None and found.disk.phase != MIGRATING
 
     def _undo(self, error: BaseException) -> None:
         """Remove what has come so far, and the snapshots that were made; the error is the one to raise."""

@@ -276,6 +276,13 @@ class MigrationTest(Moving):
         self.assertRaises(HypervisorError, self.run_it)
         self.assertEqual(["vm", "traveller", "check"], self.world.calls)
 
+    def test_it_stays_also_while_something_else_is_done_with_it(self) -> None:
+        self.world.failing["migrate"] = HypervisorError("ended by another call")
+        self.world.phase = "delete snapshot"
+        self.assertRaises(HypervisorError, self.run_it)
+        self.assert_stays()
+        self.assertEqual("", self.world.there)
+
     def test_ctrl_c_ends_the_move_of_its_memory(self) -> None:
         self.world.failing["migrate"] = KeyboardInterrupt()
         self.world.phase = "migrating"
