@@ -179,7 +179,7 @@ def off(cluster: Cluster, folder: Path) -> float:
     return seconds
 
 
-def measure(moves: int, rates: Sequence[str]) -> dict[str, Any]:
+def measure(moves: int, rates: Sequence[str], memory: int) -> dict[str, Any]:
     """All moves under each load."""
     made, folder = guest(), BUILD / "migrate"
     shutil.rmtree(folder, ignore_errors=True)
@@ -191,8 +191,8 @@ def measure(moves: int, rates: Sequence[str]) -> dict[str, Any]:
         uris = [one.uri for one in libvirts]
         cluster = stack.enter_context(Cluster(folder, 2, libvirt=uris, accel=accel))
         watch = stack.enter_context(Watch(uris))
-        console = _vm_with_data(cluster, uris[0], made.disk, scratch)
-        figures: dict[str, Any] = {"accel": accel, "off_s": off(cluster, scratch), "loads": {}}
+        console = _vm_with_data(cluster, uris[0], made.disk, scratch, memory)
+        figures: dict[str, Any] = {"accel": accel, "memory_mib": memory, "off_s": off(cluster, scratch), "loads": {}}
         for rate in rates:
             begin_load(console, rate)
             took = []
@@ -209,10 +209,10 @@ def measure(moves: int, rates: Sequence[str]) -> dict[str, Any]:
         return figures
 
 
-def _vm_with_data(cluster: Cluster, uri: str, image: Path, folder: Path) -> Console:
+def _vm_with_data(cluster: Cluster, uri: str, image: Path, folder: Path, memory: int) -> Console:
     agent = cluster.agents[0]
     agent.publish(IMAGE, image)
-    agent.boot(VM, IMAGE, memory=512, network="none")
+    agent.boot(VM, IMAGE, memory=memory, network="none")
     wait_login(VM, _console_log(agent), LOGIN_TIMEOUT)
     console = Console(uri, VM, ANSWER_TIMEOUT)
     put_fio(agent, console, folder)
@@ -232,7 +232,8 @@ def _console_log(agent: AgentClient) -> Path:
 @click.option(
     "--rate", "rates", multiple=True, default=["1m", "8m"], show_default=True, help="Bytes/s that fio writes."
 )
-def main(moves: int, rates: tuple[str, ...]) -> None:
+@click.option("--memory", type=click.IntRange(min=128), default=512, show_default=True, help="MiB of the VM.")
+def main(moves: int, rates: tuple[str, ...], memory: int) -> None:
     """Move a VM with 200 MiB of private data to another host and back while fio verifies what it writes there.
 
     Writes build/migrate.json and prints a table.
@@ -243,7 +244,7 @@ def main(moves: int, rates: tuple[str, ...]) -> None:
       python -m benchmarks.migrate --moves 1 --rate 1m
     """
     with benchmark():
-        figures = measure(moves, rates)
+        figures = measure(moves, rates, memory)
         rows = []
         for rate, took in figures["loads"].items():
             rows += [
@@ -254,7 +255,7 @@ def main(moves: int, rates: tuple[str, ...]) -> None:
                 [f"{rate}/s: all of the move", *_of(took["seconds"], "{:.1f} s"), ""],
             ]  # fmt: skip
         print_table(
-            f"{2 * moves} moves under fio ({figures['accel']}); bars: {DOWNTIME_BAR_S:g} s still,"
+            f"{2 * moves} moves of {memory} MiB under fio ({figures['accel']}); bars: {DOWNTIME_BAR_S:g} s still,"
             f" {BYTES_BAR} bytes sent for one of the private data",
             ["what", "min", "median", "max", "against"],
             rows,
