@@ -367,8 +367,13 @@ class Agent:
         self._migrations.finish(vm, to)
 
     def end_migration(self, vm: str) -> models.Vm:
-        """End a migration, or take a VM back that went. Raises as ``Migrations.abort``."""
+        """End a migration that is under way. Raises as ``Migrations.abort``."""
         self._migrations.abort(vm)
+        return self.vm(vm)
+
+    def take_back(self, vm: str, uri: str) -> models.Vm:
+        """Let a VM that went be started here again. Raises as ``Migrations.take_back``."""
+        self._migrations.take_back(vm, uri)
         return self.vm(vm)
 
     def check_arrival(self, what: models.Traveller) -> None:

@@ -359,6 +359,7 @@ def _vm_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     _disk_routes(app, agent, long_calls)
     _stream_routes(app, agent, long_calls)
     _migration_routes(app, agent, long_calls)
+    _arrival_routes(app, agent)
 
 
 def _stream_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
@@ -447,21 +448,31 @@ def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None
 
     @app.delete(
         "/v1/vms/<vm>/migration",
-        summary="End a migration that is under way; or let a VM that went, and is not there any more, be started here",
+        summary="End a migration that is under way; one whose memory has gone is left as it is",
         responses={200: models.Vm},
     )
     def end_migration(path: VmPath) -> Response:
         return _answer(agent.end_migration(path.vm))
 
     @app.post(
+        "/v1/vms/<vm>/migration/take-back",
+        summary="Let a VM that went, and is not there any more, be started here again",
+        responses={200: models.Vm},
+    )
+    def take_back(path: VmPath, body: models.WentRequest) -> Response:
+        return _answer(agent.take_back(path.vm, body.to))
+
+    @app.post(
         "/v1/vms/<vm>/migration/end",
         summary="Destroy what is left of a VM that goes on elsewhere",
         responses={204: None},
     )
-    def finish_migration(path: VmPath, body: models.FinishRequest) -> Response:
+    def finish_migration(path: VmPath, body: models.WentRequest) -> Response:
         agent.finish_migration(path.vm, body.to)
         return _done()
 
+
+def _arrival_routes(app: OpenAPI, agent: Agent) -> None:
     @app.post("/v1/arrivals/check", summary="Whether a VM can come to this host", responses={204: None})
     def check_arrival(body: models.Traveller) -> Response:
         agent.check_arrival(body)

@@ -154,8 +154,12 @@ class AgentClient:
         return self._follow(models.MigrateLine, path, body, on_progress, lambda line: line.left, None)
 
     def end_migration(self, vm: str) -> models.Vm:
-        """End a migration; or let a VM that went, and is not there any more, be started here again."""
+        """End a migration that is under way; one whose memory has gone is left as it is."""
         return self._model(models.Vm, "DELETE", _vm_path(vm) + "/migration")
+
+    def take_back(self, vm: str, uri: str) -> models.Vm:
+        """Let a VM that went to the libvirt at ``uri``, and is not there any more, be started here again."""
+        return self._model(models.Vm, "POST", _vm_path(vm) + "/migration/take-back", {"to": uri})
 
     def finish_migration(self, vm: str, to: str) -> None:
         """Destroy what is left here of a VM that goes on at the libvirt at ``to``."""

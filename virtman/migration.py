@@ -143,18 +143,25 @@ class Migrations:
         self._step("migrate:settled")
 
     def abort(self, vm: str) -> None:
-        """End a migration: one that is under way fails; a VM that went may be started here again.
+        """End a migration that is under way, which fails; one whose memory has gone is left as it is.
 
-        Whoever says so of one that went has destroyed it there. One that goes at this moment is left as it is. Raises
-        UnknownVm, BadRequest, HypervisorError.
+        It is written down where the VM is when this returns. Raises UnknownVm, BadRequest, HypervisorError.
         """
-        if self._vms.record(vm).doing(MIGRATE):
+        under_way = self._vms.record(vm).doing(MIGRATE)
+        if under_way:
             self._machines.end_migration(vm)
-            with self._vms.changing(vm):  # it is written down now where the VM is
-                return
         with self._vms.changing(vm) as record:
-            if record.moved is None:
+            if not under_way and record.moved is None:
                 raise BadRequest(f"vm {vm!r} is not being moved")
+
+    def take_back(self, vm: str, uri: str) -> None:
+        """Let a VM that went to ``uri`` be started here again. Whoever says so has destroyed it there.
+
+        Raises UnknownVm, BadRequest if it did not go there.
+        """
+        with self._vms.changing(vm) as record:
+            if record.moved != uri:
+                raise BadRequest(f"vm {vm!r} is not one that went to {uri}")
             self._shelf.put(vm, record.settled(moved=None))
 
     def finish(self, vm: str, uri: str) -> None:
@@ -202,7 +209,7 @@ class Migrations:
         came = self._shelf.get(vm)
         if came is None:
             return ABSENT
-        if not any(came.point(name) for name in points):
+        if not any(came.point(name) or name in came.coming for name in points):
             return ANOTHER  # no look under its lock: another call may hold that for long
         self._interrupt(vm, f"vm {vm!r} was given up while it came")
         try:

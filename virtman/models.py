@@ -128,8 +128,8 @@ class MigrateRequest(Model):
     point: Name
 
 
-class FinishRequest(Model):
-    """The libvirt at which a VM goes on that was here."""
+class WentRequest(Model):
+    """The libvirt that a VM went to which was here."""
 
     to: Libvirt
 

@@ -362,7 +362,7 @@ def abort(client: AgentClient, destination: Destination | None, vm: str, *, forc
     if found.moved_to is not None:
         if not force:
             _give_up(destination, found, points)
-        client.end_migration(vm)
+        client.take_back(vm, found.moved_to)
     elif not (under_way or points):
         raise BadRequest(f"vm {vm!r} is not being moved")
     elif destination is not None and points:

@@ -219,6 +219,12 @@ class VmRecord(Record):
         """The point of this name, if there is one."""
         return next((point for point in self.points if point.name == name), None)
 
+    @property
+    def coming(self) -> list[str]:
+        """Names of the points that a stream has which is being received."""
+        points = None if self.operation is None else self.operation.arguments.get("points")
+        return [str(name) for name in points] if isinstance(points, list) else []
+
     def uses_disk(self, name: str) -> bool:
         """Whether the VM has another one's disk, or may have it: it is being attached, or detached."""
         now = self.operation

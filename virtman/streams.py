@@ -181,7 +181,8 @@ class Streams:
             current = receiver.fill(incoming, arrived)
             return Made(self._snapshots.open(vm), tuple(receiver.taken), current)
 
-        self._vms.receive(vm, image, min(section.size for section in starts(header)), fill)
+        size = min(section.size for section in starts(header))
+        self._vms.receive(vm, image, size, _names(header), fill)
 
     def _receive_changes(
         self, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
@@ -194,8 +195,7 @@ class Streams:
                 self._receive_last(record, header, incoming, arrived)
                 return
             base = self._check_fits(record, header)
-            names = [section.name for section in header.sections if section.name is not None]
-            receiving = record.begin(RECEIVE, base=base.name, points=list(names))
+            receiving = record.begin(RECEIVE, base=base.name, points=[*_names(header)])
             self._shelf.put(vm, receiving)
             self._step("receive:recorded")
             try:
@@ -272,6 +272,11 @@ def _base(record: VmRecord, header: Header) -> Point:
     if base is None:
         raise StreamMisfit(f"vm {record.name!r} has no snapshot that the stream continues; send it the whole VM")
     return base
+
+
+def _names(header: Header) -> list[str]:
+    """The points that a stream has."""
+    return [section.name for section in header.sections if section.name is not None]
 
 
 def _counted(step: str, header: Header, progress: Progress) -> Callable[[int], None]:

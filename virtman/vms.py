@@ -6,7 +6,7 @@ Each change is an operation of the VM's record (virtman/records.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -315,16 +315,19 @@ class Vms:
         return self._snapshots.create(name, self._origin(stack), _disk_size(stack, size))
 
     def receive(
-        self, name: str, image: str, size: int, fill: Callable[[ImageRecord, Callable[[], Device]], Made]
-    ) -> None:
+        self, name: str, image: str, size: int, points: Sequence[str],
+        fill: Callable[[ImageRecord, Callable[[], Device]], Made],
+    ) -> None:  # fmt: skip
         """A new VM whose disk is filled before the VM is there; ``fill`` calls for the disk, of ``size`` bytes.
+
+        ``points``: the names of those that it will have, by which others know meanwhile what comes.
 
         Raises VmExists, as ``create``, and as ``fill``; after an error nothing is left.
         """
         with self.holding_all([name]):
             self.repair_held(name)
             check_size(size)
-            record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE)
+            record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE, points=[*points])
             self._add(record, lambda stack: fill(stack, lambda: self._new_disk(name, stack, size)))
 
     def clone(self, source: VmRecord, point: str, name: str) -> None:

@@ -151,9 +151,15 @@ class LeaveTest(TestCase):
             self.scene.disks.drop("vm", name)
         self.assertEqual((), self.scene.vms.record("vm").points)
 
-    def test_one_that_is_taken_back_is_started(self) -> None:
+    def test_one_that_went_is_not_taken_back_by_who_ends_its_migration(self) -> None:
         leave(self.scene)
         self.scene.migrations.abort("vm")
+        self.assertRaises(BadRequest, self.scene.migrations.take_back, "vm", "qemu+ssh://another/system")
+        self.assert_went()
+
+    def test_one_that_is_taken_back_is_started(self) -> None:
+        leave(self.scene)
+        self.scene.migrations.take_back("vm", THERE)
         self.scene.vms.start("vm")
         self.assert_stays()
 
@@ -369,7 +375,7 @@ class ArriveTest(TestCase):
         self.scene.migrations.arrive("vm")
         self.scene.disks.take("vm", SENT)
         leave(self.scene)
-        self.scene.migrations.abort("vm")
+        self.scene.migrations.take_back("vm", THERE)
         self.scene.vms.start("vm")
         self.assertEqual(TRAVELLER.uuid, self.scene.machines.uuids["vm"])
 

@@ -131,7 +131,14 @@ class Here:
 
     def end_migration(self, _vm: str) -> models.Vm:
         self.world.call("end_migration")
-        self.world.moved, self.world.phase = None, "ready"
+        self.world.phase = "ready"
+        return self.vm("vm")
+
+    def take_back(self, _vm: str, uri: str) -> models.Vm:
+        self.world.call("take_back")
+        if self.world.moved != uri:
+            raise BadRequest("it did not go there")
+        self.world.moved = None
         return self.vm("vm")
 
 
@@ -290,6 +297,17 @@ class MigrationTest(Moving):
         self.assertIn("end_migration", self.world.calls)
         self.assert_stays()
 
+    def test_ctrl_c_when_its_memory_has_just_gone_leaves_it_there(self) -> None:
+        def goes() -> None:
+            self.world.moved = URI
+
+        self.world.meanwhile["migrate"] = goes
+        self.world.failing["migrate"] = KeyboardInterrupt()
+        self.assertRaises(KeyboardInterrupt, self.run_it)
+        self.assertEqual((URI, "arriving"), (self.world.moved, self.world.there))
+        self.run_it()
+        self.assert_moved()
+
     def test_while_it_is_not_known_whether_it_went_nothing_is_destroyed(self) -> None:
         self.world.failing["migrate"] = AgentFailed("ended")
         self.world.phase = "migrating"
@@ -416,6 +434,15 @@ class AbortTest(Moving):
         self.assert_stays()
         self.assertEqual("", self.world.there)
         self.assertRaises(BadRequest, self.abort)
+
+    def test_one_that_goes_at_this_moment(self) -> None:
+        def goes() -> None:
+            self.world.moved, self.world.there = URI, "arriving"
+
+        self.world.phase = "migrating"
+        self.world.meanwhile["end_migration"] = goes
+        self.assertRaises(BadRequest, abort, self.client, None, "vm")
+        self.assertEqual((URI, "arriving"), (self.world.moved, self.world.there))
 
     def test_one_whose_memory_moves(self) -> None:
         self.world.phase = "migrating"

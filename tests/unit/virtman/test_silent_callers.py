@@ -102,6 +102,13 @@ class SilentCallerTest(SiteCase):
         self.assertEqual(([models.GivenUp(state="given up")], {}), (answers, self.site.host.disks))
         self.assertIn("was given up while it came", str(self.raised[0]))
 
+    def test_a_vm_whose_first_stream_still_comes_is_given_up_by_its_snapshots(self) -> None:
+        receiving = self.receive()
+        self.assertEqual("another", self.agent.give_up_arrival("vm", ["not-its"]).state)
+        self.assertEqual("absent", self.agent.give_up_arrival("vm", ["new"]).state)
+        self.end(receiving)
+        self.assertEqual({}, self.site.host.disks)
+
     def test_a_vm_that_is_not_received_is_as_unknown_as_before(self) -> None:
         receiving = self.receive()
         self.assertRaises(UnknownVm, self.agent.destroy, "other")

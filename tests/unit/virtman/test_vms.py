@@ -221,7 +221,7 @@ class DestroyTest(VmsTest):
     def test_one_that_is_received_after_a_cut_destroy_is_new(self) -> None:
         self.host.disks["vm"].writes = "secret"
         self.scene.vm_shelf.put("vm", self.record().begin("destroy"))
-        self.vms.receive("vm", "debian", MIB, lambda _stack, make: Made(make()))
+        self.vms.receive("vm", "debian", MIB, [], lambda _stack, make: Made(make()))
         self.assertEqual("", self.host.disks["vm"].writes)
         self.scene.check(self)
 
