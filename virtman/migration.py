@@ -27,14 +27,12 @@ from virtman.errors import (
     VmMoving,
     VmRuns,
 )
+from virtman.models import ABSENT, ANOTHER, ARRIVED, GIVEN_UP
 from virtman.records import ARRIVE, DESTROY, MIGRATE, Shelf, VmRecord
 from virtman.steps import Step, log_step
 from virtman.vms import Machines, Traveller, Vms
 
 log = logging.getLogger(__name__)
-
-ABSENT, GIVEN_UP, ARRIVED, ANOTHER = "absent", "given up", "arrived", "another"
-"""What there is of a VM that was to come: nothing, or nothing any more, or all, or somebody else's VM of its name."""
 
 
 class Tell(Protocol):

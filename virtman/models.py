@@ -364,9 +364,13 @@ class Expected(Model):
     domain: str
 
 
+ABSENT, GIVEN_UP, ARRIVED, ANOTHER = "absent", "given up", "arrived", "another"
+"""What there is of a VM that was to come: nothing; nothing any more; all, and it goes on; another VM of its name."""
+
+
 class GivenUp(Model):
-    """What there is of a VM that was to come. ``state``: ``absent``, or ``given up`` now; ``arrived``: all, and it goes
-    on; ``another``: a VM of its name that nobody sent. The last two are left alone.
+    """What there is of a VM that was to come. ``state``: ``ABSENT``, ``GIVEN_UP`` now, ``ARRIVED`` or ``ANOTHER``; the
+    last two are left alone.
     """
 
     state: str

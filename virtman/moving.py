@@ -32,6 +32,7 @@ from virtman.errors import (
     VmExists,
     VmMoving,
 )
+from virtman.models import ABSENT, ANOTHER, ARRIVED, GIVEN_UP
 from virtman.names import TRAVELLING
 
 log = logging.getLogger(__name__)
@@ -40,8 +41,6 @@ ROUNDS = 3
 """Streams before the memory goes: what changed while one went, goes with the next."""
 SMALL = 4 << 20
 """Bytes: so little may as well go while the VM stands still."""
-ABSENT, GIVEN_UP, ARRIVED, ANOTHER = "absent", "given up", "arrived", "another"
-"""What an agent says of a VM that was to come (``models.GivenUp``)."""
 MIGRATING = "migrating"
 """What it says of one whose memory moves."""
 SSH = ["ssh", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
@@ -353,7 +352,8 @@ def abort(client: AgentClient, destination: Destination | None, vm: str, *, forc
     """End a migration of a VM, and remove what is left of one. One that went, and does not go on there yet, is
     destroyed there, so that it can be started here again; with ``force`` without a look there.
 
-    Raises BadRequest if none is under way, VmMoving if it is not certain that nothing of it goes on there, AgentFailed.
+    Whoever moves its memory now removes what came himself. Raises BadRequest if none is under way, or if it is not
+    said where it goes; VmMoving if it is not certain that nothing of it goes on there; AgentFailed.
     """
     found, under_way = client.vm(vm), False
     if found.disk.phase == MIGRATING:
@@ -363,10 +363,16 @@ def abort(client: AgentClient, destination: Destination | None, vm: str, *, forc
         if not force:
             _give_up(destination, found, points)
         client.take_back(vm, found.moved_to)
-    elif not (under_way or points):
-        raise BadRequest(f"vm {vm!r} is not being moved")
     elif destination is not None and points:
         destination.give_up(vm, points)
+    elif under_way:
+        return found
+    elif not points:
+        raise BadRequest(f"vm {vm!r} is not being moved")
+    elif not force:
+        raise BadRequest(
+            f"say with --to where vm {vm!r} was to go, so that what has come there goes; --force leaves it"
+        )
     for point in points:
         with suppress(UnknownSnapshot):  # who moved it removes them, too
             client.delete_snapshot(vm, point)

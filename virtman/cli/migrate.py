@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--abort", is_flag=True, help="End a migration; a VM that went, and does not go on there, comes back, off."
 )
 @click.option(
-    "--force", is_flag=True, help="With --abort: not even ask there. It must be certain that it does not run."
+    "--force", is_flag=True, help="With --abort: not even ask there. It must be certain that it does not run there."
 )
 @options.as_json
 @click.pass_context
@@ -48,7 +48,7 @@ def migrate(
     Example: virtman migrate web-1 --live --to qemu+ssh://root@b/system
              virtman migrate web-1 --abort
     """
-    with options.agent(context) as client, _interrupted(vm):
+    with options.agent(context) as client, interrupted(vm):
         if abort:
             _abort(client, vm, to, agent, force=force, as_json=as_json)
         elif to is None or not live or force:
@@ -87,15 +87,20 @@ def _abort(client: AgentClient, vm: str, to: str | None, agent: str | None, *, f
 
 
 @contextmanager
-def _interrupted(vm: str) -> Iterator[None]:
-    """Whatever ends this command is taken for Ctrl-C, after which what can be undone is."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+def interrupted(vm: str) -> Iterator[None]:
+    """Whatever ends this command is taken for Ctrl-C, after which what can be undone is. Under nohup(1) it goes on."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    for number in heard:
         signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt as error:
         notes = getattr(error, "__notes__", [])
         raise Failure("; ".join([f"interrupted: 'virtman list' says where vm {vm!r} is", *notes])) from error
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])
 
 
 def _destination(agent: str | None, uri: str | None) -> Destination | None:

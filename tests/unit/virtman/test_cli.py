@@ -40,8 +40,8 @@ from virtman import vms
 from virtman.accel import QEMU
 from virtman.api import create_app
 from virtman.cli import main
-from virtman.cli.migrate import migrated
-from virtman.cli.output import size_text
+from virtman.cli.migrate import interrupted, migrated
+from virtman.cli.output import Failure, size_text
 from virtman.cli.vms import LARGEST
 from virtman.moving import Moved
 from virtman.stream import Header, Section, Writer
@@ -297,6 +297,18 @@ class VmCommandsTest(AgentCliTest):
         self.assertThat(self.fails("migrate", "vm", *there, "--agent", "false"), Contains("never booted"))
         self.assertThat(self.fails("migrate", "vm", "--abort"), Contains("is not being moved"))
         self.assertEqual({"vm": "disk"}, self.states())
+
+    def test_whatever_ends_a_migration_is_ctrl_c_but_what_nohup_ignores(self) -> None:
+        self.addCleanup(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        before = signal.getsignal(signal.SIGTERM)
+
+        def ended() -> None:
+            with interrupted("vm"):
+                self.assertEqual(signal.SIG_IGN, signal.getsignal(signal.SIGHUP))
+                signal.raise_signal(signal.SIGTERM)
+
+        self.assertThat(str(self.assertRaises(Failure, ended)), Contains("interrupted"))
+        self.assertEqual((before, signal.SIG_IGN), (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)))
 
     def test_what_is_no_arrival(self) -> None:
         self.assertThat(self.fails("arrival", "begin", "vm"), Contains("nothing of 'virtman migrate'"))

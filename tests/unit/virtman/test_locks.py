@@ -67,16 +67,17 @@ class NamedLocksTest(TestCase):
         self.assertEqual([("a", False)], told)
 
     def test_who_waits_gets_the_lock_when_it_is_free(self) -> None:
-        got = threading.Event()
+        for hold in (self.locks.hold, self.locks.hold_if_free):
+            got = threading.Event()
 
-        def wait() -> None:
-            with self.locks.hold("a"):
-                got.set()
+            def wait(got: threading.Event = got) -> None:
+                with self.locks.hold("a"):
+                    got.set()
 
-        with self.locks.hold("a"):
-            self.thread(threading.Thread(target=wait))
-            self.assertFalse(got.wait(0.05))
-        self.assertTrue(got.wait(SOON))
+            with hold("a"):
+                self.thread(threading.Thread(target=wait))
+                self.assertFalse(got.wait(0.05))
+            self.assertTrue(got.wait(SOON))
 
     def test_one_that_is_free_is_held(self) -> None:
         with self.locks.hold_if_free("a") as free:
@@ -92,18 +93,6 @@ class NamedLocksTest(TestCase):
                 self.assertFalse(free)
             self.assertTrue(self.locks.taken("a"))
         self.assertFalse(self.locks.held())
-
-    def test_who_waits_for_one_that_was_free_gets_it_afterwards(self) -> None:
-        got = threading.Event()
-
-        def wait() -> None:
-            with self.locks.hold("a"):
-                got.set()
-
-        with self.locks.hold_if_free("a"):
-            self.thread(threading.Thread(target=wait))
-            self.assertFalse(got.wait(0.05))
-        self.assertTrue(got.wait(SOON))
 
     def test_the_end_of_one_that_was_free_is_told_too(self) -> None:
         told: list[str] = []

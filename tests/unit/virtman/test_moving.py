@@ -435,6 +435,21 @@ class AbortTest(Moving):
         self.assertEqual("", self.world.there)
         self.assertRaises(BadRequest, self.abort)
 
+    def test_what_came_is_not_forgotten_unless_by_force(self) -> None:
+        self.world.failing |= {"migrate": AgentFailed("ended"), "give-up": AgentFailed("ended")}
+        self.assertRaises(AgentFailed, self.run_it)
+        before = [*self.world.points["here"]]
+        self.assertIn("--to", str(self.assertRaises(BadRequest, abort, self.client, None, "vm")))
+        self.assertEqual(before, self.world.points["here"])
+        abort(self.client, None, "vm", force=True)
+        self.assertEqual((["users"], "arriving"), (self.world.points["here"], self.world.there))
+
+    def test_who_moves_its_memory_removes_what_came(self) -> None:
+        self.world.points["here"].append(f"{TRAVELLING}0")
+        self.world.phase = "migrating"
+        abort(self.client, None, "vm")
+        self.assertEqual(["users", f"{TRAVELLING}0"], self.world.points["here"])
+
     def test_one_that_goes_at_this_moment(self) -> None:
         def goes() -> None:
             self.world.moved, self.world.there = URI, "arriving"
