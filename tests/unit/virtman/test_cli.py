@@ -299,8 +299,8 @@ class VmCommandsTest(AgentCliTest):
         self.assertEqual({"vm": "disk"}, self.states())
 
     def test_whatever_ends_a_migration_is_ctrl_c_but_what_nohup_ignores(self) -> None:
-        self.addCleanup(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_IGN))
-        before = signal.getsignal(signal.SIGTERM)
+        for number, handler in ((signal.SIGHUP, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
+            self.addCleanup(signal.signal, number, signal.signal(number, handler))
 
         def ended() -> None:
             with interrupted("vm"):
@@ -308,7 +308,8 @@ class VmCommandsTest(AgentCliTest):
                 signal.raise_signal(signal.SIGTERM)
 
         self.assertThat(str(self.assertRaises(Failure, ended)), Contains("interrupted"))
-        self.assertEqual((before, signal.SIG_IGN), (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)))
+        after = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+        self.assertEqual([signal.SIG_DFL, signal.SIG_IGN], after)
 
     def test_what_is_no_arrival(self) -> None:
         self.assertThat(self.fails("arrival", "begin", "vm"), Contains("nothing of 'virtman migrate'"))
