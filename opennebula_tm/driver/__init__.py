@@ -1,0 +1,1 @@
+"""What the driver scripts on the front end do."""

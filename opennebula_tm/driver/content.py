@@ -1,0 +1,271 @@
+"""What images hold: published at their origins, or waiting there as the disk of a persistent image."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from opennebula_tm.driver.card import Card, Cards, Kept
+from opennebula_tm.driver.disks import Disks, Ref, Source
+from opennebula_tm.driver.errors import DriverError, FrontendFailed, HostFailed
+from opennebula_tm.driver.moving import ALL, Streams
+from opennebula_tm.driver.names import OURS, snapshot
+from opennebula_tm.driver.remote import Hosts
+
+log = logging.getLogger(__name__)
+
+
+class Origins:
+    """The hosts that have the content of a datastore's images for all others. All calls raise HostFailed."""
+
+    def __init__(self, hosts: Hosts, streams: Streams, folder: PurePosixPath) -> None:
+        """``folder`` of the datastore; it is made on the hosts as well."""
+        self._hosts = hosts
+        self._streams = streams
+        self._ours = str(folder / OURS)
+
+    def source(self, host: str, disk: str) -> Source:
+        """A disk that waits at a host, to be sent."""
+        return Source(host, (self._ours, disk), disk)
+
+    def publish(self, image: str, hosts: Sequence[str], first: Callable[[str], str]) -> str:
+        """Publish an image at hosts. Returns its digest.
+
+        ``first`` publishes it at the first one, and returns what that host said; the others read it from there through
+        the tree. After an error it is withdrawn from where it was published.
+        """
+        done = list[str]()
+        try:
+            digest = _digest(hosts[0], first(hosts[0]))
+            done.append(hosts[0])
+            for host in hosts[1:]:
+                copy = f"{image}-t"
+                self.from_disk(host, image, copy, base=image)
+                done.append(host)
+                self.destroy(host, copy)
+        except DriverError:
+            for host in done:
+                self.try_withdraw(host, image)
+            raise
+        return digest
+
+    def from_disk(self, host: str, image: str, disk: str, base: str = "") -> str:
+        """Publish at a host what a disk there holds, or a new disk of the image ``base``. Returns what it said."""
+        return self._hosts.transfer(host, "publish", self._ours, image, image, disk, base)
+
+    def receive(self, host: str, disk: str, over: str, source: Source | Path, options: tuple[str, ...] = ALL) -> None:
+        """Have a host keep what another disk holds, or a stream in a file of the front end."""
+        arguments = (self._ours, disk, "", disk, over, "")
+        if isinstance(source, Source):
+            self._streams.forward(source, host, arguments, options)
+        else:
+            self._streams.give(source, host, arguments)
+
+    def send(self, source: Source, ref: Ref, over: str, disk_format: str) -> None:
+        """Send a disk that waits at a host to a VM."""
+        self._streams.forward(source, ref.host, (*ref.lock, ref.link, ref.name, over, disk_format))
+
+    def upload(self, host: str, image: str, archive: Path) -> str:
+        """Publish a file of the front end, which is in a tar under the name ``disk``. Also raises FrontendFailed."""
+        try:
+            with archive.open("rb") as source:
+                return self._hosts.transfer(host, "upload", self._ours, image, image, stdin=source)
+        except OSError as error:
+            raise FrontendFailed(f"cannot read {archive}: {error.strerror}") from error
+
+    def export(self, host: str, name: str, target: Path, *, image: bool) -> None:
+        """Write what a disk, or an image, holds to a file of the front end, as qcow2. Also raises FrontendFailed."""
+        options = ["--image"] if image else []
+        try:
+            with target.open("wb") as file:
+                self._hosts.transfer(host, "export", self._ours, name, name, *options, stdout=file)
+        except OSError as error:
+            raise FrontendFailed(f"cannot write {target}: {error.strerror}") from error
+
+    def destroy(self, host: str, disk: str) -> None:
+        """Remove a disk that waits at a host; what is not there is fine."""
+        self._hosts.run(host, "destroy", self._ours, disk, "", disk)
+
+    def withdraw(self, host: str, image: str) -> None:
+        """Have a host be no origin of an image any more, once nobody needs it; what is not there is fine."""
+        images = read_json(host, self._hosts.run(host, "images"))
+        if any(one["name"] == image and (one["here"] or {}).get("role") == "origin" for one in images):
+            self._hosts.run(host, "unpublish", self._ours, image, image)
+
+    def try_withdraw(self, host: str, image: str) -> bool:
+        """As ``withdraw``; returns whether it could be done."""
+        return attempt(f"{image} stays published", lambda: self.withdraw(host, image))
+
+    def try_destroy(self, host: str, disk: str) -> bool:
+        """As ``destroy``; returns whether it could be done."""
+        return attempt(f"{disk} stays", lambda: self.destroy(host, disk))
+
+    def forget_snapshot(self, host: str, disk: str, number: int) -> None:
+        """Delete a snapshot of a disk that waits at a host; what is not there is fine."""
+        self._hosts.run(host, "forget", self._ours, disk, disk, snapshot(number))
+
+    def revert(self, host: str, disk: str, number: int) -> None:
+        """Let a disk that waits at a host hold what it held then."""
+        self._hosts.run(host, "revert", self._ours, disk, "", disk, snapshot(number))
+
+    def room(self, host: str) -> tuple[int, int]:
+        """Bytes in all and bytes free where a host keeps its images."""
+        about = read_json(host, self._hosts.run(host, "status"))["disks"]
+        return int(about["total"]), int(about["free"])
+
+
+def attempt(otherwise: str, act: Callable[[], None]) -> bool:
+    """Do what need not succeed. Returns whether it did."""
+    try:
+        act()
+    except HostFailed as error:
+        log.warning("%s: %s", otherwise, error)
+        return False
+    return True
+
+
+class Contents:
+    """The content of one image: reads and writes its card, which the caller has locked for what changes it."""
+
+    def __init__(self, cards: Cards, path: PurePosixPath, origins: Origins) -> None:
+        self._cards = cards
+        self._path = path
+        self._origins = origins
+
+    @property
+    def card(self) -> Card:
+        """Its card as it is now."""
+        return self._cards.read(self._path)
+
+    def settled(self) -> Card:
+        """The card, once its image holds what VMs are to get. It takes the lock itself, if something is to be done."""
+        card = self.card
+        if card.kept is None:
+            return card
+        with self._cards.locked(self._path):
+            card = self.card
+            return card if card.kept is None else self._publish_kept(card, card.kept)
+
+    def _publish_kept(self, card: Card, kept: Kept) -> Card:
+        """What a persistent image's last VM left becomes an image of its own, which others can be made of."""
+        card, name = self._named(card, "g")
+        at = [host for host in card.origins if host in kept.at] or list(kept.at)
+        hosts = [*at[:1], *(host for host in card.origins if host not in at[:1])]
+        digest = self._origins.publish(name, hosts, lambda host: self._origins.from_disk(host, name, kept.disk))
+        old = (*card.old, *([card.image] if card.image else []))
+        card = replace(card, image=name, digest=digest, kept=None, old=old)
+        self._cards.write(self._path, card)
+        for host in kept.at:
+            self._origins.try_destroy(host, kept.disk)
+        return self.drop_old(card)
+
+    def fill(self, over: str, source: Source | Path, options: tuple[str, ...] = ALL) -> Card:
+        """What a VM's disk holds becomes what the image holds: the disk is received by the first origin."""
+        card, name = self._named(self.card, "g")
+        copy = f"{name}-t"
+
+        def first(host: str) -> str:
+            self._origins.receive(host, copy, over, source, options)
+            return self._origins.from_disk(host, name, copy)
+
+        try:
+            digest = self._origins.publish(name, card.origins, first)
+        finally:
+            self._origins.try_destroy(card.origins[0], copy)
+        card = replace(card, image=name, digest=digest, old=(*card.old, *([card.image] if card.image else [])))
+        self._cards.write(self._path, card)
+        return self.drop_old(card)
+
+    def keep(self, over: str, source: Source | Path, of: str) -> Card:
+        """Have what a VM's disk holds wait at the origins. Those that cannot take it are left out, but for the last.
+
+        Raises HostFailed with what each of them said if none could.
+        """
+        card, name = self._named(self.card, "k")
+        at, failed = list[str](), list[str]()
+        for host in card.origins:
+            try:
+                self._origins.receive(host, name, over, source)
+                at.append(host)
+            except HostFailed as error:
+                log.warning("%s does not keep %s: %s", host, name, error)
+                failed.append(str(error))
+        if not at:
+            raise HostFailed("; ".join(failed))
+        before = card.kept
+        card = replace(card, kept=Kept(name, tuple(at), over, of), used_by="")
+        self._cards.write(self._path, card)
+        for host in before.at if before else ():
+            self._origins.try_destroy(host, before.disk if before else "")
+        return card
+
+    def give(self, ref: Ref, disks: Disks, size: int, monitor: str) -> None:
+        """Give a persistent image's disk to a VM; what is there of a call that was cut off is taken."""
+        card = self.card
+        found = disks.describe(ref) if card.used_by == ref.name else None
+        if found is not None:
+            disks.link(ref, found.path, monitor)
+            return
+        if card.kept is None:
+            disks.create(ref, card.published, size, card.format, monitor=monitor, fresh=True)
+        else:
+            self._send_kept(card.kept, ref, card.format)
+            found = disks.there(ref)
+            if size > found.size:
+                disks.resize(ref, size)
+            disks.link(ref, found.path, monitor)
+        kept = replace(card.kept, of="") if card.kept else None
+        self._cards.write(self._path, replace(card, used_by=ref.name, kept=kept))
+
+    def _send_kept(self, kept: Kept, ref: Ref, disk_format: str) -> None:
+        failed = list[str]()
+        for host in kept.at:
+            try:
+                self._origins.send(self._origins.source(host, kept.disk), ref, kept.over, disk_format)
+            except HostFailed as error:
+                failed.append(str(error))
+            else:
+                return
+        raise HostFailed("; ".join(failed))
+
+    def drop_old(self, card: Card) -> Card:
+        """Withdraw what was published before, as far as that can be done now."""
+        tried = {image: [self._origins.try_withdraw(host, image) for host in card.origins] for image in card.old}
+        left = tuple(image for image, withdrawn in tried.items() if not all(withdrawn))
+        if left != card.old:
+            card = replace(card, old=left)
+            self._cards.write(self._path, card)
+        return card
+
+    def remove(self) -> None:
+        """Remove the image, its disk and its card. Raises HostFailed; a repeated call goes on."""
+        card = self.card
+        if card.kept is not None:
+            for host in card.kept.at:
+                self._origins.destroy(host, card.kept.disk)
+        for image in (*card.old, *([card.image] if card.image else [])):
+            for host in card.origins:
+                self._origins.withdraw(host, image)
+        self._cards.remove(self._path)
+
+    def _named(self, card: Card, letter: str) -> tuple[Card, str]:
+        """A name that nobody ever uses again, also if this call is cut off."""
+        card, name = card.next_name(letter)
+        self._cards.write(self._path, card)
+        return card, name
+
+
+def read_json(host: str, answer: str) -> Any:
+    """What ``virtman --json`` printed. Raises HostFailed."""
+    try:
+        return json.loads(answer)
+    except ValueError as error:
+        raise HostFailed(f"{host}: virtman's answer is no JSON: {error}") from error
+
+
+def _digest(host: str, answer: str) -> str:
+    return str(read_json(host, answer)["digest"])

@@ -1,0 +1,383 @@
+"""The datastore's actions with images, each called as OpenNebula's driver calls its scripts.
+
+The request is XML in base64, and the answer one line: what else is printed would be taken for a message of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from opennebula_tm.driver import names, nebula
+from opennebula_tm.driver.card import FORMATS, Card, Cards
+from opennebula_tm.driver.content import Contents, Origins
+from opennebula_tm.driver.errors import FrontendFailed, HostFailed, Refused
+from opennebula_tm.driver.moving import Streams
+from opennebula_tm.driver.nebula import MIB
+from opennebula_tm.driver.remote import Hosts
+from opennebula_tm.driver.settings import Settings
+
+log = logging.getLogger(__name__)
+
+SAVE_AS = "save_as"
+NOT_DISKS = {"KERNEL": "kernels", "RAMDISK": "ramdisks", "CONTEXT": "files"}
+TYPES = {"3": "KERNEL", "4": "RAMDISK", "5": "CONTEXT"}
+"""OpenNebula's numbers of the types of images that are no disks (Image::ImageType)."""
+
+
+class Request:
+    """What OpenNebula asks of the datastore."""
+
+    def __init__(self, request: bytes) -> None:
+        """Raises FrontendFailed."""
+        self.xml = nebula.decode(request, "the request to the datastore")
+
+    def image(self, key: str) -> str:
+        """Of the image."""
+        return self.xml.text(f"IMAGE/{key}") or self.xml.text(f"IMAGE/TEMPLATE/{key}")
+
+    def datastore(self, key: str) -> str:
+        """Of the datastore's template."""
+        return self.xml.text(f"DATASTORE/TEMPLATE/{key}")
+
+    @property
+    def folder(self) -> PurePosixPath:
+        """The datastore's folder. Raises Refused."""
+        text = self.xml.text("DATASTORE/BASE_PATH")
+        if not text.startswith("/") or any(sign.isspace() or sign == ":" for sign in text):
+            raise Refused(f"the datastore's folder {text!r} must be absolute and without blanks and colons, at which"
+                          " OpenNebula splits what it hands to drivers")  # fmt: skip
+        return PurePosixPath(os.path.normpath(text))
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The hosts that have its images for all others. Raises Refused."""
+        hosts = tuple(dict.fromkeys(self.datastore("BRIDGE_LIST").split()))
+        if not hosts:
+            raise Refused("the datastore needs BRIDGE_LIST: the hosts that are to be the origins of its images")
+        return tuple(names.check_host(host) for host in hosts)
+
+    @property
+    def format(self) -> str:
+        """Of VMs' disks. Raises Refused."""
+        found = self.datastore("DRIVER") or "raw"
+        if found not in FORMATS:
+            raise Refused(f"DRIVER of the datastore is {found!r}: raw where hosts have the kernel stack, else qcow2")
+        return found
+
+    @property
+    def source(self) -> PurePosixPath:
+        """The card of the image that it is about. Raises Refused."""
+        return self.card_at(self.image("SOURCE"))
+
+    def card_at(self, text: str) -> PurePosixPath:
+        """A card that must be this datastore's. Raises Refused."""
+        path = names.path_of(text)
+        if path.parent != self.folder:
+            raise Refused(f"{text!r} is no image of the datastore in {self.folder}")
+        return path
+
+
+class Datastore:
+    """Carries actions out, and prints their answers."""
+
+    def __init__(self, settings: Settings, remotes: Path) -> None:
+        self._remotes = remotes
+        self._settings = settings
+        self._hosts = Hosts(settings)
+        self._streams = Streams(self._hosts)
+        self._cards = Cards()
+
+    def run(self, action: str, request: bytes) -> None:
+        """Carry one out. Raises DriverError."""
+        if action == "stat":
+            self._stat(request)
+            return
+        actions = {
+            "cp": self.cp, "mkfs": self.mkfs, "clone": self.clone, "rm": self.rm, "monitor": self.monitor,
+            "export": self.export, "snap_delete": self.snap_delete, "snap_revert": self.snap_revert,
+            "snap_flatten": self.snap_flatten,
+        }  # fmt: skip
+        if action not in actions:
+            raise Refused(f"the datastore has no action {action}")
+        sys.stdout.write(actions[action](Request(request)))
+
+    def cp(self, request: Request) -> str:
+        """Add an image: from a path of the front end, an URL, or a marketplace."""
+        self._refuse_no_disk(request)
+        source = request.image("PATH")
+        if not source:
+            raise Refused("the image has no PATH")
+        with self._staging(request) as folder:
+            file = folder / "disk"
+            self._download(request, source, file)
+            return self._add(request, file)
+
+    def mkfs(self, request: Request) -> str:
+        """A new image: empty, with a file system, or one that a VM's disk is saved as."""
+        self._refuse_no_disk(request)
+        if request.image("FORMAT") == SAVE_AS:
+            path, card = self._new(request)
+            self._cards.write(path, card)
+            return f"{path} {card.format}\n"
+        mib = names.number("the size", request.image("SIZE") or "0")
+        with self._staging(request) as folder:
+            file = folder / "disk"
+            _make(file, mib, request.image("FS"), request.image("FORMAT") == "swap")
+            return self._add(request, file)
+
+    def clone(self, request: Request) -> str:
+        """A new image that holds what another one of this driver holds now."""
+        source = names.path_of(request.image("PATH") or request.image("SOURCE"))
+        theirs = Contents(self._cards, source, self._origins(source.parent)).settled()
+        path, card = self._new(request)
+        over, copy = theirs.published, f"{card.name}-t"
+        origins = self._origins(path.parent)
+        card, digest = self._published(
+            origins, card, lambda host: origins.from_disk(host, card.name, copy, base=over), copy
+        )
+        self._cards.write(path, replace(card, digest=digest))
+        return f"{path} {card.format}\n"
+
+    def rm(self, request: Request) -> str:
+        """Delete an image. Who reads it still goes on to."""
+        path = request.source
+        with self._cards.locked(path):
+            if self._cards.exists(path):
+                self._contents(path).remove()
+        self._cards.remove(path)
+        return ""
+
+    def monitor(self, request: Request) -> str:
+        """The room for images: that of the origin that has least, since all have each image. MiB."""
+        rooms, failed = list[tuple[int, int]](), list[str]()
+        origins = self._origins(request.folder)
+        for host in request.origins:
+            try:
+                rooms.append(origins.room(host))
+            except HostFailed as error:
+                failed.append(str(error))
+        if not rooms:
+            raise HostFailed("; ".join(failed))
+        total, free = min(rooms, key=lambda room: room[1])
+        return f"USED_MB={(total - free) // MIB}\nFREE_MB={free // MIB}\nTOTAL_MB={total // MIB}\n"
+
+    def export(self, request: Request) -> str:
+        """Hand an image to a marketplace, as a file of the front end that is removed afterwards."""
+        path = request.source
+        card = self._contents(path).settled()
+        target = Path(path.parent) / f".{card.name}-{secrets.token_hex(4)}.export"
+        origins = self._origins(path.parent)
+        try:
+            self._first(card.origins, lambda host: origins.export(host, card.published, target, image=True))
+            digest = _md5(target)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+        return (
+            f"<IMPORT_INFO><IMPORT_SOURCE><![CDATA[{target}]]></IMPORT_SOURCE><MD5><![CDATA[{digest}]]></MD5>"
+            f"<SIZE><![CDATA[{request.image('SIZE')}]]></SIZE><FORMAT><![CDATA[qcow2]]></FORMAT><DISPOSE>YES</DISPOSE>"
+            f"<DISPOSE_CMD><![CDATA[rm -f {target}]]></DISPOSE_CMD></IMPORT_INFO>\n"
+        )
+
+    def snap_delete(self, request: Request) -> str:
+        """Forget a snapshot of a persistent image that no VM has."""
+        path = request.source
+        number = self._snapshot(request)
+        with self._cards.locked(path):
+            if (kept := self._contents(path).card.kept) is not None:
+                origins = self._origins(path.parent)
+                for host in kept.at:
+                    origins.forget_snapshot(host, kept.disk, number)
+        return ""
+
+    def snap_revert(self, request: Request) -> str:
+        """Let a persistent image that no VM has hold what it held then."""
+        path = request.source
+        number = self._snapshot(request)
+        with self._cards.locked(path):
+            kept = self._contents(path).card.kept
+            if kept is None:
+                raise Refused(f"image {path.name} has no snapshot {number}")
+            origins = self._origins(path.parent)
+            for host in kept.at:
+                origins.revert(host, kept.disk, number)
+        return ""
+
+    def snap_flatten(self, request: Request) -> str:
+        """Let a persistent image that no VM has hold what it held then, and forget all of its snapshots."""
+        answer = self.snap_revert(request)
+        self._contents(request.source).settled()
+        return answer
+
+    def _stat(self, request: bytes) -> None:
+        """The size of what is to be added, in MiB: OpenNebula's own script knows how to ask any source for it."""
+        parsed = Request(request)
+        self._refuse_no_disk(parsed)
+        self._refuse_restricted(parsed, parsed.image("PATH"))
+        script = self._remotes / "datastore" / "fs" / "stat"
+        try:
+            done = subprocess.run([str(script), "0"], input=request, check=False)
+        except OSError as error:
+            raise FrontendFailed(f"cannot run {script}: {error.strerror}") from error
+        if done.returncode != 0:
+            raise SystemExit(1)
+
+    def _new(self, request: Request) -> tuple[PurePosixPath, Card]:
+        number = names.number("the image", request.image("ID"))
+        name = f"one-{number}-{secrets.token_hex(4)}"
+        return request.folder / name, Card(name, request.format, request.origins)
+
+    def _add(self, request: Request, file: Path) -> str:
+        path, card = self._new(request)
+        archive = file.with_suffix(".tar")
+        _pack(file, archive)
+        origins = self._origins(path.parent)
+        card, digest = self._published(origins, card, lambda host: origins.upload(host, card.name, archive))
+        self._cards.write(path, replace(card, digest=digest))
+        return f"{path} {card.format}\n"
+
+    def _published(
+        self, origins: Origins, card: Card, first: Callable[[str], str], copy: str = ""
+    ) -> tuple[Card, str]:  # fmt: skip
+        """A new image that ``first`` publishes, with its digest; ``copy``: a disk that it makes and that goes then."""
+        try:
+            digest = origins.publish(card.name, card.origins, first)
+        finally:
+            if copy:
+                origins.try_destroy(card.origins[0], copy)
+        return replace(card, image=card.name), digest
+
+    @staticmethod
+    def _first(hosts: tuple[str, ...], act: Callable[[str], None]) -> None:
+        """Ask one host after the other until one has done it. Raises HostFailed with what each of them said."""
+        failed = list[str]()
+        for host in hosts:
+            try:
+                act(host)
+            except HostFailed as error:
+                failed.append(str(error))
+            else:
+                return
+        raise HostFailed("; ".join(failed))
+
+    @contextmanager
+    def _staging(self, request: Request) -> Iterator[Path]:
+        """A folder of this call's own in that of the datastore. Raises FrontendFailed."""
+        folder = Path(request.folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".adding-") as name:
+                yield Path(name)
+        except OSError as error:
+            raise FrontendFailed(f"cannot keep the image in {folder} meanwhile: {error.strerror or error}") from error
+
+    def _download(self, request: Request, source: str, file: Path) -> None:
+        """Have OpenNebula's downloader fetch and unpack it, and check its hash. Raises DriverError."""
+        self._refuse_restricted(request, source)
+        argv = [str(self._remotes / "datastore" / "downloader.sh")]
+        for option, value in (
+            ("--md5", request.image("MD5")), ("--sha1", request.image("SHA1")),
+            ("--limit", request.datastore("LIMIT_TRANSFER_BW")),
+        ):  # fmt: skip
+            argv += [option, value] if value else []
+        if request.datastore("NO_DECOMPRESS").lower() == "yes":
+            argv.append("--nodecomp")
+        if source.startswith("-"):
+            raise Refused(f"PATH {source!r} begins with '-'")
+        try:
+            done = subprocess.run(
+                [*argv, source, str(file)], stdin=subprocess.DEVNULL, capture_output=True, check=False,
+                timeout=self._settings.transfer,
+            )  # fmt: skip
+        except OSError as error:
+            raise FrontendFailed(f"cannot run {argv[0]}: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise FrontendFailed(f"{source} was not fetched within {self._settings.transfer:g} seconds") from error
+        if done.returncode != 0 or not file.is_file():
+            said = " ".join(done.stderr.decode(errors="replace").split())
+            raise FrontendFailed(f"cannot fetch {source}: {said or f'exit code {done.returncode}'}")
+
+    def _refuse_restricted(self, request: Request, source: str) -> None:
+        """Refuse files of the front end that the datastore's attributes keep users from, as OpenNebula's drivers do."""
+        if not source.startswith("/"):
+            return
+        real = os.path.realpath(source)
+        safe = request.datastore("SAFE_DIRS").split()
+        own = [str(self._remotes.parent), os.environ.get("HOME", ""), str(_etc())]
+        for folder in (*request.datastore("RESTRICTED_DIRS").split(), *own):
+            if folder and _within(real, folder) and not any(_within(real, one) for one in safe):
+                raise Refused(f"PATH {source!r} is in {folder}, where images must not come from (RESTRICTED_DIRS)")
+
+    @staticmethod
+    def _refuse_no_disk(request: Request) -> None:
+        kind = TYPES.get(request.image("TYPE"), request.image("TYPE").upper())
+        if kind in NOT_DISKS:
+            raise Refused(f"a VirtMan datastore is for disks: put {NOT_DISKS[kind]} into a datastore of type FILE")
+
+    @staticmethod
+    def _snapshot(request: Request) -> int:
+        return names.number("the snapshot", request.image("TARGET_SNAPSHOT"))
+
+    def _origins(self, folder: PurePosixPath) -> Origins:
+        return Origins(self._hosts, self._streams, folder)
+
+    def _contents(self, path: PurePosixPath) -> Contents:
+        return Contents(self._cards, path, self._origins(path.parent))
+
+
+def _within(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, os.path.realpath(folder)]) == os.path.realpath(folder)
+
+
+def _etc() -> Path:
+    location = os.environ.get("ONE_LOCATION")
+    return Path(location) / "etc" if location else Path("/etc/one")
+
+
+def _make(file: Path, mib: int, file_system: str, swap: bool) -> None:
+    """An empty disk. Raises DriverError."""
+    if mib <= 0:
+        raise Refused(f"the size {mib} MiB is not possible")
+    with file.open("wb") as target:
+        target.truncate(mib * MIB)
+    if file_system and not file_system.isalnum():
+        raise Refused(f"FS {file_system!r} is no name of a file system")
+    tool = "mkswap" if swap else f"mkfs.{file_system}" if file_system else ""
+    if not tool:
+        return
+    force = {"mkfs.xfs": ["-f"], "mkfs.btrfs": ["-f"], "mkswap": ["-L", "swap"]}.get(tool, ["-F"])
+    found = shutil.which(tool, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if found is None:
+        raise Refused(f"the front end has no {tool}, which FS or FORMAT of the image needs")
+    done = subprocess.run([found, *force, str(file)], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise FrontendFailed(f"{tool} failed: {' '.join(done.stderr.decode(errors='replace').split())}")
+
+
+def _pack(file: Path, archive: Path) -> None:
+    """Put the disk into a tar, where holes take no room. Raises FrontendFailed."""
+    done = subprocess.run(
+        ["tar", "-cSf", str(archive), "-C", str(file.parent), file.name], capture_output=True, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise FrontendFailed(f"cannot pack the image: {' '.join(done.stderr.decode(errors='replace').split())}")
+
+
+def _md5(file: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with file.open("rb") as source:
+        while chunk := source.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,206 @@
+# What is done on a host: run there as  sh -c "$(cat host.sh)" virtman WAIT COMMAND ACTION ARGUMENT...
+# WAIT: seconds to wait for an earlier action with the same disk; COMMAND: virtman's. Each action can be repeated.
+# shellcheck shell=sh
+
+set -u
+export LC_ALL=C
+wait=$1 virtman=$2 action=$3
+shift 3
+
+fail() {
+    printf '%s\n' "$*" >&2
+    exit 1
+}
+
+command -v "$virtman" >/dev/null || fail "virtman is not installed there: no command $virtman"
+
+# lock FOLDER KEY: one action with a disk at a time. OpenNebula cancels actions without ending their scripts.
+lock() {
+    mkdir -p "$1" || exit
+    held=$1/$2.lock
+    while :; do
+        exec 9>"$held" || exit
+        flock -w "$wait" 9 || fail "an earlier action with it still goes on there, after $wait seconds"
+        # Whoever destroys the disk removes the file.
+        # shellcheck disable=SC3013
+        [ "$held" -ef /proc/self/fd/9 ] && return
+    done
+}
+
+# v ARGUMENT...: virtman, which does not keep the lock if it outlives us.
+v() {
+    "$virtman" "$@" 9>&-
+}
+
+# have NAME: whether there is a disk of this name. Its columns: name, image, ...
+have() {
+    listed=$(v list) || exit
+    printf '%s\n' "$listed" | awk -v name="$1" '$1 == name { found = 1 } END { exit !found }'
+}
+
+destroy() {
+    if have "$1"; then
+        v destroy "$1" || exit
+    fi
+}
+
+# link LINK TARGET: in one step, whatever is there.
+link() {
+    mkdir -p "$(dirname "$1")" && ln -sfn "$2" "$1.new" && mv -fT "$1.new" "$1" || exit
+}
+
+# fits NAME PATH FORMAT: the disk is what OpenNebula will tell libvirt that it is.
+fits() {
+    if [ -b "$2" ]; then kind=raw; else kind=qcow2; fi
+    [ "$kind" = "$3" ] && return
+    v destroy "$1"
+    fail "its stack makes disks of format $kind, and the image has format $3: set DRIVER and DISK_TYPE of the datastore"
+}
+
+# monitored FOLDER DRIVER: OpenNebula's probe reports the room in datastores that have this file, by the driver in it.
+monitored() {
+    monitor=$(dirname "$1")/.monitor
+    if [ -n "$2" ] && [ "$(cat "$monitor" 2>/dev/null)" != "$2" ]; then
+        printf '%s\n' "$2" >"$monitor" || exit
+    fi
+}
+
+# path NAME: of a disk that is there.
+path() {
+    v show "$1" --json | sed -n 's/^    "path": "\(.*\)",$/\1/p'
+}
+
+case $action in
+
+create) # FOLDER KEY LINK NAME IMAGE SIZE FORMAT MONITOR FRESH
+    lock "$1" "$2"
+    [ "$9" = fresh ] && destroy "$4"
+    made=$(v create "$4" "$5" ${6:+--size "$6"}) || exit
+    fits "$4" "$made" "$7"
+    link "$3" "$made"
+    monitored "$1" "$8"
+    ;;
+
+describe) # NAME: its description and those of its snapshots, or nothing
+    if have "$1"; then
+        v show "$1" --json && v snapshot list "$1" --json || exit
+    fi
+    ;;
+
+send) # FOLDER KEY NAME OPTION...
+    lock "$1" "$2"
+    name=$3
+    shift 3
+    v send "$name" "$@" || exit
+    ;;
+
+forward) # FOLDER KEY HOST COMMAND NAME OPTION...: to the command there, or here without a host
+    lock "$1" "$2"
+    host=$3 command=$4 name=$5
+    shift 5
+    if [ -n "$host" ]; then
+        v send "$name" "$@" | ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 \
+            -o ServerAliveCountMax=3 "$host" "$command" 9>&- || exit
+    else
+        v send "$name" "$@" | sh -c "$command" 9>&- || exit
+    fi
+    ;;
+
+receive) # FOLDER KEY LINK NAME IMAGE FORMAT: LINK and FORMAT may be empty
+    lock "$1" "$2"
+    destroy "$4"
+    made=$(v receive "$4" "$5") || exit
+    [ -z "$6" ] || fits "$4" "$made" "$6"
+    [ -z "$3" ] || link "$3" "$made"
+    ;;
+
+link) # FOLDER KEY LINK TARGET MONITOR
+    lock "$1" "$2"
+    link "$3" "$4"
+    monitored "$1" "$5"
+    ;;
+
+relink) # LINK TARGET: not if the VM's folder is not there
+    [ -d "$(dirname "$1")" ] || exit 0
+    link "$1" "$2"
+    ;;
+
+destroy) # FOLDER KEY LINK NAME: LINK may be empty
+    lock "$1" "$2"
+    destroy "$4"
+    [ -z "$3" ] || rm -f "$3" || exit
+    rm -f "$held"
+    ;;
+
+snapshot) # FOLDER KEY NAME SNAPSHOT DOMAIN URI: DOMAIN is empty if the VM does not run
+    lock "$1" "$2"
+    # One of this name is from a try whose answer was lost: what it holds is old.
+    v snapshot list "$3" | awk -v name="$4" '$1 == name { found = 1 } END { exit !found }' &&
+        { v snapshot delete "$3" "$4" || exit; }
+    if [ -n "$5" ] && timeout 60 virsh -c "$6" domfsfreeze "$5" >/dev/null 2>&1; then
+        trap 'virsh -c "$6" domfsthaw "$5" >/dev/null 2>&1' EXIT
+    fi
+    v snapshot create "$3" "$4" >/dev/null || exit
+    ;;
+
+revert) # FOLDER KEY LINK NAME SNAPSHOT
+    lock "$1" "$2"
+    v snapshot revert "$4" "$5" >/dev/null || exit
+    [ -z "$3" ] || link "$3" "$(path "$4")"
+    ;;
+
+forget) # FOLDER KEY NAME SNAPSHOT
+    lock "$1" "$2"
+    have "$3" || exit 0
+    if v snapshot list "$3" | awk -v name="$4" '$1 == name { found = 1 } END { exit !found }'; then
+        v snapshot delete "$3" "$4" || exit
+    fi
+    ;;
+
+resize) # FOLDER KEY NAME SIZE
+    lock "$1" "$2"
+    v resize "$3" "$4" >/dev/null || exit
+    ;;
+
+publish) # FOLDER KEY IMAGE DISK BASE: what the disk holds; with BASE it is made of that image first
+    lock "$1" "$2"
+    [ -z "$5" ] || v create "$4" "$5" >/dev/null || exit
+    v publish "$3" --from-vm "$4" --json || exit
+    ;;
+
+upload) # FOLDER KEY IMAGE: a tar of one file named "disk" comes in
+    lock "$1" "$2"
+    file=$1/$3.upload
+    trap 'rm -rf "$file"' EXIT
+    rm -rf "$file" && mkdir "$file" && tar -xSf - -C "$file" || exit
+    v publish "$3" "$file/disk" --json || exit
+    ;;
+
+images)
+    v images --json || exit
+    ;;
+
+unpublish) # FOLDER KEY IMAGE
+    lock "$1" "$2"
+    v unpublish "$3" --when-unused >/dev/null || exit
+    rm -f "$held"
+    ;;
+
+export) # FOLDER KEY NAME [--image]: as qcow2, to standard output
+    lock "$1" "$2"
+    file=$1/$2.export
+    trap 'rm -f "$file"' EXIT
+    rm -f "$file"
+    name=$3
+    shift 3
+    v export "$name" "$file" --format qcow2 "$@" >/dev/null && cat "$file" || exit
+    ;;
+
+status)
+    v status --json || exit
+    ;;
+
+*)
+    fail "no action $action"
+    ;;
+esac

@@ -1,0 +1,95 @@
+"""The entry of all scripts: ``tm`` or ``datastore``, the script's name, and what OpenNebula gave it.
+
+OpenNebula shows its users the lines of standard error that do not begin with ``ERROR:``, ``INFO:`` and the like, joined
+without anything between them. So there is exactly one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from opennebula_tm.driver import settings
+from opennebula_tm.driver.datastore import Datastore
+from opennebula_tm.driver.errors import DriverError, Refused
+from opennebula_tm.driver.system import SystemDatastore, is_systems, stdin
+from opennebula_tm.driver.tm import TransferManager
+
+log = logging.getLogger(__name__)
+
+LOGGED = ("ERROR:", "INFO:", "WARN:", "DEBUG:", "-")
+"""How a line begins that no user would see."""
+SYSTEM_ONLY = frozenset({
+    "context", "mkimage", "mkswap", "monitor", "monitor_ds", "prebackup", "prebackup_live", "postbackup",
+    "postbackup_live", "restore",
+})  # fmt: skip
+
+
+def main(argv: Sequence[str], remotes: Path) -> int:
+    """Run a script's action. ``remotes``: OpenNebula's folder of them. Returns the exit code."""
+    os.umask(0o007)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what runs for it is ended, too
+    kind, script, *arguments = argv
+    logging.basicConfig(
+        format=f"%(levelname)s: {script}: %(message)s", level=logging.INFO, stream=sys.stderr, force=True
+    )
+    logging.addLevelName(logging.WARNING, "WARN")
+    try:
+        if kind == "tm":
+            transfer(script, arguments, remotes)
+        else:
+            Datastore(settings.read(remotes), remotes).run(script, stdin())
+    except DriverError as error:
+        say(str(error))
+        return 1
+    except Exception as error:
+        log.exception("this is a fault of the driver")
+        say(f"{script} failed by a fault of the driver, see the log: {type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def say(text: str) -> None:
+    """Say in one line why it failed."""
+    line = " ".join(text.split())
+    sys.stderr.write(f"VirtMan: {line}\n" if line.startswith(LOGGED) else f"{line}\n")
+
+
+def transfer(script: str, arguments: list[str], remotes: Path) -> None:
+    """One of the transfer manager's scripts. Raises DriverError, SystemExit."""
+    action, _, kind = script.partition(".")
+    system = SystemDatastore(remotes / "tm")
+    if action in SYSTEM_ONLY:
+        system.as_ssh(action, arguments)
+    elif action == "premigrate":
+        system.premigrate(arguments, stdin())
+    elif action in ("postmigrate", "failmigrate"):
+        system.after_migration(action, arguments)
+    elif action in ("mv", "delete", "resize") and is_systems(arguments[0], arguments[-1]):
+        system.as_ssh(action, arguments)
+    else:
+        _disk_action(TransferManager(settings.read(remotes)), action, kind, arguments)
+
+
+def _disk_action(manager: TransferManager, action: str, kind: str, arguments: list[str]) -> None:
+    actions: dict[str, tuple[int, Callable[..., None]]] = {
+        "clone": (4, manager.clone), "ln": (4, manager.ln), "mvds": (4, manager.mvds), "cpds": (5, manager.cpds),
+        "delete": (3, manager.delete), "mv": (4, manager.mv), "resize": (4, manager.resize),
+        "snap_create": (4, manager.snap_create), "snap_create_live": (4, manager.snap_create_live),
+        "snap_revert": (4, manager.snap_revert), "snap_delete": (4, manager.snap_delete),
+    }  # fmt: skip
+    if action not in actions:
+        raise Refused(f"the transfer manager has no action {action}")
+    count, act = actions[action]
+    if len(arguments) != count:
+        raise Refused(
+            f"{action} takes {count} arguments and got {len(arguments)}: a name with a blank cannot be handed over"
+        )
+    if action in ("clone", "ln"):
+        act(*arguments, system=kind)
+    else:
+        act(*arguments)

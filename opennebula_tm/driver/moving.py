@@ -1,0 +1,176 @@
+"""A VM's disk on its way: from host to host, to a file on the front end when the VM is stopped, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from opennebula_tm.driver.card import durable, sync
+from opennebula_tm.driver.disks import Described, Disks, Ref, Source
+from opennebula_tm.driver.errors import FrontendFailed, NotThere, Refused
+from opennebula_tm.driver.remote import Hosts
+
+ALL = ("--with-snapshots",)
+"""A disk goes with its snapshots."""
+
+
+class Streams:
+    """Sends disks to others."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+
+    def forward(self, source: Source, host: str, receive: tuple[str, ...], options: tuple[str, ...] = ALL) -> None:
+        """Send a disk to a host, where ``receive`` takes it. Raises HostFailed."""
+        command = self._hosts.command("receive", *receive)
+        to = "" if host == source.host else host
+        self._hosts.transfer(source.host, "forward", *source.lock, to, command, source.name, *options, forwarded=True)
+
+    def fetch(self, source: Source, file: Path) -> None:
+        """Write a disk to a file of the front end, whole or not at all. Raises HostFailed, FrontendFailed."""
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        except OSError as error:
+            raise FrontendFailed(f"cannot write {file}: {error.strerror}") from error
+        part = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as target:
+                self._hosts.transfer(source.host, "send", *source.lock, source.name, *ALL, stdout=target)
+                os.fsync(target.fileno())
+            part.rename(file)
+            sync(file.parent)
+        except OSError as error:
+            raise FrontendFailed(f"cannot write {file}: {error.strerror}") from error
+        finally:
+            part.unlink(missing_ok=True)
+
+    def give(self, file: Path, host: str, receive: tuple[str, ...]) -> None:
+        """Have a host take a disk out of a file of the front end. Raises HostFailed, FrontendFailed."""
+        try:
+            with file.open("rb") as source:
+                self._hosts.transfer(host, "receive", *receive, stdin=source)
+        except OSError as error:
+            raise FrontendFailed(f"cannot read {file}: {error.strerror}") from error
+
+
+class Stored:
+    """A disk of a stopped or undeployed VM: a stream in a file of the front end, and what it lies over.
+
+    It is beside the VM's folder, which ``mv`` of OpenNebula's ssh driver removes before it moves the other one there.
+    """
+
+    def __init__(self, ref: Ref) -> None:
+        self.file = Path(ref.place.ours) / f"{ref.vm}-{ref.number}.stream"
+        self._about = self.file.with_suffix(".json")
+
+    @property
+    def there(self) -> bool:
+        """Whether there is one that is whole."""
+        return self.file.exists() and self._about.exists()
+
+    @property
+    def image(self) -> str:
+        """The image that it lies over. Raises FrontendFailed."""
+        try:
+            about: Any = json.loads(self._about.read_text())
+            return str(about["image"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FrontendFailed(f"cannot read {self._about}: {error}") from error
+
+    def note(self, image: str) -> None:
+        """Say what it lies over. Raises FrontendFailed."""
+        try:
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            durable(self._about, json.dumps({"image": image}).encode())
+        except OSError as error:
+            raise FrontendFailed(f"cannot write {self._about}: {error.strerror}") from error
+
+    def remove(self) -> None:
+        """Remove it; what is not there is fine. Raises FrontendFailed."""
+        try:
+            self.file.unlink(missing_ok=True)
+            self._about.unlink(missing_ok=True)
+        except OSError as error:
+            raise FrontendFailed(f"cannot remove {self.file}: {error.strerror}") from error
+
+
+class Mover:
+    """Moves disks. A call that was cut off is repeated, and goes on where it was.
+
+    OpenNebula moves a VM's folder after its disks, and its ssh driver removes what is at the destination before that.
+    So the link in the folder that is yet to be moved already leads to where the disk is then.
+    """
+
+    def __init__(self, disks: Disks, streams: Streams) -> None:
+        self._disks = disks
+        self._streams = streams
+
+    def stop(self, ref: Ref, stored: Stored) -> None:
+        """From its host to the front end."""
+        found = self._there(ref)
+        if found is not None:
+            stored.note(found.image)
+            self._streams.fetch(ref.source, stored.file)
+        elif not stored.there:
+            raise NotThere(f"{ref} is neither on {ref.host} nor on the front end")
+        self._disks.relink(ref, str(stored.file))
+        self._disks.destroy(ref)
+
+    def resume(self, stored: Stored, target: Ref, disk_format: str, link: Path) -> None:
+        """From the front end, where ``link`` is in the VM's folder, to a host."""
+        if stored.there:
+            receive = (*target.lock, target.link, target.name, stored.image, disk_format)
+            self._streams.give(stored.file, target.host, receive)
+        path = self._arrived(target, "the front end")
+        if link.parent.is_dir():
+            _relink(link, path)
+        stored.remove()
+
+    def migrate(self, source: Ref, target: Ref, disk_format: str) -> None:
+        """From host to host."""
+        found = self._there(source)
+        if found is not None:
+            receive = (*target.lock, target.link, target.name, found.image, disk_format)
+            self._streams.forward(source.source, target.host, receive)
+        self._disks.relink(source, self._arrived(target, source.host))
+        self._disks.destroy(source)
+
+    def relocate(self, target: Ref) -> None:
+        """From one system datastore of a host to another: the disk stays."""
+        self._disks.relink(target, self._arrived(target, target.host))
+
+    def _arrived(self, target: Ref, source: str) -> str:
+        """The path that it has at its destination."""
+        found = self._disks.describe(target)
+        if found is None:
+            raise NotThere(f"{target} is neither on {source} nor on {target.host}")
+        return found.path
+
+    def _there(self, ref: Ref) -> Described | None:
+        found = self._disks.describe(ref)
+        if found is not None:
+            self.refuse_left_out(ref, found)
+        return found
+
+    @staticmethod
+    def refuse_left_out(ref: Ref, found: Described) -> None:
+        """Raise Refused if not all of a disk can be sent."""
+        if found.left_out:
+            raise Refused(
+                f"{ref} has snapshots that it has not gone on from since it was reverted, and these cannot move: delete"
+                f" {', '.join(found.left_out)}, or revert to the newest one"
+            )
+
+
+def _relink(link: Path, target: str) -> None:
+    new = link.with_name(f"{link.name}.new")
+    try:
+        new.unlink(missing_ok=True)
+        new.symlink_to(target)
+        new.rename(link)
+    except OSError as error:
+        raise FrontendFailed(f"cannot make the link {link}: {error.strerror}") from error

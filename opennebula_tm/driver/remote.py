@@ -1,0 +1,89 @@
+"""What is done on hosts: by ssh, with ``host.sh``, each step with a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+from typing import IO
+
+from opennebula_tm.driver.errors import HostFailed
+from opennebula_tm.driver.settings import Settings
+
+SCRIPT = Path(__file__).with_name("host.sh")
+UNREACHABLE = 255
+"""ssh(1): the exit code for an error of its own."""
+FORWARDED = ("-o", "ForwardAgent=yes", "-o", "ControlMaster=no", "-o", "ControlPath=none")
+"""A host may use the front end's keys only on a connection of its own: a shared one was made without."""
+
+_NOISE = re.compile(r"mux_client_|ControlSocket |Warning: Permanently added|sent \d|sending|virtman: warning")
+_LONGEST = 400
+
+
+class Hosts:
+    """The hosts, as ssh of this front end reaches them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._script = SCRIPT.read_text()
+
+    def command(self, action: str, *arguments: str) -> str:
+        """A step as the shell of a host takes it."""
+        wait = str(int(self._settings.lock))
+        return shlex.join(["sh", "-c", self._script, "virtman", wait, self._settings.virtman, action, *arguments])
+
+    def run(self, host: str, action: str, *arguments: str) -> str:
+        """Do a step on a host. Returns what it printed. Raises HostFailed."""
+        return self._run(host, self.command(action, *arguments), self._settings.step)
+
+    def transfer(
+        self, host: str, action: str, *arguments: str, stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None,
+        forwarded: bool = False,
+    ) -> str:  # fmt: skip
+        """A step that takes as long as its data. ``forwarded``: it calls another host with the front end's keys."""
+        command = self.command(action, *arguments)
+        return self._run(host, command, self._settings.transfer, stdin, stdout, FORWARDED if forwarded else ())
+
+    def _run(
+        self, host: str, command: str, seconds: float, stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None,
+        options: tuple[str, ...] = (),
+    ) -> str:  # fmt: skip
+        # ssh takes the first value that it is given of an option.
+        argv = [os.environ.get("SSH", "ssh"), *options, *self._settings.ssh_options, host, command]
+        try:
+            process = subprocess.Popen(
+                argv, stdin=stdin or subprocess.DEVNULL, stdout=stdout or subprocess.PIPE, stderr=subprocess.PIPE,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise HostFailed(f"cannot run {argv[0]}: {error.strerror}") from error
+        out, err = _ended(process, host, seconds)
+        if process.returncode != 0:
+            raise HostFailed(f"{host}: {_reason(process.returncode, err.decode(errors='replace'))}")
+        return (out or b"").decode(errors="replace")
+
+
+def _ended(process: subprocess.Popen[bytes], host: str, seconds: float) -> tuple[bytes, bytes]:
+    with process:
+        try:
+            return process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            raise HostFailed(f"{host}: no answer within {seconds:g} seconds") from error
+        finally:
+            # Whatever ends this action ends its ssh, and with that, as a rule, what it runs on the host.
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def _reason(code: int, said: str) -> str:
+    """One line for people: the first that says what went wrong. What follows it is often its consequence."""
+    lines = [line for line in (" ".join(line.split()) for line in said.splitlines()) if line and not _NOISE.match(line)]
+    if not lines:
+        return "ssh ended without a word" if code == UNREACHABLE else f"exit code {code} without a word"
+    line = lines[0].removeprefix("virtman: ")
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."

@@ -1,0 +1,71 @@
+"""What a system datastore of the driver ``virtman`` does: as OpenNebula's ``ssh``, but it lets no disk get lost.
+
+A VM's folder has links, contexts, swap and volatile disks. OpenNebula's own script moves and removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from opennebula_tm.driver import names, nebula
+from opennebula_tm.driver.errors import DriverError, FrontendFailed, Refused
+
+OURS = "virtman"
+AS_SSH = "ssh"
+
+
+class SystemDatastore:
+    """``folder``: of the transfer managers' scripts, each in a folder of its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def as_ssh(self, action: str, arguments: Sequence[str], stdin: bytes | None = None) -> None:
+        """Do as OpenNebula's ssh driver, whose script says what goes wrong. Raises SystemExit with its exit code."""
+        script = self._folder / AS_SSH / action
+        try:
+            # It gets our own standard input if there is none for it.
+            done = subprocess.run([str(script), *arguments], input=stdin, check=False)
+        except OSError as error:
+            raise FrontendFailed(f"cannot run {script}: {error.strerror}") from error
+        raise SystemExit(done.returncode if done.returncode >= 0 else 1)
+
+    def premigrate(self, arguments: Sequence[str], request: bytes) -> None:
+        """Before a live migration: only here can it be stopped.
+
+        OpenNebula's migration takes a disk that is a link for one that both hosts have, and does not copy it.
+        """
+        if len(arguments) > len(("from", "to", "folder", "vm", "datastore")):
+            return  # for the disks, on behalf of another system datastore, which does not look at what we answer
+        vm = nebula.vm_of(nebula.decode(request, "what premigrate was told of the VM"))
+        private = [disk.number for disk in vm.disks if disk.tm_mad == OURS]
+        if private and arguments[0] != arguments[1]:
+            said = ", ".join(map(str, private))
+            raise Refused(
+                f"VM {vm.number} cannot move while it runs: only {arguments[0]} has the data of its disks {said};"
+                " migrate it without --live"
+            )
+        self.as_ssh("premigrate", arguments, request)
+
+    def after_migration(self, action: str, arguments: Sequence[str]) -> None:
+        """``postmigrate`` and ``failmigrate``: nothing was made for a disk of ours that would have to go."""
+        if len(arguments) > len(("from", "to", "folder", "vm", "datastore")):
+            return
+        self.as_ssh(action, arguments)
+
+
+def is_systems(argument: str, datastore: str) -> bool:
+    """Whether a place is the system datastore's own affair: a VM's folder, or a volatile disk in it."""
+    try:
+        place = names.place(argument)
+    except DriverError:
+        return False
+    return place.path == place.folder or datastore == str(place.datastore)
+
+
+def stdin() -> bytes:
+    """What we were given to read."""
+    return os.fdopen(os.dup(0), "rb").read()
