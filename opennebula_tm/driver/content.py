@@ -32,21 +32,17 @@ class Origins:
         """A disk that waits at a host, to be sent."""
         return Source(host, (self._ours, disk), disk)
 
-    def publish(self, image: str, hosts: Sequence[str], first: Callable[[str], str]) -> str:
-        """Publish an image at hosts. Returns its digest.
+    def publish(self, image: str, hosts: Sequence[str], publish_at: Callable[[str], str]) -> str:
+        """Publish an image at hosts. Returns its digest, which is the same at all of them: Volt sees to that.
 
-        ``first`` publishes it at the first one, and returns what that host said; the others read it from there through
-        the tree. After an error it is withdrawn from where it was published.
+        ``publish_at`` does it at one, and returns what that host said. After an error it is withdrawn again.
         """
+        digest = ""
         done = list[str]()
         try:
-            digest = _digest(hosts[0], first(hosts[0]))
-            done.append(hosts[0])
-            for host in hosts[1:]:
-                copy = f"{image}-t"
-                self.from_disk(host, image, copy, base=image)
-                done.append(host)
-                self.destroy(host, copy)
+            for host in hosts:
+                done.append(host)  # also if its answer is lost
+                digest = _digest(host, publish_at(host))
         except DriverError:
             for host in done:
                 self.try_withdraw(host, image)
@@ -56,6 +52,13 @@ class Origins:
     def from_disk(self, host: str, image: str, disk: str, base: str = "") -> str:
         """Publish at a host what a disk there holds, or a new disk of the image ``base``. Returns what it said."""
         return self._hosts.transfer(host, "publish", self._ours, image, image, disk, base)
+
+    def from_copy(self, host: str, image: str, copy: str, base: str = "") -> str:
+        """As ``from_disk``; the disk is removed then, whatever became of it."""
+        try:
+            return self.from_disk(host, image, copy, base)
+        finally:
+            self.try_destroy(host, copy)
 
     def receive(self, host: str, disk: str, over: str, source: Source | Path, options: tuple[str, ...] = ALL) -> None:
         """Have a host keep what another disk holds, or a stream in a file of the front end."""
@@ -153,29 +156,30 @@ class Contents:
     def _publish_kept(self, card: Card, kept: Kept) -> Card:
         """What a persistent image's last VM left becomes an image of its own, which others can be made of."""
         card, name = self._named(card, "g")
-        at = [host for host in card.origins if host in kept.at] or list(kept.at)
-        hosts = [*at[:1], *(host for host in card.origins if host not in at[:1])]
-        digest = self._origins.publish(name, hosts, lambda host: self._origins.from_disk(host, name, kept.disk))
+
+        def publish_at(host: str) -> str:
+            if host not in kept.at:
+                self._origins.receive(host, kept.disk, kept.over, self._origins.source(kept.at[0], kept.disk))
+            return self._origins.from_disk(host, name, kept.disk)
+
+        digest = self._origins.publish(name, card.origins, publish_at)
         old = (*card.old, *([card.image] if card.image else []))
         card = replace(card, image=name, digest=digest, kept=None, old=old)
         self._cards.write(self._path, card)
-        for host in kept.at:
+        for host in {*kept.at, *card.origins}:
             self._origins.try_destroy(host, kept.disk)
         return self.drop_old(card)
 
     def fill(self, over: str, source: Source | Path, options: tuple[str, ...] = ALL) -> Card:
-        """What a VM's disk holds becomes what the image holds: the disk is received by the first origin."""
+        """What a VM's disk holds becomes what the image holds: each origin receives the disk, and publishes that."""
         card, name = self._named(self.card, "g")
         copy = f"{name}-t"
 
-        def first(host: str) -> str:
+        def publish_at(host: str) -> str:
             self._origins.receive(host, copy, over, source, options)
-            return self._origins.from_disk(host, name, copy)
+            return self._origins.from_copy(host, name, copy)
 
-        try:
-            digest = self._origins.publish(name, card.origins, first)
-        finally:
-            self._origins.try_destroy(card.origins[0], copy)
+        digest = self._origins.publish(name, card.origins, publish_at)
         card = replace(card, image=name, digest=digest, old=(*card.old, *([card.image] if card.image else [])))
         self._cards.write(self._path, card)
         return self.drop_old(card)

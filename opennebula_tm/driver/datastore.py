@@ -143,10 +143,8 @@ class Datastore:
         path, card = self._new(request)
         over, copy = theirs.published, f"{card.name}-t"
         origins = self._origins(path.parent)
-        card, digest = self._published(
-            origins, card, lambda host: origins.from_disk(host, card.name, copy, base=over), copy
-        )
-        self._cards.write(path, replace(card, digest=digest))
+        digest = origins.publish(card.name, card.origins, lambda host: origins.from_copy(host, card.name, copy, over))
+        self._cards.write(path, replace(card, image=card.name, digest=digest))
         return f"{path} {card.format}\n"
 
     def rm(self, request: Request) -> str:
@@ -243,20 +241,9 @@ class Datastore:
         archive = file.with_suffix(".tar")
         _pack(file, archive)
         origins = self._origins(path.parent)
-        card, digest = self._published(origins, card, lambda host: origins.upload(host, card.name, archive))
-        self._cards.write(path, replace(card, digest=digest))
+        digest = origins.publish(card.name, card.origins, lambda host: origins.upload(host, card.name, archive))
+        self._cards.write(path, replace(card, image=card.name, digest=digest))
         return f"{path} {card.format}\n"
-
-    def _published(
-        self, origins: Origins, card: Card, first: Callable[[str], str], copy: str = ""
-    ) -> tuple[Card, str]:  # fmt: skip
-        """A new image that ``first`` publishes, with its digest; ``copy``: a disk that it makes and that goes then."""
-        try:
-            digest = origins.publish(card.name, card.origins, first)
-        finally:
-            if copy:
-                origins.try_destroy(card.origins[0], copy)
-        return replace(card, image=card.name), digest
 
     @staticmethod
     def _first(hosts: tuple[str, ...], act: Callable[[str], None]) -> None:

@@ -182,7 +182,7 @@ images)
 
 unpublish) # FOLDER KEY IMAGE
     lock "$1" "$2"
-    v unpublish "$3" --when-unused >/dev/null || exit
+    v unpublish "$3" >/dev/null || exit
     rm -f "$held"
     ;;
 

@@ -130,18 +130,20 @@ class Mover:
             _relink(link, path)
         stored.remove()
 
-    def migrate(self, source: Ref, target: Ref, disk_format: str) -> None:
-        """From host to host."""
+    def migrate(self, source: Ref, target: Ref, disk_format: str, stale: Stored) -> None:
+        """From host to host. ``stale``: what the front end may still have of an earlier stop."""
         found = self._there(source)
         if found is not None:
             receive = (*target.lock, target.link, target.name, found.image, disk_format)
             self._streams.forward(source.source, target.host, receive)
         self._disks.relink(source, self._arrived(target, source.host))
         self._disks.destroy(source)
+        stale.remove()
 
-    def relocate(self, target: Ref) -> None:
-        """From one system datastore of a host to another: the disk stays."""
+    def relocate(self, target: Ref, stale: Stored) -> None:
+        """From one system datastore of a host to another: the disk stays. ``stale``: see ``migrate``."""
         self._disks.relink(target, self._arrived(target, target.host))
+        stale.remove()
 
     def _arrived(self, target: Ref, source: str) -> str:
         """The path that it has at its destination."""

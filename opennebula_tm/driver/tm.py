@@ -111,15 +111,14 @@ class TransferManager:
                 f"{before} is only on {before.host}, which {why}: wait until that host is back, or recreate the VM"
             )
         driver = known.disk(before.number).driver
-        stored = Stored(before)
-        if stored.there or before.host not in known.hosts:
-            self._mover.resume(stored, after, driver, Path(before.place.path))
-        elif after.host != known.hosts[-1]:
+        if after.host != known.hosts[-1]:
             self._mover.stop(before, Stored(after))
-        elif before.host != after.host:
-            self._mover.migrate(before, after, driver)
+        elif before.host == after.host and self._disks.describe(after) is not None:
+            self._mover.relocate(after, Stored(before))
+        elif before.host in known.hosts and self._disks.describe(before) is not None:
+            self._mover.migrate(before, after, driver, Stored(before))
         else:
-            self._mover.relocate(after)
+            self._mover.resume(Stored(before), after, driver, Path(before.place.path))
 
     def resize(self, source: str, size: str, vm: str, _datastore: str) -> None:
         """Let a disk have ``size`` MiB."""
