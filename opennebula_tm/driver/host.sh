@@ -196,6 +196,40 @@ export) # FOLDER KEY NAME [--image]: as qcow2, to standard output
     v export "$name" "$file" --format qcow2 "$@" >/dev/null && cat "$file" || exit
     ;;
 
+backup-begin) # FOLDER XML
+    rm -rf "$1" && mkdir -p "$1" && printf '%s' "$2" >"$1/vm.xml" || exit
+    ;;
+
+backup) # FOLDER KEY NAME FILE
+    lock "$1" "$2"
+    rm -f "$4" && v export "$3" "$4" --format qcow2 >/dev/null || exit
+    ;;
+
+backup-end) # FOLDER
+    rm -rf "$1" || exit
+    ;;
+
+restore) # FOLDER KEY LINK NAME SNAPSHOT...: a qcow2 file comes in; the snapshots go
+    lock "$1" "$2"
+    file=$1/$2.restore link=$3 name=$4
+    shift 4
+    trap 'rm -f "$file"' EXIT
+    cat >"$file" || exit
+    qemu-img check -q -f qcow2 "$file" || fail "what came is no whole backup"
+    made=$(path "$name") || exit
+    if [ -b "$made" ]; then format=raw; else format=qcow2; fi
+    needed=$(qemu-img info -f qcow2 "$file" --output=json | sed -n 's/^    "virtual-size": \([0-9]*\),$/\1/p')
+    has=$(v show "$name" --json | sed -n 's/^    "size": \([0-9]*\),$/\1/p')
+    if [ "${needed:-0}" -gt "${has:-0}" ]; then
+        v resize "$name" "$needed" >/dev/null || exit
+    fi
+    for snapshot; do
+        v snapshot delete "$name" "$snapshot" || exit
+    done
+    qemu-img convert -n -f qcow2 -O "$format" "$file" "$made" 9>&- || exit
+    link "$link" "$made"
+    ;;
+
 status)
     v status --json || exit
     ;;

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from opennebula_tm.driver import settings
+from opennebula_tm.driver.backup import Backups
 from opennebula_tm.driver.datastore import Datastore
 from opennebula_tm.driver.errors import DriverError, Refused
 from opennebula_tm.driver.system import SystemDatastore, is_systems, stdin
@@ -23,10 +24,8 @@ log = logging.getLogger(__name__)
 
 LOGGED = ("ERROR:", "INFO:", "WARN:", "DEBUG:", "-")
 """How a line begins that no user would see."""
-SYSTEM_ONLY = frozenset({
-    "context", "mkimage", "mkswap", "monitor", "monitor_ds", "prebackup", "prebackup_live", "postbackup",
-    "postbackup_live", "restore",
-})  # fmt: skip
+SYSTEM_ONLY = frozenset({"context", "mkimage", "mkswap", "monitor", "monitor_ds"})
+BACKUPS = frozenset({"prebackup", "prebackup_live", "postbackup", "postbackup_live", "restore"})
 
 
 def main(argv: Sequence[str], remotes: Path) -> int:
@@ -69,10 +68,32 @@ def transfer(script: str, arguments: list[str], remotes: Path) -> None:
         system.premigrate(arguments, stdin())
     elif action in ("postmigrate", "failmigrate"):
         system.after_migration(action, arguments)
+    elif action in BACKUPS:
+        _backup(Backups(settings.read(remotes), remotes), action, arguments)
     elif action in ("mv", "delete", "resize") and is_systems(arguments[0], arguments[-1]):
         system.as_ssh(action, arguments)
     else:
         _disk_action(TransferManager(settings.read(remotes)), action, kind, arguments)
+
+
+def _backup(backups: Backups, action: str, arguments: list[str]) -> None:
+    if action == "restore":
+        _counted(action, arguments, 5)
+        backups.restore(*arguments)
+        return
+    _counted(action, arguments, 6)
+    folder, disks, _domain, _job, vm, _datastore = arguments
+    if action.startswith("pre"):
+        backups.prebackup(folder, disks, vm, stdin())
+    else:
+        backups.postbackup(folder, vm)
+
+
+def _counted(action: str, arguments: list[str], count: int) -> None:
+    if len(arguments) != count:
+        raise Refused(
+            f"{action} takes {count} arguments and got {len(arguments)}: a name with a blank cannot be handed over"
+        )
 
 
 def _disk_action(manager: TransferManager, action: str, kind: str, arguments: list[str]) -> None:
@@ -85,10 +106,7 @@ def _disk_action(manager: TransferManager, action: str, kind: str, arguments: li
     if action not in actions:
         raise Refused(f"the transfer manager has no action {action}")
     count, act = actions[action]
-    if len(arguments) != count:
-        raise Refused(
-            f"{action} takes {count} arguments and got {len(arguments)}: a name with a blank cannot be handed over"
-        )
+    _counted(action, arguments, count)
     if action in ("clone", "ln"):
         act(*arguments, system=kind)
     else:

@@ -117,10 +117,15 @@ def _disk_of(disk: Element) -> VmDisk:
 
 def show_vm(number: int) -> Vm:
     """Ask OpenNebula for a VM. Raises FrontendFailed, also if the answer is not of that VM."""
-    vm = vm_of(parse(_run("onevm", "show", "-x", str(number)), f"what onevm says of VM {number}"))
+    vm = vm_of(parse(show("onevm", number), f"what onevm says of VM {number}"))
     if vm.number != number:
         raise FrontendFailed(f"onevm was asked for VM {number} and answered with another one")
     return vm
+
+
+def show(command: str, number: int) -> bytes:
+    """The XML that ``onevm``, ``oneimage`` or ``onedatastore`` shows of one of these. Raises FrontendFailed."""
+    return _run(command, "show", "-x", str(number))
 
 
 def _run(*argv: str) -> bytes:
