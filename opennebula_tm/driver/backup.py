@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from opennebula_tm.driver import names, nebula
 from opennebula_tm.driver.disks import Disks, Ref
-from opennebula_tm.driver.errors import FrontendFailed, Refused
+from opennebula_tm.driver.errors import FrontendFailed, HostFailed, Refused
 from opennebula_tm.driver.names import Place
 from opennebula_tm.driver.nebula import Vm
 from opennebula_tm.driver.remote import Hosts
@@ -53,8 +53,10 @@ class Backups:
             said = ", ".join(map(str, strangers))
             raise Refused(f"VM {vm}: its disks {said} are not VirtMan's and cannot be backed up with these")
         target = self._target(place, vm)
-        about = base64.encodebytes(request).decode()
-        self._hosts.run(place.host, "backup-begin", target, about)
+        with tempfile.TemporaryFile() as about:
+            about.write(base64.encodebytes(request))
+            about.seek(0)
+            self._hosts.transfer(place.host, "backup-begin", target, stdin=about)
         for number in numbers:
             ref = _ref(place, vm, number)
             self._hosts.transfer(place.host, "backup", *ref.lock, ref.name, f"{target}/disk.{number}.0")

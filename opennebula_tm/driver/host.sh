@@ -196,8 +196,8 @@ export) # FOLDER KEY NAME [--image]: as qcow2, to standard output
     v export "$name" "$file" --format qcow2 "$@" >/dev/null && cat "$file" || exit
     ;;
 
-backup-begin) # FOLDER XML
-    rm -rf "$1" && mkdir -p "$1" && printf '%s' "$2" >"$1/vm.xml" || exit
+backup-begin) # FOLDER: the VM's XML in base64 comes in
+    rm -rf "$1" && mkdir -p "$1" && cat >"$1/vm.xml" || exit
     ;;
 
 backup) # FOLDER KEY NAME FILE
