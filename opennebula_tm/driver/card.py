@@ -156,11 +156,11 @@ def _card(found: Any, path: PurePosixPath) -> Card:
     if not isinstance(found, dict) or found.get("version") != VERSION:
         raise FrontendFailed(f"the card {path} is of another release: this one knows version {VERSION}")
     known = {key: value for key, value in found.items() if key in Card.__dataclass_fields__}
-    if known.get("kept"):
-        known["kept"] = Kept(**_tuples(known["kept"]))
     try:
+        if known.get("kept"):
+            known["kept"] = Kept(**_tuples(known["kept"]))
         return Card(**_tuples(known))
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise FrontendFailed(f"the card {path} is damaged: {error}") from error
 
 

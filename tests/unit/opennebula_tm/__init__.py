@@ -1,0 +1,1 @@
+"""The OpenNebula drivers, as far as they need no host."""

@@ -1,0 +1,86 @@
+"""Scripts as OpenNebula runs them: one line of reason, and an exit code."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import ClassVar
+
+import testtools
+from testtools.matchers import HasLength
+
+ROOT = Path(__file__).parents[3] / "opennebula_tm"
+TM = ROOT / "remotes" / "tm" / "virtman"
+DATASTORE = ROOT / "remotes" / "datastore" / "virtman"
+RUN = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from pathlib import Path;"
+    "from opennebula_tm.driver.main import main; sys.exit(main(sys.argv[1:], Path(sys.argv[0] or '/nonexistent')))"
+)
+
+
+def run(*argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """A script's action."""
+    return subprocess.run(
+        ["python3", "-I", "-c", RUN, str(ROOT.parent), *argv], input=stdin, capture_output=True, check=False
+    )
+
+
+class MainTest(testtools.TestCase):
+    def refused(self, *argv: str, stdin: bytes = b"") -> str:
+        done = run(*argv, stdin=stdin)
+        self.assertEqual((1, b""), (done.returncode, done.stdout))
+        lines = done.stderr.decode().splitlines()
+        self.assertThat(lines, HasLength(1))
+        return lines[0]
+
+    def test_a_path_with_a_blank_comes_as_more_arguments_and_is_refused(self) -> None:
+        said = self.refused("tm", "clone", "fe:/a", "b", "h:/ds/0/1/disk.0", "1", "2")
+        self.assertEqual("clone takes 4 arguments and got 5: a name with a blank cannot be handed over", said)
+
+    def test_a_kernel_is_refused(self) -> None:
+        said = self.refused("tm", "clone", "fe:/ds/1/one-1-00000000", "h:/ds/0/1/kernel", "1", "2")
+        self.assertIn("datastores of type FILE", said)
+
+    def test_an_image_of_another_driver_is_refused(self) -> None:
+        said = self.refused("tm", "mvds", "h:/ds/0/1/disk.0", "/ds/1/0a1b2c", "1", "2")
+        self.assertIn("no image of a VirtMan datastore", said)
+
+    def test_actions_that_are_none_are_refused(self) -> None:
+        self.assertIn("no action", self.refused("tm", "reboot"))
+        self.assertIn("no action", self.refused("datastore", "reboot"))
+
+    def test_a_request_that_is_none_is_refused(self) -> None:
+        self.assertIn("is no XML", self.refused("datastore", "monitor", stdin=b"eA=="))
+
+    def test_no_line_looks_like_one_for_the_log_or_like_an_option(self) -> None:
+        for argument in ("-x", "ERROR: x"):
+            said = self.refused("tm", "snap_delete", argument, "0", "1", "2")
+            self.assertFalse(said.startswith(("-", "ERROR:")), said)
+
+
+class ScriptsTest(testtools.TestCase):
+    ACTIONS: ClassVar[dict[Path, str]] = {
+        TM: "clone ln mvds cpds delete mv resize snap_create snap_create_live snap_revert snap_delete premigrate"
+        " postmigrate failmigrate prebackup prebackup_live postbackup postbackup_live restore context mkimage mkswap"
+        " monitor monitor_ds clone.ssh clone.local ln.ssh ln.local",
+        DATASTORE: "clone cp export mkfs monitor rm snap_delete snap_flatten snap_revert stat",
+    }
+
+    def test_there_is_a_script_for_each_action_and_no_other(self) -> None:
+        for folder, names in self.ACTIONS.items():
+            found = {path.name for path in folder.iterdir() if path.suffix != ".py"}
+            self.assertEqual(set(names.split()), found)
+
+    def test_each_can_be_run_and_does_nothing_but_to_call_the_shared_one(self) -> None:
+        for folder in self.ACTIONS:
+            for path in folder.iterdir():
+                if path.suffix != ".py":
+                    self.assertEqual(0o755, path.stat().st_mode & 0o777, path.name)
+                    self.assertEqual(2, len(path.read_text().splitlines()), path.name)
+
+    def test_shellcheck_finds_nothing(self) -> None:
+        scripts = [str(path) for folder in self.ACTIONS for path in folder.iterdir() if path.suffix != ".py"]
+        done = subprocess.run(
+            ["shellcheck", *scripts, str(ROOT / "driver" / "host.sh")], capture_output=True, text=True, check=False
+        )
+        self.assertEqual("", done.stdout + done.stderr)
