@@ -1,14 +1,24 @@
-"""Packaging of VirtMan: the agent (virtman), the coordinator (volt) and the drivers."""
+"""Packaging of VirtMan: the agent (virtman), the coordinator (volt), the drivers, and OpenNebula's."""
+
+from pathlib import Path
 
 from setuptools import find_packages, setup
+
+PACKAGES = ("virtman", "volt", "drivers", "opennebula_tm")
+OPENNEBULA = Path("opennebula_tm")
+SCRIPTS = [str(path.relative_to(OPENNEBULA)) for path in (OPENNEBULA / "remotes").rglob("*") if path.is_file()]
+"""What the installer copies into OpenNebula. Whether a package keeps that a script can be executed does not matter."""
 
 setup(
     name="virtman",
     version="0.2.0",
     description="On-demand, lazy-boot block layer for homogeneous virtual machines",
     python_requires=">=3.11",
-    packages=find_packages(include=["virtman", "virtman.*", "volt", "volt.*", "drivers", "drivers.*"]),
-    package_data={"volt": ["migrations/*.mako", "migrations/versions/*.py"]},
+    packages=find_packages(include=[name for package in PACKAGES for name in (package, f"{package}.*")]),
+    package_data={
+        "volt": ["migrations/*.mako", "migrations/versions/*.py"],
+        "opennebula_tm": ["driver/*.sh", *SCRIPTS],
+    },
     install_requires=[
         "alembic>=1.13",
         "click>=8.1",
@@ -29,7 +39,11 @@ setup(
         "lint": ["import-linter>=2.0", "mypy>=1.10", "ruff>=0.5"],
     },
     entry_points={
-        "console_scripts": ["virtman = virtman.cli:main", "volt = volt.cli:main"],
+        "console_scripts": [
+            "virtman = virtman.cli:main",
+            "volt = volt.cli:main",
+            "virtman-opennebula-install = opennebula_tm.installer.cli:main",
+        ],
         "virtman.drivers.attach": ["iscsi = drivers.attach.iscsi:IscsiAttach", "nbd = drivers.attach.nbd:NbdAttach"],
         "virtman.drivers.cache": [
             "bcache = drivers.cache.bcache:BcacheCache",

@@ -1,0 +1,1 @@
+"""Puts the drivers into an OpenNebula front end, lets its user reach the agents of hosts, and takes both back."""

@@ -1,0 +1,415 @@
+"""install frontend, on a small front end; and on OpenNebula's own files where ONE_SOURCE names its source tree."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+from pathlib import Path
+
+from testtools import TestCase
+
+from opennebula_tm.installer import disk, sources
+from opennebula_tm.installer.cli import main
+from opennebula_tm.installer.console import Console, Done
+from opennebula_tm.installer.errors import Refused
+from tests.unit.opennebula_tm.scene import (
+    ONED,
+    PROBE,
+    CommandsDouble,
+    Cut,
+    CutAt,
+    Scene,
+    Terminal,
+    assert_raises,
+    tree,
+    write,
+)
+from tests.unit.opennebula_tm.test_registration import FORMS
+from tests.unit.virtman.scene import folder_for
+
+USED = (
+    "<DATASTORE_POOL><DATASTORE><ID>104</ID><NAME>fast</NAME><DS_MAD>{}</DS_MAD><TM_MAD>{}</TM_MAD>"
+    "</DATASTORE></DATASTORE_POOL>"
+)
+
+
+class LifeTest(TestCase):
+    def test_all_is_as_it_was_after_the_removal(self) -> None:
+        for name, oned in FORMS.items():
+            scene = Scene(folder_for(self), disk.as_bytes(oned))
+            before = scene.tree()
+            scene.front().install(None)
+            self.assertEqual([], scene.front().differences(None), name)
+            installed = scene.tree()
+            scene.front().install(None)
+            self.assertEqual(installed, scene.tree(), name)
+            self.assertTrue(scene.out.getvalue().endswith("nothing to do\n"), name)
+            scene.front().remove(force=False)
+            self.assertEqual(before, scene.tree(), name)
+            scene.front().remove(force=False)
+            self.assertTrue(scene.out.getvalue().endswith("nothing to do\n"), name)
+
+    def test_where_each_file_goes(self) -> None:
+        scene = Scene(folder_for(self))
+        scene.front().install(None)
+        remotes = scene.places.remotes
+        for name, mode in (
+            ("tm/virtman/clone", 0o750), ("tm/virtman/run.py", 0o640), ("tm/virtman/opennebula_tm/__init__.py", 0o640),
+            ("tm/virtman/opennebula_tm/driver/main.py", 0o640), ("datastore/virtman/cp", 0o750),
+            ("etc/tm/virtman/virtman.conf", 0o640), (PROBE, 0o750), (PROBE.replace("kvm", "qemu"), 0o750),
+        ):  # fmt: skip
+            self.assertEqual(mode, stat.S_IMODE((remotes / name).stat().st_mode), name)
+        self.assertEqual(0o750, stat.S_IMODE((remotes / "tm/virtman").stat().st_mode))
+        self.assertFalse((remotes / "tm/virtman/opennebula_tm/driver/__pycache__").exists())
+        self.assertFalse((remotes / "tm/virtman/opennebula_tm/installer").exists())
+        self.assertEqual(0o640, stat.S_IMODE(scene.places.oned.stat().st_mode))
+
+    def test_the_scripts_of_this_project_run_where_they_are_put(self) -> None:
+        scene = Scene(folder_for(self))
+        scene.package = sources.PACKAGE
+        before = scene.tree()
+        scene.front().install(None)
+        for script in ("tm/virtman/clone", "datastore/virtman/stat"):
+            argv = [scene.places.remotes / script]
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            self.assertNotEqual(0, done.returncode)
+            self.assertNotIn("Error", done.stderr.splitlines()[-1])  # such as ModuleNotFoundError
+        scene.front().remove(force=False)
+        self.assertEqual(before, scene.tree())
+
+    def test_one_probe_where_one_folder_is_a_link_to_the_other(self) -> None:
+        scene = Scene(folder_for(self))
+        shutil.rmtree(scene.places.remotes / "im/qemu-probes.d")
+        (scene.places.remotes / "im/qemu-probes.d").symlink_to("kvm-probes.d")
+        before = scene.tree()
+        scene.front().install(None)
+        scene.front().remove(force=False)
+        self.assertEqual(before, scene.tree())
+
+    def test_what_python_compiled_goes_too(self) -> None:
+        scene = Scene(folder_for(self))
+        before = scene.tree()
+        scene.front().install(None)
+        write(scene.places.remotes / "tm/virtman/opennebula_tm/driver/__pycache__/main.cpython-311.pyc", b"\0")
+        scene.front().remove(force=False)
+        self.assertEqual(before, scene.tree())
+
+    def test_a_new_version_replaces_ours_and_removes_what_it_has_no_more(self) -> None:
+        scene = Scene(folder_for(self))
+        before = scene.tree()
+        scene.front().install("userspace")
+        write(scene.package / "driver/main.py", "def main() -> int: ...\n")
+        (scene.package / "remotes/tm/virtman/ln").unlink()
+        lines = scene.front().differences(None)
+        self.assertEqual({"differs", "is"}, {line.split()[1] for line in lines})
+        self.assertEqual(2, len(lines))
+        scene.front().install(None)
+        self.assertEqual([], scene.front().differences("userspace"))
+        self.assertFalse((scene.places.remotes / "tm/virtman/ln").exists())
+        scene.front().remove(force=False)
+        self.assertEqual(before, scene.tree())
+
+    def test_settings_that_were_changed_stay(self) -> None:
+        scene = Scene(folder_for(self))
+        scene.front().install(None)
+        conf = scene.places.remotes / "etc/tm/virtman/virtman.conf"
+        conf.write_text("SOCKET=/mine\n")
+        self.assertEqual([], scene.front().differences(None))
+        write(scene.package / "remotes/etc/tm/virtman/virtman.conf", "# new\n")
+        write(scene.package / "driver/main.py", "# new\n")
+        scene.front().install(None)
+        scene.front().remove(force=False)
+        self.assertEqual("SOCKET=/mine\n", conf.read_text())
+        self.assertFalse((scene.places.remotes / "tm/virtman").exists())
+
+    def test_what_an_administrator_changed_meanwhile_stays_and_so_do_backups(self) -> None:
+        scene = Scene(folder_for(self))
+        scene.front().install(None)
+        scene.edit_oned("PORT = 2633", "PORT = 2634")
+        scene.front().remove(force=False)
+        self.assertEqual(ONED.replace("PORT = 2633", "PORT = 2634"), scene.oned())
+        backups = sorted(scene.places.etc.glob("oned.conf.virtman-*"))
+        self.assertEqual(2, len(backups))
+        self.assertIn(ONED.encode(), [backup.read_bytes() for backup in backups])
+        self.assertEqual({0o640}, {stat.S_IMODE(backup.stat().st_mode) for backup in backups})
+
+    def test_a_file_of_ours_that_was_changed_stays(self) -> None:
+        scene = Scene(folder_for(self))
+        scene.front().install(None)
+        clone = scene.places.remotes / "tm/virtman/clone"
+        clone.write_text("mine")
+        assert_raises(self, Refused, "clone was changed since it was installed", scene.front().install, None)
+        scene.front().remove(force=False)
+        self.assertEqual("mine", clone.read_text())
+
+
+if "ONE_SOURCE" in os.environ or "CI" not in os.environ:  # which has no such tree, and takes a skip for a failure
+
+    class OfOpenNebulaTest(TestCase):
+        def test_all_is_as_it_was_after_the_removal(self) -> None:
+            if "ONE_SOURCE" not in os.environ:
+                self.skipTest("ONE_SOURCE does not name a source tree of OpenNebula")
+            source = Path(os.environ["ONE_SOURCE"])
+            scene = Scene(folder_for(self), (source / "share/etc/oned.conf").read_bytes())
+            shutil.copy(source / "src/vmm_mad/exec/vmm_execrc", scene.places.execrc)
+            shutil.rmtree(scene.places.remotes / "im")
+            shutil.copytree(source / "src/im_mad/remotes", scene.places.remotes / "im", symlinks=True)
+            before = scene.tree()
+            scene.front().install("userspace")
+            self.assertEqual([], scene.front().differences(None))
+            self.assertIn("netapp,purefa,virtman", scene.oned())
+            scene.front().remove(force=False)
+            self.assertEqual(before, scene.tree())
+
+
+class RefusalTest(TestCase):
+    def assert_untouched(self, scene: Scene, why: str) -> None:
+        before = scene.tree()
+        assert_raises(self, Refused, why, scene.front().install, None)
+        self.assertEqual(before, scene.tree())
+
+    def test_files_of_others(self) -> None:
+        scene = Scene(folder_for(self))
+        write(scene.places.remotes / "datastore/virtman/cp", "theirs")
+        self.assert_untouched(scene, "cp is not of this installer")
+
+    def test_links_in_the_place_of_our_files_and_folders(self) -> None:
+        scene = Scene(folder_for(self))
+        (scene.places.remotes / PROBE).symlink_to("name.sh")
+        self.assert_untouched(scene, "virtman.sh is not a file of this installer")
+        scene = Scene(folder_for(self))
+        (scene.places.remotes / "tm/virtman").symlink_to(folder_for(self))
+        self.assert_untouched(scene, "leads out of")
+
+    def test_settings_that_are_not_understood(self) -> None:
+        for oned, execrc, why in (
+            (ONED + "X = [", None, "oned.conf: line 46: "),
+            (ONED, "LIVE_DISK_SNAPSHOTS=$X\n", "vmm_execrc: there should be one line"),
+        ):
+            scene = Scene(folder_for(self), oned)
+            if execrc:
+                write(scene.places.execrc, execrc)
+            self.assert_untouched(scene, why)
+            assert_raises(self, Refused, why, scene.front().differences, None)
+
+    def test_no_front_end(self) -> None:
+        scene = Scene(folder_for(self))
+        scene.places.oned.unlink()
+        self.assert_untouched(scene, "there is no .*oned.conf")
+        shutil.rmtree(scene.places.remotes)
+        self.assert_untouched(scene, "there is no folder .*remotes")
+
+    def test_half_a_copy_of_the_project(self) -> None:
+        scene = Scene(folder_for(self))
+        shutil.rmtree(scene.package / "driver")
+        self.assert_untouched(scene, "is not whole")
+
+    def test_records_that_cannot_be_read_or_are_newer(self) -> None:
+        for content, why in (("{", "cannot be read"), ('{"version": 2}', "another release"), ("[]", "cannot be read")):
+            scene = Scene(folder_for(self))
+            write(scene.places.record, content)
+            self.assert_untouched(scene, why)
+
+    def test_another_installer_at_work(self) -> None:
+        scene = Scene(folder_for(self))
+        descriptor = os.open(scene.places.remotes, os.O_RDONLY)
+        self.addCleanup(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        self.assert_untouched(scene, "another installer is at work")
+
+    def test_drivers_in_use(self) -> None:
+        for ds, tm in (("virtman", "ssh"), ("fs", "virtman")):
+            scene = Scene(folder_for(self))
+            scene.front().install(None)
+            installed = scene.tree()
+            scene.commands.answers = [Done(0, USED.format(ds, tm))]
+            assert_raises(self, Refused, r"fast \(104\)", scene.front().remove, force=False)
+            self.assertEqual(installed, scene.tree())
+            self.assertEqual(["list", "-x"], scene.commands.asked[0][-2:])
+            scene.front().remove(force=True)
+            self.assertEqual(ONED, scene.oned())
+
+    def test_drivers_of_others_in_use_do_not_matter(self) -> None:
+        scene = Scene(folder_for(self))
+        scene.front().install(None)
+        scene.commands.answers = [Done(0, USED.format("fs", "ssh"))]
+        scene.front().remove(force=False)
+        self.assertEqual(ONED, scene.oned())
+
+    def test_answers_that_are_no_xml(self) -> None:
+        for answer in ("no", "<!DOCTYPE x><DATASTORE_POOL/>"):
+            scene = Scene(folder_for(self))
+            scene.front().install(None)
+            scene.commands.answers = [Done(0, answer)]
+            assert_raises(self, Refused, "onedatastore printed", scene.front().remove, force=False)
+
+
+class CutOffTest(TestCase):
+    """Killed before each step in turn; the next run ends what was begun."""
+
+    def steps(self, removal: bool) -> int:
+        scene = Scene(folder_for(self))
+        watcher = CutAt()
+        if removal:
+            scene.front().install(None)
+            scene.front(watcher).remove(force=False)
+        else:
+            scene.front(watcher).install(None)
+        return len(watcher.seen)
+
+    def test_an_installation(self) -> None:
+        whole = Scene(folder_for(self))
+        whole.front().install(None)
+        count = self.steps(removal=False)
+        self.assertGreater(count, 15)
+        for number in range(count):
+            scene = Scene(folder_for(self))
+            before = scene.tree()
+            assert_raises(self, Cut, ".", scene.front(CutAt(number)).install, None)
+            scene.front().install(None)
+            self.assertEqual([], scene.front().differences(None))
+            self.assertEqual(set(names(whole)), set(names(scene)), str(number))
+            self.assertEqual(1, len(list(scene.places.etc.glob("oned.conf.*"))), str(number))
+            scene.front().remove(force=False)
+            self.assertEqual(before, scene.tree(), str(number))
+
+    def test_an_installation_that_is_given_up(self) -> None:
+        for number in range(self.steps(removal=False)):
+            scene = Scene(folder_for(self))
+            before = scene.tree()
+            assert_raises(self, Cut, ".", scene.front(CutAt(number)).install, None)
+            scene.front().remove(force=False)
+            self.assertEqual(before, scene.tree(), str(number))
+
+    def test_a_removal(self) -> None:
+        for number in range(self.steps(removal=True)):
+            scene = Scene(folder_for(self))
+            before = scene.tree()
+            scene.front().install(None)
+            assert_raises(self, Cut, ".", scene.front(CutAt(number)).remove, force=False)
+            scene.front().remove(force=False)
+            self.assertEqual(before, scene.tree(), str(number))
+
+    def test_drafts_of_a_killed_run_are_no_obstacle_and_go(self) -> None:
+        scene = Scene(folder_for(self))
+        before = scene.tree()
+        drafts = [
+            scene.places.oned.with_name(f".oned.conf{disk.DRAFT}"),
+            scene.places.remotes / f"tm/virtman/.clone{disk.DRAFT}",
+        ]
+        assert_raises(self, Cut, ".", scene.front(CutAt(8)).install, None)
+        for draft in drafts:
+            write(draft, "half")
+        scene.front().remove(force=False)
+        self.assertEqual(before, scene.tree())
+
+
+class DiskTest(TestCase):
+    def test_where_there_is_no_room_the_old_file_stays(self) -> None:
+        path = folder_for(self) / "file"
+        write(path, "old")
+        limit = _FileSize(self)
+        limit.to(4)
+        assert_raises(self, OSError, r".*file'$", disk.write, path, b"x" * 4096, disk.owner_of(path))
+        limit.lift()
+        self.assertEqual(["old"], [path.read_text()])
+        self.assertEqual(["file"], [each.name for each in path.parent.iterdir()])
+
+    def test_a_link_to_the_settings_stays_one(self) -> None:
+        folder = folder_for(self)
+        write(folder / "real", "old", 0o600)
+        (folder / "link").symlink_to("real")
+        disk.write(folder / "link", b"new", disk.owner_of(folder / "link"))
+        self.assertEqual("new", (folder / "real").read_text())
+        self.assertTrue((folder / "link").is_symlink())
+        self.assertEqual(0o600, stat.S_IMODE((folder / "real").stat().st_mode))
+
+
+class _FileSize:
+    """How large a file this process may write; more is refused by the kernel as a full disk would be."""
+
+    def __init__(self, test: TestCase) -> None:
+        self._kind = resource.RLIMIT_FSIZE
+        self._set = resource.setrlimit
+        self._before = resource.getrlimit(self._kind)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        test.addCleanup(signal.signal, signal.SIGXFSZ, handler)
+        test.addCleanup(self.lift)
+
+    def to(self, size: int) -> None:
+        self._set(self._kind, (size, self._before[1]))
+
+    def lift(self) -> None:
+        self._set(self._kind, self._before)
+
+
+class CommandLineTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.scene = Scene(folder_for(self))
+        self.location = ["--one-location", str(self.scene.location)]
+
+    def run_it(self, *options: str, console: Console | None = None) -> tuple[int, str]:
+        out = io.StringIO()
+        code = main(
+            ["frontend", *self.location, *options], console=console or Console("--yes" in options, io.StringIO(), out),
+            commands=CommandsDouble(), package=self.scene.package,
+        )  # fmt: skip
+        return code, out.getvalue()
+
+    def test_check_tells_each_thing_that_is_not_as_it_should_be(self) -> None:
+        code, said = self.run_it("--check")
+        self.assertEqual(1, code)
+        self.assertEqual(16, len(said.splitlines()), said)
+        self.assertEqual(0, self.run_it("--yes")[0])
+        self.assertEqual((0, ""), self.run_it("--check"))
+        (self.scene.places.remotes / PROBE).chmod(0o777)
+        self.assertEqual(1, self.run_it("--check")[0])
+        self.assertEqual(0, self.run_it("--yes")[0])
+        self.assertEqual((0, ""), self.run_it("--check"))
+
+    def test_without_a_terminal_nothing_is_done_unless_it_was_agreed(self) -> None:
+        before = self.scene.tree()
+        code, said = self.run_it()
+        self.assertEqual(1, code)
+        self.assertIn("+", said)
+        self.assertEqual(before, self.scene.tree())
+
+    def test_the_diff_is_shown_before_the_question(self) -> None:
+        for answer, code in (("", 1), ("no\n", 1), ("y\n", 0)):
+            out = io.StringIO()
+            self.assertEqual(code, self.run_it(console=Console(False, Terminal(answer), out))[0])
+            said = out.getvalue()
+            self.assertIn('+    ARGUMENTS = "-t 15 -d dummy,shared,ssh,local,virtman"', said)
+            self.assertLess(said.index('+    NAME = "virtman"'), said.index("[y/N]"))
+        self.assertIn("onehost sync -f", said)
+        self.assertIn("systemctl restart opennebula", said)
+
+    def test_tuning_shows_present_values(self) -> None:
+        code, said = self.run_it("--tuning")
+        self.assertEqual(0, code)
+        lines = said.splitlines()
+        for part in (
+            "MAX_ACTIONS_PER_HOST is 4; for a wave 20", "MAX_ACTIONS_PER_CLUSTER is 30", "SCHED_MAX_WND_TIME is 10",
+            "-t of VM_MAD lxc is 7", "-t of TM_MAD is 15", "-t of DATASTORE_MAD is 15",
+            "MaxSessions is", "MaxStartups is",
+        ):  # fmt: skip
+            self.assertEqual(1, sum(part in line for line in lines), part)
+
+    def test_the_program_itself(self) -> None:
+        program = Path(__file__).parents[3] / "opennebula_tm" / "install"
+        self.assertTrue(os.access(program, os.X_OK))
+        for command in ("frontend", "host"):
+            done = subprocess.run([program, command, "--help"], capture_output=True, text=True, check=True)
+            self.assertIn(f"install {command} --check", done.stdout)
+
+
+def names(scene: Scene) -> list[str]:
+    """All files, but for the moment that is in the names of backups."""
+    return [name.partition(".virtman-2")[0] for name in tree(scene.location)]

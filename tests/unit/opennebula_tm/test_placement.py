@@ -1,0 +1,161 @@
+"""What a host tells OpenNebula's scheduler, as the installed probe prints it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from testtools import TestCase
+
+from opennebula_tm.driver import placement
+from opennebula_tm.installer.template import attributes
+from tests.unit.opennebula_tm.scene import PROBE, write
+from tests.unit.virtman.scene import folder_for
+
+PACKAGE = Path(__file__).parents[3] / "opennebula_tm"
+MIB = 1 << 20
+
+
+def stack(name: str, role: str, size: int | None, fetched: int) -> dict[str, Any]:
+    """One image of a status."""
+    return {"name": name, "role": role, "size": size, "fetched_bytes": fetched}
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    """A host without trouble."""
+    images = [
+        stack("one-17-0a1b2c3d", "host", 2048 * MIB, 812 * MIB + 5),
+        stack("one-4-ffffffff", "origin", 2048 * MIB, 0),
+        stack("debian-12", "host", None, 0),
+    ]
+    calm = {"volt": {"connected": True}, "disks": {"trouble": None}, "damaged": {}, "deaths": [], "repairing": False}
+    return {**calm, "images": images, **changes}
+
+
+class ReportTest(TestCase):
+    def lines(self, **changes: Any) -> list[str]:
+        return list(placement.report(status(**changes), folder_for(self)))
+
+    def test_images_by_what_is_held(self) -> None:
+        self.assertEqual(
+            [
+                'VIRTMAN = "YES"',
+                'VIRTMAN_STATE = "ready"',
+                'VIRTMAN_IMAGES = "one-4-ffffffff,one-17-0a1b2c3d,debian-12"',
+                "VIRTMAN_IMAGE_4 = 2048",
+                "VIRTMAN_IMAGE_17 = 812",
+            ],
+            self.lines(),
+        )
+
+    def test_trouble_in_one_word(self) -> None:
+        for changes, word in (
+            ({"volt": {"connected": False}}, "unconnected"),
+            ({"disks": {"trouble": "full"}}, "disks"),
+            ({"damaged": {"vm a": "torn"}}, "damaged"),
+            ({"deaths": [{"running": True}, {"running": False}]}, "broken"),
+            ({"deaths": [{"running": True}]}, "ready"),
+            ({"repairing": True}, "repairing"),
+        ):
+            self.assertIn(f'VIRTMAN_STATE = "{word}"', self.lines(**changes))
+
+    def test_names_cannot_end_their_quotes(self) -> None:
+        lines = self.lines(images=[stack('a"\n\\b]]>', "host", 1, 1)])
+        self.assertIn('VIRTMAN_IMAGES = "a___b__>"', lines)
+        self.assertEqual(3, len(list(attributes("\n".join(lines)))))
+
+    def test_of_very_many_images_the_fullest(self) -> None:
+        many = [stack(f"one-{n}-aa", "host", MIB * n, MIB * n) for n in range(2000)]
+        lines = self.lines(images=many)
+        self.assertEqual(3 + placement.MOST, len(lines))
+        self.assertIn("VIRTMAN_IMAGE_1999 = 1999", lines)
+
+    def test_answers_of_other_releases_are_no_trouble(self) -> None:
+        answers: list[dict[str, Any]] = [{}, {"images": "none", "disks": [], "deaths": None}]
+        for answer in answers:
+            lines = list(placement.report(answer, folder_for(self)))
+            self.assertEqual('VIRTMAN = "YES"', lines[0])
+
+    def test_room_of_our_system_datastores_alone(self) -> None:
+        folder = folder_for(self)
+        for name in ("104/.virtman", "105/.virtman", "106", "x/.virtman"):
+            (folder / name).mkdir(parents=True)
+        write(folder / "105/.monitor", "ssh\n")
+        lines = list(placement.report(status(disks={"total": 10 * MIB, "free": 4 * MIB}), folder))
+        self.assertEqual("DS = [ ID = 104, USED_MB = 6, TOTAL_MB = 10, FREE_MB = 4 ]", lines[-1])
+        self.assertEqual(1, sum(line.startswith("DS") for line in lines))
+        (block,) = [a for a in attributes("\n".join(lines)) if a.name == "DS"]
+        self.assertEqual({"ID", "USED_MB", "TOTAL_MB", "FREE_MB"}, set(block.pairs))
+
+    def test_room_of_the_folder_where_the_agent_does_not_say(self) -> None:
+        folder = folder_for(self)
+        (folder / "104/.virtman").mkdir(parents=True)
+        for answer in (status(), None):
+            (line,) = [line for line in placement.report(answer, folder) if line.startswith("DS")]
+            self.assertIn(f"TOTAL_MB = {shutil.disk_usage(folder).total // MIB},", line)
+
+
+class ProbeTest(TestCase):
+    """The program, where the installer puts it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = folder_for(self)
+        write(self.folder / PROBE, (PACKAGE / "remotes" / PROBE).read_bytes(), 0o755)
+        library = self.folder / "tm/virtman/opennebula_tm"
+        for name in ("__init__.py", "driver/__init__.py", "driver/placement.py"):
+            write(library / name, (PACKAGE / name).read_bytes())
+        (self.folder / "datastores/104/.virtman").mkdir(parents=True)
+
+    def run_probe(self, virtman: str | None) -> list[str]:
+        if virtman is not None:
+            write(self.folder / "bin/virtman", f"#!/bin/sh\n{virtman}\n", 0o755)
+        configuration = f"<CONF><DATASTORE_LOCATION>{self.folder}/datastores</DATASTORE_LOCATION></CONF>"
+        path = f"{self.folder}/bin:{os.environ['PATH']}" if virtman is not None else "/usr/bin:/bin"
+        done = subprocess.run(
+            [self.folder / PROBE, "kvm", "-k"], input=configuration, env={"PATH": path, "VIRTMAN_SOCKET": "/s"},
+            capture_output=True, text=True, check=False, cwd="/",
+        )  # fmt: skip
+        self.assertEqual((0, ""), (done.returncode, done.stderr))
+        self.assertTrue(list(attributes(done.stdout)))
+        return done.stdout.splitlines()
+
+    def test_asks_the_hosts_agent(self) -> None:
+        write(self.folder / "answer", json.dumps(status(host="a b")))
+        test = f'[ "$*" = "--socket /s status --json" ] && cat {self.folder}/answer'
+        lines = self.run_probe(test)
+        self.assertIn("VIRTMAN_IMAGE_17 = 812", lines)
+        self.assertTrue(lines[-1].startswith("DS = [ ID = 104,"))
+
+    def test_hosts_without_an_agent_are_no_failure(self) -> None:
+        for virtman in ("echo virtman: no agent >&2; exit 1", "echo no JSON", "echo []"):
+            lines = self.run_probe(virtman)
+            self.assertEqual(['VIRTMAN = "NO"', 'VIRTMAN_STATE = "silent"'], lines[:2])
+            self.assertTrue(lines[-1].startswith("DS = [ ID = 104,"))
+
+    def test_an_agent_that_hangs_is_not_waited_for(self) -> None:
+        began = time.monotonic()
+        self.assertIsNone(placement.ask([self.hanging()], patience=0.2))
+        self.assertLess(time.monotonic() - began, 20)
+
+    def hanging(self) -> str:
+        """A command that another process of it keeps the output of."""
+        write(self.folder / "hang", "#!/bin/sh\nsleep 60\n", 0o755)
+        return str(self.folder / "hang")
+
+    def test_half_an_installation_is_no_failure(self) -> None:
+        (self.folder / "tm/virtman/opennebula_tm/driver/placement.py").unlink()
+        self.assertEqual(['VIRTMAN = "NO"', 'VIRTMAN_STATE = "broken"'], self.run_probe("exit 0"))
+
+    def test_where_datastores_are(self) -> None:
+        for text, where in (
+            ("<DATASTORE_LOCATION>/ds</DATASTORE_LOCATION>", "/ds"),
+            ("<DATASTORE_LOCATION><![CDATA[/d s/x]]></DATASTORE_LOCATION>", "/d s/x"),
+            ("", "/var/lib/one/datastores"),
+        ):
+            self.assertEqual(Path(where), placement.datastores_of(text))
