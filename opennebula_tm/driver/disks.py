@@ -42,7 +42,7 @@ class Ref:
     @property
     def lock(self) -> tuple[str, str]:
         """The folder and the name of its lock on the host."""
-        return str(self.place.ours), f"{self.vm}-{self.number}"
+        return str(self.place.locks), f"{self.vm}-{self.number}"
 
     @property
     def link(self) -> str:

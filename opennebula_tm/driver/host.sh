@@ -57,11 +57,14 @@ fits() {
     fail "its stack makes disks of format $kind, and the image has format $3: set DRIVER and DISK_TYPE of the datastore"
 }
 
-# monitored FOLDER DRIVER: OpenNebula's probe reports the room in datastores that have this file, by the driver in it.
+# monitored LINK DRIVER: OpenNebula's probe reports the room in a system datastore that has this file, by the driver in
+# it. Ours has a folder instead, and our own probe.
 monitored() {
-    monitor=$(dirname "$1")/.monitor
-    if [ -n "$2" ] && [ "$(cat "$monitor" 2>/dev/null)" != "$2" ]; then
-        printf '%s\n' "$2" >"$monitor" || exit
+    store=$(dirname "$(dirname "$1")")
+    if [ -z "$2" ]; then
+        mkdir -p "$store/.virtman" || exit
+    elif [ "$(cat "$store/.monitor" 2>/dev/null)" != "$2" ]; then
+        printf '%s\n' "$2" >"$store/.monitor" || exit
     fi
 }
 
@@ -78,7 +81,7 @@ create) # FOLDER KEY LINK NAME IMAGE SIZE FORMAT MONITOR FRESH
     made=$(v create "$4" "$5" ${6:+--size "$6"}) || exit
     fits "$4" "$made" "$7"
     link "$3" "$made"
-    monitored "$1" "$8"
+    monitored "$3" "$8"
     ;;
 
 describe) # NAME: its description and those of its snapshots, or nothing
@@ -117,7 +120,7 @@ receive) # FOLDER KEY LINK NAME IMAGE FORMAT: LINK and FORMAT may be empty
 link) # FOLDER KEY LINK TARGET MONITOR
     lock "$1" "$2"
     link "$3" "$4"
-    monitored "$1" "$5"
+    monitored "$3" "$5"
     ;;
 
 relink) # LINK TARGET: not if the VM's folder is not there

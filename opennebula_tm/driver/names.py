@@ -81,6 +81,11 @@ class Place:
         """The folder that is ours in the system datastore."""
         return self.folder.parent / OURS
 
+    @property
+    def locks(self) -> PurePosixPath:
+        """The folder of the locks on the host, for all system datastores: a disk may go from one to another."""
+        return self.folder.parent.parent / OURS
+
 
 def place(argument: str) -> Place:
     """Read an argument of a script. Raises Refused."""

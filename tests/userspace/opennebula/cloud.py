@@ -1,0 +1,149 @@
+"""A cloud of the lab: real agents and a real Volt on this machine, OpenNebula's stand, and our drivers in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import testtools
+from testtools.matchers import HasLength
+
+from lab.cluster import Cluster
+from lab.opennebula import Answer, Datastore, Frontend, Host, Image, Oned, Vm, driver_of, one_source
+from lab.tools import CHECKOUT
+
+IMAGES, SYSTEM, OTHER_SYSTEM = 100, 0, 105
+MIB = 1 << 20
+IMAGE_MIB = 4
+BASE = 0x5A
+"""The byte that all of an image holds."""
+
+
+class CloudTestCase(testtools.TestCase):
+    """A test with an origin, two hosts and a front end of its own, and OpenNebula's drivers of ``kind``."""
+
+    kind = "python"
+    system = "ssh"
+    """The driver of the system datastores."""
+
+    def setUp(self) -> None:
+        """Start it all."""
+        super().setUp()
+        if os.geteuid() != 0:
+            self.skipTest("hosts are mount namespaces: needs root")
+        source = one_source() if self.kind == "ruby" else None
+        if self.kind == "ruby" and source is None:
+            self.skipTest("ONE_SOURCE does not name OpenNebula's source tree")
+        self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.cluster = Cluster(self.folder / "cluster", 3)
+        self.cluster.__enter__()
+        self.addCleanup(self.cluster.__exit__, None, None, None)
+        # No host sees the disks of another.
+        hosts = {
+            name: Host(self.cluster.socket(number), (self.folder / "cluster" / name,))
+            for number, name in enumerate(self.cluster.names)
+        }
+        self.frontend = Frontend(self.folder / "stand", hosts, source=source)
+        self.frontend.__enter__()
+        self.addCleanup(self.frontend.__exit__, None, None, None)
+        self.install()
+        driver = driver_of(self.frontend, self.kind)
+        driver.__enter__()
+        self.addCleanup(driver.__exit__, None, None, None)
+        self.one = Oned(self.frontend, driver)
+        self.one.system_datastore(SYSTEM, self.system)
+        self.one.system_datastore(OTHER_SYSTEM, self.system)
+        self.store = self.image_datastore()
+
+    def install(self) -> None:
+        """Install the drivers as an operator does."""
+        argv = [str(CHECKOUT / "opennebula_tm" / "install"), "frontend", "--stack", "userspace", "--yes"]
+        argv += ["--one-location", str(self.frontend.location)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        self.assertEqual(0, done.returncode, done.stderr)
+        h = self.frontend.remotes / "tm/virtman/opennebula_tm/driver/host.sh"
+        h.write_text(
+            h.read_text()
+            .replace("file=$1/$3.upload", "file=/tmp/$3.upload")
+            .replace("file=$1/$2.export", "file=/tmp/$2.export")
+        )
+
+    def image_datastore(self, **attributes: str) -> Datastore:
+        """A datastore of our drivers."""
+        safe = {"BRIDGE_LIST": "origin host-1", "DRIVER": "qcow2", "DISK_TYPE": "FILE", "SAFE_DIRS": "/tmp"}
+        return self.one.image_datastore(IMAGES, "virtman", "virtman", **safe, TM_MAD_SYSTEM="ssh,local", **attributes)
+
+    def add_image(self, number: int, *, persistent: bool = False, mib: int = IMAGE_MIB, byte: int = BASE) -> Image:
+        """An image all of one byte."""
+        file = self.folder / f"image-{number}.raw"
+        file.write_bytes(bytes([byte]) * (mib * MIB))
+        image = Image(number, IMAGES, str(file), persistent=persistent)
+        self.ok(self.one.add_image(image))
+        file.unlink()
+        return image
+
+    def vm(self, *images: Image, number: int = 42, grow: int = 0) -> Vm:
+        """A VM with a disk of each image; ``grow``: MiB that the first one gets in addition."""
+        disks = [self.one.disk_of(image, n, self.system, DRIVER="qcow2") for n, image in enumerate(images)]
+        if grow:
+            disks[0].size += grow
+        return self.one.vm(disks, number)
+
+    def ok(self, answer: Answer) -> Answer:
+        """What must have gone well."""
+        self.assertTrue(answer.ok, answer.reason)
+        return answer
+
+    def refused(self, answer: Answer, reason: str) -> None:
+        """What must have failed, with this in the one line that users see."""
+        self.assertFalse(answer.ok)
+        self.assertIn(reason, answer.reason)
+        self.assertThat(answer.reason.splitlines(), HasLength(1))
+
+    def link(self, vm: Vm, disk: int) -> Path:
+        """The link to a disk in the VM's folder on its host, as seen from outside."""
+        store = self.frontend.datastores() / str(vm.here.datastore)
+        return self.frontend.seen(vm.here.host, store / str(vm.number) / f"disk.{disk}")
+
+    def io(self, vm: Vm, disk: int, command: str) -> None:
+        """Have qemu-io do something with a disk as a hypervisor finds it; fail if it cannot, or reads something else."""
+        path = self.link(vm, disk).readlink()
+        done = subprocess.run(
+            ["qemu-io", "-f", "qcow2", "-c", command, path], capture_output=True, text=True, check=False
+        )
+        said = done.stdout + done.stderr
+        self.assertEqual(0, done.returncode, said)
+        self.assertNotIn("failed", said)
+
+    def write(self, vm: Vm, disk: int, byte: int, offset: int = MIB) -> None:
+        """Let a VM write 64 KiB of a byte."""
+        self.io(vm, disk, f"write -P {byte} {offset} 64k")
+
+    def reads(self, vm: Vm, disk: int, byte: int, offset: int = MIB) -> None:
+        """A VM reads 64 KiB of this byte."""
+        self.io(vm, disk, f"read -P {byte} {offset} 64k")
+
+    def disks(self) -> dict[str, set[str]]:
+        """The disks of all hosts, by host."""
+        return {
+            name: {vm.name for vm in agent.vms()}
+            for name, agent in zip(self.cluster.names, self.cluster.agents, strict=True)
+        }
+
+    def nothing_left(self) -> None:
+        """No host has a disk, and no folder anything of a VM."""
+        self.assertEqual({name: set() for name in self.cluster.names}, self.disks())
+        for host in (None, *self.cluster.names):
+            left = [str(path) for path in self.frontend.datastores(host).glob("[0-9]*/**/*") if self._matters(path)]
+            self.assertEqual([], left)
+
+    @staticmethod
+    def _matters(path: Path) -> bool:
+        """Folders, the mark of a datastore, and what belongs to images may stay."""
+        images = f"datastores/{IMAGES}/" in str(path)
+        return not path.is_dir() and path.name != ".monitor" and not images

@@ -1,0 +1,183 @@
+"""The life of VMs and images, by OpenNebula's drivers and our scripts alone."""
+
+from __future__ import annotations
+
+from lab.opennebula import Disk, Image
+from tests.userspace.opennebula.cloud import BASE, IMAGE_MIB, IMAGES, MIB, OTHER_SYSTEM, SYSTEM, CloudTestCase
+from tests.userspace.opennebula.stand import WITH_SOURCE
+
+
+class LifeContract:
+    """What holds with both drivers and all system datastores; a mixin of tests."""
+
+    class Test(CloudTestCase):
+        def test_a_vm_from_its_first_day_to_its_last(self) -> None:
+            image, second = self.add_image(7), self.add_image(8, byte=0x33)
+            vm = self.vm(image, second, grow=4)
+            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+            self.reads(vm, 0, BASE)
+            self.reads(vm, 1, 0x33)
+            self.reads(vm, 0, 0, (IMAGE_MIB + 3) * MIB)  # it has grown
+            self.one.power_off(vm)
+
+            self.write(vm, 0, 1)
+            self.ok(self.one.snapshot_create(vm, 0, 0))
+            self.write(vm, 0, 2)
+            self.ok(self.one.snapshot_revert(vm, 0, 0))
+            self.reads(vm, 0, 1)
+            self.ok(self.one.resize(vm, 0, 16))
+            self.io(vm, 0, "write -P 9 15M 64k")
+
+            saved = Image(9, IMAGES)
+            self.ok(self.one.save_as(vm, 0, saved))
+            other = self.vm(saved, number=43)
+            self.ok(self.one.deploy(other, "host-2", SYSTEM))
+            self.reads(other, 0, 1)
+            self.io(other, 0, "read -P 9 15M 64k")
+            self.ok(self.one.terminate(other))
+
+            self.ok(self.one.migrate(vm, "host-2", SYSTEM))
+            self.reads(vm, 0, 1)
+            self.reads(vm, 1, 0x33)
+            self.ok(self.one.snapshot_delete(vm, 0, 0))
+            self.ok(self.one.migrate(vm, "host-2", OTHER_SYSTEM))
+            self.reads(vm, 0, 1)
+            self.ok(self.one.stop(vm))
+            self.assertEqual(set(), self.disks()["host-2"])
+            self.ok(self.one.resume(vm, "host-1", OTHER_SYSTEM))
+            self.reads(vm, 0, 1)
+            self.ok(self.one.undeploy(vm))
+            self.ok(self.one.deploy(vm, "host-2", OTHER_SYSTEM))
+            self.reads(vm, 0, 1)
+            self.ok(self.one.terminate(vm))
+            self.nothing_left()
+            for one in (image, second, saved):
+                self.ok(self.one.remove_image(one))
+            self.assertEqual([], [path.name for path in self.store.base.iterdir()])
+
+        def test_a_persistent_image_keeps_what_its_vms_wrote(self) -> None:
+            image, plain = self.add_image(7, persistent=True), self.add_image(8)
+            vm = self.vm(image, plain)
+            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+            self.write(vm, 0, 1)
+            self.ok(self.one.terminate(vm))
+            again = self.vm(image, number=43)
+            self.ok(self.one.deploy(again, "host-2", SYSTEM))
+            self.reads(again, 0, 1)
+            self.write(again, 0, 2)
+            self.ok(self.one.undeploy(again))
+            self.ok(self.one.terminate(again))
+            self.assertEqual([set(), set(), set()], [names - self.kept() for names in self.disks().values()])
+
+            image.persistent = False
+            third = self.vm(image, number=44)
+            self.ok(self.one.deploy(third, "host-2", SYSTEM))
+            self.reads(third, 0, 2)
+            self.ok(self.one.terminate(third))
+            self.nothing_left()
+
+        def kept(self) -> set[str]:
+            """Disks that wait for the next VM of a persistent image."""
+            return {name for names in self.disks().values() for name in names if "-k" in name}
+
+        def test_a_disk_that_is_attached_and_detached_while_the_vm_runs(self) -> None:
+            image, data = self.add_image(7), self.add_image(8, persistent=True)
+            vm = self.vm(image)
+            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+            disk = self.one.disk_of(data, 1, self.system, DRIVER="qcow2")
+            self.ok(self.one.attach(vm, disk))
+            self.write(vm, 1, 1)
+            self.ok(self.one.detach(vm, 1))
+            self.ok(self.one.attach(vm, self.one.disk_of(data, 1, self.system, DRIVER="qcow2")))
+            self.reads(vm, 1, 1)
+            self.ok(self.one.terminate(vm))
+
+        def test_no_live_migration_opens_another_disk(self) -> None:
+            vm = self.vm(self.add_image(7))
+            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+            self.write(vm, 0, 1)
+            answer = self.one.live_migrate(vm, "host-2")
+            self.assertFalse(answer.ok)
+            self.assertEqual("host-1", vm.here.host)
+            self.reads(vm, 0, 1)
+            self.assertEqual(set(), self.disks()["host-2"])
+
+        def test_a_vm_that_is_made_anew_gets_fresh_disks(self) -> None:
+            vm = self.vm(self.add_image(7))
+            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+            self.write(vm, 0, 1)
+            self.ok(self.one.undeploy(vm))
+            self.ok(self.one.recreate(vm, "host-1", SYSTEM))
+            self.reads(vm, 0, BASE)
+            self.ok(self.one.recover_delete(vm))
+            self.nothing_left()
+
+        def test_eight_disks_of_three_images_one_of_them_persistent(self) -> None:
+            images = [self.add_image(7), self.add_image(8, byte=1), self.add_image(9, persistent=True, byte=2)]
+            disks = [images[0], images[1], images[2], images[0], images[1], images[0], images[1], images[0]]
+            vm = self.vm(*disks)
+            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+            for number, image in enumerate(disks):
+                self.reads(vm, number, {7: BASE, 8: 1, 9: 2}[image.number])
+                self.write(vm, number, 0x80 + number)
+            self.one.power_off(vm)
+            self.ok(self.one.migrate(vm, "host-2", SYSTEM))
+            for number in range(len(disks)):
+                self.reads(vm, number, 0x80 + number)
+            self.ok(self.one.terminate(vm))
+            self.assertEqual(1, len(self.kept()))
+
+        def test_volatile_disks_go_along(self) -> None:
+            vm = self.one.vm([*self.vm(self.add_image(7)).disks, Disk(1, size=1, type="fs", format="raw")], 42)
+            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+            self.link(vm, 1).write_bytes(b"mine")
+            self.one.power_off(vm)
+            self.ok(self.one.migrate(vm, "host-2", SYSTEM))
+            self.assertEqual(b"mine", self.link(vm, 1).read_bytes())
+            self.ok(self.one.terminate(vm))
+            self.nothing_left()
+
+        def test_images_are_cloned_and_their_snapshots_kept(self) -> None:
+            image = self.add_image(7, persistent=True)
+            vm = self.vm(image)
+            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+            self.one.power_off(vm)
+            for number in (0, 1):
+                self.write(vm, 0, number + 1)
+                self.ok(self.one.snapshot_create(vm, 0, number))
+            self.write(vm, 0, 9)
+            self.ok(self.one.terminate(vm))
+            self.ok(self.one.image_action("snap_delete", image, 1))
+            self.ok(self.one.image_action("snap_revert", image, 0))
+            copy = Image(8, IMAGES)
+            self.ok(self.one.clone_image(copy, image))
+            image.persistent = False
+            vm = self.vm(image, copy, number=43)
+            self.ok(self.one.deploy(vm, "host-2", SYSTEM))
+            self.reads(vm, 0, 1)
+            self.reads(vm, 1, 1)
+
+        def test_the_room_of_the_datastore_is_that_of_its_origins(self) -> None:
+            room = self.one.monitor(self.store)
+            self.assertTrue(0 < room["FREE_MB"] <= room["TOTAL_MB"])
+            self.assertAlmostEqual(room["TOTAL_MB"], room["USED_MB"] + room["FREE_MB"], delta=1)
+
+
+class WithSshTest(LifeContract.Test):
+    system = "ssh"
+
+
+class WithOurOwnTest(LifeContract.Test):
+    system = "virtman"
+
+
+if WITH_SOURCE:
+
+    class WithOpenNebulasDriversTest(LifeContract.Test):
+        kind = "ruby"
+
+    class WithOpenNebulasDriversAndLocalTest(LifeContract.Test):
+        kind, system = "ruby", "local"
+
+    class WithOpenNebulasDriversAndOurOwnTest(LifeContract.Test):
+        kind, system = "ruby", "virtman"
