@@ -244,7 +244,7 @@ class RefusalTest(TestCase):
         scene = Scene(folder_for(self))
         descriptor = os.open(scene.places.remotes, os.O_RDONLY)
         self.addCleanup(os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # not even one that lets others in
         self.assert_untouched(scene, "another installer is at work")
 
     def test_drivers_in_use(self) -> None:
