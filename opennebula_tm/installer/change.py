@@ -105,8 +105,6 @@ def apply(edits: Iterable[Edit], record: Record, book: Book, step: Step) -> None
 
 def _kept(edit: Edit, record: Record) -> bool:
     """Whether a backup has what the file holds, or the file is about to be again what a backup has: nothing is lost."""
-    if edit.new is None:  # it has nothing but what we wrote
-        return True
     contents = [disk.read(Path(name)) for name in record.backups.get(str(edit.path), [])]
     return any(content in (_bytes(edit.old), _bytes(edit.new)) for content in contents if content is not None)
 

@@ -30,16 +30,19 @@ class Places:
 
     remotes: Path
     etc: Path
-    record: Path
     bin: Path | None = None
 
     @staticmethod
     def of(location: Path | None) -> Places:
         if location is None:
             var, etc = Path("/var/lib/one"), Path("/etc/one")
-            return Places(var / "remotes", etc, var / ".virtman-install.json")
-        var = location / "var"
-        return Places(var / "remotes", location / "etc", var / ".virtman-install.json", location / "bin")
+            return Places(var / "remotes", etc)
+        return Places(location / "var" / "remotes", location / "etc", location / "bin")
+
+    @property
+    def record(self) -> Path:
+        """Where nobody but root writes: what is in the record, the next run deletes."""
+        return self.etc / ".virtman-install.json"
 
     @property
     def oned(self) -> Path:
@@ -224,9 +227,11 @@ class FrontEnd:
 
     def _drop_compiled(self) -> None:
         """What Python made of our modules: of older ones, or when they go."""
-        for folder in OWN_FOLDERS:
-            for compiled in sorted((self._places.remotes / folder).rglob("__pycache__")):
-                shutil.rmtree(compiled)
+        remotes = self._places.remotes.resolve()
+        for folder in (remotes / name for name in OWN_FOLDERS):
+            if folder.resolve() == folder:  # no link that leads to what others have
+                for compiled in sorted(folder.rglob("__pycache__")):
+                    shutil.rmtree(compiled)
 
     def _obsolete(self, files: list[OwnFile], record: Record) -> list[Path]:
         """Files of an earlier version that nobody changed."""

@@ -34,7 +34,7 @@ SINGLE = (
     ),
     ("MAX_ACTIONS_PER_CLUSTER", "30", "400", "so many VMs a pass start in a cluster"),
     ("SCHED_MAX_WND_TIME", "10", "2", "seconds that requests are gathered before a pass"),
-    ("SCHED_MAX_WND_LENGTH", "7", "50", "a pass begins at once when more VMs than that wait"),
+    ("SCHED_MAX_WND_LENGTH", "7", "50", "a pass begins before that when so many VMs wait"),
 )
 THREADS = (
     ("TM_MAD", "one_tm", "transfers at the same time on all hosts"),

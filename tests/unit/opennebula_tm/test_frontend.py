@@ -70,6 +70,20 @@ class LifeTest(TestCase):
         self.assertFalse((remotes / "tm/virtman/opennebula_tm/installer").exists())
         self.assertEqual(0o640, stat.S_IMODE(scene.places.oned.stat().st_mode))
 
+    def test_all_belongs_to_whom_the_tree_belongs(self) -> None:
+        if os.geteuid() != 0:
+            self.skipTest("only root gives files away")
+        scene = Scene(folder_for(self))
+        os.chown(scene.places.remotes, 12345, 54321)
+        scene.front().install(None)
+        for name in ("tm/virtman", "tm/virtman/clone", "tm/virtman/opennebula_tm/driver", PROBE):
+            owner = disk.owner_of(scene.places.remotes / name)
+            self.assertEqual((12345, 54321), (owner.uid, owner.gid), name)
+        self.assertEqual(0, disk.owner_of(scene.places.oned).uid)
+        self.assertEqual(0, disk.owner_of(scene.places.record).uid)
+        scene.front().remove(force=False)
+        self.assertEqual(["runuser", "-u", "12345"], scene.commands.asked[0][:3])  # who OpenNebula knows
+
     def test_the_scripts_of_this_project_run_where_they_are_put(self) -> None:
         scene = Scene(folder_for(self))
         scene.package = sources.PACKAGE
@@ -99,6 +113,16 @@ class LifeTest(TestCase):
         write(scene.places.remotes / "tm/virtman/opennebula_tm/driver/__pycache__/main.cpython-311.pyc", b"\0")
         scene.front().remove(force=False)
         self.assertEqual(before, scene.tree())
+
+    def test_what_python_compiled_of_others_stays(self) -> None:
+        scene = Scene(folder_for(self))
+        scene.front().install(None)
+        theirs = folder_for(self)
+        write(theirs / "__pycache__/x.pyc", b"\0")
+        (scene.places.remotes / "etc/datastore").mkdir()
+        (scene.places.remotes / "etc/datastore/virtman").symlink_to(theirs)
+        scene.front().remove(force=False)
+        self.assertTrue((theirs / "__pycache__/x.pyc").exists())
 
     def test_a_new_version_replaces_ours_and_removes_what_it_has_no_more(self) -> None:
         scene = Scene(folder_for(self))
@@ -220,7 +244,7 @@ class RefusalTest(TestCase):
         scene = Scene(folder_for(self))
         descriptor = os.open(scene.places.remotes, os.O_RDONLY)
         self.addCleanup(os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # not even one that lets others in
         self.assert_untouched(scene, "another installer is at work")
 
     def test_drivers_in_use(self) -> None:

@@ -133,7 +133,7 @@ class ProbeTest(TestCase):
         self.assertTrue(lines[-1].startswith("DS = [ ID = 104,"))
 
     def test_hosts_without_an_agent_are_no_failure(self) -> None:
-        for virtman in ("echo virtman: no agent >&2; exit 1", "echo no JSON", "echo []"):
+        for virtman in ("echo virtman: no agent >&2; exit 1", "echo no JSON", "echo []", "echo {}; exit 1"):
             lines = self.run_probe(virtman)
             self.assertEqual(['VIRTMAN = "NO"', 'VIRTMAN_STATE = "silent"'], lines[:2])
             self.assertTrue(lines[-1].startswith("DS = [ ID = 104,"))

@@ -41,7 +41,7 @@ class AttributesTest(TestCase):
             ("A = [ B = 1, B = 2 ]", 1),
             ("A = [ B = ]", 1),
             ('A = 1\nB = "not closed\nC = 2', 2),
-            ("A = <![CDATA[ x ]]>", 1),
+            ('A = "x ]]>"', 1),
             ("A = ]", 1),
             ("A = 1\n<xml/>", 2),
         ):
