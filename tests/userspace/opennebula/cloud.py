@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -111,7 +110,7 @@ class CloudTestCase(testtools.TestCase):
         return self.frontend.seen(vm.here.host, store / str(vm.number) / f"disk.{disk}")
 
     def io(self, vm: Vm, disk: int, command: str) -> None:
-        """Have qemu-io do something with a disk as a hypervisor finds it; fail if it cannot, or reads something else."""
+        """Have qemu-io do something with a disk as a hypervisor finds it; fail if it reads something else."""
         path = self.link(vm, disk).readlink()
         done = subprocess.run(
             ["qemu-io", "-f", "qcow2", "-c", command, path], capture_output=True, text=True, check=False
