@@ -116,13 +116,18 @@ class Frontend(Running):
     def environment(self) -> dict[str, str]:
         """What oned gives to its drivers."""
         measured = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
-        return measured | {
-            "ONE_LOCATION": str(self.location),
-            "PATH": f"{self.folder / 'bin'}:{SYSTEM_PATH}",
-            "HOME": str(self._home(self.name)),
-            "LANG": "C.UTF-8",
-            **self._marks(self.name),
-        }
+        ruby = {"RUBYLIB": str(self.location / "lib" / "ruby")} if self.source else {}
+        return (
+            measured
+            | ruby
+            | {
+                "ONE_LOCATION": str(self.location),
+                "PATH": f"{self.folder / 'bin'}:{SYSTEM_PATH}",
+                "HOME": str(self._home(self.name)),
+                "LANG": "C.UTF-8",
+                **self._marks(self.name),
+            }
+        )
 
     def on(self, host: str) -> list[str]:
         """The words before a command to run it on a host (or on the front end) and in its namespace."""

@@ -84,7 +84,7 @@ class _Process:
     def __init__(self, frontend: Frontend, name: str, program: Path, options: Sequence[str] = ()) -> None:
         self._frontend = frontend
         self._name = name
-        self._argv = ["ruby", "-I", str(frontend.location / "lib" / "ruby"), str(program), *options]
+        self._argv = ["ruby", str(program), *options]
         self._process: subprocess.Popen[str] | None = None
         self._questions: dict[int, _Question] = {}
         self._last = 0
