@@ -117,7 +117,7 @@ class PythonDriver(Driver):
             if not shorter.exists():
                 return Answer(False, f"Driver path '{path}' nor '{shorter}' exists")
             path = shorter
-        return self._run([path, *words[2:]], stdin)
+        return run_script(self.frontend, [path, *words[2:]], stdin)
 
     def datastore(self, action: str, data: str, number: int = 0) -> Answer:
         """An action of a datastore on DS_DRIVER_ACTION_DATA."""
@@ -127,29 +127,27 @@ class PythonDriver(Driver):
             where = "System datastore" if folder.parent.name == "tm" else "Datastore"
             return Answer(False, f"{where} driver '{name}' not available")
         with self._datastores:
-            answer = self._run([folder / action, str(number)], base64.b64encode(data.encode()).decode())
+            answer = run_script(self.frontend, [folder / action, str(number)], base64.b64encode(data.encode()).decode())
         if action == "monitor":
             # Only this answer goes encoded over the wire, so that it may have lines.
             whole = "\n".join([answer.info, *answer.stray])
             return Answer(answer.ok, base64.b64encode(whole.encode()).decode(), (), answer.log)
         return answer
 
-    def _run(self, argv: Sequence[str | Path], stdin: str) -> Answer:
-        """A script on the front end; without a time limit, as there."""
-        words = [*self.frontend.on(self.frontend.name), *(str(word) for word in argv)]
-        try:
-            done = subprocess.run(
-                words,
-                input=stdin.encode(),
-                capture_output=True,
-                check=False,
-                start_new_session=True,
-                env=self.frontend.environment(),
-                cwd="/",
-            )
-        except OSError as error:
-            return Answer(False, f"Internal error {error}")
-        return answer_of(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+def run_script(frontend: Frontend, argv: Sequence[str | Path], stdin: str) -> Answer:
+    """A script on the front end; without a time limit, as there."""
+    words = [*frontend.on(frontend.name), *(str(word) for word in argv)]
+    done = subprocess.run(
+        words,
+        input=stdin.encode(),
+        capture_output=True,
+        check=False,
+        start_new_session=True,
+        env=frontend.environment(),
+        cwd="/",
+    )
+    return answer_of(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
 def answer_of(code: int, stdout: str, stderr: str) -> Answer:

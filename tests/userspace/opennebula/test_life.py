@@ -1,4 +1,4 @@
-"""The life of VMs through the system transfer manager ``ssh`` and datastore ``fs``: the stand-ins, and the real ones."""
+"""The life of VMs through the system transfer manager ``ssh`` and datastore ``fs``: stand-ins, and the real ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class LifeContract:
             self.write(vm, b"kept", 1)
             self.assert_ok(self.one.terminate(vm))
             self.assertEqual(State.DONE, vm.state)
-            self.assertEqual([self.content, b"kept"], [Path(one.source).read_bytes() for one in (image, kept)])
+            self.assertEqual(self.content, Path(image.source).read_bytes())
+            self.assertEqual(b"kept", Path(kept.source).read_bytes())
             self.assertFalse(self.vm_folder("host-1", vm).exists())
 
         def test_a_larger_disk_is_grown(self) -> None:
@@ -211,7 +212,7 @@ class LifeContract:
             done = subprocess.run(
                 argv, env=self.frontend.environment(), capture_output=True, check=False, timeout=PATIENCE
             )
-            self.assertEqual(code, done.returncode, done.stderr)
+            self.assertEqual(code, done.returncode, done.stderr.decode())
             if code:
                 self.assertNotEqual(b"", done.stderr)
             return done.stdout
