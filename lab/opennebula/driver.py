@@ -55,8 +55,10 @@ class Answer:
 class Driver(Running):
     """OpenNebula's transfer and datastore driver processes. May be called by many threads at once."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: Frontend, *, configured: bool = False) -> None:
+        """``configured``: with the options in oned.conf, which list the drivers that there are; else all are there."""
         self.frontend = frontend
+        self.configured = configured
 
     @abstractmethod
     def transfer(self, file: Path) -> Answer:
@@ -74,8 +76,8 @@ class Driver(Running):
 class PythonDriver(Driver):
     """Does what one_tm and one_datastore do."""
 
-    def __init__(self, frontend: Frontend, *, at_once: int = AT_ONCE) -> None:
-        super().__init__(frontend)
+    def __init__(self, frontend: Frontend, *, configured: bool = False, at_once: int = AT_ONCE) -> None:
+        super().__init__(frontend, configured=configured)
         self._transfers = threading.Semaphore(at_once)
         self._datastores = threading.Semaphore(at_once)
 
@@ -94,7 +96,7 @@ class PythonDriver(Driver):
             for line in file.read_text().splitlines():
                 if not line.strip() or line.lstrip().startswith("#"):
                     continue
-                answer = self._step(line.split(), "")
+                answer = self._line(line.split())
                 said += answer.log
                 if not answer.ok:
                     return Answer(False, answer.info, answer.stray, tuple(said))
@@ -103,6 +105,18 @@ class PythonDriver(Driver):
     def step(self, words: Sequence[str], stdin: str = "") -> Answer:
         """One line of a transfer, as the hypervisor's driver runs it: with a standard input."""
         return self._step(words, stdin)
+
+    def _line(self, words: Sequence[str]) -> Answer:
+        if len(words) > 1 and not self._listed("TM_MAD", "-d", words[1]):
+            return Answer(False, f"Transfer Driver '{words[1]}' not available")
+        return self._step(words, "")
+
+    def _listed(self, section: str, option: str, name: str) -> bool:
+        """Whether the option names the driver; always, if all are there."""
+        if not self.configured:
+            return True
+        words = self.frontend.arguments(section)
+        return name in words[words.index(option) + 1].split(",")
 
     def _step(self, words: Sequence[str], stdin: str) -> Answer:
         command, manager = words[0].lower(), words[1] if len(words) > 1 else ""
@@ -117,39 +131,38 @@ class PythonDriver(Driver):
             if not shorter.exists():
                 return Answer(False, f"Driver path '{path}' nor '{shorter}' exists")
             path = shorter
-        return self._run([path, *words[2:]], stdin)
+        return run_script(self.frontend, [path, *words[2:]], stdin)
 
     def datastore(self, action: str, data: str, number: int = 0) -> Answer:
         """An action of a datastore on DS_DRIVER_ACTION_DATA."""
         kind, name = driver_in(data)
-        folder = self.frontend.remotes / ("tm" if kind == "system" and action == "monitor" else "datastore") / name
-        if not name or not folder.is_dir():
-            where = "System datastore" if folder.parent.name == "tm" else "Datastore"
-            return Answer(False, f"{where} driver '{name}' not available")
+        system = kind == "system" and action == "monitor"
+        folder = self.frontend.remotes / ("tm" if system else "datastore") / name
+        listed = self._listed("DATASTORE_MAD", "-s" if system else "-d", name)
+        if not name or not folder.is_dir() or not listed:
+            return Answer(False, f"{'System datastore' if system else 'Datastore'} driver '{name}' not available")
         with self._datastores:
-            answer = self._run([folder / action, str(number)], base64.b64encode(data.encode()).decode())
+            answer = run_script(self.frontend, [folder / action, str(number)], base64.b64encode(data.encode()).decode())
         if action == "monitor":
             # Only this answer goes encoded over the wire, so that it may have lines.
             whole = "\n".join([answer.info, *answer.stray])
             return Answer(answer.ok, base64.b64encode(whole.encode()).decode(), (), answer.log)
         return answer
 
-    def _run(self, argv: Sequence[str | Path], stdin: str) -> Answer:
-        """A script on the front end; without a time limit, as there."""
-        words = [*self.frontend.on(self.frontend.name), *(str(word) for word in argv)]
-        try:
-            done = subprocess.run(
-                words,
-                input=stdin.encode(),
-                capture_output=True,
-                check=False,
-                start_new_session=True,
-                env=self.frontend.environment(),
-                cwd="/",
-            )
-        except OSError as error:
-            return Answer(False, f"Internal error {error}")
-        return answer_of(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+def run_script(frontend: Frontend, argv: Sequence[str | Path], stdin: str) -> Answer:
+    """A script on the front end; without a time limit, as there."""
+    words = [*frontend.on(frontend.name), *(str(word) for word in argv)]
+    done = subprocess.run(
+        words,
+        input=stdin.encode(),
+        capture_output=True,
+        check=False,
+        start_new_session=True,
+        env=frontend.environment(),
+        cwd="/",
+    )
+    return answer_of(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
 def answer_of(code: int, stdout: str, stderr: str) -> Answer:

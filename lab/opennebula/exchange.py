@@ -37,6 +37,8 @@ class Fate(Enum):
     """It does nothing and does not end, until it is killed or the fault is released; then it fails."""
     CUT = "cut"
     """The connection breaks after some bytes, or when all is done; what runs on the host goes on without it."""
+    STALL = "stall"
+    """As CUT, but neither side notices: both wait, until ssh is killed or the fault is released; then it breaks."""
 
 
 @dataclass
@@ -141,7 +143,7 @@ class Exchange:
     ) -> Fault:
         """Plan a fault for the ``nth`` next call of ``program``, to ``host`` and with ``matching`` in its command.
 
-        ``after``: of a cut, the bytes of standard input and output together that pass before it; None: all of them.
+        ``after``: of a cut or a stall, the bytes of standard input and output together that pass before; None: all.
         """
         fault = Fault(fate, program, host, matching, after, nth)
         with self._changed:
@@ -201,16 +203,25 @@ class Exchange:
         fault = self._begin(call)
         try:
             lines.write(self._answer(call, fault))
-            if fault is not None:
-                fault.happened.set()
             if fault is not None and fault.fate is Fate.HANG:
-                fault.released.wait()
+                self._hold(fault, lines)
+            for said in iter(lines.read, None):
+                if fault is not None and said.get("stalled"):
+                    self._hold(fault, lines)
+                    continue
+                call.code, call.bytes_in, call.bytes_out = said["code"], said["in"], said["out"]
+                call.seconds = time.monotonic() - started
+                if fault is not None:
+                    fault.happened.set()
                 lines.write({})
-            for end in iter(lines.read, None):
-                call.code, call.bytes_in, call.bytes_out = end["code"], end["in"], end["out"]
         finally:
-            call.seconds = time.monotonic() - started
+            call.seconds = call.seconds or time.monotonic() - started
             self._end()
+
+    def _hold(self, fault: Fault, lines: _Lines) -> None:
+        fault.happened.set()
+        fault.released.wait()
+        lines.write({})
 
     def _answer(self, call: Call, fault: Fault | None) -> dict[str, Any]:
         answer: dict[str, Any] = {"fate": call.fate.value, "after": fault.after if fault else None}

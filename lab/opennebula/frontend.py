@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.errors import Leftovers
+from lab.errors import LabError, Leftovers
 from lab.opennebula.exchange import Exchange
 from lab.process import kill_and_wait
 from lab.running import Running
@@ -116,13 +117,27 @@ class Frontend(Running):
     def environment(self) -> dict[str, str]:
         """What oned gives to its drivers."""
         measured = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
-        return measured | {
-            "ONE_LOCATION": str(self.location),
-            "PATH": f"{self.folder / 'bin'}:{SYSTEM_PATH}",
-            "HOME": str(self._home(self.name)),
-            "LANG": "C.UTF-8",
-            **self._marks(self.name),
-        }
+        ruby = {"RUBYLIB": str(self.location / "lib" / "ruby")} if self.source else {}
+        return (
+            measured
+            | ruby
+            | {
+                "ONE_LOCATION": str(self.location),
+                "PATH": f"{self.folder / 'bin'}:{SYSTEM_PATH}",
+                "HOME": str(self._home(self.name)),
+                "LANG": "C.UTF-8",
+                **self._marks(self.name),
+            }
+        )
+
+    def arguments(self, section: str) -> list[str]:
+        """The words of ARGUMENTS in a section of oned.conf: TM_MAD or DATASTORE_MAD. Raises LabError."""
+        found = re.search(
+            rf'^{section}\s*=\s*\[[^]]*?ARGUMENTS\s*=\s*"([^"]*)"', self.oned_conf.read_text(), re.MULTILINE
+        )
+        if found is None:
+            raise LabError(f"{self.oned_conf} has no ARGUMENTS in {section}")
+        return found[1].split()
 
     def on(self, host: str) -> list[str]:
         """The words before a command to run it on a host (or on the front end) and in its namespace."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 from lab.errors import LabError
-from lab.opennebula.driver import Answer, Driver
+from lab.opennebula.driver import Answer, Driver, run_script
 from lab.opennebula.frontend import HERE, Frontend
 from lab.opennebula.lines import Lines
 from lab.opennebula.pool import Datastore, Disk, History, Image, Lcm, State, Vm, element, request
@@ -113,6 +115,14 @@ class Oned:
         image.elements.pop("TARGET_SNAPSHOT", None)
         return answer
 
+    def export_image(self, image: Image) -> ET.Element:
+        """What a marketplace is told of an image: IMPORT_SOURCE, MD5, SIZE and FORMAT. Raises TransferFailed."""
+        store = self.stores[image.datastore]
+        script = self.frontend.remotes / "datastore" / store.ds_mad / "export"
+        data = base64.b64encode(request(store, image).encode()).decode()
+        answer = run_script(self.frontend, [script, str(image.number)], data).check()
+        return ET.fromstring("\n".join([answer.info, *answer.stray]))
+
     def monitor(self, store: Datastore) -> dict[str, int]:
         """What the datastore's script says of its size, in MiB. Raises TransferFailed."""
         answer = self.driver.datastore("monitor", request(store), store.number).check()
@@ -153,15 +163,29 @@ class Oned:
         if before in (State.STOPPED, State.UNDEPLOYED):
             doing = Lcm.PROLOG_RESUME if before is State.STOPPED else Lcm.PROLOG_UNDEPLOY
             return self._do(vm, doing, "resume", self.lines.resume(vm), self._boot)
-        return self._do(vm, Lcm.PROLOG, "prolog", self.lines.prolog(vm), self._boot)
+        answer = self._do(vm, Lcm.PROLOG, "prolog", self.lines.prolog(vm), self._boot)
+        return self._context(vm) if answer.ok and vm.context else answer
 
     resume = deploy
+
+    def _context(self, vm: Vm) -> Answer:
+        """The hypervisor's driver has it made before it boots the VM."""
+        number = max((disk.disk_id for disk in vm.disks), default=-1) + 1
+        answer = self.driver.step(self.lines.context(vm, vm.context, number).split())
+        if not answer.ok:
+            vm.lcm = Lcm.BOOT_FAILURE
+        return answer
 
     def _stay(self, vm: Vm, host: str, datastore: int) -> None:
         vm.history.append(History(host, datastore, self.stores[datastore].tm_mad))
         vm.state = State.ACTIVE
 
     def _boot(self, vm: Vm) -> None:
+        # The hypervisor's driver lays the VM's and the datastore's XML beside the disks.
+        folder = self.frontend.seen(vm.here.host, self.lines.folder(vm))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "vm.xml").write_text(vm.xml())
+        (folder / "ds.xml").write_text(self.stores[vm.here.datastore].xml())
         vm.state, vm.lcm, vm.deploy_id = State.ACTIVE, Lcm.RUNNING, f"one-{vm.number}"
 
     def power_off(self, vm: Vm) -> None:
@@ -213,7 +237,8 @@ class Oned:
             self._phase(vm, "POST", told)
         else:
             self._phase(vm, "FAIL", told)
-            vm.history.pop()
+            # The stay that failed remains in the history; a new one follows, like the one before.
+            vm.history.append(replace(vm.before))
         vm.lcm = Lcm.RUNNING
         return answer
 
@@ -271,6 +296,8 @@ class Oned:
         """A disk, or a snapshot of it, becomes a new image."""
         disk = vm.disk(disk_id)
         image.size, image.format = disk.size, "save_as"
+        image.attributes |= {"SAVED_IMAGE_ID": str(disk.image), "SAVED_DISK_ID": str(disk_id)}
+        image.attributes |= {"SAVED_VM_ID": str(vm.number)}
         made = self.make_image(image)
         if not made.ok:
             return made
@@ -283,11 +310,14 @@ class Oned:
         line = self.lines.save_as(vm, disk, image.source, snapshot, local=local)
         return self._beside(vm, doing, "disk_saveas", [line])
 
-    def attach(self, vm: Vm, disk: Disk) -> Answer:
-        """One more disk; it is gone from the VM after a failure."""
+    def attach(self, vm: Vm, disk: Disk, *, hypervisor: bool = True) -> Answer:
+        """One more disk; it is gone from the VM after a failure. ``hypervisor``: whether that can attach it."""
         vm.disks.append(disk)
         doing = Lcm.HOTPLUG if vm.lcm is Lcm.RUNNING else Lcm.HOTPLUG_PROLOG_POWEROFF
         answer = self._beside(vm, doing, "prolog_attach", self.lines.prolog_disk(vm, disk), disk, "ATTACH")
+        if answer.ok and not hypervisor:
+            self._beside(vm, doing, "epilog_detach", self.lines.epilog_disk(vm, disk), disk, "ATTACH")
+            answer = Answer(False, "the hypervisor cannot attach the disk")
         if not answer.ok:
             vm.disks.remove(disk)
         return answer
@@ -324,22 +354,30 @@ class Oned:
         return self._run(vm, self._last[vm.number])
 
     def recover_delete(self, vm: Vm) -> Answer:
-        """Everything of the VM is deleted, wherever it is."""
-        return self._do(vm, Lcm.CLEANUP_DELETE, "delete", self._all_gone(vm), self._done)
+        """All of the VM is deleted that oned knows of."""
+        return self._delete(vm, Lcm.CLEANUP_DELETE, self._done)
 
     def recreate(self, vm: Vm, host: str, datastore: int) -> Answer:
         """Delete and deploy anew."""
-        answer = self._do(vm, Lcm.CLEANUP_RESUBMIT, "delete", self._all_gone(vm), self._to(State.PENDING))
+        answer = self._delete(vm, Lcm.CLEANUP_RESUBMIT, self._to(State.PENDING))
         return self.deploy(vm, host, datastore) if answer.ok else answer
 
+    def _delete(self, vm: Vm, doing: Lcm, then: Callable[[Vm], None]) -> Answer:
+        lines = self._all_gone(vm)
+        if vm.lcm is not Lcm.RUNNING and vm.state is not State.POWEROFF:
+            return self._do(vm, doing, "delete", lines, then)
+        # The hypervisor's driver does it where there may be a process: line by line, and no failure counts.
+        vm.state, vm.lcm = State.ACTIVE, doing
+        for line in lines:
+            self.driver.step(line.split())
+        then(vm)
+        return Answer(True)
+
     def _all_gone(self, vm: Vm) -> list[str]:
-        if vm.state in (State.STOPPED, State.UNDEPLOYED):
-            return list(self.lines.delete(vm, local=True))
-        lines = list(self.lines.delete(vm))
-        if vm.lcm in (Lcm.PROLOG_MIGRATE_FAILURE, Lcm.PROLOG_MIGRATE_POWEROFF_FAILURE, Lcm.MIGRATE):
+        # After a resume that failed, what lies on the front end is not deleted: nor is it by oned.
+        lines = list(self.lines.delete(vm, local=vm.state in (State.STOPPED, State.UNDEPLOYED)))
+        if vm.lcm in (Lcm.PROLOG_MIGRATE_FAILURE, Lcm.PROLOG_MIGRATE_POWEROFF_FAILURE):
             lines += self.lines.delete(vm, stay=-2)
-        if vm.lcm in (Lcm.PROLOG_RESUME_FAILURE, Lcm.PROLOG_UNDEPLOY_FAILURE):
-            lines += self.lines.delete(vm, local=True)
         return lines
 
     # How it is carried out

@@ -41,6 +41,7 @@ class Lcm(IntEnum):
     PROLOG_UNDEPLOY = 31
     HOTPLUG_PROLOG_POWEROFF = 33
     HOTPLUG_EPILOG_POWEROFF = 34
+    BOOT_FAILURE = 36
     PROLOG_MIGRATE_FAILURE = 38
     PROLOG_FAILURE = 39
     EPILOG_FAILURE = 40
@@ -238,6 +239,8 @@ class Vm:
     """More of the template."""
     user: dict[str, str] = field(default_factory=dict)
     """The user's template."""
+    context: str = ""
+    """A file on the front end that becomes one disk more; none: no such disk."""
 
     @property
     def here(self) -> History:

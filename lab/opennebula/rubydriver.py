@@ -25,23 +25,29 @@ def kinds_of_driver() -> list[str]:
     return ["python", "ruby"] if one_source() else ["python"]
 
 
-def driver_of(frontend: Frontend, kind: str | None = None) -> Driver:
+def driver_of(frontend: Frontend, kind: str | None = None, *, configured: bool = False) -> Driver:
     """A driver for a front end, by kind; None: OpenNebula's own if the front end has its source."""
     kind = kind or ("ruby" if frontend.source else "python")
-    return RubyDriver(frontend) if kind == "ruby" else PythonDriver(frontend)
+    made = RubyDriver if kind == "ruby" else PythonDriver
+    return made(frontend, configured=configured)
 
 
 class RubyDriver(Driver):
     """The real one_tm and one_datastore. The front end has OpenNebula's ``source``."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        super().__init__(frontend)
+    def __init__(self, frontend: Frontend, *, configured: bool = False) -> None:
+        super().__init__(frontend, configured=configured)
         mads = frontend.location / "lib" / "mads"
-        self._tm = _Process(frontend, "one_tm", mads / "one_tm.rb")
-        self._datastore = _Process(frontend, "one_datastore", mads / "one_datastore.rb", self._all_datastores())
+        self._tm = _Process(frontend, "one_tm", mads / "one_tm.rb", self._options("TM_MAD", []))
+        self._datastore = _Process(
+            frontend, "one_datastore", mads / "one_datastore.rb", self._options("DATASTORE_MAD", self._all())
+        )
         self._steps = _Process(frontend, "steps", HERE / "programs" / "steps.rb", [str(mads)])
 
-    def _all_datastores(self) -> list[str]:
+    def _options(self, section: str, otherwise: list[str]) -> list[str]:
+        return self.frontend.arguments(section) if self.configured else otherwise
+
+    def _all(self) -> list[str]:
         tms = sorted(path.name for path in (self.frontend.remotes / "tm").iterdir() if path.is_dir())
         return ["-t", "15", "-s", ",".join(tms)]
 
@@ -84,7 +90,7 @@ class _Process:
     def __init__(self, frontend: Frontend, name: str, program: Path, options: Sequence[str] = ()) -> None:
         self._frontend = frontend
         self._name = name
-        self._argv = ["ruby", "-I", str(frontend.location / "lib" / "ruby"), str(program), *options]
+        self._argv = ["ruby", str(program), *options]
         self._process: subprocess.Popen[str] | None = None
         self._questions: dict[int, _Question] = {}
         self._last = 0

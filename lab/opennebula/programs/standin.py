@@ -46,6 +46,11 @@ class Exchange:
             self._hear()
         return answer
 
+    def stall(self) -> None:
+        """Say that nothing comes through any more, and wait until that is over."""
+        self.say({"stalled": True})
+        self._hear()
+
     def say(self, content: dict[str, Any]) -> None:
         """Send a line."""
         print(json.dumps(content), file=self._lines, flush=True)
@@ -56,8 +61,9 @@ class Exchange:
         return answer
 
     def end(self, code: int, bytes_in: int = 0, bytes_out: int = 0) -> None:
-        """Say how it went."""
+        """Say how it went, and wait until that is noted: who waits for the program may then read it."""
         self.say({"code": code, "in": bytes_in, "out": bytes_out})
+        self._hear()
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -100,8 +106,9 @@ class Request:
 class Connection:
     """A command that runs on a host, and the bytes that went to it and came from it."""
 
-    def __init__(self, exchange: Exchange, after: int | None) -> None:
+    def __init__(self, exchange: Exchange, after: int | None, stalls: bool) -> None:
         self._exchange = exchange
+        self._stalls = stalls
         self._left = after
         self._lock = threading.Lock()
         self.count = {"in": 0, "out": 0}
@@ -163,6 +170,8 @@ class Connection:
     def _break(self) -> NoReturn:
         """End as ssh does whose connection broke: the command finds its pipes closed, and goes on or not."""
         with self._lock:
+            if self._stalls:
+                self._exchange.stall()
             for end in self._ends:
                 with contextlib.suppress(OSError):
                     os.close(end)
@@ -217,11 +226,13 @@ def ssh(path: str, hosts_file: str, words: list[str]) -> int:
 
 
 def _carry_out(request: Request, host: dict[str, Any], exchange: Exchange, answer: dict[str, Any]) -> int:
-    cut = answer["fate"] == "cut"
-    connection = Connection(exchange, answer["after"] if cut else None)
+    cut = answer["fate"] in ("cut", "stall")
+    connection = Connection(exchange, answer["after"] if cut else None, answer["fate"] == "stall")
     code = connection.run([*host["enter"], *command_of(request)], environment_of(host), request.no_input)
     if cut or code < 0:
         code = BROKEN
+    if answer["fate"] == "stall":
+        exchange.stall()
     connection.end(code)
     if cut:
         broken()

@@ -6,7 +6,7 @@ import base64
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from lab.opennebula import Answer, Datastore
+from lab.opennebula import Answer, Datastore, driver_of
 from lab.opennebula.pool import request
 from tests.userspace.opennebula.stand import WITH_SOURCE, StandTestCase
 
@@ -121,6 +121,17 @@ class DriverContract:
         def test_an_unknown_datastore_driver(self) -> None:
             answer = self.driver.datastore("cp", request(self.store(ds_mad="nosuch")), 7)
             self.assertIn("not available", answer.reason)
+
+        def test_drivers_that_are_not_listed_are_not_there(self) -> None:
+            with driver_of(self.frontend, self.kind, configured=True) as driver:
+                answer = driver.transfer(self.note("transfer", "CLONE probe a b\n"))
+                self.assertIn("not available", answer.reason)
+                self.assertIn("not available", driver.datastore("rm", request(self.store())).reason)
+            conf = self.frontend.oned_conf.read_text()
+            self.frontend.oned_conf.write_text(conf.replace("-d dummy,", "-d probe,dummy,"))
+            with driver_of(self.frontend, self.kind, configured=True) as driver:
+                self.assertTrue(driver.transfer(self.note("transfer", "CLONE probe a b\n")).ok)
+                self.assertTrue(driver.datastore("rm", request(self.store())).ok)
 
         def test_actions_run_beside_each_other(self) -> None:
             # Each of the two waits for the other.

@@ -140,6 +140,30 @@ class SshTest(StandTestCase):
         self.assertEqual(255, self.ssh("host-1", f"touch {self.datastores}/ran").returncode)
         self.assertTrue((self.frontend.datastores("host-1") / "ran").exists())
 
+    def test_stalls_after_some_bytes(self) -> None:
+        fault = self.frontend.exchange.plan(Fate.STALL, after=70_000)
+        argv = [*self.frontend.on("frontend"), "ssh", "host-1", f"cat > {self.datastores}/part"]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(argv, stdin=pipe, env=self.frontend.environment(), stderr=subprocess.DEVNULL) as process:
+            assert process.stdin is not None
+            process.stdin.write(bytes(100_000))
+            process.stdin.flush()
+            fault.wait()
+            self.assertIsNone(process.poll())
+            process.kill()
+        fault.release()
+        self.frontend.exchange.settle()
+        self.assertEqual(70_000, (self.frontend.datastores("host-1") / "part").stat().st_size)
+
+    def test_stalls_when_all_is_done(self) -> None:
+        fault = self.frontend.exchange.plan(Fate.STALL)
+        argv = [*self.frontend.on("frontend"), "ssh", "host-1", f"touch {self.datastores}/ran"]
+        with subprocess.Popen(argv, env=self.frontend.environment(), stderr=subprocess.DEVNULL) as process:
+            fault.wait()
+            self.assertTrue((self.frontend.datastores("host-1") / "ran").exists())
+            fault.release()
+            self.assertEqual(255, process.wait(PATIENCE))
+
     def test_many_at_once(self) -> None:
         argv = [*self.frontend.on("frontend"), "sh", "-c", "for i in $(seq 40); do ssh -n host-1 echo $i & done; wait"]
         done = subprocess.run(argv, env=self.frontend.environment(), capture_output=True, check=True, timeout=PATIENCE)

@@ -1,0 +1,105 @@
+"""The lines of transfer files, as OpenNebula 7.4 writes them."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+from testtools import TestCase
+
+from lab.opennebula import Disk, History, Vm
+from lab.opennebula.lines import Lines
+from lab.opennebula.pool import Lcm
+
+
+class LinesTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.lines = Lines("fe", "/ds")
+        disks = [
+            Disk(0, "/ds/100/a", 10, 10, "virtman", 100, 1, tm_mad_system="ssh"),
+            Disk(1, "rbd:pool/b", 10, 10, "other", 101, 2, clone=False),
+            Disk(2, size=5, type="swap"),
+            Disk(3, size=6, type="fs", format="raw"),
+        ]
+        self.vm = Vm(7, disks, [History("h1", 0, "ssh"), History("h2", 1, "local")], deploy_id="one-7")
+
+    def test_prolog(self) -> None:
+        self.vm.attributes = {"KERNEL_DS_SOURCE": "/ds/2/k", "KERNEL_DS_DSID": "2", "KERNEL_DS_TM": "ssh"}
+        self.assertEqual(
+            [
+                "CLONE.ssh virtman fe:/ds/100/a h2:/ds/1/7/disk.0 7 100",
+                "LN other rbd:pool/b h2:/ds/1/7/disk.1 7 101",
+                "MKSWAP local 5 h2:/ds/1/7/disk.2 7 1",
+                "MKIMAGE local 6 raw h2:/ds/1/7/disk.3 7 1",
+                "CLONE ssh fe:/ds/2/k h2:/ds/1/7/kernel 7 2",
+            ],
+            list(self.lines.prolog(self.vm)),
+        )
+
+    def test_epilog(self) -> None:
+        self.assertEqual(
+            [
+                "DELETE.ssh virtman h2:/ds/1/7/disk.0 7 100",
+                "MVDS other h2:/ds/1/7/disk.1 rbd:pool/b 7 101",
+                "DELETE local h2:/ds/1/7/disk.2 7 1",
+                "DELETE local h2:/ds/1/7/disk.3 7 1",
+                "DELETE local h2:/ds/1/7 7 1",
+            ],
+            list(self.lines.epilog(self.vm)),
+        )
+        self.assertEqual("DELETE local fe:/ds/1/7 7 1", list(self.lines.epilog(self.vm, local=True))[-1])
+
+    def test_migration_where_a_mode_sticks_to_the_disks_after_it(self) -> None:
+        self.assertEqual(
+            [
+                "MV.ssh virtman h1:/ds/0/7/disk.0 h2:/ds/1/7/disk.0 7 100",
+                "MV.ssh other h1:/ds/0/7/disk.1 h2:/ds/1/7/disk.1 7 101",
+                "MV.ssh local h1:/ds/0/7/disk.2 h2:/ds/1/7/disk.2 7 1",
+                "MV.ssh local h1:/ds/0/7/disk.3 h2:/ds/1/7/disk.3 7 1",
+                "MV local h1:/ds/0/7 h2:/ds/1/7 7 1",
+            ],
+            list(self.lines.migrate(self.vm)),
+        )
+
+    def test_stop_and_resume(self) -> None:
+        stopped, resumed = list(self.lines.stop(self.vm)), list(self.lines.resume(self.vm))
+        self.assertEqual("MV.ssh virtman h2:/ds/1/7/disk.0 fe:/ds/1/7/disk.0 7 100", stopped[0])
+        self.assertEqual("MV local h2:/ds/1/7 fe:/ds/1/7 7 1", stopped[-1])
+        self.assertEqual("MV.ssh virtman fe:/ds/0/7/disk.0 h2:/ds/1/7/disk.0 7 100", resumed[0])
+        self.assertEqual("MV local fe:/ds/0/7 h2:/ds/1/7 7 1", resumed[-1])
+
+    def test_delete(self) -> None:
+        here, before = list(self.lines.delete(self.vm)), list(self.lines.delete(self.vm, stay=-2))
+        self.assertEqual("DELETE.ssh other h2:/ds/1/7/disk.1 7 101", here[1])
+        self.assertEqual("DELETE local h2:/ds/1/7 7 1", here[-1])
+        self.assertEqual("DELETE.ssh ssh h1:/ds/0/7/disk.2 7 0", before[2])
+        self.assertEqual("DELETE ssh h1:/ds/0/7 7 0", before[-1])
+
+    def test_single_lines(self) -> None:
+        vm, disk = self.vm, self.vm.disks[0]
+        vm.lcm = Lcm.BACKUP
+        self.assertEqual("PREMIGRATE local h1 h2 /ds/1/7 7 1", self.lines.live(vm, "PRE"))
+        self.assertEqual(
+            "SNAP_REVERT.ssh virtman h2:/ds/1/7/disk.0 3 7 100", self.lines.snapshot(vm, disk, "SNAP_REVERT", 3)
+        )
+        self.assertEqual("RESIZE.ssh virtman h2:/ds/1/7/disk.0 20 7 100", self.lines.resize(vm, disk, 20))
+        self.assertEqual("CPDS.ssh virtman h2:/ds/1/7/disk.0 /new -1 7 100", self.lines.save_as(vm, disk, "/new", -1))
+        self.assertEqual(
+            "CPDS.ssh virtman fe:/ds/1/7/disk.0 /new 2 7 100", self.lines.save_as(vm, disk, "/new", 2, local=True)
+        )
+        self.assertEqual("PREBACKUP_LIVE local h2:/ds/1/7 0:1 one-7 - 7 1", self.lines.backup(vm, [0, 1], -1, "PRE"))
+        self.assertEqual("RESTORE local h2:/ds/1/7 7 9 -1 0 ", self.lines.restore(vm, 9, -1, 0))
+        self.assertEqual("CONTEXT local /file h2:/ds/1/7/disk.4 7 1", self.lines.context(vm, "/file", 4))
+
+    def test_xml(self) -> None:
+        self.vm.name = 'a <b> & "c" ]]> é'
+        self.vm.user = {"NOTE": "x ]]> <y>"}
+        self.vm.disks[0].snapshots = [0, 4]
+        root = ET.fromstring(self.vm.xml())
+        self.assertEqual(self.vm.name, root.findtext("NAME"))
+        self.assertEqual("x ]]> <y>", root.findtext("USER_TEMPLATE/NOTE"))
+        self.assertEqual("ssh", root.findtext("TEMPLATE/DISK[DISK_ID='0']/TM_MAD_SYSTEM"))
+        self.assertIsNone(root.find("TEMPLATE/DISK[DISK_ID='1']/TM_MAD_SYSTEM"))
+        self.assertEqual("YES", root.findtext("TEMPLATE/DISK[DISK_ID='1']/SAVE"))
+        self.assertEqual("h2", root.findtext("HISTORY_RECORDS/HISTORY[last()]/HOSTNAME"))
+        self.assertEqual(["0", "4"], [element.text for element in root.iterfind("SNAPSHOTS/SNAPSHOT/ID")])

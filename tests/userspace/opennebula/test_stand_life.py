@@ -1,0 +1,262 @@
+"""The life of VMs through the system transfer manager ``ssh`` and datastore ``fs``: stand-ins, and the real ones."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.server
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+from lab.opennebula import Disk, Fate, Image, Vm
+from lab.opennebula.pool import Lcm, State
+from tests.patience import PATIENCE
+from tests.userspace.opennebula.stand import WITH_SOURCE, StandTestCase
+
+SIZE = 3
+"""MiB of an image."""
+
+
+class LifeContract:
+    """What holds for the stand-ins and for the real drivers; a mixin of tests."""
+
+    class Test(StandTestCase):
+        def setUp(self) -> None:
+            super().setUp()
+            self.one.system_datastore(0)
+            self.one.system_datastore(1)
+            self.one.image_datastore(100, "ssh", "fs", SAFE_DIRS="/", TM_MAD_SYSTEM="")
+            self.content = os.urandom(SIZE << 20)
+            (self.folder / "image").write_bytes(self.content)
+
+        def image(self, number: int = 1, *, persistent: bool = False) -> Image:
+            image = Image(number, 100, str(self.folder / "image"), persistent=persistent)
+            self.assert_ok(self.one.add_image(image))
+            return image
+
+        def running(self, *images: Image) -> Vm:
+            vm = self.one.vm([self.one.disk_of(image, place) for place, image in enumerate(images)])
+            self.assert_ok(self.one.deploy(vm, "host-1", 0))
+            return vm
+
+        def assert_ok(self, answer) -> None:  # type: ignore[no-untyped-def]
+            self.assertTrue(answer.ok, f"{answer.info} {answer.log}")
+
+        def path(self, vm: Vm, disk: int = 0) -> str:
+            return f"{self.one.lines.folder(vm)}/disk.{disk}"
+
+        def read(self, vm: Vm, disk: int = 0, host: str = "") -> bytes:
+            return self.frontend.seen(host or vm.here.host, self.path(vm, disk)).read_bytes()
+
+        def write(self, vm: Vm, content: bytes, disk: int = 0) -> bytes:
+            self.frontend.seen(vm.here.host, self.path(vm, disk)).write_bytes(content)
+            return content
+
+        def vm_folder(self, host: str, vm: Vm) -> Path:
+            return self.frontend.seen(host, self.one.lines.folder(vm))
+
+        def test_an_image_is_added_cloned_and_removed(self) -> None:
+            image = self.image()
+            self.assertEqual(SIZE, image.size)
+            self.assertEqual(self.content, Path(image.source).read_bytes())
+            copy = Image(2, 100)
+            self.assert_ok(self.one.clone_image(copy, image))
+            self.assertEqual(self.content, Path(copy.source).read_bytes())
+            self.assert_ok(self.one.remove_image(image))
+            self.assertFalse(Path(image.source).exists())
+            self.assertGreater(self.one.monitor(self.one.stores[100])["TOTAL_MB"], 0)
+
+        def test_an_image_of_nothing(self) -> None:
+            answer = self.one.add_image(Image(1, 100, str(self.folder / "none")))
+            self.assertFalse(answer.ok)
+            self.assertNotEqual("", answer.reason)
+
+        def test_from_deploy_to_terminate(self) -> None:
+            image, kept = self.image(1), self.image(2, persistent=True)
+            vm = self.running(image, kept)
+            self.assertEqual((Lcm.RUNNING, self.content), (vm.lcm, self.read(vm)))
+            self.write(vm, b"lost")
+            self.write(vm, b"kept", 1)
+            self.assert_ok(self.one.terminate(vm))
+            self.assertEqual(State.DONE, vm.state)
+            self.assertEqual(self.content, Path(image.source).read_bytes())
+            self.assertEqual(b"kept", Path(kept.source).read_bytes())
+            self.assertFalse(self.vm_folder("host-1", vm).exists())
+
+        def test_a_larger_disk_is_grown(self) -> None:
+            vm = self.one.vm([self.one.disk_of(self.image(), 0)])
+            vm.disks[0].size = SIZE + 2
+            self.assert_ok(self.one.deploy(vm, "host-1", 0))
+            self.assertEqual((SIZE + 2) << 20, len(self.read(vm)))
+            self.one.power_off(vm)
+            self.assert_ok(self.one.resize(vm, 0, SIZE + 3))
+            self.assertEqual((SIZE + 3) << 20, len(self.read(vm)))
+
+        def test_stop_and_resume_elsewhere(self) -> None:
+            vm = self.running(self.image())
+            data = self.write(vm, b"data")
+            for leave, state in ((self.one.stop, State.STOPPED), (self.one.undeploy, State.UNDEPLOYED)):
+                self.assert_ok(leave(vm))
+                self.assertEqual(state, vm.state)
+                self.assertEqual(data, self.read(vm, host="frontend"))
+                self.assertFalse(self.vm_folder(vm.here.host, vm).exists())
+                self.assert_ok(self.one.resume(vm, "host-2", 0))
+                self.assertEqual((Lcm.RUNNING, data), (vm.lcm, self.read(vm)))
+
+        def test_cold_migration_to_a_host_and_a_datastore(self) -> None:
+            vm = self.running(self.image())
+            data = self.write(vm, b"data")
+            self.assert_ok(self.one.migrate(vm, "host-2"))
+            self.assertEqual(data, self.read(vm))
+            self.assertFalse(self.vm_folder("host-1", vm).exists())
+            self.one.power_off(vm)
+            self.assert_ok(self.one.migrate(vm, "host-2", 1))
+            self.assertEqual((State.POWEROFF, data), (vm.state, self.read(vm)))
+            self.assertTrue(self.path(vm).startswith(f"{self.datastores}/1/"))
+
+        def test_the_folders_move_loses_what_lies_at_its_target(self) -> None:
+            vm = self.running(self.image())
+            there = self.frontend.seen("host-2", self.one.lines.folder(vm))
+            there.mkdir(parents=True)
+            (there / "disk.7").write_text("made by another driver")
+            self.assert_ok(self.one.migrate(vm, "host-2"))
+            self.assertFalse((there / "disk.7").exists())
+
+        def test_live_migration_copies_files(self) -> None:
+            vm = self.running(self.image())
+            self.assert_ok(self.one.live_migrate(vm, "host-2"))
+            self.assertEqual(("host-2", self.content), (vm.here.host, self.read(vm)))
+            self.assertFalse(self.vm_folder("host-1", vm).exists())
+
+        def link(self, vm: Vm, target: Path) -> None:
+            link = self.vm_folder("host-1", vm) / "disk.1"
+            link.symlink_to(target)
+
+        def test_live_migration_makes_the_same_link(self) -> None:
+            vm = self.running(self.image())
+            both = self.note("both", "another VM's disk, perhaps")
+            self.link(vm, both)
+            self.assert_ok(self.one.live_migrate(vm, "host-2"))
+            self.assertEqual(both, (self.vm_folder("host-2", vm) / "disk.1").readlink())
+
+        def test_live_migration_is_refused_where_the_link_dangles(self) -> None:
+            vm = self.running(self.image())
+            own = self.folder / "private" / "host-1" / "device"
+            own.write_text("here only")
+            self.link(vm, own)
+            answer = self.one.live_migrate(vm, "host-2")
+            self.assertIn("disk.1", answer.reason)
+            self.assertEqual(("host-1", Lcm.RUNNING), (vm.here.host, vm.lcm))
+            self.assertFalse(self.vm_folder("host-2", vm).exists())
+            self.assertEqual(self.content, self.read(vm))
+
+        def test_other_drivers_hear_of_a_live_migration_but_cannot_stop_it(self) -> None:
+            self.probe.answers("premigrate", "echo no >&2; exit 1")
+            vm = self.running(self.image())
+            vm.disks.append(Disk(1, "/source", 1, 1, "probe", 101, 9))
+            self.assert_ok(self.one.live_migrate(vm, "host-2"))
+            folder = f"{self.datastores}/0/{vm.number}"
+            words = f"host-1 host-2 {folder} {vm.number} 0 ssh"
+            self.assertEqual([f"premigrate {words}", f"postmigrate {words}"], self.probe.lines())
+
+        def test_a_disk_becomes_an_image(self) -> None:
+            vm = self.running(self.image())
+            data = self.write(vm, os.urandom(SIZE << 20))
+            self.one.power_off(vm)
+            saved = Image(5, 100)
+            self.assert_ok(self.one.save_as(vm, 0, saved))
+            self.assertEqual(data, Path(saved.source).read_bytes())
+
+        def test_attach_and_detach(self) -> None:
+            vm = self.running(self.image())
+            disk = self.one.disk_of(self.image(2, persistent=True), 3)
+            self.assert_ok(self.one.attach(vm, disk))
+            self.assertEqual(self.content, self.read(vm, 3))
+            self.write(vm, b"kept", 3)
+            self.assert_ok(self.one.detach(vm, 3))
+            self.assertEqual(b"kept", Path(disk.source).read_bytes())
+            self.assertEqual(1, len(vm.disks))
+
+        def test_a_failed_deploy_is_tried_again_and_deleted(self) -> None:
+            vm = self.one.vm([self.one.disk_of(self.image(), 0)])
+            self.frontend.exchange.down("host-1")
+            answer = self.one.deploy(vm, "host-1", 0)
+            self.assertFalse(answer.ok)
+            self.assertEqual(Lcm.PROLOG_FAILURE, vm.lcm)
+            self.frontend.exchange.up("host-1")
+            self.assert_ok(self.one.recover_retry(vm))
+            self.assertEqual(Lcm.RUNNING, vm.lcm)
+            self.assert_ok(self.one.recreate(vm, "host-2", 0))
+            self.assertEqual((self.content, "host-2"), (self.read(vm), vm.here.host))
+            self.assert_ok(self.one.recover_delete(vm))
+            self.assertEqual(State.DONE, vm.state)
+            self.assertFalse(self.vm_folder("host-2", vm).exists())
+
+        def test_onevm_fails_once(self) -> None:
+            self.frontend.exchange.plan(Fate.FAIL, "onevm", matching="show")
+            argv = [*self.frontend.on("frontend"), "onevm", "show", "-x"]
+            vm = self.one.vm([])
+            for code in (255, 0):
+                done = subprocess.run(
+                    [*argv, str(vm.number)], env=self.frontend.environment(), capture_output=True, check=False
+                )
+                self.assertEqual(code, done.returncode)
+            self.assertIn(b"<LCM_STATE>0</LCM_STATE>", done.stdout)
+            done = subprocess.run([*argv, "99"], env=self.frontend.environment(), capture_output=True, check=False)
+            self.assertNotEqual(0, done.returncode)
+
+        def download(self, *words: str, code: int = 0) -> bytes:
+            argv = [*self.frontend.on("frontend"), str(self.frontend.remotes / "datastore" / "downloader.sh"), *words]
+            done = subprocess.run(
+                argv, env=self.frontend.environment(), capture_output=True, check=False, timeout=PATIENCE
+            )
+            self.assertEqual(code, done.returncode, done.stderr.decode())
+            if code:
+                self.assertNotEqual(b"", done.stderr)
+            return done.stdout
+
+        def test_the_downloader(self) -> None:
+            packed = gzip.compress(self.content)
+            (self.folder / "image.gz").write_bytes(packed)
+            path = str(self.folder / "image.gz")
+            self.assertEqual(self.content, self.download(path, "-"))
+            self.assertEqual(packed, self.download("--nodecomp", path, "-"))
+            self.assertEqual(packed[:9], self.download("--nodecomp", "--max-size", "9", path, "-"))
+            target = self.folder / "target"
+            for option in ("md5", "sha1"):
+                digest = hashlib.new(option, packed).hexdigest()
+                self.download(f"--{option}", digest, path, str(target))
+                self.assertEqual(self.content, target.read_bytes())
+                self.download(f"--{option}", "0" * len(digest), path, "-", code=255)
+            self.download(str(self.folder / "none"), "-", code=255)
+
+        def test_the_downloader_reads_addresses(self) -> None:
+            folder = self.folder
+
+            class Handler(http.server.SimpleHTTPRequestHandler):
+                def __init__(self, *given) -> None:  # type: ignore[no-untyped-def]
+                    super().__init__(*given, directory=str(folder))
+
+                def log_message(self, *_: object) -> None:
+                    """Keep quiet."""
+
+            with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+                threading.Thread(target=server.serve_forever, daemon=True).start()
+                address = f"http://127.0.0.1:{server.server_port}"
+                try:
+                    self.assertEqual(self.content, self.download("--noretry", f"{address}/image", "-"))
+                    self.download("--noretry", f"{address}/none", "-", code=255)
+                finally:
+                    server.shutdown()
+
+
+class PythonTest(LifeContract.Test):
+    pass
+
+
+if WITH_SOURCE:
+
+    class RubyTest(LifeContract.Test):
+        kind = "ruby"
