@@ -150,6 +150,11 @@ class Exchange:
             self._faults.append(fault)
         return fault
 
+    def forget(self, fault: Fault) -> None:
+        """Take back a fault that has not happened."""
+        with self._changed:
+            self._faults.remove(fault)
+
     def down(self, host: str) -> None:
         """Let no ssh reach the host, until ``up``."""
         with self._changed:

@@ -4,6 +4,8 @@
 
 set -u
 export LC_ALL=C
+# The host's agent, and not one of the user's own.
+export VIRTMAN_SOCKET="${VIRTMAN_SOCKET:-/run/virtman/agent.sock}"
 wait=$1 virtman=$2 action=$3
 shift 3
 
