@@ -6,7 +6,7 @@ import grp
 import os
 import pwd
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class Accounts:
     def has_user(self, name: str) -> bool:
         """Whether there is such a user."""
         if self._root == ROOT:
-            return name in {user.pw_name for user in pwd.getpwall()} or _known(pwd.getpwnam, name)
+            return _known(pwd.getpwnam, name)
         return name in self._lines("passwd")
 
     def members(self, group: str) -> list[str] | None:
@@ -72,9 +72,9 @@ class Accounts:
         return [] if self._root == ROOT else [option, str(self._root)]
 
 
-def _known(look_up: object, name: str) -> bool:
+def _known(look_up: Callable[[str], object], name: str) -> bool:
     try:
-        look_up(name)  # type: ignore[operator]
+        look_up(name)
     except KeyError:
         return False
     return True

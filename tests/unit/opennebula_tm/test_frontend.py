@@ -18,6 +18,7 @@ from opennebula_tm.installer import disk, sources
 from opennebula_tm.installer.cli import main
 from opennebula_tm.installer.console import Console, Done
 from opennebula_tm.installer.errors import Refused
+from opennebula_tm.installer.frontend import Places
 from tests.unit.opennebula_tm.scene import (
     ONED,
     PROBE,
@@ -414,6 +415,29 @@ class CommandLineTest(TestCase):
             self.assertLess(said.index('+    NAME = "virtman"'), said.index("[y/N]"))
         self.assertIn("onehost sync -f", said)
         self.assertIn("systemctl restart opennebula", said)
+
+    def test_the_way_back(self) -> None:
+        before = self.scene.tree()
+        self.assertEqual(0, self.run_it("--yes")[0])
+        self.assertEqual(0, self.run_it("--remove", "--yes")[0])
+        self.assertEqual(before, self.scene.tree())
+
+    def test_whatever_fails_is_told_in_one_line(self) -> None:
+        self.scene.places.oned.unlink()
+        self.scene.places.oned.mkdir()
+        program = str(Path(__file__).parents[3] / "opennebula_tm" / "install")
+        for why in ("oned.conf: Is a directory", "there is no folder"):
+            argv = [program, "frontend", *self.location]
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            self.assertEqual((1, ""), (done.returncode, done.stdout))
+            self.assertRegex(done.stderr, rf"^install: .*{why}.*\n$")
+            shutil.rmtree(self.scene.places.remotes, ignore_errors=True)
+
+    def test_front_ends_of_packages(self) -> None:
+        places = Places.of(None)
+        self.assertEqual(Path("/var/lib/one/remotes"), places.remotes)
+        self.assertEqual(Path("/etc/one/oned.conf"), places.oned)
+        self.assertEqual(Path("/etc/one/vmm_exec/vmm_execrc"), places.execrc)
 
     def test_tuning_shows_present_values(self) -> None:
         code, said = self.run_it("--tuning")

@@ -12,7 +12,7 @@ from testtools import TestCase
 from opennebula_tm.installer.cli import main
 from opennebula_tm.installer.console import Commands, Console, Done
 from opennebula_tm.installer.errors import Refused
-from opennebula_tm.installer.host import Access, HostSide
+from opennebula_tm.installer.host import ROOT, Access, Accounts, HostSide
 from tests.unit.opennebula_tm.scene import Cut, CutAt, assert_raises, copy_of_project, tree, write
 from tests.unit.virtman.scene import folder_for
 
@@ -197,6 +197,21 @@ class _Failing(Commands):
         return Done(10, error="locked")
 
 
+class AccountsTest(TestCase):
+    def test_of_this_machine(self) -> None:
+        accounts = Accounts(ROOT, Commands())
+        self.assertTrue(accounts.has_user("root"))
+        self.assertFalse(accounts.has_user("nobody-of-this-name"))
+        self.assertIsNone(accounts.members("nobody-of-this-name"))
+        self.assertIsInstance(accounts.members("root"), list)
+
+    def test_programs_of_others(self) -> None:
+        commands = Commands()
+        self.assertEqual(Done(0, "out\n", ""), commands.run(["echo", "out"]))
+        self.assertEqual(Done(None, "", "no-such-program is not installed"), commands.run(["no-such-program"]))
+        assert_raises(self, Refused, "^false: it failed$", commands.must, ["false"])
+
+
 class CheckTest(TestCase):
     def test_one_line_for_each_thing(self) -> None:
         scene = HostScene(folder_for(self))
@@ -207,7 +222,10 @@ class CheckTest(TestCase):
         lines = out.getvalue().splitlines()
         for line, part in zip(lines, ("no group", "does not set", "is missing", "permission denied"), strict=True):
             self.assertIn(part, line)
-        scene.host().install(ACCESS)
+        for option in ([], ["--remove"], []):
+            argv = ["host", "--root", str(scene.root), *option]
+            console = Console(True, out=out)
+            self.assertEqual(0, main(argv, console=console, commands=scene.commands, package=scene.package))
         scene.commands.answer = Done(0)
         self.assertEqual(0, main(options, console=Console(out=out), commands=scene.commands, package=scene.package))
 
