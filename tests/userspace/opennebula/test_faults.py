@@ -274,9 +274,11 @@ class FaultsTest(CloudTestCase):
     def test_awkward_names_and_paths_do_no_harm(self) -> None:
         file = self.folder / "a 'quoted' \"näme\"; $(reboot)\n`x`.raw"
         file.write_bytes(bytes([BASE]) * (2 << 20))
-        image = Image(7, IMAGES, str(file), name="ein Bild\nmit 'Namen' & <mehr>", attributes={"DESCRIPTION": "a\n$(b)"})
+        image = Image(
+            7, IMAGES, str(file), name="ein Bild\nmit 'Namen' & <mehr>", attributes={"DESCRIPTION": "a\n$(b)"}
+        )
         self.ok(self.one.add_image(image))
         vm = self.vm(image)
-        vm.name, vm.user["NOTE"] = "VM's \"name\"\nünd", "$(reboot) `x`"
+        vm.name, vm.user["NOTE"] = 'VM\'s "name"\nünd', "$(reboot) `x`"
         self.ok(self.one.deploy(vm, "host-1", SYSTEM))
         self.reads(vm, 0, BASE)
