@@ -101,8 +101,8 @@ class Fault:
 class Exchange:
     """Answers the stand-in programs until it is stopped. ``calls`` has all calls, in their order."""
 
-    def __init__(self, socket: Path) -> None:
-        self.socket = socket
+    def __init__(self) -> None:
+        self.socket = Path("/nonexistent")
         self.calls: list[Call] = []
         self._faults: list[Fault] = []
         self._down: set[str] = set()
@@ -116,8 +116,9 @@ class Exchange:
         """Whether any fault was planned, or a host was down."""
         return bool(self._faults or self._down)
 
-    def start(self) -> None:
-        """Listen."""
+    def start(self, socket: Path) -> None:
+        """Listen there."""
+        self.socket = socket
         self._server = _Server(self)
         threading.Thread(target=self._server.serve_forever, args=(0.01,), name="exchange", daemon=True).start()
 
