@@ -182,12 +182,13 @@ def images(ctx: click.Context, url: str, token_file: Path | None, as_json: bool)
     from rich.filesize import decimal
 
     _print_table(
-        ["image", "size", "hosts", "origins", "digest", ""],
-        [
-            [i.name, decimal(i.size), str(i.nodes), ", ".join(i.origins), i.digest, "withdrawn" if i.withdrawn else ""]
-            for i in found
-        ],
+        ["image", "size", "hosts", "origins", "state", "digest"],
+        [[i.name, decimal(i.size), str(i.nodes), ", ".join(i.origins), _state(i.withdrawn), i.digest] for i in found],
     )
+
+
+def _state(withdrawn: bool) -> str:
+    return "withdrawn" if withdrawn else "published"
 
 
 @images.command(name="remove")

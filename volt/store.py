@@ -287,7 +287,7 @@ def find_origins(session: Session, images: Collection[int]) -> dict[int, list[st
 
 def find_needed(session: Session, images: Collection[int]) -> set[int]:
     """Those of the images with these ids that a host besides the origins has, or had when its lease ran out."""
-    read = select(node_table.c.image_id).where(node_table.c.image_id.in_(images), node_table.c.slot > 0)
+    read = select(node_table.c.image_id).where(node_table.c.slot > 0, node_table.c.image_id.in_(images))
     lost = select(eviction_table.c.image_id).where(eviction_table.c.image_id.in_(images))
     return set(session.scalars(union(read, lost)))
 
