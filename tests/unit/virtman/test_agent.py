@@ -510,6 +510,8 @@ class UnpublishWhenUnusedTest(AgentTest):
         self.volt.read_by_others("mine")
         self.assertEqual(self.withdrawn(), self.unpublish())
         self.assertTrue(self.volt.images["mine"].withdrawn)
+        record = self.agent._stacks.find("mine")
+        self.assertTrue(record is not None and record.steady, "or it would be announced again, and so taken back")
 
     def announce_later(self) -> None:
         """Volt's answer to the publish got lost."""

@@ -825,6 +825,13 @@ class WithdrawnTest(UpkeepTest):
         self.beat()
         self.assert_gone()
 
+    def test_a_vm_that_comes_meanwhile_keeps_its_stack(self) -> None:
+        self.attached()
+        self.withdraw()
+        self.scene.vms.create("vm", "debian", None)
+        self.assertFalse(self.scene.stacks.let_go("debian"))
+        self.assertIn("debian", self.host.served)
+
     def test_a_stack_goes_with_its_last_child(self) -> None:
         self.attached()
         self.volt.assign("debian", ["other"], ["child"])
