@@ -26,6 +26,7 @@ from virtman.disks import Disks
 from virtman.errors import (
     ConfigError,
     HypervisorError,
+    ImageInUse,
     NotSupported,
     NoVolumes,
     UnknownImage,
@@ -37,6 +38,7 @@ from virtman.heartbeat import Heartbeat
 from virtman.hostdrivers import HostDrivers
 from virtman.imagefile import inspect
 from virtman.imagestore import ImageStore
+from virtman.kept import Kept
 from virtman.locks import NamedLocks
 from virtman.machines import LibvirtMachines
 from virtman.migration import Migrations
@@ -95,8 +97,11 @@ class Agent:
         self._migrations = Migrations(
             self._vms, vm_shelf, self._drivers.snapshot, self._machines, self._streams.interrupt, step
         )  # fmt: skip
-        self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, config.idle_grace)
-        self._heartbeat = Heartbeat(lambda: self._volt.heartbeat(self._upkeep.reports()), self._on_answer)
+        self._kept = Kept(self._stacks, self._store, self._drivers.cache, self._publishing)
+        self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, self._kept, config.idle_grace)
+        self._heartbeat = Heartbeat(
+            lambda: self._volt.heartbeat(self._upkeep.reports(), self._upkeep.kept()), self._on_answer
+        )
         self._step = step
 
     def _accel(self) -> Verdict:
@@ -181,31 +186,52 @@ class Agent:
             try:
                 record = self._stacks.add_origin(image)
             except (VirtmanError, DriverError):
-                self._remove_unused(image.key, publishing=name)
+                self._kept.remove(image.key, publishing=name)
                 raise
         return views.published(record)
 
-    def unpublish(self, name: str) -> models.Unpublished:
+    def unpublish(self, name: str, *, when_unused: bool = False) -> models.Unpublished:
         """Be no origin of an image any more; without another origin it is withdrawn at Volt.
 
         It is served until no VM of this host needs it; ``gc`` deletes its content. Also one that is yet to be announced
-        is taken back only when Volt agrees. Raises UnknownImage (this host did not publish it), ImageInUse,
-        CoordinatorDown, DriverError.
+        is taken back only when Volt agrees. ``when_unused``: if it has no other origin it is served until no host needs
+        it, and its content goes without ``gc``. Raises UnknownImage (this host did not publish it), ImageInUse (never
+        ``when_unused``), CoordinatorDown, DriverError.
         """
         with self._publishing.hold(name):
-            if self._published(name).doing(PUBLISH) and self._stacks.take_back(name):
-                return models.Unpublished(name=name, serving=False)
             record = self._published(name)
-            if record.leaving:
-                self._stacks.leave_later(name)
-                return models.Unpublished(name=name, serving=False)
-            self._volt.withdraw(name)
-            if record.doing(DETACH):
-                self._stacks.restore(name)
-                return models.Unpublished(name=name, serving=False)
-            self._stacks.drop_origin(name, given_up=True)
+            withdrawn = self._unpublish(name, when_unused=when_unused)
+            if when_unused and not withdrawn and record.digest is not None:
+                self._kept.remove(record.digest.removeprefix("sha256:"), publishing=name)
         self._heartbeat.soon()
-        return models.Unpublished(name=name, serving=self._stacks.known(name))
+        return models.Unpublished(name=name, serving=self._stacks.serving(name), withdrawn=withdrawn)
+
+    def _unpublish(self, name: str, *, when_unused: bool) -> bool:
+        """Returns whether Volt goes on listing the image with this host as its origin, as withdrawn."""
+        if self._published(name).doing(PUBLISH) and self._take_back(name, when_unused=when_unused):
+            return False
+        record = self._published(name)
+        if record.leaving:
+            self._stacks.leave_later(name)
+            return False
+        self._volt.withdraw(name, when_unused=when_unused)
+        if record.doing(DETACH):
+            self._stacks.restore(name)
+            return False
+        if when_unused and self._volt.lists_origin(name):
+            return True
+        self._stacks.drop_origin(name, given_up=True)
+        return False
+
+    def _take_back(self, name: str, *, when_unused: bool) -> bool:
+        """Take back what is yet to be announced, or announce it where it has to be withdrawn: somebody reads it."""
+        try:
+            return self._stacks.take_back(name)
+        except ImageInUse:
+            if not when_unused:
+                raise
+            self._stacks.restore(name)
+            return False
 
     def export_image(self, image: str, file: Path, image_format: str, progress: Progress) -> models.Exported:
         """Write a file of its own that holds what an image does. Raises as ``Stacks.ensure`` and ``copies.write``."""
@@ -221,18 +247,6 @@ class Agent:
             raise UnknownImage(f"image {name!r} was not published by this host")
         self._stacks.understand(record)
         return record
-
-    def _remove_unused(self, key: str, publishing: str = "") -> int:
-        """Delete the content and cache of a key that no stack refers to, as far as known. Returns the bytes freed.
-
-        The content stays while something else than ``publishing`` is being published, whose record is yet to come.
-        """
-        with self._stacks.content:
-            here = [record for record in self._stacks.records() if not record.leaving]
-            if self._stacks.troubles() or any(record.digest == f"sha256:{key}" for record in here):
-                return 0
-            content = 0 if self._publishing.held(but=publishing) else self._store.remove(key)
-            return content + self._drivers.cache.remove(key)
 
     def images(self) -> list[models.Image]:
         """All published images, and how far they are on this host. Raises CoordinatorDown."""
@@ -538,7 +552,7 @@ class Agent:
                 *(partial(remove, record.name, self._drop_unlisted) for record in unlisted),
             ]
         )
-        freed, more = self._remove_all_unused()
+        freed, more = self._kept.remove_all()
         raise_all([*failed, *more])
         return models.Removed(stacks=sorted(removed), freed_bytes=freed, kept=kept)
 
@@ -555,10 +569,8 @@ class Agent:
         going = {record.name for record in records if self._stacks.idle(record) and self._stacks.understood(record)}
         unlisted, kept = self._unlisted_origins(records)
         going |= {record.name for record in unlisted if not self._vms.uses(record.name)}
-        staying = {record.digest for record in records if record.name not in going}
-        unused = [] if self._stacks.troubles() else [k for k in self._kept_keys() if f"sha256:{k}" not in staying]
-        content = 0 if self._publishing.held() else sum(self._store.size(key) for key in unused)
-        freed = content + sum(self._drivers.cache.size(key) for key in unused)
+        unused = self._kept.unused([record for record in records if record.name not in going])
+        freed = sum(self._kept.size(key) for key in unused)
         return models.Removed(stacks=sorted(going), freed_bytes=freed, kept=kept)
 
     def _unlisted_origins(self, records: list[ImageRecord]) -> tuple[list[ImageRecord], list[str]]:
@@ -571,18 +583,3 @@ class Agent:
         origins = [record for record in records if record.role is Role.ORIGIN and record.steady]
         unlisted = [record for record in origins if record.name not in listed]
         return [record for record in unlisted if not record.children], [r.name for r in unlisted if r.children]
-
-    def _kept_keys(self) -> set[str]:
-        """Keys of all content and caches."""
-        return {*self._drivers.cache.existing().names, *self._store.keys()}
-
-    def _remove_all_unused(self) -> tuple[int, list[Exception]]:
-        """Delete the content and caches that no stack refers to. Returns the bytes freed, and what went wrong."""
-        freed, failed = 0, list[Exception]()
-        for key in sorted(self._kept_keys()):
-            try:
-                freed += self._remove_unused(key)
-            except (VirtmanError, DriverError) as error:
-                log.error("gc: %s", error)
-                failed.append(error)
-        return freed, failed

@@ -222,11 +222,12 @@ def _image_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
 
     @app.delete(
         "/v1/images/<image>",
-        summary="Be no origin of an image any more; without another one it is withdrawn at Volt",
+        summary="Be no origin of an image any more; without another one it is withdrawn at Volt; with"
+        " `?when_unused=true` also one that is in use, which goes when nobody needs it",
         responses={200: models.Unpublished},
     )
-    def unpublish(path: ImagePath) -> Response:
-        return _answer(agent.unpublish(path.image))
+    def unpublish(path: ImagePath, query: models.UnpublishQuery) -> Response:
+        return _answer(agent.unpublish(path.image, when_unused=query.when_unused))
 
     @app.post(
         "/v1/images/<image>/export", summary=EXPORT.format("an image"), responses=_lines_of(app, models.ExportLine)

@@ -91,9 +91,13 @@ class AgentClient:
         path = f"/v1/images/{check_name('image', image)}/export"
         return self._follow(models.ExportLine, path, body, on_progress, lambda line: line.exported, self._timeout)
 
-    def unpublish(self, image: str) -> models.Unpublished:
-        """Be no origin of an image any more; without another one it is withdrawn at Volt."""
-        return self._model(models.Unpublished, "DELETE", f"/v1/images/{check_name('image', image)}")
+    def unpublish(self, image: str, *, when_unused: bool = False) -> models.Unpublished:
+        """Be no origin of an image any more; without another one it is withdrawn at Volt.
+
+        ``when_unused``: it may be in use, and goes when nobody needs it any more.
+        """
+        query = "?when_unused=true" if when_unused else ""
+        return self._model(models.Unpublished, "DELETE", f"/v1/images/{check_name('image', image)}{query}")
 
     def create(self, vm: str, image: str, size: int | None = None) -> models.Vm:
         """A disk for a VM, of ``size`` bytes or the image's size."""

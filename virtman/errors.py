@@ -27,6 +27,7 @@ VirtmanError
 │   ├── ContentChanged       Volt has other content under the name of an image that this host has
 │   ├── ImageUnlisted        Volt does not list an image any more that this host has
 │   ├── ImageInUse           other hosts still have the image
+│   ├── ImageWithdrawn       the image is withdrawn, and this host has not got it
 │   ├── NeverBooted          the VM has a disk and no machine to start
 │   ├── Interrupted          another call has ended what was under way: it destroyed the VM, say
 │   └── DomainForeign        libvirt has a domain of this name that is not ours
@@ -218,6 +219,12 @@ class ImageInUse(Conflict):
     """Hosts other than its origins still have the image."""
 
     kind = "image-in-use"
+
+
+class ImageWithdrawn(Conflict):
+    """The image is withdrawn: only hosts that have it may use it."""
+
+    kind = "image-withdrawn"
 
 
 class NeverBooted(Conflict):

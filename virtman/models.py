@@ -318,7 +318,10 @@ class ImageHere(Model):
 
 
 class Image(Model):
-    """A published image. ``nodes`` counts the hosts that have it besides its origins."""
+    """A published image. ``nodes`` counts the hosts that have it besides its origins.
+
+    ``withdrawn``: only hosts that have it may use it, and it goes when nobody needs it any more.
+    """
 
     name: str
     size: Bytes
@@ -326,6 +329,7 @@ class Image(Model):
     origins: list[str]
     nodes: int
     here: ImageHere | None
+    withdrawn: bool = False
 
 
 class ImageList(Model):
@@ -342,11 +346,21 @@ class Published(Model):
     digest: str
 
 
+class UnpublishQuery(Model):
+    """``when_unused``: hosts may still have the image; it goes when nobody needs it."""
+
+    when_unused: bool = False
+
+
 class Unpublished(Model):
-    """An image that this host is no origin of any more. ``serving``: VMs of this host still need it."""
+    """An image that this host is no origin of any more, or will not be. ``serving``: this host still serves it.
+
+    ``withdrawn``: Volt lists it as withdrawn, until nobody needs it; then it goes by itself, with its content.
+    """
 
     name: str
     serving: bool
+    withdrawn: bool = False
 
 
 class Exported(Model):

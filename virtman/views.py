@@ -85,7 +85,7 @@ def image(published: PublishedImage, record: ImageRecord | None, held_bytes: int
         here = models.ImageHere(role=record.role, phase=record.phase, held_bytes=held_bytes)
     return models.Image(
         name=published.name, size=published.size, digest=published.digest, origins=published.origins,
-        nodes=published.nodes, here=here,
+        nodes=published.nodes, here=here, withdrawn=published.withdrawn,
     )  # fmt: skip
 
 

@@ -91,7 +91,8 @@ def volt_app(volt: VoltDouble) -> Flask:
     @app.post("/v1/hosts/<host>/heartbeat")
     def heartbeat(host: str) -> Response:
         _known(volt, host)
-        return _model(volt.heartbeat([NodeReport(**node) for node in request.get_json()["nodes"]]))
+        body = request.get_json()
+        return _model(volt.heartbeat([NodeReport(**node) for node in body["nodes"]], body["kept"]))
 
     @app.get("/v1/images")
     def images() -> Response:
@@ -124,7 +125,7 @@ def _add_nodes(app: Flask, volt: VoltDouble) -> None:
 
     @app.delete("/v1/images/<image>")
     def remove_image(image: str) -> Response:
-        volt.remove_image(image)
+        volt.remove_image(image, when_unused=request.args.get("when_unused") == "true")
         return Response(status=204)
 
     @app.get("/v1/images/<image>/tree")
