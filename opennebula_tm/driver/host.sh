@@ -180,13 +180,9 @@ upload) # FOLDER KEY IMAGE: a tar of one file named "disk" comes in
     v publish "$3" "$file/disk" --json || exit
     ;;
 
-images)
-    v images --json || exit
-    ;;
-
 unpublish) # FOLDER KEY IMAGE
     lock "$1" "$2"
-    v unpublish "$3" --when-unused >/dev/null || exit
+    gone unpublish "$3" --when-unused
     rm -f "$held"
     ;;
 
