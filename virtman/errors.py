@@ -9,6 +9,7 @@ VirtmanError
 │   │   └── NewerStream      it was sent by a newer release
 │   ├── NoVolumes            the cache driver of this host has none
 │   └── NotSupported         the driver of this host's disks cannot do it
+├── Forbidden                the caller may not do this
 ├── NotFound
 │   ├── UnknownVm
 │   ├── UnknownSnapshot
@@ -109,6 +110,13 @@ class NotSupported(BadRequest):
     """The driver of this host's disks cannot do it."""
 
     kind = "not-supported"
+
+
+class Forbidden(VirtmanError):
+    """The caller may not do this."""
+
+    status = 403
+    kind = "forbidden"
 
 
 class NotFound(VirtmanError):

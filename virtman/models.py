@@ -161,23 +161,30 @@ class ReceiveRequest(Model):
 
 
 class ExportRequest(Model):
-    """A file to write, which is not there yet."""
+    """A file to write, which is not there yet. ``passed``: the caller has made it, and passes it open."""
 
     file: HostPath
+    passed: bool = False
     format: Literal["raw", "qcow2"] = "raw"
 
 
 class PublishRequest(Model):
-    """A raw or qcow2 file to publish as an image, or a VM whose disk is to be one: either of them."""
+    """A raw or qcow2 file to publish as an image, or a VM whose disk is to be one: either of them.
+
+    ``passed``: the caller has opened the file, and passes it.
+    """
 
     name: Name
     file: HostPath | None = None
+    passed: bool = False
     vm: Name | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.file is None) == (self.vm is None):
             raise ValueError("either a file or a vm is published")
+        if self.passed and self.file is None:
+            raise ValueError("a file that is passed has a name")
         return self
 
 
@@ -422,16 +429,24 @@ class MigrateLine(Model):
 
 
 class PublishLine(Model):
-    """One line of the answer to a publish: progress, or at last the image or a problem."""
+    """One line of the answer to a publish: progress, or at last the image or a problem.
 
+    If the file is to be passed, the first line has the socket to pass it to.
+    """
+
+    pipe: str | None = None
     progress: Progress | None = None
     image: Published | None = None
     problem: Problem | None = None
 
 
 class ExportLine(Model):
-    """One line of the answer to an export: progress, or at last the file or a problem."""
+    """One line of the answer to an export: progress, or at last the file or a problem.
 
+    If the file is to be passed, the first line has the socket to pass it to.
+    """
+
+    pipe: str | None = None
     progress: Progress | None = None
     exported: Exported | None = None
     problem: Problem | None = None
@@ -522,9 +537,14 @@ class Accel(Model):
 
 
 class Disks(Model):
-    """What keeps VMs from writing to their disks, or soon will."""
+    """What keeps VMs from writing to their disks, or soon will; and the room for disks, caches and published images.
+
+    ``total``: what the file system of the state folder has; ``free``: what of it the agent can still use.
+    """
 
     trouble: str | None
+    total: Bytes = 0
+    free: Bytes = 0
 
 
 class Death(Model):
