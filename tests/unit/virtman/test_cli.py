@@ -609,7 +609,8 @@ class NoVolumesTest(AgentCliTest):
 class NoAgentTest(CliTest):
     COMMANDS = (
         ("create", "vm", "debian"), ("destroy", "vm"), ("list",), ("status",), ("boot", "vm", "debian"), ("stop", "vm"),
-        ("console", "vm"), ("tree", "debian"), ("images",), ("gc",), ("repair",), ("suspend",), ("publish", "x", __file__),
+        ("console", "vm"), ("tree", "debian"), ("images",), ("gc",), ("repair",), ("suspend",),
+        ("publish", "x", __file__),
         ("cache", "list"), ("cache", "add", "/x"), ("cache", "remove", "/x"), ("show", "vm"), ("start", "vm"),
         ("unpublish", "x"), ("gc", "--dry-run"),
     )  # fmt: skip
