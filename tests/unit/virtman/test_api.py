@@ -850,6 +850,13 @@ class StrangerTest(TestCase):
         error = self.assertRaises(AgentFailed, self.client.publish, "x", self.file)
         self.assertThat(str(error), Contains("before it was done"))
 
+    def test_an_earlier_agent_writes_the_file_of_an_export_itself(self) -> None:
+        target = self.socket.with_name("target")
+        written = {"file": str(target), "format": "raw", "size": 1}
+        self.answer(self.lines({"progress": {"step": "copy", "done": 1, "total": 2}}, {"exported": written}))
+        self.assertEqual(str(target), self.client.export_vm("vm", target).file)
+        self.assertFalse(target.exists(), "nothing takes the place of what the agent wrote")
+
     def test_an_error_without_a_reason(self) -> None:
         self.answer(b"HTTP/1.1 500 Oops\r\nconnection: close\r\n\r\n<html>")
         error = self.assertRaises(AgentFailed, self.client.status)

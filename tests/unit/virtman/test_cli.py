@@ -476,7 +476,10 @@ class HostCommandsTest(AgentCliTest):
     def test_status(self) -> None:
         self.out("create", "vm", "debian")
         lines = self.out("status").splitlines()
-        self.assertThat(lines[0], MatchesRegex(r"host here, Volt at http://\S+ connected; VMs run with tcg$"))
+        self.assertThat(
+            lines[0],
+            MatchesRegex(r"host here, Volt at http://\S+ connected; VMs run with tcg; \S+ \wB of \S+ \wB free$"),
+        )
         self.assertEqual(["IMAGE", "ROLE", "PHASE", "SLOT", "FETCHED"], lines[1].split()[:5])
         self.assertThat(lines[2], MatchesRegex(r"debian +host +attached +1 +1\.0 MB +3\.1 MB +1 +other \(active\)$"))
         self.assertEqual("here", self.json("status")["host"])
@@ -616,7 +619,8 @@ class NoVolumesTest(AgentCliTest):
 class NoAgentTest(CliTest):
     COMMANDS = (
         ("create", "vm", "debian"), ("destroy", "vm"), ("list",), ("status",), ("boot", "vm", "debian"), ("stop", "vm"),
-        ("console", "vm"), ("tree", "debian"), ("images",), ("gc",), ("repair",), ("suspend",), ("publish", "x", "/x"),
+        ("console", "vm"), ("tree", "debian"), ("images",), ("gc",), ("repair",), ("suspend",),
+        ("publish", "x", __file__),
         ("cache", "list"), ("cache", "add", "/x"), ("cache", "remove", "/x"), ("show", "vm"), ("start", "vm"),
         ("unpublish", "x"), ("gc", "--dry-run"),
     )  # fmt: skip

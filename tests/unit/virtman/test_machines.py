@@ -125,6 +125,17 @@ class GiveTest(MachinesTest):
         self.assertThat(str(error), Contains("gone"))
         give_to_hypervisor(self.Libvirt(), [self.folder])
 
+    def test_a_group_goes_on_reading_it_and_writes_no_more(self) -> None:
+        if os.geteuid() != 0:
+            self.skipTest("nobody else gives files away")
+        file = self.folder / "0.qcow2"
+        file.touch()
+        os.chown(file, 12345, 1)
+        file.chmod(0o660)
+        give_to_hypervisor(self.Libvirt(), [file])
+        found = file.stat()
+        self.assertEqual((0, 1, 0o640), (found.st_uid, found.st_gid, found.st_mode & 0o777))
+
     def test_the_files_of_a_disk_are_those_of_all_its_layers(self) -> None:
         image = {"driver": "raw", "file": {"driver": "nbd", "server": {"type": "unix", "path": "/run/image.sock"}}}
         lower = {"driver": "qcow2", "file": {"driver": "file", "filename": "/disks/0.qcow2"}, "backing": image}

@@ -223,6 +223,7 @@ class StrangerTest(ImagesTest):
 
             def stranger() -> str:
                 with socket.socket(socket.AF_UNIX) as other:
+                    other.settimeout(20)
                     other.connect(str(pipe.path))
                     return f"heard {other.recv(1)!r}"
 
