@@ -8,7 +8,6 @@ when its transfer has ended. Then every VM reads a boot set through its disk, wh
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -116,7 +115,7 @@ def stand(name: str, size: Size, pace: Pace, leftovers: list[str]) -> Iterator[S
             for number, host in enumerate(cluster.names)
         }
         frontend = stack.enter_context(Frontend(folder / "stand", hosts, source=one_source()))
-        install(frontend, folder)
+        install(frontend)
         driver = stack.enter_context(driver_of(frontend, at_once=pace.threads))
         one = Oned(frontend, driver)
         one.system_datastore(SYSTEM, "ssh")
@@ -127,15 +126,10 @@ def stand(name: str, size: Size, pace: Pace, leftovers: list[str]) -> Iterator[S
         yield Stand(folder, cluster, frontend, one, size)
 
 
-def install(frontend: Frontend, folder: Path) -> None:
+def install(frontend: Frontend) -> None:
     """Install our drivers as an operator does."""
     program, location = CHECKOUT / "opennebula_tm" / "install", frontend.location
     run([program, "frontend", "--stack", "userspace", "--yes", "--one-location", location])
-    # An agent of the stand does not see a host's datastores, which are mounted for the commands on that host only.
-    uploads = folder / "uploads"
-    uploads.mkdir()
-    script = frontend.remotes / "tm/virtman/opennebula_tm/driver/host.sh"
-    script.write_text(script.read_text().replace("file=$1/$3.upload", f"file={shlex.quote(str(uploads))}/$3.upload"))
 
 
 def add_image(stand: Stand, way: Way) -> tuple[Image, float]:
@@ -200,6 +194,7 @@ def wave(stand: Stand, way: Way, pace: Pace, *, alone: bool) -> dict[str, Any]:
     with ThreadPoolExecutor(size.vms) as pool:
         for ended in pool.map(stand.one.terminate, vms):
             ended.check()
+    stand.one.remove_image(image).check()
     return figures
 
 

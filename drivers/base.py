@@ -39,7 +39,7 @@ class Place:
     ``state`` is a folder that survives a reboot; ``run`` holds sockets and pid files and need not. ``run`` must be
     short: a unix socket's path has at most 107 bytes (unix(7)). ``host`` is this host's name, ``address`` the IP
     address that children reach it at; a driver whose children are on this machine needs neither. ``path_policy`` is
-    one of ``PATH_POLICIES``.
+    one of ``PATH_POLICIES``. ``group``: the number of a group whose members may use VMs' disks by their QEMU.
     """
 
     state: Path
@@ -47,6 +47,7 @@ class Place:
     host: str = ""
     address: str = ""
     path_policy: str = FAILOVER
+    group: int | None = None
 
 
 @dataclass(frozen=True)

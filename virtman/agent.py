@@ -16,16 +16,17 @@ from drivers.base import CacheGroup
 from drivers.errors import DriverError
 from drivers.host.watch import deaths
 from drivers.registry import load
-from virtman import copies, models, views
+from virtman import models, views
 from virtman.accel import Verdict, choose_accel
 from virtman.attaching import Attachments
 from virtman.config import AgentConfig, prepare
-from virtman.convert import Content, Progress, check_new
-from virtman.copies import Copies
+from virtman.convert import Content, Progress
+from virtman.copies import Copies, Target
 from virtman.disks import Disks
 from virtman.errors import (
     ConfigError,
     HypervisorError,
+    ImageInUse,
     NotSupported,
     NoVolumes,
     UnknownImage,
@@ -35,15 +36,19 @@ from virtman.errors import (
 )
 from virtman.heartbeat import Heartbeat
 from virtman.hostdrivers import HostDrivers
-from virtman.imagefile import inspect
+from virtman.imagefile import source
 from virtman.imagestore import ImageStore
+from virtman.kept import Kept
 from virtman.locks import NamedLocks
 from virtman.machines import LibvirtMachines
 from virtman.migration import Migrations
+from virtman.passing import Passed
+from virtman.peer import Peer
 from virtman.pipe import Caller, Pipe, sweep
 from virtman.records import DETACH, PUBLISH, Boot, ImageRecord, Role, Shelf, VmRecord
 from virtman.renaming import Renames
 from virtman.repair import raise_all, repair, side_by_side
+from virtman.roles import Permit, anything
 from virtman.stackchoice import USERSPACE
 from virtman.stacks import Stacks
 from virtman.steps import Step, log_step
@@ -95,8 +100,11 @@ class Agent:
         self._migrations = Migrations(
             self._vms, vm_shelf, self._drivers.snapshot, self._machines, self._streams.interrupt, step
         )  # fmt: skip
-        self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, config.idle_grace)
-        self._heartbeat = Heartbeat(lambda: self._volt.heartbeat(self._upkeep.reports()), self._on_answer)
+        self._kept = Kept(self._stacks, self._store, self._drivers.cache, self._publishing)
+        self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, self._kept, config.idle_grace)
+        self._heartbeat = Heartbeat(
+            lambda: self._volt.heartbeat(self._upkeep.reports(), self._upkeep.kept()), self._on_answer
+        )
         self._step = step
 
     def _accel(self) -> Verdict:
@@ -159,12 +167,13 @@ class Agent:
 
     # Images
 
-    def publish(self, name: str, file: Path, progress: Progress) -> models.Published:
+    def publish(self, name: str, file: Path | Passed, progress: Progress) -> models.Published:
         """Make this host the origin of an image with the file's content.
 
         Raises BadImageFile, NoRoom, ImageExists, CoordinatorDown, DriverError.
         """
-        return self._publish(name, inspect(file), progress)
+        with source(file, self._store.folder) as content:
+            return self._publish(name, content, progress)
 
     def publish_vm(self, name: str, vm: str, progress: Progress) -> models.Published:
         """Make this host the origin of an image with what a VM's disk holds now.
@@ -181,38 +190,59 @@ class Agent:
             try:
                 record = self._stacks.add_origin(image)
             except (VirtmanError, DriverError):
-                self._remove_unused(image.key, publishing=name)
+                self._kept.remove(image.key, publishing=name)
                 raise
         return views.published(record)
 
-    def unpublish(self, name: str) -> models.Unpublished:
+    def unpublish(self, name: str, *, when_unused: bool = False) -> models.Unpublished:
         """Be no origin of an image any more; without another origin it is withdrawn at Volt.
 
         It is served until no VM of this host needs it; ``gc`` deletes its content. Also one that is yet to be announced
-        is taken back only when Volt agrees. Raises UnknownImage (this host did not publish it), ImageInUse,
-        CoordinatorDown, DriverError.
+        is taken back only when Volt agrees. ``when_unused``: if it has no other origin it is served until no host needs
+        it, and its content goes without ``gc``. Raises UnknownImage (this host did not publish it), ImageInUse (never
+        ``when_unused``), CoordinatorDown, DriverError.
         """
         with self._publishing.hold(name):
-            if self._published(name).doing(PUBLISH) and self._stacks.take_back(name):
-                return models.Unpublished(name=name, serving=False)
             record = self._published(name)
-            if record.leaving:
-                self._stacks.leave_later(name)
-                return models.Unpublished(name=name, serving=False)
-            self._volt.withdraw(name)
-            if record.doing(DETACH):
-                self._stacks.restore(name)
-                return models.Unpublished(name=name, serving=False)
-            self._stacks.drop_origin(name, given_up=True)
+            withdrawn = self._unpublish(name, when_unused=when_unused)
+            if when_unused and not withdrawn and record.digest is not None:
+                self._kept.remove(record.digest.removeprefix("sha256:"), publishing=name)
         self._heartbeat.soon()
-        return models.Unpublished(name=name, serving=self._stacks.known(name))
+        return models.Unpublished(name=name, serving=self._stacks.serving(name), withdrawn=withdrawn)
 
-    def export_image(self, image: str, file: Path, image_format: str, progress: Progress) -> models.Exported:
-        """Write a file of its own that holds what an image does. Raises as ``Stacks.ensure`` and ``copies.write``."""
-        check_new(file)
+    def _unpublish(self, name: str, *, when_unused: bool) -> bool:
+        """Returns whether Volt goes on listing the image with this host as its origin, as withdrawn."""
+        if self._published(name).doing(PUBLISH) and self._take_back(name, when_unused=when_unused):
+            return False
+        record = self._published(name)
+        if record.leaving:
+            self._stacks.leave_later(name)
+            return False
+        self._volt.withdraw(name, when_unused=when_unused)
+        if record.doing(DETACH):
+            self._stacks.restore(name)
+            return False
+        if when_unused and self._volt.lists_origin(name):
+            return True
+        self._stacks.drop_origin(name, given_up=True)
+        return False
+
+    def _take_back(self, name: str, *, when_unused: bool) -> bool:
+        """Take back what is yet to be announced, or announce it where it has to be withdrawn: somebody reads it."""
+        try:
+            return self._stacks.take_back(name)
+        except ImageInUse:
+            if not when_unused:
+                raise
+            self._stacks.restore(name)
+            return False
+
+    def export_image(self, image: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
+        """Write a file of its own that holds what an image does. Raises as ``Stacks.ensure`` and ``Target``."""
+        target = Target(file, self._store.folder)
         with self._copies.image(image) as content:
-            copies.write(content, file, image_format, progress)
-            return models.Exported(file=str(file), format=image_format, size=content.size)
+            target.fill(content, image_format, progress)
+            return models.Exported(file=str(target.name), format=image_format, size=content.size)
 
     def _published(self, name: str) -> ImageRecord:
         """The record of an image that this host published. Raises UnknownImage, StateNewer."""
@@ -221,18 +251,6 @@ class Agent:
             raise UnknownImage(f"image {name!r} was not published by this host")
         self._stacks.understand(record)
         return record
-
-    def _remove_unused(self, key: str, publishing: str = "") -> int:
-        """Delete the content and cache of a key that no stack refers to, as far as known. Returns the bytes freed.
-
-        The content stays while something else than ``publishing`` is being published, whose record is yet to come.
-        """
-        with self._stacks.content:
-            here = [record for record in self._stacks.records() if not record.leaving]
-            if self._stacks.troubles() or any(record.digest == f"sha256:{key}" for record in here):
-                return 0
-            content = 0 if self._publishing.held(but=publishing) else self._store.remove(key)
-            return content + self._drivers.cache.remove(key)
 
     def images(self) -> list[models.Image]:
         """All published images, and how far they are on this host. Raises CoordinatorDown."""
@@ -266,14 +284,15 @@ class Agent:
         except (VirtmanError, DriverError) as second:
             log.error("image %s: removing its stack failed too; repair will finish it: %s", image, second)
 
-    def destroy(self, vm: str) -> None:
+    def destroy(self, vm: str, permit: Permit = anything) -> None:
         """Remove a VM and its disk for good, and end what is being received for it.
 
-        Raises UnknownVm, DriverError, HypervisorError.
+        Raises UnknownVm, Forbidden, DriverError, HypervisorError.
         """
+        self._vms.require_permitted(vm, permit)
         interrupted = self._streams.interrupt(vm, f"vm {vm!r} was destroyed while it was received")
         try:
-            self._vms.destroy(vm)
+            self._vms.destroy(vm, permit)
         except UnknownVm:
             if not interrupted:  # else it was a new one, and is gone with its stream
                 raise
@@ -338,9 +357,9 @@ class Agent:
         self._vms.require_here(self._vms.record(vm))
         self._machines.stop(vm, force=force)
 
-    def rename(self, vm: str, new: str) -> models.Vm:
+    def rename(self, vm: str, new: str, permit: Permit = anything) -> models.Vm:
         """Let a VM that is off have another name. Raises as ``Renames.rename``."""
-        self._renames.rename(vm, new)
+        self._renames.rename(vm, new, permit)
         return self.vm(new)
 
     def attach_disk(self, vm: str, disk: str) -> models.Vm:
@@ -403,9 +422,9 @@ class Agent:
 
     # Disks of VMs
 
-    def resize(self, vm: str, size: int) -> models.Vm:
+    def resize(self, vm: str, size: int, permit: Permit = anything) -> models.Vm:
         """Let a VM's disk have ``size`` bytes. Raises as ``Disks.resize``."""
-        self._disks.resize(vm, size)
+        self._disks.resize(vm, size, permit)
         return self.vm(vm)
 
     def snapshots(self, vm: str) -> list[models.Snapshot]:
@@ -413,35 +432,37 @@ class Agent:
         record = self._vms.record(vm)
         return [views.snapshot(record, point) for point in record.points if not point.temporary]
 
-    def take_snapshot(self, vm: str, name: str) -> models.Snapshot:
+    def take_snapshot(self, vm: str, name: str, permit: Permit = anything) -> models.Snapshot:
         """Keep what a VM's disk holds now; a snapshot of this name is left alone. Raises as ``Disks.take``."""
-        point = self._disks.take(vm, name)
+        point = self._disks.take(vm, name, permit)
         return views.snapshot(self._vms.record(vm), point)
 
-    def revert(self, vm: str, snapshot: str) -> models.Vm:
+    def revert(self, vm: str, snapshot: str, permit: Permit = anything) -> models.Vm:
         """Let the disk of a VM that is off hold what it held then. Raises as ``Disks.revert``."""
-        self._disks.revert(vm, snapshot)
+        self._disks.revert(vm, snapshot, permit)
         return self.vm(vm)
 
-    def delete_snapshot(self, vm: str, name: str) -> None:
+    def delete_snapshot(self, vm: str, name: str, permit: Permit = anything) -> None:
         """Forget a snapshot of a VM's disk. Raises as ``Disks.drop``."""
-        self._disks.drop(vm, name)
+        self._disks.drop(vm, name, permit)
 
     def clone(self, vm: str, names: Sequence[str]) -> list[models.Vm]:
         """New VMs whose disks hold what a VM's disk holds now. Raises as ``Disks.clone``."""
         self._disks.clone(vm, names)
         return [self.vm(name) for name in names]
 
-    def export_vm(self, vm: str, file: Path, image_format: str, progress: Progress) -> models.Exported:
-        """Write a file of its own that holds what a VM's disk does now. Raises as ``Disks.take``, ``copies.write``."""
-        check_new(file)
+    def export_vm(self, vm: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
+        """Write a file of its own that holds what a VM's disk does now. Raises as ``Disks.take`` and ``Target``."""
+        target = Target(file, self._store.folder)
         with self._copies.vm(vm) as (content, point):
-            copies.write(content, file, image_format, progress)
-            return models.Exported(file=str(file), format=image_format, size=content.size, state=point.state)
+            target.fill(content, image_format, progress)
+            return models.Exported(
+                file=str(target.name), format=image_format, size=content.size, state=point.state
+            )  # fmt: skip
 
-    def pipe(self) -> Pipe:
-        """Where a caller writes or reads a stream. Raises HostTrouble, NoRoom."""
-        return Pipe(self.config.socket.parent)
+    def pipe(self, peer: Peer) -> Pipe:
+        """Where a caller writes or reads a stream, or passes a file. Raises HostTrouble, NoRoom."""
+        return Pipe(self.config.socket.parent, peer.uid)
 
     def send(self, vm: str, what: models.SendRequest, caller: Caller, progress: Progress) -> models.Sent:
         """Write a VM's stream to the caller. Raises as ``Streams.send`` and CallerGone."""
@@ -449,11 +470,13 @@ class Agent:
             vm, what.snapshot, what.since, caller.write, progress, with_snapshots=what.with_snapshots
         )
 
-    def receive(self, vm: str, image: str, caller: Caller, progress: Progress) -> models.Vm:
+    def receive(
+        self, vm: str, image: str, caller: Caller, progress: Progress, permit: Permit = anything
+    ) -> models.Vm:  # fmt: skip
         """Make a VM of the caller's stream, or let one go on. Raises as ``Streams.receive_from``."""
         present = self._stacks.known(image)
         try:
-            self._streams.receive_from(vm, image, caller, progress)
+            self._streams.receive_from(vm, image, caller, progress, permit)
         except (VirtmanError, DriverError):
             if not present:
                 self._let_go(image)
@@ -499,7 +522,7 @@ class Agent:
             repairing=self._upkeep.queue.busy(REPAIR),
             images=[self._stack(record) for record in self._stacks.records()],
             vms=self.vms(),
-            disks=models.Disks(trouble=self._drivers.snapshot.trouble() or None),
+            disks=views.disks(self._drivers.snapshot.trouble(), self.config.state),
             cache_volumes=[views.volume(volume) for volume in self._upkeep.volumes],
             strays=sorted(self._vms.strays()),
             damaged=views.left_alone(self._vms.troubles(), self._stacks.troubles()),
@@ -538,7 +561,7 @@ class Agent:
                 *(partial(remove, record.name, self._drop_unlisted) for record in unlisted),
             ]
         )
-        freed, more = self._remove_all_unused()
+        freed, more = self._kept.remove_all()
         raise_all([*failed, *more])
         return models.Removed(stacks=sorted(removed), freed_bytes=freed, kept=kept)
 
@@ -555,10 +578,8 @@ class Agent:
         going = {record.name for record in records if self._stacks.idle(record) and self._stacks.understood(record)}
         unlisted, kept = self._unlisted_origins(records)
         going |= {record.name for record in unlisted if not self._vms.uses(record.name)}
-        staying = {record.digest for record in records if record.name not in going}
-        unused = [] if self._stacks.troubles() else [k for k in self._kept_keys() if f"sha256:{k}" not in staying]
-        content = 0 if self._publishing.held() else sum(self._store.size(key) for key in unused)
-        freed = content + sum(self._drivers.cache.size(key) for key in unused)
+        unused = self._kept.unused([record for record in records if record.name not in going])
+        freed = sum(self._kept.size(key) for key in unused)
         return models.Removed(stacks=sorted(going), freed_bytes=freed, kept=kept)
 
     def _unlisted_origins(self, records: list[ImageRecord]) -> tuple[list[ImageRecord], list[str]]:
@@ -571,18 +592,3 @@ class Agent:
         origins = [record for record in records if record.role is Role.ORIGIN and record.steady]
         unlisted = [record for record in origins if record.name not in listed]
         return [record for record in unlisted if not record.children], [r.name for r in unlisted if r.children]
-
-    def _kept_keys(self) -> set[str]:
-        """Keys of all content and caches."""
-        return {*self._drivers.cache.existing().names, *self._store.keys()}
-
-    def _remove_all_unused(self) -> tuple[int, list[Exception]]:
-        """Delete the content and caches that no stack refers to. Returns the bytes freed, and what went wrong."""
-        freed, failed = 0, list[Exception]()
-        for key in sorted(self._kept_keys()):
-            try:
-                freed += self._remove_unused(key)
-            except (VirtmanError, DriverError) as error:
-                log.error("gc: %s", error)
-                failed.append(error)
-        return freed, failed

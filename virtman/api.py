@@ -1,6 +1,7 @@
 """The agent's local API: HTTP over a unix socket, JSON, errors as problem documents (RFC 9457).
 
-Access is by the permissions of the socket. ``/openapi.json`` is the document that validates the requests.
+The permissions of the socket say who gets here at all, and ``virtman.roles`` what such a caller may do.
+``/openapi.json`` is the document that validates the requests.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,11 +39,17 @@ from virtman.errors import (
 )
 from virtman.hostfiles import FULL
 from virtman.models import DiskPath, ForceRequest, ImagePath, SnapshotPath, VmPath
+from virtman.passing import Passed
+from virtman.peer import Peer
 from virtman.pipe import Caller, Pipe
 from virtman.records import Boot
+from virtman.roles import Permit, check_call, check_named, permit_of
 from volt.client import ImageTree
 
 log = logging.getLogger(__name__)
+
+PEER = "virtman.peer"
+"""Where the environment of a request has the ``Peer`` who made it (PEP 3333)."""
 
 PROBLEM = "application/problem+json"
 MAX_ECHO = 80
@@ -58,7 +66,8 @@ NDJSON = "application/x-ndjson"
 REFERENCE = "#/components/schemas/{model}"
 EXPORT = "Write {} to a new file of its own; lines of progress, then the file or a problem document"
 Line = TypeVar("Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine, models.MigrateLine)
-Streamed = TypeVar("Streamed", models.SendLine, models.ReceiveLine)
+Streamed = TypeVar("Streamed", models.SendLine, models.ReceiveLine, models.PublishLine, models.ExportLine)
+Filed = TypeVar("Filed", models.PublishLine, models.ExportLine)
 MOST_LONG = 32
 """Calls at once that answer by lines of progress. Each keeps a thread of the server (virtman/server.py) for as long as
 it lasts, and who sends or reads a stream may take for ever. The other threads are for all else."""
@@ -133,12 +142,34 @@ def create_app(agent: Agent) -> OpenAPI:
     app.url_map.merge_slashes = False  # a path that is not in the document is an error, not a redirection
     app.register_error_handler(Exception, _on_error)
     app.register_error_handler(RecursionError, _on_recursion)
+    app.before_request(_check_caller)
     _host_routes(app, agent)
     _volume_routes(app, agent)
     long_calls = LongCalls()
     _image_routes(app, agent, long_calls)
     _vm_routes(app, agent, long_calls)
     return app
+
+
+def _check_caller() -> None:
+    """Before anything of a call is done. A path that is not there is nobody's to call. Raises Forbidden."""
+    if request.url_rule is not None:
+        check_call(request.environ.get(PEER), request.method, request.url_rule.rule)
+
+
+def _peer() -> Peer:
+    """Who calls; one who is not known comes no further than ``_check_caller``."""
+    peer: Peer = request.environ[PEER]
+    return peer
+
+
+def _permit() -> Permit:
+    return permit_of(_peer())
+
+
+def _pipes(agent: Agent) -> Callable[[], Pipe]:
+    """Makes a pipe to who calls."""
+    return partial(agent.pipe, _peer())
 
 
 def _reference(model: type[models.Model]) -> dict[str, str]:
@@ -213,29 +244,35 @@ def _image_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         responses=_lines_of(app, models.PublishLine),
     )
     def publish(body: models.PublishRequest) -> Response:
-        def work(tell: Progress) -> models.PublishLine:
-            if body.vm is not None:
-                return models.PublishLine(image=agent.publish_vm(body.name, body.vm, tell))
-            return models.PublishLine(image=agent.publish(body.name, Path(str(body.file)), tell))
+        name = f"publish {body.name}"
+        if body.vm is not None:
+            vm = body.vm
+            return long_calls.answer(
+                models.PublishLine, name, lambda tell: models.PublishLine(image=agent.publish_vm(body.name, vm, tell))
+            )
 
-        return long_calls.answer(models.PublishLine, f"publish {body.name}", work)
+        def work(file: Path | Passed, tell: Progress) -> models.PublishLine:
+            return models.PublishLine(image=agent.publish(body.name, file, tell))
+
+        return _with_file(agent, long_calls, models.PublishLine, name, body, work)
 
     @app.delete(
         "/v1/images/<image>",
-        summary="Be no origin of an image any more; without another one it is withdrawn at Volt",
+        summary="Be no origin of an image any more; without another one it is withdrawn at Volt; with"
+        " `?when_unused=true` also one that is in use, which goes when nobody needs it",
         responses={200: models.Unpublished},
     )
-    def unpublish(path: ImagePath) -> Response:
-        return _answer(agent.unpublish(path.image))
+    def unpublish(path: ImagePath, query: models.UnpublishQuery) -> Response:
+        return _answer(agent.unpublish(path.image, when_unused=query.when_unused))
 
     @app.post(
         "/v1/images/<image>/export", summary=EXPORT.format("an image"), responses=_lines_of(app, models.ExportLine)
     )
     def export_image(path: ImagePath, body: models.ExportRequest) -> Response:
-        def work(tell: Progress) -> models.ExportLine:
-            return models.ExportLine(exported=agent.export_image(path.image, Path(body.file), body.format, tell))
+        def work(file: Path | Passed, tell: Progress) -> models.ExportLine:
+            return models.ExportLine(exported=agent.export_image(path.image, file, body.format, tell))
 
-        return long_calls.answer(models.ExportLine, f"export {path.image}", work)
+        return _with_file(agent, long_calls, models.ExportLine, f"export {path.image}", body, work)
 
     @app.get("/v1/images/<image>/tree", summary="An image's tree of hosts", responses={200: ImageTree})
     def tree(path: ImagePath) -> Response:
@@ -267,10 +304,11 @@ class LongCalls:
         return self._answer(lambda: _with_progress(line, name, work, alone=alone))
 
     def stream(
-        self, line: type[Streamed], name: str, make: Callable[[], Pipe], work: Callable[[Caller, Progress], Streamed]
-    ) -> Response:
-        """As ``answer``, of work that reads or writes a stream at a pipe, of which the first line tells."""
-        return self._answer(lambda: _streaming(line, name, make(), work))
+        self, line: type[Streamed], name: str, make: Callable[[], Pipe], work: Callable[[Caller, Progress], Streamed],
+        *, alone: bool = True,
+    ) -> Response:  # fmt: skip
+        """As ``answer``, of work that needs the caller at a pipe, of which the first line tells."""
+        return self._answer(lambda: _streaming(line, name, make(), work, alone=alone))
 
     def _answer(self, begin: Callable[[], Response]) -> Response:
         if not self._free.acquire(blocking=False):
@@ -288,14 +326,36 @@ class LongCalls:
         return response
 
 
-def _streaming(line: type[Streamed], name: str, pipe: Pipe, work: Callable[[Caller, Progress], Streamed]) -> Response:
-    """As ``_with_progress``, of work that reads or writes a stream at a pipe, of which the first line tells."""
+def _with_file(
+    agent: Agent, long_calls: LongCalls, line: type[Filed], name: str,
+    body: models.PublishRequest | models.ExportRequest, work: Callable[[Path | Passed, Progress], Filed],
+) -> Response:  # fmt: skip
+    """Lines of progress of work with a file that the caller passes; an administrator may also just name it.
+
+    Nobody but the caller gives a new file its name. Raises Forbidden, TooManyCalls.
+    """
+    peer, file = _peer(), Path(str(body.file))
+    if not body.passed:
+        check_named(peer, file)
+        return long_calls.answer(line, name, partial(work, file))
+
+    def with_file(caller: Caller, tell: Progress) -> Filed:
+        with caller.passed() as fd:
+            return work(Passed(fd, file, trusted=peer.administers), tell)
+
+    return long_calls.stream(line, name, _pipes(agent), with_file, alone=isinstance(body, models.PublishRequest))
+
+
+def _streaming(
+    line: type[Streamed], name: str, pipe: Pipe, work: Callable[[Caller, Progress], Streamed], *, alone: bool
+) -> Response:  # fmt: skip
+    """As ``_with_progress``, of work that needs the caller at a pipe, of which the first line tells."""
 
     def with_caller(tell: Progress) -> Streamed:
         with pipe.caller() as caller:
             return work(caller, tell)
 
-    return _with_progress(line, name, with_caller, line(pipe=str(pipe.path)))
+    return _with_progress(line, name, with_caller, line(pipe=str(pipe.path)), alone=alone)
 
 
 def _with_progress(
@@ -352,7 +412,7 @@ def _vm_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
 
     @app.delete("/v1/vms/<vm>", summary="Destroy a VM and its disk", responses={204: None})
     def destroy(path: VmPath) -> Response:
-        agent.destroy(path.vm)
+        agent.destroy(path.vm, _permit())
         return _done()
 
     _machine_routes(app, agent)
@@ -372,7 +432,7 @@ def _stream_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         def work(caller: Caller, tell: Progress) -> models.SendLine:
             return models.SendLine(sent=agent.send(path.vm, body, caller, tell))
 
-        return long_calls.stream(models.SendLine, f"send {path.vm}", agent.pipe, work)
+        return long_calls.stream(models.SendLine, f"send {path.vm}", _pipes(agent), work)
 
     @app.post(
         "/v1/vms/<vm>/receive",
@@ -380,10 +440,12 @@ def _stream_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         responses=_lines_of(app, models.ReceiveLine),
     )
     def receive(path: VmPath, body: models.ReceiveRequest) -> Response:
-        def work(caller: Caller, tell: Progress) -> models.ReceiveLine:
-            return models.ReceiveLine(vm=agent.receive(path.vm, body.image, caller, tell))
+        permit = _permit()
 
-        return long_calls.stream(models.ReceiveLine, f"receive {path.vm}", agent.pipe, work)
+        def work(caller: Caller, tell: Progress) -> models.ReceiveLine:
+            return models.ReceiveLine(vm=agent.receive(path.vm, body.image, caller, tell, permit))
+
+        return long_calls.stream(models.ReceiveLine, f"receive {path.vm}", _pipes(agent), work)
 
 
 def _machine_routes(app: OpenAPI, agent: Agent) -> None:
@@ -403,7 +465,7 @@ def _machine_routes(app: OpenAPI, agent: Agent) -> None:
 
     @app.post("/v1/vms/<vm>/rename", summary="Let a VM that is off have another name", responses={200: models.Vm})
     def rename(path: VmPath, body: models.RenameRequest) -> Response:
-        return _answer(agent.rename(path.vm, body.name))
+        return _answer(agent.rename(path.vm, body.name, _permit()))
 
     @app.put(
         "/v1/vms/<vm>/disks/<disk>",
@@ -497,7 +559,7 @@ def _arrival_routes(app: OpenAPI, agent: Agent) -> None:
 def _disk_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     @app.put("/v1/vms/<vm>/size", summary="Let a VM's disk grow, also while it runs", responses={200: models.Vm})
     def resize(path: VmPath, body: models.ResizeRequest) -> Response:
-        return _answer(agent.resize(path.vm, body.size))
+        return _answer(agent.resize(path.vm, body.size, _permit()))
 
     @app.get("/v1/vms/<vm>/snapshots", summary="A VM's snapshots", responses={200: models.SnapshotList})
     def snapshots(path: VmPath) -> Response:
@@ -509,7 +571,7 @@ def _disk_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         responses={200: models.Snapshot},
     )
     def take_snapshot(path: SnapshotPath) -> Response:
-        return _answer(agent.take_snapshot(path.vm, path.snapshot))
+        return _answer(agent.take_snapshot(path.vm, path.snapshot, _permit()))
 
     @app.post(
         "/v1/vms/<vm>/snapshots/<snapshot>/revert",
@@ -517,7 +579,7 @@ def _disk_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         responses={200: models.Vm},
     )
     def revert(path: SnapshotPath) -> Response:
-        return _answer(agent.revert(path.vm, path.snapshot))
+        return _answer(agent.revert(path.vm, path.snapshot, _permit()))
 
     @app.post(
         "/v1/vms/<vm>/clones",
@@ -529,12 +591,12 @@ def _disk_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
 
     @app.post("/v1/vms/<vm>/export", summary=EXPORT.format("a VM's disk"), responses=_lines_of(app, models.ExportLine))
     def export_vm(path: VmPath, body: models.ExportRequest) -> Response:
-        def work(tell: Progress) -> models.ExportLine:
-            return models.ExportLine(exported=agent.export_vm(path.vm, Path(body.file), body.format, tell))
+        def work(file: Path | Passed, tell: Progress) -> models.ExportLine:
+            return models.ExportLine(exported=agent.export_vm(path.vm, file, body.format, tell))
 
-        return long_calls.answer(models.ExportLine, f"export {path.vm}", work)
+        return _with_file(agent, long_calls, models.ExportLine, f"export {path.vm}", body, work)
 
     @app.delete("/v1/vms/<vm>/snapshots/<snapshot>", summary="Forget a snapshot", responses={204: None})
     def delete_snapshot(path: SnapshotPath) -> Response:
-        agent.delete_snapshot(path.vm, path.snapshot)
+        agent.delete_snapshot(path.vm, path.snapshot, _permit())
         return _done()

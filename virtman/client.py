@@ -17,6 +17,8 @@ from pydantic import BaseModel, ValidationError
 from virtman import models
 from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest, NotFound
 from virtman.names import check_name, check_path
+from virtman.newfile import new_file
+from virtman.passing import opened, pass_to
 from virtman.pipe import Pump, into, out_of
 from virtman.places import places
 from volt.http import httpx
@@ -62,12 +64,19 @@ class AgentClient:
         self._http.close()
 
     def publish(self, name: str, file: Path, on_progress: OnProgress = silently) -> models.Published:
-        """Publish a raw or qcow2 file of this host.
+        """Publish a raw or qcow2 file of this host, which is opened here, with this user's rights.
 
         ``on_progress`` gets the step, the bytes done and the bytes in all.
         """
-        body = {"name": check_name("image", name), "file": check_path(file)}
-        return self._follow(models.PublishLine, "/v1/images", body, on_progress, lambda line: line.image, self._timeout)
+        body = {"name": check_name("image", name), "file": check_path(file), "passed": True}
+        with opened(file) as fd:
+
+            def answer(line: models.PublishLine) -> models.Published | None:
+                if line.pipe is not None:
+                    pass_to(line.pipe, fd)
+                return line.image
+
+            return self._follow(models.PublishLine, "/v1/images", body, on_progress, answer, self._timeout)
 
     def publish_vm(self, name: str, vm: str, on_progress: OnProgress = silently) -> models.Published:
         """Publish what a VM's disk holds now."""
@@ -77,23 +86,36 @@ class AgentClient:
     def export_vm(
         self, vm: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
     ) -> models.Exported:
-        """Have the agent write what a VM's disk holds now to a new file of this host."""
-        body = {"file": check_path(file), "format": image_format}
-        return self._follow(
-            models.ExportLine, _vm_path(vm) + "/export", body, on_progress, lambda line: line.exported, self._timeout
-        )
+        """Have the agent write what a VM's disk holds now to a new file of this host, which is this user's."""
+        return self._export(_vm_path(vm), file, image_format, on_progress)
 
     def export_image(
         self, image: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
     ) -> models.Exported:
-        """Have the agent write what an image holds to a new file of this host."""
-        body = {"file": check_path(file), "format": image_format}
-        path = f"/v1/images/{check_name('image', image)}/export"
-        return self._follow(models.ExportLine, path, body, on_progress, lambda line: line.exported, self._timeout)
+        """Have the agent write what an image holds to a new file of this host, which is this user's."""
+        return self._export(f"/v1/images/{check_name('image', image)}", file, image_format, on_progress)
 
-    def unpublish(self, image: str) -> models.Unpublished:
-        """Be no origin of an image any more; without another one it is withdrawn at Volt."""
-        return self._model(models.Unpublished, "DELETE", f"/v1/images/{check_name('image', image)}")
+    def _export(self, path: str, file: Path, image_format: str, on_progress: OnProgress) -> models.Exported:
+        """The file gets its name when all is well. Also raises FileExists, NoRoom, HostTrouble for it."""
+        body = {"file": check_path(file), "format": image_format, "passed": True}
+        with new_file(file) as made:
+            made.wanted = False  # an agent that asks for no file, of an earlier release, writes one of that name
+
+            def answer(line: models.ExportLine) -> models.Exported | None:
+                if line.pipe is not None:
+                    pass_to(line.pipe, made.fd)
+                    made.wanted = True
+                return line.exported
+
+            return self._follow(models.ExportLine, path + "/export", body, on_progress, answer, self._timeout)
+
+    def unpublish(self, image: str, *, when_unused: bool = False) -> models.Unpublished:
+        """Be no origin of an image any more; without another one it is withdrawn at Volt.
+
+        ``when_unused``: it may be in use, and goes when nobody needs it any more.
+        """
+        query = "?when_unused=true" if when_unused else ""
+        return self._model(models.Unpublished, "DELETE", f"/v1/images/{check_name('image', image)}{query}")
 
     def create(self, vm: str, image: str, size: int | None = None) -> models.Vm:
         """A disk for a VM, of ``size`` bytes or the image's size."""

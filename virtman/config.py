@@ -6,10 +6,12 @@ import contextlib
 import fcntl
 import grp
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivers.base import FAILOVER, Place
+from drivers.host.acl import let_pass
 from virtman.errors import BadRequest, ConfigError, StateLocked
 from virtman.names import check_name
 from virtman.places import SOCKET, is_ours
@@ -23,7 +25,10 @@ LIBVIRT_GROUP = "libvirt-qemu"
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """``idle_grace``: seconds that a stack nobody needs is kept. ``address``, ``path_policy``: see ``Place``."""
+    """``idle_grace``: seconds that a stack nobody needs is kept. ``address``, ``path_policy``: see ``Place``.
+
+    ``group``: whose members may call the agent, and use the disks of VMs.
+    """
 
     name: str
     state: Path
@@ -40,6 +45,19 @@ class AgentConfig:
     snapshot: str = "qcow2"
     address: str = ""
     path_policy: str = FAILOVER
+    group: str | None = None
+
+    @property
+    def gid(self) -> int | None:
+        """The number of the group. Raises ConfigError."""
+        if not self.group:
+            return None
+        try:
+            return grp.getgrnam(self.group).gr_gid
+        except KeyError:
+            raise ConfigError(
+                f"there is no group {self.group!r} on this host; make it, or say another --group"
+            ) from None
 
     @property
     def drivers(self) -> Drivers:
@@ -49,7 +67,7 @@ class AgentConfig:
     @property
     def place(self) -> Place:
         """What the drivers are told."""
-        return Place(self.state, self.run, self.name, self.address, self.path_policy)
+        return Place(self.state, self.run, self.name, self.address, self.path_policy, self.gid)
 
     @property
     def socket(self) -> Path:
@@ -73,12 +91,14 @@ def prepare(config: AgentConfig) -> list[int]:
             raise ConfigError(f"{str(folder)!r} must be an absolute path")
     if config.state == config.run:
         raise ConfigError(f"{config.state} cannot be both the state and the run folder")
+    gid = config.gid
     room = SOCKET_PATH_MAX - LONGEST_SOCKET
     if len(os.fsencode(config.run)) > room:
         raise ConfigError(f"the run folder {config.run} is too long for unix sockets: at most {room} bytes")
     try:
-        # The user that the host's libvirt runs QEMU as may pass through to the files of its VM, and list nothing.
-        mode = 0o711 if os.geteuid() == 0 else 0o700
+        # The user that the host's libvirt runs QEMU as may pass through to the files of its VM, and list nothing; the
+        # members of the group may do so to the socket of the API, and to disks.
+        mode = 0o711 if os.geteuid() == 0 or gid is not None else 0o700
         folders = (config.state, config.run, config.state / "snapshots", config.state / "machines")
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -86,22 +106,51 @@ def prepare(config: AgentConfig) -> list[int]:
             raise ConfigError(f"the run folder {config.run} belongs to somebody else: say another one with --run")
         for folder in folders:
             folder.chmod(mode)
-        serve_to_hypervisor(config.run / "serve")
+        serve_to(config.run / "serve", gid)
         return _hold(config)
     except OSError as error:
         raise ConfigError(f"cannot use {error.filename}: {error.strerror}") from error
 
 
-def serve_to_hypervisor(folder: Path) -> None:
-    """Let QEMU, which libvirt runs as a user of its own, connect to the sockets in ``folder``, and nobody else."""
-    folder.mkdir(exist_ok=True, mode=0o700)
+def share(path: Path, gid: int, mode: int) -> None:
+    """Let a group have a file or folder of this user's. Raises ConfigError."""
     try:
-        group = grp.getgrnam(LIBVIRT_GROUP).gr_gid
-    except KeyError:
+        os.chown(path, -1, gid)
+        path.chmod(mode)
+    except OSError as error:
+        raise ConfigError(f"group {gid} cannot have {path}: {error.strerror}") from error
+
+
+def serve_to(folder: Path, gid: int | None) -> None:
+    """Let QEMU connect to the sockets in ``folder``, and nobody else: as libvirt's user, or as a member of the group.
+
+    Raises ConfigError, OSError.
+    """
+    folder.mkdir(exist_ok=True, mode=0o700)
+    groups = [] if os.geteuid() != 0 else [*_hypervisor()]
+    groups += [] if gid is None else [gid]
+    if len(groups) < 2:
+        let_pass(folder, [])
+        if groups:
+            share(folder, groups[0], 0o710)
+        else:
+            folder.chmod(0o700)
         return
-    if os.geteuid() == 0:
-        os.chown(folder, 0, group)
-        folder.chmod(0o710)
+    if folder.stat().st_gid != groups[0]:
+        os.chown(folder, -1, groups[0])
+    try:
+        let_pass(folder, groups[1:])  # at once: who connects meanwhile is not turned away
+    except OSError as error:
+        raise ConfigError(
+            f"two groups cannot pass through {folder}: {error.strerror}; the run folder has to be on a file system with"
+            " access control lists, as /run is"
+        ) from error
+
+
+def _hypervisor() -> Iterator[int]:
+    """The group of libvirt's QEMU, if there is one."""
+    with contextlib.suppress(KeyError):
+        yield grp.getgrnam(LIBVIRT_GROUP).gr_gid
 
 
 def _hold(config: AgentConfig) -> list[int]:

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from drivers.base import ExportDriver, SnapshotDriver
-from virtman.convert import Content, Progress, convert, new_file, of_device
+from virtman.convert import QCOW2, Content, Progress, convert, of_device
 from virtman.disks import Disks
+from virtman.newfile import check_new, new_file
+from virtman.passing import Passed, check_writable, theirs
 from virtman.records import Point
 from virtman.stacks import Stacks
 from virtman.vms import Vms
@@ -67,7 +69,32 @@ class Copies:
                 self._read[image] -= 1
 
 
-def write(content: Content, file: Path, image_format: str, progress: Progress) -> None:
-    """A new file that holds a disk. Raises BadRequest, FileExists, NoRoom, HostTrouble."""
-    with new_file(file) as target:
-        convert(content, target, image_format, progress)
+class Target:
+    """A new file that a disk is written to: one of a caller's, or one that the agent makes.
+
+    ``name``: what it is called. ``folder``: where the agent keeps what no caller may change meanwhile.
+    """
+
+    def __init__(self, file: Path | Passed, folder: Path) -> None:
+        """Raises BadRequest, FileExists."""
+        self._file, self._folder = file, folder
+        if isinstance(file, Passed):
+            self.name = file.name
+            check_writable(file.fd, file.name)
+        else:
+            self.name = file
+            check_new(file)
+
+    def fill(self, content: Content, image_format: str, progress: Progress) -> None:
+        """Have it hold a disk. After an error one that the agent makes is not there.
+
+        Raises BadRequest, FileExists, NoRoom, HostTrouble.
+        """
+        if not isinstance(self._file, Passed):
+            with new_file(self._file) as file:
+                convert(content, file.path, image_format, progress)
+        elif image_format == QCOW2 and not self._file.trusted:
+            with theirs(self._file, self._folder) as path:
+                convert(content, path, image_format, progress)
+        else:
+            convert(content, self._file.path, image_format, progress)

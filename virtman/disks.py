@@ -17,6 +17,7 @@ from drivers.errors import BadDisk, DiskInUse, DriverError, PointMissing
 from virtman.errors import BadRequest, BadSize, HostTrouble, NoRoom, UnknownSnapshot, VirtmanError, VmRuns
 from virtman.names import MOMENT, TRAVELLING
 from virtman.records import CRASH, DROP, FROZEN, OFF, RESIZE, REVERT, TAKE, Point, Shelf, VmRecord
+from virtman.roles import Permit, anything
 from virtman.steps import Step, log_step
 from virtman.vms import Machines, Running, Vms, check_size
 
@@ -52,23 +53,24 @@ class Disks:
         """Names of temporary points that are in use."""
 
     @contextmanager
-    def _changing(self, vm: str, *, went: bool = False) -> Iterator[VmRecord]:
-        """A VM whose disk may change now. Raises as ``Vms.changing``, and VmMoving for one that went.
+    def _changing(self, vm: str, permit: Permit = anything, *, went: bool = False) -> Iterator[VmRecord]:
+        """A VM whose disk may change now. Raises as ``Vms.changing``, Forbidden, and VmMoving for one that went.
 
         Unless ``went``: it is for a point that the disk of one that went is still sent by.
         """
         with self._vms.changing(vm) as record:
+            self._vms.require_permitted(vm, permit)
             if not went:
                 self._vms.require_here(record)
             yield record
 
-    def resize(self, vm: str, size: int) -> None:
+    def resize(self, vm: str, size: int, permit: Permit = anything) -> None:
         """Let a disk have ``size`` bytes; a running VM sees it at once. The size that it has is fine.
 
-        Raises UnknownVm, VmMoving, BadSize, DriverError, HypervisorError.
+        Raises UnknownVm, Forbidden, VmMoving, BadSize, DriverError, HypervisorError.
         """
         check_size(size)
-        with self._changing(vm) as record:
+        with self._changing(vm, permit) as record:
             if size < (record.size or 0):
                 raise BadSize(f"vm {vm!r} has a disk of {record.size} bytes, and a disk cannot be made smaller")
             if size == record.size:
@@ -123,18 +125,18 @@ class Disks:
         except (VirtmanError, DriverError) as error:
             log.error("vm %s: a temporary snapshot is dropped later: %s", vm, error)
 
-    def take(self, vm: str, name: str) -> Point:
+    def take(self, vm: str, name: str, permit: Permit = anything) -> Point:
         """Keep what a disk holds now as a point; one of this name that is there is left alone.
 
-        The guest's file systems are frozen meanwhile, if an agent in it answers. Raises UnknownVm, VmMoving,
-        DriverError, HypervisorError, NoRoom; after an error there is no such point, or it is dropped later.
+        The guest's file systems are frozen meanwhile, if an agent in it answers. Raises UnknownVm, Forbidden,
+        VmMoving, DriverError, HypervisorError, NoRoom; after an error there is no such point, or it is dropped later.
         """
         if name.startswith(MOMENT):
             raise BadRequest(f"snapshot name {name!r}: {MOMENT} is how the agent's own begin")
-        return self._keep(vm, name, temporary=False, went=name.startswith(TRAVELLING))
+        return self._keep(vm, name, permit, temporary=False, went=name.startswith(TRAVELLING))
 
-    def _keep(self, vm: str, name: str, *, temporary: bool, went: bool) -> Point:
-        with self._changing(vm, went=went) as record:
+    def _keep(self, vm: str, name: str, permit: Permit = anything, *, temporary: bool, went: bool) -> Point:
+        with self._changing(vm, permit, went=went) as record:
             if (present := record.point(name)) is not None:
                 return present
             if record.untidy == name:
@@ -209,12 +211,12 @@ class Disks:
             for name in missing:
                 self._vms.clone(source, point.name, name)
 
-    def revert(self, vm: str, name: str) -> None:
+    def revert(self, vm: str, name: str, permit: Permit = anything) -> None:
         """Let the disk of a VM that is off hold what a point keeps; what was written since is gone.
 
-        Raises UnknownVm, UnknownSnapshot, VmMoving, VmRuns, DriverError, HypervisorError.
+        Raises UnknownVm, UnknownSnapshot, Forbidden, VmMoving, VmRuns, DriverError, HypervisorError.
         """
-        with self._changing(vm) as record:
+        with self._changing(vm, permit) as record:
             require(record, name)
             with self.running(record) as running:
                 if running is not None:
@@ -246,13 +248,13 @@ class Disks:
             log.warning("vm %s: it does not go back to a snapshot: %s", record.name, error)
             self._settle_size(record)
 
-    def drop(self, vm: str, name: str) -> None:
+    def drop(self, vm: str, name: str, permit: Permit = anything) -> None:
         """Forget a point. What others need of it stays.
 
-        Raises UnknownVm, UnknownSnapshot, VmMoving, HypervisorError; DriverError: if the point is gone then, and only
-        its space is not free yet, that is tried again later.
+        Raises UnknownVm, UnknownSnapshot, Forbidden, VmMoving, HypervisorError; DriverError: if the point is
+        gone then, and only its space is not free yet, that is tried again later.
         """
-        with self._changing(vm, went=name.startswith(TRAVELLING)) as record:
+        with self._changing(vm, permit, went=name.startswith(TRAVELLING)) as record:
             require(record, name)
             dropping = record.begin(DROP, point=name)
             self._shelf.put(vm, dropping)

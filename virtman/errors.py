@@ -9,6 +9,7 @@ VirtmanError
 │   │   └── NewerStream      it was sent by a newer release
 │   ├── NoVolumes            the cache driver of this host has none
 │   └── NotSupported         the driver of this host's disks cannot do it
+├── Forbidden                the caller may not do this
 ├── NotFound
 │   ├── UnknownVm
 │   ├── UnknownSnapshot
@@ -27,6 +28,7 @@ VirtmanError
 │   ├── ContentChanged       Volt has other content under the name of an image that this host has
 │   ├── ImageUnlisted        Volt does not list an image any more that this host has
 │   ├── ImageInUse           other hosts still have the image
+│   ├── ImageWithdrawn       the image is withdrawn, and this host has not got it
 │   ├── NeverBooted          the VM has a disk and no machine to start
 │   ├── Interrupted          another call has ended what was under way: it destroyed the VM, say
 │   └── DomainForeign        libvirt has a domain of this name that is not ours
@@ -108,6 +110,13 @@ class NotSupported(BadRequest):
     """The driver of this host's disks cannot do it."""
 
     kind = "not-supported"
+
+
+class Forbidden(VirtmanError):
+    """The caller may not do this."""
+
+    status = 403
+    kind = "forbidden"
 
 
 class NotFound(VirtmanError):
@@ -218,6 +227,12 @@ class ImageInUse(Conflict):
     """Hosts other than its origins still have the image."""
 
     kind = "image-in-use"
+
+
+class ImageWithdrawn(Conflict):
+    """The image is withdrawn: only hosts that have it may use it."""
+
+    kind = "image-withdrawn"
 
 
 class NeverBooted(Conflict):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from drivers.errors import CommandFailed
 from drivers.host.command import run
 from virtman.convert import QCOW2, RAW, Content, last_line
 from virtman.errors import BadImageFile
+from virtman.passing import Passed, check_readable, mine
 
 QCOW2_MAGIC = b"QFI\xfb"
 LEAKS_ONLY = 3
@@ -38,42 +41,63 @@ LONGEST = 128
 """Bytes of a file's beginning that have all of these."""
 
 
-def inspect(path: Path) -> Content:
-    """Look at a file to publish. Raises BadImageFile.
+@contextmanager
+def source(file: Path | Passed, folder: Path) -> Iterator[Content]:
+    """What a file to publish holds, as ``inspect`` finds it. Raises BadImageFile, NoRoom, HostTrouble.
+
+    ``folder``: where the agent keeps what no caller may change meanwhile.
+    """
+    if not isinstance(file, Passed):
+        yield inspect(file)
+        return
+    check_readable(file.fd, file.name)
+    if file.trusted or not _begin(file.path, file.name).startswith(QCOW2_MAGIC):
+        yield inspect(file.path, file.name, RAW if not file.trusted else None)
+        return
+    with mine(file, folder) as path:
+        yield inspect(path, file.name)
+
+
+def inspect(path: Path, name: Path | None = None, image_format: str | None = None) -> Content:
+    """Look at a file to publish, which people call ``name``; ``image_format``: of one that is known.
+
+    Raises BadImageFile.
 
     Only the magic number decides between raw and qcow2. Other formats are refused, with the command that converts them;
     so is a qcow2 that refers to other files, since it would publish whatever the agent may read.
     """
-    if not path.is_absolute():
-        raise BadImageFile(f"{str(path)!r} is not an absolute path")
-    begin = _begin(path)
-    _refuse_other_formats(path, begin)
-    image_format = QCOW2 if begin.startswith(QCOW2_MAGIC) else RAW
-    info = _info(path, image_format)
-    _refuse_references(path, info)
+    name = name or path
+    if not name.is_absolute():
+        raise BadImageFile(f"{str(name)!r} is not an absolute path")
+    begin = _begin(path, name)
+    _refuse_other_formats(name, begin)
+    image_format = image_format or (QCOW2 if begin.startswith(QCOW2_MAGIC) else RAW)
+    info = _info(path, name, image_format)
+    _refuse_references(name, info)
     size = int(info["virtual-size"])
     if size == 0:
-        raise BadImageFile(f"{path} is empty")
+        raise BadImageFile(f"{name} is empty")
     if image_format == QCOW2:
-        _check_qcow2(path)
-    return Content(str(path), ("-f", image_format, str(path)), size, min(size, int(info["actual-size"])))
+        _check_qcow2(path, name)
+    return Content(str(name), ("-f", image_format, str(path)), size, min(size, int(info["actual-size"])))
 
 
-def _begin(path: Path) -> bytes:
+def _begin(path: Path, name: Path) -> bytes:
     try:
         if not path.is_file():
-            raise BadImageFile(f"{path} is not a file")
+            raise BadImageFile(f"{name} is not a file")
         with path.open("rb") as file:
             return file.read(LONGEST)
     except OSError as error:
-        raise BadImageFile(f"cannot read {path}: {error.strerror}") from error
+        raise BadImageFile(f"cannot read {name}: {error.strerror}") from error
 
 
-def _info(path: Path, image_format: str) -> dict[str, Any]:
+def _info(path: Path, name: Path, image_format: str) -> dict[str, Any]:
     try:
         answer = run(["qemu-img", "info", "--output=json", "-f", image_format, str(path)])
     except CommandFailed as error:
-        raise BadImageFile(f"{path} is not a whole {image_format} image: {last_line(error.stderr)}") from error
+        why = last_line(error.stderr).replace(str(path), str(name))
+        raise BadImageFile(f"{name} is not a whole {image_format} image: {why}") from error
     info: dict[str, Any] = json.loads(answer.stdout)
     return info
 
@@ -87,14 +111,15 @@ def _refuse_references(path: Path, info: dict[str, Any]) -> None:
         raise BadImageFile(f"{path} is encrypted; decrypt it with qemu-img convert first")
 
 
-def _check_qcow2(path: Path) -> None:
+def _check_qcow2(path: Path, name: Path) -> None:
     """A qcow2 cut off at its end reads as zeros there, without an error: find that before anything is copied."""
     try:
         run(["qemu-img", "check", "-f", "qcow2", str(path)], timeout=CHECK_TIMEOUT)
     except CommandFailed as error:
         if error.code == LEAKS_ONLY:
             return
-        raise BadImageFile(f"{path} is a damaged qcow2 image: {last_line(error.stderr or error.stdout)}") from error
+        why = last_line(error.stderr or error.stdout).replace(str(path), str(name))
+        raise BadImageFile(f"{name} is a damaged qcow2 image: {why}") from error
 
 
 def _refuse_other_formats(path: Path, begin: bytes) -> None:

@@ -27,16 +27,16 @@ class ImageStore:
     """The folder of published images."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, image: Image) -> Path:
         """Where the image's content is."""
-        return self._folder / f"{image.key}.raw"
+        return self.folder / f"{image.key}.raw"
 
     def clean(self) -> None:
         """Remove what interrupted imports left. Call when none runs."""
-        for torn in self._folder.glob(".import-*"):
+        for torn in self.folder.glob(".import-*"):
             torn.unlink()
 
     def add(self, name: str, source: Content, progress: Progress) -> Image:
@@ -44,50 +44,50 @@ class ImageStore:
 
         Raises NoRoom, HostTrouble, or the content's ``fault``.
         """
-        with told(f"the content of an image in {self._folder}"):
+        with told(f"the content of an image in {self.folder}"):
             return self._add(name, source, progress)
 
     def _add(self, name: str, source: Content, progress: Progress) -> Image:
         self._require_room(source)
-        temporary = self._folder / f".import-{name}.raw"
+        temporary = self.folder / f".import-{name}.raw"
         try:
             convert(source, temporary, RAW, progress)
             size = temporary.stat().st_size
             image = Image(name, size, f"sha256:{_digest(temporary, size, progress)}")
             temporary.rename(self.path(image))
-            sync(self._folder)
+            sync(self.folder)
         finally:
             temporary.unlink(missing_ok=True)
         return image
 
     def remove(self, key: str) -> int:
         """Delete an image's content. Returns the bytes of disk space freed. Raises HostTrouble."""
-        path = self._folder / f"{key}.raw"
+        path = self.folder / f"{key}.raw"
         with told(f"removing {path}"):
             try:
                 freed = path.stat().st_blocks * 512
                 path.unlink()
             except FileNotFoundError:
                 return 0
-            sync(self._folder)
+            sync(self.folder)
             return freed
 
     def size(self, key: str) -> int:
         """The bytes of disk space that ``remove`` would free."""
         try:
-            return (self._folder / f"{key}.raw").stat().st_blocks * 512
+            return (self.folder / f"{key}.raw").stat().st_blocks * 512
         except FileNotFoundError:
             return 0
 
     def keys(self) -> Iterator[str]:
         """Keys of the images that are here."""
-        return (path.stem for path in self._folder.glob("[!.]*.raw"))
+        return (path.stem for path in self.folder.glob("[!.]*.raw"))
 
     def _require_room(self, source: Content) -> None:
-        free = shutil.disk_usage(self._folder).free
+        free = shutil.disk_usage(self.folder).free
         if source.needed + RESERVE > free:
             raise NoRoom(
-                f"{source.name} takes {source.needed >> 20} MiB in {self._folder}, which has {free >> 20} MiB free"
+                f"{source.name} takes {source.needed >> 20} MiB in {self.folder}, which has {free >> 20} MiB free"
                 f" ({RESERVE >> 20} MiB are kept free)"
             )
 

@@ -161,23 +161,30 @@ class ReceiveRequest(Model):
 
 
 class ExportRequest(Model):
-    """A file to write, which is not there yet."""
+    """A file to write, which is not there yet. ``passed``: the caller has made it, and passes it open."""
 
     file: HostPath
+    passed: bool = False
     format: Literal["raw", "qcow2"] = "raw"
 
 
 class PublishRequest(Model):
-    """A raw or qcow2 file to publish as an image, or a VM whose disk is to be one: either of them."""
+    """A raw or qcow2 file to publish as an image, or a VM whose disk is to be one: either of them.
+
+    ``passed``: the caller has opened the file, and passes it.
+    """
 
     name: Name
     file: HostPath | None = None
+    passed: bool = False
     vm: Name | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.file is None) == (self.vm is None):
             raise ValueError("either a file or a vm is published")
+        if self.passed and self.file is None:
+            raise ValueError("a file that is passed has a name")
         return self
 
 
@@ -318,7 +325,10 @@ class ImageHere(Model):
 
 
 class Image(Model):
-    """A published image. ``nodes`` counts the hosts that have it besides its origins."""
+    """A published image. ``nodes`` counts the hosts that have it besides its origins.
+
+    ``withdrawn``: only hosts that have it may use it, and it goes when nobody needs it any more.
+    """
 
     name: str
     size: Bytes
@@ -326,6 +336,7 @@ class Image(Model):
     origins: list[str]
     nodes: int
     here: ImageHere | None
+    withdrawn: bool = False
 
 
 class ImageList(Model):
@@ -342,11 +353,21 @@ class Published(Model):
     digest: str
 
 
+class UnpublishQuery(Model):
+    """``when_unused``: hosts may still have the image; it goes when nobody needs it."""
+
+    when_unused: bool = False
+
+
 class Unpublished(Model):
-    """An image that this host is no origin of any more. ``serving``: VMs of this host still need it."""
+    """An image that this host is no origin of any more, or will not be. ``serving``: this host still serves it.
+
+    ``withdrawn``: Volt lists it as withdrawn, until nobody needs it; then it goes by itself, with its content.
+    """
 
     name: str
     serving: bool
+    withdrawn: bool = False
 
 
 class Exported(Model):
@@ -408,16 +429,24 @@ class MigrateLine(Model):
 
 
 class PublishLine(Model):
-    """One line of the answer to a publish: progress, or at last the image or a problem."""
+    """One line of the answer to a publish: progress, or at last the image or a problem.
 
+    If the file is to be passed, the first line has the socket to pass it to.
+    """
+
+    pipe: str | None = None
     progress: Progress | None = None
     image: Published | None = None
     problem: Problem | None = None
 
 
 class ExportLine(Model):
-    """One line of the answer to an export: progress, or at last the file or a problem."""
+    """One line of the answer to an export: progress, or at last the file or a problem.
 
+    If the file is to be passed, the first line has the socket to pass it to.
+    """
+
+    pipe: str | None = None
     progress: Progress | None = None
     exported: Exported | None = None
     problem: Problem | None = None
@@ -508,9 +537,14 @@ class Accel(Model):
 
 
 class Disks(Model):
-    """What keeps VMs from writing to their disks, or soon will."""
+    """What keeps VMs from writing to their disks, or soon will; and the room for disks, caches and published images.
+
+    ``total``: what the file system of the state folder has; ``free``: what of it the agent can still use.
+    """
 
     trouble: str | None
+    total: Bytes = 0
+    free: Bytes = 0
 
 
 class Death(Model):

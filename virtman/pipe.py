@@ -1,16 +1,19 @@
 """A pipe to one caller: a unix socket that is there for one connection.
 
 The bytes of a stream do not go through the HTTP server, which keeps the whole body of a request before anybody sees it.
-The socket lies beside that of the API, with a name drawn by lot, and is for the agent's own user, as that one is.
+The socket lies beside that of the API, with a name drawn by lot, and is for the user who asked for it. The kernel is
+asked who connects: an agent that is not root's cannot give the socket to that user, and has to let all connect.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +22,8 @@ from typing import BinaryIO, Self
 
 from virtman.errors import CallerGone, Interrupted, VirtmanError
 from virtman.hostfiles import told
+from virtman.passing import receive
+from virtman.peer import peer_of
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +58,15 @@ class Caller:
         """What he sends until he ends it. Raises CallerGone, Interrupted."""
         while chunk := self._receive():
             yield chunk
+
+    @contextmanager
+    def passed(self) -> Iterator[int]:
+        """The one open file that he passes. Raises BadRequest, CallerGone."""
+        fd = receive(self._sock, COMES_WITHIN)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def _receive(self) -> bytes:
         try:
@@ -94,31 +108,58 @@ class Callers:
 class Pipe:
     """A socket that listens. ``close`` may be called more than once."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises HostTrouble, NoRoom."""
+    def __init__(self, folder: Path, uid: int | None = None) -> None:
+        """``uid``: of who is to connect, if that is not this user. Raises HostTrouble, NoRoom."""
+        self._uid = os.geteuid() if uid is None else uid
         self.path = folder / f"{PREFIX}{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with told(f"making the socket {self.path}"):
             try:
                 self._listener.bind(str(self.path))
-                self.path.chmod(0o600)
+                self._give()
                 self._listener.listen(1)
             except OSError:
                 self.close()
                 raise
 
+    def _give(self) -> None:
+        """Let the one who is to connect do so."""
+        self.path.chmod(0o600)
+        if self._uid in (0, os.geteuid()):
+            return
+        if os.geteuid() == 0:
+            os.chown(self.path, self._uid, -1)
+        else:
+            self.path.chmod(0o666)
+
     @contextmanager
     def caller(self, within: float = COMES_WITHIN) -> Iterator[Caller]:
-        """The caller, once he has connected; ``within`` so many seconds. Raises CallerGone."""
-        self._listener.settimeout(within)
+        """The caller, once he has connected; ``within`` so many seconds. Others are hung up on. Raises CallerGone."""
         try:
-            sock, _ = self._listener.accept()
+            sock = self._accept(time.monotonic() + within)
         except OSError as error:
             raise CallerGone(f"nobody connected to {self.path} within {within:g} s") from error
         finally:
             self.close()
         with sock:
             yield Caller(sock)
+
+    def _accept(self, until: float) -> socket.socket:
+        """Raises OSError."""
+        while (left := until - time.monotonic()) > 0:
+            self._listener.settimeout(left)
+            sock, _ = self._listener.accept()
+            try:
+                peer = peer_of(sock)
+            except OSError:
+                sock.close()
+                raise
+            if peer.uid in (0, self._uid):
+                sock.settimeout(None)
+                return sock
+            log.warning("%s, process %d, is not who was to connect to %s", peer, peer.pid, self.path)
+            sock.close()
+        raise TimeoutError
 
     def close(self) -> None:
         """Be gone."""

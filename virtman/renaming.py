@@ -13,6 +13,7 @@ from drivers.base import SnapshotDriver
 from drivers.errors import DriverError
 from virtman.errors import BadRequest, VirtmanError, VmExists, VmRuns
 from virtman.records import RENAME, Shelf, VmRecord
+from virtman.roles import Permit, anything
 from virtman.steps import Step, log_step
 from virtman.vms import Machines, Vms
 
@@ -35,11 +36,11 @@ class Renames:
         self._step = step
         vms.also_repair({RENAME: self._repair})
 
-    def rename(self, vm: str, new: str) -> None:
+    def rename(self, vm: str, new: str, permit: Permit = anything) -> None:
         """Let a VM that is off be called ``new``. One that was ``vm`` before and is called so already is left alone.
 
-        Raises UnknownVm, VmExists, VmRuns, DiskAttached, BadRequest, DriverError, HypervisorError, DomainForeign; after
-        an error it is called as before, or, if that is logged, is renamed later.
+        Raises UnknownVm, Forbidden, VmExists, VmRuns, DiskAttached, BadRequest, DriverError, HypervisorError,
+        DomainForeign; after an error it is called as before, or, if that is logged, is renamed later.
         """
         if vm == new:
             raise BadRequest(f"vm {vm!r} is called so already; say another name")
@@ -47,6 +48,7 @@ class Renames:
             for name in (vm, new):
                 self._vms.repair_held(name)
             if not self._is_done(vm, new):
+                self._vms.require_permitted(vm, permit)
                 self._vms.check_free(new)
                 self._rename(self._vms.record(vm), new)
 

@@ -7,14 +7,21 @@ import os
 import signal
 import socket
 import threading
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
-import waitress
+from flask import Flask
+from waitress import create_server
+from waitress.channel import HTTPChannel
+from waitress.server import BaseWSGIServer
+from waitress.task import WSGITask
 
 from drivers.host.watch import Watch
 from virtman.agent import Agent
-from virtman.api import create_app
-from virtman.config import AgentConfig
+from virtman.api import PEER, create_app
+from virtman.config import AgentConfig, share
+from virtman.peer import Peer, peer_of
 from virtman.steps import Step, log_step
 
 log = logging.getLogger(__name__)
@@ -28,9 +35,7 @@ def serve(config: AgentConfig, step: Step = log_step) -> None:
     """Run the agent of ``config`` until SIGTERM or SIGINT. Raises ConfigError, StateLocked."""
     os.umask(0o077)  # disks, caches and records are nobody else's to read
     agent = Agent(config, step)
-    server = waitress.create_server(
-        create_app(agent), unix_socket=str(config.socket), unix_socket_perms="600", threads=THREADS
-    )
+    server = listen(create_app(agent), config.socket, THREADS, config.gid)
     agent.start()
     done = threading.Event()
 
@@ -47,6 +52,39 @@ def serve(config: AgentConfig, step: Step = log_step) -> None:
     server.close()
     config.socket.unlink(missing_ok=True)
     agent.stop()
+
+
+class PeerTask(WSGITask):  # type: ignore[misc]
+    """A request whose environment says who made it."""
+
+    def get_environment(self) -> dict[str, Any]:
+        """What the application is told. A request that says who makes it says so under other names (HTTP_...)."""
+        environment: dict[str, Any] = super().get_environment()
+        environment[PEER] = self.channel.peer
+        return environment
+
+
+class PeerChannel(HTTPChannel):  # type: ignore[misc]
+    """A connection of somebody whom the kernel knows."""
+
+    task_class = PeerTask
+
+    def __init__(self, server: BaseWSGIServer, sock: socket.socket, *more: Any, **settings: Any) -> None:
+        self.peer: Peer | None = None
+        try:
+            self.peer = peer_of(sock)
+        except OSError as error:  # nobody knows who it is, and so may do nothing
+            log.warning("a caller is not known: %s", error)
+        super().__init__(server, sock, *more, **settings)
+
+
+def listen(app: Flask, path: Path, threads: int, gid: int | None = None) -> BaseWSGIServer:
+    """A server at a unix socket, which is for this user, and for the members of a group. Raises ConfigError."""
+    server = create_server(app, unix_socket=str(path), unix_socket_perms="600", threads=threads)
+    server.channel_class = PeerChannel
+    if gid is not None:
+        share(path, gid, 0o660)
+    return server
 
 
 def tell_ready(notify_socket: str) -> None:

@@ -57,7 +57,7 @@ class Coordinator(Protocol):
         """The digest of what is published under the name. Raises UnknownImage, CoordinatorDown."""
 
     def join(self, image: str) -> Assignment:
-        """Take this host's place in the image's tree. Raises UnknownImage, CoordinatorDown."""
+        """Take this host's place in the image's tree. Raises UnknownImage, ImageWithdrawn, CoordinatorDown."""
 
     def leave(self, image: str, dropped: int = -1) -> None:
         """Give the place up. ``dropped``: nothing here reads by an assignment of this revision or an older one.
@@ -67,6 +67,9 @@ class Coordinator(Protocol):
 
     def withdraw(self, image: str, dropped: int = -1) -> None:
         """Give the place of an origin up, and with the last one the image. Raises ImageInUse, CoordinatorDown."""
+
+    def withdrawn(self, image: str) -> bool:
+        """Whether it is withdrawn, and no host has it but its origins. Raises UnknownImage, CoordinatorDown."""
 
     def publish(self, image: Image) -> Assignment:
         """Announce an image whose origin is this host. Raises ImageExists, CoordinatorDown."""
@@ -129,7 +132,8 @@ class Stacks:
     def ensure(self, name: str) -> ImageRecord:
         """The image's stack, made if it is not there.
 
-        An attached image needs no answer from Volt. Raises UnknownImage, CoordinatorDown, DriverError, NoRoom.
+        An attached image needs no answer from Volt. Raises UnknownImage, ImageWithdrawn, CoordinatorDown, DriverError,
+        NoRoom.
         """
         with self._locks.hold(name):
             record = self._shelf.get(name)
@@ -455,6 +459,27 @@ class Stacks:
                 return False
             self._detach(record.begin(DETACH, told=False))
             return True
+
+    def let_go(self, name: str) -> bool:
+        """Remove the stack of an image that is withdrawn, if nobody needs it: of an origin, if Volt still says so.
+
+        Raises CoordinatorDown, DriverError.
+        """
+        with self._locks.hold(name):
+            record = self._shelf.get(name)
+            if record is None or not record.steady or self.needed(record):
+                return False
+            # Whoever publishes it again here waits for this, or it is withdrawn no more.
+            if record.role is Role.ORIGIN and not self._withdrawn(name):
+                return False
+            self._detach(record)
+            return True
+
+    def _withdrawn(self, name: str) -> bool:
+        try:
+            return self._volt.withdrawn(name)
+        except UnknownImage:  # what Volt does not list may be missing in a database that was set back
+            return False
 
     def unwanted(self, record: ImageRecord) -> bool:
         """Whether an image was given up, and no VM of this host needs it any more."""

@@ -22,6 +22,7 @@ from virtman.hostfiles import told
 from virtman.pipe import Caller, Callers
 from virtman.receiving import OpenBlocks, Receiver, starts
 from virtman.records import RECEIVE, ImageRecord, Point, Shelf, VmRecord
+from virtman.roles import Permit, anything
 from virtman.steps import Step, log_step
 from virtman.stream import MOST_DATA, Begin, Data, End, Header, Piece, Reader, Section, Writer, Zeros
 from virtman.vms import Made, Vms
@@ -143,10 +144,12 @@ class Streams:
 
     # Receiving
 
-    def receive_from(self, vm: str, image: str, caller: Caller, progress: Progress) -> None:
+    def receive_from(
+        self, vm: str, image: str, caller: Caller, progress: Progress, permit: Permit = anything
+    ) -> None:  # fmt: skip
         """Receive what a caller sends, unless ``interrupt`` ends it. Raises Interrupted, CallerGone, as ``receive``."""
         with self._callers.sending(vm, caller):
-            self.receive(vm, image, caller.chunks(), progress)
+            self.receive(vm, image, caller.chunks(), progress, permit)
 
     def interrupt(self, vm: str, why: str) -> bool:
         """End what is being received for a VM now, which may hold its lock for as long as who sends is silent.
@@ -155,11 +158,13 @@ class Streams:
         """
         return self._callers.end(vm, why)
 
-    def receive(self, vm: str, image: str, chunks: Iterable[bytes], progress: Progress) -> None:
+    def receive(
+        self, vm: str, image: str, chunks: Iterable[bytes], progress: Progress, permit: Permit = anything
+    ) -> None:  # fmt: skip
         """Let there be the VM that a stream has, or let one go on to what it has, if it is one of what changed since.
 
-        Raises BadStream, NewerStream, StreamMisfit, VmExists, VmRuns, UnknownVm, UnknownImage, BadRequest, DriverError,
-        NoRoom, HostTrouble, and as ``chunks``; after an error all is as it was before.
+        Raises BadStream, NewerStream, StreamMisfit, VmExists, VmRuns, UnknownVm, UnknownImage, Forbidden, BadRequest,
+        DriverError, NoRoom, HostTrouble, and as ``chunks``; after an error all is as it was before.
         """
         incoming = _read(chunks)
         header = next(incoming)
@@ -169,7 +174,7 @@ class Streams:
         if header.since is None:
             self._receive_new(vm, image, header, incoming, arrived)
         else:
-            self._receive_changes(vm, image, header, incoming, arrived)
+            self._receive_changes(vm, image, header, incoming, arrived, permit)
 
     def _receive_new(
         self, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
@@ -185,9 +190,11 @@ class Streams:
         self._vms.receive(vm, image, size, _names(header), fill)
 
     def _receive_changes(
-        self, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
-    ) -> None:
+        self, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None],
+        permit: Permit,
+    ) -> None:  # fmt: skip
         with self._vms.changing(vm, arriving=True) as record:
+            self._vms.require_permitted(vm, permit)
             if record.image != image:
                 raise StreamMisfit(f"vm {vm!r} is of image {record.image!r}, not {image!r}")
             _check_image(header, self._ensure(image))

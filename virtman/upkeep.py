@@ -19,6 +19,7 @@ from drivers.base import CacheStats, Image, Parent, PathState, PathStatus, Volum
 from drivers.errors import DriverError, NotAttached
 from virtman.errors import ContentChanged, StateDamaged, StateNewer
 from virtman.hostdrivers import HostDrivers
+from virtman.kept import Kept
 from virtman.records import ImageRecord, Role
 from virtman.stacks import Stacks
 from virtman.vms import Vms
@@ -35,10 +36,10 @@ whose content does not change, only whether it is served is, and the rest this o
 that end (drivers/base.py, Died)."""
 
 IMAGE, PLACE, LOST, CHILDREN, VM = "image ", "place of ", "lost parents of ", "children of ", "vm "
-VOLUMES = "volumes of the cache"
-"""Keys of the queue: all but the last are followed by a name. What a host has and what Volt says of it are two: while
-Volt is away, or says what cannot be followed, a process that died is started again at once. So are a place and the
-parents that were lost: neither waits for the other, which may never succeed."""
+VOLUMES, KEPT = "volumes of the cache", "data without a stack"
+"""Keys of the queue: all but the last two are followed by a name. What a host has and what Volt says of it are two:
+while Volt is away, or says what cannot be followed, a process that died is started again at once. So are a place and
+the parents that were lost: neither waits for the other, which may never succeed."""
 
 
 class Upkeep:
@@ -49,12 +50,14 @@ class Upkeep:
         stacks: Stacks,
         vms: Vms,
         drivers: HostDrivers,
+        kept: Kept,
         idle_grace: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stacks = stacks
         self._vms = vms
         self._drivers = drivers
+        self._kept = kept
         self._idle_grace = idle_grace
         self._clock = clock
         self._idle_since: dict[str, float] = {}
@@ -67,6 +70,12 @@ class Upkeep:
         self._children: dict[str, Assignment] = {}
         self._absent: set[str] = set()
         """Images in whose tree this host has no place, as Volt said last."""
+        self._withdrawn: set[str] = set()
+        """Images that are to go as soon as nobody needs them, as Volt said last."""
+        self._discard: set[str] = set()
+        """Digests of what is kept and was withdrawn, as Volt said last."""
+        self._kept_due = True
+        """What is kept is to be looked at."""
         self._lost: dict[str, set[str]] = {}
         """By image, parents that a driver lost, until Volt is told."""
         self._untended: set[str] = set()
@@ -110,11 +119,14 @@ class Upkeep:
             self._heard |= {assignment.image: assignment for assignment in news}
             self._children |= {assignment.image: assignment for assignment in news}
             self._absent = set(answer.absent)
+            self._withdrawn, self._discard = set(answer.withdrawn), set(answer.discard)
         for assignment in news:
             self.queue.wake(CHILDREN + assignment.image)
             self.queue.wake(PLACE + assignment.image, now=known.get(assignment.image) != assignment.revision)
         for image in answer.absent:
             self.queue.wake(PLACE + image)
+        for image in answer.withdrawn:
+            self.queue.wake(IMAGE + image)
 
     def tend_all(self) -> None:
         """Have the images that are due, VMs with something unfinished, and the cache's volumes looked after."""
@@ -135,6 +147,7 @@ class Upkeep:
             if vm.operation is not None or vm.leftover:
                 self.queue.wake(VM + vm.name)
         self.queue.wake(VOLUMES)
+        self.queue.wake(KEPT)
 
     def parent_lost(self, image: Image, parent: Parent) -> None:
         """A driver lost a parent: have Volt told. Returns at once."""
@@ -167,6 +180,10 @@ class Upkeep:
             for record in self._stacks.records()
             if record.steady
         ]
+
+    def kept(self) -> tuple[str, ...]:
+        """Digests of what this host keeps without a stack, as of the last look."""
+        return self._kept.digests
 
     def parent_in_use(self, record: ImageRecord) -> str | None:
         """The host that misses are read from now."""
@@ -214,6 +231,8 @@ class Upkeep:
             return self._plan_once(key)
         if key == VOLUMES:
             return Job("look", self.look_at_volumes, Pool.LONG, on_demand=True) if self._volumes_due else None
+        if key == KEPT:
+            return self._plan_kept()
         plans = {
             IMAGE: lambda name: self._plan_image(name, self._plan_stack, self._forget_image),
             PLACE: lambda name: self._plan_image(name, self._plan_place, self._plan_no_place),
@@ -234,6 +253,20 @@ class Upkeep:
                     del self._once[key]
 
         return replace(job, act=act)
+
+    def _plan_kept(self) -> Job | None:
+        if self._discard:
+            return Job("delete what was withdrawn", self._discard_kept, Pool.LONG, on_demand=True)
+        return Job("look", self._look_at_kept, Pool.LONG, on_demand=True) if self._kept_due else None
+
+    def _discard_kept(self) -> None:
+        with self._heard_lock:
+            discard, self._discard = self._discard, set()  # Volt says it again of what could not be deleted
+        self._kept.discard(discard)
+
+    def _look_at_kept(self) -> None:
+        self._kept_due = False
+        self._kept.look()
 
     def _plan_children(self, image: str) -> Job | None:
         if image not in self._children:
@@ -282,6 +315,13 @@ class Upkeep:
             return Job("repair", partial(self._stacks.restore, name), Pool.VOLT)
         if not self._stacks.serving(name):
             return Job("serve", partial(self._stacks.restore, name), Pool.LONG)
+        return self._plan_whole(record)
+
+    def _plan_whole(self, record: ImageRecord) -> Job | None:
+        """A stack with nothing amiss: may it go, and is it to be looked at?"""
+        name = record.name
+        if name in self._withdrawn and not self._stacks.needed(record):
+            return Job("let go of what is withdrawn", partial(self._let_go_withdrawn, name), Pool.VOLT)
         if name in self._untended:
             return Job("tend", partial(self._tend, name), Pool.LONG, on_demand=True)
         if name in self._idle_long:
@@ -293,6 +333,8 @@ class Upkeep:
             kept.pop(name, None)
         self._untended.discard(name)
         self._idle_long.discard(name)
+        self._kept_due = True
+        self.queue.wake(KEPT)
 
     def _plan_place(self, record: ImageRecord) -> Job | None:
         """Volt, or a driver, says something else of the stack's place in the tree than its record."""
@@ -392,6 +434,12 @@ class Upkeep:
         self._look_again[record.name] = now + (min(IDLE_LOOK, left) if left > 0 else IDLE_LOOK)
         if left <= 0:
             self._idle_long.add(record.name)
+
+    def _let_go_withdrawn(self, name: str) -> None:
+        with self._heard_lock:
+            self._withdrawn.discard(name)  # Volt says it again of what is still here
+        if self._stacks.let_go(name):
+            log.info("image %s: it is withdrawn, and nobody needs it", name)
 
     def _let_go(self, name: str) -> None:
         self._idle_long.discard(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from drivers.host.watch import Death
 from virtman import models
 from virtman.accel import Verdict
 from virtman.errors import BadRequest
+from virtman.hostfiles import told
 from virtman.records import ARRIVE, Boot, ImageRecord, Point, VmRecord
 from virtman.vms import Traveller
 from volt.client import Image as PublishedImage
@@ -85,7 +87,7 @@ def image(published: PublishedImage, record: ImageRecord | None, held_bytes: int
         here = models.ImageHere(role=record.role, phase=record.phase, held_bytes=held_bytes)
     return models.Image(
         name=published.name, size=published.size, digest=published.digest, origins=published.origins,
-        nodes=published.nodes, here=here,
+        nodes=published.nodes, here=here, withdrawn=published.withdrawn,
     )  # fmt: skip
 
 
@@ -125,3 +127,16 @@ def left_alone(vms: Mapping[str, str], images: Mapping[str, str]) -> dict[str, s
 def death(died: Death) -> models.Death:
     """A thread of the agent that died."""
     return models.Death(thread=died.thread, times=died.times, error=died.error, running=died.running)
+
+
+def disks(trouble: str, state: Path) -> models.Disks:
+    """What VMs' disks have: whether they are in trouble, and the room of the state folder's file system.
+
+    Raises HostTrouble.
+    """
+    with told(f"looking at {state}"):
+        room = os.statvfs(state)
+    # Not f_bfree: what is reserved for root is nothing to plan with.
+    return models.Disks(
+        trouble=trouble or None, total=room.f_blocks * room.f_frsize, free=room.f_bavail * room.f_frsize
+    )  # fmt: skip

@@ -32,6 +32,7 @@ from virtman.errors import (
 )
 from virtman.locks import NamedLocks
 from virtman.records import BOOT, CREATE, DESTROY, Boot, ImageRecord, Point, Shelf, State, VmRecord
+from virtman.roles import Permit, anything
 from virtman.steps import Step, log_step
 
 log = logging.getLogger(__name__)
@@ -268,6 +269,14 @@ class Vms:
             return None
         return next((other for other in self._shelf.all() if other.uses_disk(record.name)), None)
 
+    def require_permitted(self, name: str, permit: Permit) -> None:
+        """Whether a VM may be changed, and the one that its disk is attached to; nobody's may be. Raises Forbidden."""
+        record = self._shelf.get(name)
+        if record is not None:
+            permit(record)
+            if (user := self.attached_to(record)) is not None:
+                permit(user)
+
     def require_detached(self, record: VmRecord) -> None:
         """Raises DiskAttached, also for a disk that a VM may have whose record cannot be read."""
         user = self.attached_to(record)
@@ -481,8 +490,10 @@ class Vms:
         self._machines.remove(record.name)  # of its files, if there are any
         self._shelf.put(record.name, record.settled(boot=before and Boot.model_validate(before)))
 
-    def destroy(self, name: str) -> None:
-        """Remove a VM and its disk for good. Raises UnknownVm, DiskAttached, StateNewer, DriverError, HypervisorError.
+    def destroy(self, name: str, permit: Permit = anything) -> None:
+        """Remove a VM and its disk for good.
+
+        Raises UnknownVm, Forbidden, DiskAttached, StateNewer, DriverError, HypervisorError.
 
         Disks of others that it uses stay.
 
@@ -490,10 +501,12 @@ class Vms:
         """
         record = self.record(name)
         self._understand(record)
+        self.require_permitted(name, permit)
         if record.boot is not None and record.moved is None:
             self._cut_power(name)
         with self.holding_all([name]):
             record = self.record(name)
+            self.require_permitted(name, permit)
             if (new := record.new_name) is not None:  # its disk may have it by now
                 self.repair_held(name)
                 if self._shelf.get(name) is None and self._shelf.get(new) is None:

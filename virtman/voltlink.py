@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from drivers.base import Image
-from virtman.errors import CoordinatorDown, ImageExists, ImageInUse, UnknownImage, VirtmanError, VoltRefused
+from virtman.errors import (
+    CoordinatorDown,
+    ImageExists,
+    ImageInUse,
+    ImageWithdrawn,
+    UnknownImage,
+    VirtmanError,
+    VoltRefused,
+)
 from volt import errors as volt_errors
 from volt.client import Assignment, HeartbeatAnswer, ImageTree, NodeReport, VoltClient
 from volt.client import Image as PublishedImage
@@ -19,6 +27,7 @@ ERRORS: dict[type[volt_errors.VoltError], type[VirtmanError]] = {
     volt_errors.ImageConflict: ImageExists,
     volt_errors.HostHasNode: ImageExists,
     volt_errors.ImageInUse: ImageInUse,
+    volt_errors.ImageWithdrawn: ImageWithdrawn,
 }
 """Volt's refusals that have a class of their own here."""
 
@@ -31,12 +40,12 @@ class VoltLink:
         self._host = host
         self._address = address
 
-    def heartbeat(self, nodes: list[NodeReport]) -> HeartbeatAnswer:
-        """Tell Volt what this host has. Raises CoordinatorDown."""
-        return self._call(lambda: self._client.heartbeat(self._host, nodes))
+    def heartbeat(self, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer:
+        """Tell Volt what this host has, and the digests of what it keeps besides. Raises CoordinatorDown."""
+        return self._call(lambda: self._client.heartbeat(self._host, nodes, kept))
 
     def join(self, image: str) -> Assignment:
-        """Take this host's place in the image's tree. Raises UnknownImage, CoordinatorDown."""
+        """Take this host's place in the image's tree. Raises UnknownImage, ImageWithdrawn, CoordinatorDown."""
         return self._call(lambda: self._client.join(image, self._host))
 
     def leave(self, image: str, dropped: int = -1) -> None:
@@ -60,17 +69,18 @@ class VoltLink:
         with contextlib.suppress(UnknownImage):
             self._call(act)
 
-    def withdraw(self, image: str, dropped: int = -1) -> None:
+    def withdraw(self, image: str, dropped: int = -1, *, when_unused: bool = False) -> None:
         """Give up the place of an origin, as ``leave``. Raises ImageInUse, CoordinatorDown.
 
         An image that loses its last origin so is withdrawn: nobody could serve it. So this is for who has the content.
+        ``when_unused``: its last origin stays as long as it is needed (``withdrawn``), in place of an ImageInUse.
         """
 
         def act() -> None:
             try:
                 self._client.leave(image, self._host, dropped)
             except volt_errors.OriginNeeded:
-                self._client.remove_image(image)
+                self._client.remove_image(image, when_unused=when_unused)
 
         with contextlib.suppress(UnknownImage):
             self._call(act)
@@ -94,6 +104,11 @@ class VoltLink:
             return self._host in self._call(lambda: self._client.image(image)).origins
         except UnknownImage:
             return False
+
+    def withdrawn(self, image: str) -> bool:
+        """Whether the image is withdrawn, and no host has it but its origins. Raises UnknownImage, CoordinatorDown."""
+        found = self._call(lambda: self._client.image(image))
+        return found.withdrawn and not found.nodes
 
     def content(self, image: str) -> str:
         """The digest of what is published under the name. Raises UnknownImage, CoordinatorDown."""

@@ -77,6 +77,12 @@ class LeaveQuery(BaseModel):
     dropped: int = Field(-1, ge=-1, le=MAX_INTEGER)
 
 
+class RemoveQuery(BaseModel):
+    """When an image is to go. ``when_unused``: it is withdrawn now, and goes when no host has it but its origins."""
+
+    when_unused: bool = False
+
+
 def create_app(coordinator: Coordinator, token: str | None = None) -> Flask:
     """The WSGI application. With a token every path but ``OPEN_PATHS`` needs it."""
     app = OpenAPI(
@@ -172,7 +178,7 @@ def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
     @app.post("/v1/hosts/<host>/heartbeat", responses={200: HeartbeatAnswer})
     def heartbeat(path: HostPath, body: HeartbeatRequest) -> Response:
         """Renew the lease, say what the host has, and learn what changed."""
-        return _answer(volt.heartbeat(path.host, body.nodes))
+        return _answer(volt.heartbeat(path.host, body.nodes, body.kept))
 
 
 def _add_images(app: OpenAPI, volt: Coordinator) -> None:
@@ -193,9 +199,9 @@ def _add_images(app: OpenAPI, volt: Coordinator) -> None:
         return _answer(volt.image(path.image))
 
     @app.delete("/v1/images/<image>", responses={204: None})
-    def remove_image(path: ImagePath) -> Response:
-        """Withdraw an image that no host but its origins has."""
-        volt.remove_image(path.image)
+    def remove_image(path: ImagePath, query: RemoveQuery) -> Response:
+        """Withdraw an image that no host but its origins has; one that others have with `?when_unused=true`."""
+        volt.remove_image(path.image, when_unused=query.when_unused)
         return Response(status=204)
 
     @app.get("/v1/images/<image>/tree", responses={200: ImageTree})

@@ -182,18 +182,26 @@ def images(ctx: click.Context, url: str, token_file: Path | None, as_json: bool)
     from rich.filesize import decimal
 
     _print_table(
-        ["image", "size", "hosts", "origins", "digest"],
-        [[i.name, decimal(i.size), str(i.nodes), ", ".join(i.origins), i.digest] for i in found],
+        ["image", "size", "hosts", "origins", "state", "digest"],
+        [[i.name, decimal(i.size), str(i.nodes), ", ".join(i.origins), _state(i.withdrawn), i.digest] for i in found],
     )
+
+
+def _state(withdrawn: bool) -> str:
+    return "withdrawn" if withdrawn else "published"
 
 
 @images.command(name="remove")
 @click.argument("name")
+@click.option("--when-unused", is_flag=True, help="Let no further host have it, and let it go when none needs it.")
 @click.pass_obj
-def remove_image(obj: tuple[str, Path | None], name: str) -> None:
-    """Withdraw an image that no host but its origins has; 'virtman gc' on the origins then deletes its content."""
+def remove_image(obj: tuple[str, Path | None], name: str, when_unused: bool) -> None:
+    """Withdraw an image that no host but its origins has; 'virtman gc' on the origins then deletes its content.
+
+    With --when-unused it may be in use, and all hosts delete it by themselves.
+    """
     with _volt(*obj) as volt:
-        volt.remove_image(name)
+        volt.remove_image(name, when_unused=when_unused)
 
 
 @contextmanager

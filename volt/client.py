@@ -5,6 +5,7 @@ Every method returns a model or nothing, and raises a class of ``volt.errors``. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -142,13 +143,14 @@ class VoltClient:
         """
         self._send("DELETE", f"/v1/hosts/{_name(host)}")
 
-    def heartbeat(self, host: str, nodes: list[NodeReport]) -> HeartbeatAnswer:
-        """Say what the host has; learn what changed.
+    def heartbeat(self, host: str, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer:
+        """Say what the host has, and the digests of what it ``kept`` without a stack; learn what changed.
 
         Raises:
             errors.HostUnknown: register, then join again.
         """
-        return self._call(HeartbeatAnswer, "POST", f"/v1/hosts/{_name(host)}/heartbeat", HeartbeatRequest, nodes=nodes)
+        path = f"/v1/hosts/{_name(host)}/heartbeat"
+        return self._call(HeartbeatAnswer, "POST", path, HeartbeatRequest, nodes=nodes, kept=list(kept))
 
     def publish(self, name: str, size: int, digest: str, origin: str) -> Image:
         """Publish an image whose whole content ``origin`` serves from its own copy, or add one more origin.
@@ -174,20 +176,23 @@ class VoltClient:
         """
         return self._call(Image, "GET", f"/v1/images/{_name(name)}")
 
-    def remove_image(self, name: str) -> None:
+    def remove_image(self, name: str, *, when_unused: bool = False) -> None:
         """Withdraw an image that no host but its origins has.
+
+        ``when_unused``: withdraw it in any case; no further host gets it, and it goes when it is not needed any more.
 
         Raises:
             errors.ImageUnknown: no such image.
-            errors.ImageInUse: the hosts that still have it are in ``hosts``.
+            errors.ImageInUse: the hosts that still have it are in ``hosts``; never ``when_unused``.
         """
-        self._send("DELETE", f"/v1/images/{_name(name)}")
+        self._send("DELETE", f"/v1/images/{_name(name)}{'?when_unused=true' if when_unused else ''}")
 
     def join(self, image: str, host: str) -> Assignment:
         """A place in the image's tree, the same one when asked again, under a new revision.
 
         Raises:
             errors.ImageUnknown: no such image.
+            errors.ImageWithdrawn: it is withdrawn, and the host has not got it.
             errors.HostUnknown: the host is not registered.
         """
         return self._call(Assignment, "POST", f"/v1/images/{_name(image)}/nodes", JoinRequest, host=host)

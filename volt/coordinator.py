@@ -5,18 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, func, select, update
+from sqlalchemy import Row, Select, and_, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from volt.edgesecrets import edge_secret
-from volt.errors import HostHasNode, HostUnknown, ImageConflict, ImageInUse, ImageUnknown, NodeUnknown, OriginNeeded
+from volt.errors import (
+    HostHasNode,
+    HostUnknown,
+    ImageConflict,
+    ImageInUse,
+    ImageUnknown,
+    ImageWithdrawn,
+    NodeUnknown,
+    OriginNeeded,
+)
 from volt.metrics import Metrics
 from volt.models import (
     Assignment,
@@ -39,7 +48,10 @@ from volt.store import (
     changing_tree,
     count_nodes,
     departure_table,
+    eviction_table,
+    find_needed,
     find_origins,
+    find_unneeded,
     load_tree,
     node_table,
 )
@@ -134,11 +146,14 @@ class Coordinator:
                 with self._changing(session, image) as tree:
                     if name in tree.hosts:
                         self._leave(tree, image, name)
+            session.execute(delete(eviction_table).where(eviction_table.c.host == name))
             session.delete(row)
             log.info("host %s removed", name)
 
-    def heartbeat(self, name: str, reports: list[NodeReport]) -> HeartbeatAnswer:
+    def heartbeat(self, name: str, reports: list[NodeReport], kept: Collection[str] = ()) -> HeartbeatAnswer:
         """Renew the lease, take the host's word on its nodes, and answer with what changed.
+
+        ``kept``: digests of content that it keeps without a stack.
 
         Raises:
             HostUnknown: it is not registered.
@@ -156,6 +171,9 @@ class Coordinator:
                 if image in reported:
                     _note(session, name, node, reported[image])
             strays = session.execute(_left(name, reported.keys() - stored.keys())).all()
+            _forget_evictions(session, name, reported)
+            withdrawn = _to_let_go(session, stored)
+            discard = find_unneeded(session, kept) if kept else ()
         for image, left in strays:
             if reported[image].revision > left:  # else it is known to have this, which needs no look at the whole tree
                 self._hear_stray(name, image, reported[image].revision)
@@ -166,6 +184,8 @@ class Coordinator:
             lease_s=lease,
             assignments=[a for image in news for a in self._hear(name, image, known[image])],
             absent=sorted(reported.keys() - stored.keys()),
+            withdrawn=sorted(withdrawn & reported.keys()),
+            discard=sorted(discard),
         )
 
     def _hear(self, host: str, name: str, revision: int) -> list[Assignment]:
@@ -239,7 +259,7 @@ class Coordinator:
     # Images
 
     def publish(self, request: PublishRequest) -> tuple[Image, bool]:
-        """Publish an image or add an origin. Returns it and whether it is new.
+        """Publish an image or add an origin; one that is withdrawn is so no more. Returns it and whether it is new.
 
         Raises:
             HostUnknown: the origin is not registered.
@@ -258,7 +278,11 @@ class Coordinator:
                 image.size, image.digest, image.fanout = request.size, request.digest, self._policy.fanout
                 log.info("image %s published by %s", request.name, request.origin)
             elif (image.size, image.digest) != (request.size, request.digest):
-                raise ImageConflict(f"image {request.name} is published with digest {image.digest}, size {image.size}")
+                how = "being withdrawn, and not gone yet," if image.withdrawn else "published"
+                raise ImageConflict(f"image {request.name} is {how} with digest {image.digest}, size {image.size}")
+            elif image.withdrawn:
+                log.info("image %s is not withdrawn any more: %s published it again", request.name, request.origin)
+            image.withdrawn = False
             with self._changing(session, image) as tree:
                 _add_origin(tree, request)
             return _image(image, [origin.host for origin in tree.origins], tree.last), new
@@ -278,15 +302,19 @@ class Coordinator:
         with self.store.read() as session:
             return _images(session, [_published(session, name)])[0]
 
-    def remove_image(self, name: str) -> None:
-        """Withdraw an image.
+    def remove_image(self, name: str, *, when_unused: bool = False) -> None:
+        """Withdraw an image. ``when_unused``: no further host gets it, and its origins remove it when no host has it.
 
         Raises:
             ImageUnknown: no such image.
-            ImageInUse: hosts other than origins have it.
+            ImageInUse: hosts other than origins have it; never ``when_unused``.
         """
         with self.store.write() as session:
             image = _published(session, name, lock=True)
+            if when_unused:
+                log.info("image %s is withdrawn: it goes when nobody needs it any more", name)
+                image.withdrawn = True
+                return
             with self._changing(session, image) as tree:
                 users = tuple(tree.slots[slot].host for slot in range(1, tree.last + 1))
                 if users:
@@ -294,6 +322,7 @@ class Coordinator:
                 for origin in tree.origins:
                     tree.leave(origin.host)
             image.published = False
+            session.execute(delete(eviction_table).where(eviction_table.c.image_id == image.id))
             log.info("image %s removed", name)
 
     def tree(self, name: str) -> ImageTree:
@@ -323,6 +352,7 @@ class Coordinator:
 
         Raises:
             ImageUnknown: no such image.
+            ImageWithdrawn: it is withdrawn, and the host has not got it.
             HostUnknown: the host is not registered.
         """
         self._expire_if_due()
@@ -330,6 +360,10 @@ class Coordinator:
             self._seen(_locked_host(session, host))
             image = _published(session, name, lock=True)
             with self._changing(session, image) as tree:
+                # Who lost its place with its lease may have VMs that need the image.
+                evicted = _forget_eviction(session, image, host)
+                if image.withdrawn and host not in tree.hosts and not evicted:
+                    raise ImageWithdrawn(f"image {name} is withdrawn: only hosts that have it may use it")
                 tree.join(host)
                 return self._assignment(session, image, tree, host)
 
@@ -344,6 +378,7 @@ class Coordinator:
             if image is None:
                 return
             with self._changing(session, image) as tree:
+                _forget_eviction(session, image, host)
                 if host in tree.hosts:
                     self._leave(tree, image, host, dropped)
 
@@ -416,13 +451,14 @@ class Coordinator:
             for image in _images_of(session, *(row.name for row in silent)):
                 with self._changing(session, image) as tree:
                     for row in silent:
-                        self._lose(tree, image, row.name)
+                        self._lose(session, tree, image, row.name)
 
-    def _lose(self, tree: Tree, image: ImageRow, host: str) -> None:
+    def _lose(self, session: Session, tree: Tree, image: ImageRow, host: str) -> None:
         if host not in tree.hosts:
             return  # it never was in this one, or left it while the image's lock was awaited
         if tree.hosts[host].slot > 0:
             self._leave(tree, image, host)
+            session.execute(insert(eviction_table).values(image_id=image.id, host=host))
         else:
             tree.lose(host)
 
@@ -434,7 +470,7 @@ class Coordinator:
         log.info("host %s left the tree of image %s", host, image.name)
 
 
-_NODES_OF = select(ImageRow.name, node_table).join(node_table).order_by(ImageRow.id)
+_NODES_OF = select(ImageRow.name, ImageRow.withdrawn, node_table).join(node_table).order_by(ImageRow.id)
 
 
 def _locked_host(session: Session, name: str) -> HostRow:
@@ -457,6 +493,28 @@ def _left(host: str, names: Collection[str]) -> Select[str, int]:
     left = func.coalesce(departure_table.c.revision, 0)
     query = select(ImageRow.name, left).outerjoin(departure_table, here)
     return query.where(ImageRow.name.in_(names), ImageRow.published)
+
+
+def _forget_eviction(session: Session, image: ImageRow, host: str) -> bool:
+    """A host that was evicted is back, or does not need the image. Returns whether it was."""
+    here = and_(eviction_table.c.image_id == image.id, eviction_table.c.host == host)
+    return session.connection().execute(delete(eviction_table).where(here)).rowcount > 0
+
+
+def _forget_evictions(session: Session, host: str, reported: Collection[str]) -> None:
+    """A host that was evicted is back, and has these images only."""
+    lost = select(eviction_table.c.image_id, ImageRow.name).join(ImageRow).where(eviction_table.c.host == host)
+    gone = [image for image, name in session.execute(lost) if name not in reported]
+    if gone:
+        here = and_(eviction_table.c.host == host, eviction_table.c.image_id.in_(gone))
+        session.execute(delete(eviction_table).where(here))
+
+
+def _to_let_go(session: Session, stored: Mapping[str, Row[Any]]) -> set[str]:
+    """Those of a host's images that are withdrawn; of those that it is an origin of, only what no other host needs."""
+    withdrawn = {name: row for name, row in stored.items() if row.withdrawn}
+    needed = find_needed(session, [row.image_id for row in withdrawn.values()]) if withdrawn else ()
+    return {name for name, row in withdrawn.items() if row.slot > 0 or row.image_id not in needed}
 
 
 def _warn_of_setback(image: str, host: str, revision: int) -> None:
@@ -531,6 +589,7 @@ def _image(image: ImageRow, origins: list[str], nodes: int) -> Image:
         origins=origins,
         nodes=nodes,
         revision=image.revision,
+        withdrawn=image.withdrawn,
     )
 
 

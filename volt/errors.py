@@ -18,6 +18,7 @@ VoltError
 │   ├── NodeUnknown      the host has no place in the image's tree
 │   ├── ImageConflict    the name is taken by other content
 │   ├── ImageInUse       hosts other than origins still have the image
+│   ├── ImageWithdrawn   the image is withdrawn, and the host has not got it
 │   ├── HostHasNode      a host that reads an image from the tree cannot publish it
 │   └── OriginNeeded     the last origin of an image cannot leave it
 └── CannotServe          `volt serve` cannot start
@@ -168,6 +169,14 @@ class ImageInUse(Problem):
     slug = "image-in-use"
     status = 409
     title = "Image in use"
+
+
+class ImageWithdrawn(Problem):
+    """The image is withdrawn: hosts that have it keep it while they need it, and no other host gets it."""
+
+    slug = "image-withdrawn"
+    status = 409
+    title = "Image withdrawn"
 
 
 class HostHasNode(Problem):

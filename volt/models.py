@@ -129,9 +129,10 @@ class NodeReport(_Request):
 
 
 class HeartbeatRequest(_Request):
-    """All images that a host has a stack for."""
+    """All images that a host has a stack for. ``kept``: the content that it keeps without having a stack for it."""
 
     nodes: list[NodeReport] = Field(default_factory=list, max_length=10000)
+    kept: list[Digest] = Field(default_factory=list, max_length=10000)
 
 
 class Host(_Answer):
@@ -186,16 +187,24 @@ class Assignment(_Answer):
 class HeartbeatAnswer(_Answer):
     """``assignments``: those newer than what the host reported, also for nodes that it did not report (it joined, then
     forgot: it should leave). ``absent``: reported images in whose tree the host has no place: it has to join again.
+    ``withdrawn``: reported images to let go of as soon as nothing on the host and none of its children needs them; of
+    those that it is an origin of, only such as no other host has or may come back for. ``discard``: kept content to
+    delete, since it was withdrawn.
     """
 
     interval_s: float
     lease_s: float
     assignments: list[Assignment]
     absent: list[str]
+    withdrawn: list[str] = []
+    discard: list[str] = []
 
 
 class Image(_Answer):
-    """A published image. ``nodes`` counts the hosts in its tree besides the origins."""
+    """A published image. ``nodes`` counts the hosts in its tree besides the origins.
+
+    ``withdrawn``: no host gets it any more, and it goes when none has it besides its origins.
+    """
 
     name: str
     size: int
@@ -203,6 +212,7 @@ class Image(_Answer):
     origins: list[str]
     nodes: int
     revision: int
+    withdrawn: bool = False
 
 
 class ImageList(_Answer):

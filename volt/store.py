@@ -1,4 +1,4 @@
-"""What Volt keeps: hosts, images, nodes, departures, a key. Parents are not stored; they follow from the slots.
+"""What Volt keeps: hosts, images, nodes, departures, evictions, a key. Parents are not stored: slots tell of them.
 
 Each use is one short transaction. Writers of one image exclude each other by a lock on the image's row, writers of one
 host by a lock on the host's row, taken in the order hosts by name, then images by id.
@@ -39,8 +39,10 @@ from sqlalchemy import (
     event,
     func,
     insert,
+    not_,
     select,
     text,
+    union,
     update,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
@@ -84,6 +86,7 @@ class ImageRow(Base):
     """An image. The row outlives the image, so that revisions under one name never start again from the beginning.
 
     ``fanout`` is that of the time of publishing: another one would turn all parents of a living tree around at once.
+    ``withdrawn``: it goes, or went, when nobody needs it any more; hosts need not keep its content for later either.
     """
 
     __tablename__ = "images"
@@ -92,10 +95,11 @@ class ImageRow(Base):
     name: Mapped[str] = mapped_column(NAME, unique=True)
     published: Mapped[bool] = mapped_column(Boolean)
     size: Mapped[int] = mapped_column(BigInteger)
-    digest: Mapped[str] = mapped_column(String(71))
+    digest: Mapped[str] = mapped_column(String(71), index=True)
     fanout: Mapped[int] = mapped_column(Integer)
     revision: Mapped[int] = mapped_column(BigInteger)
     begun: Mapped[int] = mapped_column(BigInteger, default=0)
+    withdrawn: Mapped[bool] = mapped_column(Boolean, default=False)
 
 
 # The columns bear the names of the fields of the tree's own classes, which know of no database. They are not mapped: a
@@ -123,6 +127,12 @@ departure_table = Table(
     Column("revision", BigInteger, nullable=False),
     Column("confirmed", BigInteger, nullable=False),
     Column("dropped", Boolean, nullable=False),
+)
+eviction_table = Table(  # hosts that lost their places with their leases, and may come back with VMs that need them
+    "evictions",
+    Base.metadata,
+    Column("image_id", ForeignKey("images.id"), primary_key=True),
+    Column("host", NAME, primary_key=True, index=True),
 )
 edge_key_table = Table(  # one row, made with the table
     "edge_key",
@@ -273,6 +283,20 @@ def find_origins(session: Session, images: Collection[int]) -> dict[int, list[st
     for image, host in session.execute(query.where(node_table.c.slot <= 0).order_by(node_table.c.slot.desc())):
         found.setdefault(image, []).append(host)
     return found
+
+
+def find_needed(session: Session, images: Collection[int]) -> set[int]:
+    """Those of the images with these ids that a host besides the origins has, or had when its lease ran out."""
+    read = select(node_table.c.image_id).where(node_table.c.slot > 0, node_table.c.image_id.in_(images))
+    lost = select(eviction_table.c.image_id).where(eviction_table.c.image_id.in_(images))
+    return set(session.scalars(union(read, lost)))
+
+
+def find_unneeded(session: Session, digests: Collection[str]) -> set[str]:
+    """Those of these digests under which an image was withdrawn, and none is published that is not."""
+    found = select(ImageRow.digest).where(ImageRow.digest.in_(digests))
+    withdrawn = set(session.scalars(found.where(ImageRow.withdrawn)))
+    return withdrawn - set(session.scalars(found.where(ImageRow.published, not_(ImageRow.withdrawn))))
 
 
 def load_tree(session: Session, image: ImageRow) -> Tree:

@@ -71,10 +71,10 @@ def map_path(name: str) -> Path:
     return Path("/dev/mapper") / name
 
 
-def create(name: str, table: Iterable[str], *, read_only: bool = False) -> Path:
+def create(name: str, table: Iterable[str], *, read_only: bool = False, group: int | None = None) -> Path:
     """Make a map of these lines, unless there is one of this name, that udev leaves alone. Returns its node.
 
-    One that a killed dmsetup left without a table is made anew.
+    ``group``: whose members may use it. One that a killed dmsetup left without a table is made anew.
 
     Raises NotOurs, CommandFailed, CommandTimedOut, ToolMissing.
     """
@@ -83,6 +83,8 @@ def create(name: str, table: Iterable[str], *, read_only: bool = False) -> Path:
     if not exists(name):
         udevrules.apply()
         options = ["--readonly"] if read_only else []
+        if group is not None:
+            options += ["--gid", str(group), "--mode", "0660"]
         if _acting_for:
             options += ["--uuid", _new_uuid()]
         with _lines(table) as file:

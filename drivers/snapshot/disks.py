@@ -66,6 +66,7 @@ class MapDisks(ABC, Generic[D]):
 
     def __init__(self, place: Place, folder: str, kind: type[D]) -> None:
         ownership.claim(place.state)
+        self._group = place.group
         self._folder = place.state / folder
         self._folder.mkdir(parents=True, exist_ok=True)
         self._records = Records(self._folder, kind)

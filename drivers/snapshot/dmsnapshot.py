@@ -152,7 +152,7 @@ class DmSnapshot(MapDisks[_Disk]):
             loop = loopdev.attach(store)
             base = devmapper.create(BASE_PREFIX + vm, _base_table(disk), read_only=True)
             table = f"0 {disk.size // SECTOR} snapshot {base} {loop} P {disk.chunk // SECTOR}"
-            devmapper.create(name, [table])
+            devmapper.create(name, [table], group=self._group)
         elif not loopdev.is_over(devmapper.numbers_in(devmapper.table(name))[1], self._store(vm)):
             raise BadDisk(
                 f"VM {vm}: its disk runs over another file than {self._store(vm)}: that folder was moved or set back"

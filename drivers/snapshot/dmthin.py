@@ -252,7 +252,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         disk, name = self._volumes.of(vm), DISK_PREFIX + vm
         self._activate_pool()
         if not devmapper.exists(name):
-            _map(vm, disk)
+            _map(vm, disk, self._group)
         wake(name)
         if devmapper.size(name) < disk.size:  # it was just made larger, or an agent ended while it made it so
             devmapper.reload(name, [_line(disk, disk.origin)])
@@ -378,10 +378,10 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         return True
 
 
-def _map(vm: str, disk: ThinDisk) -> None:
+def _map(vm: str, disk: ThinDisk, group: int | None) -> None:
     """Raises BadDisk if the pool does not have the volume."""
     try:
-        devmapper.create(DISK_PREFIX + vm, [_line(disk, disk.origin)])
+        devmapper.create(DISK_PREFIX + vm, [_line(disk, disk.origin)], group=group)
     except CommandFailed as error:
         raise volume_gone(vm, disk, error) from error
 

@@ -84,6 +84,7 @@ class Qcow2Snapshot:
     needs = Needs(tools=(QEMU_IMG, QEMU_STORAGE_DAEMON, SETPRIV))
 
     def __init__(self, place: Place) -> None:
+        self._group = place.group
         self._folder = place.state / "snapshots"
         self._folder.mkdir(parents=True, exist_ok=True)
         for left in self._folder.glob(f"{_READING}*"):  # by an agent that was killed: there is one at a time
@@ -220,8 +221,10 @@ class Qcow2Snapshot:
         try:
             with source.locked():
                 clone.clear()
-                clone.share(self._at(source, point))
-            clone.activate(self._make_over(clone, clone.layer(number)))
+                shared = self._at(source, point)
+                self._let_read(shared)
+                clone.share(shared)
+            clone.activate(self._make_over(clone, clone.layer(number), of_another=True))
         except (DriverError, OSError):
             clone.delete()
             raise
@@ -306,23 +309,47 @@ class Qcow2Snapshot:
         if running is not None:
             _lift(running, layers.chain())
 
-    def _make_over(self, layers: Layers, below: Layer) -> int:
-        """A new layer that reads as ``below``, and that the VM's QEMU may open as it may that one."""
-        layout = ["-o", _LAYOUT_ABOVE, "-F", "qcow2", "-b", below.path.name]
-        return self._make(layers, layout, below.size, owner=below.path)
+    def _make_over(self, layers: Layers, below: Layer, *, of_another: bool = False) -> int:
+        """A new layer that reads as ``below``, and that the VM's QEMU may open as it may that one.
 
-    def _make(self, layers: Layers, layout: Sequence[str], size: int, owner: Path | None = None) -> int:
+        ``of_another``: that one is of another VM, whose group's members need not be those who write to this one.
+        """
+        layout = ["-o", _LAYOUT_ABOVE, "-F", "qcow2", "-b", below.path.name]
+        return self._make(layers, layout, below.size, owner=below.path, shared=of_another)
+
+    def _make(
+        self, layers: Layers, layout: Sequence[str], size: int, owner: Path | None = None, *, shared: bool = False
+    ) -> int:
+        """A new layer, that is opened by whom ``owner`` is; without one, or if it is ``shared``, by the group."""
         self._require_room()
         fresh = layers.fresh()
         try:
             run(["qemu-img", "create", "-q", "-u", "-f", "qcow2", *layout, str(fresh), str(size)])
             if owner is not None:
                 _give_as(owner, fresh)
+            if owner is None or shared:
+                self._let_write(fresh)
             return layers.add(fresh)
         except (DriverError, OSError):
             fresh.unlink(missing_ok=True)
             self._require_room()
             raise
+
+    def _let_write(self, file: Path) -> None:
+        """Let the group's members use a layer."""
+        if self._group is not None:
+            os.chown(file, -1, self._group)
+            file.chmod(file.stat().st_mode & 0o777 | 0o660)
+
+    def _let_read(self, chain: Sequence[Layer]) -> None:
+        """Let the group's members read layers of a VM that may be somebody else's, and go on being so."""
+        if self._group is None:
+            return
+        for layer in chain:
+            found = layer.path.stat()
+            if found.st_gid != self._group:
+                os.chown(layer.path, -1, self._group)
+                layer.path.chmod(found.st_mode & 0o707 | 0o040)
 
     def _require_room(self) -> None:
         free = shutil.disk_usage(self._folder).free

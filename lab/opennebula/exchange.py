@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import socketserver
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -101,8 +101,8 @@ class Fault:
 class Exchange:
     """Answers the stand-in programs until it is stopped. ``calls`` has all calls, in their order."""
 
-    def __init__(self, socket: Path) -> None:
-        self.socket = socket
+    def __init__(self) -> None:
+        self.socket = Path("/nonexistent")
         self.calls: list[Call] = []
         self._faults: list[Fault] = []
         self._down: set[str] = set()
@@ -116,18 +116,17 @@ class Exchange:
         """Whether any fault was planned, or a host was down."""
         return bool(self._faults or self._down)
 
-    def start(self) -> None:
-        """Listen."""
+    def start(self, path: Path) -> None:
+        """Listen there."""
+        self.socket = path
         self._server = _Server(self)
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), name="exchange", daemon=True).start()
 
     def stop(self) -> None:
         """Let all that hang go, and listen no more."""
         for fault in self._faults:
             fault.release()
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.stop()
             self._server = None
         self.socket.unlink(missing_ok=True)
 
@@ -241,36 +240,56 @@ class Exchange:
 class _Lines:
     """A connection that carries lines of JSON."""
 
-    def __init__(self, handler: socketserver.StreamRequestHandler) -> None:
-        self._handler = handler
+    def __init__(self, connection: socket.socket) -> None:
+        self._file = connection.makefile("rw")
 
     def read(self) -> dict[str, Any] | None:
         """The next line; None: there are no more."""
-        line = self._handler.rfile.readline()
+        line = self._file.readline()
         return json.loads(line) if line else None
 
     def write(self, content: dict[str, Any]) -> None:
         """Send a line."""
-        self._handler.wfile.write(json.dumps(content).encode() + b"\n")
+        print(json.dumps(content), file=self._file, flush=True)
+
+    def close(self) -> None:
+        """Close it, whether the other side is there or not."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
-class _Handler(socketserver.StreamRequestHandler):
-    server: _Server
-
-    def handle(self) -> None:
-        lines = _Lines(self)
-        # A program that is killed takes its end of the connection with it.
-        with contextlib.suppress(ConnectionError):
-            request = lines.read()
-            if request is not None:
-                self.server.exchange.serve(request, lines)
-
-
-class _Server(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 1024
+class _Server:
+    """Listens, with a thread for each connection."""
 
     def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
-        super().__init__(str(exchange.socket), _Handler)
+        self._exchange = exchange
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(exchange.socket))
+        self._listener.listen(1024)
+        self._thread = threading.Thread(target=self._accept, name="exchange", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Accept no more."""
+        # Ends an accept that waits, which closing it would not.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            lines = _Lines(connection)
+            # A program that is killed takes its end of the connection with it.
+            with contextlib.suppress(ConnectionError):
+                request = lines.read()
+                if request is not None:
+                    self._exchange.serve(request, lines)
+            lines.close()

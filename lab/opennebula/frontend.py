@@ -62,12 +62,15 @@ class Frontend(Running):
         self.location = self.folder / "one"
         self.remotes = self.location / "var" / "remotes"
         self.oned_conf = self.location / "etc" / "oned.conf"
-        self._run = Path(tempfile.mkdtemp(prefix="vm-", dir="/tmp"))
-        self.exchange = Exchange(self._run / "exchange")
+        self.exchange = Exchange()
+        self._run: Path | None = None
         self._hosts_file = self.folder / "hosts.json"
 
     def start(self) -> None:
         """Make the folders and the programs, and answer them."""
+        # Short, because a unix socket's path has at most 107 bytes.
+        self._run = Path(tempfile.mkdtemp(prefix="vm-", dir="/tmp"))
+        self.exchange.start(self._run / "exchange")
         for folder in ("etc", "var/vms", "var/datastores", "lib", "share/gems"):
             (self.location / folder).mkdir(parents=True, exist_ok=True)
         self._make_tree()
@@ -75,13 +78,13 @@ class Frontend(Running):
         for host in self.hosts:
             self._make_host(host)
         self._write_hosts()
-        self.exchange.start()
 
     def stop(self) -> None:
         """End all that was started here. Folders stay, but the socket's."""
         self.exchange.stop()
         killed = self._kill_rest()
-        shutil.rmtree(self._run, ignore_errors=True)
+        if self._run is not None:
+            shutil.rmtree(self._run, ignore_errors=True)
         if killed and not self.exchange.faulty:
             raise Leftovers(f"left on the front end or its hosts: {'; '.join(killed)}")
 
@@ -153,6 +156,10 @@ class Frontend(Running):
 
     def _make_tree(self) -> None:
         shutil.copytree(REMOTES, self.remotes, dirs_exist_ok=True)
+        shutil.copytree(REMOTES / "tm" / "ssh", self.remotes / "tm" / "local", dirs_exist_ok=True)
+        for kind in ("kvm", "qemu", "lxc"):
+            (self.remotes / "im" / f"{kind}-probes.d" / "host" / "system").mkdir(parents=True, exist_ok=True)
+        (self.remotes / "etc" / "tm").mkdir(parents=True, exist_ok=True)
         (self.location / "var" / "config").write_text("SCRIPTS_REMOTE_DIR=/var/tmp/one\n")
         shutil.copy(HERE / "oned.conf", self.oned_conf)
         if self.source is not None:
@@ -223,6 +230,7 @@ def put_source(source: Path, location: Path) -> None:
     for origin, target in (
         ("src/tm_mad", remotes / "tm"),
         ("src/datastore_mad/remotes", remotes / "datastore"),
+        ("src/im_mad/remotes", remotes / "im"),
         ("src/vmm_mad/remotes/lib", remotes / "vmm" / "lib"),
         ("src/mad/ruby", lib / "ruby"),
         ("src/mad/sh", lib / "sh"),
@@ -249,6 +257,10 @@ def replace_tree(source: Path, target: Path) -> None:
         there = target / path.relative_to(source)
         if path.is_dir() and not path.is_symlink():
             there.mkdir(parents=True, exist_ok=True)
+            continue
+        if there.is_dir() and not there.is_symlink():
+            # A link to a folder, which an installation makes a folder of its own.
+            shutil.copytree(path, there, dirs_exist_ok=True, ignore_dangling_symlinks=True)
             continue
         there.parent.mkdir(parents=True, exist_ok=True)
         there.unlink(missing_ok=True)

@@ -99,8 +99,8 @@ class _Process:
         self._name = name
         self._argv = ["ruby", str(program), *options]
         self._process: subprocess.Popen[str] | None = None
-        self._questions: dict[int, _Question] = {}
-        self._last = 0
+        self._questions: dict[tuple[str, int], _Question] = {}
+        self._last = 1_000_000
         self._lock = threading.Lock()
         self._stray: list[str] = []
 
@@ -128,7 +128,12 @@ class _Process:
             return
         assert process.stdin is not None
         process.stdin.close()
-        process.wait(PATIENCE)
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise NotReady(f"{self._name} did not end: see {self._frontend.folder / self._name}.log") from None
         self._reader.join(PATIENCE)
         assert process.stdout is not None
         process.stdout.close()
@@ -143,7 +148,7 @@ class _Process:
         with self._lock:
             self._last += 1
             number = self._last if number is None else number
-            self._questions[number] = question
+            self._questions[action, number] = question
             print(action, *([] if action == "INIT" else [number, argument]), file=process.stdin, flush=True)
         question.answered.wait()
         if question.words[0] not in ("SUCCESS", "FAILURE"):
@@ -164,15 +169,17 @@ class _Process:
 
     def _hear(self, line: str) -> None:
         action, result, number, info = [*line.split(" ", 3), "", "", "", ""][:4]
-        key = 0 if action == "INIT" else int(number) if number.isdigit() else -1
+        asked = 0 if action == "INIT" else int(number) if number.isdigit() else -1
         with self._lock:
-            question = self._questions.get(key)
+            question = self._questions.get((action, asked))
             if action == "LOG":
-                if question is not None:
-                    question.log.append(f"{result} {info}")
+                # The line does not say to which of the actions on one thing it belongs.
+                for (_, other), one in self._questions.items():
+                    if other == asked:
+                        one.log.append(f"{result} {info}")
             elif question is None or result not in ("SUCCESS", "FAILURE"):
                 self._stray.append(line)
             else:
-                del self._questions[key]
+                del self._questions[action, asked]
                 question.words = (result, info or "-")
                 question.answered.set()

@@ -95,9 +95,7 @@ class Origins:
 
     def withdraw(self, host: str, image: str) -> None:
         """Have a host be no origin of an image any more, once nobody needs it; what is not there is fine."""
-        images = read_json(host, self._hosts.run(host, "images"))
-        if any(one["name"] == image and (one["here"] or {}).get("role") == "origin" for one in images):
-            self._hosts.run(host, "unpublish", self._ours, image, image)
+        self._hosts.run(host, "unpublish", self._ours, image, image)
 
     def try_withdraw(self, host: str, image: str) -> bool:
         """As ``withdraw``; returns whether it could be done."""

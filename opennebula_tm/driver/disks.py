@@ -115,9 +115,9 @@ class Disks:
         """Make its link, to a path. ``monitor``: see ``create``."""
         self._hosts.run(ref.host, "link", *ref.lock, ref.link, path, monitor)
 
-    def relink(self, ref: Ref, path: str) -> None:
-        """Let its link lead to a path, if the VM's folder is there."""
-        self._hosts.run(ref.host, "relink", ref.link, path)
+    def moved(self, ref: Ref, path: str, *, stays: bool = False) -> None:
+        """Let its link lead to a path, if the VM's folder is there, and remove it unless it ``stays``."""
+        self._hosts.run(ref.host, "moved", *ref.lock, ref.link, path, "" if stays else ref.name)
 
     def snapshot(self, ref: Ref, number: int, domain: str, libvirt: str) -> None:
         """Keep what it holds. ``domain``: that of a VM that runs, whose guest is asked to hold still, or ""."""

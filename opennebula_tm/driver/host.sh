@@ -34,16 +34,14 @@ v() {
     "$virtman" "$@" 9>&-
 }
 
-# have NAME: whether there is a disk of this name. Its columns: name, image, ...
-have() {
-    listed=$(v list) || exit
-    printf '%s\n' "$listed" | awk -v name="$1" '$1 == name { found = 1 } END { exit !found }'
-}
+# Exit code of virtman for a name of what is not there.
+absent=3
 
-destroy() {
-    if have "$1"; then
-        v destroy "$1" || exit
-    fi
+# gone ARGUMENT...: virtman, for which what is not there is fine.
+gone() {
+    said=$(v "$@" 2>&1 >/dev/null)
+    code=$?
+    [ "$code" -eq 0 ] || [ "$code" -eq "$absent" ] || fail "$said"
 }
 
 # link LINK TARGET: in one step, whatever is there.
@@ -79,7 +77,7 @@ case $action in
 
 create) # FOLDER KEY LINK NAME IMAGE SIZE FORMAT MONITOR FRESH
     lock "$1" "$2"
-    [ "$9" = fresh ] && destroy "$4"
+    [ "$9" = fresh ] && gone destroy "$4"
     made=$(v create "$4" "$5" ${6:+--size "$6"}) || exit
     fits "$4" "$made" "$7"
     link "$3" "$made"
@@ -87,9 +85,12 @@ create) # FOLDER KEY LINK NAME IMAGE SIZE FORMAT MONITOR FRESH
     ;;
 
 describe) # NAME: its description and those of its snapshots, or nothing
-    if have "$1"; then
-        v show "$1" --json && v snapshot list "$1" --json || exit
-    fi
+    shown=$(v show "$1" --json 2>&1)
+    code=$?
+    [ "$code" -ne "$absent" ] || exit 0
+    [ "$code" -eq 0 ] || fail "$shown"
+    printf '%s\n' "$shown"
+    v snapshot list "$1" --json || exit
     ;;
 
 send) # FOLDER KEY NAME OPTION...
@@ -111,12 +112,13 @@ forward) # FOLDER KEY HOST COMMAND NAME OPTION...: to the command there, or here
     fi
     ;;
 
-receive) # FOLDER KEY LINK NAME IMAGE FORMAT: LINK and FORMAT may be empty
+receive) # FOLDER KEY LINK NAME IMAGE FORMAT: prints the path; LINK and FORMAT may be empty
     lock "$1" "$2"
-    destroy "$4"
+    gone destroy "$4"
     made=$(v receive "$4" "$5") || exit
     [ -z "$6" ] || fits "$4" "$made" "$6"
     [ -z "$3" ] || link "$3" "$made"
+    printf '%s\n' "$made"
     ;;
 
 link) # FOLDER KEY LINK TARGET MONITOR
@@ -125,14 +127,15 @@ link) # FOLDER KEY LINK TARGET MONITOR
     monitored "$3" "$5"
     ;;
 
-relink) # LINK TARGET: not if the VM's folder is not there
-    [ -d "$(dirname "$1")" ] || exit 0
-    link "$1" "$2"
+moved) # FOLDER KEY LINK TARGET NAME: NAME may be empty; no link if the VM's folder is not there
+    lock "$1" "$2"
+    [ ! -d "$(dirname "$3")" ] || link "$3" "$4"
+    [ -z "$5" ] || gone destroy "$5"
     ;;
 
 destroy) # FOLDER KEY LINK NAME: LINK may be empty
     lock "$1" "$2"
-    destroy "$4"
+    gone destroy "$4"
     [ -z "$3" ] || rm -f "$3" || exit
     rm -f "$held"
     ;;
@@ -140,8 +143,7 @@ destroy) # FOLDER KEY LINK NAME: LINK may be empty
 snapshot) # FOLDER KEY NAME SNAPSHOT DOMAIN URI: DOMAIN is empty if the VM does not run
     lock "$1" "$2"
     # One of this name is from a try whose answer was lost: what it holds is old.
-    v snapshot list "$3" | awk -v name="$4" '$1 == name { found = 1 } END { exit !found }' &&
-        { v snapshot delete "$3" "$4" || exit; }
+    gone snapshot delete "$3" "$4"
     if [ -n "$5" ] && timeout 60 virsh -c "$6" domfsfreeze "$5" >/dev/null 2>&1; then
         trap 'virsh -c "$6" domfsthaw "$5" >/dev/null 2>&1' EXIT
     fi
@@ -156,10 +158,7 @@ revert) # FOLDER KEY LINK NAME SNAPSHOT
 
 forget) # FOLDER KEY NAME SNAPSHOT
     lock "$1" "$2"
-    have "$3" || exit 0
-    if v snapshot list "$3" | awk -v name="$4" '$1 == name { found = 1 } END { exit !found }'; then
-        v snapshot delete "$3" "$4" || exit
-    fi
+    gone snapshot delete "$3" "$4"
     ;;
 
 resize) # FOLDER KEY NAME SIZE
@@ -181,13 +180,9 @@ upload) # FOLDER KEY IMAGE: a tar of one file named "disk" comes in
     v publish "$3" "$file/disk" --json || exit
     ;;
 
-images)
-    v images --json || exit
-    ;;
-
 unpublish) # FOLDER KEY IMAGE
     lock "$1" "$2"
-    v unpublish "$3" >/dev/null || exit
+    gone unpublish "$3" --when-unused
     rm -f "$held"
     ;;
 

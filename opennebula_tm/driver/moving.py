@@ -23,11 +23,12 @@ class Streams:
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
 
-    def forward(self, source: Source, host: str, receive: tuple[str, ...], options: tuple[str, ...] = ALL) -> None:
-        """Send a disk to a host, where ``receive`` takes it. Raises HostFailed."""
+    def forward(self, source: Source, host: str, receive: tuple[str, ...], options: tuple[str, ...] = ALL) -> str:
+        """Send a disk to a host, where ``receive`` takes it. Returns its path there. Raises HostFailed."""
         command = self._hosts.command("receive", *receive)
         to = "" if host == source.host else host
-        self._hosts.transfer(source.host, "forward", *source.lock, to, command, source.name, *options, forwarded=True)
+        arguments = (*source.lock, to, command, source.name, *options)
+        return self._hosts.transfer(source.host, "forward", *arguments, forwarded=True).strip()
 
     def fetch(self, source: Source, file: Path) -> None:
         """Write a disk to a file of the front end, whole or not at all. Raises HostFailed, FrontendFailed."""
@@ -48,11 +49,14 @@ class Streams:
         finally:
             part.unlink(missing_ok=True)
 
-    def give(self, file: Path, host: str, receive: tuple[str, ...]) -> None:
-        """Have a host take a disk out of a file of the front end. Raises HostFailed, FrontendFailed."""
+    def give(self, file: Path, host: str, receive: tuple[str, ...]) -> str:
+        """Have a host take a disk out of a file of the front end. Returns its path.
+
+        Raises HostFailed, FrontendFailed.
+        """
         try:
             with file.open("rb") as source:
-                self._hosts.transfer(host, "receive", *receive, stdin=source)
+                return self._hosts.transfer(host, "receive", *receive, stdin=source).strip()
         except OSError as error:
             raise FrontendFailed(f"cannot read {file}: {error.strerror}") from error
 
@@ -111,52 +115,45 @@ class Mover:
 
     def stop(self, ref: Ref, stored: Stored) -> None:
         """From its host to the front end."""
-        found = self._there(ref)
+        found = self._disks.describe(ref)
         if found is not None:
+            self.refuse_left_out(ref, found)
             stored.note(found.image)
             self._streams.fetch(ref.source, stored.file)
         elif not stored.there:
             raise NotThere(f"{ref} is neither on {ref.host} nor on the front end")
-        self._disks.relink(ref, str(stored.file))
-        self._disks.destroy(ref)
+        self._disks.moved(ref, str(stored.file))
 
     def resume(self, stored: Stored, target: Ref, disk_format: str, link: Path) -> None:
         """From the front end, where ``link`` is in the VM's folder, to a host."""
         if stored.there:
             receive = (*target.lock, target.link, target.name, stored.image, disk_format)
-            self._streams.give(stored.file, target.host, receive)
-        path = self._arrived(target, "the front end")
+            path = self._streams.give(stored.file, target.host, receive)
+        else:
+            path = self._arrived(target)
         if link.parent.is_dir():
             _relink(link, path)
         stored.remove()
 
-    def migrate(self, source: Ref, target: Ref, disk_format: str, stale: Stored) -> None:
-        """From host to host. ``stale``: what the front end may still have of an earlier stop."""
-        found = self._there(source)
-        if found is not None:
-            receive = (*target.lock, target.link, target.name, found.image, disk_format)
-            self._streams.forward(source.source, target.host, receive)
-        self._disks.relink(source, self._arrived(target, source.host))
-        self._disks.destroy(source)
+    def migrate(self, source: Ref, found: Described, target: Ref, disk_format: str, stale: Stored) -> None:
+        """From a host, where it was ``found``, to another. ``stale``: what may be left of an earlier stop."""
+        self.refuse_left_out(source, found)
+        receive = (*target.lock, target.link, target.name, found.image, disk_format)
+        path = self._streams.forward(source.source, target.host, receive)
+        self._disks.moved(source, path)
         stale.remove()
 
-    def relocate(self, target: Ref, stale: Stored) -> None:
+    def relocate(self, target: Ref, path: str, stale: Stored) -> None:
         """From one system datastore of a host to another: the disk stays. ``stale``: see ``migrate``."""
-        self._disks.relink(target, self._arrived(target, target.host))
+        self._disks.moved(target, path, stays=True)
         stale.remove()
 
-    def _arrived(self, target: Ref, source: str) -> str:
-        """The path that it has at its destination."""
+    def _arrived(self, target: Ref) -> str:
+        """The path that it has at its destination, where an earlier call brought it."""
         found = self._disks.describe(target)
         if found is None:
-            raise NotThere(f"{target} is neither on {source} nor on {target.host}")
+            raise NotThere(f"{target} is neither where it was nor on {target.host}")
         return found.path
-
-    def _there(self, ref: Ref) -> Described | None:
-        found = self._disks.describe(ref)
-        if found is not None:
-            self.refuse_left_out(ref, found)
-        return found
 
     @staticmethod
     def refuse_left_out(ref: Ref, found: Described) -> None:

@@ -113,10 +113,10 @@ class TransferManager:
         driver = known.disk(before.number).driver
         if after.host != known.hosts[-1]:
             self._mover.stop(before, Stored(after))
-        elif before.host == after.host and self._disks.describe(after) is not None:
-            self._mover.relocate(after, Stored(before))
-        elif before.host in known.hosts and self._disks.describe(before) is not None:
-            self._mover.migrate(before, after, driver, Stored(before))
+        elif before.host == after.host and (there := self._disks.describe(after)) is not None:
+            self._mover.relocate(after, there.path, Stored(before))
+        elif before.host in known.hosts and (found := self._disks.describe(before)) is not None:
+            self._mover.migrate(before, found, after, driver, Stored(before))
         else:
             self._mover.resume(Stored(before), after, driver, Path(before.place.path))
 

@@ -7,7 +7,6 @@ import socket
 import threading
 from pathlib import Path
 
-import waitress
 from flask import Flask, Response, request
 from pydantic import BaseModel
 from testtools import TestCase
@@ -16,6 +15,7 @@ from werkzeug.serving import make_server
 from drivers.base import Image
 from tests.doubles.contract import Contract
 from tests.doubles.volt import VoltDouble
+from virtman.server import listen
 from volt import errors
 from volt.client import NodeReport
 
@@ -45,7 +45,7 @@ def serve_agent(test: TestCase, app: Flask, path: Path) -> None:
     """
     contract = Contract(app)
     test.addCleanup(lambda: test.assertEqual([], contract.broken))
-    server = waitress.create_server(app, unix_socket=str(path), unix_socket_perms="600", threads=8)
+    server = listen(app, path, threads=8)
 
     done, guard = threading.Event(), threading.Lock()
 
@@ -91,7 +91,8 @@ def volt_app(volt: VoltDouble) -> Flask:
     @app.post("/v1/hosts/<host>/heartbeat")
     def heartbeat(host: str) -> Response:
         _known(volt, host)
-        return _model(volt.heartbeat([NodeReport(**node) for node in request.get_json()["nodes"]]))
+        body = request.get_json()
+        return _model(volt.heartbeat([NodeReport(**node) for node in body["nodes"]], body["kept"]))
 
     @app.get("/v1/images")
     def images() -> Response:
@@ -124,7 +125,7 @@ def _add_nodes(app: Flask, volt: VoltDouble) -> None:
 
     @app.delete("/v1/images/<image>")
     def remove_image(image: str) -> Response:
-        volt.remove_image(image)
+        volt.remove_image(image, when_unused=request.args.get("when_unused") == "true")
         return Response(status=204)
 
     @app.get("/v1/images/<image>/tree")

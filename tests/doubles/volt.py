@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from drivers import base
@@ -42,10 +43,14 @@ class VoltDouble:
         self.images: dict[str, Image] = {}
         self.places: dict[str, Assignment] = {}
         """Where the host reads an image from the tree, or is its origin (slot 0)."""
+        self.forgotten: set[str] = set()
+        """Images whose place the host lost with its lease."""
         self.dropped: dict[str, int] = {}
         """The revision up to which the host that left an image had dropped its parents."""
         self.reported: list[tuple[str, str]] = []
         self.beats: list[list[NodeReport]] = []
+        self.withdrawn: set[str] = set()
+        """Digests under which an image was withdrawn."""
         self._revision = 0
         self._parents: dict[str, list[str]] = {}
 
@@ -66,7 +71,8 @@ class VoltDouble:
 
     def forget(self, image: str) -> None:
         """The host's lease ran out, and with it its place."""
-        self.places.pop(image, None)
+        if self.places.pop(image, None) is not None:
+            self.forgotten.add(image)
 
     def lose_the_answer(self, what: str) -> None:
         """A ``moment``: Volt takes what is published and goes before it can say so."""
@@ -77,34 +83,40 @@ class VoltDouble:
         self._answer("register")
         self.hosts[host] = address
 
-    def heartbeat(self, nodes: list[NodeReport]) -> HeartbeatAnswer:
+    def heartbeat(self, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer:
         self._answer("heartbeat")
         self.beats.append(nodes)
+        wanted = {image.digest for image in self.images.values() if not image.withdrawn}
         reported = {node.image: node.revision for node in nodes}
         return HeartbeatAnswer(
             interval_s=INTERVAL,
             lease_s=3 * INTERVAL,
             assignments=[p for p in self.places.values() if p.revision > reported.get(p.image, -1)],
             absent=sorted(name for name in reported if name not in self.places),
+            withdrawn=sorted(name for name in reported if self._to_let_go(name)),
+            discard=sorted((self.withdrawn & set(kept)) - wanted),
         )
 
     def publish(self, image: base.Image, host: str) -> Image:
         self._answer("publish")
         there = self.images.get(image.name)
         if there is not None and (there.digest, there.size) != (image.digest, image.size):
-            raise errors.ImageConflict(f"image {image.name} is published with digest {there.digest}, size {there.size}")
+            how = "being withdrawn, and not gone yet," if there.withdrawn else "published"
+            raise errors.ImageConflict(f"image {image.name} is {how} with digest {there.digest}, size {there.size}")
         if self._reads(image.name):
             raise errors.HostHasNode(f"host {host} reads image {image.name} from the tree: leave first")
         origins = there.origins if there is not None else []
         if host not in origins or image.name not in self.places:
             self._list(image, *[origin for origin in origins if origin != host], host)
             self._assign(image.name, slot=1 - len(self.images[image.name].origins), parents=[], children=[])
+        self._mark(image.name, withdrawn=False)
         self.moment("after volt.publish")
         return self._shown(image.name)
 
     def join(self, image: str) -> Assignment:
         self._answer("join")
-        self._known(image)
+        if self._known(image).withdrawn and image not in self.places and image not in self.forgotten:
+            raise errors.ImageWithdrawn(f"image {image} is withdrawn: only hosts that have it may use it")
         if (place := self.places.get(image)) is not None:
             self._revision += 1
             self.places[image] = place.model_copy(update={"revision": self._revision})
@@ -125,9 +137,13 @@ class VoltDouble:
             self.places.pop(image, None)
         self.moment("after volt.leave")
 
-    def remove_image(self, image: str) -> None:
+    def remove_image(self, image: str, *, when_unused: bool = False) -> None:
         self._answer("remove")
         users = ("h7",) if self._known(image).nodes else (HERE,) if self._reads(image) else ()
+        if when_unused:
+            self.withdrawn.add(self.images[image].digest)
+            self._mark(image, withdrawn=True)
+            return
         if users:
             raise errors.ImageInUse(f"image {image} is in use by {', '.join(users)}", users)
         del self.images[image]
@@ -175,6 +191,15 @@ class VoltDouble:
             raise errors.ImageUnknown(f"no image {image} is published")
         return self.images[image]
 
+    def _mark(self, image: str, *, withdrawn: bool) -> None:
+        self.images[image] = self.images[image].model_copy(update={"withdrawn": withdrawn})
+
+    def _to_let_go(self, image: str) -> bool:
+        """Whether the host need not keep the image for anybody: as the origin of it, if no other host has it."""
+        if image not in self.places or not self.images[image].withdrawn:
+            return False
+        return self._reads(image) or not self.images[image].nodes
+
     def _reads(self, image: str) -> bool:
         """Whether the host reads the image from the tree."""
         return image in self.places and bool(self.places[image].parents)
@@ -221,8 +246,8 @@ class DoubleClient:
     def register(self, host: str, address: str) -> None:
         self._volt.register(host, address)
 
-    def heartbeat(self, host: str, nodes: list[NodeReport]) -> HeartbeatAnswer:
-        return self._volt.heartbeat(nodes)
+    def heartbeat(self, host: str, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer:
+        return self._volt.heartbeat(nodes, kept)
 
     def publish(self, name: str, size: int, digest: str, origin: str) -> Image:
         return self._volt.publish(base.Image(name, size, digest), origin)
@@ -233,8 +258,8 @@ class DoubleClient:
     def image(self, name: str) -> Image:
         return self._volt.image(name)
 
-    def remove_image(self, name: str) -> None:
-        self._volt.remove_image(name)
+    def remove_image(self, name: str, *, when_unused: bool = False) -> None:
+        self._volt.remove_image(name, when_unused=when_unused)
 
     def join(self, image: str, host: str) -> Assignment:
         return self._volt.join(image)

@@ -80,6 +80,8 @@ class HostProcess:
         self.state = folder / name
         self.run = folder / f"r-{name}"
         self.notes = folder / f"{name}.steps"
+        self.group = ""
+        """Whose members may call the agent."""
         self._log = folder / f"{name}.log"
         self._volt = volt
         self._clients: list[AgentClient] = []
@@ -103,7 +105,8 @@ class HostProcess:
         argv = [sys.executable, "-m", "tests.userspace.stepping_agent", self.name, str(self.state), str(self.run)]
         argv += [self._volt, str(self.notes), *([die_at] if die_at else [])]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            environment = {**os.environ, "VIRTMAN_GROUP": self.group}
+            self._process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         return self._process
 
     def _listens(self) -> bool:

@@ -24,7 +24,8 @@ def main() -> None:
         if reached in fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    serve(AgentConfig(name=name, state=Path(state), run=Path(run), volt=volt, accel="tcg"), step)
+    group = os.environ.get("VIRTMAN_GROUP")
+    serve(AgentConfig(name=name, state=Path(state), run=Path(run), volt=volt, accel="tcg", group=group), step)
 
 
 if __name__ == "__main__":

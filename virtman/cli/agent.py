@@ -39,6 +39,11 @@ from virtman.cli.output import one_line_errors
     envvar="VIRTMAN_PATH_POLICY",
     help="From which live parents the kernel stack reads: the first, or all by this selector.",
 )
+@click.option(
+    "--group",
+    envvar="VIRTMAN_GROUP",
+    help="Group whose members may create, copy, send and destroy disks of VMs, and use them. Default: none.",
+)
 @options.libvirt
 @click.option(
     "--accel",

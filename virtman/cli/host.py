@@ -29,8 +29,9 @@ def status(context: click.Context, as_json: bool) -> None:
     if as_json:
         emit(answer)
         return
+    room = f"{size_text(answer.disks.free)} of {size_text(answer.disks.total)} free"
     link = "connected" if answer.volt.connected else f"NOT connected: {answer.volt.trouble}"
-    click.echo(f"host {answer.host}, Volt at {answer.volt.url} {link}; VMs run with {answer.accel.use}")
+    click.echo(f"host {answer.host}, Volt at {answer.volt.url} {link}; VMs run with {answer.accel.use}; {room}")
     table(
         ["IMAGE", "ROLE", "PHASE", "SLOT", "FETCHED", "CACHE HITS", "VMS", "PATHS"], [_stack(s) for s in answer.images]
     )

@@ -39,20 +39,27 @@ def publish(context: click.Context, name: str, file: Path | None, vm: str | None
 
 @click.command()
 @options.image
+@click.option("--when-unused", is_flag=True, help="Let it go, with its content, when no host needs it any more.")
 @options.as_json
 @click.pass_context
-def unpublish(context: click.Context, image: str, as_json: bool) -> None:
+def unpublish(context: click.Context, image: str, when_unused: bool, as_json: bool) -> None:
     """Take back IMAGE, which this host published.
 
     Hosts that read it keep it: then Volt refuses, and names them. The content stays on this host until virtman gc.
+    With --when-unused no further host gets it, those that have it let go of it when their last VM of it is gone, and
+    all delete what they hold of it. Until then virtman publish takes that back.
 
     \b
-    Example: virtman unpublish debian-11 && virtman gc
+    Examples:
+      virtman unpublish debian-11 && virtman gc
+      virtman unpublish debian-11 --when-unused
     """
     with options.agent(context) as client:
-        answer = client.unpublish(image)
+        answer = client.unpublish(image, when_unused=when_unused)
     if as_json:
         emit(answer)
+    elif answer.withdrawn:
+        click.echo(f"{image} is withdrawn; it goes by itself when nobody needs it any more")
     elif answer.serving:
         click.echo(f"{image} is not published any more; it is served here until its VMs are destroyed")
 
@@ -71,11 +78,11 @@ def images(context: click.Context, as_json: bool) -> None:
         [
             image.name, size_text(image.size), ", ".join(image.origins), image.nodes,
             image.here and f"{image.here.role} ({image.here.phase})",
-            size_text(image.here.held_bytes if image.here else 0),
+            size_text(image.here.held_bytes if image.here else 0), "withdrawn" if image.withdrawn else "published",
         ]
         for image in answer
     ]  # fmt: skip
-    table(["IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED HERE"], rows)
+    table(["IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED HERE", "STATE"], rows)
 
 
 @click.command()

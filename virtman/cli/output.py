@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from virtman.errors import VirtmanError
+from virtman.errors import NotFound, VirtmanError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,8 +22,16 @@ GAP = 2
 """Columns of a terminal between two of a table."""
 
 
+NOT_FOUND = 3
+"""The exit code if what was named is not there; 1 is for other errors, 2 for those of the command line."""
+
+
 class Failure(click.ClickException):
-    """One line on stderr and exit code 1."""
+    """One line on stderr and an exit code."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        vars(self)["exit_code"] = code  # click declares it as one for all
 
     def show(self, file: Any = None) -> None:
         """Print the line."""
@@ -32,12 +40,12 @@ class Failure(click.ClickException):
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Errors of ours as one line and exit code 1."""
+    """Errors of ours as one line and an exit code."""
     try:
         yield
     except VirtmanError as error:
         said = "; ".join([str(error), *getattr(error, "__notes__", [])])
-        raise Failure(" ".join(said.split())) from error
+        raise Failure(" ".join(said.split()), NOT_FOUND if isinstance(error, NotFound) else 1) from error
 
 
 def emit(value: Any) -> None:

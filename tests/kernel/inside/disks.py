@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from abc import abstractmethod
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from tests.kernel.inside.folders import state_folder
 
 MIB = 1 << 20
 SIZE = 16 * MIB
+GROUP = 1
+"""The number of a group that every Debian has, and that no device is of by itself."""
 
 
 class DiskCase(TestCase):
@@ -71,6 +74,13 @@ class EveryDriver(DiskCase, contracts.SnapshotContract):
 
     def test_new_disk_reads_as_the_image(self) -> None:
         self.assertEqual(self.content, self.create().read_bytes())
+
+    @pytest.mark.smoke
+    def test_a_disk_and_nothing_else_is_the_groups(self) -> None:
+        disk = self.create()
+        found = {path: path.stat() for path in Path("/dev/mapper").iterdir()}
+        (ours,) = (path for path, one in found.items() if one.st_gid == GROUP)
+        self.assertEqual((disk, 0o660), (ours, stat.S_IMODE(found[ours].st_mode)))
 
     @pytest.mark.smoke
     def test_writes_stay_in_the_disk(self) -> None:

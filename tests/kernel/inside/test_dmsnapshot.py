@@ -34,7 +34,7 @@ PROGRAMS = 3
 
 class SnapshotCase(DiskCase):
     def new_driver(self) -> DmSnapshot:
-        return DmSnapshot(Place(self.folder, self.folder))
+        return DmSnapshot(Place(self.folder, self.folder, group=disks.GROUP))
 
     def crash(self) -> None:
         for name in sorted(devmapper.names("virtman-")):  # disks come before their bases

@@ -52,7 +52,7 @@ class ThinCase(DiskCase):
     driver: DmThinSnapshot
 
     def new_driver(self) -> DmThinSnapshot:
-        driver = DmThinSnapshot(Place(self.folder, self.folder), step=STEP)
+        driver = DmThinSnapshot(Place(self.folder, self.folder, group=disks.GROUP), step=STEP)
         self.addCleanup(driver.close)
         return driver
 

@@ -19,6 +19,8 @@ from virtman.copies import Copies
 from virtman.disks import Disks
 from virtman.errors import NoRoom, VirtmanError
 from virtman.imagestore import ImageStore
+from virtman.kept import Kept
+from virtman.locks import NamedLocks
 from virtman.migration import Migrations
 from virtman.records import ImageRecord, Record, Role, Shelf, VmRecord
 from virtman.renaming import Renames
@@ -104,6 +106,8 @@ class Scene:
             self.drivers, self.image_shelf, self.store, link_to(self.volt), lambda image: self.vms.uses(image),
             changed=self._count_change, released=lambda image: self.released(image), step=self.moment,
         )  # fmt: skip
+        self.publishing = NamedLocks()
+        self.kept = Kept(self.stacks, self.store, self.drivers.cache, self.publishing)
         self.vms = Vms(
             self.vm_shelf, self.drivers.snapshot, self.stacks.ensure,
             lambda record: self.drivers.export.local(record.image), self.machines, self.moment,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -401,6 +402,123 @@ class UnpublishTest(AgentTest):
             thread.join()
         self.assertEqual([models.Unpublished(name="mine", serving=False)], said)
         self.assertEqual(({"debian"}, {}), (set(self.volt.images), self.host.leftovers()))
+
+
+class UnpublishWhenUnusedTest(AgentTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.agent.publish("mine", self.site.image_file(), nothing)
+
+    def withdrawn(self, *, serving: bool = True) -> models.Unpublished:
+        return models.Unpublished(name="mine", serving=serving, withdrawn=True)
+
+    def unpublish(self) -> models.Unpublished:
+        return self.agent.unpublish("mine", when_unused=True)
+
+    def beat_until(self, condition: Callable[[], object]) -> None:
+        def beat() -> object:
+            self.agent._heartbeat.soon()
+            return condition()
+
+        self.site.await_true(beat)
+
+    def await_gone(self) -> None:
+        """No stack, no content, nothing at Volt."""
+        self.beat_until(lambda: not self.stored())
+        self.assertEqual(({"debian"}, {}), (set(self.volt.images), self.host.leftovers()))
+
+    def test_what_nobody_uses_goes_with_its_content(self) -> None:
+        self.unpublish()
+        self.await_gone()
+        self.assertEqual({}, self.agent.status().troubles)
+        self.assertRaises(UnknownImage, self.unpublish)
+
+    def test_hosts_that_have_it_are_awaited_however_often_it_is_asked_for(self) -> None:
+        self.volt.read_by_others("mine")
+        for _ in range(2):
+            self.assertEqual(self.withdrawn(), self.unpublish())
+        self.site.settle(self.agent)
+        self.assertEqual((True, {"mine"}), (self.volt.images["mine"].withdrawn, set(self.host.served)))
+        self.assertEqual([False, True], [image.withdrawn for image in self.agent.images()])
+        self.volt.read_by_others("mine", 0)
+        self.await_gone()
+
+    def test_vms_of_this_host_are_awaited_also_by_the_next_agent(self) -> None:
+        self.agent.create("vm", "mine", None)
+        self.assertEqual(self.withdrawn(), self.unpublish())
+        self.restart()
+        self.assertEqual({"mine"}, set(self.host.served))
+        self.agent.destroy("vm")
+        self.await_gone()
+
+    def test_publishing_it_again_takes_that_back(self) -> None:
+        self.agent.create("vm", "mine", None)
+        self.unpublish()
+        self.agent.publish("mine", self.site.image_file(), nothing)
+        self.agent.destroy("vm")
+        for _ in range(3):
+            self.agent._heartbeat.soon()
+            self.site.settle(self.agent)
+        self.assertEqual((False, {"mine"}), (self.volt.images["mine"].withdrawn, set(self.host.served)))
+        self.assertEqual(1, len(self.stored()))
+
+    def test_other_content_is_refused_meanwhile_and_leaves_nothing(self) -> None:
+        self.volt.read_by_others("mine")
+        self.unpublish()
+        error = self.assertRaises(ImageExists, self.agent.publish, "mine", self.site.image_file(seed=2), nothing)
+        self.assertIn("mine", str(error))
+        self.assertEqual(1, len(self.stored()))
+
+    def test_without_volt_nothing_changes(self) -> None:
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, self.unpublish)
+        self.volt.down = False
+        self.site.settle(self.agent)
+        self.assertEqual((False, {"mine"}), (self.volt.images["mine"].withdrawn, set(self.host.served)))
+
+    def test_an_answer_that_got_lost_may_be_asked_for_again(self) -> None:
+        self.agent.create("vm", "mine", None)
+        self.volt.moment = lambda what: setattr(self.volt, "down", True) if what == "before volt.image" else None
+        self.assertRaises(CoordinatorDown, self.unpublish)
+        self.volt.moment, self.volt.down = unnoticed, False
+        self.assertEqual(self.withdrawn(), self.unpublish())
+
+    def test_one_of_several_origins_gives_itself_up_and_its_content(self) -> None:
+        image = self.volt.images["mine"]
+        self.volt.images["mine"] = image.model_copy(update={"origins": ["here", "other"]})
+        self.volt.read_by_others("mine")
+        self.assertEqual(models.Unpublished(name="mine", serving=False), self.unpublish())
+        self.assertFalse(self.volt.images["mine"].withdrawn)
+        self.assertEqual((["other"], []), (self.volt.images["mine"].origins, self.stored()))
+
+    def test_a_volt_that_does_not_know_how_removes_it_at_once_and_its_content_goes(self) -> None:
+        def forget(what: str) -> None:
+            if what == "before volt.image":
+                self.volt.images.pop("mine", None)
+
+        self.volt.moment = forget
+        self.assertEqual(models.Unpublished(name="mine", serving=False), self.unpublish())
+        self.assertEqual([], self.stored())
+
+    def test_what_is_yet_to_be_announced_is_taken_back_with_its_content(self) -> None:
+        self.announce_later()
+        self.assertEqual(models.Unpublished(name="mine", serving=False), self.unpublish())
+        self.assertEqual(({}, []), (self.host.leftovers(), self.stored()))
+
+    def test_what_is_yet_to_be_announced_and_is_read_is_announced_and_withdrawn(self) -> None:
+        self.announce_later()
+        self.volt.read_by_others("mine")
+        self.assertEqual(self.withdrawn(), self.unpublish())
+        self.assertTrue(self.volt.images["mine"].withdrawn)
+        record = self.agent._stacks.find("mine")
+        self.assertTrue(record is not None and record.steady, "or it would be announced again, and so taken back")
+
+    def announce_later(self) -> None:
+        """Volt's answer to the publish got lost."""
+        self.site.hold_still(self.agent)
+        record = self.agent._stacks.find("mine")
+        assert record is not None
+        self.agent._stacks._shelf.put("mine", record.begin(PUBLISH))
 
 
 class PublishTest(AgentTest):

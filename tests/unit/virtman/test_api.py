@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from flask.testing import FlaskClient
 from testtools import TestCase
 from testtools.matchers import Contains, LessThan
 from werkzeug.test import EnvironBuilder, TestResponse
@@ -31,7 +32,7 @@ from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman import models
 from virtman.agent import Agent
-from virtman.api import MAX_BODY, MOST_LONG, PROBLEM, create_app
+from virtman.api import MAX_BODY, MOST_LONG, PEER, PROBLEM, create_app
 from virtman.client import AgentClient
 from virtman.convert import Progress
 from virtman.errors import (
@@ -62,6 +63,8 @@ from virtman.errors import (
     VmExists,
     VmRuns,
 )
+from virtman.passing import Passed
+from virtman.peer import Peer
 from virtman.pipe import Pipe
 from virtman.server import THREADS
 
@@ -98,13 +101,16 @@ class SiteTest(SiteCase, ApiTest):
 class FailingAgent(Agent):
     """Fails in every call with the error that it is given."""
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    def __init__(self, error: Exception, folder: Path) -> None:
+        self.error, self.folder = error, folder
+
+    def pipe(self, peer: Peer) -> Pipe:
+        return Pipe(self.folder, peer.uid)
 
     def status(self) -> models.Status:
         raise self.error
 
-    def publish(self, name: str, file: Path, progress: Progress) -> models.Published:
+    def publish(self, name: str, file: Path | Passed, progress: Progress) -> models.Published:
         progress("copy", 0, 1)
         raise self.error
 
@@ -112,8 +118,10 @@ class FailingAgent(Agent):
 class ErrorsTest(ApiTest):
     def setUp(self) -> None:
         super().setUp()
-        self.agent = FailingAgent(VirtmanError())
+        self.agent = FailingAgent(VirtmanError(), self.socket.parent)
         self.client = self.serve(self.agent)
+        self.file = self.socket.with_name("x")
+        self.file.touch()
 
     def raised(self, error: Exception, call: Callable[[], object]) -> Exception:
         """What the caller of the client sees of the agent's error."""
@@ -125,7 +133,7 @@ class ErrorsTest(ApiTest):
         raise AssertionError("nothing was raised")
 
     def publish(self) -> object:
-        return self.client.publish("x", Path("/x"))
+        return self.client.publish("x", self.file)
 
     def test_every_error_comes_out_as_it_went_in(self) -> None:
         for cls in BY_KIND.values():
@@ -210,7 +218,7 @@ class StalledAgent(Agent):
     def status(self) -> models.Status:
         raise NoVolumes("it answers")
 
-    def export_vm(self, vm: str, file: Path, image_format: str, progress: Progress) -> models.Exported:
+    def export_vm(self, vm: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
         self.began.set()
         progress("copy", 0, 1)
         self.may_go_on.wait()
@@ -226,10 +234,10 @@ class StalledAgent(Agent):
             raise
         return models.Left(downtime=0)
 
-    def pipe(self) -> Pipe:
+    def pipe(self, peer: Peer) -> Pipe:
         if self.trouble is not None:
             raise self.trouble
-        self.pipes.append(Pipe(self.folder))
+        self.pipes.append(Pipe(self.folder, peer.uid))
         return self.pipes[-1]
 
 
@@ -239,13 +247,19 @@ class LongCallsTest(TestCase):
         self.agent = StalledAgent(folder_for(self))
         self.app = create_app(self.agent)
         self.addCleanup(self.agent.may_go_on.set)
+        self.caller = {PEER: Peer(pid=1, uid=0, gid=0)}
+
+    def http(self) -> FlaskClient:
+        client = self.app.test_client()
+        client.environ_base.update(self.caller)  # type: ignore[arg-type]
+        return client
 
     def export(self) -> TestResponse:
         """The beginning of an answer that is going on."""
-        return self.app.test_client().post("/v1/vms/vm/export", json={"file": "/x", "format": "raw"})
+        return self.http().post("/v1/vms/vm/export", json={"file": "/x", "format": "raw"})
 
     def receive(self) -> TestResponse:
-        return self.app.test_client().post("/v1/vms/vm/receive", json={"image": "debian"}, buffered=True)
+        return self.http().post("/v1/vms/vm/receive", json={"image": "debian"}, buffered=True)
 
     def fill(self, left: int = 0) -> list[TestResponse]:
         """All calls that there may be, but for some."""
@@ -265,7 +279,7 @@ class LongCallsTest(TestCase):
         self.fill()
         self.check_full()
         self.assertEqual([], self.agent.pipes)
-        answer = self.app.test_client().get("/v1/status")
+        answer = self.http().get("/v1/status")
         self.assertEqual("it answers", answer.get_json()["detail"])
 
     def test_the_server_has_threads_for_all_else(self) -> None:
@@ -273,7 +287,7 @@ class LongCallsTest(TestCase):
 
     def test_a_migration_ends_when_its_caller_hangs_up(self) -> None:
         how = {"to": "qemu+ssh://b/system", "domain": "<domain/>", "point": "virtman-migration-0"}
-        answer = self.app.test_client().post("/v1/vms/vm/migration", json=how)
+        answer = self.http().post("/v1/vms/vm/migration", json=how)
         answer.close()
         self.agent.may_go_on.set()
         self.assertTrue(self.agent.ended.wait(SOON))
@@ -296,7 +310,7 @@ class LongCallsTest(TestCase):
     def unread(self) -> Any:
         """An answer that nobody has begun to read."""
         environment = EnvironBuilder(
-            method="POST", path="/v1/vms/vm/export", json={"file": "/x", "format": "raw"}
+            method="POST", path="/v1/vms/vm/export", json={"file": "/x", "format": "raw"}, environ_base=self.caller
         ).get_environ()
         return self.app(environment, lambda *_: lambda _: None)
 
@@ -791,6 +805,8 @@ class StrangerTest(TestCase):
         self.socket = folder_for(self) / "agent.sock"
         self.client = AgentClient(self.socket, timeout=120)
         self.addCleanup(self.client.close)
+        self.file = self.socket.with_name("x")
+        self.file.touch()
 
     def answer(self, *parts: bytes) -> None:
         """Answer one request with these bytes and hang up."""
@@ -815,7 +831,7 @@ class StrangerTest(TestCase):
         return b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\nconnection: close\r\n\r\n" + body
 
     def test_nobody(self) -> None:
-        for call in (self.client.status, lambda: self.client.publish("x", Path("/x"))):
+        for call in (self.client.status, lambda: self.client.publish("x", self.file)):
             error = self.assertRaises(AgentUnreachable, call)
             self.assertThat(str(error), Contains(str(self.socket)))
             self.assertThat(len(str(error).splitlines()), LessThan(2))
@@ -831,7 +847,7 @@ class StrangerTest(TestCase):
 
     def test_an_agent_that_dies_during_a_publish(self) -> None:
         self.answer(self.lines({"progress": {"step": "copy", "done": 1, "total": 2}}))
-        error = self.assertRaises(AgentFailed, self.client.publish, "x", Path("/x"))
+        error = self.assertRaises(AgentFailed, self.client.publish, "x", self.file)
         self.assertThat(str(error), Contains("before it was done"))
 
     def test_an_error_without_a_reason(self) -> None:
@@ -841,7 +857,7 @@ class StrangerTest(TestCase):
 
     def test_an_error_without_a_reason_during_a_publish(self) -> None:
         self.answer(b"HTTP/1.1 503 Busy\r\nconnection: close\r\n\r\n{}")
-        self.assertRaises(AgentFailed, self.client.publish, "x", Path("/x"))
+        self.assertRaises(AgentFailed, self.client.publish, "x", self.file)
 
     def test_an_error_of_a_later_agent(self) -> None:
         body = b'{"type": "urn:virtman:problem:melted", "title": "", "status": 418, "detail": "too hot"}'
@@ -873,7 +889,7 @@ class StrangerTest(TestCase):
     def test_a_publish_of_a_later_agent(self) -> None:
         image = {"name": "x", "size": 512, "digest": "sha256:0", "signed": True}
         self.answer(self.lines({"waiting": {"for": "a slot"}}, {"progress": None, "image": image, "problem": None}))
-        self.assertEqual("sha256:0", self.client.publish("x", Path("/x")).digest)
+        self.assertEqual("sha256:0", self.client.publish("x", self.file).digest)
 
     def test_an_agent_that_does_not_know_a_call(self) -> None:
         body = b'{"type": "urn:virtman:problem:not-found", "title": "", "status": 404, "detail": "GET /v1/x: none"}'

@@ -420,9 +420,17 @@ class ImageCommandsTest(AgentCliTest):
         self.site.volt.read_by_others("mine", 0)
         self.run_virtman("create", "vm", "mine")
         self.assertThat(self.out("unpublish", "mine"), Contains("until its VMs are destroyed"))
-        self.assertEqual({"name": "mine", "serving": True}, self.json("unpublish", "mine"))
+        answer = {"name": "mine", "serving": True, "withdrawn": False}
+        self.assertEqual(answer, self.json("unpublish", "mine"))
         self.run_virtman("destroy", "vm")
         self.site.await_true(lambda: "mine" not in self.site.host.served)
+
+    def test_unpublish_when_unused(self) -> None:
+        self.run_virtman("publish", "mine", self.site.image_file())
+        self.site.volt.read_by_others("mine")
+        self.assertThat(self.out("unpublish", "mine", "--when-unused"), Contains("goes by itself"))
+        answer = {"name": "mine", "serving": True, "withdrawn": True}
+        self.assertEqual(answer, self.json("unpublish", "mine", "--when-unused"))
 
     def test_publish_of_a_packed_file_says_how_to_unpack_it(self) -> None:
         packed = self.socket.parent / "disk.img.gz"
@@ -443,12 +451,14 @@ class ImageCommandsTest(AgentCliTest):
 
     def test_images(self) -> None:
         self.site.volt.offer("alpine", size=2 * MIB)
+        self.site.volt.remove_image("alpine", when_unused=True)
         self.out("create", "vm", "debian")
         self.json("status")
         lines = self.out("images").splitlines()
-        self.assertEqual(["IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED", "HERE"], lines[0].split())
-        self.assertThat(lines[1], MatchesRegex(r"alpine +2\.1 MB +other +0 +- +0 bytes$"))
-        self.assertThat(lines[2], MatchesRegex(r"debian +1\.0 MB +other +1 +host \(attached\) +1\.0 MB$"))
+        self.assertEqual(["IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED", "HERE", "STATE"], lines[0].split())
+        self.assertThat(lines[1], MatchesRegex(r"alpine +2\.1 MB +other +0 +- +0 bytes +withdrawn$"))
+        self.assertThat(lines[2], MatchesRegex(r"debian +1\.0 MB +other +1 +host \(attached\) +1\.0 MB +published$"))
+        self.assertEqual([True, False], [image["withdrawn"] for image in self.json("images")])
         self.assertEqual(["alpine", "debian"], [image["name"] for image in self.json("images")])
 
     def test_tree(self) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.base import Place
+from tests.others import GROUP, as_nobody
 from tests.unit.virtman.scene import folder_for
-from virtman.config import LIBVIRT_GROUP, LONGEST_SOCKET, SOCKET_PATH_MAX, AgentConfig, prepare
+from virtman.config import LIBVIRT_GROUP, LONGEST_SOCKET, SOCKET_PATH_MAX, AgentConfig, prepare, serve_to
 from virtman.errors import ConfigError, StateLocked
 
 
@@ -138,3 +139,46 @@ class PrepareTest(TestCase):
         if os.geteuid() != 0:
             self.skipTest("only root can give a folder to the hypervisor's group")
         self.assertEqual((group, 0o710), (serve.st_gid, stat.S_IMODE(serve.st_mode)))
+
+
+class GroupTest(TestCase):
+    """Who passes to a socket in the folder of exports."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = folder_for(self)
+        self.folder.chmod(0o711)
+        self.serve = self.folder / "serve"
+        self.gid = grp.getgrnam(GROUP).gr_gid
+
+    def passes(self, *groups: int) -> bool:
+        """Whether a member of these groups alone gets to what is in the folder; nobody lists it."""
+        (self.serve / "image.sock").touch(mode=0o666)
+        (self.serve / "image.sock").chmod(0o666)
+        self.assertIn("PermissionError", as_nobody(self, lambda: [*os.scandir(self.serve)], groups))
+        return as_nobody(self, (self.serve / "image.sock").read_bytes, groups) == "b''"
+
+    def test_a_group_that_is_not_there_is_told_before_anything_is_made(self) -> None:
+        config = AgentConfig("here", self.folder / "state", self.folder / "run", "", group="no-such-group")
+        error = self.assertRaises(ConfigError, prepare, config)
+        self.assertEqual("there is no group 'no-such-group' on this host; make it, or say another --group", str(error))
+        self.assertEqual([], [*self.folder.iterdir()])
+
+    def test_none_is_none(self) -> None:
+        self.assertIsNone(AgentConfig("here", self.folder / "state", self.folder / "run", "", group="").gid)
+
+    def test_members_of_both_groups_pass_and_nobody_else(self) -> None:
+        try:
+            hypervisor = grp.getgrnam(LIBVIRT_GROUP).gr_gid
+        except KeyError:
+            self.skipTest("libvirt is not installed")
+        serve_to(self.serve, self.gid)
+        self.assertEqual([True, True, False], [self.passes(self.gid), self.passes(hypervisor), self.passes()])
+        serve_to(self.serve, None)
+        self.assertEqual([False, True], [self.passes(self.gid), self.passes(hypervisor)])
+        serve_to(self.serve, self.gid)
+        self.assertEqual([True, True, False], [self.passes(self.gid), self.passes(hypervisor), self.passes()])
+
+    def test_drivers_are_told_of_it(self) -> None:
+        config = AgentConfig("here", self.folder / "state", self.folder / "run", "", group=GROUP)
+        self.assertEqual(self.gid, config.place.group)

@@ -10,8 +10,9 @@ from testtools.matchers import Contains
 
 from drivers.base import Device
 from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
-from virtman.convert import QCOW2, RAW, Content, convert, new_file, of_device
+from virtman.convert import QCOW2, RAW, Content, convert, of_device
 from virtman.errors import BadRequest, FileExists, HostTrouble, NoRoom
+from virtman.newfile import new_file
 
 
 def nothing(_step: str, _done: int, _total: int) -> None:
@@ -22,7 +23,7 @@ class ConvertTest(ImagesTest):
     def copy(self, content: Content, image_format: str) -> Path:
         target = self.folder / "copy"
         with new_file(target) as file:
-            convert(content, file, image_format, nothing)
+            convert(content, file.path, image_format, nothing)
         return target
 
     def raw_of(self, path: Path) -> bytes:
@@ -61,7 +62,7 @@ class ConvertTest(ImagesTest):
 
         def fill() -> None:
             with new_file(folder / "copy") as file:
-                convert(of_device("the disk of vm x", Device(4 * MIB, self.raw)), file, RAW, nothing)
+                convert(of_device("the disk of vm x", Device(4 * MIB, self.raw)), file.path, RAW, nothing)
 
         error = self.assertRaises(NoRoom, fill)
         self.assertThat(str(error), Contains(f"no space left in {folder} while"))
@@ -79,7 +80,7 @@ class NewFileTest(ImagesTest):
 
     def test_it_is_not_there_before_it_is_whole(self) -> None:
         with new_file(self.path) as file:
-            file.write_bytes(b"content")
+            file.path.write_bytes(b"content")
             self.assertEqual([], self.left())
         self.assertEqual((["new"], b"content"), (self.left(), self.path.read_bytes()))
 
@@ -98,7 +99,7 @@ class NewFileTest(ImagesTest):
 
     def fill(self) -> None:
         with new_file(self.path) as file:
-            file.write_bytes(b"content")
+            file.path.write_bytes(b"content")
 
     def test_what_is_there_is_left_alone(self) -> None:
         self.path.symlink_to("nowhere")

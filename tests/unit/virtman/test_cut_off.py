@@ -71,6 +71,27 @@ class CutOff(TestCase):
         return moments
 
 
+class WithdrawnTest(CutOff):
+    def let_go(self, scene: Scene) -> None:
+        for name in ("mine", "debian"):
+            scene.stacks.let_go(name)
+
+    def test_what_is_withdrawn_goes_in_the_end(self) -> None:
+        def given(scene: Scene) -> None:
+            attached(scene)
+            scene.vms.destroy("old")
+            scene.stacks.add_origin(scene.put_content("mine"))
+            for name in ("mine", "debian"):
+                scene.volt.remove_image(name, when_unused=True)
+
+        def then(scene: Scene) -> None:
+            self.let_go(scene)
+            scene.check_empty(self)
+            self.assertNotIn("mine", scene.volt.images)
+
+        self.cut_everywhere(given, self.let_go, then)
+
+
 class CutOffTest(CutOff):
     def old_vm_is_intact(self, scene: Scene) -> None:
         self.assertEqual("precious", scene.host.disks["old"].writes)

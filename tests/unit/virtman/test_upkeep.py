@@ -51,7 +51,7 @@ class UpkeepTest(TestCase):
 
     def use(self, drivers: HostDrivers) -> None:
         """Look after the host with these drivers."""
-        self.upkeep = Upkeep(self.scene.stacks, self.scene.vms, drivers, GRACE, self.clock)
+        self.upkeep = Upkeep(self.scene.stacks, self.scene.vms, drivers, self.scene.kept, GRACE, self.clock)
         self.scene.released = self.upkeep.released
         self.upkeep.queue.start()
         self.addCleanup(self.upkeep.queue.stop)
@@ -71,7 +71,7 @@ class UpkeepTest(TestCase):
     def beat(self) -> None:
         """A heartbeat, as Volt answers it, and all that comes of it."""
         try:
-            said: HeartbeatAnswer | None = self.volt.heartbeat(self.upkeep.reports())
+            said: HeartbeatAnswer | None = self.volt.heartbeat(self.upkeep.reports(), self.upkeep.kept())
         except Exception:  # noqa: BLE001  Volt is down
             said = None
         self.upkeep.handle(said)
@@ -771,7 +771,7 @@ class ReportsTest(UpkeepTest):
     def test_a_stack_that_the_new_agent_has_not_restored_yet_reads_from_nobody_that_is_known(self) -> None:
         self.attached()
         self.scene.start()
-        upkeep = Upkeep(self.scene.stacks, self.scene.vms, self.scene.drivers, GRACE)
+        upkeep = Upkeep(self.scene.stacks, self.scene.vms, self.scene.drivers, self.scene.kept, GRACE)
         self.assertEqual([None], [report.parent for report in upkeep.reports()])
 
     def test_only_attached_images_are_reported(self) -> None:
@@ -786,6 +786,186 @@ class ReportsTest(UpkeepTest):
         assignment = self.scene.volt.assign("debian", ["new"])
         self.scene.cut(lambda scene: scene.stacks.follow(assignment), 4)
         self.assertEqual([before], [report.revision for report in self.upkeep.reports()])
+
+
+class WithdrawnTest(UpkeepTest):
+    def withdraw(self, name: str = "debian") -> None:
+        self.volt.remove_image(name, when_unused=True)
+
+    def published(self) -> Image:
+        image = self.scene.put_content("mine")
+        self.scene.stacks.add_origin(image)
+        self.settle()
+        return image
+
+    def assert_gone(self) -> None:
+        """No stack, no cache, no content."""
+        self.assertEqual(({}, {}, []), (self.host.leftovers(), self.host.caches, list(self.scene.store.keys())))
+        self.assertEqual({}, self.upkeep.troubles())
+
+    def test_a_stack_that_nobody_needs_goes_without_any_grace_and_its_cache_with_the_next_heartbeat(self) -> None:
+        self.attached()
+        self.beat()
+        self.withdraw()
+        self.beat()
+        self.scene.check_empty(self)
+        self.beat()
+        self.assert_gone()
+
+    def test_a_stack_goes_with_its_last_vm(self) -> None:
+        self.attached()
+        self.scene.vms.create("vm", "debian", None)
+        self.withdraw()
+        for _ in range(3):
+            self.beat()
+        self.assertIn("debian", self.host.served)
+        self.scene.vms.destroy("vm")
+        self.settle()
+        self.scene.check_empty(self)
+        self.beat()
+        self.assert_gone()
+
+    def test_a_vm_that_comes_meanwhile_keeps_its_stack(self) -> None:
+        self.attached()
+        self.withdraw()
+        self.scene.vms.create("vm", "debian", None)
+        self.assertFalse(self.scene.stacks.let_go("debian"))
+        self.assertIn("debian", self.host.served)
+
+    def test_a_stack_goes_with_its_last_child(self) -> None:
+        self.attached()
+        self.volt.assign("debian", ["other"], ["child"])
+        self.beat()
+        self.withdraw()
+        for _ in range(3):
+            self.beat()
+        self.assertIn("debian", self.host.served)
+        self.volt.assign("debian", ["other"], [])
+        self.beat()
+        self.scene.check_empty(self)
+
+    def test_a_cache_that_was_kept_since_its_stack_went_is_deleted(self) -> None:
+        self.attached()
+        self.scene.stacks.remove_if_idle("debian")
+        for _ in range(3):
+            self.beat()
+        self.assertEqual(1, len(self.host.caches), "somebody may attach it again")
+        self.withdraw()
+        self.beat()
+        self.assert_gone()
+
+    def test_also_one_that_a_former_agent_kept(self) -> None:
+        self.attached()
+        self.scene.stacks.remove_if_idle("debian")
+        self.withdraw()
+        self.scene.start()
+        self.use(self.scene.drivers)
+        for _ in range(2):
+            self.beat()
+        self.assert_gone()
+
+    def test_what_an_image_of_this_host_has_is_not_kept_without_a_stack(self) -> None:
+        image = self.attached().image
+        self.beat()
+        self.assertEqual((), self.upkeep.kept())
+        self.upkeep.handle(answer().model_copy(update={"discard": [image.digest]}))
+        self.settle()
+        self.assertEqual({image.key}, set(self.host.caches))
+
+    def test_what_cannot_be_deleted_is_deleted_later(self) -> None:
+        self.attached()
+        self.scene.stacks.remove_if_idle("debian")
+        self.withdraw()
+        self.host.failing = {"cache.remove": TROUBLE}
+        for _ in range(2):
+            self.beat()
+        self.assertEqual(1, len(self.host.caches))
+        self.assertIn("the device is on fire", self.upkeep.troubles()["data without a stack"])
+        self.host.failing = {}
+        self.pass_time(LONGEST_PAUSE)
+        self.beat()
+        self.pass_time(LONGEST_PAUSE)
+        self.assert_gone()
+
+    def test_content_is_not_deleted_while_something_is_published_and_is_later(self) -> None:
+        self.published()
+        self.withdraw("mine")
+        with self.scene.publishing.hold("another"):
+            for _ in range(3):
+                self.beat()
+            self.assertEqual(({}, 1), (self.host.leftovers(), len(list(self.scene.store.keys()))))
+        self.beat()
+        self.assert_gone()
+
+    def test_an_origin_goes_when_no_other_host_has_the_image(self) -> None:
+        self.published()
+        self.volt.read_by_others("mine")
+        self.withdraw("mine")
+        for _ in range(3):
+            self.beat()
+        self.assertIn("mine", self.host.served)
+        self.volt.read_by_others("mine", 0)
+        self.beat()
+        self.assertEqual(({}, {}), (self.host.leftovers(), self.volt.images))
+        self.beat()
+        self.assert_gone()
+
+    def test_an_origin_goes_with_its_last_vm(self) -> None:
+        self.published()
+        self.scene.vms.create("vm", "mine", None)
+        self.withdraw("mine")
+        for _ in range(3):
+            self.beat()
+        self.assertEqual(({"mine"}, {"mine"}), (set(self.host.served), set(self.volt.images)))
+        self.scene.vms.destroy("vm")
+        self.settle()
+        for _ in range(2):
+            self.beat()
+        self.assert_gone()
+        self.assertEqual({}, self.volt.images)
+
+    def test_an_origin_that_publishes_it_again_goes_on_though_an_answer_of_before_comes_late(self) -> None:
+        image = self.published()
+        self.withdraw("mine")
+        late = self.volt.heartbeat(self.upkeep.reports())
+        self.scene.stacks.add_origin(image)
+        self.upkeep.handle(late)
+        self.settle()
+        self.assertEqual(({"mine"}, {"mine"}), (set(self.host.served), set(self.volt.images)))
+
+    def test_an_origin_whose_image_is_missing_at_volt_goes_on(self) -> None:
+        self.published()
+        self.withdraw("mine")
+        late = self.volt.heartbeat(self.upkeep.reports())
+        self.volt.remove_image("mine")  # its database was set back to a backup
+        self.upkeep.handle(late)
+        self.settle()
+        self.assertEqual({"mine"}, set(self.host.served))
+
+    def test_an_origin_that_cannot_tell_volt_has_let_go_and_tells_it_later(self) -> None:
+        self.published()
+        self.withdraw("mine")
+        self.host.moment = lambda what: setattr(self.volt, "down", True) if what == "after export.withdraw" else None
+        self.beat()
+        self.host.moment = unnoticed
+        self.assertEqual(({}, {"mine"}), (self.host.leftovers(), set(self.volt.images)))
+        self.volt.down = False
+        self.pass_time(LONGEST_PAUSE)
+        for _ in range(3):
+            self.beat()
+        self.assert_gone()
+        self.assertEqual({}, self.volt.images)
+
+    def test_while_volt_is_away_a_stack_still_goes(self) -> None:
+        self.attached()
+        self.scene.vms.create("vm", "debian", None)
+        self.withdraw()
+        self.beat()
+        self.volt.down = True
+        self.beat()
+        self.scene.vms.destroy("vm")
+        self.beat()
+        self.assertNotIn("debian", self.host.served)
 
 
 class IdleTest(UpkeepTest):

@@ -9,7 +9,7 @@ from drivers.base import Image
 from tests.doubles.drivers import ADDRESS
 from tests.doubles.servers import serve_volt, unused_port
 from tests.doubles.volt import INTERVAL, VoltDouble, digest_of
-from virtman.errors import CoordinatorDown, ImageExists, ImageInUse, UnknownImage, VoltRefused
+from virtman.errors import CoordinatorDown, ImageExists, ImageInUse, ImageWithdrawn, UnknownImage, VoltRefused
 from virtman.voltlink import ERRORS, VoltLink, translated
 from volt import errors as volt_errors
 from volt.client import NodeReport, VoltClient
@@ -44,6 +44,25 @@ class VoltLinkTest(TestCase):
         self.assertEqual(INTERVAL, answer.interval_s)
         self.assertEqual(["debian"], answer.absent)
         self.assertEqual([nodes], self.volt.beats)
+
+    def test_a_heartbeat_tells_what_is_kept_and_brings_what_may_go(self) -> None:
+        self.link.publish(MINE)
+        self.assertFalse(self.link.withdrawn("mine"))
+        self.link.withdraw("mine", when_unused=True)
+        self.assertTrue(self.link.withdrawn("mine"))
+        answer = self.link.heartbeat([NodeReport(image="mine", revision=1)], [MINE.digest, digest_of("debian")])
+        self.assertEqual((["mine"], [MINE.digest]), (answer.withdrawn, answer.discard))
+
+    def test_what_others_have_can_be_withdrawn_only_when_it_is_unused(self) -> None:
+        self.link.publish(MINE)
+        self.volt.read_by_others("mine")
+        self.assertRaises(ImageInUse, self.link.withdraw, "mine")
+        self.link.withdraw("mine", when_unused=True)
+        self.assertFalse(self.link.withdrawn("mine"), "not while they have it")
+
+    def test_what_is_withdrawn_cannot_be_joined(self) -> None:
+        self.volt.remove_image("debian", when_unused=True)
+        self.assertRaises(ImageWithdrawn, self.link.join, "debian")
 
     def test_join_and_leave(self) -> None:
         self.link.join("debian")

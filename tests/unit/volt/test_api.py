@@ -103,6 +103,7 @@ class Input(ApiCase):
     def test_the_query(self) -> None:
         for dropped in ("x", "", "1.5", "-2", str(2**63)):
             self.assertIn("dropped", self.refused("DELETE", f"/v1/images/image/nodes/origin?dropped={dropped}"))
+        self.assertIn("when_unused", self.refused("DELETE", "/v1/images/image?when_unused=perhaps"))
 
     def test_bodies(self) -> None:
         for path, body in (

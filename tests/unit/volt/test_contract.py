@@ -5,6 +5,7 @@ Each test speaks as one host, ``here``, that is registered; ``other`` is another
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from testtools import TestCase
@@ -16,7 +17,15 @@ from tests.unit.volt.databases import new_database
 from volt.api import create_app
 from volt.client import Assignment, HeartbeatAnswer, Image, ImageTree, NodeReport, VoltClient
 from volt.coordinator import Coordinator
-from volt.errors import HostHasNode, ImageConflict, ImageInUse, ImageUnknown, NodeUnknown, OriginNeeded
+from volt.errors import (
+    HostHasNode,
+    ImageConflict,
+    ImageInUse,
+    ImageUnknown,
+    ImageWithdrawn,
+    NodeUnknown,
+    OriginNeeded,
+)
 from volt.models import DeadParentReport, PublishRequest
 from volt.store import Store
 
@@ -29,11 +38,11 @@ MINE = base.Image("mine", 1 << 20, digest_of("mine"))
 class Seat(Protocol):
     """The calls of one host."""
 
-    def heartbeat(self, nodes: list[NodeReport]) -> HeartbeatAnswer: ...
+    def heartbeat(self, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer: ...
     def publish(self, image: base.Image) -> Image: ...
     def join(self, image: str) -> Assignment: ...
     def leave(self, image: str, dropped: int = -1) -> None: ...
-    def remove_image(self, image: str) -> None: ...
+    def remove_image(self, name: str, *, when_unused: bool = False) -> None: ...
     def report(self, image: str, dead: str) -> Assignment: ...
     def listing(self) -> list[Image]: ...
     def image(self, name: str) -> Image: ...
@@ -177,6 +186,81 @@ class ContractTests(Contract, TestCase):
         self.assertEqual(("image debian is in use by here", (HERE,)), (str(error), error.hosts))
         self.assertEqual("debian", self.current().image)
 
+    def withdraw(self, image: base.Image) -> None:
+        self.seat.remove_image(image.name, when_unused=True)
+
+    def test_what_is_withdrawn_is_listed_and_hosts_that_have_it_keep_their_places(self) -> None:
+        self.offer(DEBIAN)
+        self.assertFalse(self.seat.image("debian").withdrawn)
+        joined = self.seat.join("debian")
+        for _ in range(2):
+            self.withdraw(DEBIAN)
+        self.assertEqual([True], [image.withdrawn for image in self.seat.listing()])
+        self.assertTrue(self.seat.image("debian").withdrawn)
+        self.assertEqual(joined.parents, self.seat.join("debian").parents)
+
+    def test_no_further_host_gets_what_is_withdrawn(self) -> None:
+        self.offer(DEBIAN)
+        joined = self.seat.join("debian")
+        self.withdraw(DEBIAN)
+        self.seat.leave("debian", joined.revision)
+        error = self.assertRaises(ImageWithdrawn, self.seat.join, "debian")
+        self.assertEqual("image debian is withdrawn: only hosts that have it may use it", str(error))
+
+    def test_hosts_and_origins_hear_of_what_is_withdrawn_and_of_nothing_else(self) -> None:
+        self.offer(DEBIAN)
+        reports = [
+            NodeReport(image="debian", revision=self.seat.join("debian").revision),
+            NodeReport(image="mine", revision=self.seat.publish(MINE).revision),
+            NodeReport(image="nothing", revision=0),
+        ]
+        self.assertEqual([], self.seat.heartbeat(reports).withdrawn)
+        for image in (DEBIAN, MINE):
+            self.withdraw(image)
+        self.assertEqual(["debian", "mine"], self.seat.heartbeat(reports).withdrawn)
+        self.assertEqual([], self.seat.heartbeat([]).withdrawn)
+
+    def test_what_is_published_again_is_not_withdrawn(self) -> None:
+        revision = self.seat.publish(MINE).revision
+        self.withdraw(MINE)
+        self.assertFalse(self.seat.publish(MINE).withdrawn)
+        answer = self.seat.heartbeat([NodeReport(image="mine", revision=revision)], [MINE.digest])
+        self.assertEqual(([], []), (answer.withdrawn, answer.discard))
+
+    def test_other_content_has_to_wait_until_what_is_withdrawn_is_gone(self) -> None:
+        self.seat.publish(MINE)
+        self.withdraw(MINE)
+        other = base.Image("mine", MINE.size, digest_of("x"))
+        error = self.assertRaises(ImageConflict, self.seat.publish, other)
+        self.assertIn("image mine is being withdrawn, and not gone yet,", str(error))
+        self.seat.remove_image("mine")
+        self.assertEqual([], self.seat.heartbeat([], [other.digest]).discard)
+        self.assertEqual(other.digest, self.seat.publish(other).digest)
+
+    def test_content_is_kept_until_its_image_is_withdrawn(self) -> None:
+        self.offer(DEBIAN)
+        kept = [DEBIAN.digest, digest_of("unknown")]
+        self.assertEqual([], self.seat.heartbeat([], kept).discard)
+        self.withdraw(DEBIAN)
+        self.assertEqual([DEBIAN.digest], self.seat.heartbeat([], kept).discard)
+        self.seat.remove_image("debian")
+        self.assertEqual([DEBIAN.digest], self.seat.heartbeat([], kept).discard)
+        self.assertEqual([], self.seat.heartbeat([], []).discard)
+
+    def test_content_that_another_image_has_is_kept(self) -> None:
+        for name in ("debian", "alias"):
+            self.offer(base.Image(name, DEBIAN.size, DEBIAN.digest))
+        self.withdraw(DEBIAN)
+        self.assertEqual([], self.seat.heartbeat([], [DEBIAN.digest]).discard)
+
+    def test_what_is_removed_without_being_withdrawn_may_be_kept(self) -> None:
+        self.offer(DEBIAN)
+        self.seat.remove_image("debian")
+        self.assertEqual([], self.seat.heartbeat([], [DEBIAN.digest]).discard)
+
+    def test_what_is_not_published_cannot_be_withdrawn(self) -> None:
+        self.assertRaises(ImageUnknown, self.withdraw, DEBIAN)
+
     def test_a_reported_parent_that_is_the_only_origin_stays_the_last_resort(self) -> None:
         self.offer(DEBIAN)
         before = self.seat.join("debian")
@@ -223,7 +307,8 @@ class DoubleSeat:
 
     def __init__(self, volt: VoltDouble) -> None:
         self._volt = volt
-        self.heartbeat, self.join, self.remove_image = volt.heartbeat, volt.join, volt.remove_image
+        self.heartbeat, self.join = volt.heartbeat, volt.join
+        self.remove_image = volt.remove_image
         self.report, self.listing, self.image, self.tree = volt.report, volt.listing, volt.image, volt.tree
 
     def publish(self, image: base.Image) -> Image:
@@ -240,8 +325,8 @@ class CoordinatorSeat:
         self._volt = volt
         self.remove_image, self.listing, self.image, self.tree = volt.remove_image, volt.images, volt.image, volt.tree
 
-    def heartbeat(self, nodes: list[NodeReport]) -> HeartbeatAnswer:
-        return self._volt.heartbeat(HERE, nodes)
+    def heartbeat(self, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer:
+        return self._volt.heartbeat(HERE, nodes, kept)
 
     def publish(self, image: base.Image) -> Image:
         request = PublishRequest(name=image.name, size=image.size, digest=image.digest, origin=HERE)
@@ -266,8 +351,8 @@ class ClientSeat:
             client.remove_image, client.images, client.image, client.tree
         )  # fmt: skip
 
-    def heartbeat(self, nodes: list[NodeReport]) -> HeartbeatAnswer:
-        return self._client.heartbeat(HERE, nodes)
+    def heartbeat(self, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer:
+        return self._client.heartbeat(HERE, nodes, kept)
 
     def publish(self, image: base.Image) -> Image:
         return self._client.publish(image.name, image.size, image.digest, HERE)

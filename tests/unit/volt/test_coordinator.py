@@ -19,7 +19,16 @@ from tests.unit.logs import Logged
 from tests.unit.volt.clock import Clock
 from tests.unit.volt.databases import new_database
 from volt.coordinator import EVICTED_AT_ONCE, Coordinator, Policy, steady_clock
-from volt.errors import HostHasNode, HostUnknown, ImageConflict, ImageInUse, ImageUnknown, NodeUnknown, OriginNeeded
+from volt.errors import (
+    HostHasNode,
+    HostUnknown,
+    ImageConflict,
+    ImageInUse,
+    ImageUnknown,
+    ImageWithdrawn,
+    NodeUnknown,
+    OriginNeeded,
+)
 from volt.models import (
     Assignment,
     DeadParentReport,
@@ -259,6 +268,82 @@ class Images(CoordinatorCase):
         self.volt = self.start(Policy(fanout=5))
         self.assertEqual(before, self.parents("h7"))
         self.assertEqual(2, self.volt.tree("image").fanout)
+
+
+class Withdrawing(CoordinatorCase):
+    """An image that goes when nobody needs it."""
+
+    def setUp(self) -> None:
+        """An image that one host has."""
+        super().setUp()
+        self.grow(1)
+        self.volt.remove_image("image", when_unused=True)
+
+    def told(self, host: str) -> list[str]:
+        return self.beat(host, 0).withdrawn
+
+    def test_hosts_hear_of_it_at_once_and_its_origins_when_no_host_has_it(self) -> None:
+        self.assertEqual((["image"], []), (self.told("h1"), self.told("origin")))
+        self.volt.leave("image", "h1")
+        self.assertEqual(["image"], self.told("origin"))
+
+    def test_another_volt_on_the_database_knows_of_it(self) -> None:
+        self.volt = self.start()
+        self.assertEqual(["image"], self.told("h1"))
+        self.assertTrue(self.volt.image("image").withdrawn)
+
+    def test_a_host_that_comes_back_after_its_lease_ran_out_gets_its_place_and_is_awaited(self) -> None:
+        self.lease_runs_out("origin")
+        self.assertEqual(0, self.volt.image("image").nodes)
+        self.assertEqual([], self.told("origin"), "the host may have VMs that need it")
+        self.assertEqual(["image"], self.beat("h1", 0).absent)
+        self.assertEqual(["origin"], [parent.host for parent in self.volt.join("image", "h1").parents])
+        self.volt.leave("image", "h1")
+        self.assertEqual(["image"], self.told("origin"))
+        self.assertRaises(ImageWithdrawn, self.volt.join, "image", "h1")
+
+    def test_a_host_that_was_evicted_before_may_come_back_too(self) -> None:
+        self.publish("second")
+        self.volt.join("second", "h1")
+        self.lease_runs_out("origin")
+        self.volt.remove_image("second", when_unused=True)
+        self.assertEqual([], self.beat("origin", 0, "second").withdrawn)
+        self.volt.join("second", "h1")
+
+    def test_who_was_evicted_and_says_that_it_has_nothing_of_it_is_not_awaited(self) -> None:
+        for forget in (
+            lambda: self.volt.leave("image", "h1"),
+            lambda: self.volt.remove_host("h1"),
+            lambda: self.volt.heartbeat("h1", [NodeReport(image="another", revision=0)]),
+        ):
+            self.lease_runs_out("origin")
+            self.assertEqual([], self.told("origin"))
+            forget()
+            self.assertEqual(["image"], self.told("origin"))
+            self.publish()
+            self.host("h1")
+            self.volt.join("image", "h1")
+            self.volt.remove_image("image", when_unused=True)
+
+    def test_what_is_gone_was_nobodys_when_its_name_is_used_again(self) -> None:
+        self.lease_runs_out("origin")
+        self.volt.remove_image("image")
+        self.publish()
+        self.volt.remove_image("image", when_unused=True)
+        self.assertEqual(["image"], self.told("origin"))
+
+    def test_one_of_two_origins_that_leaves_withdraws_nothing(self) -> None:
+        self.publish("second")
+        self.publish("second", origin="another")
+        self.volt.leave("second", "origin")
+        self.assertFalse(self.volt.image("second").withdrawn)
+
+    def test_a_host_that_is_evicted_twice_is_awaited_once(self) -> None:
+        for _ in range(2):
+            self.lease_runs_out("origin")
+            self.volt.join("image", "h1")
+        self.lease_runs_out("origin")
+        self.assertEqual([], self.told("origin"))
 
 
 class Nodes(CoordinatorCase):

@@ -146,6 +146,11 @@ class StoreCase(TestCase):
             (8, 7, 8, 0), (tree.hosts["a"].told, tree.hosts["a"].confirmed, tree.hosts["a"].revision, tree.begun)
         )
 
+    def test_no_image_of_before_is_withdrawn(self) -> None:
+        self.upgrade_from("0005", "INSERT INTO images VALUES (1, 'image', true, 512, '', 2, 9, 0)")
+        with self.store.read() as session:
+            self.assertFalse(session.get_one(ImageRow, 1).withdrawn)
+
     def test_the_failures_of_the_database_are_counted_and_those_of_its_users_are_not(self) -> None:
         for use in (self.store.read, self.store.write):
             with ExpectedException(ZeroDivisionError), use():

@@ -65,12 +65,6 @@ class CloudTestCase(testtools.TestCase):
         argv += ["--one-location", str(self.frontend.location)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         self.assertEqual(0, done.returncode, done.stderr)
-        h = self.frontend.remotes / "tm/virtman/opennebula_tm/driver/host.sh"
-        h.write_text(
-            h.read_text()
-            .replace("file=$1/$3.upload", "file=/tmp/$3.upload")
-            .replace("file=$1/$2.export", "file=/tmp/$2.export")
-        )
 
     def image_datastore(self, **attributes: str) -> Datastore:
         """A datastore of our drivers."""

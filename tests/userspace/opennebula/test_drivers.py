@@ -6,6 +6,8 @@ import base64
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+from testtools import TestCase
+
 from lab.opennebula import Answer, Datastore, driver_of
 from lab.opennebula.pool import request
 from tests.userspace.opennebula.stand import WITH_SOURCE, StandTestCase
@@ -157,3 +159,11 @@ if WITH_SOURCE:
 
     class RubyTest(DriverContract.Test):
         kind = "ruby"
+
+elif not os.environ.get("CI"):
+
+    class RubyTest(TestCase):  # type: ignore[no-redef]
+        """Tells that half of the tests is missing; CI has none of them, and takes what is skipped for failed."""
+
+        def test_through_opennebulas_own_programs(self) -> None:
+            self.skipTest("ONE_SOURCE does not name OpenNebula's source tree")

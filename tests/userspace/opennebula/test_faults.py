@@ -15,6 +15,9 @@ from tests.userspace.opennebula.cloud import BASE, IMAGES, SYSTEM, CloudTestCase
 
 Action = Callable[[], Answer]
 
+OURS = " virtman 600 virtman "
+"""Begins what our scripts have a host do. OpenNebula's own, which move the VM's folder, cannot all be repeated."""
+
 
 class FaultsTest(CloudTestCase):
     def sweep(self, act: Action, again: Action, check: Callable[[], None], back: Action) -> None:
@@ -33,7 +36,7 @@ class FaultsTest(CloudTestCase):
 
     def _broken(self, fate: Fate, number: int, act: Action, again: Action) -> bool:
         """Whether the action had so many calls."""
-        fault = self.frontend.exchange.plan(fate, nth=number)
+        fault = self.frontend.exchange.plan(fate, matching=OURS, nth=number)
         answer = act()
         if not fault.happened.is_set():
             self.frontend.exchange.forget(fault)
@@ -63,9 +66,7 @@ class FaultsTest(CloudTestCase):
 
         self.sweep(deploy, self.retry(vm), lambda: self.reads(vm, 0, BASE), begin_again)
         self.ok(deploy())
-        self.sweep(
-            lambda: self.one.terminate(vm), self.retry(vm), self.nothing_left, lambda: self.one.deploy(vm, "host-2", SYSTEM)
-        )  # fmt: skip
+        self.sweep(lambda: self.one.terminate(vm), self.retry(vm), self.nothing_left, deploy)
 
     def test_a_disk_moves_between_hosts_and_to_the_front_end_and_back(self) -> None:
         vm = self.vm(self.add_image(7, mib=2))
@@ -274,9 +275,11 @@ class FaultsTest(CloudTestCase):
     def test_awkward_names_and_paths_do_no_harm(self) -> None:
         file = self.folder / "a 'quoted' \"näme\"; $(reboot)\n`x`.raw"
         file.write_bytes(bytes([BASE]) * (2 << 20))
-        image = Image(7, IMAGES, str(file), name="ein Bild\nmit 'Namen' & <mehr>", attributes={"DESCRIPTION": "a\n$(b)"})
+        image = Image(
+            7, IMAGES, str(file), name="ein Bild\nmit 'Namen' & <mehr>", attributes={"DESCRIPTION": "a\n$(b)"}
+        )
         self.ok(self.one.add_image(image))
         vm = self.vm(image)
-        vm.name, vm.user["NOTE"] = "VM's \"name\"\nünd", "$(reboot) `x`"
+        vm.name, vm.user["NOTE"] = 'VM\'s "name"\nünd', "$(reboot) `x`"
         self.ok(self.one.deploy(vm, "host-1", SYSTEM))
         self.reads(vm, 0, BASE)

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+from lab.errors import Leftovers
 from lab.opennebula import Fate
 from tests.patience import PATIENCE
 from tests.userspace.opennebula.stand import StandTestCase
@@ -172,6 +173,12 @@ class SshTest(StandTestCase):
 
 
 class EndTest(StandTestCase):
+    def test_what_nobody_expects_to_be_left_is_said(self) -> None:
+        argv = [*self.frontend.on("frontend"), "ssh", "host-1", "sleep 1000 >/dev/null 2>&1 </dev/null & echo begun"]
+        subprocess.run(argv, env=self.frontend.environment(), stdout=subprocess.DEVNULL, check=True, timeout=PATIENCE)
+        self.assertIn("sleep 1000", str(self.assertRaises(Leftovers, self.frontend.stop)))
+        self.assertEqual({}, self.frontend.processes())
+
     def test_what_runs_on_a_host_ends_with_the_stand(self) -> None:
         self.frontend.exchange.plan(Fate.CUT, after=6)
         argv = [*self.frontend.on("frontend"), "ssh", "host-1", "sleep 1000 >/dev/null 2>&1 & echo begun"]

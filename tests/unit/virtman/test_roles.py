@@ -1,0 +1,276 @@
+"""What operators may do, and that the kernel is asked who calls."""
+
+from __future__ import annotations
+
+import grp
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from testtools import TestCase
+from testtools.matchers import Contains, StartsWith
+
+from tests.others import GROUP, NOBODY, as_nobody
+from tests.unit.virtman.agents import MIB, SiteCase
+from tests.unit.virtman.scene import folder_for
+from virtman.agent import Agent
+from virtman.api import PEER, create_app
+from virtman.client import AgentClient
+from virtman.errors import Forbidden, VirtmanError
+from virtman.peer import Peer, peer_of
+from virtman.records import Boot
+from virtman.roles import FOR_ALL, FOR_OPERATORS, permit_of
+from virtman.server import listen
+
+
+def _post(client: AgentClient, path: str, body: dict[str, str]) -> str:
+    """As a client of an earlier release asks, or anybody who writes his own."""
+    return client._send("POST", path, body).text
+
+
+OPERATOR = Peer(pid=1, uid=NOBODY, gid=NOBODY)
+ROOT = Peer(pid=1, uid=0, gid=0)
+
+FOR_ADMINISTRATORS = {
+    ("POST", "/v1/gc"), ("GET", "/v1/gc"), ("POST", "/v1/repair"), ("POST", "/v1/suspend"),
+    ("GET", "/v1/cache/volumes"), ("POST", "/v1/cache/volumes"), ("DELETE", "/v1/cache/volumes"),
+    ("POST", "/v1/vms/<vm>/boot"), ("POST", "/v1/vms/<vm>/start"), ("POST", "/v1/vms/<vm>/stop"),
+    ("GET", "/v1/vms/<vm>/console"), ("PUT", "/v1/vms/<vm>/disks/<disk>"), ("DELETE", "/v1/vms/<vm>/disks/<disk>"),
+    ("GET", "/v1/vms/<vm>/traveller"), ("POST", "/v1/vms/<vm>/migration"), ("DELETE", "/v1/vms/<vm>/migration"),
+    ("POST", "/v1/vms/<vm>/migration/take-back"), ("POST", "/v1/vms/<vm>/migration/end"),
+    ("POST", "/v1/arrivals/check"), ("POST", "/v1/vms/<vm>/arrival/give-up"), ("POST", "/v1/vms/<vm>/arrival"),
+    ("POST", "/v1/vms/<vm>/arrival/end"),
+}  # fmt: skip
+"""Somebody has thought about each call whether it is for operators: it is here, or in ``virtman.roles``."""
+
+
+class RoutesTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.app = create_app(cast("Agent", None))
+        rules = self.app.url_map.iter_rules()
+        calls = {(method, rule.rule) for rule in rules for method in (rule.methods or ()) if method != "OPTIONS"}
+        self.calls = {call for call in calls if call in FOR_ALL or call[1].startswith("/v1/")}
+        """All of ours: Flask adds some of its own."""
+
+    def status(self, peer: Peer | None, method: str, rule: str) -> int:
+        """How a call without a body is answered."""
+        client = self.app.test_client()
+        client.environ_base.update({PEER: peer} if peer is not None else {})  # type: ignore[dict-item]
+        path = rule.replace("<", "").replace(">", "")
+        return client.open(path, method=method, data="{", content_type="application/json").status_code
+
+    def test_of_every_call_it_is_said_whose_it_is(self) -> None:
+        known = FOR_ALL | FOR_OPERATORS | FOR_ADMINISTRATORS
+        self.assertEqual(known, {(method, rule) for method, rule in self.calls if method != "HEAD"})
+        self.assertEqual(frozenset(), FOR_OPERATORS & FOR_ADMINISTRATORS)
+
+    def test_operators_make_no_others(self) -> None:
+        for rule in ("/", "/static/<filename>"):
+            self.assertEqual(403, self.status(OPERATOR, "GET", rule), rule)
+        for method, rule in FOR_ADMINISTRATORS:
+            self.assertEqual(403, self.status(OPERATOR, method, rule), f"{method} {rule}")
+            if method == "GET":
+                self.assertEqual(403, self.status(OPERATOR, "HEAD", rule), rule)
+            self.assertEqual(403, self.status(OPERATOR, "OPTIONS", rule), rule)
+
+    def test_operators_make_theirs_and_administrators_all(self) -> None:
+        for method, rule in FOR_OPERATORS:
+            self.assertNotEqual(403, self.status(OPERATOR, method, rule), f"{method} {rule}")
+        for method, rule in FOR_ADMINISTRATORS:
+            self.assertNotEqual(403, self.status(ROOT, method, rule), f"{method} {rule}")
+
+    def test_who_is_not_known_makes_none(self) -> None:
+        for method, rule in self.calls - FOR_ALL - {("HEAD", rule) for _, rule in FOR_ALL}:
+            self.assertEqual(403, self.status(None, method, rule), f"{method} {rule}")
+        self.assertEqual(200, self.status(None, "GET", "/openapi.json"))
+
+    def test_a_header_does_not_say_who_calls(self) -> None:
+        answer = self.app.test_client().get("/v1/status", headers={PEER: "root", "HTTP_VIRTMAN_PEER": "root"})
+        self.assertEqual(403, answer.status_code)
+
+
+class PeerTest(TestCase):
+    def test_this_user_and_root_administer(self) -> None:
+        for uid, administers in ((0, True), (os.geteuid(), True), (NOBODY, False)):
+            self.assertEqual(administers, Peer(1, uid, 0).administers)
+
+    def test_people_are_told_the_user(self) -> None:
+        self.assertEqual("user nobody", str(OPERATOR))
+        self.assertEqual("user 3999999999", str(Peer(1, 3999999999, 0)))
+
+    def test_the_kernel_says_who_it_is(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self.assertEqual(Peer(os.getpid(), os.geteuid(), os.getegid()), peer_of(ours))
+
+
+class BootedTest(SiteCase):
+    """What operators may not do with a VM that ``virtman boot`` made."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.permit = permit_of(OPERATOR)
+        self.agent.boot("web", "debian", None, Boot(memory=64, cpus=1, network="none"), [], None)
+        self.agent.take_snapshot("web", "then")
+        self.agent.create("data", "debian", None)
+
+    def changes(self, vm: str) -> list[Callable[[], object]]:
+        agent, permit = self.agent, self.permit
+        return [
+            lambda: agent.destroy(vm, permit),
+            lambda: agent.rename(vm, "new", permit),
+            lambda: agent.resize(vm, 2 * MIB, permit),
+            lambda: agent.take_snapshot(vm, "now", permit),
+            lambda: agent.revert(vm, "then", permit),
+            lambda: agent.delete_snapshot(vm, "then", permit),
+        ]
+
+    def check_refused(self, vm: str) -> None:
+        state = self.agent.vm("web").state
+        before = self.agent.vm("web"), self.agent.vm("data"), self.agent.snapshots("web")
+        for change in self.changes(vm):
+            error = self.assertRaises(Forbidden, change)
+            self.assertThat(str(error), StartsWith("user nobody may not change vm 'web'"))
+        self.assertEqual(before, (self.agent.vm("web"), self.agent.vm("data"), self.agent.snapshots("web")))
+        self.assertEqual("running" if vm == "web" else "off", state)
+
+    def test_they_change_nothing_of_it(self) -> None:
+        self.check_refused("web")
+
+    def test_nor_of_a_disk_that_it_uses(self) -> None:
+        self.agent.stop_vm("web", force=True)
+        self.agent.attach_disk("web", "data")
+        self.check_refused("data")
+
+    def test_one_that_is_booted_meanwhile_is_not_destroyed(self) -> None:
+        boot = Boot(memory=64, cpus=1, network="none")
+        asked: list[str] = []
+
+        def permit(record):  # type: ignore[no-untyped-def]
+            if not asked:
+                asked.append(record.name)
+                self.permit(record)
+                self.agent.boot("data", "debian", None, boot, [], None)
+            else:
+                self.permit(record)
+
+        self.assertRaises(Forbidden, self.agent.destroy, "data", permit)
+        self.assertEqual("running", self.agent.vm("data").state)
+
+    def test_all_else_is_theirs(self) -> None:
+        self.agent.clone("web", ["copy"])
+        self.agent.take_snapshot("copy", "then", self.permit)
+        self.agent.resize("copy", 2 * MIB, self.permit)
+        self.agent.revert("copy", "then", self.permit)
+        self.agent.delete_snapshot("copy", "then", self.permit)
+        self.agent.rename("copy", "new", self.permit)
+        self.agent.destroy("new", self.permit)
+        self.assertEqual(["data", "web"], [vm.name for vm in self.agent.vms()])
+
+
+class SocketTest(SiteCase):
+    """Nobody calls a whole agent, by its socket, as a member of its group."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.gid = grp.getgrnam(GROUP).gr_gid
+        self.folder = folder_for(self)
+        self.folder.chmod(0o711)
+        self.socket = self.folder / "agent.sock"
+
+    def serve(self, gid: int | None) -> None:
+        import threading
+
+        server = listen(create_app(self.agent), self.socket, 4, gid)
+        thread = threading.Thread(target=server.run)
+        self.addCleanup(thread.join, 30)
+        self.addCleanup(server.close)
+        self.addCleanup(server.task_dispatcher.shutdown)
+        thread.start()
+
+    def as_nobody(self, act: Callable[[AgentClient], object], groups: tuple[int, ...] | None = None) -> str:
+        def call() -> object:
+            with AgentClient(self.socket, timeout=60) as client:
+                return act(client)
+
+        with AgentClient(self.socket) as client:  # imports all that a call needs
+            client.vms()
+        return as_nobody(self, call, (self.gid,) if groups is None else groups)
+
+    def test_members_alone_reach_it(self) -> None:
+        self.serve(self.gid)
+        self.assertEqual("[]", self.as_nobody(lambda client: client.vms()))
+        said = self.as_nobody(lambda client: client.vms(), ())
+        self.assertThat(said, StartsWith("AgentUnreachable: "))
+
+    def test_without_a_group_nobody_does(self) -> None:
+        self.serve(None)
+        self.assertThat(self.as_nobody(lambda client: client.vms()), StartsWith("AgentUnreachable: "))
+
+    def test_a_member_is_an_operator(self) -> None:
+        self.serve(self.gid)
+        self.assertEqual("vm", self.as_nobody(lambda client: client.create("vm", "debian").name))
+        said = self.as_nobody(lambda client: client._send("DELETE", "/v1/vms/vm").status_code)
+        self.assertEqual("204", said)
+        self.assertEqual([], self.agent.vms())
+        for call in (lambda client: client.repair(), lambda client: client.boot("vm", "debian")):
+            self.assertThat(self.as_nobody(call), StartsWith("Forbidden: user nobody may not do this"))
+
+    def file(self, mode: int) -> Path:
+        file = self.site.image_file()
+        file.chmod(mode)
+        self.site.folder.chmod(0o711)
+        return file
+
+    def test_a_link_to_what_only_root_reads_is_not_published(self) -> None:
+        self.serve(self.gid)
+        link = self.folder / "link"
+        link.symlink_to(self.file(0o600))
+        said = self.as_nobody(lambda client: client.publish("stolen", link))
+        self.assertEqual(f"BadImageFile: cannot read {link}: Permission denied", said)
+        asked = {"name": "stolen", "file": str(link)}
+        said = self.as_nobody(partial(_post, path="/v1/images", body=asked))
+        self.assertThat(said, StartsWith(f"Forbidden: user nobody may not have the agent open {link}"))
+        self.assertNotIn("stolen", [image.name for image in self.agent.images()])
+
+    def test_what_a_member_may_read_is_published(self) -> None:
+        self.serve(self.gid)
+        file = self.file(0o644)
+        self.assertThat(self.as_nobody(lambda client: client.publish("mine", file).name), Contains("mine"))
+
+    def test_no_file_is_written_with_the_agents_rights(self) -> None:
+        self.serve(self.gid)
+        self.agent.create("vm", "debian", None)
+        target = self.folder / "target"
+        asked = {"file": str(target), "format": "raw"}
+        for path in ("/v1/vms/vm/export", "/v1/images/debian/export"):
+            said = self.as_nobody(partial(_post, path=path, body=asked))
+            self.assertThat(said, StartsWith("Forbidden: "))
+        said = self.as_nobody(lambda client: client.export_vm("vm", target))
+        self.assertEqual(f"HostTrouble: writing {target}: Permission denied", said)
+        self.assertFalse(target.exists())
+
+    def test_a_named_file_is_still_roots_to_ask_for(self) -> None:
+        self.serve(self.gid)
+        file = self.file(0o600)
+        with AgentClient(self.socket) as client:
+            asked = {"name": "old", "file": str(file)}
+            self.assertThat(_post(client, "/v1/images", asked), Contains('"name":"old"'))
+
+    def test_a_stream_is_a_members_own(self) -> None:
+        self.serve(self.gid)
+        self.agent.create("vm", "debian", None)
+        pipe = self.agent.pipe(Peer(1, NOBODY, NOBODY))
+        self.addCleanup(pipe.close)
+        found = pipe.path.stat()
+        self.assertEqual((NOBODY, 0o600), (found.st_uid, found.st_mode & 0o777))
+
+
+class NamesTest(TestCase):
+    def test_a_refusal_is_one_error_of_ours(self) -> None:
+        self.assertTrue(issubclass(Forbidden, VirtmanError))
+        self.assertEqual(403, Forbidden.status)

@@ -1,0 +1,135 @@
+"""Members of the agent's group use the disks that it makes, by QEMU programs of their own, and nobody else does."""
+
+from __future__ import annotations
+
+import grp
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.others import GROUP, NOBODY, as_nobody
+from tests.userspace.test_cluster import ClusterTestCase
+from virtman.client import AgentClient
+
+MIB = 1 << 20
+
+
+class GroupTest(ClusterTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder.chmod(0o711)
+        self.gid = grp.getgrnam(GROUP).gr_gid
+        self.h1 = self.host("h1")
+        self.h1.group = GROUP
+        self.root = self.h1.start()
+        self.root.vms()
+
+    def member(self, act: Callable[[AgentClient], object], groups: tuple[int, ...] | None = None) -> str:
+        def call() -> object:
+            with AgentClient(self.h1.run / "agent.sock") as client:
+                return act(client)
+
+        return as_nobody(self, call, (self.gid,) if groups is None else groups)
+
+    def io(self, vm: str, command: str, groups: tuple[int, ...] | None = None) -> str:
+        """What a member's QEMU says that opens a VM's disk for writing, or why it does not."""
+        path = self.root.vm(vm).disk.path
+
+        def run() -> str:
+            argv = ["qemu-io", "-f", "qcow2", "-c", command, path]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+            return done.stdout + done.stderr
+
+        return as_nobody(self, run, (self.gid,) if groups is None else groups)
+
+    def check_used(self, vm: str) -> None:
+        """A member reads the image's part of a disk, through the export, and writes to it."""
+        self.assertIn(f"read {MIB}/{MIB} bytes", self.io(vm, f"read {7 * MIB} {MIB}"))
+        self.assertIn(f"wrote {MIB}/{MIB} bytes", self.io(vm, f"write -P 0x77 {2 * MIB} {MIB}"))
+
+    def test_members_use_disks_whatever_becomes_of_them(self) -> None:
+        self.assertEqual("vm", self.member(lambda client: client.create("vm", "img").name))
+        self.check_used("vm")
+        self.assertIn("Permission denied", self.io("vm", "read 0 512", ()))
+        for name in ("one", "two"):
+            self.member(lambda client, name=name: client.take_snapshot("vm", name))  # type: ignore[misc]
+            self.check_used("vm")
+        self.member(lambda client: client.revert("vm", "one"))
+        self.check_used("vm")
+        self.member(lambda client: client.resize("vm", 16 * MIB))
+        self.check_used("vm")
+        self.member(lambda client: client.clone("vm", ["clone"]))
+        self.member(lambda client: client.rename("vm", "renamed"))
+        self.member(lambda client: client.delete_snapshot("renamed", "two"))
+        for vm in ("clone", "renamed"):
+            self.check_used(vm)
+        self.h1.stop()
+        self.root = self.h1.start()
+        self.check_used("clone")
+
+    def test_what_a_member_sends_a_member_receives(self) -> None:
+        self.member(lambda client: client.create("vm", "img"))
+        self.check_used("vm")
+        stream = self.folder / "stream"
+
+        def send(client: AgentClient) -> None:
+            with stream.open("wb") as file:
+                client.send("vm", file)
+
+        stream.touch()
+        stream.chmod(0o666)
+        self.assertEqual("None", self.member(send))
+
+        def receive(client: AgentClient) -> str:
+            with stream.open("rb") as file:
+                return client.receive("copy", "img", file).name
+
+        self.assertEqual("copy", self.member(receive))
+        self.check_used("copy")
+
+    def test_clones_of_a_disk_from_before_there_was_a_group(self) -> None:
+        self.h1.stop()
+        self.h1.group = ""
+        self.root = self.h1.start()
+        self.root.create("old", "img")
+        self.h1.stop()
+        self.h1.group = GROUP
+        self.root = self.h1.start()
+        self.assertIn("Permission denied", self.io("old", "read 0 512"))
+        self.assertNotIn("Error", self.member(lambda client: client.clone("old", ["new"])))
+        self.check_used("new")
+
+    def test_a_member_exports_to_a_file_of_its_own_and_publishes_it(self) -> None:
+        place = self.folder / "place"
+        place.mkdir()
+        place.chmod(0o777)
+        self.member(lambda client: client.create("vm", "img"))
+        for image_format in ("raw", "qcow2"):
+            file = place / f"file.{image_format}"
+            said = self.member(lambda client, file=file: client.export_vm("vm", file, file.suffix[1:]).file)  # type: ignore[misc]
+            self.assertEqual(str(file), said)
+            found = file.stat()
+            self.assertEqual((NOBODY, 0o600), (found.st_uid, found.st_mode & 0o777))
+            argv = ["qemu-img", "compare", "-f", image_format, "-F", "raw", str(file), str(self.file)]
+            subprocess.run(argv, check=True, capture_output=True)
+            said = self.member(lambda client, file=file: client.publish(file.suffix[1:], file).digest)  # type: ignore[misc]
+            self.assertEqual(self.root.images()[0].digest, said)
+        self.assertEqual(2, len([*place.iterdir()]))
+
+    def test_an_export_that_fails_leaves_nothing(self) -> None:
+        place = self.folder / "place"
+        place.mkdir()
+        place.chmod(0o777)
+        said = self.member(lambda client: client.export_vm("none", place / "file"))
+        self.assertEqual("UnknownVm: vm 'none' is not on this host", said)
+        self.assertEqual([], [*place.iterdir()])
+
+    def test_a_link_to_roots_file_is_not_published(self) -> None:
+        secret, link = self.folder / "secret", self.folder / "link"
+        secret.write_bytes(b"x" * MIB)
+        secret.chmod(0o600)
+        link.symlink_to(secret)
+        said = self.member(lambda client: client.publish("stolen", link))
+        self.assertEqual(f"BadImageFile: cannot read {link}: Permission denied", said)
+        self.assertEqual(["img"], [image.name for image in self.root.images()])
+        self.assertTrue(Path(secret).exists())

@@ -1,0 +1,127 @@
+"""An image that is withdrawn goes from all hosts by itself when nobody needs it, and not before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.userspace.hosts import HostProcess, wait_until
+from tests.userspace.test_cluster import ClusterTestCase, image_of, read
+from virtman import errors
+from virtman.client import AgentClient
+
+MIB = 1 << 20
+
+
+def left(host: HostProcess) -> set[str]:
+    """What a host has of images: content, caches, and what stacks leave."""
+    folders = (host.state / "images", host.state / "cache")
+    return host.files() | {path.name for folder in folders if folder.exists() for path in folder.iterdir()}
+
+
+class WithdrawnTestCase(ClusterTestCase):
+    def withdraw(self) -> None:
+        """Have the origin withdraw the image, which returns at once."""
+        answer = self.origin.client().unpublish("img", when_unused=True)
+        self.assertTrue(answer.withdrawn)
+
+    def assert_goes(self, *hosts: HostProcess) -> None:
+        """Nothing of the image stays anywhere."""
+        volt = self.volt.client()
+        for host in (*hosts, self.origin):
+            wait_until(lambda host=host: not left(host) and not host.daemons(), f"nothing is left on {host.name}")
+        self.assertEqual([], volt.images())
+        for host in (*hosts, self.origin):
+            status = host.client().status()
+            self.assertEqual(([], {}), (status.images, status.troubles))
+
+
+class UnusedTest(WithdrawnTestCase):
+    def test_idle_stacks_their_caches_and_the_content_go_within_a_few_heartbeats(self) -> None:
+        hosts = self.hosts(3)
+        for _, client in hosts:
+            read(client.create("vm", "img").disk.path, 0, MIB)
+            client.destroy("vm")
+        self.assertEqual([1] * 3, [len(host.daemons()) for host, _ in hosts], "the stacks stay for a while")
+        self.withdraw()
+        self.assert_goes(*(host for host, _ in hosts))
+
+    def test_a_cache_whose_stack_had_gone_before_goes_too(self) -> None:
+        [(host, client)] = self.hosts(1)
+        client.create("vm", "img")
+        client.destroy("vm")
+        self.restart_idle(host)
+        self.withdraw()
+        self.assert_goes(host)
+
+    def restart_idle(self, host: HostProcess) -> None:
+        """As if its stack had been idle for long: only its cache is left."""
+        volt = self.volt.client()
+        host.stop()
+        host.kill_daemons()
+        for record in (host.state / "records" / "images").iterdir():
+            record.unlink()
+        volt.leave("img", host.name)
+        host.start().repair()
+        self.assertTrue(left(host))
+
+
+class UsedTest(WithdrawnTestCase):
+    def test_a_vm_reads_new_ranges_through_idle_parents_until_it_is_destroyed(self) -> None:
+        hosts = self.hosts(3)
+        clients: dict[str, AgentClient] = {host.name: client for host, client in hosts}
+        for client in clients.values():
+            client.create("vm", "img")
+        tree = self.volt.client().tree("img")
+        [(parent, last)] = [(node.host, below.host) for node in tree.root.children for below in node.children]
+        wait_until(lambda: last in image_of(clients[parent]).children, "the parent knows of its child")
+        for name, client in clients.items():
+            if name != last:
+                client.destroy("vm")
+        self.withdraw()
+        stranger = self.host("stranger").start()
+        self.assertRaises(errors.ImageWithdrawn, stranger.create, "vm", "img")
+        self.assertEqual((0, 0), (image_of(clients[last]).fetched_bytes, image_of(clients[parent]).fetched_bytes))
+        self.assert_same_content(Path(clients[last].vm("vm").disk.path), self.file)
+        self.assertEqual(self.file.stat().st_size, image_of(clients[parent]).fetched_bytes)
+        clients[last].destroy("vm")
+        self.assert_goes(*(host for host, _ in hosts))
+
+    def test_an_agent_that_starts_again_goes_on(self) -> None:
+        [(host, client)] = self.hosts(1)
+        disk = Path(client.create("vm", "img").disk.path)
+        self.withdraw()
+        for each in (host, self.origin):
+            each.kill()
+            each.start()
+        self.assert_same_content(disk, self.file)
+        host.client().destroy("vm")
+        self.assert_goes(host)
+
+    def test_publishing_it_again_takes_it_back(self) -> None:
+        [(_, client)] = self.hosts(1)
+        client.create("vm", "img")
+        self.withdraw()
+        origin = self.origin.client()
+        self.assertRaises(errors.ImageExists, origin.publish, "img", self.image_file("other"))
+        origin.publish("img", self.file)
+        client.destroy("vm")
+        self.assertFalse(self.volt.client().image("img").withdrawn)
+        self.assert_same_content(Path(client.create("vm", "img").disk.path), self.file)
+
+
+class LeaseTest(WithdrawnTestCase):
+    volt_options = ("--heartbeat", "0.5", "--lease", "3")
+
+    def test_a_host_whose_lease_ran_out_is_awaited_and_reads_on(self) -> None:
+        [(host, client)] = self.hosts(1)
+        disk = Path(client.create("vm", "img").disk.path)
+        self.withdraw()
+        host.kill()
+        volt = self.volt.client()
+        wait_until(lambda: not volt.image("img").nodes, "the lease ran out")
+        self.assertEqual(["img"], [image.name for image in self.origin.client().status().images])
+        client = host.start()
+        wait_until(lambda: volt.image("img").nodes, "the host is in the tree again")
+        self.assert_same_content(disk, self.file)
+        client.destroy("vm")
+        self.assert_goes(host)

@@ -1,0 +1,139 @@
+"""Files that a caller has opened, with his own rights, and passes to the agent (unix(7), SCM_RIGHTS).
+
+Who calls may change such a file at any time. QEMU's programs do what the header of a qcow2 file says, and open others
+that it names, with the agent's rights: so they are given no header that somebody else than an administrator can write
+(``mine``, ``theirs``). In a raw file there is nothing that they obey.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+import tempfile
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from virtman.errors import BadImageFile, BadRequest, CallerGone
+from virtman.hostfiles import told
+from virtman.newfile import open_path
+
+MOST = 253
+"""Descriptors in one message (Linux: SCM_MAX_FD). The kernel closes those for which there is no room here."""
+
+_CHUNK = 4 << 20
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A file that is open here as ``fd``. ``name``: what its owner calls it; ``trusted``: he may do all that we may."""
+
+    fd: int
+    name: Path
+    trusted: bool
+
+    @property
+    def path(self) -> Path:
+        """Where programs open it."""
+        return open_path(self.fd)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A file to be published, open. Raises BadImageFile."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)  # which does not wait for a FIFO
+    except OSError as error:
+        what = (
+            f"{path} is not a file" if isinstance(error, FileNotFoundError) else f"cannot read {path}: {error.strerror}"
+        )
+        raise BadImageFile(what) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise BadImageFile(f"{path} is not a file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def pass_to(path: str, fd: int) -> None:
+    """Pass an open file to the agent that listens at a socket. Raises CallerGone if it is gone."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            sock.connect(path)
+            socket.send_fds(sock, [b"\0"], [fd])
+        except OSError as error:
+            raise CallerGone(f"the agent does not listen at {path}: {error.strerror or error}") from error
+
+
+def receive(sock: socket.socket, within: float) -> int:
+    """The one descriptor that a caller passes, to be closed; ``within`` so many seconds. Raises BadRequest, CallerGone.
+
+    After an error none is left open.
+    """
+    sock.settimeout(within)
+    try:
+        _data, ancillary, flags, _address = sock.recvmsg(1, socket.CMSG_SPACE(MOST * 4), socket.MSG_CMSG_CLOEXEC)
+    except OSError as error:
+        raise CallerGone(f"who was to pass a file did not: {error.strerror or error}") from error
+    passed = array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            passed.frombytes(data[: len(data) - len(data) % passed.itemsize])
+    if len(passed) == 1 and not flags & socket.MSG_CTRUNC:
+        return passed[0]
+    for fd in passed:
+        os.close(fd)
+    raise BadRequest(f"one open file has to be passed with this call, and {len(passed)} were")
+
+
+def check_readable(fd: int, name: Path) -> None:
+    """Whether who passed it may read it, and it is a file. Raises BadImageFile."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise BadImageFile(f"{name} is not a file")
+    if _mode(fd) not in (os.O_RDONLY, os.O_RDWR):
+        raise BadImageFile(f"{name} was not opened for reading")
+
+
+def check_writable(fd: int, name: Path) -> None:
+    """Whether who passed it may write it, and it is a file that has just been made. Raises BadRequest."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise BadRequest(f"{name} is not a file")
+    if _mode(fd) not in (os.O_WRONLY, os.O_RDWR):
+        raise BadRequest(f"{name} was not opened for writing")
+    if found.st_size or found.st_nlink > 1:
+        raise BadRequest(f"{name} is not a new and empty file")
+
+
+def _mode(fd: int) -> int:
+    """How a file was opened; -1 if it can be neither read nor written (open(2), O_PATH)."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    return -1 if flags & os.O_PATH else flags & os.O_ACCMODE
+
+
+@contextmanager
+def mine(passed: Passed, folder: Path) -> Iterator[Path]:
+    """What a caller's file holds, in a file that he cannot change and that has no name. Raises NoRoom, HostTrouble."""
+    with told(f"copying {passed.name} to {folder}"), tempfile.TemporaryFile(dir=folder) as copy:
+        _copy(passed.fd, copy.fileno())
+        yield open_path(copy.fileno())
+
+
+@contextmanager
+def theirs(passed: Passed, folder: Path) -> Iterator[Path]:
+    """A file that a caller cannot change; what it holds goes into his if all is well. Raises NoRoom, HostTrouble."""
+    with told(f"writing {passed.name}"), tempfile.TemporaryFile(dir=folder) as copy:
+        yield open_path(copy.fileno())
+        _copy(copy.fileno(), passed.fd)
+
+
+def _copy(source: int, target: int) -> None:
+    """All that a file holds now; what is added to it meanwhile, which may be without end, is not. Raises OSError."""
+    done, size = 0, os.fstat(source).st_size
+    while done < size and (sent := os.sendfile(target, source, done, min(_CHUNK, size - done))):
+        done += sent
