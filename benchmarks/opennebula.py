@@ -30,6 +30,7 @@ from benchmarks.processes import say
 from benchmarks.spreadimage import RUN_MIB, SpreadImage, check_disk
 from lab.cluster import Cluster
 from lab.opennebula import Frontend, Host, Image, Oned, Pace, Vm, carry_out, driver_of, one_source
+from lab.process import kill_and_wait
 from lab.tools import BUILD, CHECKOUT, run
 
 SECONDS_BAR, BYTES_BAR = 10.0, 0.1
@@ -123,7 +124,15 @@ def stand(name: str, size: Size, pace: Pace, leftovers: list[str]) -> Iterator[S
         ours = {"BRIDGE_LIST": "origin", "DRIVER": "qcow2", "DISK_TYPE": "FILE", "TM_MAD_SYSTEM": "ssh,local"}
         one.image_datastore(VIRTMAN.store, "virtman", "virtman", **ours, **safe)
         one.image_datastore(SSH.store, "ssh", "fs", **safe)
-        yield Stand(folder, cluster, frontend, one, size)
+        try:
+            yield Stand(folder, cluster, frontend, one, size)
+        except BaseException:
+            # What still copies would fill the disk, and keep its driver from ending. A script whose copy was killed
+            # may have begun the next thing meanwhile.
+            while found := frontend.processes():
+                for pid in found:
+                    kill_and_wait(pid)
+            raise
 
 
 def install(frontend: Frontend) -> None:

@@ -90,7 +90,8 @@ def carry_out(hosts: Sequence[str], pace: Pace, act: Callable[[int], object]) ->
             seconds[action] = time.monotonic() - began
             plan.ended(action)
 
-    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+    pool = ThreadPoolExecutor(max(1, len(hosts)))
+    try:
         started, passes = time.monotonic(), 0
         while True:
             futures += [pool.submit(one, action) for action in plan.next_pass()]
@@ -102,6 +103,9 @@ def carry_out(hosts: Sequence[str], pace: Pace, act: Callable[[int], object]) ->
         for future in futures:
             future.exception()
         ended = time.monotonic()
+    finally:
+        # All have ended, unless this was interrupted: then nobody waits for copies that are to be thrown away.
+        pool.shutdown(wait=False, cancel_futures=True)
     for future in futures:
         future.result()
     return Carried(ended - started, seconds, passes)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+from types import FrameType
 
 from testtools import ExpectedException, TestCase
 
@@ -55,3 +58,24 @@ class CarryOutTest(TestCase):
 
         with ExpectedException(ValueError, "0"):
             carry_out(["a", "a"], Pace(actions_per_host=1, manager_timer=10**6), fail)
+
+    def test_what_interrupts_it_does_not_wait_for_actions(self) -> None:
+        release, ended = threading.Event(), list[int]()
+        self.addCleanup(release.set)
+
+        def interrupted(_signal: int, _frame: FrameType | None) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGUSR1, interrupted)
+        self.addCleanup(signal.signal, signal.SIGUSR1, before)
+
+        def act(number: int) -> None:
+            if number == 1:  # when it is there, 0 goes on for certain
+                os.kill(os.getpid(), signal.SIGUSR1)
+            elif release.wait(20):
+                return
+            ended.append(number)
+
+        with ExpectedException(KeyboardInterrupt):
+            carry_out(["a", "a"], Pace(actions_per_host=2), act)
+        self.assertNotIn(0, ended)
