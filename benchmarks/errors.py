@@ -8,6 +8,7 @@ BenchmarkError
 ├── DiskFailed       a disk cannot be opened, or a read or write of it failed
 ├── WrongBytes       a disk gave other bytes than the image has
 ├── Failed           the measurement ended, and found something that must not be
+├── NoRoom           the disk has not the room that the measurement needs
 ├── NotBelow         a host came to another place in the tree than the benchmark needs
 └── TookTooLong      a phase passed its time limit
 """
@@ -48,6 +49,10 @@ class WrongBytes(BenchmarkError):
 
 class Failed(BenchmarkError):
     """The measurement ended, and found something that must not be."""
+
+
+class NoRoom(BenchmarkError):
+    """The disk has not the room that the measurement needs."""
 
 
 class NotBelow(BenchmarkError):

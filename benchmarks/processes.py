@@ -17,6 +17,7 @@ from benchmarks.errors import ToolMissing
 PACKAGES = {
     "nbdkit": "nbdkit",
     "qemu-img": "qemu-utils",
+    "qemu-io": "qemu-utils",
     "qemu-storage-daemon": "qemu-system-common",
     "qemu-system-x86_64": "qemu-system-x86",
 }

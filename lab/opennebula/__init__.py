@@ -16,10 +16,12 @@ from lab.opennebula.frontend import Frontend, Host, one_source
 from lab.opennebula.oned import Oned
 from lab.opennebula.pool import Datastore, Disk, History, Image, Vm
 from lab.opennebula.rubydriver import RubyDriver, driver_of, kinds_of_driver
+from lab.opennebula.scheduler import Carried, Pace, Plan, carry_out
 
 __all__ = [
     "Answer",
     "Call",
+    "Carried",
     "Datastore",
     "Disk",
     "Driver",
@@ -31,9 +33,12 @@ __all__ = [
     "Host",
     "Image",
     "Oned",
+    "Pace",
+    "Plan",
     "PythonDriver",
     "RubyDriver",
     "Vm",
+    "carry_out",
     "driver_of",
     "kinds_of_driver",
     "one_source",

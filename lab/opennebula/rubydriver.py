@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.errors import NotReady
-from lab.opennebula.driver import Answer, Driver, PythonDriver
+from lab.opennebula.driver import AT_ONCE, Answer, Driver, PythonDriver
 from lab.opennebula.exchange import PATIENCE
 from lab.opennebula.frontend import HERE, Frontend, one_source
 
@@ -25,20 +25,27 @@ def kinds_of_driver() -> list[str]:
     return ["python", "ruby"] if one_source() else ["python"]
 
 
-def driver_of(frontend: Frontend, kind: str | None = None, *, configured: bool = False) -> Driver:
-    """A driver for a front end, by kind; None: OpenNebula's own if the front end has its source."""
+def driver_of(
+    frontend: Frontend, kind: str | None = None, *, configured: bool = False, at_once: int = AT_ONCE
+) -> Driver:
+    """A driver for a front end, by kind; None: OpenNebula's own if the front end has its source.
+
+    ``at_once``: transfers at the same time, whatever oned.conf says.
+    """
     kind = kind or ("ruby" if frontend.source else "python")
     made = RubyDriver if kind == "ruby" else PythonDriver
-    return made(frontend, configured=configured)
+    return made(frontend, configured=configured, at_once=at_once)
 
 
 class RubyDriver(Driver):
     """The real one_tm and one_datastore. The front end has OpenNebula's ``source``."""
 
-    def __init__(self, frontend: Frontend, *, configured: bool = False) -> None:
+    def __init__(self, frontend: Frontend, *, configured: bool = False, at_once: int = AT_ONCE) -> None:
         super().__init__(frontend, configured=configured)
         mads = frontend.location / "lib" / "mads"
-        self._tm = _Process(frontend, "one_tm", mads / "one_tm.rb", self._options("TM_MAD", []))
+        # Of an option that is given twice the last value counts.
+        tm_options = [*self._options("TM_MAD", []), "-t", str(at_once)]
+        self._tm = _Process(frontend, "one_tm", mads / "one_tm.rb", tm_options)
         self._datastore = _Process(
             frontend, "one_datastore", mads / "one_datastore.rb", self._options("DATASTORE_MAD", self._all())
         )

@@ -1,0 +1,107 @@
+"""A wave by OpenNebula's drivers: its image, its figures, and what is refused before it starts."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+
+from click.testing import CliRunner
+from testtools import ExpectedException, TestCase
+
+from benchmarks import opennebula
+from benchmarks.clonecost import Parts
+from benchmarks.errors import NoRoom
+from benchmarks.opennebula import PACES, Size, check_room, ratios, within
+from benchmarks.spreadimage import RUN_MIB, SpreadImage
+from opennebula_tm.installer.tuning import SINGLE, WANTED_THREADS
+
+IMAGE = SpreadImage(size=256, data=64)
+
+
+class ImageTest(TestCase):
+    def test_as_much_is_data_as_was_asked_for_all_over_the_image(self) -> None:
+        data = IMAGE.data_mibs()
+        self.assertEqual(64, len(set(data)))
+        self.assertEqual({0, 1, 2, 3}, {mib // 64 for mib in data})
+        self.assertEqual(256 - 64, len(IMAGE.holes()))
+
+    def test_an_image_may_be_all_data(self) -> None:
+        full = SpreadImage(4 * RUN_MIB, 4 * RUN_MIB)
+        self.assertEqual(list(range(4 * RUN_MIB)), full.data_mibs())
+        self.assertEqual([], full.holes())
+
+    def test_runs_do_not_overlap_where_they_do_not_divide_the_image(self) -> None:
+        for size in range(3 * RUN_MIB, 4 * RUN_MIB):
+            data = SpreadImage(size, 3 * RUN_MIB).data_mibs()
+            self.assertEqual(3 * RUN_MIB, len(set(data)))
+            self.assertTrue(max(data) < size)
+
+    def test_a_boot_set_is_spread_over_the_data(self) -> None:
+        boot_set = IMAGE.boot_set(4)
+        self.assertEqual([0, 64, 128, 192], boot_set)
+        self.assertEqual(IMAGE.data_mibs(), IMAGE.boot_set(1000))
+
+    def test_no_data_is_zeros_or_what_its_neighbours_are(self) -> None:
+        found = [IMAGE.byte(mib) for mib in range(2048)]
+        self.assertTrue(all(0 < byte < 256 for byte in found))
+        self.assertTrue(all(one != other for one, other in itertools.pairwise(found)))
+
+    def test_reads_are_of_data_and_of_holes(self) -> None:
+        reads = IMAGE.reads(2)
+        self.assertEqual(f"read -P {IMAGE.byte(0)} 0M 1M", reads[0])
+        self.assertEqual(5, len(reads))
+        self.assertEqual(3, sum(read.startswith("read -P 0 ") for read in reads))
+
+
+class FiguresTest(TestCase):
+    def found(self, virtman_s: float, virtman_bytes: int) -> dict[str, float]:
+        virtman = {"s": virtman_s, "bytes": virtman_bytes, "boot_set_s": 4.0, "boot_set_bytes": 300}
+        ssh = {"s": 40.0, "bytes": 1000, "boot_set_s": 44.0, "boot_set_bytes": 1000}
+        return ratios(virtman, ssh)
+
+    def test_ratios_say_how_much_better_ours_is(self) -> None:
+        found = self.found(2.0, 50)
+        self.assertEqual((20.0, 0.05), (found["times_sooner"], found["share_of_bytes"]))
+        self.assertEqual((11.0, 0.3), (found["times_sooner_with_boot_set"], found["share_of_bytes_with_boot_set"]))
+
+    def test_the_bars(self) -> None:
+        self.assertEqual({"seconds": True, "bytes": True}, within(self.found(4.0, 100)))
+        self.assertEqual({"seconds": False, "bytes": False}, within(self.found(4.1, 101)))
+
+    def test_vms_go_to_hosts_in_turn(self) -> None:
+        size = Size(5, 2, IMAGE)
+        self.assertEqual(["host-1", "host-2", "host-1"], [size.host(number) for number in range(3)])
+
+    def test_parts_are_told_by_their_medians(self) -> None:
+        parts = Parts()
+        done: list[int] = []
+        for number in range(3):
+            parts.time("a", lambda number=number: done.append(number))  # type: ignore[misc]
+        self.assertEqual([0, 1, 2], done)
+        self.assertEqual(["a"], list(parts.figures()))
+
+    def test_the_tuned_settings_are_those_that_install_advises(self) -> None:
+        advised = {name: int(wanted) for name, _default, wanted, _why in SINGLE}
+        came = {name: int(default) for name, default, _wanted, _why in SINGLE}
+        for values, pace in ((advised, PACES["tuned"]), (came, PACES["default"])):
+            self.assertEqual(values["MAX_ACTIONS_PER_HOST"], pace.actions_per_host)
+            self.assertEqual(values["MAX_ACTIONS_PER_CLUSTER"], pace.actions_per_cluster)
+        self.assertEqual(int(WANTED_THREADS), PACES["tuned"].threads)
+
+
+class RefusalTest(TestCase):
+    def test_too_little_room_is_told_in_one_line_before_anything_is_done(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        with ExpectedException(NoRoom, "[^\n]*60 copies of 1000000000 MiB[^\n]*--data"):
+            check_room(Size(60, 4, SpreadImage(2048, 10**9)), Path(folder.name))
+
+    def test_data_must_fit(self) -> None:
+        for data in ("17", "4096"):
+            result = CliRunner().invoke(opennebula.main, ["--data", data])
+            self.assertEqual(2, result.exit_code)
+            self.assertIn("--data must be", result.output)
+
+    def test_help_shows_examples(self) -> None:
+        self.assertIn("python -m benchmarks.opennebula", CliRunner().invoke(opennebula.main, ["--help"]).output)
