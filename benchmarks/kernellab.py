@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.errors import Failed, TookTooLong
@@ -41,8 +40,7 @@ class KernelLab:
         """Publish an image of ``benchmarks.inside.content``. Raises CommandFailed."""
         origin = self.machines["origin"]
         origin.run(program("content", _FILE, str(size // BLOCK)), timeout=_MAKING_LIMIT)
-        with agent(origin) as client:
-            client.publish(image, Path(_FILE))
+        origin.run(["virtman", "publish", image, _FILE])
         origin.run(["rm", _FILE])
 
 

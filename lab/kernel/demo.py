@@ -49,7 +49,7 @@ class Demo:
     def run(self) -> dict[str, Any]:
         """All of it. Returns what was measured; raises LabError."""
         self.view.phase("publishing the image on the origin")
-        self.agents[self.origin.name].publish(IMAGE, Path(self.origin.send(self.tiny.disk, "/var/tmp")))
+        self.origin.run(["virtman", "publish", IMAGE, self.origin.send(self.tiny.disk, "/var/tmp")])
         attach_s = self.attach()
         child, parent = self.child_and_parent()
         figures = {"attach_s": attach_s, **self.boot(child), **self.lose_parent(child, parent)}

@@ -42,8 +42,7 @@ class Card:
     """``image``: what VMs' disks are made of, "" while nothing was published; ``origins``: the hosts that published it.
 
     ``format``: of VMs' disks. ``generation`` counts names: no two images or disks of one card get the same.
-    ``used_by``: the VM's disk that a persistent image was given to last. ``old``: images that were published before and
-    must go.
+    ``used_by``: the VM's disk that a persistent image was given to last.
     """
 
     name: str
@@ -54,7 +53,6 @@ class Card:
     generation: int = 0
     kept: Kept | None = None
     used_by: str = ""
-    old: tuple[str, ...] = ()
     version: int = field(default=VERSION)
 
     def next_name(self, letter: str) -> tuple[Self, str]:

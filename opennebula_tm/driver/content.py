@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -32,33 +32,26 @@ class Origins:
         """A disk that waits at a host, to be sent."""
         return Source(host, (self._ours, disk), disk)
 
-    def publish(self, image: str, hosts: Sequence[str], publish_at: Callable[[str], str]) -> str:
-        """Publish an image at hosts. Returns its digest, which is the same at all of them: Volt sees to that.
+    def publish(self, card: Card, image: str, publish_at: Callable[[str], str]) -> Card:
+        """Publish an image at all origins. Returns the card with it, to be written down.
 
-        ``publish_at`` does it at one, and returns what that host said. After an error it is withdrawn again.
+        ``publish_at`` does it at one, and returns what that host said. After an error nothing is left of it.
         """
         digest = ""
-        done = list[str]()
+        tried = list[str]()
         try:
-            for host in hosts:
-                done.append(host)  # also if its answer is lost
-                digest = _digest(host, publish_at(host))
+            for host in card.origins:
+                tried.append(host)  # also if its answer is lost
+                digest = _digest(host, publish_at(host))  # the same at all of them: Volt sees to that
         except DriverError:
-            for host in done:
-                self.try_withdraw(host, image)
+            for host in tried:
+                self.try_sweep(host, card)
             raise
-        return digest
+        return replace(card, image=image, digest=digest)
 
     def from_disk(self, host: str, image: str, disk: str, base: str = "") -> str:
         """Publish at a host what a disk there holds, or a new disk of the image ``base``. Returns what it said."""
         return self._hosts.transfer(host, "publish", self._ours, image, image, disk, base)
-
-    def from_copy(self, host: str, image: str, copy: str, base: str = "") -> str:
-        """As ``from_disk``; the disk is removed then, whatever became of it."""
-        try:
-            return self.from_disk(host, image, copy, base)
-        finally:
-            self.try_destroy(host, copy)
 
     def receive(self, host: str, disk: str, over: str, source: Source | Path, options: tuple[str, ...] = ALL) -> None:
         """Have a host keep what another disk holds, or a stream in a file of the front end."""
@@ -89,21 +82,14 @@ class Origins:
         except OSError as error:
             raise FrontendFailed(f"cannot write {target}: {error.strerror}") from error
 
-    def destroy(self, host: str, disk: str) -> None:
-        """Remove a disk that waits at a host; what is not there is fine."""
-        self._hosts.run(host, "destroy", self._ours, disk, "", disk)
+    def sweep(self, host: str, card: Card) -> None:
+        """Remove what a host has of an image and its card does not name: what was replaced, and what was cut off."""
+        named = [card.image, *([card.kept.disk, card.kept.over] if card.kept else [])]
+        self._hosts.run(host, "sweep", card.name, *(name for name in named if name))
 
-    def withdraw(self, host: str, image: str) -> None:
-        """Have a host be no origin of an image any more, once nobody needs it; what is not there is fine."""
-        self._hosts.run(host, "unpublish", self._ours, image, image)
-
-    def try_withdraw(self, host: str, image: str) -> bool:
-        """As ``withdraw``; returns whether it could be done."""
-        return attempt(f"{image} stays published", lambda: self.withdraw(host, image))
-
-    def try_destroy(self, host: str, disk: str) -> bool:
-        """As ``destroy``; returns whether it could be done."""
-        return attempt(f"{disk} stays", lambda: self.destroy(host, disk))
+    def try_sweep(self, host: str, card: Card) -> None:
+        """As ``sweep``, which can be left for the next time."""
+        attempt(f"what {card.name} had before stays", lambda: self.sweep(host, card))
 
     def forget_snapshot(self, host: str, disk: str, number: int) -> None:
         """Delete a snapshot of a disk that waits at a host; what is not there is fine."""
@@ -160,13 +146,8 @@ class Contents:
                 self._origins.receive(host, kept.disk, kept.over, self._origins.source(kept.at[0], kept.disk))
             return self._origins.from_disk(host, name, kept.disk)
 
-        digest = self._origins.publish(name, card.origins, publish_at)
-        old = (*card.old, *([card.image] if card.image else []))
-        card = replace(card, image=name, digest=digest, kept=None, old=old)
-        self._cards.write(self._path, card)
-        for host in {*kept.at, *card.origins}:
-            self._origins.try_destroy(host, kept.disk)
-        return self.drop_old(card)
+        published = self._origins.publish(card, name, publish_at)
+        return self._replaced(replace(published, kept=None))
 
     def fill(self, over: str, source: Source | Path, options: tuple[str, ...] = ALL) -> Card:
         """What a VM's disk holds becomes what the image holds: each origin receives the disk, and publishes that."""
@@ -175,12 +156,9 @@ class Contents:
 
         def publish_at(host: str) -> str:
             self._origins.receive(host, copy, over, source, options)
-            return self._origins.from_copy(host, name, copy)
+            return self._origins.from_disk(host, name, copy)
 
-        digest = self._origins.publish(name, card.origins, publish_at)
-        card = replace(card, image=name, digest=digest, old=(*card.old, *([card.image] if card.image else [])))
-        self._cards.write(self._path, card)
-        return self.drop_old(card)
+        return self._replaced(self._origins.publish(card, name, publish_at))
 
     def keep(self, over: str, source: Source | Path, of: str) -> Card:
         """Have what a VM's disk holds wait at the origins. Those that cannot take it are left out, but for the last.
@@ -198,11 +176,13 @@ class Contents:
                 failed.append(str(error))
         if not at:
             raise HostFailed("; ".join(failed))
-        before = card.kept
-        card = replace(card, kept=Kept(name, tuple(at), over, of), used_by="")
+        return self._replaced(replace(card, kept=Kept(name, tuple(at), over, of), used_by=""))
+
+    def _replaced(self, card: Card) -> Card:
+        """Write down what holds from now on, and let the origins forget what held before."""
         self._cards.write(self._path, card)
-        for host in before.at if before else ():
-            self._origins.try_destroy(host, before.disk if before else "")
+        for host in card.origins:
+            self._origins.try_sweep(host, card)
         return card
 
     def give(self, ref: Ref, disks: Disks, size: int, monitor: str) -> None:
@@ -234,24 +214,11 @@ class Contents:
                 return
         raise HostFailed("; ".join(failed))
 
-    def drop_old(self, card: Card) -> Card:
-        """Withdraw what was published before, as far as that can be done now."""
-        tried = {image: [self._origins.try_withdraw(host, image) for host in card.origins] for image in card.old}
-        left = tuple(image for image, withdrawn in tried.items() if not all(withdrawn))
-        if left != card.old:
-            card = replace(card, old=left)
-            self._cards.write(self._path, card)
-        return card
-
     def remove(self) -> None:
         """Remove the image, its disk and its card. Raises HostFailed; a repeated call goes on."""
         card = self.card
-        if card.kept is not None:
-            for host in card.kept.at:
-                self._origins.destroy(host, card.kept.disk)
-        for image in (*card.old, *([card.image] if card.image else [])):
-            for host in card.origins:
-                self._origins.withdraw(host, image)
+        for host in card.origins:
+            self._origins.sweep(host, replace(card, image="", kept=None))
         self._cards.remove(self._path)
 
     def _named(self, card: Card, letter: str) -> tuple[Card, str]:

@@ -5,6 +5,8 @@ The request is XML in base64, and the answer one line: what else is printed woul
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -15,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from opennebula_tm.driver import names, nebula
@@ -30,6 +31,8 @@ from opennebula_tm.driver.settings import Settings
 log = logging.getLogger(__name__)
 
 SAVE_AS = "save_as"
+ADDING = ".adding-"
+"""Begins the names of folders in that of the datastore that have an image while it is added."""
 NOT_DISKS = {"KERNEL": "kernels", "RAMDISK": "ramdisks", "CONTEXT": "files"}
 TYPES = {"3": "KERNEL", "4": "RAMDISK", "5": "CONTEXT"}
 """OpenNebula's numbers of the types of images that are no disks (Image::ImageType)."""
@@ -143,8 +146,10 @@ class Datastore:
         path, card = self._new(request)
         over, copy = theirs.published, f"{card.name}-t"
         origins = self._origins(path.parent)
-        digest = origins.publish(card.name, card.origins, lambda host: origins.from_copy(host, card.name, copy, over))
-        self._cards.write(path, replace(card, image=card.name, digest=digest))
+        card = origins.publish(card, card.name, lambda host: origins.from_disk(host, card.name, copy, over))
+        self._cards.write(path, card)
+        for host in card.origins:
+            origins.try_sweep(host, card)
         return f"{path} {card.format}\n"
 
     def rm(self, request: Request) -> str:
@@ -241,8 +246,8 @@ class Datastore:
         archive = file.with_suffix(".tar")
         _pack(file, archive)
         origins = self._origins(path.parent)
-        digest = origins.publish(card.name, card.origins, lambda host: origins.upload(host, card.name, archive))
-        self._cards.write(path, replace(card, image=card.name, digest=digest))
+        card = origins.publish(card, card.name, lambda host: origins.upload(host, card.name, archive))
+        self._cards.write(path, card)
         return f"{path} {card.format}\n"
 
     @staticmethod
@@ -264,7 +269,8 @@ class Datastore:
         folder = Path(request.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".adding-") as name:
+            _remove_left(folder)
+            with tempfile.TemporaryDirectory(dir=folder, prefix=ADDING) as name, _held(Path(name)):
                 yield Path(name)
         except OSError as error:
             raise FrontendFailed(f"cannot keep the image in {folder} meanwhile: {error.strerror or error}") from error
@@ -321,6 +327,24 @@ class Datastore:
 
     def _contents(self, path: PurePosixPath) -> Contents:
         return Contents(self._cards, path, self._origins(path.parent))
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Let others see that the folder is in use, for as long as this process lives. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove what calls left that were killed. Raises OSError."""
+    for left in folder.glob(f"{ADDING}*"):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError), _held(left):
+            shutil.rmtree(left)
 
 
 def _within(path: str, folder: str) -> bool:

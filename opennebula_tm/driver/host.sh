@@ -75,10 +75,9 @@ path() {
 
 case $action in
 
-create) # FOLDER KEY LINK NAME IMAGE SIZE FORMAT MONITOR FRESH
+create) # FOLDER KEY LINK NAME IMAGE SIZE FORMAT MONITOR FRESH: SIZE, MONITOR and FRESH may be empty
     lock "$1" "$2"
-    [ "$9" = fresh ] && gone destroy "$4"
-    made=$(v create "$4" "$5" ${6:+--size "$6"}) || exit
+    made=$(v create "$4" "$5" ${6:+--size "$6"} ${9:+--replace}) || exit
     fits "$4" "$made" "$7"
     link "$3" "$made"
     monitored "$3" "$8"
@@ -172,18 +171,33 @@ publish) # FOLDER KEY IMAGE DISK BASE: what the disk holds; with BASE it is made
     v publish "$3" --from-vm "$4" --json || exit
     ;;
 
-upload) # FOLDER KEY IMAGE: a tar of one file named "disk" comes in
-    lock "$1" "$2"
-    file=$1/$3.upload
-    trap 'rm -rf "$file"' EXIT
-    rm -rf "$file" && mkdir "$file" && tar -xSf - -C "$file" || exit
-    v publish "$3" "$file/disk" --json || exit
+sweep) # IMAGE NAME...: removes the disks and images whose names begin with IMAGE, but for these NAMEs
+    image=$1
+    shift
+    ours() {
+        awk -v image="$image" -v named="$* " '
+            ($1 == image || index($1, image "-") == 1) && !index(" " named, " " $1 " ") { print $1 }'
+    }
+    listed=$(v list) || exit
+    for name in $(printf '%s\n' "$listed" | ours "$@"); do
+        gone destroy "$name"
+    done
+    listed=$(v images) || exit
+    for name in $(printf '%s\n' "$listed" | ours "$@"); do
+        gone unpublish "$name" --when-unused
+    done
     ;;
 
-unpublish) # FOLDER KEY IMAGE
+upload) # FOLDER KEY IMAGE: a tar of one file named "disk" comes in
     lock "$1" "$2"
-    gone unpublish "$3" --when-unused
-    rm -f "$held"
+    for left in "$1"/*.upload; do
+        # Of one that was killed, or the host with it: nobody has its lock.
+        [ -d "$left" ] && flock -n "${left%.upload}.lock" rm -rf "$left"
+    done
+    file=$1/$3.upload
+    trap 'rm -rf "$file"' EXIT
+    mkdir "$file" && tar -xSf - -C "$file" || exit
+    v publish "$3" "$file/disk" --json || exit
     ;;
 
 export) # FOLDER KEY NAME [--image]: as qcow2, to standard output

@@ -63,17 +63,18 @@ class TransferManager:
         stored = Stored(ref)
         with self._cards.locked(path):
             contents = self._contents(path)
-            if stored.there:
-                contents.keep(stored.image, stored.file, ref.name)
-                stored.remove()
-                return
-            found = self._disks.describe(ref)
+            on_host = ref.host in self._show_vm(ref.vm).hosts
+            found = self._disks.describe(ref) if on_host else None
             if found is not None:
                 self._mover.refuse_left_out(ref, found)
                 contents.keep(found.image, ref.source, ref.name)
+            elif stored.there:
+                contents.keep(stored.image, stored.file, ref.name)
             elif (kept := contents.card.kept) is None or kept.of != ref.name:
-                raise NotThere(f"{ref} is not on {ref.host}")
-        self._disks.destroy(ref, link=True)
+                raise NotThere(f"{ref} is neither on {ref.host} nor on the front end")
+        if on_host:
+            self._disks.destroy(ref, link=True)
+        stored.remove()
 
     def cpds(self, source: str, target: str, snapshot: str, vm: str, _datastore: str) -> None:
         """Save as: what a disk holds, or held at a snapshot, becomes the content of another image."""
@@ -83,21 +84,21 @@ class TransferManager:
         stored = Stored(ref)
         with self._cards.locked(path):
             contents = self._contents(path)
-            if stored.there:
-                if number >= 0:
-                    raise Refused(f"{ref} is on the front end: resume the VM before its snapshot {number} is saved")
+            found = self._disks.describe(ref) if ref.host in self._show_vm(ref.vm).hosts else None
+            if found is not None:
+                options = ("--snapshot", names.snapshot(number)) if number >= 0 else ()
+                contents.fill(found.image, ref.source, options)
+            elif not stored.there:
+                raise NotThere(f"{ref} is neither on {ref.host} nor on the front end")
+            elif number >= 0:
+                raise Refused(f"{ref} is on the front end: resume the VM before its snapshot {number} is saved")
+            else:
                 contents.fill(stored.image, stored.file)
-                return
-            found = self._disks.there(ref)
-            options = ("--snapshot", names.snapshot(number)) if number >= 0 else ()
-            contents.fill(found.image, ref.source, options)
 
     def delete(self, target: str, vm: str, _datastore: str) -> None:
         """A VM's disk, for good. What is not there is fine."""
         ref = self._ref(target, vm)
-        stored = Stored(ref)
-        if stored.there:
-            stored.remove()
+        Stored(ref).remove()
         # Who is no host of the VM is the front end, which need not have an agent.
         if ref.host in self._show_vm(ref.vm).hosts:
             self._disks.destroy(ref, link=True)
@@ -124,7 +125,7 @@ class TransferManager:
         """Let a disk have ``size`` MiB."""
         ref = self._ref(source, vm)
         mib = names.number("the size", size)
-        if Stored(ref).there:
+        if Stored(ref).there and self._disks.describe(ref) is None:
             raise Refused(f"{ref} is on the front end: resume the VM before its disk is resized")
         known = self._show_vm(ref.vm)
         if known.state == DISK_RESIZE and known.disk(ref.number).driver == "qcow2":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import click
 
 from virtman.cli import options
 from virtman.cli.output import Failure, emit, fields, one_line_errors, size_text, table
-from virtman.errors import BadSize
+from virtman.errors import BadSize, UnknownVm
 
 S = TypeVar("S", int, int | None)
 
@@ -22,16 +23,21 @@ LARGEST = options.SUFFIXES["T"] << 20
 @click.argument("vm")
 @options.image
 @options.size
+@click.option("--replace", is_flag=True, help="Destroy what there is of this name first.")
 @options.as_json
 @click.pass_context
-def create(context: click.Context, vm: str, image: str, size: int | None, as_json: bool) -> None:
+def create(context: click.Context, vm: str, image: str, *, size: int | None, replace: bool, as_json: bool) -> None:
     """Create a disk for VM from IMAGE and print its path. Asked again, it prints the same path.
 
     \b
     Example: qemu-system-x86_64 -m 1G -nographic -drive file=$(virtman create web-1 debian-12),if=virtio
     """
+    possible = _possible(size)
     with options.agent(context) as client:
-        answer = client.create(vm, image, _possible(size))
+        if replace:
+            with suppress(UnknownVm):
+                client.destroy(vm)
+        answer = client.create(vm, image, possible)
     emit(answer) if as_json else click.echo(answer.disk.path)
 
 

@@ -13,7 +13,7 @@ from opennebula_tm.driver.card import Card, Cards, Kept
 from opennebula_tm.driver.errors import FrontendFailed, Refused
 
 NAME = "one-7-0a1b2c3d"
-CARD = Card(NAME, "raw", ("a", "b"), NAME, "sha256:1", 3, Kept(f"{NAME}-k3", ("a",), NAME, "one-1-0-a"), "", ("old",))
+CARD = Card(NAME, "raw", ("a", "b"), NAME, "sha256:1", 3, Kept(f"{NAME}-k3", ("a",), NAME, "one-1-0-a"), "")
 
 
 class CardTest(testtools.TestCase):

@@ -178,6 +178,13 @@ class VmCommandsTest(AgentCliTest):
         for _ in range(2):
             self.assertEqual("/disks/vm.qcow2\n", self.out("create", "vm", "debian"))
 
+    def test_create_can_replace_a_disk(self) -> None:
+        for _ in range(2):
+            self.out("create", "vm", "debian", "--size", "2M")
+        self.assertEqual("/disks/vm.qcow2\n", self.out("create", "vm", "debian", "--replace"))
+        self.assertEqual(MIB, self.json("show", "vm")["disk"]["size"])
+        self.out("create", "new", "debian", "--replace")
+
     def test_create_for_scripts(self) -> None:
         vm = self.json("create", "vm", "debian", "--size", "2M")
         self.assertEqual(("vm", "debian", 2 * MIB), (vm["name"], vm["disk"]["image"], vm["disk"]["size"]))
