@@ -65,7 +65,7 @@ def main(
     try:
         if chosen.command == "frontend":
             return _front_end(chosen, console, commands, package)
-        return _host(chosen, console, commands, package)
+        return _host(chosen, console, commands)
     except Refused as error:
         return _fail(str(error))
     except OSError as error:
@@ -89,8 +89,8 @@ def _front_end(chosen: argparse.Namespace, console: Console, commands: Commands,
     return 0
 
 
-def _host(chosen: argparse.Namespace, console: Console, commands: Commands, package: Path) -> int:
-    host = HostSide(chosen.root, console, commands, package)
+def _host(chosen: argparse.Namespace, console: Console, commands: Commands) -> int:
+    host = HostSide(chosen.root, console, commands)
     access = Access(chosen.user, chosen.group)
     if chosen.check:
         return _tell(console, list(host.differences(access)))

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from opennebula_tm.installer import change, disk, settings, sources
-from opennebula_tm.installer.change import Edit, OwnFile, Step, no_step
+from opennebula_tm.installer import change, disk, settings
+from opennebula_tm.installer.change import Edit, Step, no_step
 from opennebula_tm.installer.console import Commands, Console
 from opennebula_tm.installer.errors import Refused
 from opennebula_tm.installer.record import Book, Record
@@ -83,15 +83,11 @@ def _known(look_up: Callable[[str], object], name: str) -> bool:
 class HostSide:
     """One host. ``root``: another one than this machine's. ``step`` is told each step before it is done."""
 
-    def __init__(
-        self, root: Path, console: Console, commands: Commands,
-        package: Path = sources.PACKAGE, step: Step = no_step,
-    ) -> None:  # fmt: skip
+    def __init__(self, root: Path, console: Console, commands: Commands, step: Step = no_step) -> None:
         self._root = root
         self._console = console
         self._commands = commands
         self._accounts = Accounts(root, commands)
-        self._package = package
         self._step = step
         self._settings = root / "etc" / "default" / "virtman-agent"
         self._book = Book(root / "var" / "lib" / "virtman-opennebula.json")
@@ -107,28 +103,20 @@ class HostSide:
             record = before or Record()
             self._refuse_other(record, access)
             edit = self._edit(access, record)
-            rules = self._rules()
-            change.refuse_foreign(rules, record)
-            waiting = [rule for rule in rules if change.stale(rule, record)]
             members = self._accounts.members(access.group)
-            if before and not (waiting or edit.changes) and access.user in (members or ()):
+            if before and not edit.changes and access.user in (members or ()):
                 self._console.say("nothing to do")
                 return
             change.show(self._console, [edit])
-            for line in self._plan(members, access, waiting):
+            for line in self._plan(members, access):
                 self._console.say(line)
             self._console.agree("Make these changes?")
-            self._note(record, access, members, waiting)
+            self._note(record, access, members)
             self._admit(access, members)
-            for rule in waiting:
-                self._step(f"write {rule.path}")
-                disk.write(rule.path, rule.content, rule.owner)
             change.apply([edit], record, self._book, self._step)
             self._book.write(record)
         self._console.say("installed. Left to do, so that the agent and OpenNebula's user take it up:")
         self._console.say("    systemctl restart virtman-agent")
-        if rules:
-            self._console.say("    udevadm control --reload && udevadm trigger --subsystem-match=block")
         self._console.say(
             f"    log sessions of {access.user} out, also kept ssh connections: they have the groups of before"
         )
@@ -145,7 +133,6 @@ class HostSide:
             change.show(self._console, [edit] if edit else [])
             self._console.agree(f"Take {access.user}'s way to the agent away?")
             change.apply([edit] if edit else [], record, self._book, self._step)
-            self._take_rules(record)
             self._expel(access, record)
             left = change.drop_backups(record)
             self._step("forget the record")
@@ -168,10 +155,6 @@ class HostSide:
             raise Refused(f"{self._settings}: {error}") from None
         if group != access.group:
             yield f"{self._settings} does not set {settings.VARIABLE}={access.group}"
-        for rule in self._rules():
-            present = disk.read(rule.path)
-            if present != rule.content:
-                yield f"{rule.path} {'is missing' if present is None else 'differs from this version'}"
         yield from self._trouble_of_agent(access)
 
     def _trouble_of_agent(self, access: Access) -> Iterator[str]:
@@ -210,35 +193,24 @@ class HostSide:
             return Edit(found.path, found.old, None, found.owner)
         return found
 
-    def _rules(self) -> list[OwnFile]:
-        folder = self._root / "etc" / "udev" / "rules.d"
-        rules = sources.udev_rules(self._package)
-        if rules and not folder.is_dir():
-            raise Refused(f"there is no folder {folder}: udev is not installed")
-        return [OwnFile(folder / rule.name, rule.read_bytes(), self._owner(SETTINGS)) for rule in rules]
-
     def _owner(self, owner: disk.Owner) -> disk.Owner:
         """Root, or below another root whoever has that."""
         base = disk.owner_of(self._root)
         return disk.Owner(base.uid, base.gid, owner.mode)
 
-    def _plan(self, members: list[str] | None, access: Access, rules: list[OwnFile]) -> Iterator[str]:
+    def _plan(self, members: list[str] | None, access: Access) -> Iterator[str]:
         if members is None:
             yield f"the group {access.group} is to be made"
         if access.user not in (members or ()):
             yield f"{access.user} is to be a member of {access.group}"
-        for rule in rules:
-            yield f"{rule.path} is to be written"
 
-    def _note(self, record: Record, access: Access, members: list[str] | None, rules: list[OwnFile]) -> None:
+    def _note(self, record: Record, access: Access, members: list[str] | None) -> None:
         """Write down what is going to be ours."""
         record.facts |= {"user": access.user, "group": access.group}
         if members is None:
             record.facts[MADE_GROUP] = "yes"
         if access.user not in (members or ()):
             record.facts[MADE_MEMBER] = "yes"
-        for rule in rules:
-            record.files.setdefault(str(rule.path), []).append(disk.digest(rule.content))
         self._step("begin the record")
         self._book.write(record)
 
@@ -249,15 +221,6 @@ class HostSide:
         if access.user not in (members or ()):
             self._step("add the member")
             self._accounts.add_member(access)
-
-    def _take_rules(self, record: Record) -> None:
-        for path in map(Path, sorted(record.files)):
-            content = disk.read(path)
-            if content is not None and record.knows(path, content):
-                self._step(f"remove {path}")
-                path.unlink()
-            elif content is not None:
-                self._console.say(f"{path} stays: it was changed since it was installed")
 
     def _expel(self, access: Access, record: Record) -> None:
         members = self._accounts.members(access.group)

@@ -29,11 +29,6 @@ def files(package: Path = PACKAGE) -> Iterator[tuple[Path, Path]]:
             yield path, PROBES[1] / below.relative_to(PROBES[0])
 
 
-def udev_rules(package: Path = PACKAGE) -> list[Path]:
-    """The udev rules of deploy/, if there are any; an installed package has none."""
-    return sorted((package.parent / "deploy" / "udev").glob("*.rules"))
-
-
 def _below(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not set(path.parts) & set(IGNORED):
