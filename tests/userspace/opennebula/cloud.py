@@ -68,7 +68,13 @@ class CloudTestCase(testtools.TestCase):
 
     def image_datastore(self, **attributes: str) -> Datastore:
         """A datastore of our drivers."""
-        safe = {"BRIDGE_LIST": "origin host-1", "DRIVER": "qcow2", "DISK_TYPE": "FILE", "SAFE_DIRS": "/tmp"}
+        safe = {
+            "BRIDGE_LIST": "origin host-1",
+            "DRIVER": "qcow2",
+            "DISK_TYPE": "FILE",
+            "SAFE_DIRS": "/tmp",
+            "RESTRICTED_DIRS": "/etc",
+        }
         return self.one.image_datastore(IMAGES, "virtman", "virtman", **safe, TM_MAD_SYSTEM="ssh,local", **attributes)
 
     def add_image(self, number: int, *, persistent: bool = False, mib: int = IMAGE_MIB, byte: int = BASE) -> Image:

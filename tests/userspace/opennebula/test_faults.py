@@ -1,0 +1,285 @@
+"""Each ssh step fails, is cut off or hangs once; hosts are down, agents restart, calls come twice at once.
+
+After a failure the same action, repeated, ends well, and the data are right.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from testtools.matchers import HasLength
+
+from lab.opennebula import Answer, Fate, Image, Vm
+from tests.userspace.opennebula.cloud import BASE, IMAGES, SYSTEM, CloudTestCase
+
+Action = Callable[[], Answer]
+
+OURS = " virtman 600 virtman "
+"""Begins what our scripts have a host do. OpenNebula's own, which move the VM's folder, cannot all be repeated."""
+
+
+class FaultsTest(CloudTestCase):
+    def sweep(self, act: Action, again: Action, check: Callable[[], None], back: Action) -> None:
+        """Let each call of ssh of an action fail, and be cut off when all is done, and repeat the action after each.
+
+        ``back``: as it was before the action.
+        """
+        for fate in (Fate.FAIL, Fate.CUT):
+            number = 1
+            while self._broken(fate, number, act, again):
+                check()
+                self.ok(back())
+                number += 1
+            check()
+            self.ok(back())
+
+    def _broken(self, fate: Fate, number: int, act: Action, again: Action) -> bool:
+        """Whether the action had so many calls."""
+        fault = self.frontend.exchange.plan(fate, matching=OURS, nth=number)
+        answer = act()
+        if not fault.happened.is_set():
+            self.frontend.exchange.forget(fault)
+            self.ok(answer)
+            return False
+        if not answer.ok:
+            self.assertThat(answer.reason.splitlines(), HasLength(1))
+            self.frontend.exchange.settle()
+            self.ok(again())
+        return True
+
+    def retry(self, vm: Vm) -> Action:
+        """What an operator does after a failure."""
+        return lambda: self.one.recover_retry(vm)
+
+    def test_a_disk_is_made_and_removed(self) -> None:
+        image = self.add_image(7, mib=2)
+        vm = self.vm(image)
+
+        def deploy() -> Answer:
+            return self.one.deploy(vm, "host-2", SYSTEM)
+
+        def begin_again() -> Answer:
+            answer = self.one.terminate(vm)
+            vm.history.clear()
+            return answer
+
+        self.sweep(deploy, self.retry(vm), lambda: self.reads(vm, 0, BASE), begin_again)
+        self.ok(deploy())
+        self.sweep(lambda: self.one.terminate(vm), self.retry(vm), self.nothing_left, deploy)
+
+    def test_a_disk_moves_between_hosts_and_to_the_front_end_and_back(self) -> None:
+        vm = self.vm(self.add_image(7, mib=2))
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.one.power_off(vm)
+        self.write(vm, 0, 1)
+        self.ok(self.one.snapshot_create(vm, 0, 0))
+        self.write(vm, 0, 2)
+
+        def check(where: str) -> Callable[[], None]:
+            def right() -> None:
+                self.reads(vm, 0, 2)
+                self.assertEqual({where}, {host for host, names in self.disks().items() if names})
+
+            return right
+
+        self.sweep(
+            lambda: self.one.migrate(vm, "host-2", SYSTEM), self.retry(vm), check("host-2"),
+            lambda: self.one.migrate(vm, "host-1", SYSTEM),
+        )  # fmt: skip
+        self.sweep(
+            lambda: self.one.stop(vm), self.retry(vm), lambda: self.assertEqual(set(), self.disks()["host-1"]),
+            lambda: self.one.resume(vm, "host-1", SYSTEM),
+        )  # fmt: skip
+        self.ok(self.one.stop(vm))
+        self.sweep(
+            lambda: self.one.resume(vm, "host-2", SYSTEM), self.retry(vm), check("host-2"), lambda: self.one.stop(vm)
+        )
+        self.ok(self.one.resume(vm, "host-2", SYSTEM))
+        self.one.power_off(vm)
+        self.ok(self.one.snapshot_revert(vm, 0, 0))
+        self.reads(vm, 0, 1)
+
+    def test_a_persistent_disk_is_given_out_and_taken_back(self) -> None:
+        image = self.add_image(7, mib=2, persistent=True)
+        vm = self.vm(image)
+        self.ok(self.one.deploy(vm, "host-2", SYSTEM))
+        self.write(vm, 0, 1)
+        written = [1]
+
+        def terminate() -> Answer:
+            return self.one.terminate(vm)
+
+        def deploy() -> Answer:
+            return self.one.deploy(vm, "host-2", SYSTEM)
+
+        def change() -> Answer:
+            answer = deploy()
+            self.reads(vm, 0, written[0])
+            written[0] += 1
+            self.write(vm, 0, written[0])
+            return answer
+
+        self.sweep(terminate, self.retry(vm), lambda: self.assertEqual(set(), self.disks()["host-2"]), change)
+        self.ok(terminate())
+        self.sweep(deploy, self.retry(vm), lambda: self.reads(vm, 0, written[0]), terminate)
+
+    def test_a_snapshot_is_taken_gone_back_to_and_deleted(self) -> None:
+        vm = self.vm(self.add_image(7, mib=2))
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.one.power_off(vm)
+        self.write(vm, 0, 1)
+
+        def take() -> Answer:
+            return self.one.snapshot_create(vm, 0, 0)
+
+        def forget() -> Answer:
+            return self.one.snapshot_delete(vm, 0, 0)
+
+        def revert() -> Answer:
+            return self.one.snapshot_revert(vm, 0, 0)
+
+        def overwrite() -> Answer:
+            self.write(vm, 0, 2)
+            return Answer(True)
+
+        self.sweep(take, take, lambda: self.reads(vm, 0, 1), forget)
+        self.ok(take())
+        self.ok(overwrite())
+        self.sweep(revert, revert, lambda: self.reads(vm, 0, 1), overwrite)
+        self.sweep(forget, forget, lambda: self.reads(vm, 0, 2), take)
+
+    def test_a_disk_is_saved(self) -> None:
+        vm = self.vm(self.add_image(7, mib=2))
+        self.ok(self.one.deploy(vm, "host-2", SYSTEM))
+        self.write(vm, 0, 1)
+        numbers = iter(range(10, 100))
+        saved = list[Image]()
+
+        def save() -> Answer:
+            saved.append(Image(next(numbers), IMAGES))
+            return self.one.save_as(vm, 0, saved[-1])
+
+        def drop() -> Answer:
+            image = saved.pop()
+            return self.one.remove_image(image) if image.source else Answer(True)
+
+        def failed_and_again() -> Answer:
+            self.ok(drop())
+            return save()
+
+        def check() -> None:
+            other = self.vm(saved[-1], number=43)
+            self.ok(self.one.deploy(other, "host-1", SYSTEM))
+            self.reads(other, 0, 1)
+            self.ok(self.one.terminate(other))
+
+        self.sweep(save, failed_and_again, check, drop)
+
+    def test_a_host_that_is_down_is_told_and_the_action_goes_on_when_it_is_back(self) -> None:
+        vm = self.vm(self.add_image(7))
+        self.frontend.exchange.down("host-2")
+        self.refused(self.one.deploy(vm, "host-2", SYSTEM), "host-2: ")
+        self.frontend.exchange.up("host-2")
+        self.ok(self.one.recover_retry(vm))
+        self.write(vm, 0, 1)
+        self.one.power_off(vm)
+        self.frontend.exchange.down("host-1")
+        self.refused(self.one.migrate(vm, "host-1", SYSTEM), "host-1")
+        self.frontend.exchange.up("host-1")
+        self.ok(self.one.recover_retry(vm))
+        self.reads(vm, 0, 1)
+
+    def test_an_origin_that_is_down_costs_no_persistent_data_and_stops_no_vm(self) -> None:
+        image = self.add_image(7, persistent=True)
+        vm = self.vm(image)
+        self.ok(self.one.deploy(vm, "host-2", SYSTEM))
+        self.write(vm, 0, 1)
+        self.frontend.exchange.down("origin")
+        self.ok(self.one.terminate(vm))
+        again = self.vm(image, number=43)
+        self.ok(self.one.deploy(again, "host-2", SYSTEM))
+        self.reads(again, 0, 1)
+
+    def test_a_step_that_hangs_is_ended_in_time(self) -> None:
+        vm = self.vm(self.add_image(7))
+        conf = self.frontend.remotes / "etc" / "tm" / "virtman" / "virtman.conf"
+        before = conf.read_text()
+        conf.write_text("STEP=2\n")
+        fault = self.frontend.exchange.plan(Fate.HANG, host="host-2")
+        self.refused(self.one.deploy(vm, "host-2", SYSTEM), "host-2: no answer within 2 seconds")
+        self.assertTrue(fault.happened.is_set())
+        conf.write_text(before)
+        self.ok(self.one.recover_retry(vm))
+        self.reads(vm, 0, BASE)
+
+    def test_a_stream_that_is_cut_in_the_middle_leaves_the_disk_where_it_was(self) -> None:
+        vm = self.vm(self.add_image(7))
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.io(vm, 0, "write -P 1 0 2M")
+        self.frontend.exchange.plan(Fate.CUT, host="host-2", matching="receive", after=1 << 20)
+        self.assertFalse(self.one.migrate(vm, "host-2", SYSTEM).ok)
+        self.frontend.exchange.settle()
+        self.assertEqual((1, 0), (len(self.disks()["host-1"]), len(self.disks()["host-2"])))
+        self.ok(self.one.recover_retry(vm))
+        self.io(vm, 0, "read -P 1 0 2M")
+        self.frontend.exchange.plan(Fate.CUT, host="host-2", matching=" send ", after=1 << 20)
+        self.assertFalse(self.one.stop(vm).ok)
+        self.frontend.exchange.settle()
+        self.ok(self.one.recover_retry(vm))
+        self.ok(self.one.resume(vm, "host-1", SYSTEM))
+        self.io(vm, 0, "read -P 1 0 2M")
+
+    def test_an_agent_restarts_between_two_scripts(self) -> None:
+        vm = self.vm(self.add_image(7))
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.write(vm, 0, 1)
+        self.cluster.kill_agent(1)
+        self.refused(self.one.undeploy(vm), "host-1: ")
+        self.cluster.start_agent(1)
+        self.ok(self.one.recover_retry(vm))
+        self.ok(self.one.deploy(vm, "host-2", SYSTEM))
+        self.reads(vm, 0, 1)
+
+    def test_two_calls_for_one_disk_at_once(self) -> None:
+        image = self.add_image(7)
+        vm = self.vm(image)
+        answers = list[Answer]()
+
+        def deploy() -> None:
+            answers.append(self.one.deploy(vm, "host-1", SYSTEM))
+
+        threads = [threading.Thread(target=deploy) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for answer in answers:
+            self.ok(answer)
+        self.reads(vm, 0, BASE)
+        self.assertThat(self.disks()["host-1"], HasLength(1))
+
+    def test_an_image_that_cannot_be_added_leaves_nothing(self) -> None:
+        file = self.folder / "disk.vmdk"
+        file.write_bytes(b"KDMV" + bytes(1 << 20))
+        self.refused(self.one.add_image(Image(7, IMAGES, str(file))), "VMDK")
+        self.refused(self.one.add_image(Image(8, IMAGES, "/etc/passwd")), "RESTRICTED_DIRS")
+        self.refused(self.one.add_image(Image(9, IMAGES, str(self.folder / "nothing"))), "nothing")
+        self.frontend.exchange.down("host-1")
+        file.write_bytes(bytes(1 << 20))
+        self.refused(self.one.add_image(Image(10, IMAGES, str(file))), "host-1: ")
+        self.frontend.exchange.up("host-1")
+        self.assertEqual([], self.cluster.agents[0].images())
+        self.assertEqual([], list(self.store.base.iterdir()))
+
+    def test_awkward_names_and_paths_do_no_harm(self) -> None:
+        file = self.folder / "a 'quoted' \"näme\"; $(reboot)\n`x`.raw"
+        file.write_bytes(bytes([BASE]) * (2 << 20))
+        image = Image(
+            7, IMAGES, str(file), name="ein Bild\nmit 'Namen' & <mehr>", attributes={"DESCRIPTION": "a\n$(b)"}
+        )
+        self.ok(self.one.add_image(image))
+        vm = self.vm(image)
+        vm.name, vm.user["NOTE"] = 'VM\'s "name"\nünd', "$(reboot) `x`"
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.reads(vm, 0, BASE)
