@@ -168,6 +168,9 @@ class Frontend(Running):
     def _make_programs(self) -> None:
         for name in PROGRAMS:
             self._program(name)
+        if any(name.startswith("COVERAGE_") for name in os.environ):
+            # What is measured needs a Python that has the tool for it; else scripts get the machine's.
+            script(self.folder / "bin" / "python3", f'exec {quoted([sys.executable])} "$@"')
         self._enterer(self.name, [])
 
     def _program(self, name: str) -> None:

@@ -229,7 +229,7 @@ restore) # FOLDER KEY LINK NAME SNAPSHOT...: a qcow2 file comes in; the snapshot
     shift 4
     trap 'rm -f "$file"' EXIT
     cat >"$file" || exit
-    qemu-img check -q -f qcow2 "$file" || fail "what came is no whole backup"
+    qemu-img check -f qcow2 "$file" >/dev/null 2>&1 || fail "what came is no whole backup"
     made=$(path "$name") || exit
     if [ -b "$made" ]; then format=raw; else format=qcow2; fi
     needed=$(qemu-img info -f qcow2 "$file" --output=json | sed -n 's/^    "virtual-size": \([0-9]*\),$/\1/p')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,7 +22,7 @@ RUN = (
 def run(*argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """A script's action."""
     return subprocess.run(
-        ["python3", "-I", "-c", RUN, str(ROOT.parent), *argv], input=stdin, capture_output=True, check=False
+        [sys.executable, "-I", "-c", RUN, str(ROOT.parent), *argv], input=stdin, capture_output=True, check=False
     )
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
 from lab.opennebula import Disk, Image
 from tests.userspace.opennebula.cloud import BASE, IMAGE_MIB, IMAGES, MIB, OTHER_SYSTEM, SYSTEM, CloudTestCase
 from tests.userspace.opennebula.stand import WITH_SOURCE
@@ -169,6 +174,55 @@ class WithSshTest(LifeContract.Test):
 
 class WithOurOwnTest(LifeContract.Test):
     system = "virtman"
+
+    def test_a_backup_is_made_and_put_back(self) -> None:
+        vm = self.vm(self.add_image(7), self.add_image(8, byte=1), grow=2)
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.one.power_off(vm)
+        self.write(vm, 0, 2)
+        made = self.link(vm, 0).parent / "backup"
+        vault = self.folder / "vault"
+
+        def upload() -> bool:
+            shutil.copytree(made, vault)
+            return True
+
+        self.ok(self.one.backup(vm, [0, 1], upload))
+        self.assertFalse(made.exists())
+        self.assertEqual({"vm.xml", "disk.0.0", "disk.1.0"}, {path.name for path in vault.iterdir()})
+        self.assertEqual("42", ElementTree.fromstring(base64.b64decode((vault / "vm.xml").read_text())).findtext("ID"))
+
+        self.write(vm, 0, 3)
+        self.ok(self.one.snapshot_create(vm, 0, 0))
+        self.write(vm, 0, 4)
+        self.write(vm, 1, 4)
+        backup = self.backup_of(vault)
+        self.ok(self.one.restore(vm, backup.number, disk=0))
+        self.reads(vm, 0, 2)
+        self.reads(vm, 0, 0, (IMAGE_MIB + 1) * MIB)
+        self.reads(vm, 1, 4)
+        self.ok(self.one.restore(vm, backup.number))
+        self.reads(vm, 1, 1)
+        (vault / "disk.0.0").write_bytes((vault / "disk.0.0").read_bytes()[:-100_000])
+        self.refused(self.one.restore(vm, backup.number, disk=0), "what came is no whole backup")
+        self.reads(vm, 0, 2)
+
+    def test_a_backup_that_cannot_be_made_says_why(self) -> None:
+        vm = self.one.vm([*self.vm(self.add_image(7)).disks, Disk(1, size=1, type="fs", format="raw")], 42)
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.refused(self.one.backup(vm, [0, 1]), "its disks 1 are not VirtMan's")
+        self.refused(self.one.restore(vm, self.backup_of(self.folder / "nothing").number, disk=0), "no disk 0")
+
+    def backup_of(self, vault: Path) -> Image:
+        """An image of backups whose datastore's driver lists the files of a folder."""
+        self.one.image_datastore(200, "ssh", "vault")
+        found = ", ".join(f'"{path.name[5]}": "{path}"' for path in vault.glob("disk.*"))
+        script = self.frontend.remotes / "datastore" / "vault" / "ls"
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f"#!/bin/sh\n[ \"$1\" = -i ] && echo '{{{found}}}'\n")
+        script.chmod(0o755)
+        self.one.images[50] = Image(50, 200)
+        return self.one.images[50]
 
 
 if WITH_SOURCE:
