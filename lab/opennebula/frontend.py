@@ -17,6 +17,7 @@ from pathlib import Path
 
 from lab.errors import LabError, Leftovers
 from lab.opennebula.exchange import Exchange
+from lab.opennebula.users import become
 from lab.process import kill_and_wait
 from lab.running import Running
 from lab.tools import CHECKOUT
@@ -39,10 +40,14 @@ def one_source() -> Path | None:
 
 @dataclass(frozen=True)
 class Host:
-    """A host: where its agent listens, and folders that no other host sees."""
+    """A host: where its agent listens, folders that no other host sees, and as whom ssh gets there.
+
+    ``user``: one whom nothing belongs to that the host needs, and who is in no other group than that of his name.
+    """
 
     socket: Path | None = None
     private: tuple[Path, ...] = ()
+    user: str = "root"
 
 
 class Frontend(Running):
@@ -70,7 +75,9 @@ class Frontend(Running):
         """Make the folders and the programs, and answer them."""
         # Short, because a unix socket's path has at most 107 bytes.
         self._run = Path(tempfile.mkdtemp(prefix="vm-", dir="/tmp"))
+        self._run.chmod(0o711)
         self.exchange.start(self._run / "exchange")
+        self.exchange.socket.chmod(0o666)
         for folder in ("etc", "var/vms", "var/datastores", "lib", "share/gems"):
             (self.location / folder).mkdir(parents=True, exist_ok=True)
         self._make_tree()
@@ -180,7 +187,8 @@ class Frontend(Running):
 
     def _make_host(self, host: str) -> None:
         self.datastores(host).mkdir(parents=True, exist_ok=True)
-        self._home(host)
+        for folder in (self.datastores(host), self._home(host)):
+            shutil.chown(folder, self.hosts[host].user)
         hidden = [path for other, one in self.hosts.items() if other != host for path in one.private]
         (self.folder / "nothing").mkdir(exist_ok=True)
         for path in hidden:
@@ -194,21 +202,12 @@ class Frontend(Running):
     def _enterer(self, host: str, mounts: Sequence[tuple[Path, Path]]) -> None:
         """The program that enters a host: from the namespace of this process, whatever host it is called on."""
         inside = ["mount --bind " + quoted(pair) for pair in [*mounts, *self._ssh_mounts()]]
-        inside += [f"echo {shlex.quote(host)} > /proc/sys/kernel/hostname", 'exec "$@"']
+        user = self.hosts[host].user if host in self.hosts else "root"
+        inside += [f"echo {shlex.quote(host)} > /proc/sys/kernel/hostname", f'exec {quoted(become(user))} "$@"']
         inner = self.folder / "enter" / f"{host}.inside"
         script(inner, "\n".join(inside))
-        words: list[str | Path] = [
-            "nsenter",
-            "--target",
-            str(os.getpid()),
-            "--mount",
-            "--",
-            "unshare",
-            "--mount",
-            "--uts",
-            "--",
-            inner,
-        ]
+        words: list[str | Path] = [*become("root"), "nsenter", "--target", str(os.getpid()), "--mount", "--"]
+        words += ["unshare", "--mount", "--uts", "--", inner]
         script(self.folder / "enter" / host, f'exec {quoted(words)} "$@"')
 
     def _ssh_mounts(self) -> list[tuple[Path, Path]]:

@@ -33,6 +33,7 @@ SINGLE = (
         "so many VMs a pass start on a host; the pass ends at the first host that has them",
     ),
     ("MAX_ACTIONS_PER_CLUSTER", "30", "400", "so many VMs a pass start in a cluster"),
+    ("MANAGER_TIMER", "15", "5", "seconds from one pass to the next, for the VMs that it left over"),
     ("SCHED_MAX_WND_TIME", "10", "2", "seconds that requests are gathered before a pass"),
     ("SCHED_MAX_WND_LENGTH", "7", "50", "a pass begins before that when so many VMs wait"),
 )

@@ -20,6 +20,8 @@ MIB = 1 << 20
 IMAGE_MIB = 4
 BASE = 0x5A
 """The byte that all of an image holds."""
+USER = "daemon"
+"""As whom drivers come to hosts, and whose group the agents let in: every Debian has both, and nothing is theirs."""
 
 
 class CloudTestCase(testtools.TestCase):
@@ -39,12 +41,14 @@ class CloudTestCase(testtools.TestCase):
             self.skipTest("ONE_SOURCE does not name OpenNebula's source tree")
         self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
         self.addCleanup(shutil.rmtree, self.folder)
-        self.cluster = Cluster(self.folder / "cluster", 3)
+        self.cluster = Cluster(self.folder / "cluster", 3, agent_options=["--group", USER])
         self.cluster.__enter__()
         self.addCleanup(self.cluster.__exit__, None, None, None)
+        for folder in (self.folder, self.cluster.run_folder(0).parent):
+            folder.chmod(0o711)
         # No host sees the disks of another.
         hosts = {
-            name: Host(self.cluster.socket(number), (self.folder / "cluster" / name,))
+            name: Host(self.cluster.socket(number), (self.folder / "cluster" / name,), USER)
             for number, name in enumerate(self.cluster.names)
         }
         self.frontend = Frontend(self.folder / "stand", hosts, source=source)
