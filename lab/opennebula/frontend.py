@@ -43,11 +43,13 @@ class Host:
     """A host: where its agent listens, folders that no other host sees, and as whom ssh gets there.
 
     ``user``: one whom nothing belongs to that the host needs, and who is in no other group than that of his name.
+    ``remote``: of a host that is none of this machine's, the words before a command for its shell, in one word.
     """
 
     socket: Path | None = None
     private: tuple[Path, ...] = ()
     user: str = "root"
+    remote: tuple[str, ...] = ()
 
 
 class Frontend(Running):
@@ -186,6 +188,10 @@ class Frontend(Running):
         script(self.folder / "bin" / name, f'exec {quoted(words)} "$@"')
 
     def _make_host(self, host: str) -> None:
+        if self.hosts[host].remote:
+            elsewhere = [sys.executable, "-S", HERE / "programs" / "elsewhere.py", json.dumps(self.hosts[host].remote)]
+            script(self.folder / "enter" / host, f'exec {quoted(elsewhere)} "$@"')
+            return
         self.datastores(host).mkdir(parents=True, exist_ok=True)
         for folder in (self.datastores(host), self._home(host)):
             shutil.chown(folder, self.hosts[host].user)

@@ -9,8 +9,9 @@ import libvirt
 from lab.libvirt import PrivateLibvirt
 from lab.login import io_errors, wait_login
 from lab.opennebula import Image, Vm
+from lab.tools import run
 from tests.boot.vms import VmTestCase
-from tests.patience import BOOT_TIMEOUT
+from tests.patience import PATIENCE
 from tests.userspace.opennebula.cloud import IMAGES, SYSTEM, USER, CloudTestCase
 
 DOMAIN = """
@@ -42,12 +43,14 @@ class BootTest(CloudTestCase, VmTestCase):
         return connection.createXML(DOMAIN.format(disk=self.link(vm, 0), log=log)), log
 
     def test_a_vm_boots_from_the_link_and_its_disk_is_not_changed_under_it(self) -> None:
-        image = Image(7, IMAGES, str(self.guest.disk))
+        file = self.folder / "guest.raw"
+        run(["cp", "--sparse=always", self.guest.disk, file])
+        image = Image(7, IMAGES, str(file))
         self.ok(self.one.add_image(image))
         vm = self.vm(image)
         self.ok(self.one.deploy(vm, "host-1", SYSTEM))
         domain, log = self.boot(vm)
-        wait_login("localhost", log, BOOT_TIMEOUT)
+        wait_login("guest", log, PATIENCE)
         self.assertEqual(0, io_errors(log))
         self.refused(self.one.snapshot_create(vm, 0, 0), "XXX")
         domain.destroy()

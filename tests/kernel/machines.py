@@ -17,7 +17,7 @@ from lab.kernel.cluster import KernelCluster
 from lab.kernel.footprint import footprint
 from lab.kernel.kernellog import troubles
 from lab.kernel.machine import Machine
-from lab.tools import BUILD
+from lab.tools import BUILD, CHECKOUT
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ _left: Footprints = {}
 def cluster() -> KernelCluster:
     """The lab, with its logs in LOGS; it ends with the test run."""
     shutil.rmtree(LOGS, ignore_errors=True)
-    started = KernelCluster(LOGS, HOSTS, shared=[Path(__file__).parents[1]])
+    started = KernelCluster(LOGS, HOSTS, shared=[CHECKOUT / "tests", CHECKOUT / "opennebula_tm"])
     atexit.register(started.stop)
     started.start()
     return started

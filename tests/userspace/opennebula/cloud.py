@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import testtools
@@ -24,12 +25,80 @@ USER = "daemon"
 """As whom drivers come to hosts, and whose group the agents let in: every Debian has both, and nothing is theirs."""
 
 
-class CloudTestCase(testtools.TestCase):
-    """A test with an origin, two hosts and a front end of its own, and OpenNebula's drivers of ``kind``."""
+class DriversTestCase(testtools.TestCase):
+    """A test with a front end and OpenNebula's drivers of ``kind``, and hosts of a stack."""
 
     kind = "python"
     system = "ssh"
     """The driver of the system datastores."""
+    stack, disk_format, disk_type, origins = "userspace", "qcow2", "FILE", "origin host-1"
+    folder: Path
+    frontend: Frontend
+    one: Oned
+
+    def start_drivers(self, folder: Path, hosts: Mapping[str, Host], source: Path | None = None) -> None:
+        """Have ``frontend`` and ``one``, in a folder, with the drivers installed and datastores made."""
+        self.folder = folder
+        self.frontend = Frontend(folder / "stand", hosts, source=source)
+        self.frontend.__enter__()
+        self.addCleanup(self.frontend.__exit__, None, None, None)
+        self.install()
+        driver = driver_of(self.frontend, self.kind)
+        driver.__enter__()
+        self.addCleanup(driver.__exit__, None, None, None)
+        self.one = Oned(self.frontend, driver)
+        self.one.system_datastore(SYSTEM, self.system)
+        self.one.system_datastore(OTHER_SYSTEM, self.system)
+        self.store = self.image_datastore()
+
+    def install(self) -> None:
+        """Install the drivers as an operator does."""
+        argv = [str(CHECKOUT / "opennebula_tm" / "install"), "frontend", "--stack", self.stack, "--yes"]
+        argv += ["--one-location", str(self.frontend.location)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        self.assertEqual(0, done.returncode, done.stderr)
+
+    def image_datastore(self, **attributes: str) -> Datastore:
+        """A datastore of our drivers."""
+        safe = {
+            "BRIDGE_LIST": self.origins,
+            "DRIVER": self.disk_format,
+            "DISK_TYPE": self.disk_type,
+            "SAFE_DIRS": "/tmp",
+            "RESTRICTED_DIRS": "/etc",
+        }
+        return self.one.image_datastore(IMAGES, "virtman", "virtman", **safe, TM_MAD_SYSTEM="ssh,local", **attributes)
+
+    def add_image(self, number: int, *, persistent: bool = False, mib: int = IMAGE_MIB, byte: int = BASE) -> Image:
+        """An image all of one byte."""
+        file = self.folder / f"image-{number}.raw"
+        file.write_bytes(bytes([byte]) * (mib * MIB))
+        image = Image(number, IMAGES, str(file), persistent=persistent)
+        self.ok(self.one.add_image(image))
+        file.unlink()
+        return image
+
+    def vm(self, *images: Image, number: int = 42, grow: int = 0) -> Vm:
+        """A VM with a disk of each image; ``grow``: MiB that the first one gets in addition."""
+        disks = [self.one.disk_of(image, n, self.system, DRIVER=self.disk_format) for n, image in enumerate(images)]
+        if grow:
+            disks[0].size += grow
+        return self.one.vm(disks, number)
+
+    def ok(self, answer: Answer) -> Answer:
+        """What must have gone well."""
+        self.assertTrue(answer.ok, answer.reason)
+        return answer
+
+    def refused(self, answer: Answer, reason: str) -> None:
+        """What must have failed, with this in the one line that users see."""
+        self.assertFalse(answer.ok)
+        self.assertIn(reason, answer.reason)
+        self.assertThat(answer.reason.splitlines(), HasLength(1))
+
+
+class CloudTestCase(DriversTestCase):
+    """A test with an origin and two hosts of its own, on this machine, of the userspace stack."""
 
     def setUp(self) -> None:
         """Start it all."""
@@ -51,62 +120,7 @@ class CloudTestCase(testtools.TestCase):
             name: Host(self.cluster.socket(number), (self.folder / "cluster" / name,), USER)
             for number, name in enumerate(self.cluster.names)
         }
-        self.frontend = Frontend(self.folder / "stand", hosts, source=source)
-        self.frontend.__enter__()
-        self.addCleanup(self.frontend.__exit__, None, None, None)
-        self.install()
-        driver = driver_of(self.frontend, self.kind)
-        driver.__enter__()
-        self.addCleanup(driver.__exit__, None, None, None)
-        self.one = Oned(self.frontend, driver)
-        self.one.system_datastore(SYSTEM, self.system)
-        self.one.system_datastore(OTHER_SYSTEM, self.system)
-        self.store = self.image_datastore()
-
-    def install(self) -> None:
-        """Install the drivers as an operator does."""
-        argv = [str(CHECKOUT / "opennebula_tm" / "install"), "frontend", "--stack", "userspace", "--yes"]
-        argv += ["--one-location", str(self.frontend.location)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        self.assertEqual(0, done.returncode, done.stderr)
-
-    def image_datastore(self, **attributes: str) -> Datastore:
-        """A datastore of our drivers."""
-        safe = {
-            "BRIDGE_LIST": "origin host-1",
-            "DRIVER": "qcow2",
-            "DISK_TYPE": "FILE",
-            "SAFE_DIRS": "/tmp",
-            "RESTRICTED_DIRS": "/etc",
-        }
-        return self.one.image_datastore(IMAGES, "virtman", "virtman", **safe, TM_MAD_SYSTEM="ssh,local", **attributes)
-
-    def add_image(self, number: int, *, persistent: bool = False, mib: int = IMAGE_MIB, byte: int = BASE) -> Image:
-        """An image all of one byte."""
-        file = self.folder / f"image-{number}.raw"
-        file.write_bytes(bytes([byte]) * (mib * MIB))
-        image = Image(number, IMAGES, str(file), persistent=persistent)
-        self.ok(self.one.add_image(image))
-        file.unlink()
-        return image
-
-    def vm(self, *images: Image, number: int = 42, grow: int = 0) -> Vm:
-        """A VM with a disk of each image; ``grow``: MiB that the first one gets in addition."""
-        disks = [self.one.disk_of(image, n, self.system, DRIVER="qcow2") for n, image in enumerate(images)]
-        if grow:
-            disks[0].size += grow
-        return self.one.vm(disks, number)
-
-    def ok(self, answer: Answer) -> Answer:
-        """What must have gone well."""
-        self.assertTrue(answer.ok, answer.reason)
-        return answer
-
-    def refused(self, answer: Answer, reason: str) -> None:
-        """What must have failed, with this in the one line that users see."""
-        self.assertFalse(answer.ok)
-        self.assertIn(reason, answer.reason)
-        self.assertThat(answer.reason.splitlines(), HasLength(1))
+        self.start_drivers(self.folder, hosts, source)
 
     def link(self, vm: Vm, disk: int) -> Path:
         """The link to a disk in the VM's folder on its host, as seen from outside."""
