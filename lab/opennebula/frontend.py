@@ -43,7 +43,8 @@ class Host:
     """A host: where its agent listens, folders that no other host sees, and as whom ssh gets there.
 
     ``user``: one whom nothing belongs to that the host needs, and who is in no other group than that of his name.
-    ``remote``: of a host that is none of this machine's, the words before a command for its shell, in one word.
+    ``remote``: of a host that is none of this machine's, the words before a command for its shell;
+    the first is a path.
     """
 
     socket: Path | None = None
@@ -189,7 +190,8 @@ class Frontend(Running):
 
     def _make_host(self, host: str) -> None:
         if self.hosts[host].remote:
-            elsewhere = [sys.executable, "-S", HERE / "programs" / "elsewhere.py", json.dumps(self.hosts[host].remote)]
+            elsewhere: list[str | Path] = [*self._outside(), sys.executable, "-S", HERE / "programs" / "elsewhere.py"]
+            elsewhere.append(json.dumps(self.hosts[host].remote))
             script(self.folder / "enter" / host, f'exec {quoted(elsewhere)} "$@"')
             return
         self.datastores(host).mkdir(parents=True, exist_ok=True)
@@ -212,9 +214,13 @@ class Frontend(Running):
         inside += [f"echo {shlex.quote(host)} > /proc/sys/kernel/hostname", f'exec {quoted(become(user))} "$@"']
         inner = self.folder / "enter" / f"{host}.inside"
         script(inner, "\n".join(inside))
-        words: list[str | Path] = [*become("root"), "nsenter", "--target", str(os.getpid()), "--mount", "--"]
-        words += ["unshare", "--mount", "--uts", "--", inner]
+        words = [*self._outside(), "unshare", "--mount", "--uts", "--", inner]
         script(self.folder / "enter" / host, f'exec {quoted(words)} "$@"')
+
+    @staticmethod
+    def _outside() -> list[str | Path]:
+        """The words before a command to run it where this process is."""
+        return [*become("root"), "nsenter", "--target", str(os.getpid()), "--mount", "--"]
 
     def _ssh_mounts(self) -> list[tuple[Path, Path]]:
         # Scripts of OpenNebula put the system's folders first in PATH.

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-
 RETURN = ("setuid", "setgid")
 """Capabilities to become root by, without root's other rights: who enters a host from another one needs that."""
 READ = "dac_read_search"

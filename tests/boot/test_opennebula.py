@@ -6,11 +6,11 @@ from pathlib import Path
 
 import libvirt
 
+from lab.guest import guest
 from lab.libvirt import PrivateLibvirt
 from lab.login import io_errors, wait_login
 from lab.opennebula import Image, Vm
 from lab.tools import run
-from tests.boot.vms import VmTestCase
 from tests.patience import PATIENCE
 from tests.userspace.opennebula.cloud import IMAGES, SYSTEM, USER, CloudTestCase
 
@@ -18,13 +18,14 @@ DOMAIN = """
 <domain type='qemu'><name>one-42</name><memory unit='MiB'>256</memory>
 <os><type arch='x86_64' machine='q35'>hvm</type></os>
 <devices>
-<disk type='file'><driver name='qemu' type='qcow2' cache='none'/><source file='{disk}'/><target dev='vda' bus='virtio'/></disk>
+<disk type='file'><driver name='qemu' type='qcow2' cache='none'/><source file='{disk}'/>
+<target dev='vda' bus='virtio'/></disk>
 <serial type='pty'><log file='{log}' append='on'/></serial>
 </devices></domain>
 """
 
 
-class BootTest(CloudTestCase, VmTestCase):
+class BootTest(CloudTestCase):
     system = "virtman"
 
     def setUp(self) -> None:
@@ -44,7 +45,7 @@ class BootTest(CloudTestCase, VmTestCase):
 
     def test_a_vm_boots_from_the_link_and_its_disk_is_not_changed_under_it(self) -> None:
         file = self.folder / "guest.raw"
-        run(["cp", "--sparse=always", self.guest.disk, file])
+        run(["cp", "--sparse=always", guest().disk, file])
         image = Image(7, IMAGES, str(file))
         self.ok(self.one.add_image(image))
         vm = self.vm(image)
@@ -52,7 +53,10 @@ class BootTest(CloudTestCase, VmTestCase):
         domain, log = self.boot(vm)
         wait_login("guest", log, PATIENCE)
         self.assertEqual(0, io_errors(log))
-        self.refused(self.one.snapshot_create(vm, 0, 0), "XXX")
+        in_use = "its disk is open in a QEMU that VirtMan did not start"
+        self.refused(self.one.snapshot_create(vm, 0, 0), in_use)
+        self.refused(self.one.save_as(vm, 0, Image(8, IMAGES)), in_use)
+        self.assertTrue(domain.isActive())
         domain.destroy()
         self.ok(self.one.terminate(vm))
         self.nothing_left()

@@ -29,9 +29,10 @@ class KernelDriversTest(StackCase, DriversTestCase):
         make_key(folder / "key")
         for machine in self.machines.values():
             self.admit(machine, folder / "key")
-        become = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "env", f"HOME={HOME}", "sh", "-c"]
+        become = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "env", f"HOME={HOME}"]
+        ssh = str(shutil.which("ssh"))
         hosts = {
-            name: Host(remote=(*shlex.split(machine.command_line), "--", shlex.join(become)))
+            name: Host(remote=(ssh, *shlex.split(machine.command_line)[1:], "--", shlex.join(become)))
             for name, machine in self.machines.items()
         }
         self.start_drivers(folder, hosts)
@@ -45,7 +46,8 @@ class KernelDriversTest(StackCase, DriversTestCase):
         self.addCleanup(machine.run, ["userdel", "--remove", USER])
         known = [f"Host {name}\n HostName {other.address}\n" for name, other in self.machines.items()]
         config = "StrictHostKeyChecking accept-new\nLogLevel ERROR\n" + "".join(known)
-        files = {"id_ed25519": key.read_text(), "authorized_keys": key.with_suffix(".pub").read_text(), "config": config}
+        public = key.with_suffix(".pub").read_text()
+        files = {"id_ed25519": key.read_text(), "authorized_keys": public, "config": config}
         machine.run(["mkdir", "-m", "700", f"{HOME}/.ssh"])
         for name, content in files.items():
             machine.run(["sh", "-c", 'umask 077; cat > "$0"', f"{HOME}/.ssh/{name}"], stdin=content)
