@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from opennebula_tm.driver.card import Card, Cards, Kept
-from opennebula_tm.driver.disks import Disks, Ref, Source
+from opennebula_tm.driver.disks import Disks, Ref, Source, refuse_left_out
 from opennebula_tm.driver.errors import DriverError, FrontendFailed, HostFailed
 from opennebula_tm.driver.moving import ALL, Streams
 from opennebula_tm.driver.names import OURS, snapshot
@@ -195,7 +195,7 @@ class Contents:
         if card.kept is None:
             disks.create(ref, card.published, size, card.format, monitor=monitor, fresh=True)
         else:
-            self._send_kept(card.kept, ref, card.format)
+            self._send_kept(card, card.kept, ref, disks)
             found = disks.there(ref)
             if size > found.size:
                 disks.resize(ref, size)
@@ -203,11 +203,14 @@ class Contents:
         kept = replace(card.kept, of="") if card.kept else None
         self._cards.write(self._path, replace(card, used_by=ref.name, kept=kept))
 
-    def _send_kept(self, kept: Kept, ref: Ref, disk_format: str) -> None:
+    def _send_kept(self, card: Card, kept: Kept, ref: Ref, disks: Disks) -> None:
         failed = list[str]()
         for host in kept.at:
+            source = self._origins.source(host, kept.disk)
             try:
-                self._origins.send(self._origins.source(host, kept.disk), ref, kept.over, disk_format)
+                if (found := disks.describe(source)) is not None:
+                    refuse_left_out(f"image {card.name}", found)
+                self._origins.send(source, ref, kept.over, card.format)
             except HostFailed as error:
                 failed.append(str(error))
             else:

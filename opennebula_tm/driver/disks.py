@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opennebula_tm.driver import names
-from opennebula_tm.driver.errors import HostFailed, NotThere
+from opennebula_tm.driver.errors import HostFailed, NotThere, Refused
 from opennebula_tm.driver.names import Place
 from opennebula_tm.driver.remote import Hosts
 
@@ -70,6 +70,15 @@ class Described:
     left_out: tuple[str, ...]
 
 
+def refuse_left_out(what: object, found: Described) -> None:
+    """Raise Refused if not all of a disk can be sent."""
+    if found.left_out:
+        raise Refused(
+            f"{what} has snapshots that it has not gone on from since it was reverted, and these cannot move: delete"
+            f" {', '.join(found.left_out)}, or revert to the newest one"
+        )
+
+
 class Disks:
     """Disks on ``hosts``. All calls can be repeated, and raise HostFailed."""
 
@@ -85,7 +94,7 @@ class Disks:
         arguments = (ref.link, ref.name, image, size_text, disk_format, monitor, "fresh" if fresh else "")
         self._hosts.run(ref.host, "create", *ref.lock, *arguments)
 
-    def describe(self, ref: Ref) -> Described | None:
+    def describe(self, ref: Ref | Source) -> Described | None:
         """What there is; None if it is not there."""
         answer = self._hosts.run(ref.host, "describe", ref.name)
         if not answer.strip():

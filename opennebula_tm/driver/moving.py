@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from opennebula_tm.driver.card import durable, sync
-from opennebula_tm.driver.disks import Described, Disks, Ref, Source
-from opennebula_tm.driver.errors import FrontendFailed, NotThere, Refused
+from opennebula_tm.driver.disks import Described, Disks, Ref, Source, refuse_left_out
+from opennebula_tm.driver.errors import FrontendFailed, NotThere
 from opennebula_tm.driver.remote import Hosts
 
 ALL = ("--with-snapshots",)
@@ -117,7 +117,7 @@ class Mover:
         """From its host to the front end."""
         found = self._disks.describe(ref)
         if found is not None:
-            self.refuse_left_out(ref, found)
+            refuse_left_out(ref, found)
             stored.note(found.image)
             self._streams.fetch(ref.source, stored.file)
         elif not stored.there:
@@ -137,7 +137,7 @@ class Mover:
 
     def migrate(self, source: Ref, found: Described, target: Ref, disk_format: str, stale: Stored) -> None:
         """From a host, where it was ``found``, to another. ``stale``: what may be left of an earlier stop."""
-        self.refuse_left_out(source, found)
+        refuse_left_out(source, found)
         receive = (*target.lock, target.link, target.name, found.image, disk_format)
         path = self._streams.forward(source.source, target.host, receive)
         self._disks.moved(source, path)
@@ -154,15 +154,6 @@ class Mover:
         if found is None:
             raise NotThere(f"{target} is neither where it was nor on {target.host}")
         return found.path
-
-    @staticmethod
-    def refuse_left_out(ref: Ref, found: Described) -> None:
-        """Raise Refused if not all of a disk can be sent."""
-        if found.left_out:
-            raise Refused(
-                f"{ref} has snapshots that it has not gone on from since it was reverted, and these cannot move: delete"
-                f" {', '.join(found.left_out)}, or revert to the newest one"
-            )
 
 
 def _relink(link: Path, target: str) -> None:

@@ -81,9 +81,12 @@ def _ended(process: subprocess.Popen[bytes], host: str, seconds: float) -> tuple
 
 
 def _reason(code: int, said: str) -> str:
-    """One line for people: the first that says what went wrong. What follows it is often its consequence."""
+    """One line for people: the first that says what went wrong. What follows it is often its consequence.
+
+    That nobody takes a stream is one of what its receiver says, perhaps later.
+    """
     lines = [line for line in (" ".join(line.split()) for line in said.splitlines()) if line and not _NOISE.match(line)]
     if not lines:
         return "ssh ended without a word" if code == UNREACHABLE else f"exit code {code} without a word"
-    line = lines[0].removeprefix("virtman: ")
+    line = next((line for line in lines if "Broken pipe" not in line), lines[0]).removeprefix("virtman: ")
     return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."

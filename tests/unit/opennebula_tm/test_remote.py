@@ -52,6 +52,11 @@ class HostsTest(testtools.TestCase):
         said = "sent 3 MiB (off)\\nmux_client_request_session: x\\nvirtman: it is  full\\nvirtman: the stream was cut"
         self.assertEqual("node1: it is full", self.failure(f"printf '{said}\\n' >&2; exit 1"))
 
+    def test_a_broken_pipe_is_the_reason_if_nothing_else_is(self) -> None:
+        broken = "virtman: writing the stream: Broken pipe"
+        self.assertEqual("node1: it is full", self.failure(f"printf '{broken}\nvirtman: it is full\n' >&2; exit 1"))
+        self.assertEqual("node1: writing the stream: Broken pipe", self.failure(f"echo '{broken}' >&2; exit 1"))
+
     def test_without_a_word_the_code_is_told(self) -> None:
         self.assertEqual("node1: exit code 7 without a word", self.failure("exit 7"))
         self.assertEqual("node1: ssh ended without a word", self.failure("exit 255"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
 from lab.opennebula import Disk, Image
+from lab.tools import run
 from tests.userspace.opennebula.cloud import BASE, IMAGE_MIB, IMAGES, MIB, OTHER_SYSTEM, SYSTEM, CloudTestCase
 from tests.userspace.opennebula.stand import WITH_SOURCE
 
@@ -161,6 +163,43 @@ class LifeContract:
             self.ok(self.one.deploy(vm, "host-2", SYSTEM))
             self.reads(vm, 0, 1)
             self.reads(vm, 1, 1)
+
+        def test_a_persistent_image_goes_with_all_its_snapshots_or_not_at_all(self) -> None:
+            image = self.add_image(7, persistent=True)
+            vm = self.vm(image)
+            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+            self.one.power_off(vm)
+            for number in (0, 1):
+                self.write(vm, 0, number + 1)
+                self.ok(self.one.snapshot_create(vm, 0, number))
+            self.ok(self.one.terminate(vm))
+            self.ok(self.one.image_action("snap_revert", image, 0))
+            again = self.vm(image, number=43)
+            self.refused(self.one.deploy(again, "host-2", SYSTEM), "snapshots that it has not gone on from")
+            self.ok(self.one.image_action("snap_revert", image, 1))
+            self.ok(self.one.recover_retry(again))
+            self.reads(again, 0, 2)
+            self.one.power_off(again)
+            self.ok(self.one.snapshot_revert(again, 0, 0))
+            self.reads(again, 0, 1)
+            self.ok(self.one.snapshot_revert(again, 0, 1))
+            self.ok(self.one.terminate(again))
+            self.ok(self.one.image_action("snap_flatten", image, 0))
+            self.ok(self.one.deploy(last := self.vm(image, number=44), "host-1", SYSTEM))
+            self.reads(last, 0, 1)
+            self.refused(self.one.image_action("snap_revert", image, 1), "has no snapshot 1")
+
+        def test_an_image_is_handed_to_a_marketplace(self) -> None:
+            image = self.add_image(7)
+            about = self.one.export_image(image)
+            file = Path(str(about.findtext("IMPORT_SOURCE")))
+            self.assertEqual(hashlib.md5(file.read_bytes()).hexdigest(), about.findtext("MD5"))
+            self.assertEqual("qcow2", about.findtext("FORMAT"))
+            said = run(["qemu-io", "-f", "qcow2", "-r", "-c", f"read -P {BASE} 0 {IMAGE_MIB}M", file])
+            self.assertNotIn("failed", said)
+            run(["sh", "-c", str(about.findtext("DISPOSE_CMD"))])
+            self.assertEqual([Path(image.source)], sorted(self.store.base.glob("[!.]*")))
+            self.assertEqual([], list(self.store.base.glob("*.export")))
 
         def test_the_room_of_the_datastore_is_that_of_its_origins(self) -> None:
             room = self.one.monitor(self.store)
