@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 from virtman.errors import HostTrouble, NoRoom
 
+RESERVE = 64 << 20
+"""Bytes that are kept free where the agent keeps images and VMs' disks, which stop when there is no room."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a full file system, or a used up quota, answers."""
 

@@ -16,11 +16,9 @@ from drivers.base import Image
 from drivers.host.durable import sync
 from virtman.convert import RAW, Content, Progress, convert
 from virtman.errors import NoRoom
-from virtman.hostfiles import told
+from virtman.hostfiles import RESERVE, told
 
 CHUNK = 4 << 20
-RESERVE = 64 << 20
-"""Bytes left free on the file system of the store."""
 
 
 class ImageStore:

@@ -7,8 +7,10 @@ that it names, with the agent's rights: so they are given no header that somebod
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import shutil
 import socket
 import stat
 import tempfile
@@ -18,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtman.errors import BadImageFile, BadRequest, CallerGone
-from virtman.hostfiles import told
+from virtman.errors import BadImageFile, BadRequest, CallerGone, NoRoom
+from virtman.hostfiles import RESERVE, told
 from virtman.newfile import open_path
 
 MOST = 253
@@ -119,6 +121,10 @@ def _mode(fd: int) -> int:
 @contextmanager
 def mine(passed: Passed, folder: Path) -> Iterator[Path]:
     """What a caller's file holds, in a file that he cannot change and that has no name. Raises NoRoom, HostTrouble."""
+    with told(f"copying {passed.name} to {folder}"):
+        taken, free = os.fstat(passed.fd).st_blocks * 512, shutil.disk_usage(folder).free
+        if taken + RESERVE > free:
+            raise NoRoom(f"{passed.name} takes {taken >> 20} MiB in {folder}, which has {free >> 20} MiB free")
     with told(f"copying {passed.name} to {folder}"), tempfile.TemporaryFile(dir=folder) as copy:
         _copy(passed.fd, copy.fileno())
         yield open_path(copy.fileno())
@@ -133,7 +139,29 @@ def theirs(passed: Passed, folder: Path) -> Iterator[Path]:
 
 
 def _copy(source: int, target: int) -> None:
-    """All that a file holds now; what is added to it meanwhile, which may be without end, is not. Raises OSError."""
-    done, size = 0, os.fstat(source).st_size
-    while done < size and (sent := os.sendfile(target, source, done, min(_CHUNK, size - done))):
-        done += sent
+    """All that a file holds now, holes as holes; what is added to it meanwhile, which may be without end, is not.
+
+    Raises OSError.
+    """
+    size = os.fstat(source).st_size
+    os.ftruncate(target, size)
+    for start, end in _filled(source, size):
+        done = os.lseek(target, start, os.SEEK_SET)
+        while done < end and (sent := os.sendfile(target, source, done, min(_CHUNK, end - done))):
+            done += sent
+
+
+def _filled(source: int, size: int) -> Iterator[tuple[int, int]]:
+    """Where a file's first ``size`` bytes are no holes (lseek(2)). Raises OSError."""
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(source, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # there are only holes
+                return
+            raise
+        if start >= size:
+            return
+        end = min(size, os.lseek(source, start, os.SEEK_HOLE))
+        yield start, end

@@ -80,7 +80,10 @@ class PeerChannel(HTTPChannel):  # type: ignore[misc]
 
 def listen(app: Flask, path: Path, threads: int, gid: int | None = None) -> BaseWSGIServer:
     """A server at a unix socket, which is for this user, and for the members of a group. Raises ConfigError."""
-    server = create_server(app, unix_socket=str(path), unix_socket_perms="600", threads=threads)
+    body = app.config["MAX_CONTENT_LENGTH"]  # waitress takes all of it before the application sees who calls
+    server = create_server(
+        app, unix_socket=str(path), unix_socket_perms="600", threads=threads, max_request_body_size=body
+    )
     server.channel_class = PeerChannel
     if gid is not None:
         share(path, gid, 0o660)

@@ -21,6 +21,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeGuard
 
 from drivers.base import BlockNode
 from drivers.errors import BadDisk, NotPossible, SnapshotMissing
@@ -47,14 +48,15 @@ class Layer:
 
     @property
     def image(self) -> BlockNode:
-        """What the lowest layer is over. Raises BadDisk."""
+        """What the lowest layer is over: an export of this host, whatever somebody wrote there. Raises BadDisk."""
         try:
             node = json.loads(self.backing.removeprefix(BACKING_PREFIX))
         except ValueError:
             node = None
-        if not isinstance(node, dict):
+        if not _is_export(node):
             raise _not_ours(self.path, self.backing)
-        return node
+        found: BlockNode = node
+        return found
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,8 @@ class Layers:
             header = read_header(path)
         except FileNotFoundError:
             raise BadDisk(f"VM {self.vm}: a layer of its disk is gone: {path}") from None
+        if header.external_data:
+            raise BadDisk(f"{path} is not a disk that was made here: its data are in another file")
         backing = header.backing or ""
         if backing.startswith(BACKING_PREFIX):
             return Layer(number, path, header.size, backing, None)
@@ -292,6 +296,19 @@ def _link(source: Path, target: Path) -> None:
                 f" {target.parent.parent} must be on one file system that has hard links"
             ) from error
         raise
+
+
+def _is_export(node: object) -> bool:
+    """Whether a node is one of NBD at a unix socket, as raw.
+
+    Those who may write to a disk's file may change its header, and the QEMU that opens what it names is the agent's.
+    """
+    server = node["file"].get("server") if _has(node, "raw", "file") and _has(node["file"], "nbd", "server") else None
+    return isinstance(server, dict) and set(server) == {"type", "path"} and server["type"] == "unix"
+
+
+def _has(node: Any, driver: str, part: str) -> TypeGuard[dict[str, Any]]:
+    return isinstance(node, dict) and node.get("driver") == driver and isinstance(node.get(part), dict)
 
 
 def _not_ours(path: Path, backing: str | None) -> BadDisk:

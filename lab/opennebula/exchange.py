@@ -35,6 +35,8 @@ class Fate(Enum):
     """It ends with an error before anything is done."""
     HANG = "hang"
     """It does nothing and does not end, until it is killed or the fault is released; then it fails."""
+    LATE = "late"
+    """It waits until the fault is released; then it runs."""
     CUT = "cut"
     """The connection breaks after some bytes, or when all is done; what runs on the host goes on without it."""
     STALL = "stall"
@@ -206,6 +208,10 @@ class Exchange:
         started = time.monotonic()
         fault = self._begin(call)
         try:
+            if fault is not None and fault.fate is Fate.LATE:
+                fault.happened.set()
+                fault.released.wait()
+                call.fate = Fate.RUN
             lines.write(self._answer(call, fault))
             if fault is not None and fault.fate is Fate.HANG:
                 self._hold(fault, lines)

@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from opennebula_tm.driver.card import Card, Cards, Kept
-from opennebula_tm.driver.disks import Disks, Ref, Source, refuse_left_out
-from opennebula_tm.driver.errors import DriverError, FrontendFailed, HostFailed
+from opennebula_tm.driver.disks import Described, Disks, Ref, Source, refuse_left_out
+from opennebula_tm.driver.errors import DriverError, FrontendFailed, HostFailed, Refused
 from opennebula_tm.driver.moving import ALL, Streams
 from opennebula_tm.driver.names import OURS, snapshot
 from opennebula_tm.driver.remote import Hosts
@@ -31,6 +31,10 @@ class Origins:
     def source(self, host: str, disk: str) -> Source:
         """A disk that waits at a host, to be sent."""
         return Source(host, (self._ours, disk), disk)
+
+    def describe(self, host: str, disk: str) -> Described | None:
+        """A disk that waits at a host; None if it does not."""
+        return Disks(self._hosts).describe(self.source(host, disk))
 
     def publish(self, card: Card, image: str, publish_at: Callable[[str], str]) -> Card:
         """Publish an image at all origins. Returns the card with it, to be written down.
@@ -85,7 +89,7 @@ class Origins:
     def sweep(self, host: str, card: Card) -> None:
         """Remove what a host has of an image and its card does not name: what was replaced, and what was cut off."""
         named = [card.image, *([card.kept.disk, card.kept.over] if card.kept else [])]
-        self._hosts.run(host, "sweep", card.name, *(name for name in named if name))
+        self._hosts.run(host, "sweep", self._ours, card.name, *(name for name in named if name))
 
     def try_sweep(self, host: str, card: Card) -> None:
         """As ``sweep``, which can be left for the next time."""
@@ -189,13 +193,14 @@ class Contents:
         """Give a persistent image's disk to a VM; what is there of a call that was cut off is taken."""
         card = self.card
         found = disks.describe(ref) if card.used_by == ref.name else None
-        if found is not None:
+        # OpenNebula gives a disk's number again to a disk of another image, if that could not be attached.
+        if found is not None and found.image == (card.kept.over if card.kept else card.image):
             disks.link(ref, found.path, monitor)
             return
         if card.kept is None:
             disks.create(ref, card.published, size, card.format, monitor=monitor, fresh=True)
         else:
-            self._send_kept(card, card.kept, ref, disks)
+            self._send_kept(card, card.kept, ref)
             found = disks.there(ref)
             if size > found.size:
                 disks.resize(ref, size)
@@ -203,12 +208,12 @@ class Contents:
         kept = replace(card.kept, of="") if card.kept else None
         self._cards.write(self._path, replace(card, used_by=ref.name, kept=kept))
 
-    def _send_kept(self, card: Card, kept: Kept, ref: Ref, disks: Disks) -> None:
+    def _send_kept(self, card: Card, kept: Kept, ref: Ref) -> None:
         failed = list[str]()
         for host in kept.at:
             source = self._origins.source(host, kept.disk)
             try:
-                if (found := disks.describe(source)) is not None:
+                if (found := self._origins.describe(host, kept.disk)) is not None:
                     refuse_left_out(f"image {card.name}", found)
                 self._origins.send(source, ref, kept.over, card.format)
             except HostFailed as error:
@@ -216,6 +221,40 @@ class Contents:
             else:
                 return
         raise HostFailed("; ".join(failed))
+
+    def revert(self, number: int) -> None:
+        """Let the disk that waits hold what it held at a snapshot. Origins that cannot do it are left out.
+
+        Before the first of them does, the card names that one alone: no two may hold different content and be named.
+        Raises Refused, HostFailed.
+        """
+        card = self.card
+        if card.kept is None:
+            raise Refused(f"image {card.name} has no snapshot {number}")
+        first = self._with_snapshot(card, card.kept, number)
+        self._cards.write(self._path, replace(card, kept=replace(card.kept, at=(first,))))
+        self._origins.revert(first, card.kept.disk, number)
+        others = [host for host in card.kept.at if host != first and self._reverted(host, card, card.kept, number)]
+        self._cards.write(self._path, replace(card, kept=replace(card.kept, at=(first, *others))))
+
+    def _reverted(self, host: str, card: Card, kept: Kept, number: int) -> bool:
+        otherwise = f"{host} does not keep {card.name} any more"
+        return attempt(otherwise, lambda: self._origins.revert(host, kept.disk, number))
+
+    def _with_snapshot(self, card: Card, kept: Kept, number: int) -> str:
+        """The first origin that answers, where the disk must have the snapshot. Raises Refused, HostFailed."""
+        failed = list[str]()
+        for host in kept.at:
+            try:
+                found = self._origins.describe(host, kept.disk)
+            except HostFailed as error:
+                failed.append(str(error))
+                continue
+            if found is not None:
+                if snapshot(number) in found.snapshots:
+                    return host
+                raise Refused(f"image {card.name} has no snapshot {number}")
+        raise HostFailed("; ".join(failed) or f"no origin has the disk of image {card.name}")
 
     def remove(self) -> None:
         """Remove the image, its disk and its card. Raises HostFailed; a repeated call goes on."""

@@ -31,6 +31,8 @@ from opennebula_tm.driver.settings import Settings
 log = logging.getLogger(__name__)
 
 SAVE_AS = "save_as"
+SCHEMES = ("http://", "https://", "s3://")
+"""What images may be fetched from, besides files of the front end: web servers and marketplaces."""
 ADDING = ".adding-"
 """Begins the names of folders in that of the datastore that have an image while it is added."""
 NOT_DISKS = {"KERNEL": "kernels", "RAMDISK": "ramdisks", "CONTEXT": "files"}
@@ -209,12 +211,7 @@ class Datastore:
         path = request.source
         number = self._snapshot(request)
         with self._cards.locked(path):
-            kept = self._contents(path).card.kept
-            if kept is None:
-                raise Refused(f"image {path.name} has no snapshot {number}")
-            origins = self._origins(path.parent)
-            for host in kept.at:
-                origins.revert(host, kept.disk, number)
+            self._contents(path).revert(number)
         return ""
 
     def snap_flatten(self, request: Request) -> str:
@@ -245,6 +242,7 @@ class Datastore:
         path, card = self._new(request)
         archive = file.with_suffix(".tar")
         _pack(file, archive)
+        self._cards.write(PurePosixPath(file.parent) / card.name, card)  # for who cleans up if this call is killed
         origins = self._origins(path.parent)
         card = origins.publish(card, card.name, lambda host: origins.upload(host, card.name, archive))
         self._cards.write(path, card)
@@ -269,11 +267,25 @@ class Datastore:
         folder = Path(request.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _remove_left(folder)
+            self._remove_left(folder)
             with tempfile.TemporaryDirectory(dir=folder, prefix=ADDING) as name, _held(Path(name)):
                 yield Path(name)
         except OSError as error:
             raise FrontendFailed(f"cannot keep the image in {folder} meanwhile: {error.strerror or error}") from error
+
+    def _remove_left(self, folder: Path) -> None:
+        """Remove what calls left that were killed, here and at origins. Raises OSError."""
+        for left in folder.glob(f"{ADDING}*"):
+            with contextlib.suppress(BlockingIOError, FileNotFoundError), _held(left):
+                for note in left.glob("one-*"):
+                    self._forget(PurePosixPath(folder / note.name), self._cards.read(PurePosixPath(note)))
+                shutil.rmtree(left)
+
+    def _forget(self, path: PurePosixPath, card: Card) -> None:
+        """Remove what origins have of an image that was not added: its card is not there."""
+        if not self._cards.exists(path):
+            for host in card.origins:
+                self._origins(path.parent).try_sweep(host, card)
 
     def _download(self, request: Request, source: str, file: Path) -> None:
         """Have OpenNebula's downloader fetch and unpack it, and check its hash. Raises DriverError."""
@@ -286,8 +298,6 @@ class Datastore:
             argv += [option, value] if value else []
         if request.datastore("NO_DECOMPRESS").lower() == "yes":
             argv.append("--nodecomp")
-        if source.startswith("-"):
-            raise Refused(f"PATH {source!r} begins with '-'")
         try:
             done = subprocess.run(
                 [*argv, source, str(file)], stdin=subprocess.DEVNULL, capture_output=True, check=False,
@@ -303,8 +313,11 @@ class Datastore:
 
     def _refuse_restricted(self, request: Request, source: str) -> None:
         """Refuse files of the front end that the datastore's attributes keep users from, as OpenNebula's drivers do."""
-        if not source.startswith("/"):
+        if source.startswith(SCHEMES):
             return
+        if not source.startswith("/"):
+            # OpenNebula's downloader would take it for a file, from where oned was started.
+            raise Refused(f"PATH {source!r} is neither absolute nor begins with one of {', '.join(SCHEMES)}")
         real = os.path.realpath(source)
         safe = request.datastore("SAFE_DIRS").split()
         own = [str(self._remotes.parent), os.environ.get("HOME", ""), str(_etc())]
@@ -338,13 +351,6 @@ def _held(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _remove_left(folder: Path) -> None:
-    """Remove what calls left that were killed. Raises OSError."""
-    for left in folder.glob(f"{ADDING}*"):
-        with contextlib.suppress(BlockingIOError, FileNotFoundError), _held(left):
-            shutil.rmtree(left)
 
 
 def _within(path: str, folder: str) -> bool:

@@ -103,6 +103,8 @@ forward) # FOLDER KEY HOST COMMAND NAME OPTION...: to the command there, or here
     lock "$1" "$2"
     host=$3 command=$4 name=$5
     shift 5
+    # Who receives removes what is there first: that may be what an action beside this one has brought.
+    v show "$name" >/dev/null || exit
     if [ -n "$host" ]; then
         v send "$name" "$@" | ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 \
             -o ServerAliveCountMax=3 "$host" "$command" 9>&- || exit
@@ -143,8 +145,10 @@ snapshot) # FOLDER KEY NAME SNAPSHOT DOMAIN URI: DOMAIN is empty if the VM does 
     lock "$1" "$2"
     # One of this name is from a try whose answer was lost: what it holds is old.
     gone snapshot delete "$3" "$4"
-    if [ -n "$5" ] && timeout 60 virsh -c "$6" domfsfreeze "$5" >/dev/null 2>&1; then
-        trap 'virsh -c "$6" domfsthaw "$5" >/dev/null 2>&1' EXIT
+    if [ -n "$5" ]; then
+        # A guest may have frozen though its answer was late.
+        trap 'timeout 60 virsh -c "$6" domfsthaw "$5" >/dev/null 2>&1' EXIT
+        timeout 60 virsh -c "$6" domfsfreeze "$5" >/dev/null 2>&1
     fi
     v snapshot create "$3" "$4" >/dev/null || exit
     ;;
@@ -171,9 +175,11 @@ publish) # FOLDER KEY IMAGE DISK BASE: what the disk holds; with BASE it is made
     v publish "$3" --from-vm "$4" --json || exit
     ;;
 
-sweep) # IMAGE NAME...: removes the disks and images whose names begin with IMAGE, but for these NAMEs
-    image=$1
-    shift
+sweep) # FOLDER IMAGE NAME...: removes the disks and images whose names begin with IMAGE, but for these NAMEs
+    # Not beside an upload that was given up, and ends well later.
+    lock "$1" "$2"
+    image=$2
+    shift 2
     ours() {
         awk -v image="$image" -v named="$* " '
             ($1 == image || index($1, image "-") == 1) && !index(" " named, " " $1 " ") { print $1 }'
@@ -186,6 +192,7 @@ sweep) # IMAGE NAME...: removes the disks and images whose names begin with IMAG
     for name in $(printf '%s\n' "$listed" | ours "$@"); do
         gone unpublish "$name" --when-unused
     done
+    rm -f "$held"
     ;;
 
 upload) # FOLDER KEY IMAGE: a tar of one file named "disk" comes in

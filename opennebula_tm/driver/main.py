@@ -33,9 +33,9 @@ def main(argv: Sequence[str], remotes: Path) -> int:
     os.umask(0o007)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what runs for it is ended, too
     kind, script, *arguments = argv
-    logging.basicConfig(
-        format=f"%(levelname)s: {script}: %(message)s", level=logging.INFO, stream=sys.stderr, force=True
-    )
+    logged = logging.StreamHandler(sys.stderr)
+    logged.setFormatter(Prefixed(f"%(levelname)s: {script}: %(message)s"))
+    logging.basicConfig(handlers=[logged], level=logging.INFO, force=True)
     logging.addLevelName(logging.WARNING, "WARN")
     try:
         if kind == "tm":
@@ -50,6 +50,14 @@ def main(argv: Sequence[str], remotes: Path) -> int:
         say(f"{script} failed by a fault of the driver, see the log: {type(error).__name__}: {error}")
         return 1
     return 0
+
+
+class Prefixed(logging.Formatter):
+    """Begins each line with what keeps it from users: what has no such word is the reason that they are told."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """All of a record."""
+        return super().format(record).replace("\n", f"\n{record.levelname}: ")
 
 
 def say(text: str) -> None:
@@ -70,7 +78,7 @@ def transfer(script: str, arguments: list[str], remotes: Path) -> None:
         system.after_migration(action, arguments)
     elif action in BACKUPS:
         _backup(Backups(settings.read(remotes), remotes), action, arguments)
-    elif action in ("mv", "delete", "resize") and is_systems(arguments[0], arguments[-1]):
+    elif arguments and action in ("mv", "delete", "resize") and is_systems(arguments[0], arguments[-1]):
         system.as_ssh(action, arguments)
     else:
         _disk_action(TransferManager(settings.read(remotes)), action, kind, arguments)

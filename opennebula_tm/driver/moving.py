@@ -11,6 +11,7 @@ from typing import Any
 from opennebula_tm.driver.card import durable, sync
 from opennebula_tm.driver.disks import Described, Disks, Ref, Source, refuse_left_out
 from opennebula_tm.driver.errors import FrontendFailed, NotThere
+from opennebula_tm.driver.names import OURS
 from opennebula_tm.driver.remote import Hosts
 
 ALL = ("--with-snapshots",)
@@ -67,8 +68,10 @@ class Stored:
     It is beside the VM's folder, which ``mv`` of OpenNebula's ssh driver removes before it moves the other one there.
     """
 
-    def __init__(self, ref: Ref) -> None:
-        self.file = Path(ref.place.ours) / f"{ref.vm}-{ref.number}.stream"
+    def __init__(self, ref: Ref, datastore: int | None = None) -> None:
+        """``datastore``: another system datastore than that of the disk's place."""
+        ours = ref.place.ours if datastore is None else ref.place.locks.parent / str(datastore) / OURS
+        self.file = Path(ours) / f"{ref.vm}-{ref.number}.stream"
         self._about = self.file.with_suffix(".json")
 
     @property
@@ -96,8 +99,9 @@ class Stored:
     def remove(self) -> None:
         """Remove it; what is not there is fine. Raises FrontendFailed."""
         try:
-            self.file.unlink(missing_ok=True)
-            self._about.unlink(missing_ok=True)
+            # Those that calls left that were killed, too.
+            for file in (self.file, *self.file.parent.glob(f".{self.file.name}.*"), self._about):
+                file.unlink(missing_ok=True)
         except OSError as error:
             raise FrontendFailed(f"cannot remove {self.file}: {error.strerror}") from error
 
@@ -140,8 +144,8 @@ class Mover:
         refuse_left_out(source, found)
         receive = (*target.lock, target.link, target.name, found.image, disk_format)
         path = self._streams.forward(source.source, target.host, receive)
+        stale.remove()  # first: a repeated call that finds no disk takes what is stopped
         self._disks.moved(source, path)
-        stale.remove()
 
     def relocate(self, target: Ref, path: str, stale: Stored) -> None:
         """From one system datastore of a host to another: the disk stays. ``stale``: see ``migrate``."""

@@ -76,13 +76,17 @@ class VmDisk:
 
 @dataclass(frozen=True)
 class Vm:
-    """A VM as OpenNebula knows it. ``hosts``: those that it has been on, the last one at the end."""
+    """A VM as OpenNebula knows it. ``hosts``: those that it has been on, the last one at the end.
+
+    ``datastores``: the numbers of the system datastores that it has been in.
+    """
 
     number: int
     state: int
     deploy_id: str
     hosts: tuple[str, ...]
     disks: tuple[VmDisk, ...]
+    datastores: tuple[int, ...] = ()
 
     def disk(self, number: int) -> VmDisk:
         """One of its disks. Raises FrontendFailed."""
@@ -100,6 +104,7 @@ def vm_of(element: Element) -> Vm:
         deploy_id=element.text("DEPLOY_ID"),
         hosts=tuple(one.text("HOSTNAME") for one in element.all("HISTORY_RECORDS/HISTORY")),
         disks=tuple(_disk_of(one) for one in element.all("TEMPLATE/DISK")),
+        datastores=tuple(one.number("DS_ID") for one in element.all("HISTORY_RECORDS/HISTORY")),
     )
 
 

@@ -6,8 +6,10 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import IO
 
@@ -56,28 +58,62 @@ class Hosts:
         argv = [os.environ.get("SSH", "ssh"), *options, *self._settings.ssh_options, host, command]
         try:
             process = subprocess.Popen(
-                argv, stdin=stdin or subprocess.DEVNULL, stdout=stdout or subprocess.PIPE, stderr=subprocess.PIPE,
+                argv, stdin=stdin or subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise HostFailed(f"cannot run {argv[0]}: {error.strerror}") from error
-        out, err = _ended(process, host, seconds)
+        out, err = _ended(process, host, seconds, stdout)
         if process.returncode != 0:
             raise HostFailed(f"{host}: {_reason(process.returncode, err.decode(errors='replace'))}")
-        return (out or b"").decode(errors="replace")
+        return out.decode(errors="replace")
 
 
-def _ended(process: subprocess.Popen[bytes], host: str, seconds: float) -> tuple[bytes, bytes]:
+def _ended(
+    process: subprocess.Popen[bytes], host: str, seconds: float, target: IO[bytes] | None
+) -> tuple[bytes, bytes]:
     with process:
         try:
-            return process.communicate(timeout=seconds)
+            return process.communicate(timeout=seconds) if target is None else _relayed(process, seconds, target)
         except subprocess.TimeoutExpired as error:
             raise HostFailed(f"{host}: no answer within {seconds:g} seconds") from error
         finally:
             # Whatever ends this action ends its ssh, and with that, as a rule, what it runs on the host.
             if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                _kill(process)
+
+
+def _relayed(process: subprocess.Popen[bytes], seconds: float, target: IO[bytes]) -> tuple[bytes, bytes]:
+    """Write what it prints to a file, here: ssh itself ends well if nothing but its own last write failed.
+
+    Raises OSError, subprocess.TimeoutExpired.
+    """
+    assert process.stdout and process.stderr  # noqa: S101  they are pipes
+    said, late = list[bytes](), threading.Event()
+
+    def end() -> None:
+        late.set()
+        _kill(process)
+
+    timer = threading.Timer(seconds, end)
+    listener = threading.Thread(target=lambda errors=process.stderr: said.append(errors.read()), daemon=True)
+    for thread in (timer, listener):
+        thread.start()
+    try:
+        shutil.copyfileobj(process.stdout, target, 1 << 20)
+        target.flush()
+        listener.join()
+        process.wait()
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise subprocess.TimeoutExpired(process.args, seconds)
+    return b"", b"".join(said)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _reason(code: int, said: str) -> str:

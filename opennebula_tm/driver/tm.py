@@ -42,11 +42,12 @@ class TransferManager:
         """
         path = names.path_of(source)
         ref = self._ref(target, vm)
-        disk = self._show_vm(ref.vm).disk(ref.number)
+        known = self._show_vm(ref.vm)
+        disk = known.disk(ref.number)
         card = self._contents(path).settled()
         self._disks.create(ref, card.published, disk.grown, card.format, monitor=system, fresh=True)
         # A VM that was undeployed, and is made anew, left its disk on the front end.
-        Stored(ref).remove()
+        _forget_stored(ref, known)
 
     def ln(self, source: str, target: str, vm: str, _datastore: str, *, system: str = "") -> None:
         """The disk of a persistent image for a VM."""
@@ -68,6 +69,7 @@ class TransferManager:
             if found is not None:
                 refuse_left_out(ref, found)
                 contents.keep(found.image, ref.source, ref.name)
+                stored.remove()  # first: a repeated call that finds no disk takes what is stopped
             elif stored.there:
                 contents.keep(stored.image, stored.file, ref.name)
             elif (kept := contents.card.kept) is None or kept.of != ref.name:
@@ -98,9 +100,10 @@ class TransferManager:
     def delete(self, target: str, vm: str, _datastore: str) -> None:
         """A VM's disk, for good. What is not there is fine."""
         ref = self._ref(target, vm)
-        Stored(ref).remove()
+        known = self._show_vm(ref.vm)
+        _forget_stored(ref, known)
         # Who is no host of the VM is the front end, which need not have an agent.
-        if ref.host in self._show_vm(ref.vm).hosts:
+        if ref.host in known.hosts:
             self._disks.destroy(ref, link=True)
 
     def mv(self, source: str, target: str, vm: str, _datastore: str) -> None:
@@ -162,3 +165,9 @@ class TransferManager:
 
     def _contents(self, path: PurePosixPath) -> Contents:
         return Contents(self._cards, path, Origins(self._hosts, self._streams, path.parent))
+
+
+def _forget_stored(ref: Ref, known: Vm) -> None:
+    """Remove what is on the front end of a disk, in whatever system datastore its VM was stopped."""
+    for datastore in {ref.place.datastore, *known.datastores}:
+        Stored(ref, datastore).remove()

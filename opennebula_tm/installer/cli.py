@@ -90,7 +90,7 @@ def _front_end(chosen: argparse.Namespace, console: Console, commands: Commands,
 
 
 def _host(chosen: argparse.Namespace, console: Console, commands: Commands) -> int:
-    host = HostSide(chosen.root, console, commands)
+    host = HostSide(chosen.root.resolve(), console, commands)
     access = Access(chosen.user, chosen.group)
     if chosen.check:
         return _tell(console, list(host.differences(access)))

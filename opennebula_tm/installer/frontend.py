@@ -37,6 +37,7 @@ class Places:
         if location is None:
             var, etc = Path("/var/lib/one"), Path("/etc/one")
             return Places(var / "remotes", etc)
+        location = location.resolve()  # the record names files by their paths
         return Places(location / "var" / "remotes", location / "etc", location / "bin")
 
     @property

@@ -114,7 +114,7 @@ def enable_live(text: str) -> tuple[str, list[str]]:
     """``vmm_execrc`` with live snapshots of our disks allowed, and the words that were added. Raises Refused."""
     value = _live(text)
     new = [pair for pair in LIVE_PAIRS if pair not in value.text.split()]
-    joined = "".join((" " if value.text.strip() or number else "") + pair for number, pair in enumerate(new))
+    joined = "".join((" " if value.text or number else "") + pair for number, pair in enumerate(new))
     return text[: value.end] + joined + text[value.end :], new
 
 
@@ -122,7 +122,7 @@ def disable_live(text: str, added: Iterable[str]) -> str:
     """``vmm_execrc`` without the words that ``enable_live`` added. Raises Refused."""
     for pair in added:
         value = _live(text)
-        kept = re.sub(rf"(?:^|[ \t]+){re.escape(pair)}(?=[ \t]|$)", "", value.text, count=1)
+        kept = re.sub(rf"(?:^|[ \t]){re.escape(pair)}(?=[ \t]|$)", "", value.text, count=1)
         text = text[: value.start] + kept + text[value.end :]
     return text
 

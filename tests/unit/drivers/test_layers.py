@@ -82,6 +82,9 @@ def _down(below: dict[int, int | None], number: int | None) -> set[int]:
     return found
 
 
+EXPORT = {"driver": "raw", "file": {"driver": "nbd", "server": {"type": "unix", "path": "/s"}, "export": "e"}}
+
+
 class FilesTest(testtools.TestCase):
     def setUp(self) -> None:
         super().setUp()
@@ -96,7 +99,7 @@ class FilesTest(testtools.TestCase):
         return self.layers.add(fresh)
 
     def chain(self, length: int) -> None:
-        self.add('json:{"driver": "null-co"}')
+        self.add(f"json:{json.dumps(EXPORT)}")
         for number in range(1, length):
             self.add(f"{number - 1}.qcow2")
         self.layers.activate(length - 1)
@@ -106,7 +109,7 @@ class FilesTest(testtools.TestCase):
         self.assertEqual(self.layers.file(2), self.layers.path.resolve())
         self.assertEqual("2.qcow2", str(self.layers.path.readlink()))
         self.assertEqual([2, 1, 0], [layer.number for layer in self.layers.chain()])
-        self.assertEqual({"driver": "null-co"}, self.layers.chain()[-1].image)
+        self.assertEqual(EXPORT, self.layers.chain()[-1].image)
 
     def test_a_number_is_given_once_while_its_file_is_there(self) -> None:
         self.chain(3)
@@ -148,10 +151,21 @@ class FilesTest(testtools.TestCase):
             self.chain(1)
             self.layers.activate(self.add(backing))
             self.assertRaises(BadDisk, self.layers.chain)
-        for text in ("json:", "json:[]", "json:3"):
+        file = {"driver": "file", "filename": "/etc/shadow"}
+        tcp = {"type": "inet", "host": "other", "port": "1"}
+        nodes = (file, {"driver": "raw", "file": file}, {"driver": "raw", "file": {"driver": "nbd", "server": tcp}})
+        for text in ("json:", "json:[]", "json:3", *(f"json:{json.dumps(node)}" for node in nodes)):
             self.layers.delete()
             self.layers.activate(self.add(text))
             self.assertRaises(BadDisk, lambda: self.layers.chain()[-1].image)
+
+    def test_data_that_are_elsewhere_are_refused(self) -> None:
+        self.chain(1)
+        file = self.layers.file(0)
+        head = bytearray(file.read_bytes())
+        head[79] = 4  # of the incompatible features, that of an external data file
+        file.write_bytes(head)
+        self.assertIn("its data are in another file", str(self.assertRaises(BadDisk, self.layers.chain)))
 
     def test_a_link_that_leads_elsewhere_is_refused(self) -> None:
         self.chain(1)

@@ -439,6 +439,17 @@ class CommandLineTest(TestCase):
         self.assertEqual(Path("/etc/one/oned.conf"), places.oned)
         self.assertEqual(Path("/etc/one/vmm_exec/vmm_execrc"), places.execrc)
 
+    def test_a_location_by_another_name_is_the_same(self) -> None:
+        before = tree(self.scene.location)
+        link = self.scene.location.with_name("link")
+        link.symlink_to(self.scene.location)
+        self.addCleanup(link.unlink)
+        self.location[1] = str(link)
+        self.assertEqual(0, self.run_it("--yes")[0])
+        self.location[1] = str(self.scene.location)
+        self.assertEqual(0, self.run_it("--remove", "--yes")[0])
+        self.assertEqual(before, tree(self.scene.location))
+
     def test_tuning_shows_present_values(self) -> None:
         code, said = self.run_it("--tuning")
         self.assertEqual(0, code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import ClassVar
 
 import testtools
 from testtools.matchers import HasLength
+
+from opennebula_tm.driver.main import Prefixed
 
 ROOT = Path(__file__).parents[3] / "opennebula_tm"
 TM = ROOT / "remotes" / "tm" / "virtman"
@@ -37,6 +41,25 @@ class MainTest(testtools.TestCase):
     def test_a_path_with_a_blank_comes_as_more_arguments_and_is_refused(self) -> None:
         said = self.refused("tm", "clone", "fe:/a", "b", "h:/ds/0/1/disk.0", "1", "2")
         self.assertEqual("clone takes 4 arguments and got 5: a name with a blank cannot be handed over", said)
+
+    def test_no_arguments_are_refused(self) -> None:
+        for action in ("delete", "resize", "mv"):
+            self.assertIn("arguments and got 0", self.refused("tm", action))
+
+    def test_each_line_of_a_fault_is_for_the_log(self) -> None:
+        try:
+            int("a\nb")
+        except ValueError:
+            record = logging.LogRecord("x", logging.ERROR, "x", 1, "a fault", (), sys.exc_info())
+        for line in Prefixed("%(levelname)s: %(message)s").format(record).splitlines():
+            self.assertTrue(line.startswith("ERROR: "), line)
+
+    def test_files_of_the_front_end_are_named_by_absolute_paths(self) -> None:
+        for path in (".one/one_auth", "../../etc/shadow", "file:///etc/shadow", "ssh://host:x", "-x", "~/x"):
+            request = f"<X><IMAGE><PATH>{path}</PATH></IMAGE><DATASTORE><BASE_PATH>/d</BASE_PATH></DATASTORE></X>"
+            for action in ("cp", "stat"):
+                said = self.refused("datastore", action, stdin=base64.b64encode(request.encode()))
+                self.assertIn("is neither absolute nor", said)
 
     def test_a_kernel_is_refused(self) -> None:
         said = self.refused("tm", "clone", "fe:/ds/1/one-1-00000000", "h:/ds/0/1/kernel", "1", "2")

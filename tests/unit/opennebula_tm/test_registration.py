@@ -118,6 +118,11 @@ class ExecrcTest(TestCase):
             self.assertEqual((new, []), registration.enable_live(new))
             self.assertEqual(text, registration.disable_live(new, added))
 
+    def test_blanks_stay(self) -> None:
+        for words in ("", " ", "a ", " a", "a  b  "):
+            text = f'LIVE_DISK_SNAPSHOTS="{words}"\n'
+            self.assertEqual(text, registration.disable_live(*registration.enable_live(text)))
+
     def test_pairs_of_others_stay(self) -> None:
         new, added = registration.enable_live(EXECRC.replace("kvm-ssh", "kvm-virtman kvm-ssh"))
         self.assertEqual(["qemu-virtman"], added)

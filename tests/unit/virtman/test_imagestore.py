@@ -11,8 +11,9 @@ from testtools.matchers import Contains, HasLength
 from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
 from virtman.convert import Content
 from virtman.errors import BadImageFile, NoRoom
+from virtman.hostfiles import RESERVE
 from virtman.imagefile import inspect
-from virtman.imagestore import RESERVE, ImageStore
+from virtman.imagestore import ImageStore
 
 
 def nothing(_step: str, _done: int, _total: int) -> None:

@@ -16,7 +16,7 @@ from virtman.copies import Target
 from virtman.errors import BadImageFile, BadRequest, CallerGone, FileExists
 from virtman.imagefile import source
 from virtman.newfile import new_file
-from virtman.passing import MOST, Passed, check_readable, check_writable, opened, pass_to, receive
+from virtman.passing import MOST, Passed, check_readable, check_writable, mine, opened, pass_to, receive
 from virtman.pipe import Pipe
 
 NAME = Path("/callers/name")
@@ -145,6 +145,27 @@ class PublishTest(ImagesTest):
             self.assertEqual(b"QFI\xfb", Path(content.location[-1]).read_bytes()[:4])
             self.assertEqual((str(NAME), len(CONTENT)), (content.name, content.size))
         self.assertEqual({self.raw.name, path.name}, {one.name for one in self.folder.iterdir()})
+
+    def test_holes_take_no_room_in_the_copy(self) -> None:
+        path = self.qcow2()
+        with path.open("r+b") as file:
+            file.seek(1 << 40)
+            file.write(b"end")
+            file.truncate((1 << 40) + (1 << 20))
+        with mine(self.passed(path, trusted=False), self.folder) as copy:
+            self.assertEqual(path.stat().st_size, copy.stat().st_size)
+            self.assertTrue(copy.stat().st_blocks * 512 < len(CONTENT) + (2 << 20))
+            with copy.open("rb") as file:
+                self.assertEqual(b"QFI\xfb", file.read(4))
+                file.seek(1 << 40)
+                self.assertEqual(b"end\0", file.read(4))
+
+    def test_a_file_of_a_hole_is_copied(self) -> None:
+        path = self.folder / "hole"
+        path.touch()
+        os.truncate(path, 1 << 20)
+        with mine(self.passed(path, trusted=False), self.folder) as copy:
+            self.assertEqual(bytes(1 << 20), copy.read_bytes())
 
     def test_what_was_raw_stays_raw(self) -> None:
         with source(self.passed(self.raw, trusted=False), self.folder) as content:

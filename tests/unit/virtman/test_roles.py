@@ -17,7 +17,7 @@ from tests.others import GROUP, NOBODY, as_nobody
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.scene import folder_for
 from virtman.agent import Agent
-from virtman.api import PEER, create_app
+from virtman.api import MAX_BODY, PEER, create_app
 from virtman.client import AgentClient
 from virtman.errors import Forbidden, VirtmanError
 from virtman.peer import Peer, peer_of
@@ -189,6 +189,14 @@ class SocketTest(SiteCase):
         self.addCleanup(server.close)
         self.addCleanup(server.task_dispatcher.shutdown)
         thread.start()
+
+    def test_a_long_body_is_not_taken(self) -> None:
+        self.serve(self.gid)
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(60)
+            caller.connect(str(self.socket))
+            caller.sendall(f"POST /v1/gc HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY + 1}\r\n\r\n".encode())
+            self.assertIn(b" 413 ", caller.recv(4096).splitlines()[0])
 
     def as_nobody(self, act: Callable[[AgentClient], object], groups: tuple[int, ...] | None = None) -> str:
         def call() -> object:

@@ -1,0 +1,171 @@
+"""No data are lost or mixed up: what is stale never wins, two calls at once destroy nothing, a full disk is seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+
+from lab.opennebula import Answer, Fate, Image, Vm
+from tests.userspace.opennebula.cloud import BASE, IMAGES, MIB, OTHER_SYSTEM, SYSTEM, CloudTestCase
+
+STEP = " virtman 600 virtman "
+
+
+class DataTest(CloudTestCase):
+    system = "virtman"
+
+    def started(self, image: Image) -> Vm:
+        """A VM on host-1 that is off and has written a 1."""
+        vm = self.vm(image)
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.one.power_off(vm)
+        self.write(vm, 0, 1)
+        return vm
+
+    def lose_answer(self, action: str, act: Callable[[], Answer]) -> None:
+        """Have all be done on the host, and the driver not told."""
+        fault = self.frontend.exchange.plan(Fate.CUT, matching=f"{STEP}{action} ")
+        self.assertFalse(act().ok)
+        self.assertTrue(fault.happened.is_set())
+        self.frontend.exchange.settle()
+
+    def resumed_by_an_operator(self, vm: Vm) -> None:
+        """Undeployed, and on host-1 again, though OpenNebula had to be told so: the front end's copy stays."""
+        self.ok(self.one.undeploy(vm))
+        self.lose_answer("receive", lambda: self.one.deploy(vm, "host-1", SYSTEM))
+        self.one.power_on(vm)
+        self.write(vm, 0, 2)
+        self.one.power_off(vm)
+
+    def streams(self) -> list[str]:
+        """What the front end has of disks of stopped VMs."""
+        return [str(path) for path in self.frontend.datastores().glob("*/.virtman/*")]
+
+    def test_what_was_stopped_once_does_not_win_over_a_disk_that_moves(self) -> None:
+        vm = self.started(self.add_image(7))
+        self.resumed_by_an_operator(vm)
+        self.lose_answer("moved", lambda: self.one.migrate(vm, "host-2", SYSTEM))
+        self.ok(self.one.recover_retry(vm))
+        self.reads(vm, 0, 2)
+
+    def test_what_was_stopped_once_does_not_win_over_a_persistent_disk(self) -> None:
+        image = self.add_image(7, persistent=True)
+        vm = self.started(image)
+        self.resumed_by_an_operator(vm)
+        self.lose_answer("destroy", lambda: self.one.terminate(vm))
+        self.ok(self.one.recover_retry(vm))
+        other = self.vm(image, number=43)
+        self.ok(self.one.deploy(other, "host-2", SYSTEM))
+        self.reads(other, 0, 2)
+
+    def stopped_in_another_datastore(self) -> Vm:
+        """A VM that was stopped, whose resume to another system datastore failed."""
+        vm = self.started(self.add_image(7))
+        self.ok(self.one.undeploy(vm))
+        self.frontend.exchange.down("host-1")
+        self.assertFalse(self.one.deploy(vm, "host-1", OTHER_SYSTEM).ok)
+        self.frontend.exchange.up("host-1")
+        return vm
+
+    def test_what_was_stopped_in_another_datastore_goes_with_the_vm(self) -> None:
+        vm = self.stopped_in_another_datastore()
+        self.ok(self.one.recover_delete(vm))
+        self.assertEqual([], self.streams())
+
+    def test_what_was_stopped_in_another_datastore_goes_when_the_vm_is_made_anew(self) -> None:
+        vm = self.stopped_in_another_datastore()
+        self.ok(self.one.recreate(vm, "host-1", OTHER_SYSTEM))
+        self.reads(vm, 0, BASE)
+        self.assertEqual([], self.streams())
+
+    def test_a_late_migration_destroys_nothing(self) -> None:
+        vm = self.started(self.add_image(7))
+        late = self.frontend.exchange.plan(Fate.LATE, matching=f"{STEP}forward ")
+        answers = list[Answer]()
+        thread = threading.Thread(target=lambda: answers.append(self.one.migrate(vm, "host-2", SYSTEM)))
+        thread.start()
+        late.wait()
+        self.ok(self.one.recover_retry(vm))
+        late.release()
+        thread.join()
+        self.refused(answers[0], "is not on this host")
+        self.reads(vm, 0, 1)
+
+    def test_a_full_front_end_is_told_and_the_disk_stays(self) -> None:
+        vm = self.started(self.add_image(7))
+        self.ok(self.one.undeploy(vm))
+        ours = self.frontend.datastores() / str(SYSTEM) / ".virtman"
+        pages = -(-(ours / "42-0.stream").stat().st_size // 4096)
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.one.power_off(vm)
+        # All but the end has room.
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={(pages - 2) * 4096}", "tmpfs", str(ours)]
+        subprocess.run(mount, check=True)
+        try:
+            self.refused(self.one.undeploy(vm), "No space left on device")
+        finally:
+            subprocess.run(["umount", ours], check=True)
+        self.assertEqual({"one-42-0-host-1"}, self.disks()["host-1"])
+        self.ok(self.one.recover_retry(vm))
+        self.ok(self.one.deploy(vm, "host-2", SYSTEM))
+        self.reads(vm, 0, 1)
+
+    def test_a_disks_number_that_another_image_had_before(self) -> None:
+        seven, nine = self.add_image(7, persistent=True), self.add_image(9, byte=0x99)
+        vm = self.vm(self.add_image(5))
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        for image, step in ((seven, "describe"), (nine, "destroy")):
+            self.frontend.exchange.plan(Fate.FAIL, host="host-1", matching=f"{STEP}{step} ")
+            disk = self.one.disk_of(image, 1, self.system, DRIVER="qcow2")
+            self.assertFalse(self.one.attach(vm, disk, hypervisor=False).ok)
+        self.ok(self.one.attach(vm, self.one.disk_of(seven, 1, self.system, DRIVER="qcow2")))
+        self.reads(vm, 1, BASE)
+
+    def test_a_revert_with_an_origin_down_leaves_one_content(self) -> None:
+        image = self.add_image(7, persistent=True)
+        vm = self.started(image)
+        self.ok(self.one.snapshot_create(vm, 0, 0))
+        self.write(vm, 0, 2)
+        self.ok(self.one.terminate(vm))
+        self.frontend.exchange.down("host-1")
+        self.ok(self.one.image_action("snap_revert", image, 0))
+        self.frontend.exchange.up("host-1")
+        self.frontend.exchange.down("origin")
+        again = self.vm(image, number=43)
+        self.refused(self.one.deploy(again, "host-2", SYSTEM), "origin: ")
+        self.frontend.exchange.up("origin")
+        self.ok(self.one.recover_retry(again))
+        self.reads(again, 0, 1)
+
+    def test_an_image_whose_adding_was_killed_goes_with_the_next_one(self) -> None:
+        file = self.folder / "disk.raw"
+        file.write_bytes(bytes([BASE]) * MIB)
+        fault = self.frontend.exchange.plan(Fate.HANG, host="host-1", matching=f"{STEP}upload ")
+        answers = list[Answer]()
+        thread = threading.Thread(target=lambda: answers.append(self.one.add_image(Image(7, IMAGES, str(file)))))
+        thread.start()
+        fault.wait()
+        [driver] = [pid for pid, line in self.frontend.processes().items() if "run.py datastore cp" in line]
+        os.kill(driver, signal.SIGKILL)
+        fault.release()
+        thread.join()
+        self.assertFalse(answers[0].ok)
+        self.frontend.exchange.settle()
+        self.ok(self.one.add_image(Image(8, IMAGES, str(file))))
+        [name] = {image.name for image in self.cluster.agents[0].images()}
+        self.assertTrue(name.startswith("one-8-"), name)
+
+    def test_a_guest_that_froze_late_is_thawed(self) -> None:
+        vm = self.vm(self.add_image(7))
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        calls = self.folder / "virsh.log"
+        calls.touch()
+        calls.chmod(0o666)
+        virsh = self.frontend.folder / "hosts" / "host-1" / "bin" / "virsh"
+        virsh.write_text(f'#!/bin/sh\necho "$3" >> {calls}\n[ "$3" != domfsfreeze ]\n')
+        virsh.chmod(0o755)
+        self.ok(self.one.snapshot_create(vm, 0, 0))
+        self.assertEqual(["domfsfreeze", "domfsthaw"], calls.read_text().split())
