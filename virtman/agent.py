@@ -102,9 +102,7 @@ class Agent:
         )  # fmt: skip
         self._kept = Kept(self._stacks, self._store, self._drivers.cache, self._publishing)
         self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, self._kept, config.idle_grace)
-        self._heartbeat = Heartbeat(
-            lambda: self._volt.heartbeat(self._upkeep.reports(), self._upkeep.kept()), self._on_answer
-        )
+        self._heartbeat = Heartbeat(self._tell_volt, self._on_answer)
         self._step = step
 
     def _accel(self) -> Verdict:
@@ -161,6 +159,9 @@ class Agent:
             raise HypervisorError(f"these VMs run, or may: {', '.join(running)}; stop them first, or use --force")
         self._upkeep.stopped = True
         raise_all(side_by_side([partial(self._stacks.suspend, record.name) for record in self._stacks.records()]))
+
+    def _tell_volt(self) -> HeartbeatAnswer:
+        return self._volt.heartbeat(self._upkeep.reports(), self._upkeep.kept(), self._upkeep.needed())
 
     def _on_answer(self, answer: HeartbeatAnswer | None) -> None:
         self._upkeep.handle(answer)

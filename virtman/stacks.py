@@ -579,6 +579,10 @@ class Stacks:
         """The records of all stacks."""
         return self._shelf.all()
 
+    def names(self) -> frozenset[str]:
+        """All images that have a record, also one that cannot be read."""
+        return frozenset(self._shelf.names())
+
     def troubles(self) -> dict[str, str]:
         """Why records are left alone, by image: they cannot be read, or are of a newer release."""
         found = self._shelf.unreadable()
@@ -592,7 +596,7 @@ class Stacks:
     def strays(self) -> frozenset[str]:
         """Images with layers on the host and no record."""
         found = self._drivers.export.existing().names | self._drivers.attach.existing().names
-        return found - frozenset(self._shelf.names())
+        return found - self.names()
 
     def remove_stray(self, name: str) -> None:
         """Remove the layers of an image without a record."""

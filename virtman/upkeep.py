@@ -181,6 +181,11 @@ class Upkeep:
             if record.steady
         ]
 
+    def needed(self) -> list[str]:
+        """Images in no report that may be needed: their records cannot be read, or their stacks are not made."""
+        steady = {record.name for record in self._stacks.records() if record.steady}
+        return sorted(self._stacks.names() - steady)
+
     def kept(self) -> tuple[str, ...]:
         """Digests of what this host keeps without a stack, as of the last look."""
         return self._kept.digests

@@ -40,9 +40,14 @@ class VoltLink:
         self._host = host
         self._address = address
 
-    def heartbeat(self, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer:
-        """Tell Volt what this host has, and the digests of what it keeps besides. Raises CoordinatorDown."""
-        return self._call(lambda: self._client.heartbeat(self._host, nodes, kept))
+    def heartbeat(
+        self, nodes: list[NodeReport], kept: Sequence[str] = (), needed: Sequence[str] = ()
+    ) -> HeartbeatAnswer:
+        """Tell Volt what this host has, the digests of what it keeps besides, and images that it may need besides.
+
+        Raises CoordinatorDown.
+        """
+        return self._call(lambda: self._client.heartbeat(self._host, nodes, kept, needed))
 
     def join(self, image: str) -> Assignment:
         """Take this host's place in the image's tree. Raises UnknownImage, ImageWithdrawn, CoordinatorDown."""

@@ -178,7 +178,7 @@ def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
     @app.post("/v1/hosts/<host>/heartbeat", responses={200: HeartbeatAnswer})
     def heartbeat(path: HostPath, body: HeartbeatRequest) -> Response:
         """Renew the lease, say what the host has, and learn what changed."""
-        return _answer(volt.heartbeat(path.host, body.nodes, body.kept))
+        return _answer(volt.heartbeat(path.host, body.nodes, body.kept, body.needed))
 
 
 def _add_images(app: OpenAPI, volt: Coordinator) -> None:

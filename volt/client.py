@@ -143,14 +143,20 @@ class VoltClient:
         """
         self._send("DELETE", f"/v1/hosts/{_name(host)}")
 
-    def heartbeat(self, host: str, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer:
+    def heartbeat(
+        self, host: str, nodes: list[NodeReport], kept: Sequence[str] = (), needed: Sequence[str] = ()
+    ) -> HeartbeatAnswer:
         """Say what the host has, and the digests of what it ``kept`` without a stack; learn what changed.
+
+        ``needed``: images that it may need besides, since it has records of them that it cannot use now.
 
         Raises:
             errors.HostUnknown: register, then join again.
         """
         path = f"/v1/hosts/{_name(host)}/heartbeat"
-        return self._call(HeartbeatAnswer, "POST", path, HeartbeatRequest, nodes=nodes, kept=list(kept))
+        return self._call(
+            HeartbeatAnswer, "POST", path, HeartbeatRequest, nodes=nodes, kept=list(kept), needed=list(needed)
+        )
 
     def publish(self, name: str, size: int, digest: str, origin: str) -> Image:
         """Publish an image whose whole content ``origin`` serves from its own copy, or add one more origin.

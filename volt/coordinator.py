@@ -150,10 +150,13 @@ class Coordinator:
             session.delete(row)
             log.info("host %s removed", name)
 
-    def heartbeat(self, name: str, reports: list[NodeReport], kept: Collection[str] = ()) -> HeartbeatAnswer:
+    def heartbeat(
+        self, name: str, reports: list[NodeReport], kept: Collection[str] = (), needed: Collection[str] = ()
+    ) -> HeartbeatAnswer:
         """Renew the lease, take the host's word on its nodes, and answer with what changed.
 
-        ``kept``: digests of content that it keeps without a stack.
+        ``kept``: digests of content that it keeps without a stack. ``needed``: images that it may need though it does
+        not report them.
 
         Raises:
             HostUnknown: it is not registered.
@@ -171,7 +174,7 @@ class Coordinator:
                 if image in reported:
                     _note(session, name, node, reported[image])
             strays = session.execute(_left(name, reported.keys() - stored.keys())).all()
-            _forget_evictions(session, name, reported)
+            _forget_evictions(session, name, {*reported, *needed})
             withdrawn = _to_let_go(session, stored)
             discard = find_unneeded(session, kept) if kept else ()
         for image, left in strays:
@@ -501,10 +504,10 @@ def _forget_eviction(session: Session, image: ImageRow, host: str) -> bool:
     return session.connection().execute(delete(eviction_table).where(here)).rowcount > 0
 
 
-def _forget_evictions(session: Session, host: str, reported: Collection[str]) -> None:
-    """A host that was evicted is back, and has these images only."""
+def _forget_evictions(session: Session, host: str, needed: Collection[str]) -> None:
+    """A host that was evicted is back, and needs these images only."""
     lost = select(eviction_table.c.image_id, ImageRow.name).join(ImageRow).where(eviction_table.c.host == host)
-    gone = [image for image, name in session.execute(lost) if name not in reported]
+    gone = [image for image, name in session.execute(lost) if name not in needed]
     if gone:
         here = and_(eviction_table.c.host == host, eviction_table.c.image_id.in_(gone))
         session.execute(delete(eviction_table).where(here))

@@ -129,10 +129,14 @@ class NodeReport(_Request):
 
 
 class HeartbeatRequest(_Request):
-    """All images that a host has a stack for. ``kept``: the content that it keeps without having a stack for it."""
+    """All images that a host has a stack for. ``kept``: the content that it keeps without having a stack for it.
+
+    ``needed``: further images that it may need, since it has records of them that it cannot use now.
+    """
 
     nodes: list[NodeReport] = Field(default_factory=list, max_length=10000)
     kept: list[Digest] = Field(default_factory=list, max_length=10000)
+    needed: list[Name] = Field(default_factory=list, max_length=10000)
 
 
 class Host(_Answer):

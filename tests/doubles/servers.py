@@ -92,7 +92,7 @@ def volt_app(volt: VoltDouble) -> Flask:
     def heartbeat(host: str) -> Response:
         _known(volt, host)
         body = request.get_json()
-        return _model(volt.heartbeat([NodeReport(**node) for node in body["nodes"]], body["kept"]))
+        return _model(volt.heartbeat([NodeReport(**node) for node in body["nodes"]], body["kept"], body["needed"]))
 
     @app.get("/v1/images")
     def images() -> Response:

@@ -48,6 +48,7 @@ class VoltDouble:
         self.dropped: dict[str, int] = {}
         """The revision up to which the host that left an image had dropped its parents."""
         self.reported: list[tuple[str, str]] = []
+        self.needed: list[str] = []
         self.beats: list[list[NodeReport]] = []
         self.withdrawn: set[str] = set()
         """Digests under which an image was withdrawn."""
@@ -83,9 +84,12 @@ class VoltDouble:
         self._answer("register")
         self.hosts[host] = address
 
-    def heartbeat(self, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer:
+    def heartbeat(
+        self, nodes: list[NodeReport], kept: Sequence[str] = (), needed: Sequence[str] = ()
+    ) -> HeartbeatAnswer:
         self._answer("heartbeat")
         self.beats.append(nodes)
+        self.needed = list(needed)
         wanted = {image.digest for image in self.images.values() if not image.withdrawn}
         reported = {node.image: node.revision for node in nodes}
         return HeartbeatAnswer(
@@ -246,8 +250,10 @@ class DoubleClient:
     def register(self, host: str, address: str) -> None:
         self._volt.register(host, address)
 
-    def heartbeat(self, host: str, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer:
-        return self._volt.heartbeat(nodes, kept)
+    def heartbeat(
+        self, host: str, nodes: list[NodeReport], kept: Sequence[str] = (), needed: Sequence[str] = ()
+    ) -> HeartbeatAnswer:
+        return self._volt.heartbeat(nodes, kept, needed)
 
     def publish(self, name: str, size: int, digest: str, origin: str) -> Image:
         return self._volt.publish(base.Image(name, size, digest), origin)

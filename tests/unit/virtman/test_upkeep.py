@@ -71,7 +71,9 @@ class UpkeepTest(TestCase):
     def beat(self) -> None:
         """A heartbeat, as Volt answers it, and all that comes of it."""
         try:
-            said: HeartbeatAnswer | None = self.volt.heartbeat(self.upkeep.reports(), self.upkeep.kept())
+            said: HeartbeatAnswer | None = self.volt.heartbeat(
+                self.upkeep.reports(), self.upkeep.kept(), self.upkeep.needed()
+            )
         except Exception:  # noqa: BLE001  Volt is down
             said = None
         self.upkeep.handle(said)
@@ -101,6 +103,16 @@ class VoltsAnswerTest(UpkeepTest):
         self.assertEqual({parent("new")}, self.host.reading["debian"])
         self.assertEqual(1, self.scene.changes)
         self.scene.check(self)
+
+    def test_images_whose_records_cannot_be_used_may_be_needed(self) -> None:
+        record = self.attached()
+        self.assertEqual([], self.upkeep.needed())
+        self.scene.image_shelf.put("debian", record.begin("attach"))
+        self.assertEqual(([], ["debian"]), (self.upkeep.reports(), self.upkeep.needed()))
+        (self.scene.folder / "records" / "images" / "debian.json").write_text("")
+        self.assertEqual(([], ["debian"]), (self.upkeep.reports(), self.upkeep.needed()))
+        self.beat()
+        self.assertEqual(["debian"], self.volt.needed)
 
     def test_an_answer_without_news_changes_nothing(self) -> None:
         self.attached()

@@ -325,6 +325,13 @@ class Withdrawing(CoordinatorCase):
             self.volt.join("image", "h1")
             self.volt.remove_image("image", when_unused=True)
 
+    def test_who_was_evicted_and_cannot_say_whether_it_needs_it_is_awaited(self) -> None:
+        self.lease_runs_out("origin")
+        self.volt.heartbeat("h1", [], (), ["image"])
+        self.assertEqual([], self.told("origin"))
+        self.volt.heartbeat("h1", [])
+        self.assertEqual(["image"], self.told("origin"))
+
     def test_what_is_gone_was_nobodys_when_its_name_is_used_again(self) -> None:
         self.lease_runs_out("origin")
         self.volt.remove_image("image")
