@@ -64,6 +64,19 @@ class ReportTest(TestCase):
         ):
             self.assertIn(f'VIRTMAN_STATE = "{word}"', self.lines(**changes))
 
+    def test_of_several_troubles_the_one_that_explains_the_others(self) -> None:
+        trouble: dict[str, Any] = {
+            "disks": {"trouble": "full"}, "volt": {"connected": False}, "damaged": {"vm a": "torn"},
+            "deaths": [{"running": False}], "repairing": True,
+        }  # fmt: skip
+        for name, word in zip(trouble, ("disks", "unconnected", "damaged", "broken", "repairing"), strict=True):
+            self.assertEqual(word, placement.state(status(**trouble)))
+            trouble = {key: value for key, value in trouble.items() if key != name}
+
+    def test_only_images_of_the_datastore_have_opennebulas_number(self) -> None:
+        lines = self.lines(images=[stack(name, "host", MIB, MIB) for name in ("one-17-0a.old", "one-x-0a", "xone-1-a")])
+        self.assertEqual([], [line for line in lines if line.startswith("VIRTMAN_IMAGE_")])
+
     def test_names_cannot_end_their_quotes(self) -> None:
         lines = self.lines(images=[stack('a"\n\\b]]>', "host", 1, 1)])
         self.assertIn('VIRTMAN_IMAGES = "a___b__>"', lines)
