@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 from opennebula_tm.driver import names
+from opennebula_tm.driver.card import Card, Kept
 from opennebula_tm.driver.disks import Ref
-from opennebula_tm.driver.errors import Refused
+from opennebula_tm.driver.errors import NotThere, Refused
 from opennebula_tm.driver.moving import Stored
 from opennebula_tm.driver.nebula import DISK_RESIZE
 from opennebula_tm.driver.settings import Settings
@@ -12,10 +16,18 @@ from opennebula_tm.driver.tm import TransferManager
 from tests.unit.opennebula_tm.scene import write
 from tests.unit.opennebula_tm.steps import StepsTestCase, vm_on
 
+NAME = "one-7-0a1b2c3d"
+
 
 class TransferManagerTest(StepsTestCase):
     def manager(self, *hosts: str, state: int = 3, driver: str = "raw") -> TransferManager:
         return TransferManager(Settings(), vm_on(*hosts, state=state, driver=driver))
+
+    def card(self, kept_of: str = "") -> str:
+        """The card of an image; ``kept_of``: the VM's disk that it keeps."""
+        card = Card(NAME, "raw", ("o",), NAME, kept=Kept(f"{NAME}-k1", ("o",), NAME, kept_of) if kept_of else None)
+        write(self.datastores / "100" / NAME, json.dumps(asdict(card)))
+        return str(self.datastores / "100" / NAME)
 
     def stored(self) -> Stored:
         """What a stop left on the front end."""
@@ -88,8 +100,41 @@ class TransferManagerTest(StepsTestCase):
         self.stored()
         manager = self.manager("host-1")
         self.assertRaises(Refused, manager.resize, self.at("fe"), "2048", "42", "100")
-        card = self.datastores / "100" / "one-7-0a1b2c3d"
-        write(card, '{"version": 1, "name": "one-7-0a1b2c3d", "format": "raw", "origins": ["o"]}')
-        error = self.assertRaises(Refused, manager.cpds, self.at("fe"), str(card), "3", "42", "100")
+        error = self.assertRaises(Refused, manager.cpds, self.at("fe"), self.card(), "3", "42", "100")
         self.assertIn("before its snapshot 3 is saved", str(error))
         self.assertEqual(["fe describe"], self.done())
+
+    def test_a_vm_that_is_made_anew_gets_a_fresh_disk_and_not_what_it_had_when_it_was_stopped(self) -> None:
+        stored = Stored(Ref(names.place(self.at("host-1")), 42, 0))
+        write(stored.file, "stream")
+        stored.note("img")
+        self.manager("host-1").clone(f"fe:{self.card()}", self.at("host-1"), "42", "100", system="ssh")
+        (step,) = self.steps()
+        self.assertEqual([NAME, "", "raw", "ssh", "fresh"], step[6:])
+        self.assertFalse(stored.there)
+
+    def test_any_snapshot_can_be_saved_and_also_what_the_disk_holds_now(self) -> None:
+        self.has("host-1")
+        self.says("o", "publish", '{"digest": "x"}')
+        for snapshot, options in (
+            ("0", ["--snapshot", "snap-0"]), ("7", ["--snapshot", "snap-7"]), ("-1", []),
+        ):  # fmt: skip
+            self.manager("host-1").cpds(self.at("host-1"), self.card(), snapshot, "42", "100")
+            (sent,) = (step for step in self.steps() if step[1] == "forward")
+            self.assertEqual(options, sent[7:])
+
+    def test_a_persistent_disk_that_is_taken_back_goes_where_it_was(self) -> None:
+        self.has("host-1")
+        self.manager("host-1").mvds(self.at("host-1"), self.card(), "42", "100")
+        self.assertEqual(["host-1 describe", "host-1 forward", "o sweep", "host-1 destroy"], self.done())
+        stored = self.stored()
+        self.manager("host-1").mvds(self.at("fe"), self.card(), "42", "100")
+        self.assertEqual((["o receive", "o sweep"], False), (self.done(), stored.there))
+
+    def test_a_persistent_disk_that_is_nowhere_was_taken_back_before_or_is_lost(self) -> None:
+        manager = self.manager("host-1")
+        manager.mvds(self.at("host-1"), self.card(kept_of="one-42-0-host-1"), "42", "100")
+        self.assertEqual(["host-1 describe", "host-1 destroy"], self.done())
+        for card in (self.card(kept_of="one-41-0-host-1"), self.card()):
+            self.assertRaises(NotThere, manager.mvds, self.at("host-1"), card, "42", "100")
+        self.assertEqual(["host-1 describe"] * 2, self.done())
