@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import io
+import json
+import os
 from contextlib import redirect_stdout
+from dataclasses import asdict
 
+from opennebula_tm.driver.card import Card, Kept
 from opennebula_tm.driver.datastore import Datastore, Request
 from opennebula_tm.driver.errors import FrontendFailed, HostFailed, Refused
 from opennebula_tm.driver.settings import Settings
@@ -101,6 +106,45 @@ class DatastoreTest(StepsTestCase):
         path, card_format = self.run_action("mkfs", "", "<ID>7</ID><FORMAT>save_as</FORMAT>").split()
         self.assertRegex(path, rf"^{self.base}/one-7-[0-9a-f]{{8}}$")
         self.assertEqual(("raw", []), (card_format, self.steps()))
+
+    def keep(self) -> str:
+        """A persistent image that waits at both origins."""
+        card = Card(NAME, "raw", ("o1", "o2"), NAME, kept=Kept(f"{NAME}-k1", ("o1", "o2"), NAME))
+        write(self.datastores / "100" / NAME, json.dumps(asdict(card)))
+        return f"<SOURCE>{self.base}/{NAME}</SOURCE><TARGET_SNAPSHOT>3</TARGET_SNAPSHOT>"
+
+    def test_a_snapshot_of_an_image_goes_at_all_hosts_that_keep_it(self) -> None:
+        for action, step in (("snap_delete", "forget"), ("snap_revert", "revert")):
+            self.assertEqual("", self.run_action(action, "", self.keep()))
+            self.assertEqual([["o1", step, "snap-3"], ["o2", step, "snap-3"]], [[*s[:2], s[-1]] for s in self.steps()])
+
+    def test_an_image_that_no_origin_can_export_leaves_no_file(self) -> None:
+        source = self.keep()
+        for host in ("o1", "o2"):
+            self.says(host, "publish", '{"digest": "x"}')
+            self.says(host, "export", "half", fails=True)
+        self.assertRaises(HostFailed, self.run_action, "export", "", source)
+        self.assertEqual([], list((self.datastores / "100").glob(".*.export")))
+        self.says("o2", "export", "content")
+        self.assertIn("<FORMAT><![CDATA[qcow2]]>", self.run_action("export", "", source))
+        (file,) = (self.datastores / "100").glob(".*.export")
+        self.assertEqual("content", file.read_text())
+
+    def test_what_killed_calls_left_goes_and_what_others_add_stays(self) -> None:
+        killed, other = (self.datastores / "100" / f".adding-{name}" for name in ("killed", "other"))
+        for folder in (killed, other):
+            write(folder / "disk", "x")
+        handle = os.open(other, os.O_RDONLY)
+        self.addCleanup(os.close, handle)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        for host in ("o1", "o2"):
+            self.says(host, "upload", '{"digest": "x"}')
+        path, _ = self.run_action("mkfs", "", "<ID>7</ID><SIZE>1</SIZE>").split()
+        self.assertEqual({path, str(other)}, {str(left) for left in (self.datastores / "100").iterdir()})
+
+    def test_no_path_is_taken_for_an_option(self) -> None:
+        error = self.assertRaises(Refused, self.run_action, "cp", "", "<PATH>-x</PATH>")
+        self.assertIn("begins with '-'", str(error))
 
     def test_an_image_that_is_gone_can_be_deleted_again(self) -> None:
         self.assertEqual("", self.run_action("rm", "", f"<SOURCE>{self.base}/{NAME}</SOURCE>"))

@@ -135,6 +135,6 @@ class TransferManagerTest(StepsTestCase):
         manager = self.manager("host-1")
         manager.mvds(self.at("host-1"), self.card(kept_of="one-42-0-host-1"), "42", "100")
         self.assertEqual(["host-1 describe", "host-1 destroy"], self.done())
-        for card in (self.card(kept_of="one-41-0-host-1"), self.card()):
-            self.assertRaises(NotThere, manager.mvds, self.at("host-1"), card, "42", "100")
+        for other in ("one-41-0-host-1", ""):
+            self.assertRaises(NotThere, manager.mvds, self.at("host-1"), self.card(kept_of=other), "42", "100")
         self.assertEqual(["host-1 describe"] * 2, self.done())
