@@ -234,7 +234,12 @@ class Datastore:
             raise SystemExit(1)
 
     def _new(self, request: Request) -> tuple[PurePosixPath, Card]:
+        """Where its card will be, in a folder that is there, and the card. Raises Refused, FrontendFailed."""
         number = names.number("the image", request.image("ID"))
+        try:
+            Path(request.folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FrontendFailed(f"cannot make {request.folder}: {error.strerror}") from error
         name = f"one-{number}-{secrets.token_hex(4)}"
         return request.folder / name, Card(name, request.format, request.origins)
 

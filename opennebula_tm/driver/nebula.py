@@ -63,8 +63,6 @@ class VmDisk:
     number: int
     size: int
     original_size: int
-    source: str
-    persistent: bool
     driver: str
     tm_mad: str
 
@@ -113,8 +111,6 @@ def _disk_of(disk: Element) -> VmDisk:
         number=disk.number("DISK_ID"),
         size=disk.number("SIZE"),
         original_size=disk.number("ORIGINAL_SIZE"),
-        source=disk.text("SOURCE"),
-        persistent=disk.text("CLONE").upper() == "NO",
         driver=disk.text("DRIVER"),
         tm_mad=disk.text("TM_MAD"),
     )

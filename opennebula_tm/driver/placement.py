@@ -30,8 +30,8 @@ SOCKET = "/run/virtman/agent.sock"
 BINARIES = "/usr/local/bin:/usr/bin:/bin"
 DATASTORES = Path("/var/lib/one/datastores")
 LOCATION = re.compile(r"<DATASTORE_LOCATION>\s*(?:<!\[CDATA\[)?\s*(/[^<\]]*)")
-NAME = re.compile(r"one-(\d+)-[0-9a-f]+")
-"""Images that OpenNebula's datastore made, by OpenNebula's number."""
+NAME = re.compile(r"one-(\d+)-[0-9a-f]+(?:-g(\d+))?")
+"""Images that OpenNebula's datastore made, by OpenNebula's number, and how often their content was replaced."""
 MOST = 500
 """Images that are named. The report is one UDP packet."""
 
@@ -65,10 +65,14 @@ def _images(status: Mapping[str, Any]) -> Iterator[str]:
     held = {str(stack.get("name")): _held(stack) for stack in _list(status, "images")}
     names = sorted(held, key=lambda name: (-held[name], name))[:MOST]
     yield f'VIRTMAN_IMAGES = "{quoted(",".join(names))}"'
+    newest: dict[str, tuple[int, int]] = {}
     for name in names:
         ours = NAME.fullmatch(name)
         if ours:
-            yield f"VIRTMAN_IMAGE_{ours[1]} = {held[name] // MIB}"
+            found = int(ours[2] or 0), held[name]
+            newest[ours[1]] = max(newest.get(ours[1], found), found)
+    for number, (_, size) in newest.items():
+        yield f"VIRTMAN_IMAGE_{number} = {size // MIB}"
 
 
 def _held(stack: Mapping[str, Any]) -> int:

@@ -57,7 +57,10 @@ def parse(text: str, name: str) -> Settings:
 
 def _value(kind: type, value: str, where: str) -> object:
     if kind is tuple:
-        return tuple(shlex.split(value))
+        try:
+            return tuple(shlex.split(value))
+        except ValueError as error:
+            raise FrontendFailed(f"{where}: {error}") from error
     if kind is not float:
         return value
     try:

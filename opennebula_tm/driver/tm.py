@@ -128,9 +128,10 @@ class TransferManager:
         """Let a disk have ``size`` MiB."""
         ref = self._ref(source, vm)
         mib = names.number("the size", size)
-        if Stored(ref).there and self._disks.describe(ref) is None:
-            raise Refused(f"{ref} is on the front end: resume the VM before its disk is resized")
         known = self._show_vm(ref.vm)
+        # Who is no host of the VM is the front end, which need not have an agent.
+        if Stored(ref).there and (ref.host not in known.hosts or self._disks.describe(ref) is None):
+            raise Refused(f"{ref} is on the front end: resume the VM before its disk is resized")
         if known.state == DISK_RESIZE and known.disk(ref.number).driver == "qcow2":
             raise Refused(f"{ref} is a file that only its running QEMU may resize: power the VM off first")
         self._disks.resize(ref, mib * MIB)

@@ -37,6 +37,12 @@ class CardTest(testtools.TestCase):
         self.cards.remove(self.path)
         self.assertEqual([], list(self.folder.iterdir()))
 
+    def test_one_that_cannot_be_written_leaves_nothing_either(self) -> None:
+        Path(self.path).mkdir()
+        error = self.assertRaises(FrontendFailed, self.cards.write, self.path, CARD)
+        self.assertIn("cannot write the card", str(error))
+        self.assertEqual([Path(self.path)], list(self.folder.iterdir()))
+
     def test_one_that_is_not_there_says_so(self) -> None:
         error = self.assertRaises(Refused, self.cards.read, self.path)
         self.assertIn("there is no card", str(error))

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import base64
+import io
 import logging
+import os
 import subprocess
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import ClassVar
 
 import testtools
 from testtools.matchers import HasLength
 
-from opennebula_tm.driver.main import Prefixed
+from opennebula_tm.driver.main import Prefixed, say
+from tests.patience import PATIENCE
+from tests.unit.opennebula_tm.scene import write
+from tests.unit.virtman.scene import folder_for
 
 ROOT = Path(__file__).parents[3] / "opennebula_tm"
 TM = ROOT / "remotes" / "tm" / "virtman"
 DATASTORE = ROOT / "remotes" / "datastore" / "virtman"
 RUN = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from pathlib import Path;"
-    "from opennebula_tm.driver.main import main; sys.exit(main(sys.argv[1:], Path(sys.argv[0] or '/nonexistent')))"
+    "from opennebula_tm.driver.main import main; sys.exit(main(sys.argv[2:], Path(sys.argv[1])))"
 )
 
 
-def run(*argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def command(*argv: str, remotes: Path = Path("/nonexistent")) -> list[str]:
     """A script's action."""
-    return subprocess.run(
-        [sys.executable, "-I", "-c", RUN, str(ROOT.parent), *argv], input=stdin, capture_output=True, check=False
-    )
+    return [sys.executable, "-I", "-c", RUN, str(ROOT.parent), str(remotes), *argv]
+
+
+def run(*argv: str, stdin: bytes = b"", remotes: Path = Path("/nonexistent")) -> subprocess.CompletedProcess[bytes]:
+    """Run it to its end."""
+    return subprocess.run(command(*argv, remotes=remotes), input=stdin, capture_output=True, check=False)
 
 
 class MainTest(testtools.TestCase):
@@ -77,9 +86,63 @@ class MainTest(testtools.TestCase):
         self.assertIn("is no XML", self.refused("datastore", "monitor", stdin=b"eA=="))
 
     def test_no_line_looks_like_one_for_the_log_or_like_an_option(self) -> None:
-        for argument in ("-x", "ERROR: x"):
-            said = self.refused("tm", "snap_delete", argument, "0", "1", "2")
-            self.assertFalse(said.startswith(("-", "ERROR:")), said)
+        for word in ("-x", "ERROR: x", "INFO: x", "WARN: x", "DEBUG: x"):
+            with redirect_stderr(io.StringIO()) as said:
+                say(word)
+            self.assertEqual(f"VirtMan: {word}\n", said.getvalue())
+
+
+class SystemsTest(testtools.TestCase):
+    """With scripts of OpenNebula's ssh driver."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = folder_for(self)
+        for action in ("mv", "delete", "resize", "mkimage"):
+            write(self.folder / "tm/ssh" / action, "#!/bin/sh\necho $(basename $0) $(umask) $*; exit 3\n", 0o755)
+
+    def test_what_is_the_system_datastores_is_done_by_opennebulas_scripts(self) -> None:
+        for line in (
+            "mkimage 5 raw h:/ds/0/42/disk.1 42 0", "mv h:/ds/0/42 g:/ds/0/42 42 0", "delete h:/ds/0/42 42 0",
+            "delete h:/ds/0/42/disk.1 42 0", "resize h:/ds/0/42/disk.1 9 42 0",
+        ):  # fmt: skip
+            action, *arguments = line.split()
+            done = run("tm", action, *arguments, remotes=self.folder)
+            self.assertEqual((3, ""), (done.returncode, done.stderr.decode()))
+            self.assertEqual(f"{action} 0007 {' '.join(arguments)}\n", done.stdout.decode())
+
+    def test_disks_of_images_are_not(self) -> None:
+        write(self.folder / "etc/tm/virtman/virtman.conf", "nonsense")
+        for line in ("delete h:/ds/0/42/disk.1 42 100", "resize h:/ds/0/42/disk.1 9 42 100"):
+            self.assertIn(b"virtman.conf, line 1", run("tm", *line.split(), remotes=self.folder).stderr)
+
+
+SSH = """#!/bin/sh
+cd "$(dirname "$0")" || exit
+exec 3>alive 4<held
+# More than a pipe holds: this ends when the driver reads what ssh says.
+head -c 1000000 /dev/zero >&2
+echo begun >&3
+cat <&4
+echo went on >&3
+"""
+
+
+class EndTest(testtools.TestCase):
+    def test_a_script_that_is_ended_ends_its_ssh(self) -> None:
+        folder = folder_for(self)
+        for name in ("alive", "held"):
+            os.mkfifo(folder / name)
+        write(folder / "ssh", SSH, 0o755)
+        argv = command("tm", "snap_delete", "h:/ds/0/42/disk.0", "0", "42", "100")
+        environment = {**os.environ, "SSH": str(folder / "ssh")}
+        with subprocess.Popen(argv, env=environment) as process, (folder / "alive").open() as alive:
+            held = os.open(folder / "held", os.O_RDWR)
+            self.assertEqual("begun\n", alive.readline())
+            process.terminate()
+            code = process.wait(PATIENCE)
+            os.close(held)
+            self.assertEqual((1, ""), (code, alive.read()))
 
 
 class ScriptsTest(testtools.TestCase):
@@ -99,7 +162,7 @@ class ScriptsTest(testtools.TestCase):
         for folder in self.ACTIONS:
             for path in folder.iterdir():
                 if path.suffix != ".py":
-                    self.assertEqual(0o755, path.stat().st_mode & 0o777, path.name)
+                    self.assertEqual(0o111, path.stat().st_mode & 0o111, path.name)  # the rest is the umask's
                     self.assertEqual(2, len(path.read_text().splitlines()), path.name)
 
     def test_shellcheck_finds_nothing(self) -> None:

@@ -37,6 +37,10 @@ class PlaceTest(testtools.TestCase):
         self.assertEqual(PurePosixPath("/var/lib/one/datastores/0/42"), place.folder)
         self.assertEqual(PurePosixPath("/var/lib/one/datastores/0/.virtman"), place.ours)
 
+    def test_one_lock_holds_for_all_system_datastores_of_a_host(self) -> None:
+        folders = {names.place(f"node1:/var/lib/one/datastores/{number}/42/disk.0").locks for number in (0, 105)}
+        self.assertEqual({PurePosixPath("/var/lib/one/datastores/.virtman")}, folders)
+
     def test_a_folder_of_a_vm_is_no_disk(self) -> None:
         place = names.place("node1:/var/lib/one/datastores/0/42/")
         self.assertIsNone(place.disk)
@@ -45,17 +49,22 @@ class PlaceTest(testtools.TestCase):
     def test_a_kernel_in_a_vms_folder_is_no_disk(self) -> None:
         self.assertIsNone(names.place("node1:/var/lib/one/datastores/0/42/kernel").disk)
 
+    def test_what_is_beside_a_disk_is_no_disk(self) -> None:
+        """OpenNebula's drivers of files have snapshots and backups there."""
+        for name in ("disk.0.snap", "disk.0.0", "disk.0.new", "disk.", "disk.x", "xdisk.0"):
+            self.assertIsNone(names.place(f"node1:/var/lib/one/datastores/0/42/{name}").disk, name)
+
     def test_what_is_no_place_of_a_vm_is_refused(self) -> None:
         for argument in (
             "/var/lib/one/datastores/0/42/disk.0", "node1:/", "node1:/etc/disk.0", "node1:relative/0/42/disk.0",
             "node1:/var/lib/one/datastores/0/../42/disk.0", "-oProxyCommand=x:/ds/0/42/disk.0", "a b:/ds/0/42/disk.0",
-            "node1:/var/lib/one/datastores/0/42/disk.0/more/x",
+            "node1:/var/lib/one/datastores/0/42/disk.0/more/x", "node1:/a:b/0/42/disk.0", "node1:/a\nb/0/42/disk.0",
         ):  # fmt: skip
             with self.subTest(argument=argument):
                 self.assertRaises(Refused, names.place, argument)
 
     def test_a_source_may_come_with_a_host_or_without(self) -> None:
-        for argument in ("fe:/ds/100/one-7-0a1b2c3d", "/ds/100/one-7-0a1b2c3d"):
+        for argument in ("fe:/ds/100/one-7-0a1b2c3d", "/ds/100/one-7-0a1b2c3d", "fe://ds//100/one-7-0a1b2c3d"):
             self.assertEqual(PurePosixPath("/ds/100/one-7-0a1b2c3d"), names.path_of(argument))
 
     def test_numbers_are_read_and_nothing_else(self) -> None:

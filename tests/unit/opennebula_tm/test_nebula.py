@@ -31,7 +31,7 @@ class VmTest(testtools.TestCase):
             (42, 3, "one-42", ("a", "b")), (self.vm.number, self.vm.state, self.vm.deploy_id, self.vm.hosts)
         )
         disk = self.vm.disk(0)
-        self.assertEqual(("raw", "virtman", "/ds/100/one-7-0a1b2c3d"), (disk.driver, disk.tm_mad, disk.source))
+        self.assertEqual(("raw", "virtman"), (disk.driver, disk.tm_mad))
 
     def test_a_disk_grows_only_if_it_is_to_be_larger_than_its_image(self) -> None:
         self.assertEqual([2048 << 20, 0, 0], [self.vm.disk(number).grown for number in (0, 1, 2)])
@@ -81,6 +81,11 @@ class ShowTest(testtools.TestCase):
     def test_an_answer_about_another_vm_is_refused(self) -> None:
         self.onevm(f'cat <<"END"\n{VM}\nEND')
         self.assertRaises(FrontendFailed, nebula.show_vm, 43)
+
+    def test_a_front_end_without_it_is_told(self) -> None:
+        os.environ["PATH"] = str(self.folder)
+        error = self.assertRaises(FrontendFailed, nebula.show_vm, 42)
+        self.assertEqual("cannot run onevm show -x 42: No such file or directory", str(error))
 
     def test_an_empty_answer_is_refused(self) -> None:
         self.onevm("exit 0")

@@ -53,6 +53,12 @@ class ReportTest(TestCase):
             self.lines(),
         )
 
+    def test_of_an_image_whose_content_was_replaced_the_newest_counts(self) -> None:
+        held = {"one-7-0a1b2c3d-g2": 2, "one-7-0a1b2c3d-g10": 1, "one-7-0a1b2c3d": 3, "one-7-0a1b2c3d-t1": 9}
+        images = [{"name": name, "role": "node", "fetched_bytes": mib << 20} for name, mib in held.items()]
+        lines = [line for line in self.lines(images=images) if line.startswith("VIRTMAN_IMAGE_")]
+        self.assertEqual(["VIRTMAN_IMAGE_7 = 1"], lines)
+
     def test_trouble_in_one_word(self) -> None:
         for changes, word in (
             ({"volt": {"connected": False}}, "unconnected"),
@@ -63,6 +69,19 @@ class ReportTest(TestCase):
             ({"repairing": True}, "repairing"),
         ):
             self.assertIn(f'VIRTMAN_STATE = "{word}"', self.lines(**changes))
+
+    def test_of_several_troubles_the_one_that_explains_the_others(self) -> None:
+        trouble: dict[str, Any] = {
+            "disks": {"trouble": "full"}, "volt": {"connected": False}, "damaged": {"vm a": "torn"},
+            "deaths": [{"running": False}], "repairing": True,
+        }  # fmt: skip
+        for name, word in zip(trouble, ("disks", "unconnected", "damaged", "broken", "repairing"), strict=True):
+            self.assertEqual(word, placement.state(status(**trouble)))
+            trouble = {key: value for key, value in trouble.items() if key != name}
+
+    def test_only_images_of_the_datastore_have_opennebulas_number(self) -> None:
+        lines = self.lines(images=[stack(name, "host", MIB, MIB) for name in ("one-17-0a.old", "one-x-0a", "xone-1-a")])
+        self.assertEqual([], [line for line in lines if line.startswith("VIRTMAN_IMAGE_")])
 
     def test_names_cannot_end_their_quotes(self) -> None:
         lines = self.lines(images=[stack('a"\n\\b]]>', "host", 1, 1)])

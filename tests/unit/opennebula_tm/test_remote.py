@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import testtools
@@ -12,6 +15,7 @@ from opennebula_tm.driver.errors import HostFailed
 from opennebula_tm.driver.remote import Hosts
 from opennebula_tm.driver.settings import Settings
 
+ROOT = Path(__file__).parents[3]
 AWKWARD = "a 'quoted' \"name\"; $(reboot) `x` \\ \n* ü"
 
 
@@ -49,8 +53,12 @@ class HostsTest(testtools.TestCase):
         self.assertEqual(AWKWARD, self.hosts().run("node1", "send", lock, "key", AWKWARD))
 
     def test_the_first_line_that_means_something_is_the_reason(self) -> None:
-        said = "sent 3 MiB (off)\\nmux_client_request_session: x\\nvirtman: it is  full\\nvirtman: the stream was cut"
-        self.assertEqual("node1: it is full", self.failure(f"printf '{said}\\n' >&2; exit 1"))
+        for noise in (
+            "sent 3 MiB (off)", "sending x", "mux_client_request_session: x", "ControlSocket /x already exists",
+            "Warning: Permanently added 'x'", "virtman: warning: x", " ",
+        ):  # fmt: skip
+            said = self.program("said", f"cat >&2 <<'E'\n{noise}\nvirtman: it is  full\nvirtman: the stream was cut\nE")
+            self.assertEqual("node1: it is full", self.failure(f"{said}; exit 1"), noise)
 
     def test_a_broken_pipe_is_the_reason_if_nothing_else_is(self) -> None:
         broken = "virtman: writing the stream: Broken pipe"
@@ -70,6 +78,40 @@ class HostsTest(testtools.TestCase):
         self.assertEqual("node1: no answer within 0.3 seconds", said)
         os.set_blocking(reader, True)
         self.assertEqual(b"", os.read(reader, 1))  # nobody holds the other end any more
+
+    def test_a_transfer_may_take_longer_than_a_step(self) -> None:
+        hosts = self.hosts("read -r line && echo $line", step=0.01)
+        read, write = os.pipe()
+        with os.fdopen(read, "rb") as stdin, os.fdopen(write, "wb") as other_end:
+            with ThreadPoolExecutor(1) as pool:
+                done = pool.submit(hosts.transfer, "node1", "status", stdin=stdin)
+                self.assertRaises(TimeoutError, done.result, 0.05)
+                other_end.write(b"data\n")
+                other_end.flush()
+            self.assertEqual("data\n", done.result())
+        error = self.assertRaises(HostFailed, self.hosts("sleep 60", transfer=0.01).transfer, "node1", "status")
+        self.assertIn("no answer within 0.01 seconds", str(error))
+
+    def test_only_a_transfer_between_hosts_takes_the_keys_along_and_before_the_users_options(self) -> None:
+        os.environ["SSH"] = self.program("ssh", 'while [ $# -gt 1 ]; do printf "%s " "$1"; shift; done')
+        hosts = Hosts(Settings(ssh_options=("-o", "ControlMaster=auto")))
+        self.assertEqual("-o ControlMaster=auto node1 ", hosts.run("node1", "status"))
+        self.assertEqual("-o ControlMaster=auto node1 ", hosts.transfer("node1", "status"))
+        self.assertEqual(
+            "-o ForwardAgent=yes -o ControlMaster=no -o ControlPath=none -o ControlMaster=auto node1 ",
+            hosts.transfer("node1", "status", forwarded=True),
+        )
+
+    def test_a_step_reads_nothing_of_what_the_driver_is_given(self) -> None:
+        code = (
+            "from opennebula_tm.driver.remote import Hosts; from opennebula_tm.driver.settings import Settings;"
+            "print(repr(Hosts(Settings()).run('node1', 'status')), input())"
+        )
+        environment = {**os.environ, "SSH": self.program("ssh", "cat"), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], input="request\n", env=environment, capture_output=True, text=True, check=True
+        )
+        self.assertEqual("'' request\n", done.stdout)
 
     def test_ssh_that_cannot_be_run_is_told(self) -> None:
         hosts = self.hosts()

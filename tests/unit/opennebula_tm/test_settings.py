@@ -8,6 +8,8 @@ import testtools
 
 from opennebula_tm.driver import settings
 from opennebula_tm.driver.errors import FrontendFailed
+from tests.unit.opennebula_tm.scene import write
+from tests.unit.virtman.scene import folder_for
 
 REMOTES = Path(__file__).parents[3] / "opennebula_tm" / "remotes"
 
@@ -26,10 +28,16 @@ class SettingsTest(testtools.TestCase):
     def test_without_the_file_all_is_as_it_comes(self) -> None:
         self.assertEqual(settings.Settings(), settings.read(Path("/nonexistent")))
 
+    def test_a_file_that_is_no_text_is_told(self) -> None:
+        file = folder_for(self) / settings.FILE
+        write(file, b"STEP=\xff\n")
+        error = self.assertRaises(FrontendFailed, settings.read, file.parents[3])
+        self.assertIn(f"cannot read {file}", str(error))
+
     def test_what_it_does_not_know_is_refused_with_its_line(self) -> None:
         for text, line in (
-            ("STEPS=3", 1), ("\nSTEP=x", 2), ("STEP=0", 1), ("STEP=-1", 1), ("STEP=nan", 1), ("STEP=9 LOCK=9", 1),
-            ("STEP", 1), ('VIRTMAN="x', 1),
+            ("STEPS=3", 1), ("\nSTEP=x", 2), ("STEP=0", 1), ("STEP=-1", 1), ("STEP=nan", 1), ("STEP=inf", 1),
+            ("STEP=9 LOCK=9", 1), ("STEP", 1), ('VIRTMAN="x', 1), ("SSH_OPTIONS=\"-o 'x\"", 1),
         ):  # fmt: skip
             with self.subTest(text=text):
                 error = self.assertRaises(FrontendFailed, settings.parse, text, "virtman.conf")

@@ -31,6 +31,7 @@ class FaultsTest(CloudTestCase):
                 check()
                 self.ok(back())
                 number += 1
+            self.assertGreater(number, 1, "no call was hit")
             check()
             self.ok(back())
 

@@ -1,0 +1,152 @@
+"""What the datastore makes of requests, before and without anything is done on hosts."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import io
+import json
+import os
+from contextlib import redirect_stdout
+from dataclasses import asdict
+
+from opennebula_tm.driver.card import Card, Kept
+from opennebula_tm.driver.datastore import Datastore, Request
+from opennebula_tm.driver.errors import FrontendFailed, HostFailed, Refused
+from opennebula_tm.driver.settings import Settings
+from tests.unit.opennebula_tm.scene import write
+from tests.unit.opennebula_tm.steps import StepsTestCase, set_for
+
+NAME = "one-7-0a1b2c3d"
+
+
+def encoded(base: str = "/ds/100", template: str = "", image: str = "") -> bytes:
+    """A request; ``template``: of the datastore."""
+    store = f"<DATASTORE><BASE_PATH>{base}</BASE_PATH><TEMPLATE>{template}</TEMPLATE></DATASTORE>"
+    return base64.b64encode(f"<DS_DRIVER_ACTION_DATA>{store}<IMAGE>{image}</IMAGE></DS_DRIVER_ACTION_DATA>".encode())
+
+
+class RequestTest(StepsTestCase):
+    def test_each_origin_counts_once_and_is_a_host(self) -> None:
+        for hosts, origins in (("b a b", ("b", "a")), (" a\nb ", ("a", "b"))):
+            self.assertEqual(origins, Request(encoded(template=f"<BRIDGE_LIST>{hosts}</BRIDGE_LIST>")).origins)
+        for hosts in ("", "a -oProxyCommand=x"):
+            request = Request(encoded(template=f"<BRIDGE_LIST>{hosts}</BRIDGE_LIST>"))
+            self.assertRaises(Refused, lambda request=request: request.origins)
+
+    def test_a_folder_that_opennebula_cannot_hand_over_is_refused(self) -> None:
+        self.assertEqual("/ds/100", str(Request(encoded("/ds//x/../100/")).folder))
+        for base in ("", "ds/100", "/d s/100", "/ds:1/100"):
+            self.assertRaises(Refused, lambda base=base: Request(encoded(base)).folder)
+
+    def test_disks_are_raw_or_qcow2(self) -> None:
+        for driver, found in (("", "raw"), ("raw", "raw"), ("qcow2", "qcow2")):
+            self.assertEqual(found, Request(encoded(template=f"<DRIVER>{driver}</DRIVER>")).format)
+        self.assertRaises(Refused, lambda: Request(encoded(template="<DRIVER>vmdk</DRIVER>")).format)
+
+    def test_a_card_of_another_datastore_is_refused(self) -> None:
+        request = Request(encoded())
+        self.assertEqual(f"/ds/100/{NAME}", str(request.card_at(f"fe:/ds//100/{NAME}")))
+        for source in (f"/ds/101/{NAME}", f"/ds/100/more/{NAME}", f"/ds/100/../101/{NAME}", NAME, ""):
+            self.assertRaises(Refused, request.card_at, source)
+
+
+class DatastoreTest(StepsTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.remotes = self.folder / "var/remotes"
+        self.store = Datastore(Settings(), self.remotes)
+        self.base = str(self.datastores / "100")
+
+    def run_action(self, action: str, template: str = "", image: str = "") -> str:
+        """What it answers."""
+        hosts = "<BRIDGE_LIST>o1 o2</BRIDGE_LIST>"
+        with redirect_stdout(io.StringIO()) as out:
+            self.store.run(action, encoded(self.base, hosts + template, image))
+        return out.getvalue()
+
+    def test_the_room_is_that_of_the_origin_that_has_least(self) -> None:
+        mib = 1 << 20
+        for host, free in (("o1", 5), ("o2", 3)):
+            self.says(host, "status", f'{{"disks": {{"total": {10 * mib}, "free": {free * mib}}}}}')
+        self.assertEqual("USED_MB=7\nFREE_MB=3\nTOTAL_MB=10\n", self.run_action("monitor"))
+        self.says("o2", "status", "away", fails=True)
+        self.assertEqual("USED_MB=5\nFREE_MB=5\nTOTAL_MB=10\n", self.run_action("monitor"))
+        self.says("o1", "status", "away, too", fails=True)
+        self.assertEqual("o1: away, too; o2: away", str(self.assertRaises(HostFailed, self.run_action, "monitor")))
+
+    def test_no_image_comes_from_where_users_may_not_read(self) -> None:
+        """As OpenNebula's own drivers: what is restricted, but for what is safe; by where links lead."""
+        set_for(self, "HOME", str(self.folder / "home"))
+        open_, shut = self.folder / "open", self.folder / "shut"
+        for file in (shut / "disk", shut / "safe/disk", self.folder / "home/key", self.folder / "var/key"):
+            write(file, "x")
+        open_.mkdir()
+        (open_ / "link").symlink_to(shut / "disk")
+        template = f"<RESTRICTED_DIRS>/nowhere {shut}</RESTRICTED_DIRS><SAFE_DIRS>{shut}/safe</SAFE_DIRS>"
+        write(self.remotes / "datastore/downloader.sh", "#!/bin/sh\necho came here >&2; exit 1\n", 0o755)
+        for path in (shut / "disk", open_ / "link", f"{open_}/../shut/disk", "home/key", "var/key"):
+            image = f"<PATH>{self.folder / path}</PATH>"
+            error = self.assertRaises(Refused, self.run_action, "cp", template, image)
+            self.assertIn("RESTRICTED_DIRS", str(error))
+            self.assertRaises(Refused, self.run_action, "stat", template, image)
+        for path in (shut / "safe/disk", self.folder / "shutter"):
+            tried = self.assertRaises(FrontendFailed, self.run_action, "cp", template, f"<PATH>{path}</PATH>")
+            self.assertIn("came here", str(tried))
+        self.assertEqual([], list((self.datastores / "100").iterdir()))
+
+    def test_what_is_no_disk_is_refused(self) -> None:
+        for kind in ("3", "4", "5", "KERNEL", "context"):
+            for action in ("cp", "mkfs", "stat"):
+                error = self.assertRaises(Refused, self.run_action, action, "", f"<TYPE>{kind}</TYPE>")
+                self.assertIn("of type FILE", str(error))
+
+    def test_what_is_saved_has_a_card_that_holds_nothing_yet(self) -> None:
+        path, card_format = self.run_action("mkfs", "", "<ID>7</ID><FORMAT>save_as</FORMAT>").split()
+        self.assertRegex(path, rf"^{self.base}/one-7-[0-9a-f]{{8}}$")
+        self.assertEqual(("raw", []), (card_format, self.steps()))
+
+    def keep(self) -> str:
+        """A persistent image that waits at both origins."""
+        card = Card(NAME, "raw", ("o1", "o2"), NAME, kept=Kept(f"{NAME}-k1", ("o1", "o2"), NAME))
+        write(self.datastores / "100" / NAME, json.dumps(asdict(card)))
+        return f"<SOURCE>{self.base}/{NAME}</SOURCE><TARGET_SNAPSHOT>3</TARGET_SNAPSHOT>"
+
+    def test_a_snapshot_of_an_image_goes_at_all_hosts_that_keep_it(self) -> None:
+        self.has("o1", left_out="snap-3")
+        for action, step in (("snap_delete", "forget"), ("snap_revert", "revert")):
+            self.assertEqual("", self.run_action(action, "", self.keep()))
+            done = [[*s[:2], s[-1]] for s in self.steps() if s[1] != "describe"]
+            self.assertEqual([["o1", step, "snap-3"], ["o2", step, "snap-3"]], done)
+
+    def test_an_image_that_no_origin_can_export_leaves_no_file(self) -> None:
+        source = self.keep()
+        for host in ("o1", "o2"):
+            self.says(host, "publish", '{"digest": "x"}')
+            self.says(host, "export", "half", fails=True)
+        self.assertRaises(HostFailed, self.run_action, "export", "", source)
+        self.assertEqual([], list((self.datastores / "100").glob(".*.export")))
+        self.says("o2", "export", "content")
+        self.assertIn("<FORMAT><![CDATA[qcow2]]>", self.run_action("export", "", source))
+        (file,) = (self.datastores / "100").glob(".*.export")
+        self.assertEqual("content", file.read_text())
+
+    def test_what_killed_calls_left_goes_and_what_others_add_stays(self) -> None:
+        killed, other = (self.datastores / "100" / f".adding-{name}" for name in ("killed", "other"))
+        for folder in (killed, other):
+            write(folder / "disk", "x")
+        handle = os.open(other, os.O_RDONLY)
+        self.addCleanup(os.close, handle)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        for host in ("o1", "o2"):
+            self.says(host, "upload", '{"digest": "x"}')
+        path, _ = self.run_action("mkfs", "", "<ID>7</ID><SIZE>1</SIZE>").split()
+        self.assertEqual({path, str(other)}, {str(left) for left in (self.datastores / "100").iterdir()})
+
+    def test_no_path_is_taken_for_an_option(self) -> None:
+        error = self.assertRaises(Refused, self.run_action, "cp", "", "<PATH>-x</PATH>")
+        self.assertIn("is neither absolute nor", str(error))
+
+    def test_an_image_that_is_gone_can_be_deleted_again(self) -> None:
+        self.assertEqual("", self.run_action("rm", "", f"<SOURCE>{self.base}/{NAME}</SOURCE>"))
+        self.assertEqual([], [*self.steps(), *(self.datastores / "100").iterdir()])

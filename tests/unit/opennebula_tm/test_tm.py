@@ -1,0 +1,140 @@
+"""What the transfer manager decides by what OpenNebula says of a VM."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from opennebula_tm.driver import names
+from opennebula_tm.driver.card import Card, Kept
+from opennebula_tm.driver.disks import Ref
+from opennebula_tm.driver.errors import NotThere, Refused
+from opennebula_tm.driver.moving import Stored
+from opennebula_tm.driver.nebula import DISK_RESIZE
+from opennebula_tm.driver.settings import Settings
+from opennebula_tm.driver.tm import TransferManager
+from tests.unit.opennebula_tm.scene import write
+from tests.unit.opennebula_tm.steps import StepsTestCase, vm_on
+
+NAME = "one-7-0a1b2c3d"
+
+
+class TransferManagerTest(StepsTestCase):
+    def manager(self, *hosts: str, state: int = 3, driver: str = "raw") -> TransferManager:
+        return TransferManager(Settings(), vm_on(*hosts, state=state, driver=driver))
+
+    def card(self, kept_of: str = "") -> str:
+        """The card of an image; ``kept_of``: the VM's disk that it keeps."""
+        card = Card(NAME, "raw", ("o",), NAME, kept=Kept(f"{NAME}-k1", ("o",), NAME, kept_of) if kept_of else None)
+        write(self.datastores / "100" / NAME, json.dumps(asdict(card)))
+        return str(self.datastores / "100" / NAME)
+
+    def stored(self) -> Stored:
+        """What a stop left on the front end."""
+        stored = Stored(Ref(names.place(self.at("fe")), 42, 0))
+        write(stored.file, "stream")
+        stored.note("img")
+        return stored
+
+    def test_a_disk_of_a_host_that_is_lost_does_not_move(self) -> None:
+        for state in (16, 60, 61):
+            manager = self.manager("host-1", "host-2", state=state)
+            error = self.assertRaises(Refused, manager.mv, self.at("host-1"), self.at("host-2"), "42", "100")
+            self.assertIn("only on host-1", str(error))
+        self.assertEqual([], self.steps())
+
+    def test_to_the_host_that_the_vm_comes_to_it_goes_from_the_one_where_it_is(self) -> None:
+        self.has("host-1")
+        self.manager("host-1", "host-2").mv(self.at("host-1"), self.at("host-2"), "42", "100")
+        self.assertEqual(["host-1 describe", "host-1 forward", "host-1 moved"], self.done())
+
+    def test_back_to_a_host_where_the_vm_has_been_it_goes_as_to_any_other(self) -> None:
+        self.has("host-2")
+        self.manager("host-1", "host-2", "host-1").mv(self.at("host-2"), self.at("host-1"), "42", "100")
+        self.assertEqual(["host-2 describe", "host-2 forward", "host-2 moved"], self.done())
+
+    def test_to_another_datastore_of_its_host_only_the_link_goes(self) -> None:
+        self.has("host-1", path="/dev/x")
+        self.manager("host-1", "host-1").mv(self.at("host-1"), self.at("host-1", 105), "42", "100")
+        moved = self.steps()[-1]
+        self.assertEqual(("moved", f"{self.datastores}/105/42/disk.0", "/dev/x", ""), (moved[1], *moved[4:]))
+
+    def test_to_who_is_not_the_vms_host_it_is_stopped(self) -> None:
+        self.has("host-1")
+        self.says("host-1", "send", "stream")
+        self.manager("host-1").mv(self.at("host-1"), self.at("fe"), "42", "100")
+        self.assertEqual(["host-1 describe", "host-1 send", "host-1 moved"], self.done())
+
+    def test_a_front_end_that_was_its_host_once_takes_it_as_any_other(self) -> None:
+        self.has("host-1")
+        self.says("host-1", "send", "stream")
+        self.manager("fe", "host-1").mv(self.at("host-1"), self.at("fe"), "42", "100")
+        self.assertEqual(["host-1 describe", "host-1 send", "host-1 moved"], self.done())
+
+    def test_from_the_front_end_it_is_resumed_and_no_agent_asked_there(self) -> None:
+        stored = self.stored()
+        self.manager("host-1", "host-2").mv(self.at("fe"), self.at("host-2"), "42", "100")
+        self.assertEqual((["host-2 receive"], False), (self.done(), stored.there))
+
+    def test_a_host_that_is_also_the_front_end_resumes_what_is_stored_there(self) -> None:
+        stored = self.stored()
+        self.manager("fe").mv(self.at("fe"), self.at("fe"), "42", "100")
+        self.assertEqual((["fe describe", "fe describe", "fe receive"], False), (self.done(), stored.there))
+
+    def test_deleting_asks_only_hosts_of_the_vm(self) -> None:
+        stored = self.stored()
+        self.manager("host-1").delete(self.at("fe"), "42", "100")
+        self.assertEqual(([], False), (self.done(), stored.there))
+        self.manager("host-1").delete(self.at("host-1"), "42", "100")
+        self.assertEqual(["host-1 destroy"], self.done())
+
+    def test_a_file_is_not_resized_while_its_vm_runs(self) -> None:
+        running = self.manager("host-1", state=DISK_RESIZE, driver="qcow2")
+        self.assertRaises(Refused, running.resize, self.at("host-1"), "2048", "42", "100")
+        self.assertEqual([], self.done())
+        for state, driver in ((DISK_RESIZE, "raw"), (0, "qcow2")):
+            self.manager("host-1", state=state, driver=driver).resize(self.at("host-1"), "2048", "42", "100")
+            self.assertEqual(["resize", str(2 << 30)], self.steps()[-1][1::4])
+
+    def test_a_disk_on_the_front_end_is_neither_resized_nor_saved_at_a_snapshot(self) -> None:
+        self.stored()
+        manager = self.manager("host-1")
+        self.assertRaises(Refused, manager.resize, self.at("fe"), "2048", "42", "100")
+        error = self.assertRaises(Refused, manager.cpds, self.at("fe"), self.card(), "3", "42", "100")
+        self.assertIn("before its snapshot 3 is saved", str(error))
+        self.assertEqual([], self.done(), "it need not have an agent")
+
+    def test_a_vm_that_is_made_anew_gets_a_fresh_disk_and_not_what_it_had_when_it_was_stopped(self) -> None:
+        stored = Stored(Ref(names.place(self.at("host-1")), 42, 0))
+        write(stored.file, "stream")
+        stored.note("img")
+        self.manager("host-1").clone(f"fe:{self.card()}", self.at("host-1"), "42", "100", system="ssh")
+        (step,) = self.steps()
+        self.assertEqual([NAME, "", "raw", "ssh", "fresh"], step[6:])
+        self.assertFalse(stored.there)
+
+    def test_any_snapshot_can_be_saved_and_also_what_the_disk_holds_now(self) -> None:
+        self.has("host-1")
+        self.says("o", "publish", '{"digest": "x"}')
+        for snapshot, options in (
+            ("0", ["--snapshot", "snap-0"]), ("7", ["--snapshot", "snap-7"]), ("-1", []),
+        ):  # fmt: skip
+            self.manager("host-1").cpds(self.at("host-1"), self.card(), snapshot, "42", "100")
+            (sent,) = (step for step in self.steps() if step[1] == "forward")
+            self.assertEqual(options, sent[7:])
+
+    def test_a_persistent_disk_that_is_taken_back_goes_where_it_was(self) -> None:
+        self.has("host-1")
+        self.manager("host-1").mvds(self.at("host-1"), self.card(), "42", "100")
+        self.assertEqual(["host-1 describe", "host-1 forward", "o sweep", "host-1 destroy"], self.done())
+        stored = self.stored()
+        self.manager("host-1").mvds(self.at("fe"), self.card(), "42", "100")
+        self.assertEqual((["o receive", "o sweep"], False), (self.done(), stored.there))
+
+    def test_a_persistent_disk_that_is_nowhere_was_taken_back_before_or_is_lost(self) -> None:
+        manager = self.manager("host-1")
+        manager.mvds(self.at("host-1"), self.card(kept_of="one-42-0-host-1"), "42", "100")
+        self.assertEqual(["host-1 describe", "host-1 destroy"], self.done())
+        for other in ("one-41-0-host-1", ""):
+            self.assertRaises(NotThere, manager.mvds, self.at("host-1"), self.card(kept_of=other), "42", "100")
+        self.assertEqual(["host-1 describe"] * 2, self.done())
