@@ -80,7 +80,8 @@ class PeerChannel(HTTPChannel):  # type: ignore[misc]
 
 def listen(app: Flask, path: Path, threads: int, gid: int | None = None) -> BaseWSGIServer:
     """A server at a unix socket, which is for this user, and for the members of a group. Raises ConfigError."""
-    body = app.config["MAX_CONTENT_LENGTH"]  # waitress takes all of it before the application sees who calls
+    # Waitress takes all of it before the application sees who calls, and refuses without a problem document.
+    body = 2 * app.config["MAX_CONTENT_LENGTH"]
     server = create_server(
         app, unix_socket=str(path), unix_socket_perms="600", threads=threads, max_request_body_size=body
     )

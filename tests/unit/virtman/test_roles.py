@@ -195,7 +195,7 @@ class SocketTest(SiteCase):
         with socket.socket(socket.AF_UNIX) as caller:
             caller.settimeout(60)
             caller.connect(str(self.socket))
-            caller.sendall(f"POST /v1/gc HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY + 1}\r\n\r\n".encode())
+            caller.sendall(f"POST /v1/gc HTTP/1.1\r\nHost: x\r\nContent-Length: {2 * MAX_BODY + 1}\r\n\r\n".encode())
             self.assertIn(b" 413 ", caller.recv(4096).splitlines()[0])
 
     def as_nobody(self, act: Callable[[AgentClient], object], groups: tuple[int, ...] | None = None) -> str:
