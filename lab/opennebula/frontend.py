@@ -166,7 +166,6 @@ class Frontend(Running):
 
     def _make_tree(self) -> None:
         shutil.copytree(REMOTES, self.remotes, dirs_exist_ok=True)
-        shutil.copytree(REMOTES / "tm" / "ssh", self.remotes / "tm" / "local", dirs_exist_ok=True)
         for kind in ("kvm", "qemu", "lxc"):
             (self.remotes / "im" / f"{kind}-probes.d" / "host" / "system").mkdir(parents=True, exist_ok=True)
         (self.remotes / "etc" / "tm").mkdir(parents=True, exist_ok=True)
@@ -174,6 +173,10 @@ class Frontend(Running):
         shutil.copy(HERE / "oned.conf", self.oned_conf)
         if self.source is not None:
             put_source(self.source, self.location)
+        # OpenNebula's own ``local`` asks oned itself for VMs.
+        local = self.remotes / "tm" / "local"
+        shutil.rmtree(local, ignore_errors=True)
+        shutil.copytree(local.with_name("ssh"), local, symlinks=True)
 
     def _make_programs(self) -> None:
         for name in PROGRAMS:
