@@ -91,9 +91,9 @@ class Origins:
         named = [card.image, *([card.kept.disk, card.kept.over] if card.kept else [])]
         self._hosts.run(host, "sweep", self._ours, card.name, *(name for name in named if name))
 
-    def try_sweep(self, host: str, card: Card) -> None:
-        """As ``sweep``, which can be left for the next time."""
-        attempt(f"what {card.name} had before stays", lambda: self.sweep(host, card))
+    def try_sweep(self, host: str, card: Card) -> bool:
+        """As ``sweep``, which can be left for the next time. Returns whether it was done."""
+        return attempt(f"what {card.name} had before stays", lambda: self.sweep(host, card))
 
     def forget_snapshot(self, host: str, disk: str, number: int) -> None:
         """Delete a snapshot of a disk that waits at a host; what is not there is fine."""

@@ -282,15 +282,22 @@ class Datastore:
         """Remove what calls left that were killed, here and at origins. Raises OSError."""
         for left in folder.glob(f"{ADDING}*"):
             with contextlib.suppress(BlockingIOError, FileNotFoundError), _held(left):
-                for note in left.glob("one-*"):
-                    self._forget(PurePosixPath(folder / note.name), self._cards.read(PurePosixPath(note)))
-                shutil.rmtree(left)
+                notes = list(left.glob("one-*"))
+                for file in set(left.iterdir()) - set(notes):
+                    file.unlink()
+                # An origin that is down is asked by the next call.
+                if all(self._forgotten(PurePosixPath(note)) for note in notes):
+                    shutil.rmtree(left)
 
-    def _forget(self, path: PurePosixPath, card: Card) -> None:
-        """Remove what origins have of an image that was not added: its card is not there."""
-        if not self._cards.exists(path):
-            for host in card.origins:
-                self._origins(path.parent).try_sweep(host, card)
+    def _forgotten(self, note: PurePosixPath) -> bool:
+        """Remove what origins have of an image that was not added: its card is not there. Returns whether all did."""
+        path, card = note.parent.parent / note.name, self._cards.read(note)
+        if self._cards.exists(path):
+            return True
+        log.info("removing what is left of %s, which was not added", card.name)
+        origins = self._origins(path.parent)
+        done = [origins.try_sweep(host, card) for host in card.origins]
+        return all(done)
 
     def _download(self, request: Request, source: str, file: Path) -> None:
         """Have OpenNebula's downloader fetch and unpack it, and check its hash. Raises DriverError."""

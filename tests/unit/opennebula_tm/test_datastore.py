@@ -147,6 +147,31 @@ class DatastoreTest(StepsTestCase):
         error = self.assertRaises(Refused, self.run_action, "cp", "", "<PATH>-x</PATH>")
         self.assertIn("is neither absolute nor", str(error))
 
+    def test_what_a_killed_call_published_goes_when_all_origins_are_there(self) -> None:
+        killed = self.datastores / "100" / ".adding-killed"
+        write(killed / "disk", "x")
+        write(killed / NAME, json.dumps(asdict(Card(NAME, "raw", ("o1", "o2")))))
+        for host in ("o1", "o2"):
+            self.says(host, "upload", '{"digest": "x"}')
+        self.says("o2", "sweep", "away", fails=True)
+        self.run_action("mkfs", "", "<ID>8</ID><SIZE>1</SIZE>")
+        self.assertEqual([NAME], [file.name for file in killed.iterdir()])
+        self.says("o2", "sweep")
+        self.steps()
+        self.run_action("mkfs", "", "<ID>9</ID><SIZE>1</SIZE>")
+        self.assertFalse(killed.exists())
+        self.assertEqual([["o1", NAME], ["o2", NAME]], [[s[0], s[3]] for s in self.steps() if s[1] == "sweep"])
+
+    def test_what_was_added_before_the_call_was_killed_stays(self) -> None:
+        self.keep()
+        killed = self.datastores / "100" / ".adding-killed"
+        write(killed / NAME, json.dumps(asdict(Card(NAME, "raw", ("o1", "o2")))))
+        for host in ("o1", "o2"):
+            self.says(host, "upload", '{"digest": "x"}')
+        self.run_action("mkfs", "", "<ID>8</ID><SIZE>1</SIZE>")
+        self.assertEqual(["o1 upload", "o2 upload"], self.done())
+        self.assertFalse(killed.exists())
+
     def test_an_image_that_is_gone_can_be_deleted_again(self) -> None:
         self.assertEqual("", self.run_action("rm", "", f"<SOURCE>{self.base}/{NAME}</SOURCE>"))
         self.assertEqual([], [*self.steps(), *(self.datastores / "100").iterdir()])

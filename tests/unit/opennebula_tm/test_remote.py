@@ -92,6 +92,23 @@ class HostsTest(testtools.TestCase):
         error = self.assertRaises(HostFailed, self.hosts("sleep 60", transfer=0.01).transfer, "node1", "status")
         self.assertIn("no answer within 0.01 seconds", str(error))
 
+    def receive(self, target: str | Path, ssh: str, **settings: float) -> None:
+        """Have what ssh prints written to a file."""
+        with Path(target).open("wb") as file:
+            self.hosts(ssh, **settings).transfer("node1", "send", stdout=file)
+
+    def test_what_a_host_sends_is_written_whole_or_not_at_all(self) -> None:
+        target = self.folder / "stream"
+        self.receive(target, "printf content; echo sent 7 >&2")
+        self.assertEqual("content", target.read_text())
+        # A host that has done its part, and a disk that is full.
+        self.assertRaises(OSError, self.receive, "/dev/full", "printf content")
+        self.assertRaises(OSError, self.receive, "/dev/full", "exec cat /dev/zero")
+        error = self.assertRaises(HostFailed, self.receive, target, "printf con; echo virtman: it broke >&2; exit 1")
+        self.assertEqual("node1: it broke", str(error))
+        error = self.assertRaises(HostFailed, self.receive, target, "printf con; sleep 600", transfer=0.3)
+        self.assertEqual("node1: no answer within 0.3 seconds", str(error))
+
     def test_only_a_transfer_between_hosts_takes_the_keys_along_and_before_the_users_options(self) -> None:
         os.environ["SSH"] = self.program("ssh", 'while [ $# -gt 1 ]; do printf "%s " "$1"; shift; done')
         hosts = Hosts(Settings(ssh_options=("-o", "ControlMaster=auto")))

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
-from lab.opennebula import Disk, Image
+from lab.opennebula import Disk, Image, Vm
 from lab.tools import run
 from tests.userspace.opennebula.cloud import BASE, IMAGE_MIB, IMAGES, MIB, OTHER_SYSTEM, SYSTEM, CloudTestCase
 from tests.userspace.opennebula.stand import WITH_SOURCE
@@ -144,7 +144,8 @@ class LifeContract:
             self.ok(self.one.terminate(vm))
             self.nothing_left()
 
-        def test_images_are_cloned_and_their_snapshots_kept(self) -> None:
+        def with_two_snapshots(self) -> tuple[Image, Vm]:
+            """A persistent image, and a VM with it that wrote a 1 before one snapshot, and a 2 before another."""
             image = self.add_image(7, persistent=True)
             vm = self.vm(image)
             self.ok(self.one.deploy(vm, "host-1", SYSTEM))
@@ -152,6 +153,10 @@ class LifeContract:
             for number in (0, 1):
                 self.write(vm, 0, number + 1)
                 self.ok(self.one.snapshot_create(vm, 0, number))
+            return image, vm
+
+        def test_images_are_cloned_and_their_snapshots_kept(self) -> None:
+            image, vm = self.with_two_snapshots()
             self.write(vm, 0, 9)
             self.ok(self.one.terminate(vm))
             self.ok(self.one.image_action("snap_delete", image, 1))
@@ -165,13 +170,7 @@ class LifeContract:
             self.reads(vm, 1, 1)
 
         def test_a_persistent_image_goes_with_all_its_snapshots_or_not_at_all(self) -> None:
-            image = self.add_image(7, persistent=True)
-            vm = self.vm(image)
-            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
-            self.one.power_off(vm)
-            for number in (0, 1):
-                self.write(vm, 0, number + 1)
-                self.ok(self.one.snapshot_create(vm, 0, number))
+            image, vm = self.with_two_snapshots()
             self.ok(self.one.terminate(vm))
             self.ok(self.one.image_action("snap_revert", image, 0))
             again = self.vm(image, number=43)
