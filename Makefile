@@ -1,6 +1,7 @@
 # make demo         boot real VMs through a tree of hosts on this machine; HOSTS=4 VMS=8 choose the size
-# make demo-kernel  the kernel stack: guests with Debian's kernel, a VM booted in one of them
-# make test         everything that CI runs: lint, unit, userspace, boot, kernel and drivers' tests, coverage
+# make demo-kernel  the kernel stack: guests with Debian's kernel, a VM booted in one of them; SUITE=trixie: with Debian 13's
+# make test         everything that CI runs: lint, unit, userspace, boot, openstack, kernel and drivers' tests, coverage
+# make test-13      what runs in guests, the kernel stack and its drivers, in guests of Debian 13
 # make check        lint, unit and userspace tests, one boot, one test of each driver: while you work
 # make defects      put hand-made defects into a copy, one by one, and see that unit tests notice them: many minutes
 # make lint         style and types only
@@ -8,18 +9,23 @@
 
 HOSTS ?= 4
 VMS ?= 8
+SUITE ?=
 
-.PHONY: demo demo-kernel test check defects lint clean bootstrap
+.PHONY: demo demo-kernel test test-13 check defects lint clean bootstrap
 
 demo: bootstrap
 	.venv/bin/python -m lab.demo --hosts $(HOSTS) --vms $(VMS)
 
 demo-kernel: bootstrap
-	.venv/bin/python -m lab.kernel.demo
+	.venv/bin/python -m lab.kernel.demo --suite "$(SUITE)"
 
 test: bootstrap
 	rm -f .coverage .coverage.*
 	.venv/bin/tox run-parallel --parallel 4 --parallel-live
+
+test-13: bootstrap
+	SUITE=trixie .venv/bin/tox run-parallel --parallel 2 --parallel-live -e kernel,drivers
+	rm -f .coverage .coverage.*
 
 check: bootstrap
 	ROUNDS=3 .venv/bin/tox run-parallel --parallel 3 --parallel-live -e lint,unit,userspace,smoke

@@ -1,10 +1,10 @@
-"""Packaging of VirtMan: the agent (virtman), the coordinator (volt), the drivers, and OpenNebula's."""
+"""Packaging of VirtMan: the agent (virtman), the coordinator (volt), the drivers, OpenNebula's, a patch for Nova."""
 
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-PACKAGES = ("virtman", "volt", "drivers", "opennebula_tm")
+PACKAGES = ("virtman", "volt", "drivers", "opennebula_tm", "openstack_nova_patch")
 OPENNEBULA = Path("opennebula_tm")
 SCRIPTS = [str(path.relative_to(OPENNEBULA)) for path in (OPENNEBULA / "remotes").rglob("*") if path.is_file()]
 """What the installer copies into OpenNebula. Whether a package keeps that a script can be executed does not matter."""
@@ -18,6 +18,7 @@ setup(
     package_data={
         "volt": ["migrations/*.mako", "migrations/versions/*.py"],
         "opennebula_tm": ["driver/*.sh", *SCRIPTS],
+        "openstack_nova_patch": ["series/*/*"],
     },
     install_requires=[
         "alembic>=1.13",
@@ -43,6 +44,7 @@ setup(
             "virtman = virtman.cli:main",
             "volt = volt.cli:main",
             "virtman-opennebula-install = opennebula_tm.installer.cli:main",
+            "virtman-nova-patch = openstack_nova_patch.tool.cli:main",
         ],
         "virtman.drivers.attach": ["iscsi = drivers.attach.iscsi:IscsiAttach", "nbd = drivers.attach.nbd:NbdAttach"],
         "virtman.drivers.cache": [

@@ -26,7 +26,7 @@ from benchmarks.command import SETTINGS, benchmark, finish
 from benchmarks.errors import NoRoom
 from benchmarks.figures import MIB, print_table, spread
 from benchmarks.hosts import started_cluster
-from benchmarks.processes import say
+from benchmarks.processes import busy_seconds, say
 from benchmarks.spreadimage import RUN_MIB, SpreadImage, check_disk
 from lab.cluster import Cluster
 from lab.opennebula import Frontend, Host, Image, Oned, Pace, Vm, carry_out, driver_of, one_source
@@ -223,13 +223,6 @@ def read_all(disks: Sequence[Path], image: SpreadImage) -> float:
     reads = image.reads(BOOT_SET_MIB)
     with ThreadPoolExecutor(len(disks)) as pool:
         return timed(lambda: list(pool.map(lambda disk: check_disk(disk, reads), disks)))
-
-
-def busy_seconds() -> float:
-    """CPU seconds that this machine has spent so far, for anybody (proc(5), stat: without idle, iowait and steal)."""
-    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    user, nice, system, _idle, _wait, irq, softirq = map(int, words[:7])
-    return (user + nice + system + irq + softirq) / 100
 
 
 def ratios(virtman: dict[str, Any], ssh: dict[str, Any]) -> dict[str, float]:

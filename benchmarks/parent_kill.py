@@ -3,7 +3,8 @@
 A VM's disk on a host at depth 3 of a tree is read and written without a pause and every byte is compared. In each round
 one of the hosts above loses its storage daemon and its agent to SIGKILL at once: in turn the host that the VM's host
 reads from, and the one above that. Later the agent is started again, the tree goes back to its order, and the next
-round begins.
+round begins. With ``--way hang`` the storage daemon is stopped instead, and goes on later: it hangs, its connections
+are well.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ LEAD_S, WATCH_S, REST_S = 1.0, 4.0, 1.0
 """Seconds of I/O before a kill, from the kill to the agent's next start, and after all hosts are in their places."""
 
 ROLES = ("parent", "grandparent")
+WAYS = ("kill", "hang")
 
 
 def write_image(path: Path, size: int) -> None:
@@ -68,19 +70,23 @@ def longest_requests(requests: Sequence[Request], killed: float, restarted: floa
     return {name: max((r.ended - r.began for r in phase), default=0.0) for name, phase in phases.items()}
 
 
-def kill_round(cluster: Cluster, host: str, role: int, io: VerifiedIo) -> dict[str, Any]:
-    """Kill one of the hosts above ``host`` under I/O, start it again, and wait until the tree is in order."""
+def kill_round(cluster: Cluster, host: str, role: int, io: VerifiedIo, way: str) -> dict[str, Any]:
+    """Have one of the hosts above ``host`` go under I/O, and come back, and wait until the tree is in order."""
     victim = above(cluster, host)[role]
     number, daemon = cluster.names.index(victim), storage_daemon(cluster, victim, IMAGE)
     with io:
         time.sleep(LEAD_S)
         killed = time.monotonic()
-        cluster.kill_agent(number)
-        os.kill(daemon, signal.SIGKILL)
+        if way == "kill":
+            cluster.kill_agent(number)
+        os.kill(daemon, signal.SIGKILL if way == "kill" else signal.SIGSTOP)
         time.sleep(WATCH_S)
         meanwhile = parents_in_use({host: host_status(cluster, host, IMAGE)})
         restarted = time.monotonic()
-        cluster.restart_agent(number)
+        if way == "kill":
+            cluster.restart_agent(number)
+        else:
+            os.kill(daemon, signal.SIGCONT)
         settled_places(cluster, IMAGE)
         time.sleep(REST_S)
     return {
@@ -95,7 +101,7 @@ def kill_round(cluster: Cluster, host: str, role: int, io: VerifiedIo) -> dict[s
     }
 
 
-def run(rounds: int, failures: list[str]) -> dict[str, Any]:
+def run(rounds: int, way: str, failures: list[str]) -> dict[str, Any]:
     """All rounds on one cluster, and at the end a comparison of the whole disk.
 
     A round that fails is the last one: it goes to ``failures``, and the figures are of those before it.
@@ -118,7 +124,7 @@ def run(rounds: int, failures: list[str]) -> dict[str, Any]:
             try:
                 for number in range(rounds):
                     io = VerifiedIo(sockets[host], VM, image, written, blocks[number::rounds])
-                    done.append(kill_round(cluster, host, number % len(ROLES), io))
+                    done.append(kill_round(cluster, host, number % len(ROLES), io, way))
                     say(f"round {number + 1} of {rounds}: {round_text(done[-1])}")
                 say("comparing the whole disk")
                 wrong = wrong_blocks(sockets[host], VM, image, written)
@@ -157,7 +163,8 @@ def round_text(done: dict[str, Any]) -> str:
 
 @click.command(context_settings=SETTINGS)
 @click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True, help="Kills, one after another.")
-def main(rounds: int) -> None:
+@click.option("--way", type=click.Choice(WAYS), default=WAYS[0], show_default=True, help="How a host goes.")
+def main(rounds: int, way: str) -> None:
     """Kill the storage daemon and the agent of inner hosts under verified I/O of a VM below them.
 
     Writes build/parent_kill.json and prints a table. Ends with exit code 1 if there was an I/O error or a wrong byte.
@@ -165,11 +172,11 @@ def main(rounds: int) -> None:
     \b
     Examples:
       python -m benchmarks.parent_kill               # about 5 minutes
-      python -m benchmarks.parent_kill --rounds 4
+      python -m benchmarks.parent_kill --rounds 10 --way hang
     """
     with benchmark():
         failures: list[str] = []
-        figures = run(rounds, failures)
+        figures = run(rounds, way, failures)
         print_table(
             f"{len(figures['rounds'])} kills under {figures['requests']} requests: {figures['errors']} errors,"
             f" {figures['wrong_blocks']} wrong of {figures['compared_bytes'] // BLOCK} blocks compared,"

@@ -73,6 +73,13 @@ def cpu_seconds(pid: int) -> float:
     return (int(after_name[11]) + int(after_name[12])) / _TICKS_PER_SECOND if after_name else 0.0
 
 
+def busy_seconds() -> float:
+    """CPU seconds that this machine has spent so far, for anybody (proc(5), stat: without idle, iowait and steal)."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _wait, irq, softirq = map(int, words[:7])
+    return (user + nice + system + irq + softirq) / 100
+
+
 def memory(pid: int) -> dict[str, int]:
     """Resident memory of a process in bytes: ``rss``, and ``pss``, which shares out what is shared. 0 when it ended."""
     fields = dict(line.split(":", 1) for line in _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines()[1:])

@@ -64,9 +64,9 @@ class SpreadImage:
         ]
 
 
-def check_disk(disk: Path, reads: list[str]) -> None:
+def check_disk(disk: Path, reads: list[str], disk_format: str = "qcow2") -> None:
     """Do reads as a VM's QEMU would. Raises WrongBytes."""
-    argv = [tool("qemu-io"), "-r", "-f", "qcow2", *(word for read in reads for word in ("-c", read)), str(disk)]
+    argv = [tool("qemu-io"), "-r", "-f", disk_format, *(word for read in reads for word in ("-c", read)), str(disk)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     if done.returncode != 0 or "failed" in said:

@@ -11,12 +11,15 @@ what the old one made through ``existing()``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+from drivers import digests
 
 BlockNode = Mapping[str, Any]
 """Options of one QEMU ``--blockdev``, possibly with nested nodes (QEMU: qapi/block-core.json, BlockdevOptions)."""
@@ -52,7 +55,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Image:
-    """A published, immutable base disk. ``size`` in bytes; ``digest`` is ``sha256:<hex>`` of its whole content."""
+    """A published, immutable base disk. ``size`` in bytes; ``digest``: see drivers/digests.py."""
 
     name: str
     size: int
@@ -60,8 +63,8 @@ class Image:
 
     @property
     def key(self) -> str:
-        """The digest in hexadecimal: names files that hold this image's content, whatever the image is called."""
-        return self.digest.removeprefix("sha256:")
+        """Names files that hold this image's content, whatever the image is called: letters and digits."""
+        return digests.key_of(self.digest)
 
 
 @dataclass(frozen=True)
@@ -97,15 +100,33 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
+class Opened:
+    """A file or block device that this process has open as ``fd``: this one, wherever its path may lead by now.
+
+    ``mark``: at most 20 letters and digits, which differ for another one. Who gets it uses it at once.
+    """
+
+    fd: int
+    mark: str
+
+    @property
+    def path(self) -> Path:
+        """A path by which every program opens what is open here (proc(5))."""
+        return Path(f"/proc/{os.getpid()}/fd/{self.fd}")
+
+
+@dataclass(frozen=True)
 class Device:
     """What one layer hands to the next: a size in bytes and either a kernel path or a QEMU block node.
 
-    A snapshot has both: the path of the VM's disk and the node that a QEMU opens it with.
+    A snapshot has both: the path of the VM's disk and the node that a QEMU opens it with. ``opened``: what the node
+    reads; the program that reads it is to be given it (drivers/qemu/daemon.py, FILE_FD).
     """
 
     size: int
     path: Path | None = None
     node: BlockNode | None = None
+    opened: Opened | None = None
 
 
 class PathState(StrEnum):
@@ -150,13 +171,41 @@ class VolumeState(StrEnum):
 class Volume:
     """A file or disk that a cache keeps what it read in.
 
-    ``size`` in bytes, 0 if it is missing; ``images``: the names of those whose reads it keeps now.
+    ``size`` in bytes, 0 if it is missing; ``images``: the names of those whose reads it keeps now; ``devices``: the
+    names of such attachments (``DeviceCache``).
     """
 
     path: Path
     size: int
     images: tuple[str, ...]
     state: VolumeState
+    devices: tuple[str, ...] = ()
+
+
+class DeviceState(StrEnum):
+    """How a device is read that was attached to the cache: by way of a volume, or straight until one takes it."""
+
+    CACHED = "cached"
+    DIRECT = "direct"
+
+
+@dataclass(frozen=True)
+class CachedDevice:
+    """A device of others that VMs read through the cache.
+
+    ``name`` is that of the attachment; ``path`` is handed out; ``number``: the device's, as in ``/sys/dev/block``;
+    ``size`` in bytes. Since a volume took it: ``hits`` and ``misses`` count requests; ``cache_bytes`` were read, and
+    not from the device. What a volume holds of it the kernel does not tell.
+    """
+
+    name: str
+    path: Path
+    number: str
+    size: int
+    state: DeviceState
+    hits: int = 0
+    misses: int = 0
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -187,8 +236,8 @@ class AttachDriver(Protocol):
         again drops that parent.
         """
 
-    def origin(self, image: Image, file: Path) -> Device:
-        """The device of a host that has the whole image in ``file``: it has no parents."""
+    def origin(self, image: Image, file: Path | Opened) -> Device:
+        """The device of a host that has the whole image in ``file``, or in a block device: it has no parents."""
 
     def update(self, image: Image, parents: Sequence[Parent]) -> bool:
         """Follow a new list. True if the route in use changes and the stack must be published again to drop it."""
@@ -252,6 +301,38 @@ class CacheGroup(Protocol):
         """Release a volume, also while images are read: what it held is fetched anew."""
 
 
+@runtime_checkable
+class DeviceCache(Protocol):
+    """What a cache driver has besides ``CacheDriver`` if it caches devices of others, which VMs read and write.
+
+    Calls for one name, and for one device, are serialised by the agent, which draws a name for each attachment. Nothing
+    but what VMs write is ever written to a device, and before it is acknowledged. An attachment ends with a detach or
+    with the host; what was read for it is nothing to a later one.
+    """
+
+    def attach_device(self, name: str, device: Path) -> Device:
+        """What VMs use in the device's place. Attached already, it gets the size that the device has now.
+
+        Raises DeviceRefused, and nothing has changed, for a device that is in use, or is none that can be used so.
+        """
+
+    def tend_device(self, name: str) -> None:
+        """Have a device read by way of the cache again, or at last. One that is not attached is fine."""
+
+    def detach_device(self, name: str, *, force: bool = False) -> None:
+        """Let a device go. Raises DeviceInUse, and nothing has changed, while somebody has what was handed out open.
+
+        ``force``: they get errors from then on, also if NotReleased is raised, because the storage does not answer.
+        Call it again then. One that is not attached is fine.
+        """
+
+    def devices(self) -> list[CachedDevice]:
+        """Those that are attached."""
+
+    def existing_devices(self) -> Existing:
+        """Names of attachments, whole or half made, on this host."""
+
+
 class ExportDriver(Protocol):
     """How a host serves its children."""
 
@@ -289,7 +370,10 @@ class ExportDriver(Protocol):
         """
 
     def withdraw(self, image: str) -> None:
-        """Stop serving and remove the endpoint."""
+        """Stop serving and remove the endpoint, also while clients' reads wait: they end.
+
+        What waits below for a parent, ``AttachDriver.abandon`` has let go before.
+        """
 
     def existing(self) -> Existing:
         """Images with something of this driver on the host: a process, a socket, a target."""

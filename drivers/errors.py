@@ -13,6 +13,7 @@ DriverError
 ├── BadName             a name that could leave its folder or confuse a tool
 ├── BadAddress          a parent's address that this driver cannot reach
 ├── BadDevice           the layer below handed over something this driver cannot build on
+├── DeviceRefused       a device that cannot be read through the cache
 ├── BadDisk             a disk of an impossible size, or a file that is not the disk it should be
 ├── BadVolume           a file or device that cannot be, or is no longer, a volume of the cache
 ├── PathTooLong         a socket's path does not fit into a unix socket address
@@ -27,6 +28,7 @@ DriverError
 ├── NotOurs             a map of this name was made for another state folder
 ├── InUse               the file is open in a running daemon
 ├── DiskInUse           another program has the VM's disk open: somebody's QEMU, or one that copies it
+├── DeviceInUse         somebody has open what was handed out for a device
 ├── SnapshotMissing     the VM has no disk on this host
 ├── PointMissing        the disk has no point of this name
 ├── MonitorFailed       QEMU refused a command, or did not answer
@@ -122,6 +124,10 @@ class BadDevice(DriverError):
     """The layer below handed over something this driver cannot build on."""
 
 
+class DeviceRefused(DriverError):
+    """A device that cannot be read through the cache; the message says why, and not which."""
+
+
 class BadDisk(DriverError):
     """A disk of an impossible size, or a file that is not the disk it should be."""
 
@@ -212,6 +218,13 @@ class InUse(DriverError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} is in use by a running storage daemon")
+
+
+class DeviceInUse(DriverError):
+    """Somebody has open what was handed out for a device."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is open, by a VM perhaps; take it away from there first, or use --force")
 
 
 class SnapshotMissing(DriverError):

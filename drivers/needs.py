@@ -100,6 +100,11 @@ class Machine:
         return os.geteuid() == 0
 
     @property
+    def kernel(self) -> str:
+        """Its release, as uname(1) prints it."""
+        return os.uname().release
+
+    @property
     def debian_python(self) -> bool:
         """Whether this Python sees the libraries of Debian's packages: a virtual environment usually does not."""
         return _DEBIAN_PYTHON in sys.path

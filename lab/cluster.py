@@ -90,9 +90,17 @@ class Cluster(Running):
         self.folder.mkdir(parents=True, exist_ok=True)
         self._run = Path(tempfile.mkdtemp(prefix="vm-", dir="/tmp"))
         self.start_volt()
-        self.agents = [AgentClient(self.socket(host)) for host in range(len(self.names))]
+        self.agents = self._new_agents()
         with ThreadPoolExecutor(STARTS_AT_ONCE) as pool:
             list(pool.map(self.start_agent, range(len(self.names))))
+
+    def _new_agents(self) -> list[AgentClient]:
+        return [AgentClient(self.socket(host)) for host in range(len(self.names))]
+
+    def reconnect(self) -> None:
+        """Make new clients: a process that was forked must not use the connections of the one before."""
+        self.agents = self._new_agents()
+        self._volt_client = VoltClient(self.volt_url, timeout=READY_TIMEOUT)
 
     def start_volt(self) -> None:
         """Start Volt, at the same address as before, and wait until it listens."""
@@ -125,6 +133,11 @@ class Cluster(Running):
         """Stop Volt; its store stays. Hosts and VMs go on."""
         if self._volt is not None:
             self._volt.stop()
+
+    def kill_volt(self) -> None:
+        """SIGKILL to Volt; its store stays. Hosts and VMs go on."""
+        if self._volt is not None:
+            self._volt.kill()
 
     def start_agent(self, host: int) -> None:
         """Start a host's agent on what its folders hold, and wait until it answers."""

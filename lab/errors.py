@@ -2,7 +2,7 @@
 
 LabError
 ├── CommandFailed      a tool ended with another exit code than 0
-├── NoPackageSources   the machine's apt knows no Debian suite to build the guest from
+├── NoPackageSources   the machine's apt knows no sources of the Debian release to build the guest from
 ├── NotReady           something that was started did not answer in time, or ended before it did
 ├── LoginFailed        a VM did not reach its login prompt
 ├── ConsoleFailed      a command in a VM failed, or its guest does not answer on the serial port
@@ -30,7 +30,7 @@ class CommandFailed(LabError):
 
 
 class NoPackageSources(LabError):
-    """The machine's apt knows no Debian suite to build the guest from."""
+    """The machine's apt knows no sources of the Debian release to build the guest from."""
 
 
 class NotReady(LabError):

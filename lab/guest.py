@@ -3,12 +3,14 @@
 Any QEMU boots it without further arguments. It is built from the machine's own package sources and kept between runs
 under a hash of everything that makes it. Root logs in on the console without a password: it is a guest for tests.
 
-``python -m lab.guest`` builds it and prints where it is.
+``python -m lab.guest [--suite trixie]`` builds it and prints where it is.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
+import functools
 import gzip
 import hashlib
 import lzma
@@ -21,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.errors import CommandFailed, NoPackageSources
 from lab.sources import codename, debian_sources
 from lab.tools import BUILD, CHECKOUT, run
 
@@ -46,16 +49,19 @@ PACKAGES = (
 LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*")
 
 # Each unit costs boot time under emulation, and none of these does anything for a guest without a network or a past.
+# Not every release has all of them.
 MASKED = (
     "cryptsetup.target",
     "dev-hugepages.mount",
     "dev-mqueue.mount",
     "dpkg-db-backup.timer",
+    "e2scrub_all.timer",
     "e2scrub_reap.service",
     "fstrim.timer",
     "getty-static.service",
     "integritysetup.target",
     "kmod-static-nodes.service",
+    "ldconfig.service",
     "qemu-guest-agent.service",
     "proc-sys-fs-binfmt_misc.automount",
     "remote-fs.target",
@@ -66,13 +72,22 @@ MASKED = (
     "systemd-ask-password-console.path",
     "systemd-ask-password-wall.path",
     "systemd-binfmt.service",
+    "systemd-creds.socket",
     "systemd-firstboot.service",
+    "systemd-hibernate-clear.service",
+    "systemd-hostnamed.socket",
+    "systemd-hwdb-update.service",
+    "systemd-importd.socket",
     "systemd-initctl.socket",
+    "systemd-journal-catalog-update.service",
     "systemd-journal-flush.service",
     "systemd-journald-audit.socket",
     "systemd-logind.service",
     "systemd-machine-id-commit.service",
     "systemd-modules-load.service",
+    "systemd-pcrextend.socket",
+    "systemd-pcrlock.socket",
+    "systemd-pcrmachine.service",
     "systemd-pcrphase-sysinit.service",
     "systemd-pcrphase.service",
     "systemd-pstore.service",
@@ -80,10 +95,14 @@ MASKED = (
     "systemd-remount-fs.service",
     "systemd-repart.service",
     "systemd-sysctl.service",
+    "systemd-sysext.socket",
     "systemd-sysusers.service",
     "systemd-tmpfiles-clean.timer",
     "systemd-tmpfiles-setup-dev.service",
     "systemd-tmpfiles-setup.service",
+    "systemd-tpm2-setup-early.service",
+    "systemd-tpm2-setup.service",
+    "systemd-update-done.service",
     "systemd-update-utmp-runlevel.service",
     "systemd-update-utmp.service",
     "systemd-user-sessions.service",
@@ -103,9 +122,14 @@ class Guest:
     initrd: Path
 
 
-def guest(cache: Path = BUILD / "guest") -> Guest:
-    """The guest, built now if it is not in the cache. Two builders at a time: the second waits for the first."""
-    home = kept(cache, recipe_hash(codename()), "the guest (about a minute, once)", build)
+def guest(suite: str = "", cache: Path = BUILD / "guest") -> Guest:
+    """The guest, built now if it is not in the cache. Two builders at a time: the second waits for the first.
+
+    ``suite``: the codename of its Debian release; this machine's unless given. Raises NoPackageSources, CommandFailed.
+    """
+    suite = suite or codename()
+    what = f"the guest (about a minute, once) from Debian {suite} packages"
+    home = kept(cache, recipe_hash(suite), what, functools.partial(build, suite))
     return Guest(home / "disk.img", home / "vmlinuz", home / "initrd.img")
 
 
@@ -143,7 +167,7 @@ def kept(cache: Path, name: str, what: str, build: Callable[[Path, Path], None])
         for abandoned in cache.glob("*.tmp"):
             shutil.rmtree(abandoned)
         started = time.monotonic()
-        print(f"building {what} from Debian {codename()} packages", flush=True)
+        print(f"building {what}", flush=True)
         work = Path(tempfile.mkdtemp(dir=cache, suffix=".tmp"))
         try:
             made = work / "made"
@@ -156,10 +180,10 @@ def kept(cache: Path, name: str, what: str, build: Callable[[Path, Path], None])
     return home
 
 
-def build(work: Path, made: Path) -> None:
+def build(suite: str, work: Path, made: Path) -> None:
     """Make the files of a Guest in ``made``."""
     root = work / "root"
-    install_packages(root, work / "debian.sources", PACKAGES)
+    install_packages(root, work / "debian.sources", PACKAGES, suite)
     configure(root, LAB / "guest-root", MASKED, ["nocloud.service", "acpid.service"])
     make_initrd(root)
     shutil.copy(root / "boot/vmlinuz", made / "vmlinuz")
@@ -167,15 +191,30 @@ def build(work: Path, made: Path) -> None:
     make_disk(root, made / "disk.img")
 
 
-def install_packages(root: Path, sources: Path, packages: Sequence[str]) -> None:
-    """Unpack and configure the packages in a new folder, as root's own."""
-    sources.write_text("\n".join(source.deb822() for source in debian_sources()))
-    run(
-        ["mmdebstrap", "--variant=essential", "--format=directory", f"--include={','.join(packages)}"]
-        + [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
-        + [f"--aptopt={option}" for option in apt_transport_options()]
-        + [codename(), str(root), str(sources)]
-    )
+def install_packages(root: Path, sources: Path, packages: Sequence[str], suite: str) -> None:
+    """Unpack and configure packages of a release in a new folder, as root's own.
+
+    Raises NoPackageSources if the sources of this machine do not hold the release; CommandFailed.
+    """
+    found = debian_sources(suite)
+    sources.write_text("\n".join(source.deb822() for source in found))
+    try:
+        run(
+            ["mmdebstrap", "--variant=essential", "--format=directory", f"--include={','.join(packages)}"]
+            + [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
+            + [f"--aptopt={option}" for option in apt_transport_options()]
+            + [suite, str(root), str(sources)]
+        )
+    except CommandFailed as error:
+        if lacks_release(error.output, suite):
+            places = ", ".join(sorted({source.uri for source in found}))
+            raise NoPackageSources(f"this machine's package sources hold no Debian {suite}: {places}") from error
+        raise
+
+
+def lacks_release(said: str, suite: str) -> bool:
+    """Whether apt says that a source does not hold a release."""
+    return f" {suite} Release' does not have a Release file" in said
 
 
 def apt_transport_options() -> list[str]:
@@ -286,5 +325,17 @@ def make_disk(root: Path, disk: Path, size: int = DISK_BYTES) -> None:
     run(["unshare", "--mount", "--propagation", "private", LAB / "install-extlinux", disk, str(PARTITION_OFFSET)])
 
 
+def main() -> None:
+    """Build the guest and print where it is."""
+    parser = argparse.ArgumentParser(prog="python -m lab.guest", description=__doc__)
+    add_suite(parser)
+    print(guest(parser.parse_args().suite).disk)
+
+
+def add_suite(parser: argparse.ArgumentParser) -> None:
+    """The option that says of which Debian release guests are."""
+    parser.add_argument("--suite", default="", help="Debian release of the guests, as trixie (default: this machine's)")
+
+
 if __name__ == "__main__":
-    print(guest().disk)
+    main()

@@ -1,10 +1,10 @@
-"""The machine's own package sources, as far as they are Debian's: what the guest is built from."""
+"""The machine's own package sources, as far as they are Debian's: what guests are built from, of any release."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.errors import NoPackageSources
@@ -88,14 +88,22 @@ def published_by_debian() -> set[tuple[str, str]]:
     return {(uri.rstrip("/"), suite) for origin, uri, suite in rows if origin == "Debian"}
 
 
-def debian_sources() -> list[Source]:
-    """What to build a guest of the running release from. Raises NoPackageSources if there is nothing."""
-    suite = codename()
-    found = debian(configured(), suite, published_by_debian())
+def of_release(sources: Iterable[Source], running: str, suite: str) -> list[Source]:
+    """The entries of the running release, its updates and its security fixes, as another release has them."""
+    return [replace(source, suite=suite + source.suite.removeprefix(running)) for source in sources]
+
+
+def debian_sources(suite: str) -> list[Source]:
+    """What to build a guest of a release from: the running release's sources with the other name, if it is another.
+
+    Raises NoPackageSources if this machine has none. Whether they hold that release is not known before they are asked.
+    """
+    running = codename()
+    found = debian(configured(), running, published_by_debian())
     if not found:
         # The lists may have been removed after the last update, as container images do.
         run(["apt-get", "update"])
-        found = debian(configured(), suite, published_by_debian())
-    if not any(source.suite == suite for source in found):
-        raise NoPackageSources(f"apt has no source of Debian {suite}: see /etc/apt/sources.list and sources.list.d")
-    return found
+        found = debian(configured(), running, published_by_debian())
+    if not any(source.suite == running for source in found):
+        raise NoPackageSources(f"apt has no source of Debian {running}: see /etc/apt/sources.list and sources.list.d")
+    return of_release(found, running, suite)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import TestCase
 
 
 @contextmanager
@@ -35,3 +37,23 @@ def killed_at_its_end(program: str) -> Iterator[None]:
             yield
         finally:
             os.environ["PATH"] = path
+
+
+class FileSize:
+    """How large a file this process may write; more is refused by the kernel as a full disk would be."""
+
+    def __init__(self, test: TestCase) -> None:
+        self._kind = resource.RLIMIT_FSIZE
+        self._set = resource.setrlimit
+        self._before = resource.getrlimit(self._kind)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        test.addCleanup(signal.signal, signal.SIGXFSZ, handler)
+        test.addCleanup(self.lift)
+
+    def to(self, size: int) -> None:
+        """Bytes."""
+        self._set(self._kind, (size, self._before[1]))
+
+    def lift(self) -> None:
+        """As it was."""
+        self._set(self._kind, self._before)

@@ -107,8 +107,10 @@ def prove_kvm(kernel: Path, time_limit: float = TIME_LIMIT, accel: str = "kvm") 
 def _read_until(process: subprocess.Popen[bytes], wanted: bytes, deadline: float) -> bool:
     assert process.stdout is not None  # noqa: S101  it was asked for
     output = b""
+    poller = select.poll()  # select(2) takes no file beyond the first 1024
+    poller.register(process.stdout, select.POLLIN)
     while wanted not in output:
-        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        ready = poller.poll(1000 * max(0.0, deadline - time.monotonic()))
         chunk = os.read(process.stdout.fileno(), 4096) if ready else b""
         if not chunk:
             return False

@@ -12,20 +12,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from drivers.base import CacheGroup
+from drivers.base import CacheGroup, Image, Volume
+from drivers.digests import draw, key_of
 from drivers.errors import DriverError
 from drivers.host.watch import deaths
 from drivers.registry import load
-from virtman import models, views
+from virtman import inplace, models, views
 from virtman.accel import Verdict, choose_accel
 from virtman.attaching import Attachments
 from virtman.config import AgentConfig, prepare
 from virtman.convert import Content, Progress
 from virtman.copies import Copies, Target
+from virtman.devices import Devices
 from virtman.disks import Disks
 from virtman.errors import (
     ConfigError,
+    CoordinatorDown,
     HypervisorError,
+    ImageExists,
     ImageInUse,
     NotSupported,
     NoVolumes,
@@ -45,7 +49,7 @@ from virtman.migration import Migrations
 from virtman.passing import Passed
 from virtman.peer import Peer
 from virtman.pipe import Caller, Pipe, sweep
-from virtman.records import DETACH, PUBLISH, Boot, ImageRecord, Role, Shelf, VmRecord
+from virtman.records import DETACH, PUBLISH, Boot, DeviceRecord, ImageRecord, InPlace, Role, Shelf, VmRecord
 from virtman.renaming import Renames
 from virtman.repair import raise_all, repair, side_by_side
 from virtman.roles import Permit, anything
@@ -77,6 +81,8 @@ class Agent:
         self._drivers = self._load_drivers()
         self._store = ImageStore(config.state / "images")
         self._publishing = NamedLocks()
+        self._placing = NamedLocks()
+        """Held, by what identifies a block device, while it is published in place."""
         self._volt = VoltLink(self._volt_client(), config.name, self._drivers.export.address)
         self._machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", self.verdict.accel)
         self._stacks = Stacks(
@@ -101,9 +107,19 @@ class Agent:
             self._vms, vm_shelf, self._drivers.snapshot, self._machines, self._streams.interrupt, step
         )  # fmt: skip
         self._kept = Kept(self._stacks, self._store, self._drivers.cache, self._publishing)
-        self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, self._kept, config.idle_grace)
+        self._devices = Devices(
+            Shelf(config.state / "records" / "devices", DeviceRecord),
+            self._drivers.device_cache,
+            self._no_volumes,
+            step,
+        )
+        self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, self._kept, self._devices, config.idle_grace)
         self._heartbeat = Heartbeat(self._tell_volt, self._on_answer)
         self._step = step
+
+    @property
+    def _no_volumes(self) -> str:
+        return f"the cache driver of this host, {self.config.cache}, has no volumes; bcache has them"
 
     def _accel(self) -> Verdict:
         if self.config.accel == "auto":
@@ -142,6 +158,7 @@ class Agent:
     def stop(self) -> None:
         """End the agent's own threads; stacks and VMs go on."""
         self._upkeep.stopped = True
+        self._stacks.readers.close()
         self._heartbeat.stop()
         self._upkeep.queue.stop()
         self._volt.close()
@@ -195,6 +212,65 @@ class Agent:
                 raise
         return views.published(record)
 
+    def publish_in_place(
+        self, name: str, file: Path | Passed, trust: str | None, *, digest: bool
+    ) -> models.Published:  # fmt: skip
+        """Make this host the origin of an image whose content stays where it is. ``trust``: the digest that it has.
+
+        What is published so already stays so, also by another path; something else takes its place only if it is
+        trusted to have the same digest. ``digest``: its SHA-256 is computed when it is served. Raises BadImageFile,
+        ImageExists, CoordinatorDown, DriverError, NoRoom, HostTrouble.
+        """
+        with (
+            self._publishing.hold(name),
+            inplace.to_publish(file, (self.config.state, self.config.run)) as (found, fd),
+            self._placing.hold(found.identity),
+        ):
+            before = self._stacks.find(name)
+            if before is not None and self._is_same(before, found, trust):
+                image, wanted = before.image, (before.in_place or found).model_copy(update={"path": found.path})
+            else:
+                self._check_new(name, found, before, trust)
+                inplace.check_free(found, fd)
+                image, wanted = Image(name, found.size, trust or self._new_digest(name, found)), found
+            if digest:
+                wanted = wanted.model_copy(update={"digest": True})
+            return views.published(self._stacks.add_origin(image, wanted))
+
+    def _is_same(self, before: ImageRecord, found: InPlace, trust: str | None) -> bool:
+        """Whether this is published in place already. Raises ImageExists if it is, with another digest."""
+        if before.in_place is None or inplace.differs(before.in_place, found):
+            return False
+        if trust not in (None, before.digest):
+            raise ImageExists(
+                f"image {before.name!r} is published from {before.in_place.path} already, with digest {before.digest}"
+            )
+        return True
+
+    def _check_new(self, name: str, found: InPlace, before: ImageRecord | None, trust: str | None) -> None:
+        """Whether something may be published in place under this name, and no other one. Raises ImageExists."""
+        if before is not None and (before.in_place is None or before.digest != trust or before.size != found.size):
+            had = "" if before.in_place is None else f", in place, from {before.in_place.path} as it was then"
+            raise ImageExists(
+                f"image {name!r} is on this host already{had}, and not from this content; if this host published it:"
+                f" virtman unpublish {name}"
+            )
+        for record in self._stacks.records():
+            known = None if record.leaving or record.name == name else record.in_place
+            if found.identity and known is not None and known.identity == found.identity:
+                raise ImageExists(f"{found.path} is published in place already, as image {record.name!r}")
+
+    def _new_digest(self, name: str, found: InPlace) -> str:
+        """An identity for content that nobody has read. Raises ImageExists if Volt has content under this name."""
+        try:
+            listed = self._volt.content(name)
+        except (UnknownImage, CoordinatorDown):  # one that does not answer decides when it does
+            return draw()
+        raise ImageExists(
+            f"image {name!r} is published already, with digest {listed}; if {found.path} holds just that, say so:"
+            f" virtman publish {name} {found.path} --in-place --trust {listed}"
+        )
+
     def unpublish(self, name: str, *, when_unused: bool = False) -> models.Unpublished:
         """Be no origin of an image any more; without another origin it is withdrawn at Volt.
 
@@ -207,7 +283,7 @@ class Agent:
             record = self._published(name)
             withdrawn = self._unpublish(name, when_unused=when_unused)
             if when_unused and not withdrawn and record.digest is not None:
-                self._kept.remove(record.digest.removeprefix("sha256:"), publishing=name)
+                self._kept.remove(key_of(record.digest), publishing=name)
         self._heartbeat.soon()
         return models.Unpublished(name=name, serving=self._stacks.serving(name), withdrawn=withdrawn)
 
@@ -255,11 +331,19 @@ class Agent:
 
     def images(self) -> list[models.Image]:
         """All published images, and how far they are on this host. Raises CoordinatorDown."""
-        here = {record.name: record for record in self._stacks.records()}
+        here, held = {record.name: record for record in self._stacks.records()}, self._stacks.held()
         return [
-            views.image(image, here.get(image.name), self._upkeep.stats(image.name).held_bytes)
+            views.image(
+                image, here.get(image.name), self._upkeep.stats(image.name).held_bytes,
+                self._in_place(here.get(image.name), held),
+            )
             for image in self._volt.images()
-        ]
+        ]  # fmt: skip
+
+    def _in_place(self, record: ImageRecord | None, held: frozenset[str]) -> models.InPlace | None:
+        if record is None:
+            return None
+        return views.in_place(record, self._stacks.flaws.get(record.name), held=record.name in held)
 
     def tree(self, image: str) -> ImageTree:
         """An image's tree. Raises UnknownImage, CoordinatorDown."""
@@ -489,13 +573,18 @@ class Agent:
     def volumes(self) -> list[models.Volume]:
         """The volumes of the cache. Raises NoVolumes, DriverError."""
         self._cache_group()
-        return [views.volume(volume) for volume in self._upkeep.look_at_volumes()]
+        return self._volumes(self._upkeep.look_at_volumes())
+
+    def _volumes(self, found: list[Volume]) -> list[models.Volume]:
+        devices = self._devices.records()
+        return [views.volume(volume, devices) for volume in found]
 
     def add_volume(self, path: Path) -> models.Volume:
         """Let the cache use a disk, a partition, or a file that is made. Raises NoVolumes, DriverError."""
         volume = self._cache_group().add_volume(path)
         self._upkeep.look_at_volumes()
-        return views.volume(volume)
+        self._upkeep.tend_all()
+        return self._volumes([volume])[0]
 
     def remove_volume(self, path: Path) -> None:
         """Take a volume from the cache, also while images are read. Raises NoVolumes, UnknownVolume, DriverError."""
@@ -504,46 +593,68 @@ class Agent:
             raise UnknownVolume(f"{str(path)!r} is no volume of the cache")
         group.remove_volume(path)
         self._upkeep.look_at_volumes()
+        self._upkeep.tend_all()
 
     def _cache_group(self) -> CacheGroup:
         if (group := self._drivers.cache_group) is None:
-            raise NoVolumes(f"the cache driver of this host, {self.config.cache}, has no volumes; bcache has them")
+            raise NoVolumes(self._no_volumes)
         return group
+
+    # Devices of others
+
+    def cached_devices(self) -> list[models.CachedDevice]:
+        """The devices that are read through the cache. Raises NoVolumes, DriverError."""
+        self._cache_group()
+        return self._listed_devices()
+
+    def _listed_devices(self) -> list[models.CachedDevice]:
+        return [views.cached_device(*each) for each in self._devices.listed()]
+
+    def attach_device(self, path: Path, passed: Passed | None = None) -> models.CachedDevice:
+        """Have a device read through the cache. Raises as ``Devices.attach``."""
+        name = self._devices.attach(path, passed).name
+        return next(views.cached_device(*each) for each in self._devices.listed() if each[0].name == name)
+
+    def detach_device(self, path: Path, *, force: bool) -> None:
+        """Let such a device go. Raises as ``Devices.detach``."""
+        self._devices.detach(path, force=force)
 
     # The host
 
     def status(self) -> models.Status:
         """What this host has and does now."""
-        heartbeat = self._heartbeat
+        heartbeat, held = self._heartbeat, self._stacks.held()
         return models.Status(
             host=self.config.name,
             pid=os.getpid(),
             volt=models.VoltStatus(url=self.config.volt, connected=heartbeat.connected, trouble=heartbeat.trouble),
             accel=views.accel(self.verdict),
             repairing=self._upkeep.queue.busy(REPAIR),
-            images=[self._stack(record) for record in self._stacks.records()],
+            images=[self._stack(record, held) for record in self._stacks.records()],
             vms=self.vms(),
             disks=views.disks(self._drivers.snapshot.trouble(), self.config.state),
-            cache_volumes=[views.volume(volume) for volume in self._upkeep.volumes],
+            cache_volumes=self._volumes(self._upkeep.volumes),
+            cached_devices=self._listed_devices(),
             strays=sorted(self._vms.strays()),
-            damaged=views.left_alone(self._vms.troubles(), self._stacks.troubles()),
+            damaged=views.left_alone(self._vms.troubles(), self._stacks.troubles(), self._devices.troubles()),
             troubles=self._upkeep.troubles(),
             deaths=[views.death(death) for death in deaths()],
         )
 
-    def _stack(self, record: ImageRecord) -> models.Stack:
+    def _stack(self, record: ImageRecord, held: frozenset[str]) -> models.Stack:
         return views.stack(
             record,
             self._upkeep.refresh(record),
             self._drivers.export.hit_bytes(record.name) if record.role is Role.HOST else 0,
             self._upkeep.paths(record),
             [vm.name for vm in self._vms.records() if vm.image == record.name],
+            self._in_place(record, held),
             serving=self._stacks.serving(record.name),
         )
 
     def repair(self) -> models.Repaired:
         """Make what the records say true. Raises RepairIncomplete with every error."""
-        done = repair(self._stacks, self._vms)
+        done = repair(self._stacks, self._vms, self._devices)
         self._heartbeat.soon()
         return models.Repaired(**done)
 

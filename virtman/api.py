@@ -26,6 +26,7 @@ from virtman import models
 from virtman.agent import Agent
 from virtman.convert import Progress
 from virtman.errors import (
+    BadDevice,
     BadRequest,
     BadVolume,
     CallerGone,
@@ -58,6 +59,8 @@ MAX_ECHO = 80
 OF_DRIVERS: dict[type[Exception], type[VirtmanError]] = {
     driver_errors.BadVolume: BadVolume,
     driver_errors.DiskInUse: DiskBusy,
+    driver_errors.DeviceInUse: DiskBusy,
+    driver_errors.DeviceRefused: BadDevice,
     driver_errors.NotPossible: NotSupported,
 }
 """Errors of drivers that have a class here; others are DriverTrouble."""
@@ -65,9 +68,14 @@ OF_DRIVERS: dict[type[Exception], type[VirtmanError]] = {
 NDJSON = "application/x-ndjson"
 REFERENCE = "#/components/schemas/{model}"
 EXPORT = "Write {} to a new file of its own; lines of progress, then the file or a problem document"
-Line = TypeVar("Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine, models.MigrateLine)
-Streamed = TypeVar("Streamed", models.SendLine, models.ReceiveLine, models.PublishLine, models.ExportLine)
-Filed = TypeVar("Filed", models.PublishLine, models.ExportLine)
+Line = TypeVar(
+    "Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine, models.MigrateLine,
+    models.AttachLine,
+)  # fmt: skip
+Streamed = TypeVar(
+    "Streamed", models.SendLine, models.ReceiveLine, models.PublishLine, models.ExportLine, models.AttachLine
+)
+Filed = TypeVar("Filed", models.PublishLine, models.ExportLine, models.AttachLine)
 MOST_LONG = 32
 """Calls at once that answer by lines of progress. Each keeps a thread of the server (virtman/server.py) for as long as
 it lasts, and who sends or reads a stream may take for ever. The other threads are for all else."""
@@ -146,7 +154,9 @@ def create_app(agent: Agent) -> OpenAPI:
     _host_routes(app, agent)
     _volume_routes(app, agent)
     long_calls = LongCalls()
+    _device_routes(app, agent, long_calls)
     _image_routes(app, agent, long_calls)
+    _in_place_routes(app, agent, long_calls)
     _vm_routes(app, agent, long_calls)
     return app
 
@@ -233,6 +243,39 @@ def _volume_routes(app: OpenAPI, agent: Agent) -> None:
         return _done()
 
 
+def _device_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
+    @app.get(
+        "/v1/cache/devices",
+        summary="The devices of others that are read through the cache",
+        responses={200: models.CachedDeviceList},
+    )
+    def devices() -> Response:
+        return _answer(models.CachedDeviceList(devices=agent.cached_devices()))
+
+    @app.post(
+        "/v1/cache/devices",
+        summary="Have a device read through the cache, or give it the size that it has now; lines, the last of which"
+        " has it or a problem document",
+        responses=_lines_of(app, models.AttachLine),
+    )
+    def attach_device(body: models.DeviceRequest) -> Response:
+        def work(file: Path | Passed, _tell: Progress) -> models.AttachLine:
+            passed = file if isinstance(file, Passed) else None
+            return models.AttachLine(device=agent.attach_device(Path(body.path), passed))
+
+        return _with_file(agent, long_calls, models.AttachLine, f"attach {body.path}", body, work)
+
+    @app.delete(
+        "/v1/cache/devices",
+        summary="Let the device `?path=` go, which may also be called by what was handed out for it; with `&force=true`"
+        " also from under who has that open",
+        responses={204: None},
+    )
+    def detach_device(query: models.DetachQuery) -> Response:
+        agent.detach_device(Path(query.path), force=query.force)
+        return _done()
+
+
 def _image_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     @app.get("/v1/images", summary="All published images", responses={200: models.ImageList})
     def images() -> Response:
@@ -279,6 +322,21 @@ def _image_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         return _answer(agent.tree(path.image))
 
 
+def _in_place_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
+    # Not a field of the call that publishes a copy: an agent of a release that does not know the field would copy.
+    @app.post(
+        "/v1/images/<image>/in-place",
+        summary="Publish a file or a block device where it is; the answer's last line is the image or a problem",
+        responses=_lines_of(app, models.PublishLine),
+    )
+    def publish_in_place(path: ImagePath, body: models.InPlaceRequest) -> Response:
+        def work(file: Path | Passed, _tell: Progress) -> models.PublishLine:
+            image = agent.publish_in_place(path.image, file, body.trust, digest=body.digest)
+            return models.PublishLine(image=image)
+
+        return _with_file(agent, long_calls, models.PublishLine, f"publish {path.image}", body, work)
+
+
 def _lines_of(app: OpenAPI, line: type[Line]) -> dict[str | int, Any]:
     """What the document says of an answer of such lines."""
     schema = line.model_json_schema(ref_template=REFERENCE, mode="serialization")
@@ -313,8 +371,8 @@ class LongCalls:
     def _answer(self, begin: Callable[[], Response]) -> Response:
         if not self._free.acquire(blocking=False):
             raise TooManyCalls(
-                f"{MOST_LONG} calls that publish, export, send, receive or migrate are under way, and more are not"
-                " allowed at once; ask again when one of them has ended"
+                f"{MOST_LONG} calls that publish, export, send, receive, migrate or attach a device are under way, and"
+                " more are not allowed at once; ask again when one of them has ended"
             )
         try:
             response = begin()
@@ -328,13 +386,14 @@ class LongCalls:
 
 def _with_file(
     agent: Agent, long_calls: LongCalls, line: type[Filed], name: str,
-    body: models.PublishRequest | models.ExportRequest, work: Callable[[Path | Passed, Progress], Filed],
+    body: models.PublishRequest | models.InPlaceRequest | models.ExportRequest | models.DeviceRequest,
+    work: Callable[[Path | Passed, Progress], Filed],
 ) -> Response:  # fmt: skip
     """Lines of progress of work with a file that the caller passes; an administrator may also just name it.
 
     Nobody but the caller gives a new file its name. Raises Forbidden, TooManyCalls.
     """
-    peer, file = _peer(), Path(str(body.file))
+    peer, file = _peer(), Path(str(body.path if isinstance(body, models.DeviceRequest) else body.file))
     if not body.passed:
         check_named(peer, file)
         return long_calls.answer(line, name, partial(work, file))
@@ -343,7 +402,7 @@ def _with_file(
         with caller.passed() as fd:
             return work(Passed(fd, file, trusted=peer.administers), tell)
 
-    return long_calls.stream(line, name, _pipes(agent), with_file, alone=isinstance(body, models.PublishRequest))
+    return long_calls.stream(line, name, _pipes(agent), with_file, alone=not isinstance(body, models.ExportRequest))
 
 
 def _streaming(

@@ -6,7 +6,9 @@ raised, AgentUnreachable when nobody answers, AgentFailed when the answer is not
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +20,7 @@ from virtman import models
 from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest, NotFound
 from virtman.names import check_name, check_path
 from virtman.newfile import new_file
-from virtman.passing import opened, pass_to
+from virtman.passing import opened, opened_device, pass_to
 from virtman.pipe import Pump, into, out_of
 from virtman.places import places
 from volt.http import httpx
@@ -30,7 +32,10 @@ TIMEOUT = 600.0
 """Seconds that one call may take: an attach may have to wait for a parent."""
 
 M = TypeVar("M", bound=BaseModel)
-Line = TypeVar("Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine, models.MigrateLine)
+Line = TypeVar(
+    "Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine, models.MigrateLine,
+    models.AttachLine,
+)  # fmt: skip
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -77,6 +82,26 @@ class AgentClient:
                 return line.image
 
             return self._follow(models.PublishLine, "/v1/images", body, on_progress, answer, self._timeout)
+
+    def publish_in_place(
+        self, name: str, path: Path, trust: str | None = None, *, digest: bool = False
+    ) -> models.Published:  # fmt: skip
+        """Publish a raw file, or a block device, without copying it; the agent serves it as long as it is the same.
+
+        ``trust``: the digest (``sha256:…`` or ``id:…``) that its content has, as the caller knows. ``digest``: have the
+        SHA-256 computed in the background. Whoever is not root opens it here, with his rights, and passes it.
+        """
+        passed = os.geteuid() != 0
+        body = {"file": check_path(path), "passed": passed, "trust": trust, "digest": digest}
+        with opened(path, device=True) if passed else nullcontext(-1) as fd:
+
+            def answer(line: models.PublishLine) -> models.Published | None:
+                if line.pipe is not None:
+                    pass_to(line.pipe, fd)
+                return line.image
+
+            url = f"/v1/images/{check_name('image', name)}/in-place"
+            return self._follow(models.PublishLine, url, body, silently, answer, self._timeout)
 
     def publish_vm(self, name: str, vm: str, on_progress: OnProgress = silently) -> models.Published:
         """Publish what a VM's disk holds now."""
@@ -280,6 +305,39 @@ class AgentClient:
     def remove_volume(self, path: Path) -> None:
         """Take a volume from the cache; what it held is fetched anew."""
         self._send("DELETE", f"/v1/cache/volumes?{httpx.QueryParams(path=check_path(path))}")
+
+    def cached_devices(self) -> list[models.CachedDevice]:
+        """The devices of others that VMs read through the cache, also those of before the host was started."""
+        return self._model(models.CachedDeviceList, "GET", "/v1/cache/devices").devices
+
+    def attach_cached(self, device: Path) -> models.CachedDevice:
+        """Have a block device read through the cache.
+
+        VMs are to use the ``path`` of what is returned, and nobody the device itself. One that is attached already
+        keeps its path, and gets the size that the device has now. Whoever is not root opens it here, with his rights.
+        """
+        # Root need not show that he may: udev looks at a device anew when somebody closes it who could write.
+        return self._attach_cached(device, passed=os.geteuid() != 0)
+
+    def _attach_cached(self, device: Path, *, passed: bool) -> models.CachedDevice:
+        body = {"path": check_path(device), "passed": passed}
+        with opened_device(device) if passed else nullcontext() as fd:
+
+            def answer(line: models.AttachLine) -> models.CachedDevice | None:
+                if line.pipe is not None and fd is not None:
+                    pass_to(line.pipe, fd)
+                return line.device
+
+            return self._follow(models.AttachLine, "/v1/cache/devices", body, silently, answer, self._timeout)
+
+    def detach_cached(self, device: Path, force: bool = False) -> None:
+        """Let a device go, called by its own path or the one that was handed out; one that is not attached is fine.
+
+        While somebody has it open DiskBusy is raised, and nothing has changed. ``force``: he gets errors from then on.
+        If its storage does not end what it has begun, DriverTrouble is raised, and the agent goes on to try.
+        """
+        query = httpx.QueryParams(path=check_path(device), force=str(force).lower())
+        self._send("DELETE", f"/v1/cache/devices?{query}")
 
     def images(self) -> list[models.Image]:
         """All published images."""

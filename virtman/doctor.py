@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +14,20 @@ from virtman.errors import HypervisorError
 from virtman.machines import connected
 from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, inspect, pick
 
+LINUX, LIBVIRT = "Linux", "libvirt"
+NEWER = (
+    (LINUX, (6, 12), "bcache may fetch each page by itself; Debian 13's kernel fetches up to 64 KiB at once"),
+    (LIBVIRT, (9, 1), "no disk of it takes a reconnect delay: give disks to VMs of your own as block nodes"),
+)
+"""What an older version lacks, and since when it is there for certain: docs/operations.md, Debian 12 and 13."""
+
 
 @dataclass(frozen=True)
 class Examination:
-    """``drivers`` are those that the agent would use with this ``stack``; ``reports`` are by stack."""
+    """``drivers`` are those that the agent would use with this ``stack``; ``reports`` are by stack.
+
+    ``versions``: of the kernel and of libvirt, as far as they are known.
+    """
 
     stack: str
     drivers: Drivers
@@ -25,6 +36,16 @@ class Examination:
     accel: Verdict | None
     libvirt: str
     libvirt_trouble: str | None
+    versions: dict[str, str]
+
+    @property
+    def outdated(self) -> list[str]:
+        """What newer versions would do better."""
+        return [
+            f"{name} {self.versions[name]} is older than {'.'.join(map(str, since))}: {lacks}"
+            for name, since, lacks in NEWER
+            if name in self.versions and _numbers(self.versions[name]) < since
+        ]
 
     @property
     def runs(self) -> bool:
@@ -60,6 +81,8 @@ class Examination:
             "remedies": self.remedies,
             "accel": self.accel and {"use": self.accel.accel, "reason": self.accel.reason},
             "libvirt": {"uri": self.libvirt, "trouble": self.libvirt_trouble},
+            "versions": self.versions,
+            "outdated": self.outdated,
         }
 
 
@@ -78,7 +101,8 @@ def examine(stack: str, state: Path, address: str, libvirt: str, machine: Machin
         wanted = STACKS | wanted
     reports = {name: inspect(four, machine, address) for name, four in wanted.items()}
     accel = known_accel(state / "accel.json")
-    return Examination(stack, drivers, reason, reports, accel, libvirt, libvirt_trouble(libvirt))
+    versions = {LINUX: machine.kernel, **libvirt_version(libvirt)}
+    return Examination(stack, drivers, reason, reports, accel, libvirt, libvirt_trouble(libvirt), versions)
 
 
 def libvirt_trouble(uri: str) -> str | None:
@@ -88,6 +112,21 @@ def libvirt_trouble(uri: str) -> str | None:
             return None
     except HypervisorError as error:
         return str(error)
+
+
+def libvirt_version(uri: str) -> dict[str, str]:
+    """The version of libvirt, under its name; nothing if it cannot be reached."""
+    try:
+        with connected(uri) as connection:
+            number = connection.getLibVersion()  # 1,000,000 * major + 1,000 * minor + release
+    except HypervisorError:
+        return {}
+    return {LIBVIRT: f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def rows(examination: Examination) -> Iterator[list[str]]:
@@ -106,6 +145,7 @@ def advice(examination: Examination) -> Iterator[str]:
         yield f"to install what is missing: {examination.install}"
     for remedy in examination.remedies:
         yield f"to do: {remedy}"
+    yield from examination.outdated
     accel = examination.accel
     yield f"VMs run with {accel.accel}: {accel.reason}" if accel else "KVM is not proven yet; see: virtman accel"
     yield examination.libvirt_trouble or f"libvirt at {examination.libvirt} answers"

@@ -5,6 +5,7 @@ VirtmanError
 │   ├── BadImageFile         the file to publish is not a whole raw or qcow2 image
 │   ├── BadSize              a VM's disk cannot have this size
 │   ├── BadVolume            a file or device that cannot be a volume of the cache
+│   ├── BadDevice            a device that cannot be read through the cache
 │   ├── BadStream            what is to be received is no whole stream of virtman send
 │   │   └── NewerStream      it was sent by a newer release
 │   ├── NoVolumes            the cache driver of this host has none
@@ -21,11 +22,13 @@ VirtmanError
 │   ├── VmMoving             the VM comes from another host, or went to another one
 │   ├── DiskChanged          a VM's disk is not what was sent of it any more
 │   ├── DiskAttached         the disk is attached to a VM
-│   ├── DiskBusy             another program has the VM's disk open: somebody's QEMU, or one that copies it
+│   ├── DiskBusy             another program has the disk open: somebody's QEMU, or one that copies it
 │   ├── ImageExists          the name is taken by other content
 │   ├── FileExists           there is a file already where one is to be written
 │   ├── StreamMisfit         a stream is of another image, or does not continue what the VM's disk holds
 │   ├── ContentChanged       Volt has other content under the name of an image that this host has
+│   ├── OriginChanged        what an image is served from in place is not what was published any more
+│   ├── OriginMissing        what an image is served from in place is not there
 │   ├── ImageUnlisted        Volt does not list an image any more that this host has
 │   ├── ImageInUse           other hosts still have the image
 │   ├── ImageWithdrawn       the image is withdrawn, and this host has not got it
@@ -86,6 +89,12 @@ class BadVolume(BadRequest):
     """A file or device that cannot be a volume of the cache."""
 
     kind = "bad-volume"
+
+
+class BadDevice(BadRequest):
+    """A device that cannot be read through the cache."""
+
+    kind = "bad-device"
 
 
 class BadStream(BadRequest):
@@ -188,7 +197,7 @@ class DiskAttached(Conflict):
 
 
 class DiskBusy(Conflict):
-    """Another program has the VM's disk open: somebody's QEMU, or one that copies it."""
+    """Another program has a VM's disk, or a cached device, open: somebody's QEMU, or one that copies it."""
 
     kind = "disk-busy"
 
@@ -215,6 +224,18 @@ class ContentChanged(Conflict):
     """Volt has other content under the name of an image that this host has."""
 
     kind = "content-changed"
+
+
+class OriginChanged(Conflict):
+    """What an image is served from in place is not what was published any more: it is served to nobody."""
+
+    kind = "origin-changed"
+
+
+class OriginMissing(Conflict):
+    """What an image is served from in place is not there, or cannot be opened; it may come back."""
+
+    kind = "origin-missing"
 
 
 class ImageUnlisted(Conflict):

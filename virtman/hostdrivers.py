@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drivers.base import AttachDriver, CacheDriver, CacheGroup, ExportDriver, SnapshotDriver
+from drivers.base import AttachDriver, CacheDriver, CacheGroup, DeviceCache, ExportDriver, SnapshotDriver
 
 
 @dataclass(frozen=True)
@@ -20,3 +20,8 @@ class HostDrivers:
     def cache_group(self) -> CacheGroup | None:
         """The cache driver, if it has volumes."""
         return self.cache if isinstance(self.cache, CacheGroup) else None
+
+    @property
+    def device_cache(self) -> DeviceCache | None:
+        """The cache driver, if devices of others can be read through it."""
+        return self.cache if isinstance(self.cache, DeviceCache) else None

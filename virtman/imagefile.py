@@ -70,7 +70,7 @@ def inspect(path: Path, name: Path | None = None, image_format: str | None = Non
     if not name.is_absolute():
         raise BadImageFile(f"{str(name)!r} is not an absolute path")
     begin = _begin(path, name)
-    _refuse_other_formats(name, begin)
+    refuse_other_formats(name, begin)
     image_format = image_format or (QCOW2 if begin.startswith(QCOW2_MAGIC) else RAW)
     info = _info(path, name, image_format)
     _refuse_references(name, info)
@@ -122,11 +122,16 @@ def _check_qcow2(path: Path, name: Path) -> None:
         raise BadImageFile(f"{name} is a damaged qcow2 image: {why}") from error
 
 
-def _refuse_other_formats(path: Path, begin: bytes) -> None:
-    for name, marks in DISKS.items():
+def refuse_other_formats(path: Path, begin: bytes, wanted: str = QCOW2) -> None:
+    """Whether a file that begins so is neither packed nor of a format that is converted first, to the one that is
+    wanted. Raises BadImageFile.
+    """
+    others = DISKS if wanted == QCOW2 else {**DISKS, QCOW2: ((0, QCOW2_MAGIC),)}
+    for name, marks in others.items():
         if any(begin[offset:].startswith(mark) for offset, mark in marks):
-            target = path.with_suffix(".qcow2") if path.suffix != ".qcow2" else path.with_name(f"{path.name}.qcow2")
-            argv = ["qemu-img", "convert", "-O", "qcow2", str(path), str(target)]
+            suffix = f".{wanted}"
+            target = path.with_suffix(suffix) if path.suffix != suffix else path.with_name(f"{path.name}{suffix}")
+            argv = ["qemu-img", "convert", "-O", wanted, str(path), str(target)]
             raise BadImageFile(f"{path} is a {name} disk; convert it first: {shlex.join(argv)}")
     for name, (marks_at_0, argv_of, suffix) in PACKED.items():
         if begin.startswith(marks_at_0):

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Collection
 
 from drivers.base import CacheDriver
+from drivers.digests import digest_of, key_of
 from drivers.errors import DriverError
 from virtman.errors import VirtmanError
 from virtman.imagestore import ImageStore
@@ -36,7 +37,7 @@ class Kept:
 
     def look(self) -> None:
         """See what is kept. Raises DriverError."""
-        self.digests = tuple(f"sha256:{key}" for key in sorted(self.unused(self._stacks.records()))[:MOST_TOLD])
+        self.digests = tuple(digest_of(key) for key in sorted(self.unused(self._stacks.records()))[:MOST_TOLD])
 
     def keys(self) -> set[str]:
         """Keys of all content and caches."""
@@ -45,7 +46,7 @@ class Kept:
     def unused(self, records: Collection[ImageRecord]) -> set[str]:
         """Keys of what none of these records refers to; nothing if there may be more records."""
         used = {record.digest for record in records if not record.leaving}
-        return set() if self._stacks.troubles() else {key for key in self.keys() if f"sha256:{key}" not in used}
+        return set() if self._stacks.troubles() else {key for key in self.keys() if digest_of(key) not in used}
 
     def size(self, key: str) -> int:
         """The bytes that ``remove`` would free."""
@@ -60,7 +61,7 @@ class Kept:
         """
         with self._stacks.content:
             here = [record for record in self._stacks.records() if not record.leaving]
-            if self._stacks.troubles() or any(record.digest == f"sha256:{key}" for record in here):
+            if self._stacks.troubles() or any(record.digest == digest_of(key) for record in here):
                 return 0
             content = 0 if self._publishing.held(but=publishing) else self._store.remove(key)
             return content + self._cache.remove(key)
@@ -81,7 +82,7 @@ class Kept:
         failed = list[Exception]()
         for digest in sorted(digests):
             try:
-                freed = self.remove(digest.removeprefix("sha256:"))
+                freed = self.remove(key_of(digest))
                 log.info("%s was withdrawn: %d bytes of it deleted here", digest, freed)
             except (VirtmanError, DriverError) as error:
                 failed.append(error)

@@ -9,12 +9,14 @@ Sizes are bytes, unless said otherwise.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from drivers.digests import PATTERN
 from virtman.names import NAME_PATTERN, PATH_PATTERN
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1 to 63 letters, digits, '-' or '_'")]
@@ -188,10 +190,45 @@ class PublishRequest(Model):
         return self
 
 
+def _digest(text: str) -> str:
+    if not re.fullmatch(PATTERN, text):
+        raise ValueError("not a digest: these are 'sha256:' or 'id:' and 64 digits of 0 to 9 and a to f")
+    return text
+
+
+class InPlaceRequest(Model):
+    """A raw file or a block device to serve an image from, where it is. ``passed``: the caller passes it open, too.
+
+    ``trust``: the digest that it has, as the caller knows. ``digest``: its SHA-256 is to be computed in the background.
+    """
+
+    file: HostPath
+    passed: bool = False
+    trust: Annotated[str, AfterValidator(_digest)] | None = None
+    digest: bool = False
+
+
 class VolumeRequest(Model):
     """A volume of the cache: a disk, a partition, or a file."""
 
     path: HostPath
+
+
+class DeviceRequest(Model):
+    """A device of this host, to be read through the cache. ``passed``: the caller has opened it, and passes it."""
+
+    path: HostPath
+    passed: bool = False
+
+
+class DetachQuery(Model):
+    """A device that is read through the cache, by its own path or the one that was handed out.
+
+    ``force``: also from under who has that open.
+    """
+
+    path: HostPath
+    force: bool = False
 
 
 # VMs
@@ -316,12 +353,27 @@ class Console(Model):
 # Images
 
 
+class InPlace(Model):
+    """The file or block device that this host serves an image from without having copied it.
+
+    ``held``: this host may have it open; when nothing of the image is left here nobody has. ``trouble``: why it is not
+    served now. ``digest``: what its content has, ``computing`` until it is known, if that was asked for.
+    """
+
+    path: str
+    held: bool
+    trouble: str | None = None
+    digest: str | None = None
+    computing: bool = False
+
+
 class ImageHere(Model):
     """How far a published image is on this host. ``role``: ``origin`` or ``host``; ``held_bytes``: in the cache."""
 
     role: str
     phase: str
     held_bytes: Bytes
+    in_place: InPlace | None = None
 
 
 class Image(Model):
@@ -482,12 +534,48 @@ class ReceiveLine(Model):
 
 
 class Volume(Model):
-    """A volume of the cache. ``images``: those whose reads it keeps now; ``state``: see docs/operations.md."""
+    """A volume of the cache. ``images``: those whose reads it keeps now; ``state``: see docs/operations.md.
+
+    ``devices``: paths of the devices of others that are read by way of it, as they were called.
+    """
 
     path: str
     size: Bytes
     state: str
     images: list[str]
+    devices: list[str] = []
+
+
+class CachedDevice(Model):
+    """A device of others that is read through the cache. ``path`` is handed out for it; VMs use it in its place.
+
+    ``state``: ``cached``; ``direct``: reads go to the device itself until a volume takes it; ``lost``: it was attached
+    before the host was started; or what is under way. Since a volume took it, ``hits`` and ``misses`` count requests,
+    and ``cache_bytes`` were read that the device was not asked for. What is held of it the kernel does not tell.
+    """
+
+    device: str
+    path: str
+    size: Bytes
+    state: str
+    hits: Bytes = 0
+    misses: Bytes = 0
+    cache_bytes: Bytes = 0
+
+
+class CachedDeviceList(Model):
+    """The devices of others that are read through the cache."""
+
+    devices: list[CachedDevice]
+
+
+class AttachLine(Model):
+    """One line of the answer to an attach: first the socket to pass the device to, at last it or a problem."""
+
+    pipe: str | None = None
+    progress: Progress | None = None
+    device: CachedDevice | None = None
+    problem: Problem | None = None
 
 
 class VolumeList(Model):
@@ -519,6 +607,7 @@ class Stack(Model):
     paths: list[Route]
     children: list[str]
     vms: list[str]
+    in_place: InPlace | None = None
 
 
 class VoltStatus(Model):
@@ -559,9 +648,9 @@ class Death(Model):
 class Status(Model):
     """What a host has and does now.
 
-    ``strays``: disks without a record; ``damaged``: why records are left alone, by ``vm NAME`` or ``image NAME``: they
-    cannot be read, or are of a newer release; ``deaths``: threads of the agent that died; ``troubles``: what was tried
-    in vain and is tried again, by what it is about ("image debian").
+    ``strays``: disks without a record; ``damaged``: why records are left alone, by ``vm NAME``, ``image NAME`` or
+    ``device NAME``: they cannot be read, or are of a newer release; ``deaths``: threads of the agent that died;
+    ``troubles``: what was tried in vain and is tried again, by what it is about ("image debian").
     """
 
     host: str
@@ -573,6 +662,7 @@ class Status(Model):
     vms: list[VmLine]
     disks: Disks
     cache_volumes: list[Volume]
+    cached_devices: list[CachedDevice] = []
     strays: list[str]
     damaged: dict[str, str]
     deaths: list[Death]
@@ -580,11 +670,12 @@ class Status(Model):
 
 
 class Repaired(Model):
-    """Names of what was not as the records say."""
+    """Names of what was not as the records say; of devices that are read through the cache their paths."""
 
     vms: list[str]
     images: list[str]
     strays: list[str]
+    devices: list[str] = []
 
 
 class Removed(Model):

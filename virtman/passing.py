@@ -7,6 +7,7 @@ that it names, with the agent's rights: so they are given no header that somebod
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtman.errors import BadImageFile, BadRequest, CallerGone, NoRoom
+from virtman.errors import BadDevice, BadImageFile, BadRequest, CallerGone, NoRoom
 from virtman.hostfiles import RESERVE, told
 from virtman.newfile import open_path
 
@@ -43,10 +44,17 @@ class Passed:
         """Where programs open it."""
         return open_path(self.fd)
 
+    @property
+    def writable(self) -> bool:
+        """Whether it was opened for reading and writing."""
+        return _mode(self.fd) == os.O_RDWR
+
 
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """A file to be published, open. Raises BadImageFile."""
+def opened(path: Path, *, device: bool = False) -> Iterator[int]:
+    """A file to be published, open; or also a block ``device``, for writing, too, if it may be: that shows that its
+    opener may also have it set read-only. Raises BadImageFile.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)  # which does not wait for a FIFO
     except OSError as error:
@@ -55,8 +63,29 @@ def opened(path: Path) -> Iterator[int]:
         )
         raise BadImageFile(what) from error
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise BadImageFile(f"{path} is not a file")
+        mode = os.fstat(fd).st_mode
+        if not (stat.S_ISREG(mode) or (device and stat.S_ISBLK(mode))):
+            raise BadImageFile(f"{path} is not a file{' and not a block device' if device else ''}")
+        if stat.S_ISBLK(mode) and os.geteuid() != 0:  # root need not show anything
+            with contextlib.suppress(OSError):
+                writable = os.open(open_path(fd), os.O_RDWR | os.O_CLOEXEC)
+                os.dup2(writable, fd, inheritable=False)
+                os.close(writable)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def opened_device(path: Path) -> Iterator[int]:
+    """A device to be read through the cache, open for reading and writing. Raises BadDevice."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError as error:
+        raise BadDevice(f"{path} is not read through the cache: {error.strerror}") from error
+    try:
+        if not stat.S_ISBLK(os.fstat(fd).st_mode):
+            raise BadDevice(f"{path} is not read through the cache: it is no block device")
         yield fd
     finally:
         os.close(fd)
@@ -97,6 +126,11 @@ def check_readable(fd: int, name: Path) -> None:
     """Whether who passed it may read it, and it is a file. Raises BadImageFile."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise BadImageFile(f"{name} is not a file")
+    check_read(fd, name)
+
+
+def check_read(fd: int, name: Path) -> None:
+    """Whether who passed it may read it. Raises BadImageFile."""
     if _mode(fd) not in (os.O_RDONLY, os.O_RDWR):
         raise BadImageFile(f"{name} was not opened for reading")
 

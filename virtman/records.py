@@ -34,8 +34,12 @@ log = logging.getLogger(__name__)
 
 
 VERSION = 2
-"""Of records as they are written now, but for VMs'. Version 1 had a ``phase`` and neither a version nor an operation.
-It is raised when an older agent must not touch what a newer one wrote; a new field that may be ignored is no reason."""
+"""Of images' records as they are written now, but for those in place. Version 1 had a ``phase`` and neither a version
+nor an operation. It is raised when an older agent must not touch what a newer one wrote; a new field that may be
+ignored is no reason."""
+
+IN_PLACE_VERSION = 3
+"""Of images' records that are served in place. An agent of version 2 would look for the content in its own store."""
 
 VM_VERSION = 3
 """Of VMs' records. An agent of version 2 would destroy a disk and leave its points."""
@@ -72,6 +76,11 @@ class Record(Part):
     version: int = VERSION
     state: State
     operation: Operation | None = None
+
+    @property
+    def needs(self) -> int:
+        """The version that it is written with: releases that know no newer ones leave it as it is, if it is newer."""
+        return self.newest
 
     @property
     def steady(self) -> bool:
@@ -297,17 +306,51 @@ class ChildRecord(Part):
         return {"host": value} if isinstance(value, str) else value
 
 
+FILE, DEVICE = "file", "device"
+"""Kinds of what is served in place."""
+
+
+class InPlace(Part):
+    """What an image is served from in place, as it was when it was published. ``path`` leads there; ``size`` in bytes.
+
+    A file is known by ``inode`` and the times, in nanoseconds since 1970, of its last changes, of which nobody can set
+    ``ctime_ns``. Its file system's number (``device``) is for people: it is another one after each mount. A block
+    device is known by its ``identity`` (drivers/host/blockdev.py).
+
+    ``locked``: this agent has the kernel refuse to write to the device, and lets it be written to again in the end;
+    ``lockable``: who published it may have that done.
+    ``digest``: the SHA-256 of the content is wanted; ``content``: the digest that was computed.
+    """
+
+    path: str
+    kind: str
+    size: int
+    device: int = 0
+    inode: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    identity: str = ""
+    locked: bool = False
+    lockable: bool = True
+    digest: bool = False
+    content: str | None = None
+
+
 class ImageRecord(Record):
     """One image's stack. ``size`` and ``digest`` are unknown (None) until Volt told them.
 
+    ``in_place``: what an origin serves that has no copy in its store.
     ``given_up``: Volt does not list this host as its origin any more, as was asked for; it is served while VMs read it.
     ``assigned`` is the revision of the parents in the record; ``revision`` the last one of which it is certain that the
     stack reads from its parents and from no others.
     """
 
+    newest: ClassVar[int] = IN_PLACE_VERSION
+
     role: Role
     size: int | None = None
     digest: str | None = None
+    in_place: InPlace | None = None
     given_up: bool = False
     slot: int = 0
     assigned: int = 0
@@ -326,6 +369,11 @@ class ImageRecord(Record):
             "leaving": (State.PRESENT, Operation(kind=DETACH, done=REMOVED)),
         }
         return _of_phase(value, phases)
+
+    @property
+    def needs(self) -> int:
+        """See ``Record``: all others can be of any release."""
+        return VERSION if self.in_place is None else IN_PLACE_VERSION
 
     @property
     def phase(self) -> str:
@@ -358,6 +406,24 @@ class ImageRecord(Record):
     def child_list(self) -> list[Child]:
         """The children as drivers know them."""
         return [Child(child.host, child.secret) for child in self.children]
+
+
+ATTACH_DEVICE, DETACH_DEVICE = "attach device", "detach device"
+"""Operations of a device that is read through the cache. The first is undone after a crash, the second finished."""
+
+
+class DeviceRecord(Record):
+    """A device of others that VMs read through the cache. ``name``: drawn by lot when it was attached.
+
+    ``device``: the path that it was called by; ``number``: its own, as the kernel writes it, for as long as the host
+    runs; ``boot``: of the host, drawn by the kernel. ``path``: what was handed out; ``size`` in bytes at that time.
+    """
+
+    device: str
+    number: str
+    boot: str
+    path: str = ""
+    size: int = 0
 
 
 R = TypeVar("R", bound=Record)
@@ -418,7 +484,7 @@ class Shelf(Generic[R]):
         Raises StateDamaged if it could not be read again: nobody could remove what such a record is of.
         """
         path = self._folder / f"{name}.json"
-        content = record.model_copy(update={"version": record.newest}).model_dump_json().encode()
+        content = record.model_copy(update={"version": record.needs}).model_dump_json().encode()
         try:
             self._kind.model_validate_json(content)
         except ValidationError as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from virtman.errors import RepairIncomplete
+from drivers.errors import DriverError
+from virtman.devices import Devices
+from virtman.errors import OriginChanged, OriginMissing, RepairIncomplete, VirtmanError
 from virtman.stacks import Stacks
 from virtman.vms import Vms
 
@@ -16,32 +19,65 @@ log = logging.getLogger(__name__)
 AT_ONCE = 16
 
 
-def repair(stacks: Stacks, vms: Vms) -> dict[str, list[str]]:
+def repair(stacks: Stacks, vms: Vms, devices: Devices) -> dict[str, list[str]]:
     """Finish or undo what was cut off, serve what is not served, and remove layers that have no record.
 
     A VM that a call is under way with is left alone: nothing was cut off, and the call may last for hours.
-    Returns the names of the VMs, images and strays that something was done for. Raises RepairIncomplete with every
-    error.
+    Returns the names of the VMs, images, devices and strays that something was done for. Raises RepairIncomplete with
+    every error.
     """
     repaired: list[str] = []
 
     def repair_vm(name: str) -> None:
         repaired.extend([name] if vms.repair_if_free(name) else [])
 
-    failed = side_by_side([partial(repair_vm, vm.name) for vm in vms.records() if vms.unfinished(vm.name)])
+    # First, and for themselves: they need no stack, and VMs read and write them.
+    cut_off, failed = repair_devices(devices)
+    failed += side_by_side([partial(repair_vm, vm.name) for vm in vms.records() if vms.unfinished(vm.name)])
+
+    def restore(image: str) -> None:
+        # What is wrong with what is served in place cannot be repaired here; upkeep looks again, and tells.
+        with contextlib.suppress(OriginChanged, OriginMissing):
+            stacks.restore(image)
+
     images = [record for record in stacks.records() if stacks.understood(record)]
     missing = [record.name for record in images if not record.steady or not stacks.serving(record.name)]
     strays = sorted(stacks.strays())
     failed += side_by_side(
         [
-            *(partial(stacks.restore, record.name) for record in images),
+            *(partial(restore, record.name) for record in images),
             *(partial(stacks.remove_stray, stray) for stray in strays),
         ]
     )
     # After a reboot, a disk is usable again once the stack below it is there.
     failed += side_by_side([partial(vms.reopen, vm.name) for vm in vms.records()])
     raise_all(failed)
-    return {"vms": sorted(repaired), "images": missing, "strays": strays}
+    images_back = [name for name in missing if name not in stacks.flaws]
+    return {"vms": sorted(repaired), "images": images_back, "strays": strays, "devices": cut_off}
+
+
+def repair_devices(devices: Devices) -> tuple[list[str], list[Exception]]:
+    """Finish or undo what was cut off, remove what has no record, and look after those that are attached.
+
+    Returns the paths of those that something was done for, and what was raised.
+    """
+    repaired: list[str] = []
+
+    def repair_one(name: str, path: str) -> None:
+        repaired.extend([path] if devices.repair_if_free(name) else [])
+        try:
+            devices.tend(name)
+        except (VirtmanError, DriverError) as error:  # tried again with each heartbeat, which tells of it
+            log.warning("device %s: %s", path, error)
+
+    known = [record for record in devices.records() if devices.understood(record)]
+    failed = side_by_side(
+        [
+            *(partial(repair_one, record.name, record.device) for record in known),
+            *(partial(devices.remove_stray, name) for name in sorted(devices.strays())),
+        ]
+    )
+    return sorted(repaired), failed
 
 
 def side_by_side(acts: Sequence[Callable[[], None]]) -> list[Exception]:

@@ -29,7 +29,11 @@ FOR_OPERATORS = frozenset(
         ("POST", "/v1/images"),
         ("DELETE", "/v1/images/<image>"),
         ("POST", "/v1/images/<image>/export"),
+        ("POST", "/v1/images/<image>/in-place"),
         ("GET", "/v1/images/<image>/tree"),
+        ("GET", "/v1/cache/devices"),
+        ("POST", "/v1/cache/devices"),
+        ("DELETE", "/v1/cache/devices"),
         ("GET", "/v1/vms"),
         ("GET", "/v1/vms/<vm>"),
         ("PUT", "/v1/vms/<vm>"),
@@ -48,7 +52,9 @@ FOR_OPERATORS = frozenset(
 )
 """Calls, by method and rule, that operators may make, besides those that are for all."""
 
-ALLOWED = "may create, copy, send and destroy disks of VMs, and publish and list images"
+ALLOWED = (
+    "may create, copy, send and destroy disks of VMs, publish and list images, and have devices read through the cache"
+)
 
 Permit = Callable[["VmRecord"], None]
 """Called with the VM that is to change, while nobody else changes it. Raises Forbidden."""

@@ -83,7 +83,12 @@ def listen(app: Flask, path: Path, threads: int, gid: int | None = None) -> Base
     # Waitress takes all of it before the application sees who calls, and refuses without a problem document.
     body = 2 * app.config["MAX_CONTENT_LENGTH"]
     server = create_server(
-        app, unix_socket=str(path), unix_socket_perms="600", threads=threads, max_request_body_size=body
+        app,
+        unix_socket=str(path),
+        unix_socket_perms="600",
+        threads=threads,
+        max_request_body_size=body,
+        asyncore_use_poll=True,  # select(2) takes no file beyond the first 1024
     )
     server.channel_class = PeerChannel
     if gid is not None:

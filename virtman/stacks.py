@@ -11,10 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol
 
-from drivers.base import Child, Image
+from drivers.base import Child, Image, Opened
 from drivers.errors import DriverError
+from virtman import inplace
 from virtman.admission import Admission
 from virtman.errors import (
     ContentChanged,
@@ -24,14 +27,18 @@ from virtman.errors import (
     ImageInUse,
     ImageUnlisted,
     NoRoom,
+    OriginChanged,
+    OriginMissing,
     StateNewer,
     Suspended,
     UnknownImage,
     VirtmanError,
 )
 from virtman.hostdrivers import HostDrivers
+from virtman.hostfiles import told
 from virtman.imagestore import ImageStore
 from virtman.locks import NamedLocks
+from virtman.reading import Readers, digest_of
 from virtman.records import (
     ATTACH,
     DETACH,
@@ -39,6 +46,7 @@ from virtman.records import (
     REMOVED,
     ChildRecord,
     ImageRecord,
+    InPlace,
     ParentRecord,
     Role,
     Shelf,
@@ -123,6 +131,12 @@ class Stacks:
         self._step = step
         self._locks = NamedLocks(released)
         self._admission = Admission(drivers.export)
+        self.readers = Readers()
+        """Who computes the digests of images in place."""
+        self._marks: dict[str, str] = {}
+        """What images in place are served from, as it was opened last."""
+        self.flaws: dict[str, str] = {}
+        """Why images in place are not served, as of the last look."""
         self._endings: dict[str, Callable[[ImageRecord], object]] = {
             ATTACH: self._detach,
             PUBLISH: self._publish,
@@ -140,14 +154,17 @@ class Stacks:
             if record is None:
                 return self._attach(ImageRecord(name=name, role=Role.HOST, state=State.ABSENT))
             if record.steady:
-                if not self._drivers.export.serving(name):
-                    self._build(record)
-                return record
+                return record if self._drivers.export.serving(name) else self._build(record)
             self.understand(record)
             if record.doing(PUBLISH):
                 return self._publish(record)
             # What is still there of a stack that was half removed can be undone only with what its record knows.
-            return self._attach(record.model_copy(update={"role": Role.HOST, "state": State.ABSENT, "given_up": False}))
+            record = self._release(record)
+            return self._attach(
+                record.model_copy(
+                    update={"role": Role.HOST, "state": State.ABSENT, "given_up": False, "in_place": None}
+                )
+            )
 
     def _attach(self, record: ImageRecord) -> ImageRecord:
         name, record = record.name, record.begin(ATTACH)
@@ -182,8 +199,8 @@ class Stacks:
         except (VirtmanError, DriverError) as second:
             log.error("image %s: undoing after %r failed too: %s", record.name, str(error), second)
 
-    def add_origin(self, image: Image) -> ImageRecord:
-        """Serve an image whose content is in the store, and announce it.
+    def add_origin(self, image: Image, in_place: InPlace | None = None) -> ImageRecord:
+        """Serve an image whose content is in the store, or ``in_place``, and announce it.
 
         Raises ImageExists, DriverError, NoRoom: then it is not published. Raises CoordinatorDown: then nobody knows
         whether Volt took it, so this host goes on serving it, and announces it again when Volt answers.
@@ -192,21 +209,34 @@ class Stacks:
             before = self._shelf.get(image.name)
             if before is not None and (before.role is Role.HOST or before.digest != image.digest):
                 raise ImageExists(f"image {image.name!r} is on this host already, and not from this content")
-            if before is not None and before.given_up:
-                before = before.model_copy(update={"given_up": False})
-                self._shelf.put(image.name, before)  # before Volt may list it
+            if before is not None:
+                before = self._published_anew(before, in_place)
             if before is not None and before.doing(DETACH):
                 before = self._turn_back(before)
             if before is not None and before.steady:
                 return self._publish_again(before)
             record = before or ImageRecord(
-                name=image.name, role=Role.ORIGIN, state=State.ABSENT, size=image.size, digest=image.digest
-            ).begin(PUBLISH)
+                name=image.name, role=Role.ORIGIN, state=State.ABSENT, size=image.size, digest=image.digest,
+                in_place=in_place,
+            ).begin(PUBLISH)  # fmt: skip
             self.understand(record)
             with self.content:
                 self._shelf.put(image.name, record)
             self._step("publish:recorded")
             return self._publish(record, new=before is None)
+
+    def _published_anew(self, record: ImageRecord, in_place: InPlace | None) -> ImageRecord:
+        """The record of an origin that is published again, from what has the same digest. Raises ImageExists."""
+        known = record.in_place
+        if (known is None) != (in_place is None):
+            how = "as a copy" if known is None else f"in place, from {known.path}"
+            raise ImageExists(f"image {record.name!r} is published here {how}: virtman unpublish {record.name} first")
+        if known is not None and in_place is not None and inplace.differs(known, in_place):
+            record = self._remove_layers(record)  # it may be served still, and is let go of
+        wanted = record.model_copy(update={"given_up": False, "in_place": in_place})
+        if wanted != record:
+            self._shelf.put(record.name, wanted)  # before Volt may list it
+        return wanted
 
     def _turn_back(self, record: ImageRecord) -> ImageRecord | None:
         """An origin that is half removed is to be published again: the record of that, None if it begins from nothing.
@@ -222,7 +252,7 @@ class Stacks:
         """Serve and announce. Unless it is ``new``, Volt may have taken it before, and others may read it already."""
         told = not new
         try:
-            self._build(record)
+            record = self._build(record)
             self._step("publish:serving")
             told = True
             return self._announce(record)
@@ -249,29 +279,95 @@ class Stacks:
 
     def _publish_again(self, record: ImageRecord) -> ImageRecord:
         """Serve and announce what was published before: whatever fails, it stays so."""
-        self._build(record)
-        return self._announce(record)
+        return self._announce(self._build(record))
 
     def _undo_publish(self, record: ImageRecord, error: Exception) -> None:
         log.warning("image %s: publish failed: %s", record.name, error)
         self._detach_after(record.begin(DETACH, told=False), error)
 
-    def _build(self, record: ImageRecord, *, replace: bool = False) -> None:
+    def _build(self, record: ImageRecord, *, replace: bool = False) -> ImageRecord:
+        """Serve what the record says. Returns the record: it may have become another one."""
         if self._suspended:
             raise Suspended("this host is suspended; start its agent again first")
-        self._drivers.export.reserve(record.name)
-        self._let_in(record)
-        image = record.image
-        if record.role is Role.ORIGIN:
-            device = self._drivers.attach.origin(image, self._store.path(image))
-        else:
-            base = self._drivers.attach.connect(image, record.parent_list())
-            self._step("attach:connected")
-            device = self._drivers.cache.open(image, base)
-            self._step("attach:cached")
-        with self._admission.unchanged(record.name):
-            self._drivers.export.publish(image, device, replace=replace)
+        with ExitStack() as held:
+            record, source = self._source(record, held)  # first: what may not be served gets no endpoint
+            self._drivers.export.reserve(record.name)
+            self._let_in(record)
+            image = record.image
+            if source is not None:
+                device = self._drivers.attach.origin(image, source)
+            else:
+                base = self._drivers.attach.connect(image, record.parent_list())
+                self._step("attach:connected")
+                device = self._drivers.cache.open(image, base)
+                self._step("attach:cached")
+            with self._admission.unchanged(record.name):
+                self._drivers.export.publish(image, device, replace=replace)
+            if isinstance(source, Opened):
+                self._marks[record.name] = source.mark
         self._step("attach:published")
+        return record
+
+    def _source(self, record: ImageRecord, held: ExitStack) -> tuple[ImageRecord, Path | Opened | None]:
+        """What an origin serves, and its record; None if this host is none.
+
+        What is in place and may not be served is taken away. Raises OriginChanged, OriginMissing.
+        """
+        if record.role is Role.HOST:
+            return record, None
+        if record.in_place is None:
+            return record, self._store.path(record.image)
+        try:
+            now, opened = held.enter_context(inplace.opened(record))
+        except (OriginChanged, OriginMissing) as error:
+            self.flaws[record.name] = str(error)
+            self._remove_layers(record)
+            raise
+        self.flaws.pop(record.name, None)
+        return self._lock(record, now, opened.fd), opened
+
+    def _lock(self, record: ImageRecord, now: InPlace, fd: int) -> ImageRecord:
+        """Have the kernel keep others from writing to a device in place, as far as it can; a file it cannot.
+
+        Not for who may not write to it himself: it is not his to take it from those who do.
+        """
+        if record.in_place is None or not record.in_place.lockable:
+            return record
+        with told(f"looking at {now.path}"):
+            writable = inplace.is_writable(now, fd)
+        if not writable:
+            return record
+        record = record.model_copy(update={"in_place": record.in_place.model_copy(update={"locked": True})})
+        self._shelf.put(record.name, record)
+        self._step("in-place:recorded")
+        inplace.lock(fd)
+        self._step("in-place:locked")
+        return record
+
+    def _release(self, record: ImageRecord) -> ImageRecord:
+        """Nothing here reads any more what was served in place: let it be as it was."""
+        self._marks.pop(record.name, None)
+        known = record.in_place
+        if known is None or not known.locked:
+            return record
+        inplace.unlock(known)
+        self._step("in-place:unlocked")
+        record = record.model_copy(update={"in_place": known.model_copy(update={"locked": False})})
+        self._note(record)
+        return record
+
+    def look(self, record: ImageRecord) -> None:
+        """Have an image in place be served as long as it is what was published, and not one moment longer.
+
+        Raises OriginChanged, OriginMissing, DriverError, NoRoom.
+        """
+        try:
+            with inplace.opened(record) as (_now, opened):
+                if opened.mark == self._marks.get(record.name):
+                    return
+        except (OriginChanged, OriginMissing):
+            log.debug("image %s: what it is served from is not as it was", record.name)
+        self.restore(record.name)
 
     def _let_in(self, record: ImageRecord) -> None:
         self._admission.open(record.name, record.assigned, record.child_list())
@@ -310,7 +406,7 @@ class Stacks:
             moved = self._drivers.attach.update(wanted.image, wanted.parent_list())
             if moved or record.unconfirmed:
                 log.info("image %s: dropping the old parents of revision %d", record.name, record.revision)
-                self._build(wanted, replace=True)
+                wanted = self._build(wanted, replace=True)
         self._let_in(wanted)
         self._shelf.put(record.name, with_assignment(record, assignment, confirmed=True))
         self._changed()
@@ -395,9 +491,9 @@ class Stacks:
 
     def _restore(self, record: ImageRecord) -> None:
         """Build what is missing; a stack that outlived the agent is left as it is, and its parents watched again."""
-        if not self._drivers.export.serving(record.name):
+        if record.name not in self.flaws and not self._drivers.export.serving(record.name):
             log.warning("image %s: not being served; starting it", record.name)
-        self._build(record, replace=record.unconfirmed)
+        record = self._build(record, replace=record.unconfirmed)
         if record.unconfirmed:
             self._shelf.put(record.name, record.model_copy(update={"revision": record.assigned}))
             self._changed()
@@ -491,8 +587,8 @@ class Stacks:
             record = record if record.doing(DETACH) else record.begin(DETACH)
             self._note(record)
             self._step("detach:recorded")
-            self._remove_layers(record)
-            record = record.reached(REMOVED)
+            record = self._remove_layers(record).reached(REMOVED)
+            self.flaws.pop(record.name, None)
             self._note(record)
             self._step("detach:removed")
         if _volt_may_know(record):
@@ -516,8 +612,47 @@ class Stacks:
             log.warning("image %s: being removed without a note of it: %s", record.name, error)
             self._shelf.remember(record.name, record)
 
-    def _remove_layers(self, record: ImageRecord) -> None:
-        """Remove every layer, going on after an error; raises the first and logs all."""
+    def wants_digest(self, record: ImageRecord) -> bool:
+        """Whether the digest of what is served in place is asked for, and not known yet."""
+        known = record.in_place
+        wanted = known is not None and known.digest and known.content is None
+        return wanted and record.steady and record.name not in self.flaws and not self._suspended
+
+    def compute_digest(self, name: str) -> None:
+        """Compute the digest of what is served in place, which may take hours; it ends when that is to go.
+
+        What proves to be something else than was published is not served any more. Raises OriginChanged, OriginMissing,
+        HostTrouble, NoRoom, DriverError.
+        """
+        with self.readers.reading(name) as reader:
+            record = self._shelf.get(name)
+            if record is None or not self.wants_digest(record):
+                return
+            with inplace.opened(record) as (now, opened):
+                content = digest_of(opened.fd, now.size, reader)
+            if content is None:
+                return
+            with inplace.opened(record):
+                log.info("image %s: %s holds %s", name, now.path, content)  # nothing has changed meanwhile
+        self._note_content(record, content)
+
+    def _note_content(self, record: ImageRecord, content: str) -> None:
+        with self._locks.hold(record.name):
+            now = self._shelf.get(record.name)
+            if now is None or now.in_place is None or record.in_place is None or not self.wants_digest(now):
+                return
+            if now.digest != record.digest or inplace.differs(now.in_place, record.in_place):
+                return
+            now = now.model_copy(update={"in_place": now.in_place.model_copy(update={"content": content})})
+            self._shelf.put(now.name, now)
+            self._step("in-place:digested")
+            self._build(now)  # or not, if this is not what was published
+
+    def _remove_layers(self, record: ImageRecord) -> ImageRecord:
+        """Remove every layer, going on after an error; raises the first and logs all. Returns what the record is now.
+
+        What was served in place is let go of, when nothing can read it any more.
+        """
         self._admission.close(record.name)
         acts: list[Callable[[], None]] = [
             lambda: self._drivers.attach.abandon(record.name),
@@ -536,6 +671,8 @@ class Stacks:
             self._step("detach:layer")
         if errors:
             raise errors[0]
+        self.readers.end(record.name)
+        return self._release(record)
 
     def leave_later(self, name: str) -> None:
         """Tell Volt of a stack that was removed while it was down. Raises CoordinatorDown."""
@@ -553,6 +690,17 @@ class Stacks:
     def serving(self, name: str) -> bool:
         """Whether the image is served right now."""
         return self._drivers.export.serving(name)
+
+    def held(self) -> frozenset[str]:
+        """Images in place whose file or device somebody here may have open."""
+        names = [record.name for record in self.records() if record.in_place is not None]
+        if not names:
+            return frozenset()
+        try:
+            return (self._drivers.export.existing().names | self.readers.names()) & frozenset(names)
+        except DriverError as error:
+            log.warning("what is served cannot be told: %s", error)
+            return frozenset(names)
 
     def busy(self, name: str) -> bool:
         """Whether an operation on the image is under way; ``released`` tells of its end."""

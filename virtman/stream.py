@@ -15,6 +15,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from drivers import digests
 from virtman.errors import BadStream, NewerStream
 from virtman.names import MOMENT, NAME_PATTERN
 
@@ -83,7 +84,7 @@ class Header(_Part):
     ``since``: the ``id`` of the snapshot that the receiver has already. ``total``: bytes of disk that follow.
     """
 
-    image: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+    image: Annotated[str, Field(pattern=digests.PATTERN)]
     since: Id | None
     sections: Annotated[tuple[Section, ...], Field(min_length=1, max_length=10_000)]
     total: Bytes

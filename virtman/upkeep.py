@@ -17,6 +17,7 @@ from functools import partial
 
 from drivers.base import CacheStats, Image, Parent, PathState, PathStatus, Volume
 from drivers.errors import DriverError, NotAttached
+from virtman.devices import Devices
 from virtman.errors import ContentChanged, StateDamaged, StateNewer
 from virtman.hostdrivers import HostDrivers
 from virtman.kept import Kept
@@ -32,10 +33,11 @@ NOTHING = CacheStats(0, 0)
 
 IDLE_LOOK = 30.0
 """Seconds between looks at an image that nobody uses. One that is used is looked at with each heartbeat; at its origin,
-whose content does not change, only whether it is served is, and the rest this often. Drivers tell at once of processes
+whose copy does not change, only whether it is served is, and the rest this often. Drivers tell at once of processes
 that end (drivers/base.py, Died)."""
 
-IMAGE, PLACE, LOST, CHILDREN, VM = "image ", "place of ", "lost parents of ", "children of ", "vm "
+IMAGE, PLACE, LOST, CHILDREN, VM, DEVICE = "image ", "place of ", "lost parents of ", "children of ", "vm ", "device "
+CONTENT = "content of "
 VOLUMES, KEPT = "volumes of the cache", "data without a stack"
 """Keys of the queue: all but the last two are followed by a name. What a host has and what Volt says of it are two:
 while Volt is away, or says what cannot be followed, a process that died is started again at once. So are a place and
@@ -51,6 +53,7 @@ class Upkeep:
         vms: Vms,
         drivers: HostDrivers,
         kept: Kept,
+        devices: Devices,
         idle_grace: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,6 +61,9 @@ class Upkeep:
         self._vms = vms
         self._drivers = drivers
         self._kept = kept
+        self._devices = devices
+        self._devices_due: set[str] = set()
+        """Names of attachments that were not looked at since the last heartbeat."""
         self._idle_grace = idle_grace
         self._clock = clock
         self._idle_since: dict[str, float] = {}
@@ -139,13 +145,19 @@ class Upkeep:
             self._volumes_due = True
         for record in records:
             if record.name in due or not record.steady:
-                self.queue.wake(IMAGE + record.name)
+                self.queue.wake(IMAGE + record.name, now=record.name in self._stacks.flaws)  # it may be back
+                if self._stacks.wants_digest(record):
+                    self.queue.wake(CONTENT + record.name)
                 self.queue.wake(PLACE + record.name)
             elif record.children or record.name in self._used:
                 self.queue.wake(IMAGE + record.name)  # whether it is served: no process tells if not, in the kernel
         for vm in vms:
             if vm.operation is not None or vm.leftover:
                 self.queue.wake(VM + vm.name)
+        for device in self._devices.records():
+            with self._heard_lock:
+                self._devices_due.add(device.name)
+            self.queue.wake(DEVICE + device.name)
         self.queue.wake(VOLUMES)
         self.queue.wake(KEPT)
 
@@ -163,8 +175,8 @@ class Upkeep:
         """An operation on an image has ended, or a VM of it is gone. Returns at once."""
         with self._heard_lock:
             self._untended.add(image)
-        self.queue.wake(IMAGE + image)
-        self.queue.wake(PLACE + image)
+        for kind in (IMAGE, PLACE, CONTENT):
+            self.queue.wake(kind + image)
         if image in self._lost:
             self.queue.wake(LOST + image)
 
@@ -242,8 +254,10 @@ class Upkeep:
             IMAGE: lambda name: self._plan_image(name, self._plan_stack, self._forget_image),
             PLACE: lambda name: self._plan_image(name, self._plan_place, self._plan_no_place),
             LOST: lambda name: self._plan_image(name, self._plan_lost, self._forget_lost),
+            CONTENT: lambda name: self._plan_image(name, self._plan_content, self._forget_content),
             CHILDREN: self._plan_children,
             VM: self._plan_vm,
+            DEVICE: self._plan_device,
         }
         kind = next((kind for kind in plans if key.startswith(kind)), None)
         return None if kind is None else plans[kind](key.removeprefix(kind))
@@ -295,6 +309,25 @@ class Upkeep:
             return None
         return Job("repair", partial(self._vms.repair_if_free, name), Pool.LONG)
 
+    def _plan_device(self, name: str) -> Job | None:
+        """A device that is read through the cache: what was cut off ends, and it is looked at with each heartbeat."""
+        try:
+            record = self._devices.find(name)
+        except (StateDamaged, StateNewer):
+            return None  # status tells of it
+        if record is None or self._devices.locks.taken(record.number) or not self._devices.understood(record):
+            return None
+        if record.operation is not None:
+            return Job("repair", partial(self._devices.repair_if_free, name), Pool.LONG)
+        if name in self._devices_due:
+            return Job("look", partial(self._tend_device, name), Pool.LONG, on_demand=True)
+        return None
+
+    def _tend_device(self, name: str) -> None:
+        with self._heard_lock:
+            self._devices_due.discard(name)
+        self._devices.tend(name)
+
     def _plan_image(
         self,
         name: str,
@@ -319,7 +352,7 @@ class Upkeep:
         if record.operation is not None:
             return Job("repair", partial(self._stacks.restore, name), Pool.VOLT)
         if not self._stacks.serving(name):
-            return Job("serve", partial(self._stacks.restore, name), Pool.LONG)
+            return Job("serve", partial(self._stacks.restore, name), _pool_of(record))
         return self._plan_whole(record)
 
     def _plan_whole(self, record: ImageRecord) -> Job | None:
@@ -328,10 +361,19 @@ class Upkeep:
         if name in self._withdrawn and not self._stacks.needed(record):
             return Job("let go of what is withdrawn", partial(self._let_go_withdrawn, name), Pool.VOLT)
         if name in self._untended:
-            return Job("tend", partial(self._tend, name), Pool.LONG, on_demand=True)
+            return Job("tend", partial(self._tend, name), _pool_of(record), on_demand=True)
         if name in self._idle_long:
             return Job("let go", partial(self._let_go, name), Pool.VOLT)
         return None
+
+    def _plan_content(self, record: ImageRecord) -> Job | None:
+        """The digest of what is served in place is asked for."""
+        if not self._stacks.wants_digest(record):
+            return None
+        return Job("compute the digest", partial(self._stacks.compute_digest, record.name), Pool.SLOW)
+
+    def _forget_content(self, _name: str) -> None:
+        """Nothing is served."""
 
     def _forget_image(self, name: str) -> None:
         for kept in (self._idle_since, self._look_again, self._stats):
@@ -374,6 +416,8 @@ class Upkeep:
 
     def _plan_following(self, record: ImageRecord) -> Job | None:
         heard = self._heard.get(record.name)
+        if heard is not None and heard.revision > record.revision and record.name in self._stacks.flaws:
+            return None  # who does not serve says nothing by which others would read from here again
         if heard is not None and heard.revision > record.revision:
             return Job("follow", partial(self._follow, heard), Pool.LONG, on_demand=True)
         if heard is not None:
@@ -426,6 +470,8 @@ class Upkeep:
             self._untended.discard(name)
         record = self._stacks.find(name)
         if record is not None and record.steady:
+            if record.in_place is not None:
+                self._stacks.look(record)
             self.refresh(record)
             self._note_idle(record)
 
@@ -433,7 +479,8 @@ class Upkeep:
         now = self._clock()
         if record.name in self._used or not self._stacks.idle(record):  # if not any more, the next heartbeat sees it
             self._idle_since.pop(record.name, None)
-            self._look_again[record.name] = now + (IDLE_LOOK if record.role is Role.ORIGIN else 0.0)
+            unchanging = record.role is Role.ORIGIN and record.in_place is None
+            self._look_again[record.name] = now + (IDLE_LOOK if unchanging else 0.0)
             return
         left = self._idle_since.setdefault(record.name, now) + self._idle_grace - now
         self._look_again[record.name] = now + (min(IDLE_LOOK, left) if left > 0 else IDLE_LOOK)
@@ -451,3 +498,8 @@ class Upkeep:
         if self._stacks.remove_if_idle(name):
             log.info("image %s: nobody needed it for %.0f s; its cache is kept", name, self._idle_grace)
             self._idle_since.pop(name, None)
+
+
+def _pool_of(record: ImageRecord) -> Pool:
+    """Whose threads look at an image: one in place may lie on storage that does not answer."""
+    return Pool.LONG if record.in_place is None else Pool.PLACE

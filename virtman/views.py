@@ -16,7 +16,7 @@ from virtman import models
 from virtman.accel import Verdict
 from virtman.errors import BadRequest
 from virtman.hostfiles import told
-from virtman.records import ARRIVE, Boot, ImageRecord, Point, VmRecord
+from virtman.records import ARRIVE, Boot, DeviceRecord, ImageRecord, Point, VmRecord
 from virtman.vms import Traveller
 from volt.client import Image as PublishedImage
 
@@ -80,14 +80,27 @@ def of_traveller(told: models.Traveller) -> Traveller:
     return Traveller(str(told.uuid), boot, seed, told.hardware)
 
 
-def image(published: PublishedImage, record: ImageRecord | None, held_bytes: int) -> models.Image:
+def image(
+    published: PublishedImage, record: ImageRecord | None, held_bytes: int, in_place: models.InPlace | None
+) -> models.Image:  # fmt: skip
     """A published image, and how far it is here."""
     here = None
     if record is not None:
-        here = models.ImageHere(role=record.role, phase=record.phase, held_bytes=held_bytes)
+        here = models.ImageHere(role=record.role, phase=record.phase, held_bytes=held_bytes, in_place=in_place)
     return models.Image(
         name=published.name, size=published.size, digest=published.digest, origins=published.origins,
         nodes=published.nodes, here=here, withdrawn=published.withdrawn,
+    )  # fmt: skip
+
+
+def in_place(record: ImageRecord, trouble: str | None, *, held: bool) -> models.InPlace | None:
+    """What an image is served from in place; None if it is not."""
+    known = record.in_place
+    if known is None:
+        return None
+    return models.InPlace(
+        path=known.path, held=held, trouble=trouble, digest=known.content,
+        computing=known.digest and known.content is None,
     )  # fmt: skip
 
 
@@ -98,20 +111,33 @@ def published(record: ImageRecord) -> models.Published:
 
 def stack(
     record: ImageRecord, stats: base.CacheStats, hit_bytes: int | None, paths: Iterable[base.PathStatus],
-    vms: Iterable[str], *, serving: bool,
+    vms: Iterable[str], in_place: models.InPlace | None, *, serving: bool,
 ) -> models.Stack:  # fmt: skip
     """One image's stack."""
     return models.Stack(
         name=record.name, role=record.role, phase=record.phase, serving=serving, slot=record.slot, size=record.size,
         fetched_bytes=stats.held_bytes, cache_file_bytes=stats.file_bytes, cache_hit_bytes=hit_bytes,
         paths=[models.Route(host=p.parent.host, address=p.parent.address, state=p.state) for p in paths],
-        children=[child.host for child in record.children], vms=list(vms),
+        children=[child.host for child in record.children], vms=list(vms), in_place=in_place,
     )  # fmt: skip
 
 
-def volume(found: base.Volume) -> models.Volume:
-    """A volume of the cache."""
-    return models.Volume(path=str(found.path), size=found.size, state=found.state, images=list(found.images))
+def volume(found: base.Volume, devices: Iterable[DeviceRecord]) -> models.Volume:
+    """A volume of the cache. ``devices``: all that are attached."""
+    return models.Volume(
+        path=str(found.path), size=found.size, state=found.state, images=list(found.images),
+        devices=[record.device for record in devices if record.name in found.devices],
+    )  # fmt: skip
+
+
+def cached_device(record: DeviceRecord, state: str, found: base.CachedDevice | None) -> models.CachedDevice:
+    """A device that is read through the cache; ``found``: what the driver knows of it."""
+    if found is None:
+        return models.CachedDevice(device=record.device, path=record.path, size=record.size, state=state)
+    return models.CachedDevice(
+        device=record.device, path=str(found.path), size=found.size, state=state, hits=found.hits, misses=found.misses,
+        cache_bytes=found.cache_bytes,
+    )  # fmt: skip
 
 
 def accel(verdict: Verdict) -> models.Accel:
@@ -119,9 +145,12 @@ def accel(verdict: Verdict) -> models.Accel:
     return models.Accel(use=verdict.accel, reason=verdict.reason)
 
 
-def left_alone(vms: Mapping[str, str], images: Mapping[str, str]) -> dict[str, str]:
+def left_alone(
+    vms: Mapping[str, str], images: Mapping[str, str], devices: Mapping[str, str]
+) -> dict[str, str]:  # fmt: skip
     """Why records are left alone, by what they are of."""
-    return {f"vm {name}": why for name, why in vms.items()} | {f"image {name}": why for name, why in images.items()}
+    kinds = {"vm": vms, "image": images, "device": devices}
+    return {f"{kind} {name}": why for kind, found in kinds.items() for name, why in found.items()}
 
 
 def death(died: Death) -> models.Death:

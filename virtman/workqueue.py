@@ -41,16 +41,20 @@ STOP_GRACE = 3.0
 
 class Pool(StrEnum):
     """Whose threads do a job: ``LONG`` is for what may take seconds on this host, ``VOLT`` for what may ask Volt,
-    ``CHILDREN`` for letting them in, which waits while their image is being published. The plans are made in ``SHORT``.
+    ``CHILDREN`` for letting them in, which waits while their image is being published. ``SLOW`` is for what may take
+    hours, one after the other; ``PLACE`` for what is served in place, whose storage may be silent. The plans are made
+    in ``SHORT``.
     """
 
     SHORT = "short"
     LONG = "long"
     VOLT = "volt"
     CHILDREN = "children"
+    SLOW = "slow"
+    PLACE = "place"
 
 
-THREADS = {Pool.SHORT: 8, Pool.LONG: 16, Pool.VOLT: 8, Pool.CHILDREN: 8}
+THREADS = {Pool.SHORT: 8, Pool.LONG: 16, Pool.VOLT: 8, Pool.CHILDREN: 8, Pool.SLOW: 1, Pool.PLACE: 8}
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
 """Reach parents over iSCSI: one session per parent (open-iscsi), and one multipath map per image.
 
 The map exists before any parent is reached. It holds requests while it has no path, and sends them by another path when
-one fails. A thread per image keeps the paths in the map equal to the parents that are usable: it wakes at every
-device-mapper event, and once a second looks for sessions that broke while nobody read. Several times a second it asks
-the kernel for parents that do not even acknowledge what TCP sends them, and ends their connections: iSCSI's own watch
-counts whole seconds.
+one fails. A thread per image keeps the paths in the map equal to the parents that are usable: it is woken when the map
+had an event, a session changed, or a disk does not get on with its reads (drivers/iscsi/lookout.py).
+
+A parent that does not answer reads is left, by ending its connection, as soon as another one answers a read in the
+meantime; it does not matter whether it is without power, hangs behind a connection that is well, or waits itself. If no
+other answers, the network may be silent for a moment, and nothing is better: the connection stays. One that the kernel
+calls silent is ended once its parent can be reached again: TCP would wait for as long as it has waited.
 
 While all reads go to the first usable parent, the first one is logged in to before the others: hosts that start
 together need one path each, soon, and a login costs both of its ends. The others follow, side by side, once the first
@@ -16,34 +19,52 @@ Host and parent prove themselves to each other by CHAP (drivers/iscsi).
 from __future__ import annotations
 
 import logging
+import math
+import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from drivers.attach.routes import Routes, origin_file
-from drivers.base import FAILOVER, Device, Existing, Image, LostParent, Parent, PathState, PathStatus, Place
+from drivers.base import FAILOVER, Device, Existing, Image, LostParent, Opened, Parent, PathState, PathStatus, Place
 from drivers.door import door
 from drivers.errors import BadDisk, CommandFailed, DriverError, NoParents
 from drivers.host.watch import Watch
-from drivers.iscsi.disks import Asking, alien, flaw, number_of
+from drivers.iscsi import records
+from drivers.iscsi.disks import NO_ANSWER, Asking, alien, answers, flaw, number_of
+from drivers.iscsi.lookout import STANDSTILL, Lookout
 from drivers.iscsi.names import image_of, initiator_name, portal_of, target_name
 from drivers.iscsi.records import Target
-from drivers.iscsi.sessions import REFUSALS, known_targets, log_in, log_out, sessions
-from drivers.kernel import devmapper, ownership, tcpsockets
-from drivers.kernel.alarm import Alarm
+from drivers.iscsi.sessions import REFUSALS, UNPROVEN, Session, known_targets, link_of, log_in, log_out, sessions
+from drivers.kernel import devmapper, diskstats, ownership, tcpsockets
 from drivers.kernel.devmapper import SECTOR
 from drivers.needs import DEVICE_MAPPER, DMSETUP, MODPROBE, UDEVADM, Needs, Tool
 
 log = logging.getLogger(__name__)
 
 _MAP = "virtman-attach-"
+_HOLDS, _FAILS = "queue_if_no_path", "fail_if_no_path"
+"""What a multipath map does with requests that it has no path for (Linux: drivers/md/dm-mpath.c)."""
 _FIRST_RETRY, _LAST_RETRY = 0.2, 1.0
-_WATCH_INTERVAL, _SILENCE_INTERVAL = 1.0, 0.25
-_SILENCE = 1.0
-"""Seconds without a sign from a parent until it is left, if there is another one."""
+_WATCH_INTERVAL, _CALM_INTERVAL = 1.0, 30.0
+"""Seconds between two looks of an image that waits for something, and of one that does not."""
+
+_SILENCE, _HANG = STANDSTILL, 1.25
+"""Seconds without an answer to a read until a parent is doubted: one that acknowledges nothing, and one that does."""
+
+_OTHER_LIMIT = 2.0
+"""Seconds for which another parent may take to answer a read, to be the better one."""
+
+REST = 60.0
+"""Seconds for which a parent that hung comes behind all others: it may still answer what it has, and hang again."""
+
+_DOUBT_INTERVAL = 0.25
+
+SPREAD = 0.75
+"""Seconds over which hosts log in again whose parents were silent together."""
 
 HEAD_START = 30.0
 """Seconds that a host gives its first parent, which may still be making its own stack, while that one is connected."""
@@ -69,8 +90,9 @@ class IscsiAttach:
         self._name, self._policy, self._lost = initiator_name(place.host), place.path_policy, lost
         self._head_start = head_start if self._policy == FAILOVER else 0.0
         self._routes: Routes[_Route] = Routes()
+        self._lookout = Lookout(_MAP)
 
-    def origin(self, image: Image, file: Path) -> Device:
+    def origin(self, image: Image, file: Path | Opened) -> Device:
         """The device of a host that has the whole image in ``file``. Raises BadDisk."""
         return Device(size=image.size, path=origin_file(image, file))
 
@@ -82,7 +104,8 @@ class IscsiAttach:
         route = self._routes.find(image.name)
         if route is None:
             route = self._routes.add(
-                image.name, _Route(image, parents, self._table, self._lost, self._name, self._head_start)
+                image.name,
+                _Route(image, parents, self._table, self._lost, self._name, self._head_start, self._lookout),
             )
             try:
                 route.start()
@@ -102,10 +125,18 @@ class IscsiAttach:
         return False
 
     def abandon(self, image: str) -> None:
-        """Stop watching. Reads fail that wait in the map for a parent. Raises BadName, NotOurs, CommandFailed."""
+        """Stop watching. Reads fail that wait, in the map or at a parent. Raises BadName, NotOurs, CommandFailed."""
         self._routes.drop(image)
-        if devmapper.exists(_MAP + image):
-            devmapper.message(_MAP + image, "fail_if_no_path")
+        name = _MAP + image
+        if not devmapper.exists(name):
+            return
+        devmapper.message(name, _FAILS)
+        for number in devmapper.numbers_in(devmapper.table(name)):
+            devmapper.message(name, f"fail_path {number}")  # what one parent gives back is not for the next one
+        # A parent that waits for its own answers pings but no reads. SCSI takes a minute to give up on it.
+        for session in sessions().values():
+            if image_of(session.target.name) == image:
+                _cut(session)
 
     def disconnect(self, image: str) -> None:
         """Remove the map and all sessions and records of the image's parents. What reads from it is gone by now.
@@ -138,6 +169,7 @@ class IscsiAttach:
     def close(self) -> None:
         """Stop watching, but leave maps and sessions: they go on, for the next driver object to find."""
         self._routes.close()
+        self._lookout.close()
 
     def _state(self, parent: Parent, usable: Sequence[Parent]) -> PathState:
         if parent not in usable:
@@ -151,7 +183,7 @@ class IscsiAttach:
         else:
             groups = [f"{self._policy} 0 {len(numbers)} 0 {' '.join(numbers)}"] if numbers else []
         counts = f"{len(groups)} {min(1, len(groups))}"
-        return " ".join([f"0 {image.size // SECTOR} multipath 1 queue_if_no_path 0 {counts}", *groups])
+        return " ".join([f"0 {image.size // SECTOR} multipath 1 {_HOLDS} 0 {counts}", *groups])
 
 
 class _Route:
@@ -165,16 +197,19 @@ class _Route:
         lost: LostParent,
         initiator: str,
         head_start: float,
+        lookout: Lookout,
     ) -> None:
         if image.size % SECTOR:
             raise BadDisk(f"image {image.name}: {image.size} bytes are not whole sectors")
         self._image, self._table, self._lost, self._initiator = image, table, lost, initiator
-        self._map = _MAP + image.name
+        self.image, self.map = image.name, _MAP + image.name
+        self._lookout = lookout
         self._targets = _targets(image, parents)
         self._lock = threading.RLock()
         self._stopped = threading.Event()
+        self._hiring = threading.Lock()
         self._workers: dict[Target, Watch] = {}
-        found = devmapper.exists(self._map)
+        found = devmapper.exists(self.map)
         self._began = self._heard = time.monotonic()
         """When the map was made, and when a parent last refused this host."""
         self._head_start = 0.0 if found else head_start
@@ -184,28 +219,42 @@ class _Route:
         self._loaded: list[str] | None = []
         """The numbers in the map; None while it may have others than the list of parents wants."""
         self._up: set[Target] = set()
-        self._seen: tuple[tuple[Parent, bool], ...] = ()
-        """The parents, and whether they are up, for who must not wait: the lock is held while the map gets its paths,
+        self._rests: dict[Target, float] = {}
+        """Parents that hung, and until when they come behind the others."""
+        self._heirs: dict[Target, tuple[int, float]] = {}
+        """Parents that took over from one that hung, how many reads they had answered by then, and until when that
+        matters."""
+        self._disks: dict[str, Target] = {}
+        """Whose disks are in the map, by their numbers. Not changed, but made anew."""
+        self._settled = False
+        """Whether nothing is waited for."""
+        self._seen: tuple[Parent, ...] = ()
+        self._usable: list[Parent] = []
+        """The parents, and which of them are up, for who must not wait: the lock is held while the map gets its paths,
         which waits for the reads that are under way by others."""
         self._asking = Asking()
         self._untold: list[Parent] = []
         """Parents that were lost and nobody was told of."""
-        devmapper.create(self._map, [table(image, [])], read_only=True)
+        devmapper.create(self.map, [table(image, [])], read_only=True)
         if found:
             self._find_paths()
         self._show()
-        self._alarm = Alarm()
+        self._woken = threading.Event()
         self._thread = Watch(f"parents-of-{image.name}", self._watch, self._stopped)
 
     def start(self) -> None:
         """Look for the parents now, and from now on. Raises DriverError, OSError."""
         self._look()
         self._thread.start()
+        self._lookout.add(self)
 
     def _find_paths(self) -> None:
         """An earlier driver object's paths are good until they fail."""
-        devmapper.message(self._map, "queue_if_no_path")  # it may have been abandoned
-        self._loaded = devmapper.numbers_in(devmapper.table(self._map))
+        table = devmapper.table(self.map)
+        self._loaded = devmapper.numbers_in(table)
+        if _HOLDS not in table:  # it was abandoned
+            devmapper.message(self.map, _HOLDS)
+            devmapper.reinstate(self.map, self._loaded)
         there = sessions()
         numbers = {target: number_of(there.get(target), self._image) for target in self._targets.values()}
         self._up = {target for target, number in numbers.items() if number in self._loaded}
@@ -223,63 +272,70 @@ class _Route:
 
     def parents(self) -> list[Parent]:
         """In the order of the list."""
-        return [parent for parent, _ in self._seen]
+        return list(self._seen)
 
     def usable(self) -> list[Parent]:
-        """Those with a path in the map, in order."""
-        return [parent for parent, up in self._seen if up]
+        """Those with a path in the map, in the order in which it reads by them."""
+        return self._usable
 
     def _show(self) -> None:
         """What others see of the parents is what is known now. Called with the lock held."""
-        self._seen = tuple((parent, target in self._up) for parent, target in self._targets.items())
+        self._seen = tuple(self._targets)
+        parents = {target: parent for parent, target in self._targets.items()}
+        self._usable = [parents[target] for target in self._in_order(parents) if target in self._up]
 
     def close(self) -> None:
         """Stop watching; map and sessions stay. Not to be called from the LostParent callback."""
+        self._lookout.remove(self)
         self._stopped.set()
-        self._alarm.ring()
-        with self._lock:
+        self._woken.set()
+        with self._hiring:
             threads = [self._thread, *self._workers.values()]
         for thread in threads:
             if thread.is_alive():
                 thread.join()
-        self._alarm.close()
+
+    # What is called from the lookout
+
+    @property
+    def numbers(self) -> Collection[str]:
+        """See Watched."""
+        return self._disks.keys()
+
+    def wake(self) -> None:
+        """Have the paths looked at."""
+        self._woken.set()
+
+    def stands_still(self, number: str) -> None:
+        """Have a parent doubted, unless it is, or its path is being left."""
+        target = self._disks.get(number)
+        if target is not None and target in self._up:
+            self._work(target, self._doubt)
 
     # The watching thread
 
     def _watch(self) -> None:
         while not self._stopped.is_set():
-            self._alarm.arm()
+            self._woken.clear()
             try:
                 self._look()
             except (DriverError, OSError) as error:
+                self._settled = False
                 log.warning("image %s: looking after its paths: %s", self._image.name, error)
             self._tell()
-            for _ in range(int(_WATCH_INTERVAL / _SILENCE_INTERVAL)):
-                if self._alarm.wait(_SILENCE_INTERVAL):
-                    break
-                self._leave_silent()
-
-    def _leave_silent(self) -> None:
-        """End the connections of silent parents, so that the map sends their requests by another path at once."""
-        with self._lock:
-            portals = {(target.ip, target.port): target.portal for target in self._up}
-        try:
-            for server in tcpsockets.end_silent(portals, _SILENCE):
-                log.warning("image %s: %s is silent", self._image.name, portals[server])
-        except OSError as error:
-            log.debug("asking for the connections to %s: %s", ", ".join(portals.values()), error)
+            self._woken.wait(_CALM_INTERVAL if self._settled else _WATCH_INTERVAL)
 
     def _look(self) -> None:
         """Make the map's paths the usable parents, have the others brought up, and note those just lost."""
         with self._lock:
             there, failed = sessions(), self._failed()
-            numbers = []
+            disks: dict[Target, str] = {}
             first = next(iter(self._targets.values()))
             first_only = self._has_head_start(first)
             for parent, target in self._targets.items():
                 number = number_of(there.get(target), self._image)
                 if target in self._up and number is not None and number not in failed:
-                    numbers.append(number)
+                    disks[target] = number
                     continue
                 if target in self._up:
                     log.warning("image %s: parent %s lost", self._image.name, parent.host)
@@ -290,10 +346,17 @@ class _Route:
             wanted = set(self._targets.values())
             self._up &= wanted
             self._show()
-            self._load(numbers)
-            for target in there.keys() - wanted:
-                if image_of(target.name) == self._image.name:
-                    self._work(target, self._let_go)
+            self._disks = {number: target for target, number in disks.items()}
+            self._load([disks[target] for target in self._in_order(disks)])
+            left = {target for target in there.keys() - wanted if image_of(target.name) == self._image.name}
+            for target in left:
+                self._work(target, self._let_go)
+            self._settled = self._up == wanted and not left
+
+    def _in_order(self, targets: Iterable[Target]) -> list[Target]:
+        """First those that did not hang lately."""
+        now = time.monotonic()
+        return sorted(targets, key=lambda target: self._rests.get(target, 0) > now)
 
     def _has_head_start(self, first: Target) -> bool:
         """Whether the other parents are not logged in to yet."""
@@ -308,9 +371,9 @@ class _Route:
 
     def _failed(self) -> list[str]:
         """The paths that failed since the last look: each with an event, so that mostly no process is needed."""
-        events, failed = devmapper.events(self._map), []
+        events, failed = devmapper.events(self.map), []
         if events != self._events:
-            failed = devmapper.failed_paths(self._map)
+            failed = devmapper.failed_paths(self.map)
             self._events = events
         return failed
 
@@ -319,7 +382,7 @@ class _Route:
             return
         log.info("image %s: paths are now %s", self._image.name, ", ".join(numbers) or "none; reads wait")
         self._loaded = None
-        devmapper.reload(self._map, [self._table(self._image, numbers)], read_only=True)
+        devmapper.reload(self.map, [self._table(self._image, numbers)], read_only=True)
         self._loaded = numbers
 
     def _tell(self) -> None:
@@ -334,11 +397,12 @@ class _Route:
     # The threads of single parents
 
     def _work(self, target: Target, act: Callable[[Target], None]) -> None:
-        """Start a parent's thread, unless it has one. Called with the lock held."""
-        worker = self._workers.get(target)
-        if not self._stopped.is_set() and (worker is None or not worker.is_alive()):
-            self._workers[target] = Watch(target.name, partial(act, target), self._stopped)
-            self._workers[target].start()
+        """Start a parent's thread, unless it has one."""
+        with self._hiring:
+            worker = self._workers.get(target)
+            if not self._stopped.is_set() and (worker is None or not worker.is_alive()):
+                self._workers[target] = Watch(target.name, partial(act, target), self._stopped)
+                self._workers[target].start()
 
     def _bring_up(self, target: Target) -> None:
         """Log in and wait for the disk, with a bounded back-off, while the parent is wanted."""
@@ -349,8 +413,10 @@ class _Route:
                 with self._lock:
                     self._up.add(target)
                     self._show()
-                self._alarm.ring()
+                self.wake()
                 return
+            if trouble == NO_ANSWER:
+                self._head_start = 0.0  # it may wait for parents of its own, and others not
             if trouble != said:
                 log.info("image %s: waiting for %s: %s", self._image.name, target.name, trouble)
             said = trouble
@@ -370,7 +436,7 @@ class _Route:
                 log_in(target, self._initiator)
                 session = sessions().get(target)
             if session is None or not session.logged_in:
-                return "not logged in"
+                return self._not_logged_in(target)
             session.fail_fast()
             disk = session.disk()
             if disk is None:
@@ -383,11 +449,106 @@ class _Route:
                 self._asking.ask(target, disk)
             return flaw(disk, self._image)
         except CommandFailed as error:
-            if error.code in REFUSALS:
+            if error.code == UNPROVEN:
+                self._head_start = 0.0  # nor does waiting make it another one
+            elif error.code in REFUSALS:
                 self._heard = time.monotonic()
             return REFUSALS.get(error.code, str(error))
         except (DriverError, OSError) as error:
             return str(error)
+
+    def _not_logged_in(self, target: Target) -> str:
+        """iscsid logs in again by the record that the session began with. Raises DriverError, OSError."""
+        if records.recorded_as(target, self._initiator):
+            return "not logged in"
+        log_out(target)
+        return "its secret is another one than that of the session: it begins anew"
+
+    def _doubt(self, target: Target) -> None:
+        """Leave a parent that does not answer reads as soon as that is better than to wait for it."""
+        said = False
+        while not self._stopped.is_set() and self._stands_still(target, _SILENCE):
+            silent = self._is_silent(target)
+            if silent or (self._stands_still(target, _HANG) and not self._heir_of_a_hang(target)):
+                trouble = "is silent" if silent else "hangs"
+                if self._leave_if_better(target, trouble, silent=silent):
+                    return
+                if not said:
+                    log.warning("image %s: %s %s, and no other answers", self._image.name, target.portal, trouble)
+                said = True
+            self._stopped.wait(_DOUBT_INTERVAL)
+
+    def _leave_if_better(self, target: Target, trouble: str, *, silent: bool) -> bool:
+        """Whether it was left: another one answers a read while it does not, or it is reached by a new connection."""
+        better = self._other_that_answers(target)
+        if better is not None and self._stands_still(target, _SILENCE):
+            log.warning("image %s: %s %s, and %s answers", self._image.name, target.portal, trouble, better.portal)
+            if not silent:
+                self._heirs[better] = self._reads(better), time.monotonic() + REST
+            self._leave(target, 0 if silent else REST)
+            return True
+        if silent and self._can_be_reached(target):
+            log.warning("image %s: %s was silent, and is reached again", self._image.name, target.portal)
+            self._leave(target, 0)
+            return True
+        return False
+
+    def _heir_of_a_hang(self, target: Target) -> bool:
+        """Whether it has answered nothing since it took over from a parent that hung, in the last minute.
+
+        Then both lack the same range, which all may wait for, as when the origin hangs: to leave one after the other
+        would end all sessions.
+        """
+        reads, until = self._heirs.get(target, (0, -math.inf))
+        return time.monotonic() < until and self._reads(target) <= reads
+
+    def _reads(self, target: Target) -> int:
+        """How many reads of a parent's disk have come back."""
+        found = diskstats.counts()
+        return sum(found[number].reads for number, other in self._disks.items() if other == target and number in found)
+
+    def _stands_still(self, target: Target, seconds: float) -> bool:
+        """Whether none of its reads has come back for so long, as long as it is a path."""
+        numbers = [number for number, other in self._disks.items() if other == target]
+        return target in self._up and bool(self._lookout.stand_still(numbers, seconds))
+
+    def _other_that_answers(self, target: Target) -> Target | None:
+        """Another parent in the map that answers a read now."""
+        for number, other in self._disks.items():
+            if other != target and not self._stands_still(other, _SILENCE):
+                disk = Path("/sys/dev/block", number).resolve()
+                if answers(disk, _OTHER_LIMIT):
+                    return other
+        return None
+
+    def _can_be_reached(self, target: Target) -> bool:
+        """Whether a silent parent takes new connections, and is silent still after a while, another on each host."""
+        if not self._lookout.knocks.open((target.ip, target.port)):
+            return False
+        self._stopped.wait(random.uniform(0, SPREAD))  # noqa: S311  (not a secret)
+        return self._is_silent(target)
+
+    def _is_silent(self, target: Target) -> bool:
+        try:
+            link = self._link(target)
+            return link is not None and tcpsockets.is_silent(link, _SILENCE)
+        except OSError as error:
+            log.debug("asking for the connection to %s: %s", target.portal, error)
+            return False
+
+    def _link(self, target: Target) -> tcpsockets.Link | None:
+        """The connection to a parent that is a path. Raises OSError."""
+        number = next((number for number, other in self._disks.items() if other == target), None)
+        return None if number is None else link_of(Path("/sys/dev/block", number), target)
+
+    def _leave(self, target: Target, rest: float) -> None:
+        """End its connection, so that the map sends its requests by another path at once."""
+        self._rests[target] = time.monotonic() + rest
+        try:
+            if (link := self._link(target)) is not None:
+                tcpsockets.end(link)
+        except OSError as error:
+            log.warning("image %s: ending the connection to %s: %s", self._image.name, target.portal, error)
 
     def _let_go(self, target: Target) -> None:
         if self._wanted(target) is not None:
@@ -406,6 +567,13 @@ def _targets(image: Image, parents: Sequence[Parent]) -> dict[Parent, Target]:
         parent: Target(target_name(parent.host, image.name), *portal_of(parent.address), parent.secret)
         for parent in parents
     }
+
+
+def _cut(session: Session) -> None:
+    try:
+        session.cut()
+    except OSError as error:
+        log.debug("ending the connection to %s: %s", session.target.portal, error)  # there may be none
 
 
 def _connected(target: Target) -> bool:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from drivers.attach.routes import Routes, origin_file
-from drivers.base import Device, Endpoint, Existing, Image, LostParent, Parent, PathState, PathStatus, Place
+from drivers.base import Device, Endpoint, Existing, Image, LostParent, Opened, Parent, PathState, PathStatus, Place
 from drivers.door import door
 from drivers.errors import NoParents, NotServing, ProtocolViolated
 from drivers.host.watch import Watch
@@ -32,18 +32,21 @@ from drivers.nbd import probe as nbdprobe
 from drivers.nbd.endpoints import RECONNECT_DELAY, client_node, socket_of
 from drivers.nbd.hold import HoldingServer
 from drivers.needs import Needs
+from drivers.qemu.daemon import FILE_FD
 
 log = logging.getLogger(__name__)
 
 GREETING_WAIT = 0.5
 """Seconds that a parent gets to greet again before another one takes over: its agent may be restarting its daemon."""
 
-ANSWER_LIMIT = 5.0
-"""Seconds after which a parent that is connected, and does not answer, counts as lost if another one serves."""
+GREETING_LIMIT = 5.0
+"""Seconds after which a parent that does not greet is left if another one serves: it may be starting."""
 
-_PING_INTERVAL = 2.0
+_PING_INTERVAL = _PING_LIMIT = 1.0
+"""Seconds between two reads that ask a parent whether it lives, and until it is doubted because it did not answer."""
+
 _PING_LENGTH = 512
-_HANDSHAKE_TIMEOUT = 2.0
+_ANSWER_TIMEOUT = 2.0
 _FIRST_RETRY = 0.05
 _LAST_RETRY = 1.0
 
@@ -60,10 +63,18 @@ class NbdAttach:
         self._lost, self._greeting_wait = lost, greeting_wait
         self._routes: Routes[_Route] = Routes()
 
-    def origin(self, image: Image, file: Path) -> Device:
-        """The device of a host that has the whole image in ``file``. Raises BadDisk."""
-        whole = {"driver": "file", "filename": str(origin_file(image, file))}
-        return Device(size=image.size, node={"driver": "raw", "read-only": True, "file": whole})
+    def origin(self, image: Image, file: Path | Opened) -> Device:
+        """The device of a host that has the whole image in ``file``. Raises BadDisk.
+
+        What is open already the storage daemon opens by its own descriptor of it: an agent that is started again then
+        finds the same command line, and with it the daemon that fits.
+        """
+        path = origin_file(image, file)
+        whole = {"driver": "host_device" if path.is_block_device() else "file", "filename": str(path)}
+        opened = file if isinstance(file, Opened) else None
+        if opened is not None:
+            whole |= {"filename": f"/proc/self/fd/{FILE_FD}", "node-name": f"object-{opened.mark}"}
+        return Device(size=image.size, node={"driver": "raw", "read-only": True, "file": whole}, opened=opened)
 
     def connect(self, image: Image, parents: Sequence[Parent]) -> Device:
         """Point the image's route at the first parent that listens and watch it; at the first of all if none does.
@@ -258,34 +269,41 @@ class _Route:
                 self._hold(parent, path)
             except (NotServing, ProtocolViolated) as error:
                 log.warning("image %s: parent %s lost: %s", self._image.name, parent.host, error)
-                self._fail_over(parent, path)
+                self._fail_over(parent, path, error.better if isinstance(error, _Hangs) else None)
 
     def _hold(self, parent: Parent, path: Path) -> None:
         """Hold a connection to a parent while it is the one in use and answers. Raises NotServing, ProtocolViolated."""
         with nbdprobe.knock(path) as sock:
             # A parent that listens but does not greet is not ready yet: wait for it, as the storage daemon does.
-            while (news := self._await(sock, parent, ANSWER_LIMIT)) is _News.NONE:
-                self._leave_if_another_serves(parent, f"the server at {path} does not greet")
-            if news is _News.RELEASED:
+            if self._await_answer(sock, parent, GREETING_LIMIT, "does not greet") is _News.RELEASED:
                 return
-            with self._client(path, sock, ANSWER_LIMIT) as client:
+            with self._client(path, sock, GREETING_LIMIT) as client:
                 self._alive = True
                 while (news := self._await(client, parent, _PING_INTERVAL)) is _News.NONE:
-                    try:
-                        client.read(0, _PING_LENGTH)
-                    except NotServing as error:
-                        self._leave_if_another_serves(parent, str(error))
-                        return  # the late answer must not be taken for the next one's: connect again
+                    client.ask(0, _PING_LENGTH)
+                    if self._await_answer(client, parent, _PING_LIMIT, "does not answer") is _News.RELEASED:
+                        return
+                    client.answer(_PING_LENGTH)
             if news is _News.READABLE:
                 raise NotServing(f"the server at {path} hung up")
 
-    def _leave_if_another_serves(self, parent: Parent, trouble: str) -> None:
-        """A parent that hangs is lost as soon as another one serves. Raises NotServing."""
-        with self._lock:
-            others = {other: path for other, path in self._sockets.items() if other != parent}
-        if self._first_serving(others) is not None:
-            raise NotServing(trouble)
-        log.warning("image %s: parent %s hangs, and there is no other: %s", self._image.name, parent.host, trouble)
+    def _await_answer(self, connection: _Pollable, parent: Parent, limit: float, trouble: str) -> _News:
+        """Wait for something to read, or for the parent not to be the one in use.
+
+        A parent that takes longer than ``limit`` seconds is lost as soon as another one answers a read and it has not
+        answered in the meantime: on a machine where all are slow none is better. Raises _Hangs.
+        """
+        said = False
+        while (news := self._await(connection, parent, limit)) is _News.NONE:
+            with self._lock:
+                others = {other: path for other, path in self._sockets.items() if other != parent}
+            better = self._first_serving(others, answering=True)
+            if better is not None and self._await(connection, parent, 0) is _News.NONE:
+                raise _Hangs(trouble, better)
+            if better is None and not said:
+                log.warning("image %s: parent %s %s, nor does another", self._image.name, parent.host, trouble)
+                said = True
+        return news
 
     def _await(self, connection: _Pollable, parent: Parent, timeout: float) -> _News:
         """Wait, ``timeout`` seconds at most, for something to read, or for the parent not to be the one in use."""
@@ -293,28 +311,29 @@ class _Route:
         poller.register(connection, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
         deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            ready = [fd for fd, _ in poller.poll(left * 1000)]
+        while True:
+            ready = [fd for fd, _ in poller.poll(max(0, deadline - time.monotonic()) * 1000)]
             self._drain_wake()
             if self._stopped.is_set() or self._parent != parent:
                 return _News.RELEASED
             if connection.fileno() in ready:
                 return _News.READABLE
-        return _News.NONE
+            if time.monotonic() >= deadline:
+                return _News.NONE
 
     def _drain_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 
-    def _client(self, path: Path, sock: socket.socket, timeout: float = _HANDSHAKE_TIMEOUT) -> nbdprobe.Client:
+    def _client(self, path: Path, sock: socket.socket, timeout: float = _ANSWER_TIMEOUT) -> nbdprobe.Client:
         client = nbdprobe.Client(path, self._image.key, timeout=timeout, sock=sock)
         if client.size != self._image.size:
             client.close()
             raise ProtocolViolated(f"the server at {path} has {client.size} bytes, not {self._image.size}")
         return client
 
-    def _fail_over(self, lost: Parent, path: Path) -> None:
-        """Stay with a parent that serves again soon, else go to the first other one that serves."""
+    def _fail_over(self, lost: Parent, path: Path, better: Parent | None) -> None:
+        """Stay with a parent that serves again soon, else go to the first other one that serves, or to the better."""
         with self._lock:
             if self._parent != lost:
                 return  # a new list has led elsewhere meanwhile
@@ -324,7 +343,8 @@ class _Route:
             held = nbdprobe.listens(path)
             self._held = self._held | {lost} if held else self._held - {lost}
         others = {parent: other for parent, other in sockets.items() if parent != lost}
-        found = (self._first_serving({lost: path}) if held else None) or self._first_serving(others)
+        again = {lost: path} if held else {}
+        found = better or self._first_serving(again) or self._first_serving(others)
         if found is not None:
             self._settle(found, revision)
         if found != lost:
@@ -375,8 +395,11 @@ class _Route:
         poller.poll(seconds * 1000)
         self._drain_wake()
 
-    def _first_serving(self, sockets: Mapping[Parent, Path]) -> Parent | None:
-        """The first parent that serves the image; waits up to ``greeting_wait`` seconds for any of them."""
+    def _first_serving(self, sockets: Mapping[Parent, Path], *, answering: bool = False) -> Parent | None:
+        """The first parent that serves the image; waits up to ``greeting_wait`` seconds for any of them to greet.
+
+        ``answering``: only one that answers a read now, which one that waits for its own parents may not.
+        """
         with contextlib.ExitStack() as stack:
             waiting: dict[Parent, socket.socket] = {}
             for parent, path in sockets.items():
@@ -390,7 +413,9 @@ class _Route:
                 ready = [fd for fd, _ in poller.poll(left * 1000)]
                 for parent in [parent for parent, sock in waiting.items() if sock.fileno() in ready]:
                     try:
-                        self._client(sockets[parent], waiting.pop(parent)).close()
+                        with self._client(sockets[parent], waiting.pop(parent)) as client:
+                            if answering:
+                                client.read(0, _PING_LENGTH)
                     except (NotServing, ProtocolViolated) as error:
                         log.info("image %s: parent %s does not serve it: %s", self._image.name, parent.host, error)
                     else:
@@ -411,6 +436,14 @@ class _Route:
             self._lost(self._image, lost)
         except Exception:  # whatever the agent's side does, the route has to be watched on
             log.exception("image %s: telling that parent %s is lost failed", self._image.name, lost.host)
+
+
+class _Hangs(NotServing):
+    """A parent does not answer, and a ``better`` one does."""
+
+    def __init__(self, trouble: str, better: Parent) -> None:
+        super().__init__(f"it {trouble}, and {better.host} does")
+        self.better = better
 
 
 class _News(Enum):

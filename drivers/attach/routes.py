@@ -1,12 +1,13 @@
-"""What attach drivers have in common: the file of an origin, and the routes to parents that a driver watches."""
+"""What attach drivers have in common: the disk of an origin, and the routes to parents that a driver watches."""
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from drivers.base import Image
+from drivers.base import Image, Opened
 from drivers.errors import BadDisk, NotAttached
 from drivers.names import checked
 
@@ -61,8 +62,14 @@ class Routes(Generic[R]):
             self.drop(image)
 
 
-def origin_file(image: Image, file: Path) -> Path:
-    """The file in which a host has the whole image. Raises BadDisk."""
-    if not file.is_file() or file.stat().st_size != image.size:
-        raise BadDisk(f"{file} is not a raw file of {image.size} bytes")
-    return file
+def origin_file(image: Image, file: Path | Opened) -> Path:
+    """Where a host has the whole image: a file or a block device. Raises BadDisk."""
+    path = file.path if isinstance(file, Opened) else file
+    if not (path.is_file() or path.is_block_device()) or _size(path) != image.size:
+        raise BadDisk(f"{path} is not a raw disk of {image.size} bytes")
+    return path
+
+
+def _size(path: Path) -> int:
+    with path.open("rb", buffering=0) as disk:
+        return disk.seek(0, os.SEEK_END)

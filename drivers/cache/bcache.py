@@ -28,14 +28,14 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from drivers.base import CacheStats, Device, Existing, Image, Place, Volume, VolumeState
-from drivers.cache import onefetch
-from drivers.cache.cachefiles import checked_key, file_bytes, file_of, key_of, label, label_of
-from drivers.cache.cachevolumes import Volumes, size_of
+from drivers.base import CachedDevice, CacheStats, Device, Existing, Image, Place, Volume
+from drivers.cache import cacheddevices, onefetch
+from drivers.cache.cacheddevices import Devices
+from drivers.cache.cachefiles import checked_key, file_bytes, file_of, key_of, label
+from drivers.cache.cachegroup import IMAGE, Group
 from drivers.door import door
 from drivers.errors import BadDevice, BadDisk, DriverError, InUse
 from drivers.host.command import run
@@ -68,7 +68,6 @@ SUPERBLOCK_AT = 16384
 """Bytes from the start of a header to bcache's superblock. A release with another guard looks elsewhere, and starts
 empty."""
 
-_BELOW = "virtman-cacheof-"
 _SECTOR = devmapper.SECTOR
 _HEADER = bcachedev.SUPERBLOCK
 
@@ -88,7 +87,7 @@ class BcacheCache:
 
     needs = Needs(
         tools=(Tool("make-bcache", "bcache-tools"), DMSETUP, LOSETUP, MODPROBE, UDEVADM),
-        modules=("bcache", *onefetch.MODULES, "dm_round_robin", "dm_zero"),
+        modules=("bcache", *onefetch.MODULES, *cacheddevices.MODULES, "dm_zero"),
         nodes=(DEVICE_MAPPER, LOOP),
         root=True,
     )
@@ -97,13 +96,12 @@ class BcacheCache:
         ownership.claim(place.state)
         self._folder = place.state / "cache"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._volumes = Volumes(self._folder, file_size=pool_size, bucket=bucket)
+        self._group = Group(self._folder, file_size=pool_size, bucket=bucket)
+        self._devices = Devices(self._group, place.group, split)
         self._split = split
         self._failed_paths = devmapper.FailedPaths()
         self._seen: dict[str, int] = {}
         """How much was fetched for an image when its memory was looked at last."""
-        self._lock = threading.Lock()
-        """Nobody stops a volume while somebody joins it."""
 
     def open(self, image: Image, base: Device) -> Device:
         """A read-only disk over ``base`` that keeps what it reads. A damaged volume or header starts empty.
@@ -118,18 +116,17 @@ class BcacheCache:
         if image.size % _SECTOR:
             raise BadDisk(f"image {image.name}: its size {image.size} is not a multiple of {_SECTOR}")
         top = _top(image)
-        with self._lock:
+        with self._group.lock:
             self._check_base(image, base.path)
             if not devmapper.exists(top):
                 self._drop_other_layout(image)
                 try:
-                    self._start_volumes()
+                    self._group.start()
                     disk = self._start_disk(image, base.path)
                     self._begin_count(image)
                     sectors = image.size // _SECTOR
-                    split = devmapper.create(
-                        _split_of(image), _pieces(0, sectors, disk, GUARD // _SECTOR, self._split), read_only=True
-                    )
+                    pieces = devmapper.pieces(0, sectors, disk, GUARD // _SECTOR, self._split)
+                    split = devmapper.create(_split_of(image), pieces, read_only=True)
                     devmapper.create(top, [devmapper.either(split, base.path, sectors)], read_only=True)
                 except (DriverError, OSError):
                     self._undo(image)
@@ -141,7 +138,7 @@ class BcacheCache:
 
         Raises CommandFailed if somebody reads from the disk, NotReleased.
         """
-        with self._lock:
+        with self._group.lock:
             self._close(image)
 
     def remove(self, key: str) -> int:
@@ -149,7 +146,7 @@ class BcacheCache:
 
         Raises InUse if the image is open.
         """
-        with self._lock:
+        with self._group.lock:
             headers = list(self._folder.glob(f"{checked_key(key)}-*.header"))
             for header in headers:
                 if loopdev.device_of(header):
@@ -173,13 +170,13 @@ class BcacheCache:
         An image whose volume has failed joins another, and reads by way of the cache again. Memory is freed if nothing
         was fetched since the last call: what it holds is in the volume by now.
         """
-        with self._lock:
-            self._join(_below(image))
+        with self._group.lock:
+            self._group.join(_below(image))
             self._return(image)
             held = self._count(image)
             if devmapper.exists(_top(image)):
                 self._free(label(image))
-            files = sum(file_bytes(path) for path in self._volumes.recorded() if path.is_file())
+            files = sum(file_bytes(path) for path in self._group.volumes.recorded() if path.is_file())
         return CacheStats(held_bytes=min(held, image.size), file_bytes=files)
 
     def existing(self) -> Existing:
@@ -190,10 +187,7 @@ class BcacheCache:
 
     def volumes(self) -> list[Volume]:
         """All volumes, also those that have failed or are missing. Raises NoSpace."""
-        with self._lock:
-            found = [(path, number, self._use(number)) for path, number in self._volumes.recorded().items()]
-        # Nobody who opens an image waits while a dying disk is asked what is on it.
-        return [self._described(*volume) for volume in found]
+        return self._group.described()
 
     def add_volume(self, path: Path) -> Volume:
         """Let images use a disk, a partition, or a file, which is made. An existing volume is no error.
@@ -201,15 +195,7 @@ class BcacheCache:
         Images that have no volume join it. Raises BadVolume, and nothing has changed, if anything but an old volume
         is there, or it is in use, or too small; NoSpace, CommandFailed.
         """
-        with self._lock:
-            volumes = self._volumes.recorded()
-            if path not in volumes:
-                volumes = self._volumes.record({**volumes, path: self._volumes.make(path)})
-            if images := self._open_images():
-                self._start_volumes()
-            for below in images:
-                self._join(below)
-            return self._described(path, volumes[path], self._use(volumes[path]))
+        return self._group.add(path)
 
     def remove_volume(self, path: Path) -> None:
         """Release a volume: a file is deleted, a disk is free again. A volume that is not there is fine.
@@ -217,52 +203,34 @@ class BcacheCache:
         Its images go on, on the other volumes or without any; what it held is fetched anew. Raises NotReleased,
         CommandFailed.
         """
-        with self._lock:
-            volumes = self._volumes.recorded()
-            number = volumes.pop(path, None)
-            if number is None:
-                return
-            self._clear(path, number)
-            self._volumes.stop(path, number)
-            try:
-                self._volumes.erase(path, number)
-            except OSError as error:
-                log.warning("the mark of the cache volume %s stays on it: %s", path, error)
-            self._volumes.record(volumes)
+        self._group.remove(path)
 
-    def _start_volumes(self) -> None:
-        """Those that cannot run are left out."""
-        try:
-            volumes = self._volumes.recorded()
-        except (DriverError, OSError) as error:
-            log.error("there is no cache volume: %s", error)
-            return
-        for path, number in volumes.items():
-            try:
-                self._volumes.start(path, number)
-            except (DriverError, OSError) as error:
-                log.error("a cache volume is left out: %s", error)
+    def attach_device(self, name: str, device: Path) -> Device:
+        """A device of somebody else, read through the volumes that images use, and written through.
 
-    def _stop_volumes(self) -> None:
-        """Stop all of them, and raise the first error afterwards."""
-        errors: list[Exception] = []
-        for path, number in self._volumes.recorded().items():
-            try:
-                self._volumes.stop(path, number)
-            except (DriverError, OSError) as error:
-                log.error("cache volume %s: %s", path, error)
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        Without a volume that runs, it goes straight to the device until there is one. Raises DeviceRefused, BadDevice,
+        BadName, NotOurs, CommandFailed.
+        """
+        return self._devices.attach(name, device)
 
-    def _clear(self, path: Path, number: str) -> None:
-        """Let the images of a volume go on without it, on others if there are."""
-        home = self._volumes.running(number)
-        images = bcachedev.attached(home) if home else []
-        for below in images:
-            bcachedev.detach(below)
-            self._join(below, leaving=number)
-        log.info("cache volume %s: %s leave it", path, ", ".join(images) or "no images")
+    def tend_device(self, name: str) -> None:
+        """Have a device read by way of a volume again, or at last, with nothing of it there.
+
+        Raises CommandTimedOut if its storage does not answer, NotReleased, BadName, CommandFailed.
+        """
+        self._devices.tend(name)
+
+    def detach_device(self, name: str, *, force: bool = False) -> None:
+        """Let a device go, with all that was made for it. Raises DeviceInUse, NotReleased, BadName, CommandFailed."""
+        self._devices.detach(name, force=force)
+
+    def devices(self) -> list[CachedDevice]:
+        """Those that are attached. Raises CommandFailed."""
+        return self._devices.found()
+
+    def existing_devices(self) -> Existing:
+        """Names of attachments with a map or a header."""
+        return self._devices.existing()
 
     def _return(self, image: Image) -> None:
         """Read by way of bcache again, or of the parents, if that has failed."""
@@ -273,58 +241,6 @@ class BcacheCache:
             if failed := self._failed_paths.of(top):
                 devmapper.reinstate(top, failed)
                 devmapper.message(top, "switch_group 1")
-
-    def _open_images(self) -> list[str]:
-        """The maps of the images that are open."""
-        folder = self._folder.resolve()
-        headers = [path for path in loopdev.files() if path.parent == folder and path.suffix == ".header"]
-        return [_BELOW + label_of(path) for path in headers]
-
-    def _join(self, below: str, leaving: str = "") -> bool:
-        """Whether an image has a volume. One without is attached to that with the most room for each of its images."""
-        if not devmapper.exists(below) or not bcachedev.settings(below).exists():
-            return False
-        sets = (home for (_, number), home in self._by_room() if number != leaving)
-        return bcachedev.set_of(below) is not None or any(self._attached(below, home) for home in sets)
-
-    def _renew(self) -> None:
-        """Empty a volume for images that none has taken: probably they have given all their numbers to images."""
-        for (path, number), _ in self._by_room()[:1]:
-            log.warning("the cache volume %s starts empty: it takes no more images", path)
-            self._clear(path, number)
-            self._volumes.stop(path, number)
-            self._volumes.empty(path, number)
-            self._volumes.start(path, number)
-            for below in self._open_images():
-                self._join(below)
-
-    def _attached(self, below: str, home: Path) -> bool:
-        bcachedev.attach(below, home)
-        if bcachedev.set_of(below) is None:
-            log.warning("%s is not attached to %s, which takes no more images", below, home.name)
-            return False
-        return True
-
-    def _by_room(self) -> list[tuple[tuple[Path, str], Path]]:
-        """The volumes that run, with their sets, the best for one more image first."""
-        found = self._volumes.recorded().items()
-        sets = [(volume, home) for volume in found if (home := self._volumes.running(volume[1]))]
-        return sorted(sets, key=lambda item: -size_of(item[0][0]) / (1 + len(bcachedev.attached(item[1]))))
-
-    def _use(self, number: str) -> tuple[VolumeState | None, tuple[str, ...]]:
-        """How a volume is, if the kernel has it, and its images."""
-        if self._volumes.failed(number):
-            return VolumeState.FAILED, ()
-        home = self._volumes.running(number)
-        if home is None:
-            return None, ()
-        images = sorted(below.removeprefix(_BELOW).rpartition("-")[0] for below in bcachedev.attached(home))
-        return VolumeState.RUNNING, tuple(images)
-
-    def _described(self, path: Path, number: str, use: tuple[VolumeState | None, tuple[str, ...]]) -> Volume:
-        state, images = use
-        state = state or self._volumes.unused_state(path, number)
-        return Volume(path, 0 if state is VolumeState.MISSING else size_of(path), images, state)
 
     def _check_base(self, image: Image, base: Path) -> None:
         """Raises BadDevice if the image is open over another device."""
@@ -350,8 +266,8 @@ class BcacheCache:
             self._make_header(image)
             self._attach_disk(image, base)
             bcachedev.register(below)
-        if not self._join(below):
-            self._renew()
+        if not self._group.join(below):
+            self._group.renew()
         settings = bcachedev.settings(below)
         if not (settings / "dev").exists():
             # Its volume is not there. bcache waits for it unless told not to, and then does not trust what it holds.
@@ -387,7 +303,7 @@ class BcacheCache:
         table = [
             f"0 {head} linear {header} {SUPERBLOCK_AT // _SECTOR}",
             f"{head} {guard} zero",
-            *_pieces(head + guard, sectors, data, 0, onefetch.PIECE),
+            *devmapper.pieces(head + guard, sectors, data, 0, onefetch.piece()),
             f"{head + guard + sectors} {GUARD_BEHIND // _SECTOR} zero",
         ]
         devmapper.create(_below(image), table)
@@ -405,8 +321,7 @@ class BcacheCache:
             self._count(image)
             bcachedev.stop(below)
         self._detach_disk(image)
-        if not self._open_images():
-            self._stop_volumes()
+        self._group.stop_if_unused()
 
     def _undo(self, image: Image) -> None:
         """Remove what a failed opening has made. The first error is the one to tell."""
@@ -430,7 +345,7 @@ class BcacheCache:
             if home is None or home.name != note.volume:
                 note = _Note(home.name if home else "", before=-fetched)
             else:
-                self._volumes.replacement.keep(home)
+                self._group.volumes.replacement.keep(home)
                 note = replace(note, now=note.before + fetched)
             self._write_note(image, note)
         return note.now
@@ -471,18 +386,6 @@ def _is_of_this_layout(header: Path) -> bool:
         return False
 
 
-def _pieces(start: int, sectors: int, device: Path, first: int, size: int) -> list[str]:
-    """Lines of a table, from sector ``start`` on, over a device from its sector ``first`` on.
-
-    They let no request cross a multiple of ``size`` bytes; what is left at the end is shorter than that. A striped
-    target with one stripe does nothing else (Linux: drivers/md/dm-stripe.c).
-    """
-    chunk = size // _SECTOR
-    even = sectors // chunk * chunk
-    lines = [f"{start} {even} striped 1 {chunk} {device} {first}"] if even else []
-    return [*lines, f"{start + even} {sectors - even} linear {device} {first + even}"] if sectors > even else lines
-
-
 def _top(image: Image) -> str:
     return f"virtman-cache-{label(image)}"
 
@@ -492,4 +395,4 @@ def _split_of(image: Image) -> str:
 
 
 def _below(image: Image) -> str:
-    return _BELOW + label(image)
+    return IMAGE + label(image)

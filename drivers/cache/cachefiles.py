@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 from drivers.base import Image
+from drivers.digests import LONGEST_KEY
 from drivers.errors import BadName
 from drivers.names import checked
 
-_KEY = re.compile(r"[0-9A-Za-z]{1,64}", re.ASCII)
+_KEY = re.compile(rf"[0-9A-Za-z]{{1,{LONGEST_KEY}}}", re.ASCII)
 
 
 def checked_key(key: str) -> str:
@@ -35,12 +36,6 @@ def label(image: Image) -> str:
     Raises BadName.
     """
     return f"{checked(image.name)}-{checked_key(image.key)[:16]}"
-
-
-def label_of(path: Path) -> str:
-    """The label of the image that a file is of."""
-    key, _, name = path.stem.partition("-")
-    return f"{name}-{key[:16]}"
 
 
 def file_bytes(path: Path) -> int:

@@ -5,11 +5,11 @@ the copy. Two things make one fetch of it. All reads below dm-cache go through p
 that later reads and the copy find there what the first read fetched. And with every heartbeat, and when the image is
 closed, the driver reads the blocks that are in that memory until dm-cache has copied them, and then frees the memory::
 
-    virtman-cache-NAME-KEY (read-only multipath) -> virtman-cachein-NAME-KEY (dm-cache) -> loop devices of two files
+    virtman-cache-NAME-KEY (read-only mirror) -> virtman-cachein-NAME-KEY (dm-cache) -> loop devices of two files
                               |                             |
                               └---- when that fails --------┴-> virtman-cacheonce-NAME-KEY -> parents
 
-The first map goes over to the parents when the cache fails: to a path of last resort, in the kernel, without an error.
+The first map goes over to the parents when the cache fails, be it one bad sector: in the kernel, without an error.
 
 dm-cache does not wait for the copy to be on the disk before it writes down where it is, so after a power cut it might
 serve what is not there. A note tells in which boot of the machine the cache is open: of another, it starts empty. So it
@@ -50,6 +50,9 @@ META_BYTES_A_BLOCK = 16
 _KINDS = ("open", "meta", "data")
 _SECTOR = devmapper.SECTOR
 _PAGE = mmap.PAGESIZE
+_LOOKED_AT = 64 << 20
+"""Bytes of an image for whose pages the kernel is asked at a time. What is mapped for it counts as memory that may be
+wanted: it refuses more than there is (Linux: mm/overcommit-accounting)."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _FLAGS, _CLEAN_SHUTDOWN = 4, (1).to_bytes(4, "little")
 """Where the metadata has its flags, and the one that stands alone in good order."""
@@ -72,7 +75,7 @@ class DmCache:
 
     needs = Needs(
         tools=(DMSETUP, LOSETUP, MODPROBE, UDEVADM),
-        modules=("dm_cache", "dm_cache_smq", *onefetch.MODULES, "dm_round_robin", "dm_zero"),
+        modules=("dm_cache", "dm_cache_smq", *onefetch.MODULES, "dm_mirror", "dm_zero"),
         nodes=(DEVICE_MAPPER, LOOP),
         root=True,
     )
@@ -161,7 +164,7 @@ class DmCache:
                 self._stop_cache(image)
                 self._forget(image)
                 self._start_cache(image, origin)
-        devmapper.create(_top(image), [devmapper.either(inner, origin, image.size // _SECTOR)], read_only=True)
+        devmapper.create(_top(image), [devmapper.failing_over(inner, origin, image.size // _SECTOR)], read_only=True)
 
     def _start_cache(self, image: Image, origin: Path) -> None:
         blocks, block = _blocks(image), BLOCK // _SECTOR
@@ -208,7 +211,7 @@ class DmCache:
         if moves.done_at == fetched or (seconds < _CLOSING and time.monotonic() < moves.not_before):
             return
         try:
-            moved, left = _move(image, time.monotonic() + seconds) if _takes_blocks(image) else (0, 1)
+            moved, left = _move(image, seconds) if _takes_blocks(image) else (0, 1)
         except OSError as error:
             log.error("image %s: its cache fails, and reads pass it by: %s", image.name, error)
             moved, left = 0, 1
@@ -270,14 +273,15 @@ def _start_origin(image: Image, base: Path) -> Path:
     return onefetch.start(label(image), table, end)
 
 
-def _move(image: Image, end: float) -> tuple[int, int]:
+def _move(image: Image, seconds: float) -> tuple[int, int]:
     """Have dm-cache copy the blocks that are in memory below it, and free the memory. How many it did, and did not.
 
-    ``end`` in seconds of the monotonic clock. Raises OSError if the cache cannot be read.
+    It does so for so many seconds, once it is known which they are: of a large image that takes its time as well.
+    Raises OSError if the cache cannot be read.
     """
     source, below = onefetch.source(label(image)), devmapper.counters(onefetch.device(label(image)))
     left = _resident(source, _blocks(image))
-    all_of_them = len(left)
+    all_of_them, end = len(left), time.monotonic() + seconds
     with _opened(_inner(image), os.O_DIRECT) as cache, _opened(source) as memory, _opened(below) as counters:
         for _ in range(_PASSES):
             waiting, left = left, {}
@@ -290,24 +294,30 @@ def _move(image: Image, end: float) -> tuple[int, int]:
 
 
 def _resident(device: Path, blocks: int) -> dict[int, int]:
-    """Blocks of a device with a page in memory, and the offset in bytes of their first such page (mincore(2))."""
-    pages = blocks * BLOCK // _PAGE
-    vector = (ctypes.c_ubyte * pages)()
-    with _opened(device) as fd, mmap.mmap(fd, blocks * BLOCK, access=mmap.ACCESS_COPY) as mapped:
-        start = ctypes.c_char.from_buffer(mapped)
-        libc = ctypes.CDLL(None, use_errno=True)
-        failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(blocks * BLOCK), vector)
-        del start
-        if failed:
-            raise OSError(ctypes.get_errno(), "mincore", str(device))
+    """Blocks of a device with a page in memory, and the offset in bytes of their first such page."""
     found: dict[int, int] = {}
-    present = bytes(vector)
-    page = present.find(1)
-    while page >= 0:
-        block = page * _PAGE // BLOCK
-        found[block] = page * _PAGE
-        page = present.find(1, (block + 1) * BLOCK // _PAGE)
+    with _opened(device) as fd:
+        for start in range(0, blocks * BLOCK, _LOOKED_AT):
+            present = _pages(fd, start, min(_LOOKED_AT, blocks * BLOCK - start))
+            page = present.find(1)
+            while page >= 0:
+                block = (start + page * _PAGE) // BLOCK
+                found[block] = start + page * _PAGE
+                page = present.find(1, ((block + 1) * BLOCK - start) // _PAGE)
     return found
+
+
+def _pages(fd: int, start: int, length: int) -> bytes:
+    """A 1 for each page of a range that is in memory, else 0 (mincore(2)). Raises OSError."""
+    vector = (ctypes.c_ubyte * (length // _PAGE))()
+    with mmap.mmap(fd, length, access=mmap.ACCESS_COPY, offset=start) as mapped:
+        first = ctypes.c_char.from_buffer(mapped)
+        libc = ctypes.CDLL(None, use_errno=True)
+        failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(length), vector)
+        del first
+        if failed:
+            raise OSError(ctypes.get_errno(), "mincore")
+    return bytes(vector)
 
 
 @contextmanager

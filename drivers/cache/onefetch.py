@@ -5,30 +5,39 @@ Below them reads therefore go through pages in memory, where who wants a page th
 
     virtman-cacheonce-LABEL (multipath) -> loop devices -> virtman-cachefrom-LABEL -> parents
 
-A loop device handles one request after the other, and a request page by page (Linux: drivers/block/loop.c,
-loop_process_work and lo_read_simple). So there are several over the same device, whose pages they share; each request
-goes to the one with the least to do. They are told that reads are random: then nothing is fetched ahead (Linux:
-mm/readahead.c, page_cache_sync_ra).
+A loop device handles one request after the other, and on Debian 12 a request page by page (Linux: drivers/block/loop.c,
+loop_process_work and lo_read_simple, which newer kernels have not). So there are several over the same device, whose
+pages they share; each request goes to the one with the least to do. They are told that reads are random: then nothing
+is fetched ahead (Linux: mm/readahead.c, page_cache_sync_ra).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 import mmap
 import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 from drivers.kernel import devmapper, loopdev
 
+log = logging.getLogger(__name__)
+
 MODULES = ("dm_multipath", "dm_queue_length")
 """What it needs of the kernel, besides loop devices."""
 
 WIDTH = 16
-"""Requests that are on their way at the same time: as many pages as the largest read of bcache and a block of dm-cache
-have, so that these take no longer than one page."""
+"""Requests that are on their way at the same time: as many pages as LARGEST has, so that it takes no longer than one
+page where each page is fetched by itself."""
 
-PIECE = mmap.PAGESIZE
-"""Bytes of a request that loses no time here; the pages of a larger one are fetched one after the other."""
+LARGEST = 64 << 10
+"""Bytes of the largest read of bcache and of a block of dm-cache."""
+
+_TRIAL = "virtman-cachetrial"
+_trying = threading.Lock()
 
 
 def start(label: str, table: Iterable[str], sectors: int) -> Path:
@@ -64,6 +73,52 @@ def source(label: str) -> Path:
 def fetched(label: str) -> int:
     """Bytes read from the parents since the start. Raises OSError."""
     return int(devmapper.counters(source(label)).read_text().split()[2]) * devmapper.SECTOR
+
+
+def piece() -> int:
+    """Bytes of the largest request that loses no time here: what is larger should be cut.
+
+    Raises CommandFailed, OSError.
+    """
+    with _trying:
+        return LARGEST if _hands_on_whole_requests() else mmap.PAGESIZE
+
+
+@functools.cache
+def _hands_on_whole_requests() -> bool:
+    """Whether a loop device asks for all pages of a request at once. It is tried: no number of a release tells it,
+    since what makes it so came to older kernels, too.
+
+    Over a file in memory, and not over dm-zero, which refuses what is read for the pages in memory (Linux: REQ_RAHEAD).
+    """
+    with contextlib.ExitStack() as opened:
+        memory = os.memfd_create(_TRIAL)
+        opened.callback(os.close, memory)
+        os.truncate(memory, LARGEST)
+        [zeros] = opened.enter_context(loopdev.random_readers(Path(f"/proc/self/fd/{memory}"), 1))
+        line = f"0 {LARGEST // devmapper.SECTOR} linear {zeros} 0"
+        opened.callback(devmapper.remove, _TRIAL)
+        below = devmapper.create(_TRIAL, [line], read_only=True)
+        with loopdev.random_readers(below, 1) as [loop]:
+            before = _requests(below)
+            _read_directly(loop, LARGEST)
+            asked = _requests(below) - before
+    log.info("a loop device asks %d times for the %d pages of a request", asked, LARGEST // mmap.PAGESIZE)
+    return asked == 1
+
+
+def _requests(device: Path) -> int:
+    """How many reads a device has had since the start."""
+    return int(devmapper.counters(device).read_text().split()[0])
+
+
+def _read_directly(device: Path, size: int) -> None:
+    fd = os.open(device, os.O_RDONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, size) as memory:
+            os.preadv(fd, [memory], 0)
+    finally:
+        os.close(fd)
 
 
 def free(label: str) -> None:

@@ -4,16 +4,22 @@ The target exists, and children log in to it, before there is a disk in it; ``pu
 listed in the target by name; nobody else may, and nobody may write. Configfs and device-mapper hold all there is to
 know, so that nothing is remembered here but for which images sessions are still to end, which ``allow`` finds anew.
 
-Two maps lie between the published device and the target. The lower one has the same path whatever the device is called
-after a reboot: VMs' disks are made on it, and both get another device under way by a new table in it. It holds reads
-while there is no device, and those that the device failed until the image is published again: no VM and no child is
-told of an error. The upper one is there because the target claims its disk for itself.
+Two maps lie over the published device: one for this host's VMs, whose disks are made on it, and one in the target. Each
+has the same path whatever the device is called after a reboot, and gets another device under way by a new table. It
+holds reads while there is no device, and those that the device failed until the image is published again: no VM and no
+child is told of an error.
+
+There are two because they end in different ways. A target goes only when all commands in it have ended, and whoever
+removes it cannot be killed meanwhile (Linux: core_clear_lun_from_tpg, iscsit_stop_session). So what children wait for
+is failed first: that is an error of the path to them (ABORTED COMMAND, Linux: TCM_LOGICAL_UNIT_COMMUNICATION_FAILURE),
+after which they read by another one. What VMs wait for is held. The target would also claim their map for itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import threading
 import time
@@ -35,11 +41,18 @@ from drivers.needs import CONFIGFS, DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPR
 log = logging.getLogger(__name__)
 
 _OWN = scsi.MODEL
-_LOWER = "virtman-image-"
-_UPPER = "virtman-export-"
+_FOR_VMS = "virtman-image-"
+_FOR_CHILDREN = "virtman-export-"
+
+_HOLDS = "queue_if_no_path"
+"""What a map's table says that holds what it has no path for."""
 
 _ALIAS = "emulate_model_alias"
 """Has the disk's name be its model, by which children know it for ours (see drivers.kernel.udevrules)."""
+
+_REFUSED = ("emulate_pr", "emulate_3pc")
+"""What disks do unless they are told not to: reservations, by which one child would keep the others from reading
+(SPC-4, 5.13), and copies. Kernels before 5.0 cannot be told of the first."""
 
 _ATTRIBUTES = {
     "authentication": 1,  # by the secrets in the children's ACLs
@@ -116,7 +129,7 @@ class LioExport:
         self._address = iscsinames.address_of(place.address, port)
         self._ip, self._port = iscsinames.portal_of(self._address)
         self._failed_paths = devmapper.FailedPaths()
-        self._numbering = threading.Lock()  # rtslib picks the number of a new disk without one
+        self._numbering = threading.Lock()  # held while a new disk gets its number
         self._admitting = threading.Lock()
         """Held while children are let in or sent away. Nobody waits for their reads with it."""
         self._leaving = Leaving(_again(self._see_off))
@@ -156,10 +169,11 @@ class LioExport:
                 log.warning("image %s: replacing a disk that is half made or of other content", image.name)
                 _remove_disk(image.name, found)
             with _block_device(path) as source:
-                lower = _point(image, devmapper.number(source))
-            linear = f"0 {image.size // SECTOR} linear {devmapper.number(lower)} 0"
-            upper = devmapper.create(_UPPER + image.name, [linear], read_only=True)
-            disk = _disk(image.name) or self._make_disk(image, upper)
+                number = devmapper.number(source)
+                self._point(_FOR_VMS, image, number)
+                served = self._point(_FOR_CHILDREN, image, number)
+            disk = _disk(image.name) or self._make_disk(image, served)
+            _refuse_reservations(disk)
             group = self._group(image.name)
             self._plug_in(group, disk)
             for acl in group.node_acls:
@@ -168,7 +182,7 @@ class LioExport:
 
     def local(self, image: Image) -> Device:
         """The map that follows every replacement of the device. It is there once the image is published."""
-        return Device(size=image.size, path=devmapper.map_path(_LOWER + checked(image.name)))
+        return Device(size=image.size, path=devmapper.map_path(_FOR_VMS + checked(image.name)))
 
     @_again
     def serving(self, image: str) -> bool:
@@ -177,7 +191,7 @@ class LioExport:
             target = self._target(image)
             if target is None or not any(group.enable and _plugged_in(group) for group in target.tpgs):
                 return False
-        return not self._failed_paths.of(_LOWER + image)
+        return not any(self._failed_paths.of(prefix + image) for prefix in (_FOR_VMS, _FOR_CHILDREN))
 
     def hit_bytes(self, image: str) -> int | None:
         """None: the kernel counts what the target's children read, not where the cache below found it."""
@@ -222,35 +236,37 @@ class LioExport:
 
     @_again
     def withdraw(self, image: str) -> None:
-        """End the children's sessions and remove target, disk and maps.
+        """End the children's sessions and remove target, disk and maps. What the device still holds must be let go of.
 
-        While VMs' disks are on the lower map, it stays, lets go of the device, and holds their reads until ``publish``.
+        Children's reads end as by a broken path. While VMs' disks are on their map, it stays, lets go of the device,
+        and holds their reads until ``publish``.
 
         Raises BadName, NotOurs, LibraryMissing, TargetFailed, CommandFailed.
         """
         _check_ours(image)
         with _translated():
+            _hold_no_children(image)
             target = self._target(image)
             if target is not None:
                 target.delete()
             disk = _disk(image)
             if disk is not None:
-                _remove_disk(image, disk)
-        devmapper.remove(_UPPER + image)
-        lower = _LOWER + image
-        if devmapper.exists(lower) and devmapper.openers(lower):
+                disk.delete()
+        devmapper.remove(_FOR_CHILDREN + image)
+        kept = _FOR_VMS + image
+        if devmapper.exists(kept) and devmapper.openers(kept):
             log.warning("image %s: VMs' disks are on it, and their reads wait", image)
-            sectors = int(devmapper.table(lower).split()[1])
-            devmapper.reload(lower, [_table(sectors, [])], read_only=True)
+            sectors = int(devmapper.table(kept).split()[1])
+            devmapper.reload(kept, [_table(sectors, [])], read_only=True)
         else:
-            devmapper.remove(lower)
+            devmapper.remove(kept)
 
     @_again
     def existing(self) -> Existing:
         """Images with a target, a disk or a map. Raises LibraryMissing, TargetFailed, CommandFailed."""
         details: dict[str, str] = {}
         others: set[str] = set()
-        for prefix in (_LOWER, _UPPER):
+        for prefix in (_FOR_VMS, _FOR_CHILDREN):
             details |= {name.removeprefix(prefix): f"map {name}" for name in devmapper.names(prefix)}
             others |= {name.removeprefix(prefix) for name in devmapper.others(prefix)}
         with _translated():
@@ -279,15 +295,28 @@ class LioExport:
             for name, value in _ATTRIBUTES.items():
                 group.set_attribute(name, value)
         # Also for a group that is open: the host may have another address than the agent before this one.
-        rtslib.NetworkPortal(group, f"[{self._ip}]" if ":" in self._ip else self._ip, self._port)
+        ip = f"[{self._ip}]" if ":" in self._ip else self._ip
+        rtslib.NetworkPortal(group, ip, self._port)
         group.enable = True
+        for portal in list(group.network_portals):
+            if (portal.ip_address, portal.port) != (ip, self._port):
+                portal.delete()  # its sessions stay until the children have heard of the new one
         return group
 
+    def _point(self, prefix: str, image: Image, number: str) -> Path:
+        """One of the image's maps, reading by a block device, given by its number."""
+        name = prefix + image.name
+        table = [_table(image.size // SECTOR, [number])]
+        if devmapper.exists(name) and _unlike(name, number):
+            devmapper.reload(name, table, read_only=True)
+            self._failed_paths.forget(name)
+        return devmapper.create(name, table, read_only=True)
+
     def _make_disk(self, image: Image, source: Path) -> Any:
-        rtslib = _rtslib()
+        block_device = _rtslib().BlockStorageObject
         with self._numbering:
-            rtslib.RTSRoot().invalidate_caches()  # other programs make disks, too
-            disk = rtslib.BlockStorageObject(_OWN + image.name, dev=_plain(source), wwn=serial_of(image), readonly=True)
+            name, number = _OWN + image.name, _free_number()
+            disk = block_device(name, dev=_plain(source), wwn=serial_of(image), readonly=True, index=number)
         disk.set_attribute(_ALIAS, 1)
         return disk
 
@@ -301,22 +330,21 @@ class LioExport:
 
 def _check_ours(image: str) -> None:
     """Targets and disks of an image belong to whom its maps do. Raises BadName, NotOurs."""
-    for prefix in (_LOWER, _UPPER):
+    for prefix in (_FOR_VMS, _FOR_CHILDREN):
         devmapper.exists(prefix + checked(image))
 
 
-def _point(image: Image, path: str) -> Path:
-    """The lower map, reading by a block device, given by its number."""
-    name = _LOWER + image.name
-    table = [_table(image.size // SECTOR, [path])]
-    if devmapper.exists(name) and _unlike(name, path):
-        devmapper.reload(name, table, read_only=True)
-    return devmapper.create(name, table, read_only=True)
-
-
 def _unlike(name: str, path: str) -> bool:
-    """Whether the map reads by something else, by nothing, or not any more after an error."""
-    return devmapper.numbers_in(devmapper.table(name)) != [path] or f"{path} A" not in devmapper.status(name)
+    """Whether the map reads by something else, by nothing, not any more after an error, or is to hold nothing."""
+    table = devmapper.table(name)
+    return devmapper.numbers_in(table) != [path] or _HOLDS not in table or f"{path} A" not in devmapper.status(name)
+
+
+def _hold_no_children(image: str) -> None:
+    """Fail the children's reads that no device answers, and those that come."""
+    name = _FOR_CHILDREN + image
+    if devmapper.exists(name) and _HOLDS in devmapper.table(name):  # a release before this had a linear map there
+        devmapper.message(name, "fail_if_no_path")
 
 
 def _table(sectors: int, paths: Sequence[str]) -> str:
@@ -326,7 +354,7 @@ def _table(sectors: int, paths: Sequence[str]) -> str:
     by a target of another type.
     """
     group = f"1 1 service-time 0 1 0 {paths[0]}" if paths else "0 0"
-    return f"0 {sectors} multipath 3 queue_if_no_path queue_mode bio 0 {group}"
+    return f"0 {sectors} multipath 3 {_HOLDS} queue_mode bio 0 {group}"
 
 
 def _check_device(image: Image, device: Device) -> Path:
@@ -345,7 +373,7 @@ def _block_device(path: Path) -> Iterator[Path]:
         yield path
     else:
         # Many children read the same; and images of one digest have one file.
-        with loopdev.held(path, read_only=True, direct=False) as source:
+        with loopdev.held(path) as source:
             yield source
 
 
@@ -354,9 +382,16 @@ def _disk(image: str) -> Any:
     return next((disk for disk in _rtslib().RTSRoot().storage_objects if disk.name == _OWN + checked(image)), None)
 
 
+def _free_number() -> int:
+    """A number that no disk has, also none that is being removed: for rtslib a place is free once it is empty."""
+    taken = {folder.name.rpartition("_")[2] for folder in (CONFIGFS.path / "target/core").glob("iblock_*")}
+    return next(number for number in itertools.count() if str(number) not in taken)
+
+
 def _remove_disk(image: str, disk: Any) -> None:
+    _hold_no_children(image)
     disk.delete()
-    devmapper.remove(_UPPER + image)
+    devmapper.remove(_FOR_CHILDREN + image)
 
 
 def _complete(disk: Any, image: Image) -> bool:
@@ -364,14 +399,21 @@ def _complete(disk: Any, image: Image) -> bool:
 
     After a reboot targetcli's service may have made it over whatever has its device's number by then.
     """
-    upper = _UPPER + image.name
+    served = _FOR_CHILDREN + image.name
     return bool(
         disk.is_configured()
         and disk.wwn == serial_of(image)
         and disk.get_attribute(_ALIAS) == "1"
-        and devmapper.exists(upper)
-        and disk.udev_path == _plain(devmapper.map_path(upper))
+        and devmapper.exists(served)
+        and disk.udev_path == _plain(devmapper.map_path(served))
     )
+
+
+def _refuse_reservations(disk: Any) -> None:
+    """Also on a disk that is in use, as one that an earlier release made: whoever has reserved it, has it no more."""
+    for name in _REFUSED:
+        if name in disk.list_attributes(writable=True) and disk.get_attribute(name) != "0":
+            disk.set_attribute(name, 0)
 
 
 def _plain(device: Path) -> str:

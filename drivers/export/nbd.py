@@ -100,7 +100,8 @@ class NbdExport:
                 self._stop(image.name, unit)
             if unit.daemon is None:
                 listener = self._listen(image.name, unit)
-                unit.daemon = daemon.spawn(argv, self._path(image.name, "log"), listener.fileno())
+                opened = None if device.opened is None else device.opened.fd
+                unit.daemon = daemon.spawn(argv, self._path(image.name, "log"), listener.fileno(), opened)
             try:
                 self._wait_ready(image, unit.daemon, timeout)
             except BaseException:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from drivers.base import Image
+from drivers.errors import CommandFailed, CommandTimedOut
+from drivers.host.command import run
 from drivers.iscsi.names import serial_of
 from drivers.iscsi.records import Target
 from drivers.iscsi.sessions import Session, word
-from drivers.kernel import scsi
 from drivers.kernel.devmapper import SECTOR
+
+log = logging.getLogger(__name__)
 
 _SERIAL = "device/vpd_pg80"
 """The page with the serial number (Linux: drivers/scsi/scsi_sysfs.c)."""
+
+NO_ANSWER = "its disk does not answer reads"
+
+READ_LIMIT = 5.0
+"""Seconds for which a disk that is to be a path may take to answer a read. It waits while its parent has no path."""
+
+_READ = 4096
+"""Bytes."""
 
 ANEW = 10.0
 """Seconds. Each time a disk is asked anew the kernel tells udev twice that it changed (Linux: drivers/scsi/sd.c,
@@ -57,7 +69,24 @@ def flaw(disk: Path, image: Image) -> str:
         (disk / "device/state").write_text("running")  # the kernel gave it up; it answers again, or not
     if trouble := _misfit(disk, image):
         return trouble
-    return "" if scsi.ready(Path("/dev") / disk.name) else "its disk does not answer"
+    if int(word(disk / "inflight").split()[0]):  # the kernel's, which looks for partitions, or that of an earlier look
+        return "a read of its disk waits"
+    return "" if answers(disk) else NO_ANSWER
+
+
+def answers(disk: Path, seconds: float = READ_LIMIT) -> bool:
+    """Whether a read of a disk's beginning comes back, within so many seconds.
+
+    A parent that cannot read what it serves still answers every command that reads nothing. A process of its own reads,
+    since nothing can end a read but its answer: it is left behind if none comes (drivers/host/command.py).
+    """
+    try:
+        run(["dd", f"if=/dev/{disk.name}", "of=/dev/null", f"bs={_READ}", "count=1", "iflag=direct", "status=none"],
+            timeout=seconds)  # fmt: skip
+    except (CommandFailed, CommandTimedOut) as error:
+        log.info("reading %s: %s", disk.name, error)
+        return False
+    return True
 
 
 class Asking:

@@ -13,11 +13,12 @@ from pathlib import Path
 from drivers.iscsi.names import CHAP_USER, PORTAL_GROUP, Side, password
 
 TIMES = {
-    # For a parent that is alone: it is left noop_out_interval + noop_out_timeout after its last sign. A shorter
-    # noop_out_timeout gave false alarms on a loaded machine. From a login on replacement_timeout is 0, see fail_fast.
+    # The agent leaves a parent much sooner, if another one answers. Without an agent the kernel does, interval and
+    # timeout after its last sign, whether another one is better or not: so not for a network that pauses.
+    # From a login on replacement_timeout is 0, see fail_fast.
     "node.session.timeo.replacement_timeout": 1,
-    "node.conn[0].timeo.noop_out_interval": 1,
-    "node.conn[0].timeo.noop_out_timeout": 2,
+    "node.conn[0].timeo.noop_out_interval": 5,
+    "node.conn[0].timeo.noop_out_timeout": 25,
     "node.conn[0].timeo.login_timeout": 5,
     "node.conn[0].timeo.logout_timeout": 2,
 }
@@ -49,7 +50,15 @@ def write(target: Target, initiator: str) -> None:
     """Write the record by which the initiator of this name logs in. Raises OSError."""
     target.record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(target.record, "w", opener=_private) as file:
-        file.writelines(f"{name} = {value}\n" for name, value in _record(target, initiator).items())
+        file.write(_text(target, initiator))
+
+
+def recorded_as(target: Target, initiator: str) -> bool:
+    """Whether the record is what would be written now: with the same secret, for one. Raises OSError."""
+    try:
+        return target.record.read_text() == _text(target, initiator)
+    except FileNotFoundError:
+        return False
 
 
 def remove(target: Target) -> None:
@@ -73,6 +82,10 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def _text(target: Target, initiator: str) -> str:
+    return "".join(f"{name} = {value}\n" for name, value in _record(target, initiator).items())
+
+
 def _record(target: Target, initiator: str) -> dict[str, object]:
     """What open-iscsi does not take from its defaults (open-iscsi: usr/idbm_fields.h)."""
     return {
@@ -88,6 +101,8 @@ def _record(target: Target, initiator: str) -> dict[str, object]:
         "node.session.scan": "manual",  # only the one disk is looked for
         "node.session.initial_login_retry_max": 1,  # the retries are here
         **TIMES,
+        "node.conn[0].iscsi.HeaderDigest": "CRC32C",  # TCP's sum of 16 bits lets one of 65536 damaged segments pass
+        "node.conn[0].iscsi.DataDigest": "CRC32C",
         "node.session.auth.authmethod": "CHAP",
         "node.session.auth.username": CHAP_USER,
         "node.session.auth.password": password(target.secret, Side.CHILD),

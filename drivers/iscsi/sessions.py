@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +13,21 @@ from drivers.host.command import run
 from drivers.iscsi import records
 from drivers.iscsi.names import DISK
 from drivers.iscsi.records import Target
+from drivers.kernel import tcpsockets
+from drivers.kernel.tcpsockets import Link
+
+UNPROVEN = 19
+"""The exit code of iscsiadm where a parent does not prove itself."""
 
 REFUSALS = {
-    19: "it does not prove itself by the secret that Volt gave",
+    UNPROVEN: "it does not prove itself by the secret that Volt gave",
     24: "it refuses this host: Volt has not named it yet, or with another secret",
 }
 """What the exit codes of iscsiadm mean by which a parent refuses a login."""
 
 _NO_SESSION, _SESSION_EXISTS, _NO_RECORDS = 2, 15, 21
 _LOGIN_LIMIT = 30.0
-_CLASS = Path("/sys/class/iscsi_session")
+CLASS = Path("/sys/class/iscsi_session")
 _LOCKS = Path("/run/lock/iscsi")
 
 
@@ -43,7 +49,17 @@ class Session:
 
         The record cannot say it: open-iscsi makes 120 s of 0.
         """
-        (_CLASS / f"session{self.number}" / "recovery_tmo").write_text("0")
+        (CLASS / f"session{self.number}" / "recovery_tmo").write_text("0")
+
+    def cut(self) -> None:
+        """End its connection: what the parent has not answered comes back now. open-iscsi makes a new one.
+
+        Raises OSError, also if there is none.
+        """
+        link = _link(self.device, self.target)
+        if link is None:
+            raise FileNotFoundError(errno.ENOENT, "the session has no connection", str(self.device))
+        tcpsockets.end(link)
 
     def scan(self) -> None:
         """Look for the image's disk. Raises OSError."""
@@ -54,7 +70,7 @@ class Session:
 def sessions() -> dict[Target, Session]:
     """All sessions of this host."""
     found = {}
-    for folder in _CLASS.glob("*"):
+    for folder in CLASS.glob("*"):
         with contextlib.suppress(OSError, ValueError, StopIteration):  # it may be coming or going
             connection = next(folder.glob("device/connection*/iscsi_connection/*"))
             ip, port = word(connection / "persistent_address"), int(word(connection / "persistent_port"))
@@ -62,6 +78,17 @@ def sessions() -> dict[Target, Session]:
             number = int(folder.name.removeprefix("session"))
             found[target] = Session(number, target, word(folder / "state") == "LOGGED_IN", folder / "device")
     return found
+
+
+def link_of(disk: Path, target: Target) -> Link | None:
+    """The connection by which a disk is read, given by its folder in sysfs; None if it has none. Raises OSError."""
+    session = next((folder for folder in disk.resolve().parents if folder.name.startswith("session")), None)
+    return None if session is None else _link(session, target)
+
+
+def _link(device: Path, target: Target) -> Link | None:
+    port = next(device.glob("connection*/iscsi_connection/*/local_port"), None)
+    return None if port is None else Link(target.ip, target.port, int(word(port)))
 
 
 def known_targets() -> set[Target]:

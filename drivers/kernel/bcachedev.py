@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from drivers.errors import BadDisk, NotReleased
-from drivers.kernel import devmapper
+from drivers.errors import BadDisk, CommandFailed, NotReleased
+from drivers.host.command import run
+from drivers.kernel import devmapper, kernellog
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +26,14 @@ SUPERBLOCK = 8192
 PATIENCE = 30.0
 """Seconds until the kernel's workers must have done what was asked for."""
 
+_LONGEST = 600.0
+"""Seconds for a volume whose index is read as it starts."""
+
 YOUNG = 97
 """Per cent of unused buckets, above which a set is young: see ``Replacement``."""
 
 _FS = Path("/sys/fs/bcache")
+_NO_NUMBER = "no room for UUID"
 
 # Where the superblock is on a device, and what is where in it (Linux: drivers/md/bcache/bcache_ondisk.h, cache_sb_disk)
 _SUPER_AT, _SUPER_SIZE = 4096, 4096
@@ -50,11 +56,11 @@ def settings(name: str) -> Path:
 
 
 def register(name: str) -> None:
-    """Have bcache take a map with a superblock. Raises BadDisk if it refuses."""
+    """Have bcache take a map with a superblock. Raises BadDisk if it refuses, CommandTimedOut."""
     home = settings(name)
     if home.exists():
         return
-    tell(_FS / "register", str(devmapper.map_path(name)))
+    have_told(_FS / "register", str(devmapper.map_path(name)))
     if not home.exists():
         raise BadDisk(f"bcache refuses {name}")
 
@@ -64,6 +70,19 @@ def tell(file: Path, text: str) -> None:
     try:
         file.write_text(text)
     except OSError as error:
+        log.debug("bcache: %s to %s: %s", text, file, error)
+
+
+def have_told(file: Path, text: str) -> None:
+    """As ``tell``, by a process of its own, which goes on if this one is killed.
+
+    The kernel makes threads for what is told, and cannot for a process that was killed (Linux: kernel/kthread.c).
+    bcache does not cope with that: a set that has no cache yet is freed, and the kernel oopses (seen in
+    drivers/md/bcache/super.c, cache_set_free, after bch_cache_set_alloc).
+    """
+    try:
+        run(["sh", "-c", 'printf %s "$1" > "$2"', "sh", text, str(file)], timeout=_LONGEST)
+    except CommandFailed as error:
         log.debug("bcache: %s to %s: %s", text, file, error)
 
 
@@ -93,9 +112,23 @@ def attached(home: Path) -> list[str]:
     return [(link.resolve().parent / "dm/name").read_text().strip() for link in home.glob("bdev*")]
 
 
-def attach(name: str, home: Path) -> None:
-    """Attach a backing device to a set, also while it is read, if the set has a number left."""
-    tell(settings(name) / "attach", home.name)
+def attach(name: str, home: Path) -> list[str]:
+    """Attach a backing device to a set, also while it is read. Returns what bcache said of it, if the set refused.
+
+    Raises CommandTimedOut.
+    """
+    device = folder(name).name
+    with kernellog.listening() as said:
+        have_told(settings(name) / "attach", home.name)
+        return [line for line in said() if line.startswith("bcache:") and device in re.findall(r"[\w-]+", line)]
+
+
+def is_full(refusal: list[str]) -> bool:
+    """Whether a set refused a device since it has given all its numbers away.
+
+    The error is the same for whatever it refuses (Linux: drivers/md/bcache/super.c, bch_cached_dev_attach).
+    """
+    return any(_NO_NUMBER in line for line in refusal)
 
 
 def detach(name: str) -> None:

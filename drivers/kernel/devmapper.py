@@ -45,6 +45,12 @@ _FAILED_PATH = re.compile(r"(\d+:\d+) F \d+")
 SECTOR = 512
 """Bytes: device-mapper counts in sectors of this size, whatever the disk's are."""
 
+_REGION = 1 << 15
+"""Sectors for which a mirror keeps a few bits, and which no request of one crosses: 16 MiB."""
+
+RELOAD_LIMIT = 60.0
+"""Seconds for which a new table waits at most for requests that are on their way below the map."""
+
 SUSPEND_LIMIT = 30.0
 """Seconds for which a map's users wait at most for it to be suspended."""
 
@@ -98,21 +104,44 @@ def remove(name: str) -> None:
         run(["dmsetup", "remove", *_UNPROBED, "--retry", name])
 
 
-def reload(name: str, table: Iterable[str], *, read_only: bool = False) -> None:
-    """Give a map another table. Requests in flight are held meanwhile. Raises NotOurs, CommandFailed."""
+def remove_when_closed(name: str) -> None:
+    """Remove a map now, or when nobody has it open any more. Its node goes at once. Raises NotOurs, CommandFailed."""
+    if exists(name):
+        run(["dmsetup", "remove", "--deferred", *_UNPROBED, name])
+        map_path(name).unlink(missing_ok=True)
+
+
+def reload(name: str, table: Iterable[str], *, read_only: bool = False, timeout: float = RELOAD_LIMIT) -> None:
+    """Give a map another table. Requests in flight are held meanwhile.
+
+    Those that are below the map have to end first; if they do not within ``timeout`` seconds, the map keeps its table.
+    Raises NotOurs, CommandFailed, CommandTimedOut.
+    """
     _own(name)
     options = ["--readonly"] if read_only else []
     with _lines(table) as file:
         run(["dmsetup", "load", *options, name, file])
-    resume(name)
+    resume(name, timeout=timeout)
 
 
-def resume(name: str) -> None:
-    """Have a map use the table that it was given last, and go on if it was suspended. Raises NotOurs, CommandFailed."""
+def drop_loaded(name: str) -> None:
+    """Forget a table that was loaded and not used yet: whoever loaded it died. Raises NotOurs, CommandFailed.
+
+    Until then the kernel lists what it names among what the map lies over (Linux: drivers/md/dm.c, open_table_device).
+    """
     _own(name)
-    # It suspends a map with a new table first, without flushing: a pool that is out of space could not (Linux:
-    # do_resume).
-    run(["dmsetup", "resume", "--noflush", "--nolockfs", *_UNPROBED, name])
+    run(["dmsetup", "clear", name])
+
+
+def resume(name: str, *, timeout: float = RELOAD_LIMIT) -> None:
+    """Have a map use the table that it was given last, and go on if it was suspended.
+
+    Raises NotOurs, CommandFailed, CommandTimedOut.
+    """
+    _own(name)
+    # It suspends a map with a new table first, without flushing: a pool that is out of space could not. A wait for
+    # requests that is cut off leaves the old table, and throws the new one away (Linux: do_resume, dm_swap_table).
+    run(["dmsetup", "resume", "--noflush", "--nolockfs", *_UNPROBED, name], timeout=timeout)
 
 
 @contextmanager
@@ -156,6 +185,11 @@ def events(name: str) -> int:
     """How many events the map has had: a path that failed, a threshold that was reached. 0 if there is no map."""
     found = _listing().get(name)
     return found.events if found else 0
+
+
+def all_events(prefix: str) -> dict[str, int]:
+    """As ``events``, of all our maps whose names begin like this."""
+    return {name: found.events for name, found in _listing().items() if name.startswith(prefix) and found.ours}
 
 
 def openers(name: str) -> int:
@@ -218,6 +252,11 @@ class FailedPaths:
                 self._known[name] = failed_paths(name)
             return self._known[name]
 
+    def forget(self, name: str) -> None:
+        """To be called when a map has another table, which is no event, or was removed."""
+        with self._lock:
+            self._known.pop(name, None)
+
 
 def failed_paths(name: str) -> list[str]:
     """The devices, by their numbers, that a multipath map does not read by any more. Raises CommandFailed."""
@@ -234,6 +273,31 @@ def either(first: Path, second: Path, sectors: int) -> str:
     """A table that reads from the second device what the first one fails to give (Linux: drivers/md/dm-mpath.c)."""
     groups = " ".join(f"round-robin 0 1 0 {number(device)}" for device in (first, second))
     return f"0 {sectors} multipath 2 queue_mode bio 0 2 1 {groups}"
+
+
+def failing_over(first: Path, second: Path, sectors: int) -> str:
+    """A table that reads from the second device, for good, once the first one has failed a read, however it did.
+
+    For reading alone. A multipath target passes on what a disk says of a bad sector; this one does not (Linux:
+    linux/blk_types.h, blk_path_error; drivers/md/dm-raid1.c, mirror_end_io).
+    """
+    region = min(_REGION, 1 << sectors.bit_length() - 1)
+    if region == 1:  # too little for a mirror
+        return f"0 {sectors} linear {number(second)} 0"
+    devices = f"{number(first)} 0 {number(second)} 0"
+    return f"0 {sectors} mirror core 2 {region} nosync 2 {devices} 1 handle_errors"
+
+
+def pieces(start: int, sectors: int, device: Path, first: int, size: int) -> list[str]:
+    """Lines of a table, from sector ``start`` on, over a device from its sector ``first`` on.
+
+    They let no request cross a multiple of ``size`` bytes; what is left at the end is shorter than that. A striped
+    target with one stripe does nothing else (Linux: drivers/md/dm-stripe.c).
+    """
+    chunk = size // SECTOR
+    even = sectors // chunk * chunk
+    lines = [f"{start} {even} striped 1 {chunk} {device} {first}"] if even else []
+    return [*lines, f"{start + even} {sectors - even} linear {device} {first + even}"] if sectors > even else lines
 
 
 def status(name: str) -> str:

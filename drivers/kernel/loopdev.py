@@ -19,10 +19,14 @@ log = logging.getLogger(__name__)
 
 _CONTROL = Path("/dev/loop-control")
 _CTL_GET_FREE, _CONFIGURE, _SET_DIRECT_IO, _GET_STATUS = 0x4C82, 0x4C0A, 0x4C08, 0x4C05  # linux/loop.h
-_CONFIG = struct.Struct("=II52xI240x")
-"""struct loop_config: file, bytes of a block, and of struct loop_info64 only the flags."""
-_STATUS = struct.Struct("=2Q216x")
-"""struct loop_info64: the file's device and inode come first."""
+_CONFIG = struct.Struct("=II52xI64s176x")
+"""struct loop_config: file, bytes of a block, and of struct loop_info64 only the flags and the name."""
+_STATUS = struct.Struct("=2Q40x64s112x")
+"""struct loop_info64: the file's device and inode, and the name."""
+_HELD = b"virtman-held"
+"""The name of what ``held`` has made. Somebody else may have a device over the same file: another part of it, with
+other sectors, or to write.
+"""
 _READ_ONLY, _AUTOCLEAR = 1, 4
 _SECTOR = 512
 _TRIES = 32
@@ -44,7 +48,7 @@ class Backing:
             return False
         try:
             stat = file.stat()
-            return self._identity() == (_encoded(stat.st_dev), stat.st_ino)
+            return self._status()[:2] == (_encoded(stat.st_dev), stat.st_ino)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -52,15 +56,19 @@ class Backing:
                 raise
             return False
 
-    def _identity(self) -> tuple[int, int]:
+    def is_named(self, name: bytes) -> bool:
+        """Whether the kernel keeps this name of it. Raises OSError if it is over nothing any more."""
+        return self._status()[2] == name
+
+    def _status(self) -> tuple[int, int, bytes]:
         fd = os.open(self.device, os.O_RDONLY | os.O_CLOEXEC)
         try:
             status = bytearray(_STATUS.size)
             fcntl.ioctl(fd, _GET_STATUS, status)
         finally:
             os.close(fd)
-        device, inode = _STATUS.unpack(status)
-        return device, inode
+        device, inode, name = _STATUS.unpack(status)
+        return device, inode, name.rstrip(b"\0")
 
 
 def attach(file: Path, *, read_only: bool = False, direct: bool = True) -> Path:
@@ -82,25 +90,38 @@ def attach(file: Path, *, read_only: bool = False, direct: bool = True) -> Path:
 
 
 @contextlib.contextmanager
-def held(file: Path, *, read_only: bool = False, direct: bool = True) -> Iterator[Path]:
-    """The loop device of a file that several may use at a time: as ``attach`` makes it, over this file all along.
+def held(file: Path) -> Iterator[Path]:
+    """A read-only loop device of a whole file that several may use at a time, and nobody else has.
 
-    Whoever is ready first gives it back, also for the others: it goes when nobody has it open any more (losetup(8),
-    --detach). Who does not hold it open yet would find nothing behind its number then, or the next one's file.
+    It goes by itself when nobody has it open any more. Who does not hold it open yet would find nothing behind its
+    number then, or the next one's file.
 
     Raises CommandFailed, ToolMissing, OSError.
     """
+    udevrules.apply()
     for _ in range(_TRIES):
-        loop = attach(file, read_only=read_only, direct=direct)
-        with loop.open("rb", buffering=0):
+        with contextlib.ExitStack() as opened:
+            loop = _held_one(file)
+            if loop is None:
+                fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+                opened.callback(os.close, fd)
+                loop = _configured(fd, opened, _HELD)
+            else:
+                opened.enter_context(loop.open("rb", buffering=0))
             backing = _backing(loop)
             if backing is not None and backing.is_over(file):  # else it went before it was open
-                try:
-                    yield loop
-                finally:
-                    run(["losetup", "--detach", str(loop)])
+                yield loop
                 return
     raise OSError(errno.EBUSY, "its loop devices go as soon as they are made", str(file))
+
+
+def _held_one(file: Path) -> Path | None:
+    """What ``held`` has made for a file."""
+    for device, backing in backings().items():
+        with contextlib.suppress(OSError):  # it is going
+            if backing.is_over(file) and backing.is_named(_HELD):
+                return device
+    return None
 
 
 @contextlib.contextmanager
@@ -163,14 +184,14 @@ def _pass_page_cache(loop: Path, file: Path) -> None:
         os.close(fd)
 
 
-def _configured(fd: int, opened: contextlib.ExitStack) -> Path:
+def _configured(fd: int, opened: contextlib.ExitStack, name: bytes = b"") -> Path:
     """A new read-only loop device over an open one; it is open itself."""
     for tries_left in reversed(range(_TRIES)):
         device = _free_device()
         loop = os.open(device, os.O_RDONLY)
         opened.callback(os.close, loop)
         try:
-            fcntl.ioctl(loop, _CONFIGURE, _CONFIG.pack(fd, 0, _READ_ONLY | _AUTOCLEAR))
+            fcntl.ioctl(loop, _CONFIGURE, _CONFIG.pack(fd, _SECTOR, _READ_ONLY | _AUTOCLEAR, name))
             break
         except OSError as error:
             if error.errno != errno.EBUSY or not tries_left:  # busy: somebody was faster

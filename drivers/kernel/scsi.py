@@ -16,7 +16,6 @@ _NO_DATA, _TO_DEVICE = -1, -2
 _TIMEOUT = 5000  # milliseconds
 _SENSE_LENGTH = 32
 _DESCRIPTOR_FORMATS = frozenset({0x72, 0x73})  # SPC-4, 4.5.1: the sense key is in byte 1 of these, in byte 2 of others
-_TEST_UNIT_READY = bytes(6)
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,3 @@ def send(disk: Path, command: bytes, data: bytes = b"") -> Answer:
         os.close(fd)
     key = sense.raw[1 if sense.raw[0] & 0x7F in _DESCRIPTOR_FORMATS else 2] & 0x0F
     return Answer(header.status, key, header.host_status == 0)
-
-
-def ready(disk: Path) -> bool:
-    """Whether the disk answers a command that reads no data. Raises OSError."""
-    answer = send(disk, _TEST_UNIT_READY)
-    return answer.delivered and answer.status == 0

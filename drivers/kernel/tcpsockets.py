@@ -11,7 +11,8 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY, _SOCK_DESTROY = 20, 21
@@ -32,24 +33,29 @@ _SENDINGS = 2
 """How often a segment was sent again before its connection can be called silent: never on a line that only is slow."""
 
 
-Server = tuple[str, int]
-"""Its IP address and port."""
+@dataclass(frozen=True)
+class Link:
+    """A connection to a server, by its IP address and port and this host's ``local_port``."""
+
+    ip: str
+    port: int
+    local_port: int
 
 
-def end_silent(servers: Collection[Server], seconds: float) -> list[Server]:
-    """End the connections to those servers that acknowledged nothing for that long, though they were asked repeatedly.
+def is_silent(link: Link, seconds: float) -> bool:
+    """Whether the server has acknowledged nothing for that long, though it was asked repeatedly.
 
-    None if that holds for all of them: then the way there is silent, maybe for a moment only, and nothing is better.
-    Returns whose were ended. Raises OSError, also where the kernel cannot do it.
+    That says nothing of whose fault it is: the way there may be silent for a moment. Raises OSError, also where the
+    kernel cannot tell.
     """
-    silent = {server: [where for where, info in _connections(*server) if _silent(info, seconds)] for server in servers}
-    if all(silent.values()):
-        return []
-    for (ip, _), connections in silent.items():
-        for where in connections:
-            with contextlib.suppress(FileNotFoundError):  # it has ended by itself
-                list(_ask(_SOCK_DESTROY, _ACK, _family(ip), where))
-    return [server for server, connections in silent.items() if connections]
+    return any(_silent(info, seconds) for _, info in _connections(link.ip, link.port, link.local_port))
+
+
+def end(link: Link) -> None:
+    """End a connection, if it is there: both its ends are told. Raises OSError, also where the kernel cannot do it."""
+    for where, _ in list(_connections(link.ip, link.port, link.local_port)):
+        with contextlib.suppress(FileNotFoundError):  # it has ended by itself
+            list(_ask(_SOCK_DESTROY, _ACK, _family(link.ip), where))
 
 
 def connected(ip: str, port: int) -> bool:
@@ -62,10 +68,10 @@ def _silent(info: bytes, seconds: float) -> bool:
     return info[_RETRANSMITS] >= _SENDINGS and waited >= 1000 * seconds
 
 
-def _connections(ip: str, port: int) -> Iterator[tuple[bytes, bytes]]:
-    """The inet_diag_sockid and the tcp_info of each established connection to a server."""
+def _connections(ip: str, port: int, local_port: int = 0) -> Iterator[tuple[bytes, bytes]]:
+    """The inet_diag_sockid and the tcp_info of each established connection to a server, or of that from a port."""
     nobody, server = bytes(16), ipaddress.ip_address(ip).packed.ljust(16, b"\0")
-    like = _ENDS.pack(0, port, nobody, nobody).ljust(_ID_LENGTH, b"\0")  # the kernel compares the ports alone
+    like = _ENDS.pack(local_port, port, nobody, nobody).ljust(_ID_LENGTH, b"\0")  # the kernel compares the ports alone
     for message in _ask(_SOCK_DIAG_BY_FAMILY, _DUMP, _family(ip), like):
         where = message[_ID_AT : _ID_AT + _ID_LENGTH]
         info = _attribute(message, _INET_DIAG_INFO)

@@ -7,7 +7,13 @@ while a VM's disk is made. The rules are for as long as the host runs: they are 
 A loop device that is over nothing, yet or any more, has nothing to probe, whoever made it; when it is over something
 it is seen again. Else udev, which begins with a new device when nobody can tell that it will be ours, goes on when it
 is: the rule of bcache-tools reads it. Whether it is over something is asked first: it may be so one line later.
+LVM takes no word of udev's: by its own file (deploy/lvm) it leaves alone what is called /dev/mapper/virtman-… or has a
+link in /dev/virtman, which those get that have no name of ours.
+
 (udev(7); the flags are those of the rules that come with dmsetup, multipath-tools and systemd.)
+
+The rules of sg3-utils, which multipath-tools brings along, begin on Debian 13 a program for each event of each device
+without a serial number, of whatever kind, to write to the journal that it has none. So ours have one.
 """
 
 from __future__ import annotations
@@ -42,6 +48,11 @@ def leave_alone(folder: Path) -> None:
         _folders.append(real)
 
 
+def folders() -> list[str]:
+    """The folders with files of ours."""
+    return list(_folders)
+
+
 def rules() -> str:
     """What udev is told."""
     files = "|".join(f"{folder}/*" for folder in _folders)
@@ -56,6 +67,7 @@ KERNEL=="sd*", ATTRS{{vendor}}=="{MAKER}*", ATTRS{{model}}=="{MODEL}*", GOTO="vi
 GOTO="virtman_end"
 
 LABEL="virtman_own"
+KERNEL!="dm-*", SYMLINK+="virtman/%k"
 OPTIONS:="nowatch"
 LABEL="virtman_unprobed"
 ENV{{DM_UDEV_DISABLE_SUBSYSTEM_RULES_FLAG}}="1"
@@ -64,6 +76,7 @@ ENV{{DM_UDEV_DISABLE_OTHER_RULES_FLAG}}="1"
 ENV{{UDEV_DISABLE_PERSISTENT_STORAGE_RULES_FLAG}}="1"
 ENV{{nompath}}="1"
 ENV{{SYSTEMD_READY}}="0"
+KERNEL!="sd*", ENV{{ID_SERIAL}}="virtman-%k"
 LABEL="virtman_end"
 """
 

@@ -137,7 +137,15 @@ class Client:
 
     def read(self, offset: int, length: int) -> bytes:
         """A range of the export, in bytes. Only without ``context``. Raises NotServing, ProtocolViolated."""
+        self.ask(offset, length)
+        return self.answer(length)
+
+    def ask(self, offset: int, length: int) -> None:
+        """Ask for a range, and do not wait for it: ``answer`` does. Raises NotServing."""
         self._request(_CMD_READ, offset, length)
+
+    def answer(self, length: int) -> bytes:
+        """The range that was asked for last. Raises NotServing, ProtocolViolated."""
         magic, error, _ = struct.unpack(">IIQ", self._receive(16))
         if magic != _SIMPLE_REPLY_MAGIC or error:
             raise self._violation(f"reply {magic:#x} to a read, error {error}")

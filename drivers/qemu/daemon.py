@@ -7,6 +7,7 @@ runs as our user, from QEMU's program. It is held by a pidfd, so that a reused p
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import logging
 import os
@@ -27,6 +28,9 @@ PROGRAM = "qemu-storage-daemon"
 
 LISTEN_FD = 3
 """Where a daemon finds the socket that was bound for it."""
+
+FILE_FD = 4
+"""Where a daemon finds the file, or block device, that was opened for it."""
 
 _KILL_GRACE = 30.0
 _LOG_TAIL = 4096
@@ -83,11 +87,18 @@ class Daemon:
             log.info("daemon %d still runs %g s after %s", self.pid, grace, number.name)
 
 
-def spawn(argv: Sequence[str], log_file: Path, listener: int) -> Daemon:
-    """Start a daemon in a session of its own, with ``listener`` as file descriptor LISTEN_FD. Raises ToolMissing."""
+def spawn(argv: Sequence[str], log_file: Path, listener: int, file: int | None = None) -> Daemon:
+    """Start a daemon in a session of its own, with ``listener`` as file descriptor LISTEN_FD, ``file`` as FILE_FD.
+
+    Raises ToolMissing.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     output = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o640)
+    handed = []
     try:
+        for fd, number in ((listener, LISTEN_FD), (file, FILE_FD)):
+            if fd is not None:  # first out of the way: each may be open here under the number of another one
+                handed.append((fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FILE_FD + 1), number))
         pid = os.posix_spawn(
             tool(argv[0]),
             list(argv),
@@ -96,15 +107,15 @@ def spawn(argv: Sequence[str], log_file: Path, listener: int) -> Daemon:
                 (os.POSIX_SPAWN_DUP2, null, 0),
                 (os.POSIX_SPAWN_DUP2, null, 1),
                 (os.POSIX_SPAWN_DUP2, output, 2),
-                # Last, because one of the others may be open under this number.
-                (os.POSIX_SPAWN_DUP2, listener, LISTEN_FD),
+                # Last, because one of the others may be open under these numbers.
+                *((os.POSIX_SPAWN_DUP2, fd, number) for fd, number in handed),
             ],
             setsid=True,
             setsigmask=[],
         )
     finally:
-        os.close(null)
-        os.close(output)
+        for fd in (null, output, *(fd for fd, _ in handed)):
+            os.close(fd)
     try:
         daemon = Daemon(pid, os.pidfd_open(pid), argv)
     except OSError:  # without a handle nobody would ever stop it, and it would keep the cache's file from the next one

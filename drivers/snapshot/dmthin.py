@@ -58,6 +58,10 @@ in the metadata (Linux: drivers/md/dm-thin.c, PM_OUT_OF_DATA_SPACE and PM_OUT_OF
 
 _META_BLOCK = 4096
 
+_FEATURES_AT, _FEATURES = 7, ["1", "no_discard_passdown"]
+"""Where a pool's table has them. What a VM discards is the pool's again, and not the file system's: a hole that the
+loop device made in the data file would be a write that fails when the file system is full."""
+
 _CHECK_LIMIT = 600.0
 """Seconds: it reads all metadata, and a large pool on a slow disk has gigabytes of them."""
 
@@ -75,7 +79,14 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
     """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``. ``step`` and ``covered`` in bytes: see STEP and COVERED."""
 
     needs = Needs(
-        tools=(DMSETUP, LOSETUP, MODPROBE, UDEVADM, Tool("thin_check", "thin-provisioning-tools")),
+        tools=(
+            DMSETUP,
+            LOSETUP,
+            MODPROBE,
+            UDEVADM,
+            Tool("thin_check", "thin-provisioning-tools"),
+            Tool("fallocate", "util-linux"),
+        ),
         modules=("dm_thin_pool",),
         nodes=(DEVICE_MAPPER, LOOP),
         root=True,
@@ -296,6 +307,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             devmapper.create(POOL, [self._pool_line()])
         if self._watch is None:
             self._check_files()
+            self._keep_space()
             self._point_maps.sweep()
             thinmetadata.release(POOL)
             self._watch = _PoolWatch(self._grow_if_low)
@@ -310,12 +322,24 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
                 " back while VMs' disks were open; bring it back as it was, or stop the VMs and reboot"
             )
 
+    def _keep_space(self) -> None:
+        """Have the pool keep all its file's space. Releases before gave what VMs discarded to the file system."""
+        words = devmapper.table(POOL).split()
+        if words[_FEATURES_AT:] != _FEATURES:
+            devmapper.reload(POOL, [" ".join([*words[:_FEATURES_AT], *_FEATURES])])
+        data = self._folder / "data"
+        try:
+            # Not as ``allocate`` does: where the kernel cannot, the C library writes to what VMs are writing to.
+            run(["fallocate", "--length", str(data.stat().st_size), str(data)])
+        except CommandFailed as error:
+            log.warning("the disks' pool may lack space for what VMs write: %s", error)
+
     def _pool_line(self) -> str:
         meta, data = self._folder / "meta", self._folder / "data"
         sectors = data.stat().st_size // SECTOR // BLOCK_SECTORS * BLOCK_SECTORS
         low = self._step // 2 // SECTOR // BLOCK_SECTORS
         devices = f"{loopdev.attach(meta)} {loopdev.attach(data)}"
-        return f"0 {sectors} thin-pool {devices} {BLOCK_SECTORS} {low} 0"
+        return f"0 {sectors} thin-pool {devices} {BLOCK_SECTORS} {low} {' '.join(_FEATURES)}"
 
     def _has_pool(self) -> bool:
         return devmapper.exists(POOL) or not is_lost(self._folder)

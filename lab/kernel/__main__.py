@@ -1,4 +1,4 @@
-"""``python -m lab.kernel up --hosts N``: guests to play with, until Ctrl-C."""
+"""``python -m lab.kernel up --hosts N [--suite trixie]``: guests to play with, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import threading
 
 from lab.errors import LabError
+from lab.guest import add_suite
 from lab.kernel.cluster import KernelCluster
 from lab.kernel.services import Services
 from lab.signals import terminating_is_interrupting
@@ -22,24 +23,25 @@ def main() -> int:
     commands = parser.add_subparsers(required=True)
     up = commands.add_parser("up", help="start an origin and hosts; Ctrl-C stops them")
     up.add_argument("--hosts", type=int, default=2, help="hosts besides the origin (default 2)")
+    add_suite(up)
     options = parser.parse_args()
     try:
         with terminating_is_interrupting():
-            keep_up(options.hosts)
+            keep_up(options.hosts, options.suite)
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def keep_up(hosts: int) -> None:
+def keep_up(hosts: int, suite: str) -> None:
     """Start the guests, say how to reach them, and stop them when interrupted. Raises LabError."""
     folder = BUILD / "kernel-lab"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     logging.basicConfig(filename=folder / "lab.log", level="INFO")
     print("booting the guests (a minute or two)", flush=True)
-    with KernelCluster(folder, hosts) as cluster, contextlib.suppress(KeyboardInterrupt):
+    with KernelCluster(folder, hosts, suite=suite) as cluster, contextlib.suppress(KeyboardInterrupt):
         print("starting Volt and the agents", flush=True)
         Services(cluster.machines).start()
         print(f"logs: {folder}\nA shell on a guest, or one command there:\n")

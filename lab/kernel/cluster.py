@@ -25,21 +25,24 @@ class KernelCluster(Running):
     A guest reaches servers on this machine's loopback at 10.0.2.2, and the other guests at their ``address``.
     """
 
-    def __init__(self, folder: Path, hosts: int, *, shared: Sequence[Path] = ()) -> None:
-        """Nothing is started yet. ``shared``: folders that guests find in /opt/virtman, beside the project's wheel."""
-        self._folder, self._shared = folder, shared
+    def __init__(self, folder: Path, hosts: int, *, suite: str = "", shared: Sequence[Path] = ()) -> None:
+        """Nothing is started yet. ``shared``: folders that guests find in /opt/virtman, beside the project's wheel.
+
+        ``suite``: the codename of the guests' Debian release; this machine's unless given.
+        """
+        self._folder, self._suite, self._shared = folder, suite, shared
         self._names = ["origin", *(f"host-{number}" for number in range(1, hosts + 1))]
         self._sockets = Path("/nonexistent")
         self.machines: dict[str, Machine] = {}
 
     def start(self) -> None:
-        """Start all guests and wait until they answer. Raises NotReady."""
-        made = root()
+        """Start all guests and wait until they answer. Raises NotReady, NoPackageSources."""
+        made = root(self._suite)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._sockets = Path(tempfile.mkdtemp(prefix="kl-", dir="/tmp"))
         make_key(self._sockets / "key")
         share = self._folder / "share.tar"
-        make_share(share, self._folder, CHECKOUT, [CHECKOUT / "deploy", *self._shared])
+        make_share(share, self._folder, CHECKOUT, [CHECKOUT / "deploy", *self._shared], made.python)
         accel = proven_accel(made.kernel)
         site = Site(made, share, accel, self._sockets, self._sockets / "key", free_group_port())
         for number, name in enumerate(self._names, start=1):

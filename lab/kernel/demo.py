@@ -1,8 +1,9 @@
 """The demo of the kernel stack: a VM boots inside a host whose every layer is the kernel's own.
 
-``python -m lab.kernel.demo [--hosts 3]`` boots guests with Debian's kernel, an origin and hosts. They attach to an
-image at once; a VM boots in one that reads from another host, by libvirt and QEMU, from a thin volume over bcache over
-multipath over LIO; then that host's parent loses its power while it reads. ``build/demo-kernel.json`` has the figures.
+``python -m lab.kernel.demo [--hosts 3] [--suite trixie]`` boots guests with Debian's kernel, an origin and hosts. They
+attach to an image at once; a VM boots in one that reads from another host, by libvirt and QEMU, from a thin volume over
+bcache over multipath over LIO; then that host's parent loses its power while it reads. ``build/demo-kernel.json`` has
+the figures.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from lab.errors import LabError, LoginFailed
+from lab.guest import add_suite
 from lab.kernel.cluster import KernelCluster
 from lab.kernel.footprint import footprint
 from lab.kernel.machine import Machine
@@ -34,6 +36,8 @@ from virtman.models import Stack
 IMAGE = "tiny"
 VM, SECOND = "vm", "second"
 BOOT_TIMEOUT = 1200.0
+SETTLE_TIMEOUT = 120.0
+"""Seconds; without a load all read from their parents at once."""
 TEARDOWN_TIMEOUT = 60.0
 
 
@@ -99,11 +103,12 @@ class Demo:
     def child_and_parent(self) -> tuple[Machine, Machine]:
         """Two hosts of which one reads from the other. Raises LabError."""
         by_name = {machine.name: machine for machine in self.hosts}
-        for child in self.hosts:
-            parent = self.active_parent(child)
-            if parent in by_name:
-                return child, by_name[parent]
-        raise LabError("no host reads from another host: take more of them")
+        for _ in attempts(SETTLE_TIMEOUT):
+            parents = {child.name: self.active_parent(child) for child in self.hosts}
+            for child, parent in parents.items():
+                if parent in by_name:
+                    return by_name[child], by_name[parent]
+        raise LabError(f"no host reads from another host: take more of them ({parents})")
 
     def active_parent(self, host: Machine) -> str:
         """The name of who a host reads from now."""
@@ -149,17 +154,18 @@ def main() -> int:
     """Run the demo. Returns the exit code: 1 if anything failed or was left over."""
     parser = argparse.ArgumentParser(prog="python -m lab.kernel.demo", description=__doc__)
     parser.add_argument("--hosts", type=at_least_one, default=3, help="hosts besides the origin (default 3)")
+    add_suite(parser)
     options = parser.parse_args()
-    return present("demo-kernel", lambda folder: measure(folder, options.hosts), trouble="left_over")
+    return present("demo-kernel", lambda folder: measure(folder, options.hosts, options.suite), trouble="left_over")
 
 
-def measure(folder: Path, hosts: int) -> dict[str, Any]:
+def measure(folder: Path, hosts: int, suite: str) -> dict[str, Any]:
     """Set up, run the demo, take down. Raises LabError."""
-    tiny = tiny_vm()
+    tiny = tiny_vm(suite)
     with contextlib.ExitStack() as stack:
         view = stack.enter_context(View())
         view.phase(f"booting the origin and {hosts} hosts")
-        cluster = stack.enter_context(KernelCluster(folder, hosts))
+        cluster = stack.enter_context(KernelCluster(folder, hosts, suite=suite))
         view.phase("starting Volt and the agents")
         Services(cluster.machines).start()
         agents = {name: stack.enter_context(agent(machine)) for name, machine in cluster.machines.items()}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import base64
-import compileall
 import contextlib
-import py_compile
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -246,19 +244,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def make_share(share: Path, work: Path, wheel_of: Path, folders: Sequence[Path]) -> None:
+Python = Callable[[Path], list[str]]
+"""What begins a command of the guests' Python that runs on this machine, in the folder: Root.python."""
+
+
+def make_share(share: Path, work: Path, wheel_of: Path, folders: Sequence[Path], python: Python) -> None:
     """A tar of the project's wheel and of ``folders``, as long as a disk has to be."""
     wheels = work / "share"
     shutil.rmtree(wheels, ignore_errors=True)
     wheels.mkdir(parents=True)
-    build_wheel(wheel_of, wheels)
+    build_wheel(wheel_of, wheels, python)
     names = [word for folder in folders for word in ("-C", folder.parent, folder.name)]
     run(["tar", "--exclude=__pycache__", "-c", "-f", share, "-C", wheels, ".", *names])
     with share.open("ab") as file:
         file.truncate(-(-file.tell() // 1048576) * 1048576)
 
 
-def build_wheel(project: Path, target: Path) -> None:
+def build_wheel(project: Path, target: Path, python: Python) -> None:
     """The project's wheel, from a copy of its sources: building leaves files beside them."""
     copy = target / "sources"
     copy.mkdir()
@@ -270,15 +272,15 @@ def build_wheel(project: Path, target: Path) -> None:
     run([*pip, "--no-deps", "--wheel-dir", target, copy])
     shutil.rmtree(copy)
     for wheel in target.glob("*.whl"):
-        compile_wheel(wheel)
+        compile_wheel(wheel, python)
 
 
-def compile_wheel(wheel: Path) -> None:
-    """Add byte code, which a guest's emulated processor would take seconds to make: its Python is of this release."""
+def compile_wheel(wheel: Path, python: Python) -> None:
+    """Add byte code of the guests' Python, which their emulated processors would take seconds to make."""
     unpacked = wheel.with_suffix(".unpacked")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(unpacked)
     # Whoever unpacks it gives the sources times of his own.
-    compileall.compile_dir(unpacked, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    run([*python(unpacked), "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "."])
     Path(shutil.make_archive(str(unpacked), "zip", unpacked)).rename(wheel)
     shutil.rmtree(unpacked)

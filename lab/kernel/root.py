@@ -6,12 +6,16 @@ itself is not in it: guests get it when they start.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from lab import guest
 from lab.sources import codename
@@ -33,6 +37,7 @@ PACKAGES = (
     "libvirt-daemon-system",
     "linux-image-cloud-amd64",
     "login",
+    "lvm2",
     "mount",
     "multipath-tools",
     "open-iscsi",
@@ -40,6 +45,7 @@ PACKAGES = (
     "passwd",
     "procps",
     "python3",
+    "python3-libvirt",
     "python3-rtslib-fb",
     "qemu-system-common",
     "qemu-system-x86",
@@ -79,26 +85,36 @@ class Root:
     kernel: Path
     initrd: Path
 
+    def python(self, folder: Path) -> list[str]:
+        """What begins a command of the root's own Python, which runs on this machine in ``folder``."""
+        private = ["unshare", "--mount", "--propagation", "private"]
+        return [*private, str(guest.LAB / "kernel/root-python"), str(self.image), str(folder)]
 
-def root(cache: Path = BUILD / "kernel-root") -> Root:
-    """The root, built now if it is not in the cache."""
-    home = guest.kept(cache, recipe_hash(codename()), "the root of the kernel lab (two minutes, once)", build)
+
+def root(suite: str = "", cache: Path = BUILD / "kernel-root") -> Root:
+    """The root, built now if it is not in the cache.
+
+    ``suite``: the codename of its Debian release; this machine's unless given. Raises NoPackageSources, CommandFailed.
+    """
+    suite = suite or codename()
+    what = f"the root of the kernel lab (two minutes, once) from Debian {suite} packages"
+    home = guest.kept(cache, recipe_hash(suite), what, functools.partial(build, suite))
     return Root(home / "root.img", home / "vmlinuz", home / "initrd.img")
 
 
 def recipe_hash(suite: str) -> str:
     """Names a root by all that makes it."""
-    digest = hashlib.sha256(f"{suite}\0{sys.version_info[:2]}".encode())
+    digest = hashlib.sha256(suite.encode())
     files = [*guest.files_below(LAID_OVER), *guest.files_below(guest.LAB / "guest-initramfs")]
     for path in sorted([Path(__file__), Path(guest.__file__), CHECKOUT / "setup.py", *files]):
         digest.update(f"\0{path.relative_to(CHECKOUT)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def build(work: Path, made: Path) -> None:
+def build(suite: str, work: Path, made: Path) -> None:
     """Make the files of a Root in ``made``."""
     tree = work / "root"
-    guest.install_packages(tree, work / "debian.sources", PACKAGES)
+    guest.install_packages(tree, work / "debian.sources", PACKAGES, suite)
     install_python(tree)
     guest.configure(tree, LAID_OVER, [unit for unit in MASKED if unit not in NEEDED], ["lab-setup.service"])
     (tree / "etc/systemd/system/multi-user.target.wants/libvirtd.service").unlink()  # its socket starts it
@@ -112,17 +128,18 @@ def build(work: Path, made: Path) -> None:
 
 
 def install_python(tree: Path) -> None:
-    """What the project and its tests import, for the guest's Python: it is of the same release as this machine's."""
-    target = tree / f"usr/local/lib/python{sys.version_info.major}.{sys.version_info.minor}/dist-packages"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-warn-script-location",
-    ]
-    run([*pip, "--target", target, f"{CHECKOUT}[test]"])
-    for ours in ("virtman", "volt", "drivers"):
-        shutil.rmtree(target / ours)
+    """What the project and its tests import, for the guest's Python, which may be another one than this machine's."""
+    [stdlib] = (tree / "usr/lib").glob("python3.*")
+    target = tree / f"usr/local/lib/{stdlib.name}/dist-packages"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # Byte code would be that of this machine's Python.
+    foreign = ["--python-version", stdlib.name.removeprefix("python"), "--only-binary=:all:", "--no-compile"]
+    run([*pip, *foreign, "--target", target, *requirements()])
+    run(["chroot", tree, "python3", "-m", "compileall", "-q", Path("/") / target.relative_to(tree)])
+
+
+def requirements() -> list[str]:
+    """What the project and its tests take of PyPI; libvirt's library has to be compiled, and so comes from Debian."""
+    wanted = map(Requirement, metadata.requires("virtman") or [])
+    taken = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": "test"})]
+    return [f"{one.name}{one.specifier}" for one in taken if one.name != "libvirt-python"]

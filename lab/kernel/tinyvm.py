@@ -3,7 +3,7 @@
 Any BIOS boots it: Debian's kernel, busybox, and an init that reads a file of known content and prints its sum on
 ttyS0. It is made of files of the lab's root and kept under a hash of everything that makes it.
 
-``python -m lab.kernel.tinyvm`` builds it and prints where it is.
+``python -m lab.kernel.tinyvm [--suite trixie]`` builds it and prints where it is.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class TinyVm:
     line: str
 
 
-def tiny_vm(cache: Path = BUILD / "tiny-vm") -> TinyVm:
-    """The disk, built now if it is not in the cache."""
-    made_from = root()
+def tiny_vm(suite: str = "", cache: Path = BUILD / "tiny-vm") -> TinyVm:
+    """The disk, built now if it is not in the cache. ``suite``: as for the root that it is made of."""
+    made_from = root(suite)
     home = guest.kept(cache, recipe_hash(made_from), "the tiny VM", functools.partial(build, made_from))
     return TinyVm(home / "disk.img", f"virtman-tiny: up, disk sum {hashlib.sha256(content()).hexdigest()}")
 
@@ -80,6 +80,12 @@ def take(made_from: Root, request: str, result: Path) -> None:
         raise NotReady(f"{made_from.image}: debugfs did not make {result}")
 
 
+def main() -> None:
+    """Build the disk and print where it is."""
+    parser = argparse.ArgumentParser(prog="python -m lab.kernel.tinyvm", description=__doc__)
+    guest.add_suite(parser)
+    print(tiny_vm(parser.parse_args().suite).disk)
+
+
 if __name__ == "__main__":
-    argparse.ArgumentParser(prog="python -m lab.kernel.tinyvm", description=__doc__).parse_args()
-    print(tiny_vm().disk)
+    main()

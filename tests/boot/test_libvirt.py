@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import libvirt
@@ -23,9 +24,16 @@ DOMAIN = """
 """
 
 
-def mounts() -> str:
-    """The mounts that other programs see."""
-    return Path("/proc/self/mounts").read_text()
+def mounts(folder: Path) -> list[str]:
+    """The mounts that other programs see, but for those in temporary folders of other tests, which run beside this."""
+    found = Path("/proc/self/mounts").read_text().splitlines()
+    points = [Path(line.split()[1]) for line in found]
+    temporary = Path(tempfile.gettempdir())
+    return [
+        line
+        for line, point in zip(found, points, strict=True)
+        if not point.is_relative_to(temporary) or point.is_relative_to(folder)
+    ]
 
 
 class PrivateLibvirtTest(VmTestCase):
@@ -39,10 +47,10 @@ class PrivateLibvirtTest(VmTestCase):
             connection.close()
 
     def test_it_starts_vms_and_leaves_nothing(self) -> None:
-        before = mounts()
+        before = mounts(self.folder)
         with PrivateLibvirt(self.folder) as private:
             self.assertEqual(["idle"], self.start_domain(private.uri))
-            self.assertEqual(before, mounts())
+            self.assertEqual(before, mounts(self.folder))
             run_folder = Path(private.uri.partition("socket=")[2]).parent
             self.assertNotEqual({}, processes_of(run_folder))
         self.assertEqual({}, processes_of(run_folder))

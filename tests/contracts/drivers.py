@@ -7,6 +7,7 @@ attributes named first. ``make`` gives a new driver object over the same host, a
 from __future__ import annotations
 
 import itertools
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from drivers.base import (
     CacheDriver,
     Child,
     Device,
+    DeviceCache,
     ExportDriver,
     Image,
+    Opened,
     Parent,
     PathState,
     SnapshotDriver,
@@ -28,6 +31,8 @@ from drivers.errors import (
     BadDevice,
     BadDisk,
     BadName,
+    DeviceInUse,
+    DeviceRefused,
     DiskInUse,
     InUse,
     NoParents,
@@ -139,6 +144,16 @@ class AttachContract(TestCase):
         driver.disconnect(self.image.name)
         self.assert_nothing_left(driver)
 
+    def test_origin_is_what_is_open_wherever_its_path_leads(self) -> None:
+        driver = self.make()
+        with self.file.open("rb") as file:
+            opened = Opened(file.fileno(), "1f")
+            device = driver.origin(self.image, opened)
+            self.assertEqual(self.image.size, device.size)
+            self.assertEqual(device, driver.origin(self.image, opened))
+            other = replace(self.image, size=self.image.size + 512)
+            self.assertRaises(BadDisk, driver.origin, other, opened)
+
     def test_origin_is_a_whole_file_or_refused(self) -> None:
         driver = self.make()
         self.assertEqual(self.image.size, driver.origin(self.image, self.file).size)
@@ -239,6 +254,101 @@ class CacheContract(TestCase):
         self.assertRaises(BadName, driver.size, "../x")
         self.assertRaises(BadDisk, driver.open, replace(self.image, size=1000), replace(self.base, size=1000))
         self.assertEqual(frozenset(), driver.existing().names)
+
+
+class DeviceCacheContract(TestCase):
+    """``device`` and ``other``: block devices that nobody uses; ``used``: one that somebody does."""
+
+    device: Path
+    other: Path
+    used: Path
+
+    def make(self) -> DeviceCache:
+        raise NotImplementedError
+
+    def resize(self, size: int) -> None:
+        """Let ``device`` have another size."""
+        raise NotImplementedError
+
+    def hold(self, path: Path) -> AbstractContextManager[object]:
+        """Within it somebody has open what was handed out for a device."""
+        raise NotImplementedError
+
+    def assert_nothing_left(self, driver: DeviceCache) -> None:
+        self.assertEqual(([], frozenset()), (driver.devices(), driver.existing_devices().names))
+
+    def test_attaching_twice_is_attaching_once(self) -> None:
+        driver = self.make()
+        first = driver.attach_device("one", self.device)
+        self.assertEqual(first, driver.attach_device("one", self.device))
+        (found,) = driver.devices()
+        self.assertEqual(("one", first.path, first.size), (found.name, found.path, found.size))
+        self.assertEqual({"one"}, driver.existing_devices().names)
+
+    def test_a_new_driver_finds_what_the_old_one_attached(self) -> None:
+        first = self.make().attach_device("one", self.device)
+        driver = self.make()
+        self.assertEqual([first.path], [found.path for found in driver.devices()])
+        self.assertEqual(first, driver.attach_device("one", self.device))
+        driver.tend_device("one")
+        driver.detach_device("one")
+        self.assert_nothing_left(driver)
+
+    def test_detaching_leaves_nothing_and_can_be_repeated(self) -> None:
+        driver = self.make()
+        driver.attach_device("one", self.device)
+        for force in (False, False, True):
+            driver.detach_device("one", force=force)
+            self.assert_nothing_left(driver)
+
+    def test_what_is_not_attached_is_not_tended(self) -> None:
+        driver = self.make()
+        driver.tend_device("one")
+        self.assert_nothing_left(driver)
+
+    def test_one_in_use_is_detached_by_force_alone(self) -> None:
+        driver = self.make()
+        path = driver.attach_device("one", self.device).path
+        assert path is not None
+        with self.hold(path):
+            self.assertRaises(DeviceInUse, driver.detach_device, "one")
+            self.assertEqual([path], [found.path for found in driver.devices()])
+            driver.detach_device("one", force=True)
+            self.assert_nothing_left(driver)
+        driver.attach_device("two", self.device)
+
+    def test_one_that_has_grown_gets_its_size_also_while_it_is_in_use(self) -> None:
+        driver = self.make()
+        first = driver.attach_device("one", self.device)
+        assert first.path is not None
+        self.resize(2 * first.size)
+        with self.hold(first.path):
+            self.assertEqual(replace(first, size=2 * first.size), driver.attach_device("one", self.device))
+        self.assertEqual([2 * first.size], [found.size for found in driver.devices()])
+
+    def test_one_that_has_shrunk_is_refused_and_stays(self) -> None:
+        driver = self.make()
+        first = driver.attach_device("one", self.device)
+        self.resize(first.size // 2)
+        self.assertRaises(DeviceRefused, driver.attach_device, "one", self.device)
+        self.assertEqual([first.path], [found.path for found in driver.devices()])
+
+    def test_another_device_does_not_get_the_name(self) -> None:
+        driver = self.make()
+        driver.attach_device("one", self.device)
+        self.assertRaises(BadDevice, driver.attach_device, "one", self.other)
+        driver.attach_device("two", self.other)
+        self.assertEqual(["one", "two"], [found.name for found in driver.devices()])
+
+    def test_what_cannot_be_attached_is_refused_and_nothing_is_made(self) -> None:
+        driver = self.make()
+        for device in (self.used, Path("/nonexistent"), Path("/dev/null")):
+            self.assertRaises(DeviceRefused, driver.attach_device, "one", device)
+        for name in BAD_NAMES:
+            self.assertRaises(BadName, driver.attach_device, name, self.device)
+            self.assertRaises(BadName, driver.detach_device, name)
+            self.assertRaises(BadName, driver.tend_device, name)
+        self.assert_nothing_left(driver)
 
 
 class ExportContract(TestCase):

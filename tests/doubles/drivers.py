@@ -6,6 +6,8 @@ its agent, so that a test can throw the drivers away in the middle of a call and
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,15 +17,18 @@ from typing import ClassVar
 
 from drivers.attach.routes import origin_file
 from drivers.base import (
+    CachedDevice,
     CacheStats,
     Child,
     Device,
+    DeviceState,
     Died,
     Endpoint,
     Existing,
     Image,
     LostParent,
     Monitor,
+    Opened,
     Parent,
     PathState,
     PathStatus,
@@ -37,10 +42,13 @@ from drivers.cache.cachefiles import checked_key
 from drivers.errors import (
     BadDevice,
     BadDisk,
+    DeviceInUse,
+    DeviceRefused,
     DiskInUse,
     InUse,
     NoParents,
     NotAttached,
+    NotReleased,
     PointMissing,
     SnapshotMissing,
 )
@@ -55,6 +63,7 @@ ADDRESS = "unix:///run/virtman/serve"
 HIT_BYTES = 3 << 20
 BYTES_PER_FETCH = 1 << 20
 SECTOR = 512
+DEVICE_SIZE = 1 << 30
 POOL = Volume(Path("/state/cache/pool"), 1 << 30, (), VolumeState.IDLE)
 
 
@@ -108,6 +117,20 @@ class Host:
         self.allowed: dict[str, list[Child]] = {}
         self.disks: dict[str, Disk] = {}
         self.disk_trouble = ""
+        self.devices: dict[str, CachedDevice] = {}
+        """Devices of others that are read through the cache, by the names of their attachments."""
+        self.half_devices: set[str] = set()
+        """Attachments that are not whole."""
+        self.refused: dict[str, str] = {}
+        """Why devices are refused, by their numbers."""
+        self.open_devices: set[str] = set()
+        """Attachments whose path somebody has open."""
+        self.cut_off: set[str] = set()
+        """Those among them who get nothing but errors."""
+        self.silent = False
+        """The storage of devices does not end what it has begun."""
+        self.sizes: dict[str, int] = {}
+        """Bytes of devices, by their numbers; others have DEVICE_SIZE."""
 
     @contextmanager
     def act(self, call: str) -> Iterator[None]:
@@ -121,7 +144,9 @@ class Host:
 
     def leftovers(self) -> dict[str, object]:
         """All that is on the host but caches, which are meant to stay; empty containers left out."""
-        kinds = ("routes", "reading", "open_caches", "endpoints", "served", "allowed", "disks")
+        kinds = (
+            "routes", "reading", "open_caches", "endpoints", "served", "allowed", "disks", "devices", "half_devices",
+        )  # fmt: skip
         return {kind: getattr(self, kind) for kind in kinds if getattr(self, kind)}
 
     def daemon_dies(self, image: str) -> None:
@@ -144,11 +169,11 @@ class AttachDouble:
             self.watched.add(image.name)
         return Device(image.size, node={"driver": "nbd", "export": image.name})
 
-    def origin(self, image: Image, file: Path) -> Device:
+    def origin(self, image: Image, file: Path | Opened) -> Device:
         with self.host.act("attach.origin"):
-            return Device(
-                image.size, node={"driver": "file", "filename": str(origin_file(image, file)), "key": image.key}
-            )
+            path = origin_file(image, file)
+            name = file.mark if isinstance(file, Opened) else str(path)
+            return Device(image.size, node={"driver": "file", "filename": name, "key": image.key})
 
     def update(self, image: Image, parents: Sequence[Parent]) -> bool:
         with self.host.act("attach.update"):
@@ -222,7 +247,7 @@ class CacheDouble:
 
 
 class CacheGroupDouble(CacheDouble):
-    """A cache with volumes, which are in the host's memory; no image ever joins one."""
+    """A cache with volumes, which are in the host's memory; no image ever joins one, and devices join if one runs."""
 
     def volumes(self) -> list[Volume]:
         if "cache.volumes" in self.host.failing:
@@ -236,6 +261,59 @@ class CacheGroupDouble(CacheDouble):
     def remove_volume(self, path: Path) -> None:
         with self.host.act("cache.remove_volume"):
             self.host.volumes.pop(path, None)
+            if not self._taking():
+                for name, device in self.host.devices.items():
+                    self.host.devices[name] = replace(device, state=DeviceState.DIRECT)
+
+    def _taking(self) -> bool:
+        return any(volume.state is not VolumeState.FAILED for volume in self.host.volumes.values())
+
+    def attach_device(self, name: str, device: Path) -> Device:
+        checked(name)
+        with self.host.act("cache.attach_device"):
+            number = number_in(device)
+            if not number:
+                raise DeviceRefused("there is no such device")
+            known, size = self.host.devices.get(name), self.host.sizes.get(number, DEVICE_SIZE)
+            if known is None and (why := self.host.refused.get(number)):
+                raise DeviceRefused(why)
+            if known is not None and (known.number, known.size) != (number, min(known.size, size)):
+                if known.number != number:
+                    raise BadDevice(f"{name} is attached to another device")
+                raise DeviceRefused("it has shrunk")
+            self.host.half_devices.add(name)
+            self.host.moment("within cache.attach_device")
+            path = Path("/dev/mapper") / f"virtman-volume-{name}"
+            state = DeviceState.CACHED if self._taking() else DeviceState.DIRECT
+            self.host.devices[name] = replace(
+                known or CachedDevice(name, path, number, size, state), size=size, state=state
+            )
+            self.host.half_devices.discard(name)
+        return Device(size, path)
+
+    def tend_device(self, name: str) -> None:
+        checked(name)
+        with self.host.act("cache.tend_device"):
+            if name in self.host.devices and self._taking():
+                self.host.devices[name] = replace(self.host.devices[name], state=DeviceState.CACHED)
+
+    def detach_device(self, name: str, *, force: bool = False) -> None:
+        checked(name)
+        with self.host.act("cache.detach_device"):
+            if name in self.host.open_devices and not force:
+                raise DeviceInUse(Path("/dev/mapper") / f"virtman-volume-{name}")
+            if name in self.host.open_devices:
+                self.host.cut_off.add(name)
+                if self.host.silent:
+                    raise NotReleased("requests that the storage has begun", 10)
+            self.host.devices.pop(name, None)
+            self.host.half_devices.discard(name)
+
+    def devices(self) -> list[CachedDevice]:
+        return [device for _, device in sorted(self.host.devices.items())]
+
+    def existing_devices(self) -> Existing:
+        return Existing(frozenset(self.host.devices.keys() | self.host.half_devices))
 
 
 class ExportDouble:
@@ -480,6 +558,15 @@ def _device(vm: str, disk: Disk) -> Device:
     path = Path("/disks") / f"{vm}.qcow2"
     node = {"driver": "qcow2", "filename": str(path), "layer": disk.layer, "backing": disk.origin.node}
     return Device(disk.size, path, None if disk.device else node)
+
+
+def number_in(device: Path) -> str:
+    """The number of a block device, for which a file may stand that says nothing else; nothing if it is none."""
+    if device.is_block_device():
+        number = device.stat().st_rdev
+        return f"{os.major(number)}:{os.minor(number)}"
+    said = device.read_text() if device.is_file() else ""
+    return said if re.fullmatch(r"\d+:\d+", said) else ""
 
 
 def _host(place: Place | Host) -> Host:

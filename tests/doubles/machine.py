@@ -10,9 +10,16 @@ from drivers.needs import Machine, Node
 class MachineDouble(Machine):
     """Has everything but what is named in ``without``: tools, modules, libraries, paths, or root."""
 
-    def __init__(self, *, without: Collection[str] = (), debian_python: bool = True) -> None:
+    def __init__(
+        self, *, without: Collection[str] = (), debian_python: bool = True, kernel: str = "6.12.1-amd64"
+    ) -> None:
         self._without = without
         self._debian_python = debian_python
+        self._kernel = kernel
+
+    @property
+    def kernel(self) -> str:
+        return self._kernel
 
     @property
     def root(self) -> bool:

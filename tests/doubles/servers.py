@@ -38,14 +38,14 @@ def serve_app(test: TestCase, app: Flask) -> str:
     return f"http://127.0.0.1:{server.server_port}"
 
 
-def serve_agent(test: TestCase, app: Flask, path: Path) -> None:
-    """Serve an agent's API on a unix socket with the server that the agent uses.
+def serve_agent(test: TestCase, app: Flask, path: Path, gid: int | None = None) -> None:
+    """Serve an agent's API on a unix socket with the server that the agent uses, also for the members of a group.
 
     The test fails if anything is answered otherwise than the API's document says.
     """
     contract = Contract(app)
     test.addCleanup(lambda: test.assertEqual([], contract.broken))
-    server = listen(app, path, threads=8)
+    server = listen(app, path, 8, gid)
 
     done, guard = threading.Event(), threading.Lock()
 

@@ -25,6 +25,8 @@ FAILED_PATH = ("I/O error, dev sd", "Buffer I/O error on dev sd")
 """A path whose parent goes fails requests, which the map sends by another one (Linux: block/blk-mq.c,
 blk_print_req_error), and the kernel's own look for partitions on a new one (fs/buffer.c, end_buffer_async_read). A
 map's own errors name dm-."""
+SUITE = os.environ.get("SUITE", "")
+"""The codename of the guests' Debian release; this machine's unless given."""
 LOGS = BUILD / "kernel-tests" / os.environ.get("TOX_ENV_NAME", "all")
 """Environments of tox run side by side."""
 
@@ -38,7 +40,7 @@ _left: Footprints = {}
 def cluster() -> KernelCluster:
     """The lab, with its logs in LOGS; it ends with the test run."""
     shutil.rmtree(LOGS, ignore_errors=True)
-    started = KernelCluster(LOGS, HOSTS, shared=[CHECKOUT / "tests", CHECKOUT / "opennebula_tm"])
+    started = KernelCluster(LOGS, HOSTS, suite=SUITE, shared=[CHECKOUT / "tests", CHECKOUT / "opennebula_tm"])
     atexit.register(started.stop)
     started.start()
     return started

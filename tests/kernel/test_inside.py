@@ -26,6 +26,7 @@ from tests.kernel.selection import marked, selected
 
 FILES = (
     "test_modules",
+    "test_cached_devices",
     "test_bcache",
     "test_dmcache",
     "test_bcache_volumes",
@@ -42,12 +43,13 @@ FILES = (
 """Those that take longest come first: a guest that is free takes the next one."""
 
 PROVOKED = {
-    "test_iscsi": FAILED_PATH,
+    "test_iscsi": (*FAILED_PATH, "I/O error, dev dm-"),
     "test_bcache_volumes": ("Buffer I/O error on dev dm-",),
+    "test_cached_devices": ("Buffer I/O error on dev dm-", "I/O error, dev dm-"),
     "test_waiting": ("Buffer I/O error on dev dm-", "I/O error, dev dm-", "I/O error, dev loop"),
 }
 """How lines of the kernel's log begin that a file's tests provoke: they make a map fail, or reads that wait; or a
-parent goes while the kernel looks for partitions on a new path to it."""
+parent goes while the kernel looks for partitions on a new path to it, or fails what its children wait for."""
 
 TIMEOUT = 7200.0
 """Seconds for a file; some took 1400 beside four programs that did nothing but count."""
@@ -148,6 +150,9 @@ class InsideTest(TestCase):
 
     def test_bcache_volumes(self) -> None:
         self.check("test_bcache_volumes")
+
+    def test_cached_devices(self) -> None:
+        self.check("test_cached_devices")
 
     def test_dmcache(self) -> None:
         self.check("test_dmcache")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,10 @@ from lab.process import attempts
 from tests.kernel.machines import FAILED_PATH, KernelCase, changed_on_purpose, cluster
 
 IMAGE = "two-parents"
+SERVED = f"virtman-export-{IMAGE}"
+"""The map by which a parent serves it."""
+PAUSE = 5.0
+"""Seconds for which the network pauses, at least."""
 TIMEOUT = 600.0
 """Seconds until a test is given up."""
 
@@ -84,6 +89,45 @@ class TwoParentsTest(KernelCase):
             self.origin.run(["ip", "link", "set", "eth1", "down"])
             told = reading.result()
         self.assertEqual((["origin"], ["origin lost", "host-2 active"]), (told["lost"], told["paths"]))
-        # Our own watch saw it: open-iscsi's takes longer.
-        self.assertEqual(1, len(told["silent"]))
-        self.assertIn(self.origin.address, told["silent"][0])
+        self.assert_left("is silent", told)
+
+    def test_a_parent_that_hangs_behind_a_live_connection_is_left_for_the_other(self) -> None:
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(self.read)
+            self.wait_until_it_reads()
+            self.addCleanup(self.origin.run, ["dmsetup", "resume", SERVED])
+            self.origin.run(["dmsetup", "suspend", SERVED])
+            told = reading.result()
+        self.assertEqual((["origin"], ["origin lost", "host-2 active"]), (told["lost"], told["paths"]))
+        self.assert_left("hangs", told)
+
+    def test_a_network_that_pauses_costs_no_error_and_reads_go_on_after_it(self) -> None:
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(self.read, "until-stopped")
+            self.wait_until_it_reads()
+            for machine in (self.origin, self.second):
+                self.addCleanup(machine.run, ["ip", "link", "set", "eth1", "up"])
+                machine.run(["ip", "link", "set", "eth1", "down"])
+            self.wait_until_it_waits()
+            for machine in (self.origin, self.second):
+                machine.run(["ip", "link", "set", "eth1", "up"])
+            self.host.run(["touch", "/run/child-stop"])
+            told = reading.result()
+        self.assertIn("no other answers", told["why"][0])
+        self.assertEqual([], [why for why in told["why"] if " answers" in why and "no other" not in why], str(told))
+
+    def wait_until_it_waits(self) -> None:
+        """Until no read has come back for longer than a parent may take, and than open-iscsi's watch once took."""
+        before, since = "", time.monotonic()
+        for _ in attempts(TIMEOUT):
+            now = self.host.run(["awk", "{print $1}", *(f"/sys/block/{disk}/stat" for disk in ("sda", "sdb"))])
+            if now != before:
+                before, since = now, time.monotonic()
+            elif time.monotonic() - since >= PAUSE:
+                return
+        self.fail("the host reads on")
+
+    def assert_left(self, why: str, told: dict[str, Any]) -> None:
+        """Our own watch saw it: open-iscsi's takes half a minute."""
+        self.assertEqual(1, len(told["why"]), str(told))
+        self.assertIn(f"{self.origin.address}:3260 {why}", told["why"][0])

@@ -18,12 +18,14 @@ from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
 from lab.kernel.services import AGENT_SETTINGS
 from lab.kernel.tinyvm import tiny_vm
-from tests.kernel.stacks import StackCase, patiently, services
+from tests.kernel.machines import SUITE
+from tests.kernel.stacks import MAKE, StackCase, patiently, services
 from tests.userspace.hosts import HostProcess, VoltProcess
 from virtman.errors import AgentUnreachable, VmRuns
 
 SIZE = 8 << 20
 SMALL = 2 << 20
+LINK = "/run/in-place"
 WRITTEN = 2 << 20
 """Bytes at the start of a disk that a test writes."""
 
@@ -59,6 +61,22 @@ WRITE = "--rw=randwrite --do_verify=1"
 CHECK = "--rw=randread --verify_only=1"
 
 
+JOURNAL = "/var/log/journal"
+"""Where this folder is, the journal outlives the machine's reboot (systemd-journald.service(8))."""
+
+_PATIENT = "/run/systemd/system/virtman-suspend.service.d"
+NO_TIMEOUT = (
+    f"mkdir -p {_PATIENT} && printf '[Service]\\nTimeoutStopSec=infinity\\n' > {_PATIENT}/patient.conf"
+    " && systemctl daemon-reload"
+)
+"""Until the reboot a suspend may take as long as it takes on a slow machine; whoever powers that off limits it."""
+
+READ_WAITS = (
+    "number=$(dmsetup info --columns --noheadings --separator : -o major,minor virtman-export-image)"
+    ' && read -r reads rest < "/sys/dev/block/$number/inflight" && [ "$reads" -gt 0 ]'
+)
+"""A shell command that fails while no child's read of ``image`` waits."""
+
 STEPPING = Path("/run/systemd/system/virtman-agent.service.d/stepping.conf")
 STEPPING_AGENT = "/usr/bin/python3 /opt/virtman/tests/kernel/inside/stepping.py"
 RESTART = "systemctl daemon-reload && systemctl restart virtman-agent.service"
@@ -89,7 +107,7 @@ class DataTest(StackCase):
 
 class BootTest(StackCase):
     def test_a_vm_boots_inside_a_host_with_two_parents_and_reads_the_right_bytes(self) -> None:
-        tiny = tiny_vm()
+        tiny = tiny_vm(SUITE)
         self.addCleanup(self.origin.run, ["rm", "-f", f"/var/tmp/{tiny.disk.name}"])
         self.publish_file("tiny", Path(self.origin.send(tiny.disk, "/var/tmp")))
         parent, host = self.hosts[:2]
@@ -125,6 +143,57 @@ class BootTest(StackCase):
         self.assertNotIn("virtman-vm-data", host.run(["virsh", "domblklist", "vm"]))
         self.assertNotIn("virtman-vm-data", host.run(["virsh", "domblklist", "--inactive", "vm"]))
         host.run(["virtman", "destroy", "data"])
+
+
+class InPlaceTest(StackCase):
+    def test_a_block_device_is_served_where_it_is_as_long_as_it_is_the_same(self) -> None:
+        self.device("image")
+        self.device("other")
+        before = self.origin.run(["sha256sum", "/dev/mapper/image"])
+        self.origin.run(["ln", "-s", "/dev/mapper/image", LINK])
+        self.addCleanup(self.origin.run, ["rm", "-f", LINK])
+        published = self.origin.run(["virtman", "publish", "image", LINK, "--in-place"])
+        self.assertIn("id:", published)
+        self.assertEqual("1", self.origin.run(["blockdev", "--getro", LINK]).strip())
+        path = self.create(self.host, "vm", "image")
+        self.read(self.host, path, "image", SMALL // 2)
+        self.origin.run(["ln", "-sfn", "/dev/mapper/other", LINK])
+        self.wait_until(self.origin, "virtman status 2>&1 | grep -q 'is another device now'")
+        self.assertNotIn("virtman-export", self.origin.run(["dmsetup", "ls"]))
+        self.wait_until(self.origin, "! blockdev --getro /dev/mapper/image | grep -q 1")
+        self.origin.run(["ln", "-sfn", "/dev/mapper/image", LINK])
+        self.wait_until(self.origin, "virtman status 2>&1 | grep -q 'image *origin *attached  '")
+        self.read(self.host, path, "image", SMALL)
+        again = self.origin.run(["virtman", "publish", "image", "/dev/mapper/image", "--in-place"])
+        self.assertEqual(published, again)
+        self.assertIn(" /dev/mapper/image", self.origin.run(["virtman", "status"]))
+        self.agent(self.host).destroy("vm")
+        self._collect([self.host])
+        self.origin.run(["virtman", "unpublish", "image"])
+        self.assertEqual(before, self.origin.run(["sha256sum", "/dev/mapper/image"]))
+        self.origin.run(["dmsetup", "remove", "image"])  # nobody has it any more
+
+    def test_a_file_is_served_where_it_is_until_it_changes(self) -> None:
+        file = "/var/tmp/file.raw"
+        self.origin.run(["sh", "-c", f'python3 -c "$0" file {SMALL} > {file}', MAKE])
+        self.addCleanup(self.origin.run, ["rm", "-f", file])
+        self.origin.run(["virtman", "publish", "file", file, "--in-place"])
+        self.read(self.host, self.create(self.host, "vm", "file"), "file", SMALL)
+        self.assertIn(file, self.origin.run(["losetup", "--list", "--noheadings", "--output", "BACK-FILE"]))
+        self.origin.run(["dd", "if=/dev/zero", f"of={file}", "bs=4k", "count=1", "conv=notrunc"])
+        self.wait_until(self.origin, "virtman status 2>&1 | grep -q 'has changed since it was published'")
+        self.assertNotIn(file, self.origin.run(["losetup", "--list", "--noheadings", "--output", "BACK-FILE"]))
+
+    def device(self, name: str) -> None:
+        """A map of the origin's that has a lasting name, over a loop device whose file is made of a seed."""
+        file = f"/var/tmp/{name}.raw"
+        self.origin.run(["sh", "-c", f'python3 -c "$0" {name} {SMALL} > {file}', MAKE])
+        self.addCleanup(self.origin.run, ["rm", "-f", file])
+        loop = self.origin.run(["losetup", "--find", "--show", file]).strip()
+        self.addCleanup(self.origin.run, ["losetup", "--detach", loop])
+        table = f"0 {SMALL // 512} linear {loop} 0"
+        self.origin.run(["dmsetup", "create", name, "--uuid", f"LVM-{name}", "--table", table])
+        self.addCleanup(self.origin.run, ["sh", "-c", f"! test -e /dev/mapper/{name} || dmsetup remove {name}"])
 
 
 class CallersTest(StackCase):
@@ -215,6 +284,31 @@ class CrashTest(KillCase):
         # Not before: what the cache had lost would be waited for, and not counted.
         self.read(host, path, "image", SIZE, start=WRITTEN)
         self.assertEqual("0", host.run(["sh", "-c", SECTORS_FETCHED, "image"]).strip(), "sectors lost with the power")
+
+    def test_a_host_is_shut_down_while_its_parents_are_gone_and_its_child_reads_on_by_another(self) -> None:
+        self.publish("image", SMALL)
+        host, child = self.hosts[:2]
+        host.run(["mkdir", "-p", JOURNAL])
+        self.addCleanup(host.run, ["rm", "-rf", JOURNAL])
+        host.run(["sh", "-c", f"journalctl --flush && {NO_TIMEOUT} && systemctl start virtman-suspend.service"])
+        self.create(host, "vm", "image")
+        host.run(["systemctl", "restart", "virtman-agent.service"])
+        self.assertTrue(self.agent(host).status().images[0].serving, "the agent alone was restarted")
+        self.wait_until(self.origin, f"virtman tree image | grep {host.name}")  # its lease may have run out meanwhile
+        path = self.create(child, "reader", "image")
+        self.addCleanup(self.origin.run, ["ip", "link", "set", "eth1", "up"])
+        self.origin.run(["ip", "link", "set", "eth1", "down"])
+        reading = self.begin_reading(child, path, "image", SMALL)
+        self.wait_until(host, READ_WAITS)
+        host.power_off()
+        self.origin.run(["ip", "link", "set", "eth1", "up"])
+        self.done_reading(reading)
+        host.start()
+        host.wait_up()
+        said = host.run(["journalctl", "--boot=-1", "--unit=virtman-suspend.service", "--no-pager"])
+        self.assertIn("virtman-suspend.service: Deactivated successfully.", said)
+        services().start_agent(host)
+        self.wait_until(host, "virtman list")
 
 
 class SnapshotCase(KillCase):

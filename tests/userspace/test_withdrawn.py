@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from testtools.matchers import GreaterThan, LessThan
+
 from tests.userspace.hosts import HostProcess, wait_until
 from tests.userspace.test_cluster import ClusterTestCase, image_of, read
 from virtman import errors
@@ -80,9 +82,12 @@ class UsedTest(WithdrawnTestCase):
         self.withdraw()
         stranger = self.host("stranger").start()
         self.assertRaises(errors.ImageWithdrawn, stranger.create, "vm", "img")
-        self.assertEqual((0, 0), (image_of(clients[last]).fetched_bytes, image_of(clients[parent]).fetched_bytes))
+        size, before = self.file.stat().st_size, image_of(clients[parent]).fetched_bytes
+        self.assertThat(before, LessThan(size // 2), "watches ask parents whether they live, and read a little")
         self.assert_same_content(Path(clients[last].vm("vm").disk.path), self.file)
-        self.assertEqual(self.file.stat().st_size, image_of(clients[parent]).fetched_bytes)
+        self.assertEqual(size, image_of(clients[last]).fetched_bytes)
+        # By way of the parent; not all, perhaps: on a slow machine one may be left for another, as if it hung.
+        self.assertThat(image_of(clients[parent]).fetched_bytes, GreaterThan(before))
         clients[last].destroy("vm")
         self.assert_goes(*(host for host, _ in hosts))
 

@@ -1,18 +1,24 @@
-"""Commands about the volumes of the cache."""
+"""Commands about the volumes of the cache, and about devices of others that are read through it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from virtman.cli import options
+from virtman.cli.host import DEVICE_COLUMNS, device_rows
 from virtman.cli.output import emit, size_text, table
+
+if TYPE_CHECKING:
+    from virtman.client import AgentClient
+    from virtman.models import CachedDevice
 
 
 @click.group()
 def cache() -> None:
-    """Say which disks and files this host keeps in what it has read.
+    """Say which disks and files this host keeps in what it has read, and have devices read through them.
 
     \b
     Example: virtman cache list
@@ -23,18 +29,51 @@ def cache() -> None:
 @options.as_json
 @click.pass_context
 def list_volumes(context: click.Context, as_json: bool) -> None:
-    """List the volumes of the cache and the images that use them now.
+    """List the volumes of the cache, the images that use them now, and the devices that are read through them.
+
+    With --json only the volumes; see devices.
 
     \b
     Example: virtman cache list
     """
     with options.agent(context) as client:
         volumes = client.volumes()
+        devices = [] if as_json else _devices(client)
     if as_json:
         emit(volumes)
         return
     rows = [[v.path, size_text(v.size), v.state, ", ".join(v.images) or "-"] for v in volumes]
     table(["PATH", "SIZE", "STATE", "IMAGES"], rows)
+    if devices:
+        _print_devices(devices)
+
+
+@cache.command(name="devices")
+@options.as_json
+@click.pass_context
+def list_devices(context: click.Context, as_json: bool) -> None:
+    """List the devices of others that are read through the cache.
+
+    \b
+    Example: virtman cache devices
+    """
+    with options.agent(context) as client:
+        devices = client.cached_devices()
+    emit(devices) if as_json else _print_devices(devices)
+
+
+def _devices(client: AgentClient) -> list[CachedDevice]:
+    """What an agent of an earlier release has none of."""
+    from virtman.errors import AgentFailed
+
+    try:
+        return client.cached_devices()
+    except AgentFailed:
+        return []
+
+
+def _print_devices(devices: list[CachedDevice]) -> None:
+    table(DEVICE_COLUMNS, device_rows(devices))
 
 
 @cache.command(name="add")
@@ -70,6 +109,41 @@ def remove_volume(context: click.Context, path: Path, as_json: bool) -> None:
         client.remove_volume(path.absolute())
     if as_json:
         emit({"removed": str(path.absolute())})
+
+
+@cache.command(name="attach")
+@click.argument("device", type=click.Path(path_type=Path))
+@options.as_json
+@click.pass_context
+def attach_device(context: click.Context, device: Path, as_json: bool) -> None:
+    """Read DEVICE through the cache, and print the path for a VM to use in its place.
+
+    Writes go to the device before they are acknowledged; nothing else is ever written to it. A device that has grown
+    gets its new size when it is attached again.
+
+    \b
+    Example: virtman cache attach /dev/disk/by-path/ip-192.0.2.7:3260-iscsi-iqn.2026-01.com.example:volumes-lun-1
+    """
+    with options.agent(context) as client:
+        attached = client.attach_cached(device.absolute())
+    emit(attached) if as_json else click.echo(attached.path)
+
+
+@cache.command(name="detach")
+@click.argument("device", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Even while somebody has it open, who gets errors from then on.")
+@options.as_json
+@click.pass_context
+def detach_device(context: click.Context, device: Path, force: bool, as_json: bool) -> None:
+    """Let DEVICE go, called by its own path or by the one that was handed out. Nothing of the cache is left on it.
+
+    \b
+    Example: virtman cache detach /dev/mapper/virtman-volume-3b1f0c9a52d4e687
+    """
+    with options.agent(context) as client:
+        client.detach_cached(device.absolute(), force)
+    if as_json:
+        emit({"detached": str(device.absolute())})
 
 
 COMMANDS = (cache,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,12 @@ from virtman.cli import options
 from virtman.cli.output import emit, one_line_errors, size_text, table
 
 if TYPE_CHECKING:
-    from virtman.models import Stack, Status
+    from virtman.models import CachedDevice, Stack, Status
 
 VOLUME_TROUBLE = {"failed": "has failed", "missing": "is missing"}
 """What is said of a volume in such a state."""
+
+DEVICE_COLUMNS = ("DEVICE", "PATH", "SIZE", "STATE", "HITS", "MISSES", "FROM CACHE")
 
 
 @click.command()
@@ -35,15 +37,23 @@ def status(context: click.Context, as_json: bool) -> None:
     table(
         ["IMAGE", "ROLE", "PHASE", "SLOT", "FETCHED", "CACHE HITS", "VMS", "PATHS"], [_stack(s) for s in answer.images]
     )
+    if answer.cached_devices:
+        table(DEVICE_COLUMNS, device_rows(answer.cached_devices))
     for line in _trouble(answer):
         click.echo(line, err=True)
+
+
+def device_rows(found: Sequence[CachedDevice]) -> list[list[Any]]:
+    """Rows of a table."""
+    return [[d.device, d.path, size_text(d.size), d.state, d.hits, d.misses, size_text(d.cache_bytes)] for d in found]
 
 
 def _stack(stack: Stack) -> list[Any]:
     return [
         stack.name, stack.role, stack.phase if stack.serving else f"{stack.phase}, NOT served", stack.slot,
         size_text(stack.fetched_bytes), size_text(stack.cache_hit_bytes), len(stack.vms),
-        ", ".join(f"{path.host} ({path.state})" for path in stack.paths) or "-",
+        ", ".join(f"{path.host} ({path.state})" for path in stack.paths) or (stack.in_place and stack.in_place.path)
+        or "-",
     ]  # fmt: skip
 
 
@@ -59,6 +69,12 @@ def _trouble(status: Status) -> Iterator[str]:
     for volume in status.cache_volumes:
         if volume.state in VOLUME_TROUBLE:
             yield f"the cache volume {volume.path} {VOLUME_TROUBLE[volume.state]}; see: virtman cache list"
+    for device in status.cached_devices:
+        if device.state == "lost":
+            yield (
+                f"{device.device} was read through the cache before this host was started; attach it again, or forget"
+                f" it: virtman cache detach {device.device}"
+            )
     for death in status.deaths:
         now = "it works again" if death.running else "it DOES NOT WORK now"
         yield f"the agent's thread {death.thread} died {death.times} times, last of {death.error}; {now}"
@@ -101,6 +117,7 @@ def repair(context: click.Context, as_json: bool) -> None:
         emit(answer)
     else:
         done = {"images": answer.images, "strays": answer.strays, "vms": answer.vms}
+        done |= {"devices": answer.devices} if answer.devices else {}
         click.echo("; ".join(f"{kind}: {', '.join(names) or 'nothing to do'}" for kind, names in done.items()))
 
 

@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from virtman.cli import options
 from virtman.cli.output import draw, emit, progress, size_text, table
 
+if TYPE_CHECKING:
+    from virtman.models import ImageHere
+
 
 @click.command()
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--from-vm", "vm", metavar="VM", help="Publish what the disk of VM, which may run, holds now.")
+@click.option("--in-place", is_flag=True, help="Serve FILE, raw or a block device, where it is; it is not copied.")
+@click.option("--trust", metavar="DIGEST", help="With --in-place: the digest that FILE has, as you know.")
+@click.option("--digest", is_flag=True, help="With --in-place: compute FILE's SHA-256 in the background.")
 @options.as_json
 @click.pass_context
-def publish(context: click.Context, name: str, file: Path | None, vm: str | None, as_json: bool) -> None:
+def publish(
+    context: click.Context, name: str, file: Path | None, vm: str | None, in_place: bool, trust: str | None,
+    digest: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Publish FILE (raw or qcow2), or the disk of a VM, as image NAME; this host becomes its origin.
+
+    What is served in place must stay as it is: once FILE has changed, or is another device, it is served no more.
 
     \b
     Examples:
       virtman publish debian-12 ./debian-12.qcow2
       virtman publish prepared --from-vm web-1
+      virtman publish debian-12 /dev/mapper/debian-12 --in-place
     """
+    if (trust is not None or digest) and not in_place:
+        raise click.UsageError("--trust and --digest go with --in-place")
+    if in_place and (file is None or vm is not None):
+        raise click.UsageError("--in-place goes with FILE")
     with options.agent(context) as client, progress() as show:
-        if file is not None and vm is None:
+        if file is not None and in_place:
+            image = client.publish_in_place(name, file.absolute(), trust, digest=digest)
+        elif file is not None and vm is None:
             image = client.publish(name, file.absolute(), show)
         elif vm is not None and file is None:
             image = client.publish_vm(name, vm, show)
@@ -77,12 +96,19 @@ def images(context: click.Context, as_json: bool) -> None:
     rows = [
         [
             image.name, size_text(image.size), ", ".join(image.origins), image.nodes,
-            image.here and f"{image.here.role} ({image.here.phase})",
+            image.here and _here(image.here),
             size_text(image.here.held_bytes if image.here else 0), "withdrawn" if image.withdrawn else "published",
         ]
         for image in answer
     ]  # fmt: skip
     table(["IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED HERE", "STATE"], rows)
+
+
+def _here(here: ImageHere) -> str:
+    place = here.in_place
+    if place is None:
+        return f"{here.role} ({here.phase})"
+    return f"{here.role} in place ({here.phase if place.trouble is None else 'NOT served'})"
 
 
 @click.command()

@@ -186,7 +186,14 @@ def content(path: Path, size: int, *, direct: bool, start: int = 0, end: int | N
 
 def fetched(base: Device) -> int:
     """Bytes read from the parents until now."""
+    return _counters(base)[2] * 512
+
+
+def requests(base: Device) -> int:
+    """Reads that the parents have answered until now."""
+    return _counters(base)[0]
+
+
+def _counters(base: Device) -> list[int]:
     assert base.path is not None
-    number = base.path.stat().st_rdev
-    counters = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat").read_text().split()
-    return int(counters[2]) * 512
+    return [int(word) for word in devmapper.counters(base.path).read_text().split()]

@@ -1,6 +1,6 @@
-"""``child.py IMAGE once|until-lost POLICY HOST=IP...``: read an image from these parents, in a guest.
+"""``child.py IMAGE once|until-lost|until-stopped POLICY HOST=IP...``: read an image from these parents, in a guest.
 
-``until-lost``: until one of them was lost, and once more.
+``until-lost``: until one of them was lost; ``until-stopped``: until the file STOP is there; and once more.
 
 Every byte read is compared. The last line of the output is a JSON object with what happened.
 """
@@ -26,6 +26,8 @@ from tests.kernel.inside.parent import SIZE, content, image
 READY = Path("/run/child-reads")
 """Is there while it reads with all parents usable."""
 
+STOP = Path("/run/child-stop")
+
 CHUNK = 64 << 10
 FOLDER = Path("/run/child")
 
@@ -48,17 +50,18 @@ def main(name: str, until: str, policy: str, *parents: str) -> None:
         wait_for_all(attach, name)
         READY.touch()
         before = fetched()
-        while until == "until-lost" and not lost:
+        while (until == "until-lost" and not lost) or (until == "until-stopped" and not STOP.exists()):
             read(path, content(name))
         read(path, content(name))
         states = [f"{status.parent.host} {status.state}" for status in attach.paths(name)]
         shares = [count - before[disk] for disk, count in fetched().items() if disk in before]
     finally:
-        READY.unlink(missing_ok=True)
+        for file in (READY, STOP):
+            file.unlink(missing_ok=True)
         attach.disconnect(name)
     messages = [said.get().msg for _ in range(said.qsize())]
-    silent = [message for message in messages if message.endswith("is silent")]
-    print(json.dumps({"lost": lost, "silent": silent, "paths": states, "shares": shares}))  # noqa: T201
+    why = [message for message in messages if " answers" in message or "was silent" in message]
+    print(json.dumps({"lost": lost, "why": why, "paths": states, "shares": shares}))  # noqa: T201
 
 
 def fetched() -> dict[str, int]:

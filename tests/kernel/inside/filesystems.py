@@ -20,6 +20,7 @@ def small_file_system(case: TestCase, folder: Path, size: str, *, sector: int = 
     small.mkdir()
     run(["mount", disk, str(small)])
     case.addCleanup(run, ["umount", str(small)])
+    case.addCleanup(run, ["udevadm", "settle"])  # it may have a device over a file there open for a look
     return small
 
 

@@ -11,7 +11,7 @@ from drivers.kernel import scsi
 
 SECRET = "of this edge"
 
-CHECK_CONDITION = 0x02
+CHECK_CONDITION, RESERVATION_CONFLICT = 0x02, 0x18
 DATA_PROTECT = 0x07
 """SCSI: SPC-4, table of status codes, table of sense keys."""
 
@@ -84,3 +84,18 @@ def disk_of(target: str) -> Path | None:
 def write_first_sector(disk: Path) -> scsi.Answer:
     """Send a WRITE(10) past the initiator's own idea of a read-only disk."""
     return scsi.send(disk, bytes([0x2A, 0, 0, 0, 0, 0, 0, 0, 1, 0]), b"\xff" * 512)
+
+
+def reserve(disk: Path) -> scsi.Answer:
+    """Ask for the disk for oneself alone, as hosts did before there were keys: RESERVE(6) of SPC-2."""
+    return scsi.send(disk, bytes([0x16, 0, 0, 0, 0, 0]))
+
+
+def register(disk: Path) -> scsi.Answer:
+    """Begin to reserve the disk by a key: PERSISTENT RESERVE OUT, REGISTER (SPC-4, 6.16)."""
+    return scsi.send(disk, bytes([0x5F, 0, 0, 0, 0, 0, 0, 0, 24, 0]), bytes(8) + b"\1" * 8 + bytes(8))
+
+
+def read_first_sector(disk: Path) -> scsi.Answer:
+    """Send a READ(10), whose data are thrown away; it is not sent again."""
+    return scsi.send(disk, bytes([0x28, 0, 0, 0, 0, 0, 0, 0, 0, 0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +9,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def none_left() -> Iterator[None]:
-    """Within it, whatever this process opens fails (EMFILE), in all its threads. What is open stays."""
+    """Within it, whatever this process opens fails (EMFILE), in all its threads. What is open stays.
+
+    Also what another thread closes meanwhile leaves no room: only the three standard files are below the limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
         yield
     finally:

@@ -246,6 +246,22 @@ class VolumesTest(BcacheCase):
         self.assert_reads(other, other_path)
         self.assert_reads(image, path)
 
+    def test_a_volume_that_refuses_an_image_for_another_reason_keeps_what_it_holds(self) -> None:
+        image, base = self.new_base(size=IMAGE)
+        path = self.opened(image, base)
+        self.assert_kept(image, base, path)
+        other, other_base = self.new_base("other", IMAGE)
+        (header,) = (self.place.state / "cache").glob("*.header")
+        # A copy has the same identity, and bcache takes no second one.
+        shutil.copy(header, header.with_name(f"{other.key}-{other.name}.header"))
+        self.assert_reads(other, self.opened(other, other_base))
+        self.assertEqual(("base",), self.images(self.default))
+        for _ in range(2):
+            self.cache.stats(image)  # as heartbeats, which free the memory below bcache
+        before = fetched(base)
+        self.assert_reads(image, path)
+        self.assertLessEqual(fetched(base) - before, image.size // 20)
+
 
 class Reader:
     """Reads an image again and again in a thread, and fails the test if a byte is wrong."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from drivers.base import Device, Image
+from drivers.base import Device, Image, Place
 from drivers.cache.dmcache import BLOCK, DmCache
 from drivers.errors import CommandFailed, InUse
 from drivers.kernel import devmapper, loopdev
 from tests.kernel.inside import caches
-from tests.kernel.inside.caches import AT_MOST, CacheCase, fetched
+from tests.kernel.inside.baddisk import BadDisk
+from tests.kernel.inside.caches import AT_MOST, CacheCase, content, fetched
 
 SMALL = 4 << 20
 
@@ -39,10 +41,10 @@ class DmCacheTest(DmCacheCase):
         (found,) = (self.place.state / "cache").glob(f"*.{kind}")
         return found
 
-    def heartbeats(self, image: Image) -> None:
-        """As many as it takes until nothing waits in memory any more."""
+    def heartbeats(self, image: Image, read: int = 0) -> None:
+        """As many as it takes until nothing of the ``read`` bytes, by default all, waits in memory any more."""
         for _ in range(60):
-            if self.cache.stats(image).held_bytes == image.size:
+            if self.cache.stats(image).held_bytes >= (read or image.size):
                 return
         self.fail("not all that was read came into the cache")
 
@@ -174,7 +176,34 @@ class DmCacheTest(DmCacheCase):
         devmapper.reload(self.inner(image), [f"0 {SMALL // 512} error"])
         self.assert_reads(image, path)
         self.assert_reads(image, path, 4096)
-        self.assertIn("F 1", devmapper.status(path.name))
+        self.assertIn("RA", devmapper.status(path.name))
+
+    def test_a_bad_sector_of_the_caches_disk_is_read_from_the_parents(self) -> None:
+        disk = BadDisk(self, self.folder)
+        self.place = Place(state=disk.folder / "state", run=disk.folder / "run")
+        self.cache = self.new_cache()
+        image, base = self.new_base(size=SMALL)
+        path = self.opened(image, base)
+        self.assert_reads(image, path)
+        self.heartbeats(image)
+        disk.spoil(self.file("data"), SMALL // 2)
+        self.assert_reads(image, path)
+        self.assertIn("RA", devmapper.status(path.name))
+
+    def test_an_image_of_one_sector(self) -> None:
+        image, base = self.new_base(size=512)
+        self.assert_reads(image, self.opened(image, base))
+
+    def test_an_image_larger_than_the_memory_is_moved_into_the_cache(self) -> None:
+        _, start = self.new_base("start", SMALL)
+        size, sectors = 4 << 30, SMALL // 512
+        self.assertGreater(size, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        table = [f"0 {sectors} linear {start.path} 0", f"{sectors} {size // 512 - sectors} zero"]
+        base = Device(size=size, path=devmapper.create("virtman-testlarge", table, read_only=True))
+        self.addCleanup(devmapper.remove, "virtman-testlarge")
+        image = Image(name="large", size=size, digest=f"sha256:{'0' * 64}")
+        content(self.opened(image, base), 1 << 20, direct=True, end=SMALL)
+        self.heartbeats(image, SMALL)
 
     def test_a_file_that_fails_below_the_cache_is_passed_by_and_the_cache_opens_again(self) -> None:
         for kind in ("meta", "data"):

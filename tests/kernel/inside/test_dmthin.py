@@ -657,7 +657,7 @@ class OtherFilesTest(ThinCase):
     def test_a_pool_that_takes_no_writes_is_told_of(self) -> None:
         self.create()
         table = devmapper.table(POOL)
-        devmapper.reload(POOL, [f"{table.removesuffix(' 0')} 1 read_only"])
+        devmapper.reload(POOL, [table.replace(" 1 no_discard_passdown", " 2 no_discard_passdown read_only")])
         self.assertIn("takes no writes", self.driver.trouble())
         devmapper.reload(POOL, [table])
         self.assertEqual("", self.driver.trouble())
@@ -821,7 +821,40 @@ class SpaceTest(ThinCase):
         self.assertEqual(0, writer.wait(PATIENCE))
         driver.take("vm1", "point", None)
 
+    def test_what_a_vm_discards_is_the_pools_again_and_not_the_file_systems(self) -> None:
+        driver, path, _ = self.full(timeout=HELD)
+        table = devmapper.table(POOL)
+        driver.close()
+        # As an earlier release had it, which let a VM make holes.
+        devmapper.reload(POOL, [table.replace("1 no_discard_passdown", "0")])
+        data = self.folder / "small/thin/data"
+        write(path, SIZE, os.urandom(4 * MIB))
+        run(["blkdiscard", "--offset", str(SIZE), "--length", str(MIB), str(path)])
+        self.assertLess(taken(data), STEP)
+        driver.open("vm1")
+        self.assertGreaterEqual(taken(data), STEP)
+        used = used_blocks()
+        run(["blkdiscard", "--offset", str(SIZE), "--length", str(4 * MIB), str(path)])
+        self.assertGreaterEqual(taken(data), STEP)
+        self.assertEqual(used - 3 * MIB // (BLOCK_SECTORS * devmapper.SECTOR), used_blocks())
+        fill(self.folder / "small", but=0)
+        content = os.urandom(4 * MIB)
+        write(path, SIZE, content)
+        with path.open("rb") as file:
+            file.seek(SIZE)
+            self.assertEqual(content, file.read(4 * MIB))
+
     def test_the_parameter_of_all_pools_is_left_alone(self) -> None:
         before = NO_SPACE_TIMEOUT.read_text()
         self.create()
         self.assertEqual(before, NO_SPACE_TIMEOUT.read_text())
+
+
+def taken(file: Path) -> int:
+    """Bytes of disk space that a file has."""
+    return file.stat().st_blocks * 512
+
+
+def used_blocks() -> int:
+    """Blocks of the pool's data that are some disk's."""
+    return int(devmapper.status(POOL).split()[5].split("/")[0])

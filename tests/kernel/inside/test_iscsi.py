@@ -8,6 +8,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from drivers.errors import BadDisk, CommandFailed, HostFailed, NoParents
 from drivers.export.lio import LioExport
 from drivers.host.command import run
 from drivers.iscsi.names import DISK, PORTAL_GROUP, serial_of, target_name
+from drivers.iscsi.sessions import sessions
 from drivers.kernel import devmapper, loopdev
 from drivers.kernel.scsi import MODEL
 from tests.contracts import drivers as contracts
@@ -41,6 +43,8 @@ SIZE = 4 << 20
 NEVER = 10 * PATIENCE
 GONE = Parent("gone", f"iscsi://{IP}:1")
 """Nobody listens there."""
+HOLDS = "3 queue_if_no_path queue_mode bio 0 0 0"
+"""Of a table of a multipath map: it has no path, and what is read waits."""
 FOR_ADMINISTRATORS = Path("/etc/multipath/conf.d/virtman.conf")
 """deploy/multipath/virtman.conf, installed as in every guest."""
 
@@ -52,6 +56,23 @@ def multipathd_wants(disk: Path) -> bool:
     except CommandFailed:
         return False
     return True
+
+
+def let_everybody_log_in(listener: socket.socket) -> None:
+    """Answer every login that it is done, without a proof of anybody (RFC 7143, 11.12 and 11.13)."""
+    text = b"AuthMethod=None\0"
+    while True:
+        try:
+            connection, _address = listener.accept()
+        except OSError:
+            return
+        with connection:
+            asked = connection.recv(48, socket.MSG_WAITALL)
+            connection.recv(-(-int.from_bytes(asked[5:8]) // 4) * 4, socket.MSG_WAITALL)
+            to_the_next_stage, session, task = bytes([0x23, 0x81, 0, 0, 0]), asked[8:14] + b"\0\1", asked[16:20]
+            head = to_the_next_stage + len(text).to_bytes(3) + session + task + bytes(8) + asked[24:28] * 2
+            connection.sendall(head.ljust(48, b"\0") + text)
+            connection.recv(1)
 
 
 class SlowMaps(IscsiAttach):
@@ -123,6 +144,28 @@ class IscsiCase(TestCase):
         rtslib_fb.LUN(rtslib_fb.TPG(target, PORTAL_GROUP), DISK, disk)
         other.allow(self.image.name, [Child(HOST, SECRET)])
         return Parent("alien", other.address, SECRET)
+
+    def without_parents(self) -> Path:
+        """A device that holds all reads."""
+        path = devmapper.create("virtman-test", [f"0 {SIZE // 512} multipath {HOLDS}"], read_only=True)
+        self.addCleanup(devmapper.remove, "virtman-test")
+        self.addCleanup(self.export.withdraw, self.image.name)
+        self.addCleanup(self.let_go)
+        return path
+
+    def reads_wait(self) -> bool:
+        """Whether such a device holds one."""
+        number = devmapper.number(devmapper.map_path("virtman-test"))
+        return Path(f"/sys/dev/block/{number}/inflight").read_text().split()[0] != "0"
+
+    def let_go(self) -> None:
+        """Fail what is read of such a device, as ``abandon`` does on a host whose parents are gone."""
+        devmapper.message("virtman-test", "fail_if_no_path")
+
+    def let_all_go(self) -> None:
+        """Have no map hold a read: who waits for it could not be killed."""
+        for name in devmapper.names("virtman-"):
+            devmapper.message(name, "fail_if_no_path")
 
     def connect(self) -> Path:
         path = self.attach.connect(self.image, [self.parent]).path
@@ -233,6 +276,16 @@ class IscsiTest(IscsiCase):
         self.attach.update(self.image, [self.parent])
         wait_until(lambda: self.states() == [PathState.ACTIVE])
 
+    def test_a_session_that_began_with_an_earlier_secret_begins_anew_when_it_breaks(self) -> None:
+        self.publish()
+        self.read(self.connect())
+        self.export.allow(self.image.name, [Child(HOST, "of a later edge")])
+        self.attach.update(self.image, [replace(self.parent, secret="of a later edge")])
+        [session] = sessions().values()
+        session.cut()
+        self.assertTrue(self.was_lost.wait(PATIENCE))
+        wait_until(lambda: self.states() == [PathState.ACTIVE])
+
     def test_a_multipathd_that_takes_every_disk_leaves_ours_by_the_file_that_administrators_are_given(self) -> None:
         ours, aside = FOR_ADMINISTRATORS, self.folder / "virtman.conf"
         shutil.move(ours, aside)
@@ -278,6 +331,54 @@ class IscsiTest(IscsiCase):
         self.assertEqual([PathState.LOST], self.states())
         self.publish()
         self.assertEqual(self.content, self.read(path))
+
+    def test_a_read_that_a_parent_holds_ends_when_the_image_is_abandoned(self) -> None:
+        self.publish()
+        path = self.connect()
+        wait_until(lambda: self.states() == [PathState.ACTIVE])
+        disk = iscsi_tools.disk_of(target_name(HOST, self.image.name))
+        assert disk is not None
+        (Path("/sys/block") / disk.name / "device/timeout").write_text(str(int(NEVER)))
+        self.export.publish(self.image, Device(SIZE, self.without_parents()))
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(self.read, path)
+            try:
+                wait_until(self.reads_wait)
+                self.attach.abandon(self.image.name)
+                self.assertRaises(CommandFailed, reading.result, PATIENCE)
+            finally:
+                self.let_all_go()
+                self.export.withdraw(self.image.name)
+
+    def test_a_parent_is_not_told_to_be_lost_when_an_abandoned_image_is_connected_again(self) -> None:
+        self.publish()
+        path = self.connect()
+        self.assertEqual(self.content, self.read(path))
+        self.attach.abandon(self.image.name)
+        wait_until(lambda: all(session.logged_in for session in sessions().values()))
+        self.connect()
+        self.assertEqual(self.content, self.read(path))
+        self.assertEqual([], self.lost)
+
+    def test_a_parent_that_is_withdrawn_while_it_waits_for_its_own_parents_is_no_error(self) -> None:
+        self.publish()
+        file = self.folder / "image"
+        good = rtslib_fb.FileIOStorageObject(f"{MODEL}good", dev=str(file), size=SIZE, wwn=serial_of(self.image))
+        path = self.attach.connect(self.image, [self.parent, self.parent_with(self.made(good))]).path
+        assert path is not None
+        wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
+        self.export.publish(self.image, Device(SIZE, self.without_parents()))
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(self.read, path)
+            try:
+                wait_until(self.reads_wait)
+                self.let_go()
+                wait_until(lambda: not self.export.serving(self.image.name))
+                pool.submit(self.export.withdraw, self.image.name).result(PATIENCE)
+                self.assertEqual(self.content, reading.result(PATIENCE))
+            finally:
+                self.let_all_go()
+        self.assertEqual([PathState.LOST, PathState.ACTIVE], self.states())
 
     def test_parents_are_looked_for_on_after_a_moment_without_open_files(self) -> None:
         path = self.connect()
@@ -332,6 +433,43 @@ class IscsiTest(IscsiCase):
             self.attach.connect(self.image, [Parent(HOST, self.export.address, "another secret")])
             wait_until(lambda: any("it refuses this host" in line for line in said.output))
         self.assertEqual([PathState.LOST], self.states())
+
+    def impostor(self, **attributes: str) -> Parent:
+        """A parent with the image's disk that does not know the secret, with these attributes of the child's ACL."""
+        file = self.folder / "image"
+        disk = rtslib_fb.FileIOStorageObject(f"{MODEL}false", dev=str(file), size=SIZE, wwn=serial_of(self.image))
+        parent = self.parent_with(self.made(disk))
+        target = rtslib_fb.Target(rtslib_fb.FabricModule("iscsi"), target_name(parent.host, self.image.name))
+        group = rtslib_fb.TPG(target, PORTAL_GROUP)
+        for name, value in attributes.items():
+            setattr(next(group.node_acls), name, value)
+        return parent
+
+    def check_it_is_no_path(self, impostor: Parent) -> None:
+        self.publish()
+        self.attach = self.new_driver(head_start=NEVER)
+        self.addCleanup(self.attach.disconnect, self.image.name)
+        with self.assertLogs("drivers.attach.iscsi", "INFO") as said:
+            path = self.attach.connect(self.image, [impostor, self.parent]).path
+            assert path is not None
+            self.assertEqual(self.content, self.read(path))
+            wait_until(lambda: any("does not prove itself" in line for line in said.output))
+        self.assertEqual([PathState.LOST, PathState.ACTIVE], self.states())
+        self.assertIs(None, iscsi_tools.disk_of(target_name(impostor.host, self.image.name)))
+
+    def test_a_parent_that_proves_itself_by_another_secret_is_no_path_and_not_waited_for(self) -> None:
+        self.check_it_is_no_path(self.impostor(chap_mutual_password="another secret"))
+
+    def test_a_parent_that_lets_the_host_in_and_does_not_prove_itself_is_no_path(self) -> None:
+        self.check_it_is_no_path(self.impostor(chap_mutual_password="", chap_mutual_userid=""))
+
+    def test_a_parent_that_asks_for_no_proof_and_gives_none_is_no_path(self) -> None:
+        listener = socket.create_server((IP, 0))
+        self.addCleanup(listener.close)
+        server = threading.Thread(target=let_everybody_log_in, args=[listener], daemon=True)
+        server.start()
+        self.addCleanup(listener.shutdown, socket.SHUT_RDWR)
+        self.check_it_is_no_path(Parent("false", f"iscsi://{IP}:{listener.getsockname()[1]}", SECRET))
 
     def test_refuses_what_cannot_be(self) -> None:
         self.assertRaises(NoParents, self.attach.connect, self.image, [])

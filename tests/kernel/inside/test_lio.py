@@ -25,7 +25,14 @@ from drivers.kernel import devmapper, loopdev
 from tests.contracts import drivers as contracts
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.folders import state_folder
-from tests.kernel.inside.iscsi_tools import CHECK_CONDITION, DATA_PROTECT, SECRET, log_in, log_out
+from tests.kernel.inside.iscsi_tools import (
+    CHECK_CONDITION,
+    DATA_PROTECT,
+    RESERVATION_CONFLICT,
+    SECRET,
+    log_in,
+    log_out,
+)
 from tests.kernel.inside.waits import wait_until
 from tests.patience import PATIENCE
 
@@ -104,7 +111,7 @@ class LioCase(TestCase):
         return Device(SIZE, path)
 
     def parents_are_back(self) -> None:
-        with loopdev.held(self.folder / self.image.name, read_only=True, direct=False) as source:
+        with loopdev.held(self.folder / self.image.name) as source:
             table = f"{MULTIPATH} 1 1 round-robin 0 1 0 {devmapper.number(source)}"
             devmapper.reload("virtman-test", [table], read_only=True)
 
@@ -261,6 +268,37 @@ class LioTest(LioCase):
         self.assertEqual((CHECK_CONDITION, DATA_PROTECT), (answer.status, answer.sense_key))
         self.assertEqual(self.content, (self.folder / self.image.name).read_bytes())
 
+    def siblings_disk(self) -> Path:
+        """The image's disk as another child of this guest has it, by a target of its own."""
+        place = Place(self.folder, self.folder, host="sibling", address=IP)
+        other, target = LioExport(place, died=self.fail), target_name("sibling", self.image.name)
+        self.addCleanup(other.withdraw, self.image.name)
+        other.publish(self.image, self.device_of(self.image))
+        other.allow(self.image.name, [Child(HOST, SECRET)])
+        self.addCleanup(log_out, target, PORTAL)
+        log_in(target, PORTAL)
+        disk = iscsi_tools.disk_of(target)
+        assert disk is not None
+        return disk
+
+    def test_no_child_can_reserve_the_disk(self) -> None:
+        self.export.publish(self.image, self.device_of(self.image))
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        sibling, disk = self.siblings_disk(), self.attach()
+        answers = iscsi_tools.reserve(sibling), iscsi_tools.register(sibling)
+        self.assertEqual([CHECK_CONDITION] * 2, [answer.status for answer in answers])
+        self.assertEqual(self.content, disk.read_bytes())
+
+    def test_a_disk_that_a_child_reserved_under_an_earlier_release_can_be_read_again(self) -> None:
+        self.export.publish(self.image, self.device_of(self.image))
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        sibling, disk = self.siblings_disk(), self.attach()
+        self.disk().set_attribute("emulate_pr", 1)
+        self.assertEqual(0, iscsi_tools.reserve(sibling).status)
+        self.assertEqual(RESERVATION_CONFLICT, iscsi_tools.read_first_sector(disk).status)
+        self.export.publish(self.image, self.device_of(self.image))
+        self.assertEqual(self.content, disk.read_bytes())
+
     def test_same_image_has_the_same_serial_on_every_host(self) -> None:
         twin = Image("twin", self.image.size, self.image.digest)
         shutil.copy(self.folder / self.image.name, self.folder / "twin")
@@ -300,12 +338,40 @@ class LioTest(LioCase):
             reading.result()
         self.assertEqual(self.content, (self.folder / "copy").read_bytes())
 
+    def test_reads_that_the_device_fails_wait_until_it_is_published_again(self) -> None:
+        self.export.publish(self.image, self.device_of(self.image))
+        self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        disk = self.attach()
+        broken = devmapper.create("virtman-test", [f"0 {SIZE // devmapper.SECTOR} error"], read_only=True)
+        self.addCleanup(devmapper.remove, broken.name)
+        self.addCleanup(self.export.withdraw, self.image.name)
+        self.export.publish(self.image, Device(SIZE, broken))
+        self.assertTrue(self.export.serving(self.image.name))
+        copy = self.folder / "copy"
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(run, ["dd", f"if={disk}", f"of={copy}", "iflag=direct", "bs=64k"])
+            wait_until(lambda: not self.export.serving(self.image.name))
+            self.export.publish(self.image, self.device_of(self.image))
+            reading.result()
+        self.assertEqual((True, self.content), (self.export.serving(self.image.name), copy.read_bytes()))
+
+    def test_a_map_of_an_earlier_release_holds_children_reads_on_its_own_after_a_publish(self) -> None:
+        lower, upper = (f"virtman-{whose}-{self.image.name}" for whose in ("image", "export"))
+        with loopdev.held(self.folder / self.image.name) as source:
+            table = f"{MULTIPATH} 1 1 service-time 0 1 0 {devmapper.number(source)}"
+            path = devmapper.create(lower, [table], read_only=True)
+        devmapper.create(upper, [f"0 {SIZE // devmapper.SECTOR} linear {path} 0"], read_only=True)
+        self.export.publish(self.image, self.device_of(self.image))
+        own, vms = devmapper.table(upper), devmapper.table(lower)
+        self.assertEqual((vms, self.content), (own, devmapper.map_path(upper).read_bytes()))
+
     def test_nobody_probes_its_maps_and_disks(self) -> None:
         self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         disk = self.attach()
         run(["udevadm", "trigger", "--settle", "--action=change", "/sys/block/" + disk.name])
-        self.assertNotIn("DEVLINKS", run(["udevadm", "info", str(disk)]).stdout)
+        links = run(["udevadm", "info", "--query=symlink", str(disk)]).stdout.split()
+        self.assertEqual([f"virtman/{disk.name}"], links, "the one by which LVM leaves it alone")
         scanned = int((Path("/sys/block") / disk.name / "stat").read_text().split()[2]) * devmapper.SECTOR
         self.assertLess(scanned, PARTITION_SCAN)
 
@@ -359,10 +425,15 @@ class LioTest(LioCase):
 
     def test_a_host_whose_address_is_another_one_is_reached_there(self) -> None:
         self.export.publish(self.image, self.device_of(self.image))
-        place = Place(self.folder, self.folder, host=HOST, address="127.0.0.2")
-        LioExport(place, died=self.fail).publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
+        disk = self.attach()
+        place = Place(self.folder, self.folder, host=HOST, address="127.0.0.2")
+        self.addCleanup(self.export.reserve, self.image.name)  # to log out
+        LioExport(place, died=self.fail).publish(self.image, self.device_of(self.image))
+        self.assertEqual(self.content, disk.read_bytes(), "a child that has yet to hear of it")
         portal = PORTAL.replace(IP, "127.0.0.2")
+        self.assertEqual([portal], [path.name for path in (CONFIGFS / self.target / "tpgt_1/np").iterdir()])
+        log_out(self.target, PORTAL)
         self.addCleanup(log_out, self.target, portal)
         log_in(self.target, portal)
         self.assertIsNotNone(iscsi_tools.disk_of(self.target))

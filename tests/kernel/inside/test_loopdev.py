@@ -82,6 +82,15 @@ class LoopsTest(TestCase):
         udevrules.leave_alone(link)
         self.assertEqual((False, True), (before, self.is_left_alone(link / "after")))
 
+    def test_the_journal_does_not_fill_with_what_our_devices_are_said_to_lack(self) -> None:
+        udevrules.leave_alone(self.folder)
+        file = self.folder / "quiet"
+        cursor = run(["journalctl", "--quiet", "--lines=0", "--show-cursor"]).stdout.removeprefix("-- cursor: ").strip()
+        self.assertTrue(self.is_left_alone(file))
+        run(["journalctl", "--sync"])
+        said = run(["journalctl", "--quiet", f"--after-cursor={cursor}", "--identifier=55-scsi-sg3_id.rules"]).stdout
+        self.assertNotIn(f"{loopdev.attach(file).name} ", said)
+
     def test_a_folder_that_no_rule_can_name_is_said_and_the_rules_stay_whole(self) -> None:
         before = udevrules.rules()
         with self.assertLogs("drivers.kernel.udevrules", "WARNING") as logged:
@@ -107,13 +116,25 @@ class LoopsTest(TestCase):
         run(["udevadm", "settle"])  # it may have the device open for a look
         self.assertEqual(None, loopdev.device_of(file))
 
+    def test_what_somebody_else_has_over_a_file_is_not_used_and_stays(self) -> None:
+        file = self.folder / "file"
+        file.write_bytes(bytes(1 << 20))
+        for options in (["--read-only"], ["--sector-size=4096"], ["--offset=65536"]):
+            others = run(["losetup", "--find", "--show", *options, str(file)]).stdout.strip()
+            self.addCleanup(run, ["losetup", "--detach", others])
+            with loopdev.held(file) as device:
+                shown = run(["losetup", "-n", "-O", "RO,LOG-SEC,OFFSET", str(device)]).stdout.split()
+                self.assertEqual(["1", "512", "0"], shown)
+            run(["udevadm", "settle"])  # it may have the device open for a look
+            self.assertIn(others, run(["losetup", "--associated", str(file)]).stdout)
+
     def test_a_file_that_several_hold_side_by_side_is_behind_the_devices_of_all(self) -> None:
         files = [self.folder / name for name in ("a", "b")]
         for file in files:
             file.write_bytes(file.name.encode() * (1 << 20))
 
         def read(file: Path) -> bytes:
-            with loopdev.held(file, read_only=True, direct=False) as device, device.open("rb") as opened:
+            with loopdev.held(file) as device, device.open("rb") as opened:
                 return opened.read(1)
 
         with ThreadPoolExecutor(8) as pool:

@@ -93,6 +93,40 @@ class ProbesTest(OwnerCase):
             self.assertIn("SYSTEMD_READY=0", run(["udevadm", "info", str(loop)]).stdout)
 
 
+class LvmTest(OwnerCase):
+    """With deploy/lvm/lvmlocal.conf, as in every guest."""
+
+    def setUp(self) -> None:
+        """Have a volume group inside of the image, as many a VM's disk has."""
+        super().setUp()
+        made = self.folder / "made"
+        with made.open("wb") as file:
+            file.truncate(SIZE)
+        loop = run(["losetup", "--find", "--show", str(made)]).stdout.strip()
+        run(["vgcreate", "--quiet", "--physicalextentsize", "128k", "inside", loop])
+        run(["losetup", "--detach", loop])
+        with self.file.open("r+b") as file:
+            file.write(made.read_bytes())
+            os.fsync(file.fileno())
+
+    def test_lvm_waits_for_no_parent_and_takes_no_image_for_a_part_of_the_host(self) -> None:
+        waiting: list[subprocess.Popen[str]] = []
+        self.addCleanup(lambda: [process.communicate() for process in waiting])
+        self.agent(self.one, "create", "a", self.origin)
+        self.addCleanup(self.agent, self.one, "delete", "a")
+        published = self.one / "published"
+        published.write_bytes(self.file.read_bytes())
+        self.agent(self.one, "publish", published)
+        self.addCleanup(self.agent, self.one, "withdraw")
+        self.agent(self.one, "connect")
+        self.addCleanup(self.agent, self.one, "disconnect")
+        run(["udevadm", "settle"])
+        argv = ["pvs", "--noheadings", "--options", "pv_name,vg_name"]
+        waiting.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        # The test's own loop device, and nothing that an agent has made.
+        self.assertEqual([str(self.origin), "inside"], waiting[0].communicate(timeout=PATIENCE)[0].split())
+
+
 class OneAtATimeTest(OwnerCase):
     def test_a_second_agent_is_refused_while_the_first_is_there_and_is_told_its_folder(self) -> None:
         argv = [sys.executable, "-W", "ignore", str(PROGRAM), str(self.one), "hold"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from testtools import TestCase
@@ -14,6 +16,7 @@ from tests.doubles.drivers import (
     ADDRESS,
     AttachDouble,
     CacheDouble,
+    CacheGroupDouble,
     Disk,
     ExportDouble,
     Host,
@@ -46,6 +49,31 @@ class AttachDoubleTest(Memory, contracts.AttachContract):
 
     def make(self) -> AttachDouble:
         return AttachDouble(self.host, lost=lambda _image, _parent: None)
+
+
+class DeviceCacheDoubleTest(Memory, contracts.DeviceCacheContract):
+    """Files that say a number stand for devices."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        self.device, self.other, self.used = (folder / name for name in ("device", "other", "used"))
+        for number, path in enumerate((self.device, self.other, self.used)):
+            path.write_text(f"8:{number}")
+        self.host.refused["8:2"] = "it is mounted"
+
+    def make(self) -> CacheGroupDouble:
+        return CacheGroupDouble(self.host)
+
+    def resize(self, size: int) -> None:
+        self.host.sizes["8:0"] = size
+
+    @contextmanager
+    def hold(self, path: Path) -> Iterator[None]:
+        self.host.open_devices.add(path.name.removeprefix("virtman-volume-"))
+        yield
+        self.host.open_devices.clear()
 
 
 class CacheDoubleTest(Memory, contracts.CacheContract):

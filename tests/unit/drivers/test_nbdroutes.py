@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import logging.handlers
+import queue
 import shutil
+import socket
+import struct
 import tempfile
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,13 +19,60 @@ from drivers.attach.nbd import NbdAttach
 from drivers.base import Endpoint, Image, Parent, PathState, Place
 from drivers.nbd.endpoints import socket_of
 from drivers.nbd.hold import HoldingServer
+from tests.patience import PATIENCE
 from tests.userspace.drivers.hosts import until
 
 IMAGE = Image("img", 1 << 20, f"sha256:{'a' * 64}")
+_REQUEST, _REPLY, _DISCONNECT = struct.Struct(">IHHQQI"), struct.Struct(">IIQ"), 2
+asked, answered = threading.Event(), threading.Event()
 ACTIVE, STANDBY, LOST = PathState.ACTIVE, PathState.STANDBY, PathState.LOST
 
 
-class FailOverTest(TestCase):
+class AnsweringServer(HoldingServer):
+    """Answers reads, of one client after the other."""
+
+    def before_answer(self) -> None:
+        """A read was asked for."""
+
+    def after_answer(self) -> None:
+        """It was answered."""
+
+    def _negotiate(self, client: socket.socket) -> None:
+        super()._negotiate(client)
+        client.settimeout(None)
+        while len(request := client.recv(_REQUEST.size, socket.MSG_WAITALL)) == _REQUEST.size:
+            _, _, command, handle, _, length = _REQUEST.unpack(request)
+            if command == _DISCONNECT:
+                break
+            self.before_answer()
+            client.sendall(_REPLY.pack(0x67446698, 0, handle) + bytes(length))
+            self.after_answer()
+        raise ConnectionError("it hung up")
+
+
+class Slow(AnsweringServer):
+    """Answers when another one has been asked."""
+
+    def before_answer(self) -> None:
+        asked.wait(PATIENCE)
+
+    def after_answer(self) -> None:
+        answered.set()
+
+
+class StillSlower(AnsweringServer):
+    """Answers after the slow one."""
+
+    def before_answer(self) -> None:
+        asked.set()
+        answered.wait(PATIENCE)
+
+
+class RouteCase(TestCase):
+    """A host with two parents."""
+
+    kinds: tuple[type[HoldingServer], ...] = (HoldingServer, HoldingServer)
+
     def setUp(self) -> None:
         super().setUp()
         self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
@@ -29,26 +82,45 @@ class FailOverTest(TestCase):
         self.attach = NbdAttach(place, lost=lambda _image, parent: self.lost.append(parent.host))
         self.addCleanup(self.attach.close)
         self.parents = [Parent(host, f"unix://{self.folder}/{host}", "") for host in ("a", "b")]
-        self.a, self.b = (self.serve(parent) for parent in self.parents)
+        self.a, self.b = (self.serve(*each) for each in zip(self.parents, self.kinds, strict=True))
         self.attach.connect(IMAGE, self.parents)
 
-    def serve(self, parent: Parent) -> ExitStack:
+    def serve(self, parent: Parent, kind: type[HoldingServer] = HoldingServer) -> ExitStack:
         """A server of the parent's that may be closed again."""
         path = socket_of(Endpoint(parent.address, IMAGE.name))
         path.parent.mkdir(parents=True, exist_ok=True)
         server = ExitStack()
-        server.enter_context(HoldingServer(path, IMAGE.size))
+        server.enter_context(kind(path, IMAGE.size))
         self.addCleanup(server.close)
         return server
 
     def states(self) -> list[PathState]:
         return [path.state for path in self.attach.paths(IMAGE.name)]
 
+
+class FailOverTest(RouteCase):
+    @staticmethod
+    def nor_does_another(said: queue.SimpleQueue[logging.LogRecord]) -> bool:
+        """Whether that was said of the first parent."""
+        return any(said.get().msg.endswith("parent a does not answer, nor does another") for _ in range(said.qsize()))
+
     def test_the_next_parent_is_read_from_and_the_lost_one_told_of_once(self) -> None:
         self.assertEqual([ACTIVE, STANDBY], self.states())
         self.a.close()
         until(lambda: bool(self.lost))
         self.assertEqual((["a"], [LOST, ACTIVE]), (self.lost, self.states()))
+
+    def test_a_parent_that_answers_no_read_is_left_once_another_one_answers(self) -> None:
+        said: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+        handler = logging.handlers.QueueHandler(said)
+        logging.getLogger("drivers").addHandler(handler)
+        self.addCleanup(logging.getLogger("drivers").removeHandler, handler)
+        until(lambda: bool(self.lost) or self.nor_does_another(said))
+        self.assertEqual(([], [ACTIVE, STANDBY]), (self.lost, self.states()))
+        self.b.close()
+        self.serve(self.parents[1], AnsweringServer)
+        until(lambda: bool(self.lost))
+        self.assertEqual((["a"], ACTIVE), (self.lost, self.states()[1]))
 
     def test_no_parent_is_active_while_none_serves(self) -> None:
         self.b.close()
@@ -58,3 +130,18 @@ class FailOverTest(TestCase):
         self.serve(self.parents[0])
         until(lambda: self.states() == [ACTIVE, LOST])
         self.assertEqual(["a"], self.lost, "it is back")
+
+
+class SlowTest(RouteCase):
+    kinds = (Slow, StillSlower)
+
+    def setUp(self) -> None:
+        asked.clear()
+        answered.clear()
+        super().setUp()
+
+    def test_a_parent_that_answers_before_another_one_does_is_only_slow(self) -> None:
+        self.assertTrue(answered.wait(PATIENCE))
+        answered.clear()
+        self.assertTrue(answered.wait(PATIENCE), "it is asked on")
+        self.assertEqual(([], [ACTIVE, STANDBY]), (self.lost, self.states()))

@@ -45,6 +45,9 @@ class LeaveAloneTest(TestCase):
             self.assertIn(name, "\n".join(logged.lines))
         self.assertEqual(before, udevrules.rules())
 
+    def test_each_device_of_ours_has_a_serial_number_and_a_disk_of_a_parent_keeps_its_own(self) -> None:
+        self.assertIn('\nKERNEL!="sd*", ENV{ID_SERIAL}="virtman-%k"\nLABEL="virtman_end"\n', udevrules.rules())
+
     def test_a_loop_device_over_nothing_is_left_alone_whatever_happened_to_it(self) -> None:
         (line,) = [line for line in udevrules.rules().splitlines() if 'TEST!="loop/backing_file"' in line]
         self.assertNotIn("ACTION", line)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import testtools
 
-from lab.guest import copy_modules, load_order, recipe_hash
+from lab.guest import copy_modules, lacks_release, load_order, recipe_hash
 
 MODULES_DEP = """\
 kernel/virtio_blk.ko: kernel/virtio.ko kernel/virtio_ring.ko
@@ -48,3 +48,11 @@ class CopyModulesTest(testtools.TestCase):
 class RecipeHashTest(testtools.TestCase):
     def test_another_release_is_another_guest(self) -> None:
         self.assertNotEqual(recipe_hash("bookworm"), recipe_hash("trixie"))
+
+
+class LacksReleaseTest(testtools.TestCase):
+    def test_a_release_that_no_source_holds_is_told_from_other_failures(self) -> None:
+        said = "E: The repository 'http://mirror.example/debian trixie Release' does not have a Release file.\n"
+        self.assertTrue(lacks_release(said, "trixie"))
+        self.assertFalse(lacks_release(said.replace("trixie", "trixie-security"), "trixie"))
+        self.assertFalse(lacks_release("E: Failed to fetch http://mirror.example/debian trixie Release", "trixie"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import testtools
 
-from lab.sources import Source, debian, parse_deb822, parse_list
+from lab.sources import Source, debian, of_release, parse_deb822, parse_list
 
 MIRROR = "http://mirror.example/debian"
 
@@ -50,3 +50,10 @@ class DebianOnlyTest(testtools.TestCase):
         sources = [Source(MIRROR, suite, "main") for suite in suites]
         found = debian(sources, "bookworm", {(MIRROR, suite) for suite in suites})
         self.assertEqual(suites[:3], [source.suite for source in found])
+
+
+class OtherReleaseTest(testtools.TestCase):
+    def test_another_release_has_its_updates_and_security_where_the_running_one_has_them(self) -> None:
+        here = [Source(MIRROR, f"bookworm{kind}", "main", "/k.gpg") for kind in ("", "-updates", "-security")]
+        there = [Source(MIRROR, f"trixie{kind}", "main", "/k.gpg") for kind in ("", "-updates", "-security")]
+        self.assertEqual(there, of_release(here, "bookworm", "trixie"))

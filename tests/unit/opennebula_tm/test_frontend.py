@@ -5,9 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
-import resource
 import shutil
-import signal
 import stat
 import subprocess
 from pathlib import Path
@@ -19,6 +17,7 @@ from opennebula_tm.installer.cli import main
 from opennebula_tm.installer.console import Console, Done
 from opennebula_tm.installer.errors import Refused
 from opennebula_tm.installer.frontend import Places
+from tests.limits import FileSize
 from tests.unit.opennebula_tm.scene import (
     ONED,
     PROBE,
@@ -339,7 +338,7 @@ class DiskTest(TestCase):
     def test_where_there_is_no_room_the_old_file_stays(self) -> None:
         path = folder_for(self) / "file"
         write(path, "old")
-        limit = _FileSize(self)
+        limit = FileSize(self)
         limit.to(4)
         assert_raises(self, OSError, r".*file'$", disk.write, path, b"x" * 4096, disk.owner_of(path))
         limit.lift()
@@ -354,24 +353,6 @@ class DiskTest(TestCase):
         self.assertEqual("new", (folder / "real").read_text())
         self.assertTrue((folder / "link").is_symlink())
         self.assertEqual(0o600, stat.S_IMODE((folder / "real").stat().st_mode))
-
-
-class _FileSize:
-    """How large a file this process may write; more is refused by the kernel as a full disk would be."""
-
-    def __init__(self, test: TestCase) -> None:
-        self._kind = resource.RLIMIT_FSIZE
-        self._set = resource.setrlimit
-        self._before = resource.getrlimit(self._kind)
-        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        test.addCleanup(signal.signal, signal.SIGXFSZ, handler)
-        test.addCleanup(self.lift)
-
-    def to(self, size: int) -> None:
-        self._set(self._kind, (size, self._before[1]))
-
-    def lift(self) -> None:
-        self._set(self._kind, self._before)
 
 
 class CommandLineTest(TestCase):

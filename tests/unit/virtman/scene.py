@@ -11,18 +11,21 @@ from typing import TypeVar
 from testtools import TestCase
 
 from drivers.base import Image
-from tests.doubles.drivers import Host, blocks_of, drivers_over
+from drivers.digests import draw
+from tests.doubles.drivers import CacheGroupDouble, Host, blocks_of, drivers_over, number_in
 from tests.doubles.machines import MachinesDouble
 from tests.doubles.volt import VoltDouble, digest_of, link_to
 from virtman.attaching import Attachments
 from virtman.copies import Copies
+from virtman.devices import Devices
 from virtman.disks import Disks
 from virtman.errors import NoRoom, VirtmanError
 from virtman.imagestore import ImageStore
+from virtman.inplace import to_publish
 from virtman.kept import Kept
 from virtman.locks import NamedLocks
 from virtman.migration import Migrations
-from virtman.records import ImageRecord, Record, Role, Shelf, VmRecord
+from virtman.records import DeviceRecord, ImageRecord, InPlace, Record, Role, Shelf, VmRecord
 from virtman.renaming import Renames
 from virtman.repair import repair
 from virtman.stacks import Stacks
@@ -124,6 +127,10 @@ class Scene:
             self.vms, self.disks, self.copies, self.vm_shelf, self.drivers.snapshot, self.stacks.ensure, self.moment,
             opened=blocks_of(self.host),
         )  # fmt: skip
+        self.device_shelf = SmallShelf(self.folder / "records" / "devices", DeviceRecord, self.room)
+        self.devices = Devices(
+            self.device_shelf, CacheGroupDouble(self.host), "no volumes", self.moment, number_in=number_in
+        )
         self.migrations = Migrations(
             self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.streams.interrupt, self.moment
         )  # fmt: skip
@@ -151,7 +158,7 @@ class Scene:
     def restart(self) -> None:
         """The agent starts again and repairs."""
         self.start()
-        repair(self.stacks, self.vms)
+        repair(self.stacks, self.vms, self.devices)
 
     def check(self, test: TestCase) -> None:
         """What is on the host and at Volt is what the records say, and the records say that all is whole."""
@@ -165,6 +172,10 @@ class Scene:
         test.assertEqual({record.image.key for record in read.values()}, self.host.open_caches, "open caches")
         test.assertEqual(set(images), set(self.volt.places), "places in Volt's trees")
         test.assertEqual({vm.name for vm in self.vms.records()}, set(self.host.disks), "disks")
+        devices = self.devices.records()
+        test.assertEqual([], [device.name for device in devices if not device.steady], "unsteady devices")
+        test.assertEqual({device.name for device in devices}, set(self.host.devices), "devices")
+        test.assertEqual(set(), self.host.half_devices, "devices that are attached by half")
         test.assertEqual({vm.name for vm in self.vms.records() if vm.boot}, set(self.machines.running), "machines")
         test.assertEqual(set(self.machines.running), self.machines.files, "seeds")
         test.assertEqual(set(), self.machines.unfollowed, "machines with the files of another name")
@@ -205,6 +216,13 @@ class Scene:
         image = Image(name, 1 << 20, digest_of(name))
         self.store.path(image).write_bytes((b"content of " + name.encode()).ljust(image.size))
         return image
+
+    def put_in_place(self, name: str) -> tuple[Image, InPlace]:
+        """An image, and where it is: as a publish in place finds it."""
+        file = self.folder / f"{name}.raw"
+        file.write_bytes(f"content of {name}".encode().ljust(1 << 20))
+        with to_publish(file, []) as (found, _fd):
+            return Image(name, found.size, draw()), found
 
 
 def folder_for(test: TestCase) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 
 from testtools import TestCase
@@ -16,6 +17,8 @@ BOOTS = "echo 'Linux version 6.1 (gcc)'; exec sleep 60"
 ENDS = "echo 'could not access KVM kernel module'"
 SILENT = "exec sleep 3600"
 NEVER = 3600.0
+FD_SETSIZE = 1024
+"""As many files select(2) takes."""
 
 
 class AccelTest(TestCase):
@@ -109,6 +112,15 @@ class ChooseTest(AccelTest):
 
     def test_a_working_kvm_is_used(self) -> None:
         self.qemu(BOOTS)
+        self.assertEqual("kvm", self.choose().accel)
+
+    def test_a_working_kvm_is_used_by_an_agent_with_many_open_files(self) -> None:
+        self.qemu(BOOTS)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2 * FD_SETSIZE, limits[1]))
+        for _ in range(FD_SETSIZE):
+            self.addCleanup(os.close, os.open(os.devnull, os.O_RDONLY))
         self.assertEqual("kvm", self.choose().accel)
 
     def test_the_verdict_is_remembered(self) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from testtools.matchers import Contains
+from testtools.matchers import Contains, MatchesRegex
 
 from drivers.base import VolumeState
 from drivers.errors import DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, POOL, unnoticed
+from tests.doubles.volt import digest_of
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import Cut
@@ -519,6 +520,99 @@ class UnpublishWhenUnusedTest(AgentTest):
         record = self.agent._stacks.find("mine")
         assert record is not None
         self.agent._stacks._shelf.put("mine", record.begin(PUBLISH))
+
+
+class PublishInPlaceTest(AgentTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.file = self.site.folder / "mine.raw"
+        self.file.write_bytes(b"1" * MIB)
+
+    def publish(self, name: str = "mine", trust: str | None = None) -> models.Published:
+        return self.agent.publish_in_place(name, self.file, trust, digest=False)
+
+    def here(self) -> models.InPlace:
+        found = self.image("mine").in_place
+        assert found is not None
+        return found
+
+    def test_it_becomes_the_origin_and_keeps_no_copy(self) -> None:
+        published = self.publish()
+        self.assertThat(published.digest, MatchesRegex("id:[0-9a-f]{64}$"))
+        self.assertEqual(([], ["here"]), (self.stored(), self.volt.images["mine"].origins))
+        self.assertEqual((str(self.file), True, None), (self.here().path, self.here().held, self.here().trouble))
+        [listed] = [image for image in self.agent.images() if image.name == "mine"]
+        assert listed.here is not None
+        self.assertEqual(self.here(), listed.here.in_place)
+
+    def test_again_it_is_the_same_and_another_file_is_refused(self) -> None:
+        first = self.publish()
+        self.assertEqual(first, self.publish(trust=first.digest))
+        self.assertRaises(ImageExists, self.publish, trust=digest_of("other"))
+        self.file.write_bytes(b"2" * MIB)
+        error = self.assertRaises(ImageExists, self.publish)
+        self.assertThat(str(error), Contains("virtman unpublish mine"))
+        self.agent.unpublish("mine")
+        self.assertNotEqual(first.digest, self.publish().digest)
+
+    def test_what_holds_the_same_takes_its_place_if_that_is_said(self) -> None:
+        first = self.publish()
+        before = self.host.served["mine"]
+        self.file.write_bytes(b"2" * MIB)  # from here on the agent may notice, and serve it no more
+        self.assertEqual(first, self.publish(trust=first.digest))
+        self.assertNotEqual(before, self.host.served["mine"])
+        self.site.settle(self.agent)
+        self.assertEqual((True, None), (self.here().held, self.here().trouble))
+        self.file.write_bytes(b"3" * 2 * MIB)
+        self.assertRaises(ImageExists, self.publish, trust=first.digest)
+
+    def test_what_volt_lists_is_trusted_only_by_its_digest(self) -> None:
+        error = self.assertRaises(ImageExists, self.publish, "debian")
+        digest = self.volt.images["debian"].digest
+        self.assertThat(str(error), Contains(f"virtman publish debian {self.file} --in-place --trust {digest}"))
+        self.assertEqual(digest, self.publish("debian", digest).digest)
+        self.assertEqual(["other", "here"], self.volt.images["debian"].origins)
+
+    def test_a_refusal_of_volt_leaves_nothing(self) -> None:
+        self.assertRaises(ImageExists, self.publish, "debian", digest_of("something else"))
+        self.assertEqual({}, self.host.leftovers())
+        self.assertEqual(b"1" * MIB, self.file.read_bytes())
+
+    def test_a_copy_and_what_is_in_place_are_not_taken_for_each_other(self) -> None:
+        copied = self.agent.publish("mine", self.file, nothing)
+        error = self.assertRaises(ImageExists, self.publish, trust=copied.digest)
+        self.assertThat(str(error), Contains("virtman unpublish mine"))
+        self.agent.unpublish("mine")
+        self.publish(trust=copied.digest)
+        error = self.assertRaises(ImageExists, self.agent.publish, "mine", self.file, nothing)
+        self.assertThat(str(error), Contains(f"in place, from {self.file}"))
+        self.assertEqual(str(self.file), self.here().path)
+
+    def test_without_volt_it_is_announced_later(self) -> None:
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, self.publish)
+        self.assertIn("mine", self.host.served)
+        self.volt.down = False
+        self.agent._upkeep.handle(self.agent._tell_volt())
+        self.site.await_true(lambda: "mine" in self.volt.images)
+
+    def test_gc_and_unpublish_leave_it_as_it_is(self) -> None:
+        before = self.file.stat()
+        self.publish()
+        self.agent.gc()
+        self.assertIn("mine", self.host.served)
+        answer = self.agent.unpublish("mine")
+        self.agent.gc()
+        self.assertEqual((False, False), (answer.serving, answer.withdrawn))
+        self.assertEqual(({}, before), (self.host.leftovers(), self.file.stat()))
+
+    def test_a_host_that_reads_it_from_the_tree_afterwards_has_a_cache_of_its_key(self) -> None:
+        digest = "id:" + "1" * 64
+        self.volt.offer("drawn", MIB, digest)
+        self.agent.create("vm", "drawn", None)
+        self.agent.destroy("vm")
+        self.agent.gc()
+        self.assertEqual({}, self.host.caches)
 
 
 class PublishTest(AgentTest):

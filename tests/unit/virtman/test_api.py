@@ -6,6 +6,7 @@ import errno
 import gc
 import hashlib
 import json
+import os
 import socket
 import stat
 import threading
@@ -19,18 +20,20 @@ import httpx
 import pytest
 from flask.testing import FlaskClient
 from testtools import TestCase
-from testtools.matchers import Contains, LessThan
+from testtools.matchers import Contains, LessThan, MatchesRegex
 from werkzeug.test import EnvironBuilder, TestResponse
 
 from drivers import errors as driver_errors
-from tests.doubles.drivers import POOL
+from tests.doubles.drivers import DEVICE_SIZE, POOL, number_in
 from tests.doubles.servers import serve_agent
 from tests.doubles.volt import SECRET
 from tests.unit.logs import Logged
 from tests.unit.virtman.agents import MIB, SOON, SiteCase
+from tests.unit.virtman.devices import some_device
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman import models
+from virtman.accel import BOOT_ID
 from virtman.agent import Agent
 from virtman.api import MAX_BODY, MOST_LONG, PEER, PROBLEM, create_app
 from virtman.client import AgentClient
@@ -39,6 +42,7 @@ from virtman.errors import (
     BY_KIND,
     AgentFailed,
     AgentUnreachable,
+    BadDevice,
     BadImageFile,
     BadRequest,
     BadSize,
@@ -476,7 +480,7 @@ class BadRequestsTest(SiteTest):
         self.assertEqual(
             {
                 "/v1/status", "/v1/gc", "/v1/repair", "/v1/suspend", "/v1/images", "/v1/images/{image}/tree", "/v1/vms",
-                "/v1/images/{image}", "/v1/vms/{vm}/start",
+                "/v1/images/{image}", "/v1/images/{image}/in-place", "/v1/vms/{vm}/start",
                 "/v1/vms/{vm}", "/v1/vms/{vm}/boot", "/v1/vms/{vm}/stop", "/v1/vms/{vm}/console", "/v1/cache/volumes",
                 "/v1/vms/{vm}/size", "/v1/vms/{vm}/snapshots", "/v1/vms/{vm}/snapshots/{snapshot}",
                 "/v1/vms/{vm}/snapshots/{snapshot}/revert", "/v1/vms/{vm}/clones", "/v1/vms/{vm}/export",
@@ -485,7 +489,7 @@ class BadRequestsTest(SiteTest):
                 "/v1/vms/{vm}/migration", "/v1/vms/{vm}/arrival", "/v1/vms/{vm}/arrival/end",
                 "/v1/vms/{vm}/migration/end", "/v1/vms/{vm}/migration/take-back",
                 "/v1/vms/{vm}/arrival/give-up", "/v1/arrivals/check",
-                "/v1/vms/{vm}/receive",
+                "/v1/vms/{vm}/receive", "/v1/cache/devices",
             },
             set(document["paths"]),
         )  # fmt: skip
@@ -785,6 +789,82 @@ class VolumesTest(SiteTest):
         self.assertEqual("/dev/sdx is not taken as a volume of the cache: it is mounted", str(error))
         self.site.host.failing = {"cache.add_volume": driver_errors.NoSpace(Path("/x"), 1, 2)}
         self.assertRaises(NoRoom, self.client.add_volume, Path("/x"))
+
+
+class DevicesTest(SiteTest):
+    """Devices of others, for which one that is over nothing stands."""
+
+    cache = "group"
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.device = some_device(self)
+
+    def test_from_attach_to_detach(self) -> None:
+        attached = self.client.attach_cached(self.device)
+        self.assertEqual((str(self.device), DEVICE_SIZE, "cached"), (attached.device, attached.size, attached.state))
+        self.assertThat(attached.path, MatchesRegex(r"/dev/mapper/virtman-volume-[0-9a-f]{16}$"))
+        self.assertEqual(attached, self.client.attach_cached(self.device))
+        self.assertEqual([attached], self.client.cached_devices())
+        self.assertEqual([attached], self.client.status().cached_devices)
+        self.assertEqual([[]], [volume.devices for volume in self.client.volumes()])
+        for _ in range(2):
+            self.client.detach_cached(Path(attached.path))
+            self.assertEqual([], self.client.cached_devices())
+        self.client.detach_cached(self.device)
+
+    def test_one_that_is_in_use_goes_by_force_alone(self) -> None:
+        self.client.attach_cached(self.device)
+        self.site.host.open_devices |= set(self.site.host.devices)
+        error = self.assertRaises(DiskBusy, self.client.detach_cached, self.device)
+        self.assertThat(str(error), Contains(f"{self.device} is in use: /dev/mapper/virtman-volume-"))
+        self.assertEqual(["cached"], [device.state for device in self.client.cached_devices()])
+        self.client.detach_cached(self.device, force=True)
+        self.assertEqual([], self.client.cached_devices())
+
+    def test_what_is_no_device_is_refused(self) -> None:
+        for path in (Path("/nonexistent"), Path("/dev/null"), self.site.image_file(), self.site.folder):
+            for passed in (False, True):
+                error = self.assertRaises(BadDevice, self.client._attach_cached, path, passed=passed)
+                self.assertThat(str(error), Contains(f"{path} is not read through the cache: "))
+        for bad in BAD_PATHS:
+            self.assertRaises(BadRequest, self.client.attach_cached, Path(bad))
+            self.assertRaises(BadRequest, self.client.detach_cached, Path(bad))
+        self.assertEqual([], self.site.host.calls)
+
+    def test_what_the_driver_refuses_is_told_in_one_line(self) -> None:
+        self.site.host.refused[number_in(self.device)] = "it is mounted"
+        error = self.assertRaises(BadDevice, self.client.attach_cached, self.device)
+        self.assertEqual(f"{self.device} is not read through the cache: it is mounted", str(error))
+        self.assertEqual([], self.client.cached_devices())
+
+    def test_what_is_passed_is_the_device_that_is_named_and_may_be_written(self) -> None:
+        other = some_device(self, but=self.device)
+        for opened, flags, said in (
+            (other, os.O_RDWR, "what was opened is another device"),
+            (self.device, os.O_RDONLY, "not opened for reading and writing"),
+        ):
+            fd = os.open(opened, flags)
+            self.addCleanup(os.close, fd)
+            passed = Passed(fd, self.device, trusted=False)
+            error = self.assertRaises(BadDevice, self.agent.attach_device, self.device, passed)
+            self.assertThat(str(error), Contains(said))
+        self.assertEqual([], self.site.host.calls)
+
+    def test_it_is_passed_or_just_named(self) -> None:
+        attached = self.client._attach_cached(self.device, passed=True)
+        self.assertEqual(attached, self.client._attach_cached(self.device, passed=False))
+
+    def test_of_one_that_was_attached_before_a_reboot_the_record_tells(self) -> None:
+        attached = self.client.attach_cached(self.device)
+        self.site.host.devices.clear()
+        (record,) = (self.site.config.state / "records" / "devices").glob("*.json")
+        record.write_text(record.read_text().replace(BOOT_ID.read_text().strip(), "another"))
+        (lost,) = self.client.cached_devices()
+        self.assertEqual(attached.model_copy(update={"state": "lost"}), lost)
+        again = self.client.attach_cached(self.device)
+        self.assertNotEqual(attached.path, again.path)
+        self.assertEqual([again], self.client.cached_devices())
 
 
 def read_request(request: BinaryIO) -> None:

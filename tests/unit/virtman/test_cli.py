@@ -34,6 +34,7 @@ from tests.doubles.servers import serve_agent
 from tests.doubles.volt import digest_of
 from tests.patience import PATIENCE
 from tests.unit.virtman.agents import MIB, Site, SiteCase
+from tests.unit.virtman.devices import some_device
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman import vms
@@ -422,6 +423,27 @@ class ImageCommandsTest(AgentCliTest):
         printed = self.out("publish", "mine", self.site.image_file())
         self.assertThat(printed, MatchesRegex(r"mine: 1\.0 MB, sha256:[0-9a-f]{64}\n$"))
 
+    def test_publish_in_place(self) -> None:
+        file = self.site.image_file()
+        printed = self.out("publish", "mine", str(file), "--in-place")
+        self.assertThat(printed, MatchesRegex(r"mine: 1\.0 MB, id:[0-9a-f]{64}\n$"))
+        self.assertThat(self.out("images"), Contains("origin in place (attached)"))
+        self.assertThat(self.out("status"), Contains(str(file)))
+        digest = self.site.volt.images["debian"].digest
+        self.assertThat(self.fails("publish", "debian", str(file), "--in-place"), Contains(f"--trust {digest}"))
+        self.assertThat(self.out("publish", "debian", str(file), "--in-place", "--trust", digest), Contains(digest))
+
+    def test_options_of_publish_in_place_go_with_it(self) -> None:
+        for words in (["--trust", "id:1"], ["--digest"]):
+            self.assertThat(self.misused("publish", "mine", "/file", *words), Contains("go with --in-place"))
+        for words in ([], ["--from-vm", "vm"], ["/file", "--from-vm", "vm"]):
+            self.assertThat(
+                self.misused("publish", "mine", "--in-place", *words), Contains("--in-place goes with FILE")
+            )
+        file = str(self.site.image_file())
+        said = self.fails("publish", "mine", file, "--in-place", "--trust", "md5:1")
+        self.assertThat(said, Contains("'sha256:' or 'id:' and 64 digits"))
+
     def test_publish_for_scripts(self) -> None:
         image = self.json("publish", "mine", self.site.image_file())
         self.assertEqual(("mine", MIB), (image["name"], image["size"]))
@@ -539,7 +561,7 @@ class HostCommandsTest(AgentCliTest):
         self.site.hold_still(self.agent)
         self.site.host.daemon_dies("debian")
         self.assertEqual("images: debian; strays: nothing to do; vms: nothing to do\n", self.out("repair"))
-        self.assertEqual({"vms": [], "images": [], "strays": []}, self.json("repair"))
+        self.assertEqual({"vms": [], "images": [], "strays": [], "devices": []}, self.json("repair"))
 
     def test_suspend(self) -> None:
         self.out("boot", "vm", "debian", *BOOT)
@@ -584,7 +606,7 @@ class CacheCommandsTest(AgentCliTest):
         self.assertEqual({POOL.path, Path("/dev/sdx")}, set(self.site.host.volumes))
 
     def test_add_for_scripts(self) -> None:
-        volume = {"path": "/dev/sdx", "size": POOL.size, "state": "idle", "images": []}
+        volume = {"path": "/dev/sdx", "size": POOL.size, "state": "idle", "images": [], "devices": []}
         self.assertEqual(volume, self.json("cache", "add", "/dev/sdx"))
 
     def test_remove(self) -> None:
@@ -621,9 +643,55 @@ class CacheCommandsTest(AgentCliTest):
         self.assertEqual(f"the cache volume /a has failed{see}\nthe cache volume /b is missing{see}\n", result.stderr)
 
 
+class DeviceCommandsTest(AgentCliTest):
+    cache = "group"
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.device = some_device(self)
+
+    def attach(self) -> str:
+        return self.out("cache", "attach", self.device).removesuffix("\n")
+
+    def test_attach_prints_the_path_alone(self) -> None:
+        path = self.attach()
+        self.assertThat(path, MatchesRegex(r"/dev/mapper/virtman-volume-[0-9a-f]{16}$"))
+        self.assertEqual(path, self.json("cache", "attach", self.device)["path"])
+
+    def test_they_are_listed(self) -> None:
+        path = self.attach()
+        for command in (("cache", "list"), ("cache", "devices"), ("status",)):
+            (line,) = (line for line in self.out(*command).splitlines() if path in line)
+            self.assertEqual([str(self.device), path, "1.1", "GB", "cached", "0", "0", "0", "bytes"], line.split())
+        self.assertEqual([path], [device["path"] for device in self.json("cache", "devices")])
+
+    def test_detach(self) -> None:
+        for handed_out in (False, True):
+            path = self.attach()
+            self.assertEqual("", self.out("cache", "detach", path if handed_out else self.device))
+            self.assertEqual([], self.json("cache", "devices"))
+        self.assertEqual({"detached": str(self.device)}, self.json("cache", "detach", self.device))
+
+    def test_one_in_use_is_detached_by_force(self) -> None:
+        path = self.attach()
+        self.site.host.open_devices |= set(self.site.host.devices)
+        self.assertThat(self.fails("cache", "detach", path), Contains("or use --force"))
+        self.out("cache", "detach", path, "--force")
+        self.assertEqual([], self.json("cache", "devices"))
+
+    def test_a_lost_one_is_told_of(self) -> None:
+        self.attach()
+        self.site.host.devices.clear()
+        result = self.run_virtman("status")
+        self.assertThat(result.stderr, Contains(f"forget it: virtman cache detach {self.device}\n"))
+
+
 class NoVolumesTest(AgentCliTest):
     def test_every_command_fails_in_one_line_that_names_the_driver(self) -> None:
-        for command in (("list",), ("add", "/a"), ("remove", "/a")):
+        device = some_device(self)
+        for command in (
+            ("list",), ("add", "/a"), ("remove", "/a"), ("devices",), ("attach", device), ("detach", device),
+        ):  # fmt: skip
             line = self.fails("cache", *command)
             self.assertThat(line, MatchesRegex(r".*, double, has no volumes; .*bcache"))
 

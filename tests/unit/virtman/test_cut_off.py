@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 
 from testtools import TestCase
 
 from tests.doubles.volt import child, parent
 from tests.unit.virtman.scene import Scene
+from virtman.errors import OriginChanged
+from virtman.inplace import to_publish
 from virtman.records import FROZEN, Boot
 
 Act = Callable[[Scene], object]
@@ -33,6 +37,11 @@ def two_vms(scene: Scene) -> None:
     """Two VMs are here; the second is known to the hypervisor."""
     attached(scene)
     scene.vms.boot("vm", "debian", 1 << 30, BOOT, [], None)
+
+
+def publish_in_place(scene: Scene) -> None:
+    """An image whose content stays where it is."""
+    scene.stacks.add_origin(*scene.put_in_place("mine"))
 
 
 def create(scene: Scene) -> None:
@@ -90,6 +99,52 @@ class WithdrawnTest(CutOff):
             self.assertNotIn("mine", scene.volt.images)
 
         self.cut_everywhere(given, self.let_go, then)
+
+
+class DevicesTest(CutOff):
+    """A file that says a number stands for a device."""
+
+    def device(self, scene: Scene) -> Path:
+        path = scene.folder / "disk"
+        path.write_text("8:16")
+        return path
+
+    def attach(self, scene: Scene) -> None:
+        scene.devices.attach(self.device(scene))
+
+    def test_attach_is_undone_or_done_and_can_be_asked_for_again(self) -> None:
+        def again(scene: Scene) -> None:
+            self.attach(scene)
+            scene.check(self)
+            self.assertEqual(1, len(scene.host.devices))
+
+        moments = self.cut_everywhere(lambda _scene: None, self.attach, again)
+        self.assertIn("within cache.attach_device", moments)
+
+    def test_detach_is_finished(self) -> None:
+        def detach(scene: Scene) -> None:
+            scene.devices.detach(self.device(scene))
+
+        def gone(scene: Scene) -> None:
+            detach(scene)  # cut off before anything was recorded
+            self.assertEqual({}, scene.host.leftovers())
+
+        moments = self.cut_everywhere(self.attach, detach, gone)
+        self.assertIn("detach-device:detached", moments)
+
+    def test_detach_by_force_is_finished_from_under_who_has_it_open(self) -> None:
+        def given(scene: Scene) -> None:
+            self.attach(scene)
+            scene.host.open_devices |= set(scene.host.devices)
+
+        def detach(scene: Scene) -> None:
+            scene.devices.detach(self.device(scene), force=True)
+
+        def then(scene: Scene) -> None:
+            if "detach-device:recorded" in scene.moments:
+                self.assertEqual({}, scene.host.leftovers())
+
+        self.cut_everywhere(given, detach, then)
 
 
 class CutOffTest(CutOff):
@@ -218,6 +273,69 @@ class CutOffTest(CutOff):
 
         moments = self.cut_everywhere(lambda scene: None, publish, again)
         self.assertIn("after volt.publish", moments)
+
+    def test_publish_in_place_is_finished_or_undone(self) -> None:
+        def again(scene: Scene) -> None:
+            if scene.stacks.find("mine") is None:
+                publish_in_place(scene)
+            scene.check(self)
+            self.assertEqual({"mine"}, set(scene.host.served))
+
+        moments = self.cut_everywhere(lambda scene: None, publish_in_place, again)
+        self.assertIn("after volt.publish", moments)
+
+    def test_what_takes_the_place_of_what_is_in_place_does_so_or_not(self) -> None:
+        def given(scene: Scene) -> None:
+            publish_in_place(scene)
+            scene.put_in_place("other")
+
+        def other(scene: Scene) -> None:
+            record = scene.stacks.find("mine")
+            assert record is not None
+            with to_publish(scene.folder / "other.raw", []) as (found, _fd):
+                scene.stacks.add_origin(record.image, found)
+
+        def one_of_them(scene: Scene) -> None:
+            scene.check(self)
+            self.assertEqual({}, scene.stacks.flaws)
+            other(scene)
+            scene.check(self)
+
+        self.cut_and_restart(given, other, one_of_them)
+
+    def test_what_is_in_place_goes_in_the_end_and_is_left_as_it_was(self) -> None:
+        def given(scene: Scene) -> None:
+            publish_in_place(scene)
+            scene.volt.images.clear()
+            scene.volt.places.clear()
+
+        def drop(scene: Scene) -> None:
+            scene.stacks.drop_origin("mine")
+
+        def drop_again(scene: Scene) -> None:
+            before = (scene.folder / "mine.raw").stat()
+            drop(scene)
+            scene.check_empty(self)
+            self.assertEqual(before, (scene.folder / "mine.raw").stat())
+
+        self.cut_and_restart(given, drop, drop_again)
+
+    def test_what_changed_in_place_is_not_served_wherever_that_is_cut_off(self) -> None:
+        def given(scene: Scene) -> None:
+            publish_in_place(scene)
+            (scene.folder / "mine.raw").write_bytes(bytes(1 << 20))
+
+        def look(scene: Scene) -> None:
+            record = scene.stacks.find("mine")
+            assert record is not None
+            with contextlib.suppress(OriginChanged):
+                scene.stacks.look(record)
+
+        def not_served(scene: Scene) -> None:
+            self.assertEqual({}, scene.host.leftovers())
+            self.assertIn("has changed", scene.stacks.flaws["mine"])
+
+        self.cut_and_restart(given, look, not_served)
 
     def test_publish_of_the_same_image_again_never_stops_serving_it(self) -> None:
         def given(scene: Scene) -> None:

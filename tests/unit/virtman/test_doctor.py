@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from testtools import TestCase
@@ -11,11 +12,12 @@ from testtools import TestCase
 from tests.doubles.machine import MachineDouble
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
-from virtman.doctor import Examination, advice, examine, libvirt_trouble, rows
+from virtman.doctor import Examination, advice, examine, libvirt_trouble, libvirt_version, rows
 from virtman.stackchoice import USERSPACE, Drivers
 
 NOT_KERNEL = ("root",)
 NOTHING_OF_QEMU = ("qemu-img", "qemu-storage-daemon")
+LIBVIRT_OF_DEBIAN_12 = {"libvirt": "9.0.0"}
 
 
 class DoctorTest(TestCase):
@@ -74,6 +76,23 @@ class DoctorTest(TestCase):
         nobody = f"qemu+unix:///system?socket={Path(self.state, 'nobody')}"
         self.assertIn(nobody, libvirt_trouble(nobody) or "")
         self.assertIn(f"no libvirt at {nobody}", "\n".join(advice(self.examine(libvirt=nobody))))
+
+    def test_an_old_kernel_is_told_of_and_one_that_has_all_is_not(self) -> None:
+        told = []
+        for kernel in ("6.1.0-44-cloud-amd64", "6.12.118+deb13-cloud-amd64", "6.9.7"):
+            found = examine("auto", self.state, "10.0.0.1", LIBVIRT, MachineDouble(kernel=kernel))
+            self.assertEqual(kernel, found.as_json()["versions"]["Linux"])
+            told.append([line for line in advice(found) if line.startswith(f"Linux {kernel} is older than 6.12: ")])
+        self.assertEqual([1, 0, 1], [len(lines) for lines in told])
+
+    def test_an_old_libvirt_is_told_of_as_far_as_it_is_known(self) -> None:
+        for libvirt, told in ((LIBVIRT_OF_DEBIAN_12, 1), ({"libvirt": "11.3.0"}, 0), ({}, 0)):
+            found = replace(self.examine(), versions=libvirt)
+            self.assertEqual(told, len(found.outdated))
+
+    def test_libvirt_says_its_version(self) -> None:
+        self.assertRegex(libvirt_version(LIBVIRT)["libvirt"], r"^\d+\.\d+\.\d+$")
+        self.assertEqual({}, libvirt_version(f"qemu+unix:///system?socket={self.state / 'nobody'}"))
 
     def test_advice_is_lines(self) -> None:
         for line in advice(self.examine(without=NOTHING_OF_QEMU)):

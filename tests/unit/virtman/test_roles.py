@@ -13,8 +13,10 @@ from typing import cast
 from testtools import TestCase
 from testtools.matchers import Contains, StartsWith
 
+from tests.doubles.servers import serve_agent
 from tests.others import GROUP, NOBODY, as_nobody
 from tests.unit.virtman.agents import MIB, SiteCase
+from tests.unit.virtman.devices import some_device
 from tests.unit.virtman.scene import folder_for
 from virtman.agent import Agent
 from virtman.api import MAX_BODY, PEER, create_app
@@ -23,7 +25,6 @@ from virtman.errors import Forbidden, VirtmanError
 from virtman.peer import Peer, peer_of
 from virtman.records import Boot
 from virtman.roles import FOR_ALL, FOR_OPERATORS, permit_of
-from virtman.server import listen
 
 
 def _post(client: AgentClient, path: str, body: dict[str, str]) -> str:
@@ -181,14 +182,7 @@ class SocketTest(SiteCase):
         self.socket = self.folder / "agent.sock"
 
     def serve(self, gid: int | None) -> None:
-        import threading
-
-        server = listen(create_app(self.agent), self.socket, 4, gid)
-        thread = threading.Thread(target=server.run)
-        self.addCleanup(thread.join, 30)
-        self.addCleanup(server.close)
-        self.addCleanup(server.task_dispatcher.shutdown)
-        thread.start()
+        serve_agent(self, create_app(self.agent), self.socket, gid)
 
     def test_a_long_body_is_not_taken(self) -> None:
         self.serve(self.gid)
@@ -247,6 +241,19 @@ class SocketTest(SiteCase):
         self.serve(self.gid)
         file = self.file(0o644)
         self.assertThat(self.as_nobody(lambda client: client.publish("mine", file).name), Contains("mine"))
+
+    def test_a_member_has_devices_cached_that_he_may_write(self) -> None:
+        self.agent = self.site.restart(cache="group")
+        self.serve(self.gid)
+        device = some_device(self)
+        said = self.as_nobody(lambda client: client.attach_cached(device).path)
+        self.assertEqual(f"BadDevice: {device} is not read through the cache: Permission denied", said)
+        said = self.as_nobody(partial(_post, path="/v1/cache/devices", body={"path": str(device)}))
+        self.assertThat(said, StartsWith(f"Forbidden: user nobody may not have the agent open {device}"))
+        path = str(self.agent.attach_device(device).path)
+        self.assertEqual(path, self.as_nobody(lambda client: client.cached_devices()[0].path))
+        self.as_nobody(lambda client: client.detach_cached(Path(path)))
+        self.assertEqual([], self.agent.cached_devices())
 
     def test_no_file_is_written_with_the_agents_rights(self) -> None:
         self.serve(self.gid)

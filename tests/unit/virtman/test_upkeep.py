@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from testtools import TestCase
 from testtools.matchers import Contains
 
 from drivers.base import CacheStats, Image, Volume
+from drivers.digests import draw
 from drivers.errors import DriverError
 from lab.process import attempts
 from tests.doubles.drivers import BYTES_PER_FETCH, CacheGroupDouble, Host, unnoticed
 from tests.doubles.volt import INTERVAL, digest_of, link_to, parent
+from tests.unit.logs import Logged
 from tests.unit.virtman.clock import Clock
 from tests.unit.virtman.scene import Scene
-from virtman.errors import CoordinatorDown, HypervisorError
+from virtman.errors import CoordinatorDown, HypervisorError, OriginChanged
 from virtman.hostdrivers import HostDrivers
-from virtman.records import DESTROY, DETACH, REMOVED, Boot, ImageRecord, Role
+from virtman.inplace import to_publish
+from virtman.records import DESTROY, DETACH, REMOVED, Boot, ImageRecord, InPlace, Role
 from virtman.upkeep import IDLE_LOOK, NOTHING, Upkeep
 from virtman.workqueue import FIRST_PAUSE, IN_VAIN, LONGEST_PAUSE, THREADS, Job, Pool
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
@@ -51,7 +57,9 @@ class UpkeepTest(TestCase):
 
     def use(self, drivers: HostDrivers) -> None:
         """Look after the host with these drivers."""
-        self.upkeep = Upkeep(self.scene.stacks, self.scene.vms, drivers, self.scene.kept, GRACE, self.clock)
+        self.upkeep = Upkeep(
+            self.scene.stacks, self.scene.vms, drivers, self.scene.kept, self.scene.devices, GRACE, self.clock
+        )  # fmt: skip
         self.scene.released = self.upkeep.released
         self.upkeep.queue.start()
         self.addCleanup(self.upkeep.queue.stop)
@@ -724,7 +732,7 @@ class NewerTest(UpkeepTest):
     def test_a_record_of_a_newer_version_is_left_alone_and_reported(self) -> None:
         self.attached()
         path = self.scene.folder / "records" / "images" / "debian.json"
-        path.write_text(path.read_text().replace('"version":2', '"version":3'))
+        path.write_text(path.read_text().replace('"version":2', '"version":4'))
         before = path.read_text()
         for _ in range(3):
             self.beat()
@@ -733,6 +741,139 @@ class NewerTest(UpkeepTest):
         self.assertIn("debian", self.host.served)
         self.assertEqual(["debian"], list(self.scene.stacks.troubles()))
         self.assertEqual({}, self.upkeep.troubles())
+
+
+class InPlaceTest(UpkeepTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.image, in_place = self.scene.put_in_place("mine")
+        self.file = self.scene.folder / "mine.raw"
+        self.scene.stacks.add_origin(self.image, in_place)
+        self.settle()
+        self.beat()
+
+    def test_with_each_heartbeat_it_is_looked_at_and_what_has_changed_is_served_no_more(self) -> None:
+        self.beat()
+        self.assertIn("mine", self.host.served)
+        self.file.write_bytes(bytes(1 << 20))
+        self.beat()
+        self.assertEqual({}, self.host.leftovers())
+        (trouble,) = self.upkeep.troubles().values()
+        self.assertIn("has changed since it was published", trouble)
+        self.assertIn("has changed since it was published", self.scene.stacks.flaws["mine"])
+
+    def test_storage_that_is_silent_keeps_nothing_else_from_being_done(self) -> None:
+        self.attached()
+        for number in range(THREADS[Pool.LONG]):
+            self.scene.stacks.add_origin(*self.scene.put_in_place(f"other-{number}"))
+        self.settle()
+        begun, go = threading.Semaphore(0), threading.Event()
+        self.addCleanup(go.set)
+
+        def look(record: ImageRecord) -> None:
+            begun.release()
+            go.wait(PATIENCE)
+
+        self.scene.stacks.look = look  # type: ignore[method-assign]
+        self.hear()
+        for _ in range(THREADS[Pool.PLACE]):
+            self.assertTrue(begun.acquire(timeout=PATIENCE))
+        self.volt.assign("debian", ["new"])
+        self.hear()
+        for _ in attempts(PATIENCE / 2):
+            if self.host.reading["debian"] == {parent("new")}:
+                break
+        self.assertEqual({parent("new")}, self.host.reading["debian"])
+        go.set()
+        self.settle()
+
+    def hear(self) -> None:
+        """A heartbeat; what comes of it is not waited for."""
+        self.upkeep.handle(self.volt.heartbeat(self.upkeep.reports(), self.upkeep.kept(), self.upkeep.needed()))
+
+    def test_it_is_said_in_the_log_once(self) -> None:
+        logged = Logged(self, "virtman")
+        self.file.unlink()
+        for _ in range(5):
+            self.beat()
+            self.pass_time(LONGEST_PAUSE)
+        self.assertEqual(1, sum("cannot open" in line for line in logged.lines), str(logged.lines))
+
+    def test_what_is_back_is_served_with_the_next_heartbeat(self) -> None:
+        aside = self.scene.folder / "aside"
+        aside.mkdir()
+        image, _in_place = self.publish_at(aside / "place")
+        for _ in range(3):
+            (aside / "place").rename(aside / "away")
+            for _ in range(3):
+                self.beat()
+            self.assertNotIn(image.name, self.host.served)
+            (aside / "away").rename(aside / "place")
+            self.beat()
+            self.assertIn(image.name, self.host.served)
+        self.assertEqual({}, self.upkeep.troubles())
+
+    def publish_at(self, folder: Path) -> tuple[Image, InPlace]:
+        folder.mkdir()
+        file = folder / "disk"
+        file.write_bytes(bytes(1 << 20))
+        with to_publish(file, []) as (found, _fd):
+            image = Image("other", found.size, draw())
+        self.scene.stacks.add_origin(image, found)
+        self.settle()
+        return image, found
+
+    def test_who_does_not_serve_it_confirms_nothing_by_which_others_would_read_here(self) -> None:
+        self.file.unlink()
+        self.beat()
+        before = self.record("mine").revision
+        self.volt.assign("mine", [], ["child"])
+        self.beat()
+        self.assertEqual((before, {}), (self.record("mine").revision, self.host.leftovers()))
+
+    def test_the_digest_is_computed_when_it_is_asked_for(self) -> None:
+        record = self.record("mine")
+        assert record.in_place is not None
+        wanted = record.in_place.model_copy(update={"digest": True})
+        self.scene.stacks.add_origin(self.image, wanted)
+        self.settle()
+        known = self.record("mine").in_place
+        assert known is not None
+        self.assertEqual(f"sha256:{hashlib.sha256(self.file.read_bytes()).hexdigest()}", known.content)
+        self.assertIn("mine", self.host.served)
+        self.assertEqual({}, self.upkeep.troubles())
+
+    def test_nobody_reads_it_any_more_when_it_is_let_go_of(self) -> None:
+        file = self.scene.folder / "large"
+        file.touch()
+        os.truncate(file, 1 << 40)  # so that reading it takes longer than the test
+        with to_publish(file, []) as (found, _fd):
+            wanted = found.model_copy(update={"digest": True})
+        self.scene.stacks.add_origin(Image("large", wanted.size, draw()), wanted)
+        self.until(lambda: "large" in self.scene.stacks.readers.names())
+        del self.volt.images["large"], self.volt.places["large"]
+        self.assertIn("large", self.scene.stacks.held())
+        self.scene.stacks.drop_origin("large")
+        self.assertEqual((frozenset(), {"mine"}), (self.scene.stacks.readers.names(), self.scene.stacks.held()))
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        pause = threading.Event()
+        for _ in range(int(PATIENCE / PAUSE)):
+            if condition():
+                return
+            pause.wait(PAUSE)
+        self.fail("it does not happen")
+
+    def test_a_digest_of_what_changed_meanwhile_is_none(self) -> None:
+        record = self.record("mine")
+        assert record.in_place is not None
+        self.upkeep.stopped = True
+        self.scene.stacks.add_origin(self.image, record.in_place.model_copy(update={"digest": True}))
+        self.file.write_bytes(bytes(1 << 20))
+        self.assertRaises(OriginChanged, self.scene.stacks.compute_digest, "mine")
+        known = self.record("mine").in_place
+        assert known is not None
+        self.assertIsNone(known.content)
 
 
 class ReportsTest(UpkeepTest):
@@ -783,7 +924,8 @@ class ReportsTest(UpkeepTest):
     def test_a_stack_that_the_new_agent_has_not_restored_yet_reads_from_nobody_that_is_known(self) -> None:
         self.attached()
         self.scene.start()
-        upkeep = Upkeep(self.scene.stacks, self.scene.vms, self.scene.drivers, self.scene.kept, GRACE)
+        scene = self.scene
+        upkeep = Upkeep(scene.stacks, scene.vms, scene.drivers, scene.kept, scene.devices, GRACE)
         self.assertEqual([None], [report.parent for report in upkeep.reports()])
 
     def test_only_attached_images_are_reported(self) -> None:
@@ -1199,3 +1341,33 @@ class VolumesTest(UpkeepTest):
         self.host.failing = {"cache.volumes": TROUBLE}
         self.beat()
         self.assertEqual({"volumes of the cache": "look: the device is on fire"}, self.upkeep.troubles())
+
+
+class DevicesTest(UpkeepTest):
+    """Devices of others that are read through the cache; a file that says a number stands for one."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.device = self.scene.folder / "disk"
+        self.device.write_text("8:16")
+        self.name = self.scene.devices.attach(self.device).name
+
+    def test_they_are_looked_at_with_each_heartbeat(self) -> None:
+        for times in range(1, 3):
+            self.beat()
+            self.assertEqual(times, self.host.calls.count("cache.tend_device"))
+
+    def test_a_look_that_fails_is_told(self) -> None:
+        self.host.failing = {"cache.tend_device": TROUBLE}
+        self.beat()
+        self.assertEqual({f"device {self.name}": "look: the device is on fire"}, self.upkeep.troubles())
+
+    def test_what_did_not_end_is_tried_again(self) -> None:
+        self.host.open_devices.add(self.name)
+        self.host.silent = True
+        self.assertRaises(DriverError, self.scene.devices.detach, self.device, force=True)
+        self.beat()
+        self.assertThat(self.upkeep.troubles()[f"device {self.name}"], Contains("the storage has begun"))
+        self.host.silent = False
+        self.pass_time(300)
+        self.assertEqual(({}, []), (self.host.devices, self.scene.devices.records()))

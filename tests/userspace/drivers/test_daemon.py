@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 from drivers.qemu import daemon
@@ -70,6 +71,28 @@ class AdoptionTest(AdoptionCase):
 
 
 class SpawnTest(HostCase):
+    def test_what_is_handed_on_may_be_open_under_any_number(self) -> None:
+        """Also each under the number that the other one is to have."""
+        code = """if True:
+            import os, sys
+            from pathlib import Path
+            from drivers.qemu import daemon
+            files = [os.open(path, os.O_RDONLY) for path in sys.argv[1:3]]
+            for fd, number in zip(files, (50, 51)):
+                os.dup2(fd, number, inheritable=False)
+            os.dup2(50, daemon.FILE_FD, inheritable=False)
+            os.dup2(51, daemon.LISTEN_FD, inheritable=False)
+            said = Path(sys.argv[3])
+            daemon.spawn(
+                ["sh", "-c", "cat /proc/self/fd/3 /proc/self/fd/4 >&2"], said, daemon.FILE_FD, daemon.LISTEN_FD
+            ).ended(60)
+        """
+        for name in ("one", "two"):
+            (self.root / name).write_text(name)
+        arguments = [str(self.root / name) for name in ("one", "two", "said")]
+        subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
+        self.assertEqual("onetwo", (self.root / "said").read_text())
+
     def test_daemon_that_was_started_is_found_and_stopped(self) -> None:
         folder = self.host("h").place.run / "serve"
         with socket.socket(socket.AF_UNIX) as listener:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from drivers.base import Child, Device, Endpoint, Place
+from drivers.base import Child, Device, Endpoint, Opened, Place
 from drivers.cache.qcow2 import Qcow2Cache
 from drivers.errors import BadAddress, BadDevice, BadName, DaemonFailed, PathTooLong, ProtocolViolated
 from drivers.export.nbd import NbdExport
@@ -43,6 +44,26 @@ class PublishTest(HostCase):
         host = self.host("h")
         host.export.publish(image, host.attach.origin(image, file))
         self.assert_same(host.uri(image), file)
+
+    def test_what_is_open_is_served_wherever_its_path_leads(self) -> None:
+        image, file = self.make_image()
+        host, other = self.host("h"), self.root / "other"
+        copy = Path(shutil.copy(file, self.root / "copy"))
+        other.write_bytes(bytes(image.size))
+        with file.open("rb") as opened:
+            other.rename(file)
+            host.export.publish(image, host.attach.origin(image, Opened(opened.fileno(), "1f")))
+        self.assert_same(host.uri(image), copy)
+
+    def test_the_daemon_stays_as_long_as_it_is_the_same_that_is_open(self) -> None:
+        image, file = self.make_image()
+        host = self.host("h")
+        daemons = []
+        for mark in ("1f", "1f", "2e"):
+            with file.open("rb") as opened, file.open("rb"):
+                host.export.publish(image, host.attach.origin(image, Opened(opened.fileno(), mark)))
+            daemons.append(host.daemon(image).pid)
+        self.assertEqual((2, daemons[0]), (len(set(daemons)), daemons[1]))
 
     def test_endpoint_names_the_folder_of_sockets_and_the_image(self) -> None:
         image, file = self.make_image()

@@ -1,0 +1,568 @@
+"""Devices of others, volumes of a storage network say, that VMs of this host read through its cache group.
+
+Writes go through: a device has them before they are acknowledged, at the same offsets as without this, and nothing
+else is ever written to it. bcache wants its superblock at the start of a backing device: below it lies a linear map of
+a local header and the device. Above it a map splits large reads, as for images, and above that a multipath map is what
+a VM gets: it sends to the device itself what bcache refuses::
+
+    virtman-volume-NAME (multipath) -> virtman-volumesplit-NAME -> bcacheN
+             └-----> virtman-volumeraw-NAME (linear) -> device
+
+    bcacheN -> virtman-volumeof-NAME -> header's loop device, device
+       └-----> virtman-cachevol-NUMBER -> volume of the cache
+
+The multipath map has no disk itself: at a SCSI disk with a handler, ALUA's say, it would have all paths begin with a
+command of that handler, which a map does not know (Linux: drivers/md/dm-mpath.c, setup_scsi_dh and pg_init_done).
+
+**No byte is stale.** What has gone past bcache is not known to it. So the multipath map never goes back to a bcache
+device that it has left: it is taken away, and another one made, with a new identity, for which a volume holds nothing.
+That is done in two changes of the multipath map's table, which the kernel makes while nothing is on its way: first to
+the device alone, then, when a new bcache device is in a volume, to both. The same brings in a volume that comes later,
+or a device that has grown. The header lies in memory: no reboot finds it, after which bcache's index may be older than
+the device (its writes through are not flushed to the volume).
+
+**What the device fails, fails.** The multipath map holds what neither path takes. A thread of this process sees that
+at once, and fails what is held, since the device itself has failed it; then it is tried again for what comes next, as
+the device would be (Linux: drivers/md/dm-mpath.c: a path that failed stays failed). What others sent in that moment
+is held, too, and fails with it: a map of this type takes no other table than such a one (drivers/md/dm-ioctl.c,
+table_load), and in such a one each error fails a path. After any error the cache begins empty, since bcache keeps
+what a write was to put there also if the device refused it. So bcache gives a device up at its first error: not each
+fails a path of the multipath map (Linux: linux/blk_types.h, blk_path_error: no space, a bad medium).
+
+A user of the map that has to let go is cut off: the paths are failed by hand and nothing is held, which needs no answer
+of the storage. All else is let go when what the storage has begun has ended; the kernel cannot take that back.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from drivers.base import CachedDevice, Device, DeviceState, Existing
+from drivers.cache.cachegroup import DEVICE, Group
+from drivers.errors import (
+    BadDevice,
+    CommandFailed,
+    CommandTimedOut,
+    DeviceInUse,
+    DeviceRefused,
+    DriverError,
+    NotReleased,
+)
+from drivers.host.command import run
+from drivers.host.watch import Watch
+from drivers.kernel import bcachedev, devmapper, loopdev, udevrules
+from drivers.kernel.alarm import Alarm
+from drivers.kernel.devmapper import SECTOR
+from drivers.kernel.scsi import MAKER, MODEL
+from drivers.names import checked
+
+log = logging.getLogger(__name__)
+
+HEADERS = Path("/run/virtman-kernel/devices")
+"""In memory, so that a guest's flush, which goes to all that a map is made of, costs nothing there."""
+
+SWAP_LIMIT = 10.0
+"""Seconds for which another table waits at most for requests that the storage has begun."""
+
+MODULES = ("dm_multipath", "dm_round_robin")
+"""What it needs of the kernel, besides bcache and loop devices."""
+
+_TOP, _RAW, _SPLIT, _GONE = "virtman-volume-", "virtman-volumeraw-", "virtman-volumesplit-", "virtman-volumegone-"
+"""Maps: what is handed out; the device; what splits; what was handed out and is still open after its user was cut off.
+"""
+
+_OURS = "virtman-"
+_HEAD = bcachedev.SUPERBLOCK
+_GUARD, _GUARD_BEHIND = 8 << 20, 2 << 20
+"""Bytes of zeros before and behind the device, for the same reason as around images (drivers/cache/bcache.py). They are
+holes of the header, and no zero target: with one, the map would take no discards (Linux: drivers/md/dm-zero.c)."""
+
+_LARGEST_BLOCK = 4096
+_SMALLEST_CHUNK, _CHUNK = 1 << 20, 1 << 30
+"""Bytes: see ``_whole``."""
+_QUEUE, _FAIL = "queue_if_no_path", "fail_if_no_path"
+
+
+class Returns:
+    """How often a device comes into the cache. Each time takes one of the names that a volume gives in its life, and
+    without any left it starts empty, for images too: so one whose storage fails again and again stays out meanwhile.
+    """
+
+    MOST, WITHIN = 8, 3600.0
+    """So often within so many seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._times: dict[str, deque[float]] = {}
+
+    def note(self, name: str) -> None:
+        """It has come."""
+        self._times.setdefault(name, deque(maxlen=self.MOST)).append(self._clock())
+
+    def may(self, name: str) -> bool:
+        """Whether it may come now."""
+        times = self._times.get(name, deque())
+        return len(times) < self.MOST or self._clock() - times[0] >= self.WITHIN
+
+    def forget(self, name: str) -> None:
+        """It is detached."""
+        self._times.pop(name, None)
+
+
+class Devices:
+    """``access``: number of a group whose members may use what is handed out; ``split``: as of images.
+
+    Calls for one device are serialised by who makes them. Names are drawn by who attaches.
+    """
+
+    def __init__(self, group: Group, access: int | None, split: int) -> None:
+        self._group, self._access, self._split = group, access, split
+        self._failed = devmapper.FailedPaths()
+        self._messages = threading.Lock()
+        """Nobody is brought back while somebody is being cut off."""
+        self._checked: set[str] = set()
+        self._returns = Returns()
+        self._watching = threading.Lock()
+        self._alarm: Alarm | None = None
+        udevrules.leave_alone(HEADERS)
+
+    def attach(self, name: str, device: Path) -> Device:
+        """A device through the cache, or, as long as no volume takes it, what goes straight to it.
+
+        Attached already, it gets the size that the device has now. Raises DeviceRefused, and nothing has changed, if
+        the device cannot be used, or has shrunk; BadDevice if another one is attached by this name; CommandFailed.
+        """
+        number, top = _number(device), _TOP + checked(name)
+        size = _size(number)
+        if devmapper.size(top) == 0:
+            self._take(name, device, number)
+        elif self._device(name) != number:
+            raise BadDevice(f"{devmapper.map_path(top)} is over another device than {number}")
+        if size < devmapper.size(top):
+            raise DeviceRefused(f"it has shrunk from {devmapper.size(top)} to {size} bytes; detach it first")
+        self._watch()
+        try:
+            if size > devmapper.size(top):
+                log.info("%s grows to %d bytes, and its cache starts empty", top, size)
+                devmapper.reload(_RAW + name, [_linear(number)], timeout=SWAP_LIMIT)
+                self._swap(name, size // SECTOR)
+            self.tend(name)
+        except (DriverError, OSError) as error:
+            if size > devmapper.size(top):
+                raise
+            log.warning("%s is attached without the cache for now: %s", top, error)
+        return Device(size=size, path=devmapper.map_path(top))
+
+    def tend(self, name: str) -> None:
+        """Have a device that does not read by way of the cache do so, if a volume takes it.
+
+        One that is not attached is fine. Raises CommandFailed, CommandTimedOut if the storage does not answer,
+        NotReleased.
+        """
+        top = _TOP + checked(name)
+        if devmapper.size(top) == 0:
+            return
+        self._watch()
+        if name not in self._checked:
+            self._bring_back(name)
+            self._checked.add(name)
+        if self._state(name) is DeviceState.CACHED:
+            return
+        number = self._device(name)
+        if number is None:
+            return
+        sectors = devmapper.size(top) // SECTOR
+        if _of(_SPLIT, name) in _parts(top):
+            log.warning("%s leaves the cache, and comes back with nothing in it", top)
+            self._swap(name, sectors)
+        self._drop(name)
+        if self._returns.may(name) and self._make(name, number, sectors):
+            self._returns.note(name)
+            self._swap(name, sectors, _of(_SPLIT, name))
+
+    def detach(self, name: str, *, force: bool) -> None:
+        """Let a device go. One that is not attached is fine.
+
+        ``force``: whoever has it open gets errors from now on. Raises DeviceInUse without it, and nothing has changed;
+        NotReleased if the storage does not end what it has begun, and then, too, nothing more is read or written.
+        """
+        top = _TOP + checked(name)
+        if devmapper.exists(top):
+            if force:
+                self._cut(top)
+            elif devmapper.openers(top):
+                raise DeviceInUse(devmapper.map_path(top))
+            self._remove_top(name, force=force)
+        self._drop(name)
+        devmapper.remove(_RAW + name)
+        devmapper.remove_when_closed(_GONE + name)
+        self._checked.discard(name)
+        self._returns.forget(name)
+        self._failed.forget(top)
+        self._ring()
+
+    def found(self) -> list[CachedDevice]:
+        """Those that are attached, in the order of their names."""
+        found = []
+        for top in sorted(devmapper.names(_TOP)):
+            try:
+                found.append(self._described(top.removeprefix(_TOP)))
+            except (DriverError, OSError) as error:
+                log.info("%s is being let go: %s", top, error)
+        return found
+
+    def existing(self) -> Existing:
+        """Names with anything on this host, whole or half made."""
+        details = {path.stem: str(path) for path in HEADERS.glob("*.header")}
+        for prefix in (_SPLIT, DEVICE, _RAW, _TOP):
+            details |= {name.removeprefix(prefix): name for name in devmapper.names(prefix)}
+        return Existing(frozenset(details), details)
+
+    # What is handed out
+
+    def _take(self, name: str, device: Path, number: str) -> None:
+        """Have a device for ourselves, and something to hand out."""
+        raw = _RAW + name
+        if devmapper.size(raw) == 0:
+            self._check(device, number)
+            devmapper.create(raw, [_linear(number)])
+            # Device-mapper shares a device with its other maps: somebody may have made one meanwhile.
+            strange = _names(_home(number) / "holders") - {bcachedev.folder(raw).name}
+            if strange:
+                devmapper.remove(raw)
+                raise DeviceRefused(f"it is a part of something: {', '.join(sorted(strange))}")
+        line = _multipath(devmapper.size(raw) // SECTOR, _of(_RAW, name))
+        devmapper.create(_TOP + name, [line], group=self._access)
+
+    def _check(self, device: Path, number: str) -> None:
+        """Raises DeviceRefused if the device is in use, or is none that can be read through the cache."""
+        home = _home(number)
+        whole = home.parent if (home / "partition").exists() else home
+        if mine := self._ours(number, whole):
+            raise DeviceRefused(f"it is VirtMan's own: {mine}")
+        if _text(home / "ro") != "0":
+            raise DeviceRefused("it is read-only")
+        if _size(number) == 0:
+            raise DeviceRefused("it has no size")
+        if _text(whole / "queue/zoned") not in ("", "none"):
+            raise DeviceRefused("it is a zoned device")
+        if _block(number) > _LARGEST_BLOCK:
+            raise DeviceRefused(f"its blocks are of {_block(number)} bytes, and may have {_LARGEST_BLOCK}")
+        loops = [loop for loop, over in loopdev.backings().items() if _is_number(Path(over.path), number)]
+        if loops:
+            raise DeviceRefused(f"the loop device {loops[0]} is over it")
+        try:
+            # Exclusively: that fails for what is mounted, or is a part of something (open(2), O_EXCL). Not for writing:
+            # udev looks at a device anew when somebody closes it who could write.
+            os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+        except OSError as error:
+            why = error.strerror
+            if error.errno == errno.EBUSY:
+                holders = ", ".join(sorted(_names(home / "holders")))
+                why = f"it is mounted, or a part of something{': ' + holders if holders else ''}"
+            raise DeviceRefused(str(why)) from error
+
+    def _ours(self, number: str, whole: Path) -> str:
+        """What a device is of VirtMan's, if it is."""
+        with self._group.lock:
+            volumes = self._group.volumes.recorded()
+        if volume := next((path for path in volumes if _is_number(path, number)), None):
+            return f"the cache volume {volume}"
+        for below in _below(whole):
+            if (name := _text(below / "dm/name")).startswith(_OURS):
+                return f"the map {name}"
+        backing = _text(whole / "loop/backing_file")
+        if any(Path(backing).is_relative_to(folder) for folder in udevrules.folders()):
+            return f"the file {backing}"
+        if _text(whole / "device/vendor").startswith(MAKER) and _text(whole / "device/model").startswith(MODEL):
+            return "a parent's disk of an image"
+        return ""
+
+    def _device(self, name: str) -> str | None:
+        """The number of the device itself; None if its user was cut off, or it is not attached."""
+        return next(iter(_parts(_RAW + name)), None) if _parts(_TOP + name) else None
+
+    def _swap(self, name: str, sectors: int, *first: str) -> None:
+        """Have a device, of so many sectors, used by way of ``first``, if given, and by itself."""
+        try:
+            devmapper.reload(_TOP + name, [_multipath(sectors, *first, _of(_RAW, name))], timeout=SWAP_LIMIT)
+        except DriverError:
+            # A wait that is cut off leaves it failing what no path takes (Linux: multipath_presuspend).
+            with self._messages:
+                devmapper.message(_TOP + name, _QUEUE)
+                devmapper.drop_loaded(_TOP + name)
+            raise
+        finally:
+            self._failed.forget(_TOP + name)
+
+    def _bring_back(self, name: str) -> None:
+        """Have the map use the device, and hold what no path takes: one who failed what was held may have died then."""
+        with self._messages:
+            top, raw = _TOP + name, _of(_RAW, name)
+            devmapper.drop_loaded(top)
+            if raw not in _parts(top):
+                return
+            if raw in devmapper.failed_paths(top):
+                devmapper.message(top, f"reinstate_path {raw}")
+            devmapper.message(top, _QUEUE)
+
+    def _pass_errors(self, name: str) -> None:
+        """If no path takes anything any more, fail what is held, and try the device again for what comes next."""
+        with self._messages:
+            top, raw = _TOP + name, _of(_RAW, name)
+            parts = _parts(top)
+            if raw not in parts or parts - set(self._failed.of(top)) or _QUEUE not in devmapper.table(top):
+                return  # somebody takes it, or its user was cut off
+            log.warning("%s: the device %s fails requests", top, self._device(name))
+            devmapper.message(top, _FAIL)
+            devmapper.message(top, f"reinstate_path {raw}")
+            devmapper.message(top, _QUEUE)
+
+    def _cut(self, top: str) -> None:
+        """Whoever has it open gets errors from now on."""
+        with self._messages:
+            devmapper.drop_loaded(top)
+            parts = _parts(top)
+            if not parts:
+                return  # it was done before
+            devmapper.message(top, _FAIL)
+            for part in sorted(parts):
+                devmapper.message(top, f"fail_path {part}")
+
+    def _remove_top(self, name: str, *, force: bool) -> None:
+        top = _TOP + name
+        if not devmapper.openers(top) or not force:
+            try:
+                devmapper.remove(top)
+            except CommandFailed as error:
+                if not devmapper.openers(top):
+                    raise
+                if not force:
+                    raise DeviceInUse(devmapper.map_path(top)) from error
+            else:
+                return
+        try:
+            devmapper.reload(top, [f"0 {devmapper.size(top) // SECTOR} error"], timeout=SWAP_LIMIT)
+        except CommandTimedOut as error:
+            what = f"requests that the storage of {top} has begun; it takes no more of them"
+            raise NotReleased(what, SWAP_LIMIT) from error
+        devmapper.rename(top, _GONE + name)
+
+    # What is below
+
+    def _make(self, name: str, number: str, sectors: int) -> bool:
+        """A new bcache device that a volume reads for; False if there is no volume."""
+        below = DEVICE + name
+        with self._group.lock:
+            self._group.start()
+            if not self._group.runs():
+                self._group.stop_if_unused()
+                return False
+            loop = loopdev.attach(self._new_header(name, _block(number)), direct=False)
+            devmapper.create(below, _lines(loop, number, sectors))
+            bcachedev.register(below)
+            joined = self._group.join(below)
+            if not joined:
+                self._group.renew()
+                joined = self._group.join(below)
+        if not joined:
+            self._drop(name)
+            return False
+        home = bcachedev.settings(below)
+        bcachedev.wait((home / "dev/dev").exists, f"bcache device of {below}")
+        for setting, value in (("cache_mode", "writethrough"), ("sequential_cutoff", "0"), ("io_error_limit", "1")):
+            (home / setting).write_text(value)
+        disk = Path("/dev") / (home / "dev").resolve().name
+        devmapper.create(_SPLIT + name, devmapper.pieces(0, sectors, disk, _GUARD // SECTOR, self._split))
+        return True
+
+    def _new_header(self, name: str, block: int) -> Path:
+        """A header with an identity that no volume knows."""
+        HEADERS.mkdir(parents=True, exist_ok=True)
+        header = _header(name)
+        header.unlink(missing_ok=True)
+        with header.open("wb") as file:
+            file.truncate(_HEAD)
+        run(["make-bcache", "-B", "--data-offset", str(_HEAD // SECTOR), "--block", str(block), str(header)])
+        os.truncate(header, _HEAD + _GUARD + _GUARD_BEHIND)
+        return header
+
+    def _drop(self, name: str) -> None:
+        """Remove what is below, whole or half made, and what names it in a volume."""
+        below = DEVICE + name
+        devmapper.remove(_SPLIT + name)
+        if devmapper.exists(below):
+            bcachedev.stop(below)
+        with self._group.lock:
+            devmapper.remove(below)
+            loopdev.detach(_header(name))
+            _header(name).unlink(missing_ok=True)
+            self._group.stop_if_unused()
+
+    # What is told
+
+    def _state(self, name: str) -> DeviceState:
+        """Once bcache has seen an error of the device it is not trusted any more."""
+        top, split, below = _TOP + name, _of(_SPLIT, name), DEVICE + name
+        by_cache = split in _parts(top) and split not in self._failed.of(top) and bcachedev.set_of(below) is not None
+        trusted = by_cache and _text(bcachedev.settings(below) / "io_errors") == "0"
+        return DeviceState.CACHED if trusted else DeviceState.DIRECT
+
+    def _described(self, name: str) -> CachedDevice:
+        top, below = _TOP + name, DEVICE + name
+        hits = misses = read = fetched = 0
+        state = self._state(name)
+        if state is DeviceState.CACHED:
+            totals = bcachedev.settings(below) / "stats_total"
+            hits, misses = (int(_text(totals / f"cache_{kind}") or 0) for kind in ("hits", "misses"))
+            read, fetched = (_read(map_name) for map_name in (_SPLIT + name, below))
+        return CachedDevice(
+            name=name, path=devmapper.map_path(top), number=self._device(name) or "", size=devmapper.size(top),
+            state=state, hits=hits, misses=misses, cache_bytes=max(0, read - fetched),
+        )  # fmt: skip
+
+    # Errors of devices
+
+    def _watch(self) -> None:
+        """Have a thread look after errors, as long as any device is attached."""
+        with self._watching:
+            if self._alarm is None:
+                self._alarm = Alarm()
+                Watch("device-watch", self._look_after_errors).start()
+
+    def _ring(self) -> None:
+        with self._watching:
+            if self._alarm is not None:
+                self._alarm.ring()
+
+    def _look_after_errors(self) -> None:
+        while True:
+            with self._watching:
+                alarm = self._alarm
+                assert alarm is not None  # noqa: S101
+                alarm.arm()
+                tops = devmapper.names(_TOP)
+                if not tops:
+                    alarm.close()
+                    self._alarm = None
+                    return
+            for top in tops:
+                try:
+                    self._pass_errors(top.removeprefix(_TOP))
+                except (DriverError, OSError) as error:  # it may be going
+                    log.info("%s: %s", top, error)
+            alarm.wait()
+
+
+def _multipath(sectors: int, *numbers: str) -> str:
+    """A table that sends to the first device, and to the next what that fails to do; what all fail is held."""
+    groups = " ".join(f"round-robin 0 1 0 {number}" for number in numbers)
+    return f"0 {sectors} multipath 3 {_QUEUE} queue_mode bio 0 {len(numbers)} 1 {groups}"
+
+
+def _linear(number: str) -> str:
+    return f"0 {_size(number) // SECTOR} linear {number} 0"
+
+
+def _of(prefix: str, name: str) -> str:
+    """The number of a map, nothing if there is none."""
+    return devmapper.number(devmapper.map_path(prefix + name)) if devmapper.exists(prefix + name) else ""
+
+
+def _parts(name: str) -> set[str]:
+    """The numbers of what a map lies over, if there is one, by its table and one that was loaded and not used yet."""
+    if not devmapper.exists(name):
+        return set()
+    return {_text(link / "dev") for link in (bcachedev.folder(name) / "slaves").glob("*")}
+
+
+def _lines(loop: Path, number: str, sectors: int) -> list[str]:
+    """What is below bcache: its superblock, zeros, the device, zeros."""
+    head, guard, behind = _HEAD // SECTOR, _GUARD // SECTOR, _GUARD_BEHIND // SECTOR
+    start = head + guard
+    return [
+        f"0 {start} linear {loop} 0",
+        f"{start} {sectors} {_whole(number, sectors)}",
+        f"{start + sectors} {behind} linear {loop} {start}",
+    ]
+
+
+def _whole(number: str, sectors: int) -> str:
+    """A target that is a whole device.
+
+    bcache counts what is dirty for each unit of what a device calls its best size of a request, also where nothing ever
+    is: 64 MiB of memory for a volume of 1 TiB that says 64 KiB. A striped target with one stripe says its own (Linux:
+    drivers/md/bcache/super.c, bcache_device_init; drivers/md/dm-stripe.c, stripe_io_hints). It is one target whatever
+    the size, since a flush goes to each target.
+    """
+    chunk = _CHUNK // SECTOR
+    while sectors % chunk:
+        chunk //= 2
+    return f"striped 1 {chunk} {number} 0" if chunk >= _SMALLEST_CHUNK // SECTOR else f"linear {number} 0"
+
+
+def _header(name: str) -> Path:
+    return HEADERS / f"{name}.header"
+
+
+def _number(device: Path) -> str:
+    """Raises DeviceRefused."""
+    try:
+        if stat.S_ISBLK(device.stat().st_mode):
+            return devmapper.number(device)
+    except OSError as error:
+        raise DeviceRefused(error.strerror or str(error)) from error
+    raise DeviceRefused("it is no block device")
+
+
+def _is_number(path: Path, number: str) -> bool:
+    try:
+        return stat.S_ISBLK(path.stat().st_mode) and devmapper.number(path) == number
+    except OSError:
+        return False
+
+
+def _home(number: str) -> Path:
+    return Path("/sys/dev/block", number).resolve()
+
+
+def _size(number: str) -> int:
+    """Bytes. A device whose storage is silent would not be opened."""
+    return int(_text(_home(number) / "size") or 0) * SECTOR
+
+
+def _block(number: str) -> int:
+    """Bytes of the smallest request."""
+    home = _home(number)
+    queue = home / "queue" if (home / "queue").exists() else home.parent / "queue"
+    return int(_text(queue / "logical_block_size") or SECTOR)
+
+
+def _read(name: str) -> int:
+    """Bytes read from a map until now."""
+    return int(devmapper.counters(devmapper.map_path(name)).read_text().split()[2]) * SECTOR
+
+
+def _below(home: Path) -> list[Path]:
+    """A device and all that it is made of."""
+    return [home, *(lower for link in (home / "slaves").glob("*") for lower in _below(link.resolve()))]
+
+
+def _names(folder: Path) -> set[str]:
+    return {link.name for link in folder.glob("*")}
+
+
+def _text(file: Path) -> str:
+    """What a file in /sys says, nothing if it is not there."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,169 @@
+"""The cache group of a host: volumes, and what is read through them.
+
+A *member* is a bcache backing device, named by its map: an image's, which is read-only and may join and leave a volume
+while it is read; or that of a device which a VM writes to. That one joins before anybody uses it, and once: a read that
+misses just when it joins could be kept although a write has overtaken it, since what is on its way by then is not
+tracked (Linux: drivers/md/bcache/request.c, detached_dev_do_request). It may leave at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from drivers.base import Volume, VolumeState
+from drivers.cache.cachevolumes import Volumes, size_of
+from drivers.errors import DriverError
+from drivers.kernel import bcachedev, devmapper
+
+log = logging.getLogger(__name__)
+
+IMAGE, DEVICE = "virtman-cacheof-", "virtman-volumeof-"
+"""How the maps of members are called: of an image, and of a device."""
+
+
+class Group:
+    """``lock`` is held by whoever makes or removes members, and here: nobody stops a volume while somebody joins it."""
+
+    def __init__(self, folder: Path, *, file_size: int, bucket: int) -> None:
+        self.volumes = Volumes(folder, file_size=file_size, bucket=bucket)
+        self.lock = threading.Lock()
+        self._full: set[str] = set()
+        """The sets that had no number left for the last member."""
+
+    # What follows wants the lock
+
+    def start(self) -> None:
+        """Have all volumes run; those that cannot are left out."""
+        try:
+            volumes = self.volumes.recorded()
+        except (DriverError, OSError) as error:
+            log.error("there is no cache volume: %s", error)
+            return
+        for path, number in volumes.items():
+            try:
+                self.volumes.start(path, number)
+            except (DriverError, OSError) as error:
+                log.error("a cache volume is left out: %s", error)
+
+    def stop_if_unused(self) -> None:
+        """Stop all volumes if there is no member any more. Raises the first error after all were tried."""
+        if devmapper.names(IMAGE) or devmapper.names(DEVICE):
+            return
+        errors: list[Exception] = []
+        for path, number in self.volumes.recorded().items():
+            try:
+                self.volumes.stop(path, number)
+            except (DriverError, OSError) as error:
+                log.error("cache volume %s: %s", path, error)
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def runs(self) -> bool:
+        """Whether there is a volume to join."""
+        return bool(self._by_room())
+
+    def join(self, below: str, leaving: str = "") -> bool:
+        """Whether a member has a volume. One without is attached to that with the most room for each of its members.
+
+        ``leaving``: the number of a volume that it must not join.
+        """
+        if not devmapper.exists(below) or not bcachedev.settings(below).exists():
+            return False
+        self._full.clear()
+        sets = (home for (_, number), home in self._by_room() if number != leaving)
+        return bcachedev.set_of(below) is not None or any(self._attach(below, home) for home in sets)
+
+    def renew(self) -> None:
+        """If the last member was refused by a volume that has given all its numbers away, empty that one.
+
+        What a volume holds of others stays if it refuses a member for another reason: nothing is gained then.
+        """
+        full = [volume for volume, home in self._by_room() if home.name in self._full]
+        for path, number in full[:1]:
+            log.warning("the cache volume %s starts empty: it takes no more members", path)
+            self._clear(path, number)
+            self.volumes.stop(path, number)
+            self.volumes.empty(path, number)
+            self.volumes.start(path, number)
+            self._rejoin()
+
+    def _attach(self, below: str, home: Path) -> bool:
+        refusal = bcachedev.attach(below, home)
+        if bcachedev.set_of(below) is not None:
+            return True
+        if bcachedev.is_full(refusal):
+            self._full.add(home.name)
+        log.warning("%s is not attached to %s: %s", below, home.name, "; ".join(refusal) or "bcache gives no reason")
+        return False
+
+    def _rejoin(self) -> None:
+        for below in sorted(devmapper.names(IMAGE)):
+            self.join(below)
+
+    def _clear(self, path: Path, number: str) -> None:
+        """Let the members of a volume go on without it, images on others if there are."""
+        home = self.volumes.running(number)
+        members = bcachedev.attached(home) if home else []
+        for below in members:
+            bcachedev.detach(below)
+            if below.startswith(IMAGE):
+                self.join(below, leaving=number)
+        log.info("cache volume %s: %s leave it", path, ", ".join(members) or "no members")
+
+    def _by_room(self) -> list[tuple[tuple[Path, str], Path]]:
+        """The volumes that run, with their sets, the best for one more member first."""
+        found = self.volumes.recorded().items()
+        sets = [(volume, home) for volume in found if (home := self.volumes.running(volume[1]))]
+        return sorted(sets, key=lambda item: -size_of(item[0][0]) / (1 + len(bcachedev.attached(item[1]))))
+
+    # What follows takes the lock
+
+    def described(self) -> list[Volume]:
+        """All volumes, also those that have failed or are missing. Raises NoSpace."""
+        with self.lock:
+            found = [(path, number, self._use(number)) for path, number in self.volumes.recorded().items()]
+        # Nobody who opens an image waits while a dying disk is asked what is on it.
+        return [self._describe(*volume) for volume in found]
+
+    def add(self, path: Path) -> Volume:
+        """As ``add_volume`` of the driver."""
+        with self.lock:
+            volumes = self.volumes.recorded()
+            if path not in volumes:
+                volumes = self.volumes.record({**volumes, path: self.volumes.make(path)})
+            if devmapper.names(IMAGE) or devmapper.names(DEVICE):
+                self.start()
+                self._rejoin()
+            return self._describe(path, volumes[path], self._use(volumes[path]))
+
+    def remove(self, path: Path) -> None:
+        """As ``remove_volume`` of the driver."""
+        with self.lock:
+            volumes = self.volumes.recorded()
+            number = volumes.pop(path, None)
+            if number is None:
+                return
+            self._clear(path, number)
+            self.volumes.stop(path, number)
+            try:
+                self.volumes.erase(path, number)
+            except OSError as error:
+                log.warning("the mark of the cache volume %s stays on it: %s", path, error)
+            self.volumes.record(volumes)
+
+    def _use(self, number: str) -> tuple[VolumeState | None, list[str]]:
+        """How a volume is, if the kernel has it, and its members."""
+        if self.volumes.failed(number):
+            return VolumeState.FAILED, []
+        home = self.volumes.running(number)
+        return (None, []) if home is None else (VolumeState.RUNNING, sorted(bcachedev.attached(home)))
+
+    def _describe(self, path: Path, number: str, use: tuple[VolumeState | None, list[str]]) -> Volume:
+        state = use[0] or self.volumes.unused_state(path, number)
+        images = [below.removeprefix(IMAGE).rpartition("-")[0] for below in use[1] if below.startswith(IMAGE)]
+        devices = [below.removeprefix(DEVICE) for below in use[1] if below.startswith(DEVICE)]
+        size = 0 if state is VolumeState.MISSING else size_of(path)
+        return Volume(path, size, tuple(images), state, tuple(devices))

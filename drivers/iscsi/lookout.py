@@ -1,0 +1,238 @@
+"""One thread that looks out for all images of a host: at their maps, sessions and disks.
+
+Each image has a thread of its own, which acts; it sleeps until it is woken from here, or has something to wait for. So
+an agent whose images are all well reads a few small files of the kernel for each session, and one file for all disks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from drivers.host.watch import Watch
+from drivers.iscsi.names import image_of
+from drivers.iscsi.sessions import CLASS, word
+from drivers.kernel import devmapper
+from drivers.kernel.alarm import Alarm
+from drivers.kernel.diskstats import Standstill, counts
+
+log = logging.getLogger(__name__)
+
+Server = tuple[str, int]
+"""Its IP address and port."""
+
+STANDSTILL_INTERVAL, SESSION_INTERVAL = 0.25, 1.0
+"""Seconds between two looks."""
+
+KNOCK_INTERVAL = 0.5
+"""Seconds between two tries to connect to a server, and for each."""
+
+STANDSTILL = 1.0
+"""Seconds for which no read of a disk comes back until its image is told."""
+
+
+class Watched(Protocol):
+    """What is looked out for. Its calls return at once."""
+
+    @property
+    def image(self) -> str:
+        """The name of the image."""
+
+    @property
+    def map(self) -> str:
+        """The name of its map."""
+
+    @property
+    def numbers(self) -> Collection[str]:
+        """The disks that it reads by, ``major:minor``."""
+
+    def wake(self) -> None:
+        """Its map had an event, or one of its sessions is new, gone, or in another state."""
+
+    def stands_still(self, number: str) -> None:
+        """One of its disks does not get on with its reads. Called again while that is so."""
+
+
+class Lookout:
+    """Looks out for those that were added."""
+
+    def __init__(self, prefix: str) -> None:
+        """``prefix``: how the names of their maps begin. Nothing runs before the first is added."""
+        self.knocks = Knocks()
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._watched: list[Watched] = []
+        self._stopped = threading.Event()
+        self._alarm: Alarm | None = None
+        self._thread: Watch | None = None
+        self._standstill = Standstill()
+        self._still: Mapping[str, float] = {}
+        self._events: Mapping[str, int] = {}
+        self._sessions = Sessions()
+        self._sessions_at = 0.0
+
+    def add(self, watched: Watched) -> None:
+        """Look out for this one as well. Raises OSError without device-mapper, or without a thread."""
+        with self._lock:
+            if self._thread is None:
+                self._begin()
+            self._watched.append(watched)
+
+    def _begin(self) -> None:
+        alarm = Alarm()
+        thread = Watch("lookout-for-parents", partial(self._run, alarm), self._stopped)
+        try:
+            thread.start()
+        except OSError:
+            alarm.close()  # the next one to be added tries again
+            raise
+        self._alarm, self._thread = alarm, thread
+
+    def remove(self, watched: Watched) -> None:
+        """Not any more, if it ever was."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._watched.remove(watched)
+
+    def stand_still(self, numbers: Iterable[str], seconds: float) -> set[str]:
+        """Which of these disks have not got on with their reads for so long."""
+        return {number for number in numbers if self._still.get(number, 0) >= seconds}
+
+    def close(self) -> None:
+        """Stop for good. Once more is fine."""
+        with self._lock:
+            thread, alarm = self._thread, self._alarm
+            self._thread = self._alarm = None
+        self._stopped.set()
+        if thread is not None and alarm is not None:
+            alarm.ring()
+            thread.join()
+            alarm.close()
+
+    def _run(self, alarm: Alarm) -> None:
+        event = True
+        while not self._stopped.is_set():
+            alarm.arm()
+            with self._lock:
+                watched = list(self._watched)
+            if event:
+                self._look_at_maps(watched)
+            self._look_at_sessions(watched)
+            self._look_at_disks(watched)
+            event = alarm.wait(STANDSTILL_INTERVAL)
+
+    def _look_at_maps(self, watched: list[Watched]) -> None:
+        before, self._events = self._events, devmapper.all_events(self._prefix)
+        for each in watched:
+            if before.get(each.map) != self._events.get(each.map):
+                each.wake()
+
+    def _look_at_sessions(self, watched: list[Watched]) -> None:
+        now = time.monotonic()
+        if now - self._sessions_at < SESSION_INTERVAL:
+            return
+        self._sessions_at = now
+        changed = self._sessions.changed()
+        for each in watched:
+            if each.image in changed:
+                each.wake()
+
+    def _look_at_disks(self, watched: list[Watched]) -> None:
+        users = [(number, each) for each in watched for number in each.numbers]
+        if not users:
+            return
+        self._still = self._standstill.look([number for number, _ in users], counts(), time.monotonic())
+        for number, each in users:
+            if self._still.get(number, 0) >= STANDSTILL:
+                each.stands_still(number)
+
+
+class Knocks:
+    """Whether servers take connections, for many who ask: each is tried once in a while."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._locks: dict[Server, threading.Lock] = {}
+        self._known: dict[Server, tuple[bool, float]] = {}
+
+    def open(self, server: Server) -> bool:
+        """Whether it took one now, or lately. Waits at most KNOCK_INTERVAL for who asks already, and as long again."""
+        with self._lock:
+            lock = self._locks.setdefault(server, threading.Lock())
+        with lock:
+            known, at = self._known.get(server, (False, -math.inf))
+            if time.monotonic() - at >= KNOCK_INTERVAL:
+                known, at = _takes_connections(server), time.monotonic()
+                self._known[server] = known, at
+            return known
+
+
+def _takes_connections(server: Server) -> bool:
+    try:
+        socket.create_connection(server, KNOCK_INTERVAL).close()
+    except OSError:
+        return False
+    return True
+
+
+class Sessions:
+    """Which images have a session that is not as it was."""
+
+    def __init__(self, folder: Path = CLASS) -> None:
+        """``folder``: where the kernel tells of sessions."""
+        self._folder = folder
+        self._images: dict[Path, str | None] = {}
+        self._disks: dict[Path, Path] = {}
+        self._states: dict[Path, tuple[str, str]] = {}
+
+    def changed(self) -> set[str]:
+        """Since the last call. At first: all of them."""
+        before, self._states = self._states, {folder: self._state(folder) for folder in self._ours()}
+        all_of_them = before.keys() | self._states
+        different = [folder for folder in all_of_them if before.get(folder) != self._states.get(folder)]
+        images = {self._images[folder] for folder in different}
+        for folder in before.keys() - self._states:
+            self._images.pop(folder)
+            self._disks.pop(folder, None)
+        return {image for image in images if image is not None}
+
+    def _ours(self) -> list[Path]:
+        """The folders of our sessions. Whose a session is does not change."""
+        found = []
+        for folder in self._folder.glob("*"):
+            if folder not in self._images:
+                with contextlib.suppress(OSError):  # it may be coming or going
+                    self._images[folder] = image_of(word(folder / "targetname"))
+            if self._images.get(folder) is not None:
+                found.append(folder)
+        return found
+
+    def _state(self, folder: Path) -> tuple[str, str]:
+        """What is told of a session and of its disk."""
+        disk = self._disks.get(folder)
+        with contextlib.suppress(OSError):  # it may be going
+            disk = disk or next(folder.glob("device/target*/*:*/state"), None)
+        state = _word(folder / "state")
+        if disk is None:
+            return state, ""
+        of_disk = _word(disk)
+        if of_disk:
+            self._disks[folder] = disk
+        else:
+            self._disks.pop(folder, None)
+        return state, of_disk
+
+
+def _word(file: Path) -> str:
+    """What a file of sysfs says; nothing if it has gone."""
+    try:
+        return word(file)
+    except OSError:
+        return ""

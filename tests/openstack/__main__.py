@@ -1,0 +1,183 @@
+"""Runs our tests with Nova, and Nova's own with the patch in: python -m tests.openstack --help."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.openstack import nova_tests
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build/openstack"
+OURS = Path(__file__).parent
+PATIENCE = 1800
+"""Seconds after which tests are taken for ones that hang."""
+
+LONGEST = ("test_agents_killed", "test_kills", "test_servers")
+
+EPILOG = """examples, with build/openstack/venv/bin/python, which lab/openstack-venv makes:
+  python -m tests.openstack                                    what make test runs
+  python -m tests.openstack --all                              with all of Nova's own tests that come to the patch
+  python -m tests.openstack tests.openstack.test_apply
+  python -m tests.openstack 'nova.tests.unit.virt.libvirt.test_driver:volume|block'
+  python -m tests.openstack --pristine nova.tests.unit.conf    the same without the patch: what fails here is known"""
+
+
+@dataclass
+class Outcome:
+    """What became of the tests of one name. ``failed``: why, by test."""
+
+    name: str
+    counts: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.counts.items())) or "none"
+        return f"{self.name}: {counts} in {self.seconds:.0f} s"
+
+
+def our_names() -> list[str]:
+    """The modules of our own tests. Those that take longest come first: a process that is free takes the next one."""
+    found = sorted((path.stem for path in OURS.glob("test_*.py")), key=lambda name: (name not in LONGEST, name))
+    return [f"tests.openstack.{name}" for name in found]
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One run at a time: the copy of Nova has one place. Others wait."""
+    with (BUILD / "run.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def copy_nova(patched: bool) -> Path:
+    """A copy of the installed Nova. Returns the folder that is to be the first in which Python looks for modules.
+
+    Beside the package is etc/nova, where Nova's tests look for api-paste.ini.
+    """
+    found = importlib.util.find_spec("nova")
+    if found is None or found.origin is None:
+        sys.exit("tests.openstack: no Nova: run lab/openstack-venv, and this with build/openstack/venv/bin/python")
+    folder = BUILD / ("patched" if patched else "pristine")
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir()
+    site = Path(found.origin).parents[1]
+    subprocess.run(["cp", "-a", str(site / "nova"), str(site / "etc"), str(folder)], check=True)
+    if patched:
+        subprocess.run([str(ROOT / "openstack_nova_patch/apply"), "--nova", str(folder / "nova")], check=True)
+    return folder
+
+
+def run(name: str, folder: Path, defaults: Sequence[str]) -> Outcome:
+    """Run the tests of this name, or of several between blanks, in a process of their own."""
+    logs = BUILD / "logs"
+    plain = re.sub(r"[^\w.]+", "-", f"{name} set" if defaults else name)
+    results, log = logs / f"{plain}.json", logs / f"{plain}.log"
+    results.unlink(missing_ok=True)
+    ours = name.startswith("tests.")
+    # Threads, as Nova's services have them from now on: ours start agents, and Nova's own tests run as they come.
+    threads = {"OS_NOVA_DISABLE_EVENTLET_PATCHING": "true"} if ours else {}
+    measured = ["-m", "coverage", "run", f"--rcfile={OURS / 'coveragerc'}"] if ours else []
+    options = [f"--default={default}" for default in defaults]
+    argv = [sys.executable, *measured, "-m", "tests.openstack.worker", str(results), *options, *name.split()]
+    environment = os.environ | threads | {
+        "PYTHONPATH": f"{folder}:{ROOT}", "COVERAGE_FILE": str(ROOT / ".coverage"),
+        "OS_STDOUT_CAPTURE": "1", "OS_STDERR_CAPTURE": "1",
+    }  # fmt: skip
+    began = time.monotonic()
+    with log.open("w") as out:
+        try:
+            code = subprocess.run(
+                argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=PATIENCE,
+                check=False,
+            ).returncode  # fmt: skip
+        except subprocess.TimeoutExpired:
+            code = -9
+    outcome = _read(name, results)
+    outcome.seconds = time.monotonic() - began
+    if code != 0 or not outcome.counts:
+        outcome.failed[name] = f"ended with {code} after {sum(outcome.counts.values())} tests; see {log}"
+    return outcome
+
+
+def _read(name: str, results: Path) -> Outcome:
+    outcome = Outcome(name)
+    for line in results.read_text().splitlines() if results.exists() else ():
+        test = json.loads(line)
+        outcome.counts[test["outcome"]] += 1
+        if test["outcome"] != "passed":
+            (outcome.failed if test["outcome"] == "failed" else outcome.skipped)[test["test"]] = test["why"]
+    return outcome
+
+
+def judge(outcomes: Sequence[Outcome]) -> int:
+    """Say what is wrong. Returns the exit code. Ours are not skipped where CI is set."""
+    failed = {test: why for outcome in outcomes for test, why in outcome.failed.items()}
+    ours = {test: why for outcome in outcomes for test, why in outcome.skipped.items() if test.startswith("tests.")}
+    if os.environ.get("CI"):
+        failed |= {test: f"skipped, though CI is set: {why}" for test, why in ours.items()}
+    new = {test: why for test, why in failed.items() if test not in nova_tests.KNOWN}
+    for test, why in new.items():
+        print(f"\n{test}\n{why}")
+    total = sum((outcome.counts for outcome in outcomes), Counter())
+    known = len(failed) - len(new)
+    print(
+        f"\n{total['passed']} passed, {total['skipped']} skipped, {known} failed that are known to, {len(new)} failed"
+    )
+    return int(bool(new))
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.openstack", description="Run tests with a patched Nova.", epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "--all", action="store_true", help="all of Nova's own tests that come to what the patch changes"
+    )
+    parser.add_argument(
+        "--pristine", action="store_true", help="with a Nova that is not patched, and without our tests"
+    )
+    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--default", action="append", default=[], metavar="GROUP.OPTION=VALUE", help="an option of Nova"
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="only these: modules, classes or tests, ours or Nova's"
+    )
+    chosen = parser.parse_args()
+    names = chosen.names or [
+        *([] if chosen.pristine else our_names()), *(nova_tests.WHOLE if chosen.all else nova_tests.CHOSEN.values())
+    ]  # fmt: skip
+    (BUILD / "logs").mkdir(parents=True, exist_ok=True)
+    outcomes, runs = [], [(name, chosen.default) for name in names]
+    if not chosen.names and not chosen.pristine:
+        runs += [(name, [*chosen.default, *nova_tests.SETTINGS]) for name in nova_tests.SET]
+    with alone(), ThreadPoolExecutor(chosen.at_once) as pool:
+        folder = copy_nova(patched=not chosen.pristine)
+        for outcome in pool.map(lambda one: run(one[0], folder, one[1]), runs):
+            print(outcome, flush=True)
+            outcomes.append(outcome)
+    return judge(outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

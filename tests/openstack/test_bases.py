@@ -1,0 +1,210 @@
+"""Bases: who attaches them in Cinder, what happens when that fails, and when they go."""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+from nova import exception
+
+from tests.openstack.computes import ComputesTest
+
+
+class BaseTest(ComputesTest):
+    """What compute hosts do with Cinder."""
+
+    def image(self) -> str:
+        return f"cinder-{self.volume}"
+
+    def fault(self, **more: Any) -> str:
+        """Boot a server in vain. Returns what its user reads."""
+        server = self.boot(state="ERROR", **more)
+        message: str = server["fault"]["message"]
+        self._delete_server(server)
+        return message
+
+    def nothing_is_left(self) -> None:
+        self.assertEqual([], self.all_disks())
+        self.assertEqual({}, self.cinder.attachments)
+        self.assertEqual({}, self.images())
+        self.assertEqual([], self.notes())
+
+    def notes(self) -> list[Path]:
+        """What hosts remember of bases that they are attached to."""
+        return [*(self.folder / "nova/virtman").rglob("*.json")]
+
+    def test_a_base_that_cannot_be_attached_fails_the_boot_with_a_reason_and_leaves_nothing(self) -> None:
+        self.cinder.refuse["attachment_complete"] = self.unreachable()
+        self.assertIn("Connection to cinder host failed: storage is away", self.fault())
+        self.nothing_is_left()
+        del self.cinder.refuse["attachment_complete"]
+        self.boot()
+
+    def test_only_novas_user_reads_how_a_host_is_connected(self) -> None:
+        self.boot()
+        (note,) = self.notes()
+        self.assertEqual([0o600, 0o700], [stat.S_IMODE(path.stat().st_mode) for path in (note, note.parent)])
+
+    def test_a_base_that_somebody_else_has_attached_fails_the_boot_in_the_end(self) -> None:
+        self.flags(base_timeout=1, group="virtman")
+        self.cinder.attachment_create(self.volume, str(uuid.uuid4()), {"host": "elsewhere"})
+        self.assertIn("no host has it, and this one cannot attach it", self.fault())
+        self.assertEqual(1, len(self.cinder.attachments))
+
+    def test_an_attachment_that_never_got_its_connection_is_made_anew(self) -> None:
+        from nova.virtman import origins
+
+        node = self.cluster.names[0]
+        self.cinder.attachment_create(self.volume, origins.holder_of(node))
+        self.boot(availability_zone=f"nova:{node}")
+        (found,) = self.cinder.attachments.values()
+        self.assertEqual("local", found["connection_info"]["driver_volume_type"])
+
+    def test_a_base_that_the_agent_refuses_fails_the_boot_with_its_words(self) -> None:
+        self.file.write_bytes(b"odd")
+        self.assertIn("in place only whole sectors of 512 bytes are served", self.fault())
+        self.nothing_is_left()
+
+    def test_a_base_that_is_not_usable_is_refused_by_the_api(self) -> None:
+        for change, why in (({"status": "error"}, "is error"), ({"encrypted": True}, "is encrypted")):
+            before = dict(self.cinder.volumes[self.volume])
+            self.cinder.volumes[self.volume].update(change)
+            self.assertIn(why, self.refused(lambda: self.api.post_server({"server": self.request()})))
+            self.cinder.volumes[self.volume] = before
+
+    def test_a_server_comes_up_at_another_host_if_the_agent_of_the_first_is_away(self) -> None:
+        self.cluster.kill_agent(1)
+        servers = [self.boot() for _ in range(2)]
+        self.assertEqual({self.cluster.names[0]}, {self.node_of(server) for server in servers})
+
+    def test_a_server_fails_without_volt_and_can_be_made_when_it_is_back(self) -> None:
+        self.boot()
+        self.cluster.stop_volt()
+        self.boot(state="ERROR", availability_zone=f"nova:{self.without_base()}")
+        self.cluster.start_volt()
+        self.boot(availability_zone=f"nova:{self.without_base()}")
+
+    def without_base(self) -> str:
+        """A node that does not have the base yet."""
+        return next(name for name in self.cluster.names if not self.disks(name))
+
+    def test_hosts_that_are_to_be_origins_attach_a_base_that_several_may(self) -> None:
+        self.flags(origin=True, group="virtman")
+        self.cinder.volumes[self.volume]["multiattach"] = True
+        for node in self.cluster.names:
+            self.boot(availability_zone=f"nova:{node}")
+        self.assertEqual(self.cluster.names, sorted(self.images()[self.image()], reverse=True))
+        self.assertEqual(2, len(self.cinder.attachments))
+
+    def test_a_host_that_is_to_be_an_origin_reads_from_others_what_it_may_not_attach(self) -> None:
+        self.flags(origin=True, group="virtman")
+        for node in self.cluster.names:
+            self.boot(availability_zone=f"nova:{node}")
+        self.assertEqual(1, len(self.images()[self.image()]))
+
+    def test_a_base_that_is_detached_in_cinder_goes_when_no_server_needs_it(self) -> None:
+        server = self.boot()
+        self.cinder.attachments.clear()
+        self.all_upkeep()
+        self.assertIn("withdrawn", self.fault())
+        self.assertEqual([server["id"]], self.all_disks())
+        self.assertEqual(1, len(self.notes()), "the device is connected as long as it is read")
+        self._delete_server(server)
+        self.all_upkeep()
+        self.soon(lambda: not self.stacks())
+        self.all_upkeep()
+        self.nothing_is_left()
+        self.assertEqual(self.content, self.file.read_bytes())
+
+    def test_what_was_killed_while_it_attached_a_base_is_forgotten(self) -> None:
+        from nova.virtman import origins
+
+        node = self.cluster.names[0]
+        self.cinder.attachment_create(self.volume, origins.holder_of(node), {"host": node})
+        self.upkeep(node)
+        self.nothing_is_left()
+
+    def test_an_attachment_that_a_killed_compute_left_is_used_by_its_next_boot(self) -> None:
+        from nova.virtman import origins
+
+        node = self.cluster.names[0]
+        self.cinder.attachment_create(self.volume, origins.holder_of(node), {"host": node})
+        self.boot(availability_zone=f"nova:{node}")
+        self.assertEqual(1, len(self.cinder.attachments))
+
+    def test_an_origin_serves_its_base_again_when_its_agent_has_lost_it(self) -> None:
+        server = self.boot()
+        node = self.node_of(server)
+        self._delete_server(server)
+        self.agent(node).unpublish(self.image())
+        self.upkeep(node)
+        self.assertEqual({self.image(): [node]}, self.images())
+        self.boot()
+
+    def test_a_disk_whose_server_is_nowhere_is_destroyed_and_no_other(self) -> None:
+        server = self.boot()
+        node = self.node_of(server)
+        self.agent(node).create(f"nova-{uuid.uuid4()}-{'0' * 18}", self.image())
+        self.agent(node).create("somebody-elses", self.image())
+        self.upkeep(node)
+        self.assertEqual({f"nova-{server['id']}", "somebody-elses"}, {vm.name[:41] for vm in self.agent(node).vms()})
+
+    def test_a_server_that_was_deleted_while_its_compute_was_down_leaves_nothing(self) -> None:
+        server = self.boot()
+        node = self.node_of(server)
+        self.computes[node].stop()
+        service = self.admin_api.get_services(host=node, binary="nova-compute")[0]
+        self.admin_api.put_service(service["id"], {"forced_down": True})
+        self._delete_server(server)
+        self.upkeep(node)
+        self.assertEqual([server["id"]], self.all_disks(), "libvirt has the server: Nova is to destroy it first")
+        self.computes[node].driver.destroy(self.admin, self.instance(server), [], {}, destroy_disks=False)
+        self.upkeep(node)
+        self.assertEqual([], self.all_disks())
+
+    def instance(self, server: dict[str, Any]) -> Any:
+        from nova import context, objects
+
+        return objects.Instance.get_by_uuid(context.get_admin_context(read_deleted="yes"), server["id"])
+
+    def test_a_base_is_not_attached_to_a_server_that_is_there(self) -> None:
+        server = self.boot()
+        second = self.cinder.add(self.file)
+        self.api.post_server_volume(server["id"], {"volumeAttachment": {"volumeId": second}})
+        self.soon(lambda: any("not attached to one that is there" in why for why in self.failures(server)))
+        self.soon(lambda: self.cinder.volumes[second]["status"] == "available")
+        self.assertEqual(1, len(self.api.get_server_volumes(server["id"])))
+        self.assertEqual([server["id"]], self.all_disks())
+
+    def test_threads_of_a_host_that_wait_for_a_base_ask_cinder_for_all_of_them(self) -> None:
+        from nova.virtman import names, origins
+        from nova.virtman.agent import agent_of
+
+        self.flags(base_timeout=2, group="virtman")
+        node = self.cluster.names[0]
+        self.cinder.volumes[self.volume]["status"] = "in-use"
+
+        def wait() -> None:
+            disk = names.disk_of(str(uuid.uuid4()), self.volume)
+            with contextlib.suppress(exception.NovaException), agent_of(node) as agent:
+                origins.create(agent, node, disk, self.image(), self.volume)
+
+        waiting = [threading.Thread(target=wait) for _ in range(8)]
+        for thread in waiting:
+            thread.start()
+        for thread in waiting:
+            thread.join()
+        self.assertLessEqual([name for name, _ in self.cinder.calls].count("attachment_create"), 3)
+
+    def test_a_lost_disk_is_not_made_anew(self) -> None:
+        server = self.boot()
+        node = self.node_of(server)
+        self.agent(node).destroy(self.agent(node).vms()[0].name)
+        self.api.post_server_action(server["id"], {"reboot": {"type": "HARD"}})
+        failed = self.until(server, "ERROR")
+        self.assertIn("the server's data are not there", failed["fault"]["message"])
+        self.assertEqual([], self.all_disks())

@@ -1,0 +1,174 @@
+"""kill -9 of Nova's services before and after each call of ours that changes something, and what they repair then."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import testtools
+
+from tests.openstack import victim  # not its test case itself, which would be taken for a test
+from tests.openstack.agreement import MARK
+from tests.openstack.computes import GLANCE_IMAGE
+from tests.openstack.victim import Script, World
+
+KEEP = ("resize", "confirm", "revert", "snapshot", "shelve")
+"""Servers, by what was done to them, whose data is on a disk unless they are on the shelf."""
+AS_NOVA_LEAVES_THEM = ("shelving", "shelving_image_pending_upload", "shelving_image_uploading", "shelving_offloading")
+"""States in which Nova leaves a server whose compute was killed, until its user deletes it or an operator resets it."""
+
+
+class NovaKilledTest(testtools.TestCase):
+    """The agents and Volt are those of all tests here, and go on; each test leaves nothing but the base's origin."""
+
+    world: ClassVar[World]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.world = World()
+        cls.addClassCleanup(shutil.rmtree, cls.world.folder, ignore_errors=True)
+        cls.addClassCleanup(cls.world.cluster.stop)
+        cls.world.cluster.start()
+        cls.world.live(nothing)
+
+    def kill_everywhere(self, prepare: Script, act: Script) -> list[str]:
+        """Kill Nova at each step of an act; the next process checks what is left, and is killed one step later.
+
+        Returns the steps.
+        """
+        steps: list[str] = []
+        while True:
+
+            def script(nova: victim.Nova, step: int = len(steps)) -> None:
+                check(nova)
+                prepare(nova)
+                nova.die_at(step)
+                act(nova)
+                nova.die_at(-1)
+                check(nova)
+
+            killed = self.world.live(script)
+            if killed is None:
+                return steps
+            steps.append(killed)
+
+    def assert_killed(self, expected: list[str], steps: list[str]) -> None:
+        """Each of these calls was interrupted before and after its effect, in this order."""
+        self.assertEqual([f"{when} {call}" for call in expected for when in ("before", "after")], steps)
+
+    def test_the_first_server_of_a_base(self) -> None:
+        steps = self.kill_everywhere(victim.Nova.let_go, lambda nova: nova.boot(name="boot"))
+        # In vain, as there is no such image yet, and again when no other thread attaches the base.
+        self.assertEqual(["before create"] * 2, steps[:2])
+        calls = ["attachment_create", "attachment_complete", "publish_in_place", "create"]
+        self.assert_killed(calls, steps[2:])
+
+    def test_delete(self) -> None:
+        self.assert_killed(
+            ["destroy"], self.kill_everywhere(server_to("delete"), lambda nova: nova.delete(nova.server))
+        )
+
+    def test_rebuild(self) -> None:
+        steps = self.kill_everywhere(server_to("rebuild"), doing({"rebuild": {"imageRef": GLANCE_IMAGE}}, "ACTIVE"))
+        self.assert_killed(["destroy"], steps[:2])
+        self.assert_killed(["create"], steps[-2:])
+
+    def test_resize_to_the_other_host(self) -> None:
+        steps = self.kill_everywhere(server_to("resize"), doing({"migrate": None}, "VERIFY_RESIZE"))
+        self.assert_killed(["send"], steps)
+
+    def test_confirm(self) -> None:
+        resized = server_to("confirm", ({"migrate": None}, "VERIFY_RESIZE"))
+        self.assert_killed(["destroy"], self.kill_everywhere(resized, doing({"confirmResize": None}, "ACTIVE")))
+
+    def test_revert_whose_disk_is_destroyed_by_the_upkeep_alone_as_nova_takes_these_hosts_folders_for_shared(
+        self,
+    ) -> None:
+        resized = server_to("revert", ({"migrate": None}, "VERIFY_RESIZE"))
+        self.assert_killed([], self.kill_everywhere(resized, doing({"revertResize": None}, "ACTIVE")))
+
+    def test_snapshot(self) -> None:
+        stopped = server_to("snapshot", ({"os-stop": None}, "SHUTOFF"))
+        steps = self.kill_everywhere(stopped, doing({"createImage": {"name": "copy"}}, "SHUTOFF"))
+        self.assert_killed(["export_vm"], steps)
+
+    def test_shelve(self) -> None:
+        steps = self.kill_everywhere(server_to("shelve"), doing({"shelve": None}, "SHELVED_OFFLOADED"))
+        self.assert_killed(["export_vm", "destroy"], steps)
+
+    def test_unshelve(self) -> None:
+        shelved = server_to("unshelve", ({"shelve": None}, "SHELVED_OFFLOADED"))
+        steps = self.kill_everywhere(shelved, doing({"unshelve": None}, "ACTIVE"))
+        self.assert_killed(["publish", "create"], steps)
+
+    def test_a_base_of_a_snapshot_that_is_gone(self) -> None:
+        """Upkeep detaches it in Cinder, withdraws it, lets go of the device and deletes the volume."""
+
+        def prepare(nova: victim.Nova) -> None:
+            nova.have_base()  # what was killed before has deleted its volume, in the end
+            nova.let_go()
+            nova.delete(nova.boot(name="base"))
+            nova.lose_the_snapshot()
+
+        def act(nova: victim.Nova) -> None:
+            in_a_thread(nova.let_go_of_the_snapshot)
+
+        steps = self.kill_everywhere(prepare, act)
+        self.assert_killed(["attachment_delete", "unpublish"], steps[:4])
+        self.assert_killed(["delete"], steps[-2:])
+
+
+def nothing(_nova: victim.Nova) -> None:
+    """Begin and end."""
+
+
+def server_to(what: str, *before: tuple[dict[str, Any], str]) -> Script:
+    """A server that its user has written to, and done this with."""
+
+    def prepare(nova: victim.Nova) -> None:
+        nova.server = nova.boot(name=what)
+        nova.write(nova.server, MARK)
+        for action, state in before:
+            nova.act(nova.server, action, state)
+
+    return prepare
+
+
+def doing(action: dict[str, Any], state: str) -> Script:
+    """An action of the API."""
+    return lambda nova: nova.act(nova.server, action, state)
+
+
+def in_a_thread(act: Callable[[], None]) -> None:
+    """As a service of Nova does it: what the test's own thread does is not interrupted."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(act).result()
+
+
+def check(nova: victim.Nova) -> None:
+    """After the repair every server is in a state that Nova allows, its user can delete it, and nothing is left."""
+    nova.repair()
+    for found in nova.api.get_servers():
+        server = nova.api.get_server(found["id"])
+        assert_whole(nova, server, nova.copies(server))
+        nova.delete(server)
+    nova.assert_agreement()
+
+
+def assert_whole(nova: victim.Nova, server: dict[str, Any], copies: dict[str, bytes]) -> None:
+    """``copies``: what is on its disks, by node."""
+    state, task = server["status"], server["OS-EXT-STS:task_state"]
+    said = f"{server['name']} is {state}, {task}, and its disks are {copies}"
+    nova.assertIn(task, (None, *AS_NOVA_LEAVES_THEM), said)
+    nova.assertIn(state, ("ACTIVE", "SHUTOFF", "VERIFY_RESIZE", "SHELVED", "SHELVED_OFFLOADED", "ERROR"), said)
+    if server["name"] in KEEP and not state.startswith("SHELVED"):
+        nova.assertIn(MARK, copies.values(), said)
+    if task is None and state in ("ACTIVE", "SHUTOFF"):
+        nova.assertEqual([nova.node_of(server)], [*copies], said)
+    if server["name"] == "resize" and state == "VERIFY_RESIZE":
+        nova.assertEqual(set(nova.cluster.names), {*copies}, said)
+    if state == "SHELVED_OFFLOADED":
+        nova.assertEqual({}, copies, said)

@@ -1,0 +1,198 @@
+"""What a compute host looks after now and then, whatever of it cannot be done."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import nova.conf
+from keystoneauth1 import exceptions as keystone_exception
+from nova import objects
+from nova.compute import task_states, vm_states
+
+from tests.openstack.agreement import MARK, AgreeingTest
+
+FIRST, LAST = (f"nova-{digit * 8}-0000-0000-0000-{'0' * 12}-{'0' * 18}" for digit in "0f")
+"""Disks of servers that are nowhere, in the order in which the agent lists them."""
+LONG_AGO = 3600.0
+
+
+class UpkeepTest(AgreeingTest):
+    """One server, of one host."""
+
+    COMPUTES = 1
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.server = self.boot()
+        (self.node,) = self.cluster.names
+
+    def instance(self) -> Any:
+        """The server as Nova's services have it."""
+        return objects.Instance.get_by_uuid(self.admin, self.server["id"])
+
+    def change(self, **fields: Any) -> None:
+        """Let Nova's database say this of the server."""
+        instance = self.instance()
+        for name, value in fields.items():
+            setattr(instance, name, value)
+        instance.save()
+
+    def names(self) -> list[str]:
+        """Of all disks of the host."""
+        return [vm.name for vm in self.agent(self.node).vms()]
+
+    def test_a_disk_that_cannot_be_destroyed_keeps_nothing_else_from_being_looked_after(self) -> None:
+        agent = self.agent(self.node)
+        for name in (FIRST, LAST):
+            agent.create(name, self.image())
+        self.begin_what_nobody_knows(FIRST)
+        self.cinder.attachment_create(self.cinder.add(self.file), self.holder(), {"host": self.node})
+        self.upkeep(self.node)
+        self.assertEqual([FIRST, self.disk_of(self.server, self.volume)], self.names())
+        self.assertEqual(1, len(self.cinder.attachments))
+
+    def begin_what_nobody_knows(self, disk: str) -> None:
+        """As if the agent had been of a later release: until the end this one does not destroy the disk."""
+        record = self.cluster.state_folder(0) / f"records/vms/{disk}.json"
+        before = record.read_text()
+        record.write_text(json.dumps({**json.loads(before), "operation": {"kind": "of a later release"}}))
+        self.addCleanup(record.write_text, before)
+
+    def holder(self) -> str:
+        """In whose name the host is attached to bases."""
+        from nova.virtman import origins
+
+        return origins.holder_of(self.node)
+
+    def test_without_its_agent_a_host_still_lets_go_of_a_base_that_it_has_not_connected(self) -> None:
+        other = self.cinder.add(self.file)
+        self.cinder.attachment_create(other, self.holder(), {"host": self.node})
+        self.cluster.kill_agent(0)
+        self.upkeep(self.node)
+        self.assertEqual([self.volume], [one["volume_id"] for one in self.cinder.attachments.values()])
+        self.cluster.restart_agent(0)
+
+    def test_a_base_with_which_all_is_well_is_not_connected_once_more(self) -> None:
+        connected: list[object] = []
+        self.stub_out("nova.virtman.origins._connect", connected.append)
+        self.upkeep(self.node)
+        self.assertEqual([], connected)
+
+    def test_without_cinder_disks_are_looked_after(self) -> None:
+        self.agent(self.node).create(LAST, self.image())
+        for call in ("attachment_get", "attachment_get_all"):
+            self.cinder.refuse[call] = self.unreachable()
+        self.upkeep(self.node)
+        self.assertEqual([self.disk_of(self.server, self.volume)], self.names())
+        self.assertEqual({self.image(): [self.node]}, self.images())
+
+    def test_without_keystone_and_beside_a_file_of_somebody_else_disks_are_looked_after(self) -> None:
+        self.agent(self.node).create(LAST, self.image())
+        (Path(nova.conf.CONF.instances_path) / "virtman-backup.tar").write_bytes(b"")
+        self.cinder.refuse["attachment_get"] = keystone_exception.InternalServerError()
+        self.cinder.refuse["attachment_get_all"] = keystone_exception.ConnectFailure("keystone is away")
+        self.upkeep(self.node)
+        self.assertEqual([self.disk_of(self.server, self.volume)], self.names())
+
+    def test_a_disk_stays_on_a_host_that_the_server_has_left_until_it_is_settled_where_it_goes_on(self) -> None:
+        self._stop()
+        unsettled: list[dict[str, Any]] = [
+            {"vm_state": vm_states.RESIZED}, {"vm_state": vm_states.ERROR}, {"vm_state": vm_states.BUILDING},
+            {"vm_state": vm_states.ACTIVE, "task_state": task_states.RESIZE_MIGRATED},
+        ]  # fmt: skip
+        for fields in unsettled:
+            self.change(host="another", **{"task_state": None, **fields})
+            self.upkeep(self.node)
+            self.assertEqual([self.server["id"]], self.all_disks(), fields)
+        self.change(vm_state=vm_states.ACTIVE, task_state=None)
+        self.upkeep(self.node)
+        self.assertEqual([], self.all_disks())
+
+    def _stop(self) -> None:
+        """Have libvirt forget the server: what it runs is Nova's to destroy."""
+        self.computes[self.node].driver.destroy(self.admin, self.instance(), [], {}, destroy_disks=False)
+
+    def test_a_server_that_is_shelved_without_an_image_keeps_its_disk_and_comes_back_with_it(self) -> None:
+        self.write(self.server, MARK)
+        self.change(task_state=task_states.SHELVING)  # as an API without the patch does: it takes the disk for a volume
+        self.computes[self.node].manager.shelve_offload_instance(self.admin, self.instance(), False, [])
+        self.until(self.server, "SHELVED_OFFLOADED")
+        self.upkeep(self.node)
+        self.assertEqual({self.node: MARK}, self.copies(self.server))
+        self.act(self.server, {"unshelve": None}, "ACTIVE")
+        self.assertEqual({self.node: MARK}, self.copies(self.server))
+
+    def test_one_whose_disk_is_gone_does_not_come_back_with_an_empty_one(self) -> None:
+        self.change(task_state=task_states.SHELVING)
+        self.computes[self.node].manager.shelve_offload_instance(self.admin, self.instance(), False, [])
+        self.until(self.server, "SHELVED_OFFLOADED")
+        self.agent(self.node).destroy(self.disk_of(self.server, self.volume))
+        self.api.post_server_action(self.server["id"], {"unshelve": None})
+        self._wait_for_action_fail_completion(self.server, "unshelve", "compute_unshelve_instance")
+        self.assertEqual([], self.all_disks())
+
+    def test_files_of_a_snapshot_that_was_killed_are_removed_and_no_others(self) -> None:
+        from nova.virtman import scratch
+
+        parent = Path(nova.conf.CONF.instances_path)
+        left, new = parent / "virtman-left", parent / "virtman-new"
+        with scratch.folder(str(parent)) as held:
+            for folder in (left, new):
+                folder.mkdir()
+                (folder / "image").write_bytes(b"large")
+            for folder in (left, held):
+                os.utime(folder, (time.time() - LONG_AGO,) * 2)
+            self.upkeep(self.node)
+            self.assertEqual([False, True, True], [folder.exists() for folder in (left, new, held)])
+
+    def test_a_server_with_disks_of_two_bases_has_and_loses_both(self) -> None:
+        other = self.cinder.add(self.second())
+        root, data = (
+            {"boot_index": index, "uuid": volume, "source_type": "volume", "destination_type": "volume"}
+            for index, volume in ((0, self.volume), (-1, other))
+        )
+        server = self.boot(block_device_mapping_v2=[root, data])
+        for disk in (self.disk_of(server, self.volume), self.disk_of(server, other)):
+            self.assertIn(disk, self.names())
+        self.upkeep(self.node)
+        self.assertEqual(3, len(self.names()))
+        self.delete(server)
+        self.assertEqual([self.disk_of(self.server, self.volume)], self.names())
+
+    def test_cinder_does_not_hear_that_a_disk_is_detached_which_goes_with_its_server(self) -> None:
+        other = self.cinder.add(self.second())
+        root, data = (
+            {"boot_index": index, "uuid": volume, "source_type": "volume", "destination_type": "volume"}
+            for index, volume in ((0, self.volume), (-1, other))
+        )
+        server = self.boot(block_device_mapping_v2=[root, data])
+        self.api.delete_server_volume(server["id"], other)
+        self.soon(lambda: len(self.api.get_server_volumes(server["id"])) == 1)
+        self.assertEqual("in-use", self.cinder.volumes[other]["status"])
+        self.delete(server)
+        self.assertEqual([self.disk_of(self.server, self.volume)], self.names())
+
+    def test_a_base_that_cannot_be_served_keeps_no_other_from_being_let_go(self) -> None:
+        other = self.cinder.add(self.second())
+        self.delete(self.boot(other))
+        self.delete(self.server)
+        first, last = sorted((self.volume, other))  # as upkeep comes to them
+        for attachment, of in [(one, found["volume_id"]) for one, found in self.cinder.attachments.items()]:
+            if of == last:
+                del self.cinder.attachments[attachment]
+        Path(self.cinder.volumes[first]["file"]).write_bytes(b"odd")
+        self.soon(lambda: self._let_go_of(last))
+
+    def _let_go_of(self, volume: str) -> bool:
+        self.upkeep(self.node)
+        return volume not in self._notes(self.node)
+
+    def second(self) -> Path:
+        """Another file for a base."""
+        file = self.folder / "second.raw"
+        file.write_bytes(os.urandom(1 << 20))
+        return file

@@ -1,0 +1,48 @@
+"""Digests and the keys made of them."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+from testtools import TestCase
+
+from drivers import digests
+from drivers.base import Image
+from drivers.cache.cachefiles import file_of, key_of, label
+from tests.unit.virtman.scene import folder_for
+
+DIGITS = st.text("0123456789abcdef", min_size=64, max_size=64)
+DIGESTS = st.tuples(st.sampled_from(["sha256:", "id:"]), DIGITS).map("".join)
+
+
+class DigestsTest(TestCase):
+    @given(DIGESTS)
+    def test_a_key_leads_back_to_its_digest(self, digest: str) -> None:
+        self.assertTrue(re.match(digests.PATTERN, digest))
+        key = digests.key_of(digest)
+        self.assertEqual(digest, digests.digest_of(key))
+        self.assertTrue(re.fullmatch(f"[0-9a-z]{{1,{digests.LONGEST_KEY}}}", key))
+
+    @given(DIGITS, DIGITS)
+    def test_no_key_of_what_was_drawn_is_one_of_a_sum(self, drawn: str, summed: str) -> None:
+        self.assertNotEqual(digests.key_of(f"id:{drawn}"), digests.key_of(f"sha256:{summed}"))
+
+    @given(DIGITS)
+    def test_keys_of_sums_are_what_they_always_were(self, digits: str) -> None:
+        self.assertEqual(digits, Image("a", 512, f"sha256:{digits}").key)
+
+    def test_what_is_drawn_is_always_something_else(self) -> None:
+        drawn = {digests.draw() for _ in range(9)}
+        self.assertEqual(9, len(drawn))
+        self.assertEqual([], [digest for digest in drawn if not re.match(digests.PATTERN, digest)])
+
+    def test_caches_have_files_and_maps_of_both_kinds(self) -> None:
+        folder = folder_for(self)
+        images = [Image("debian", 512, f"{kind}:{'1' * 64}") for kind in ("sha256", "id")]
+        self.assertEqual(2, len({label(image) for image in images}))
+        for image in images:
+            file = file_of(folder, image, "qcow2")
+            file.touch()
+            self.assertEqual(image.key, key_of(file))

@@ -1,0 +1,49 @@
+"""Disks that do not get on with their reads, by what the kernel counts."""
+
+from __future__ import annotations
+
+from testtools import TestCase
+
+from drivers.kernel.diskstats import Counts, Standstill, counts, parsed
+
+LINES = """\
+ 253       0 dm-0 332 0 42496 5981 0 0 0 0 1 5408 5981 0 0 0 0 0 0
+   8      16 sdb 1 0 8 10 7 0 0 0 0 12 10 0 0 0 0 0 0
+"""
+DISK = "8:0"
+
+
+class CountsTest(TestCase):
+    def test_reads_that_came_back_and_requests_under_way_by_number(self) -> None:
+        self.assertEqual({"253:0": Counts(332, 1), "8:16": Counts(1, 0)}, parsed(LINES))
+
+    def test_the_kernel_tells_of_this_machines_disks(self) -> None:
+        self.assertTrue(all(":" in number for number in counts()))
+
+
+class StandstillTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.standstill = Standstill()
+        self.at = 0.0
+
+    def after(self, seconds: float, reads: int, under_way: int) -> float:
+        """For how long the disk has stood still, looked at so much later."""
+        self.at += seconds
+        return self.standstill.look([DISK], {DISK: Counts(reads, under_way)}, self.at)[DISK]
+
+    def test_reads_of_which_none_comes_back(self) -> None:
+        found = [self.after(seconds, 5, under_way) for seconds, under_way in ((0, 1), (0.25, 2), (0.5, 2))]
+        self.assertEqual([0, 0.25, 0.75], found)
+
+    def test_a_disk_that_gets_on_begins_anew_with_each_read(self) -> None:
+        self.assertEqual([0, 0, 0], [self.after(1, reads, 4) for reads in (5, 6, 7)])
+        self.assertEqual(1, self.after(1, 7, 4))
+
+    def test_an_idle_disk_does_not_stand_still_nor_one_from_the_moment_of_its_first_read(self) -> None:
+        self.assertEqual([0, 0, 0, 0], [self.after(1, 5, under_way) for under_way in (0, 0, 1, 0)])
+
+    def test_a_disk_that_is_gone_is_not_told_of_and_what_was_known_of_it_is_forgotten(self) -> None:
+        self.after(1, 5, 1)
+        self.assertEqual({}, self.standstill.look([DISK], {}, self.at + 1))
+        self.assertEqual(0, self.after(2, 5, 1))

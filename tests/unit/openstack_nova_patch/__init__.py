@@ -1,0 +1,1 @@
+"""Tests of openstack_nova_patch."""

@@ -1,0 +1,166 @@
+"""The command line of apply: its exit codes, and one line for whatever is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from testtools import TestCase
+
+from openstack_nova_patch.tool import find
+from openstack_nova_patch.tool.cli import parser
+from openstack_nova_patch.tool.errors import Refused
+from tests.unit.opennebula_tm.scene import Cut, CutAt, assert_raises, write
+from tests.unit.openstack_nova_patch.scene import Scene
+from tests.unit.virtman.scene import folder_for
+
+ROOT = Path(__file__).parents[3]
+APPLY = ROOT / "openstack_nova_patch/apply"
+REAL_ONES = """
+set -e
+mount --bind "$1" "$1"
+mount -o remount,ro,bind "$1"
+exec "$2" --nova "$1" $3
+"""
+
+
+class CommandLineTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.scene = Scene(folder_for(self))
+
+    def test_a_life(self) -> None:
+        for options, code, said in (
+            (("--check",), 1, "not applied (patch for Nova 34.0.0)"), ((), 0, "has the patch; restart"),
+            ((), 0, "nothing to do"),
+            (("--check",), 0, "applied (patch for Nova 34.0.0)"), (("--revert",), 0, "is what it was; restart"),
+            (("--revert",), 0, "nothing to do"), (("--check",), 1, "not applied"),
+        ):  # fmt: skip
+            ended, out, err = self.scene.run(*options)
+            self.assertEqual((code, "", 1), (ended, err, out.count("\n")), out)
+            self.assertIn(f"{self.scene.nova.resolve()}: {said}", out)
+
+    def test_check_tells_a_half_and_how_much_of_it(self) -> None:
+        steps = CutAt()
+        self.scene.patch(steps).apply()
+        self.scene.patch().revert()
+        self.assertRaises(Cut, self.scene.patch(CutAt(len(steps.seen) - 1)).apply)
+        code, out, _ = self.scene.run("--check")
+        self.assertEqual(2, code)
+        self.assertIn("half applied: 2 of 3 files of Nova are changed", out)
+        self.assertIn("nova/virtman is whole", out)
+        (self.scene.nova / "virtman/volume.py").unlink()
+        self.assertIn("nova/virtman is of another release or not whole", self.scene.run("--check")[1])
+
+    def test_check_tells_what_does_not_fit(self) -> None:
+        self.scene.edit("compute/api.py", "line 3", "row 3")
+        code, out, _ = self.scene.run("--check")
+        self.assertEqual(3, code)
+        self.assertIn("/nova/compute/api.py is neither", out)
+        for options in ((), ("--revert",)):
+            code, out, err = self.scene.run(*options)
+            self.assertEqual((1, "", 1), (code, out, err.count("\n")))
+            self.assertIn("/nova/compute/api.py is neither", err)
+
+    def test_no_patch_is_one_line(self) -> None:
+        path = os.environ["PATH"]
+        self.addCleanup(os.environ.__setitem__, "PATH", path)
+        os.environ["PATH"] = str(self.scene.folder)
+        before = self.scene.tree()
+        self.assertEqual((1, "", "apply: patch is not installed: apt install patch\n"), self.scene.run())
+        self.assertEqual(before, self.scene.tree())
+
+    def test_a_tree_that_can_only_be_read_is_one_line(self) -> None:
+        if os.geteuid() != 0:
+            self.skipTest("only root mounts")
+        for options, code, said in (("--check", 1, ""), ("", 1, "Read-only file system"), ("--revert", 0, "")):
+            argv = ["unshare", "--mount", "sh", "-c", REAL_ONES, "sh", str(self.scene.nova), self.script(), options]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+            self.assertEqual(code, done.returncode, done.stderr)
+            self.assertIn(said, done.stderr)
+            self.assertEqual(bool(said), bool(done.stderr.strip()), done.stderr)
+            self.assertLessEqual(done.stderr.count("\n"), 1, done.stderr)
+
+    def script(self) -> str:
+        """The executable, with the series of this scene."""
+        script = (
+            f"#!/bin/sh\nexec {sys.executable} -c 'import sys; from pathlib import Path;"
+            f'from openstack_nova_patch.tool.cli import main; sys.path.insert(0, "{ROOT}"); '
+            f'known, modules = Path("{self.scene.known}"), Path("{self.scene.modules}"); '
+            'sys.exit(main(sys.argv[1:], known=known, modules=modules))\' "$@"\n'
+        )
+        write(self.scene.folder / "apply", script, 0o755)
+        return str(self.scene.folder / "apply")
+
+    def test_no_series_is_one_line(self) -> None:
+        (self.scene.series / "checksums.json").write_text("[")
+        for options, code in (((), 1), (("--check",), 4)):
+            ended, _, err = self.scene.run(*options)
+            self.assertEqual(code, ended)
+            self.assertIn("34.0.0/checksums.json cannot be read: get this repository anew", err)
+        (self.scene.series / "checksums.json").unlink()
+        self.assertIn("checksums.json is missing", self.scene.run()[2])
+
+    def test_wrong_options_have_a_code_that_no_check_has(self) -> None:
+        for options in (["--chek"], ["--nova"], ["--nova", "a", "--python", "b"], ["--check", "--revert"], ["nova"]):
+            raised: SystemExit = self.assertRaises(SystemExit, parser().parse_args, options)
+            self.assertEqual(4, raised.code, " ".join(options))
+
+    def test_the_executable_needs_nothing_but_python(self) -> None:
+        for name in ("apply", "refresh"):
+            argv = ["/usr/bin/python3", "-ISB", str(ROOT / "openstack_nova_patch" / name), "--help"]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+            self.assertEqual((0, ""), (done.returncode, done.stderr))
+            self.assertIn("example", done.stdout)
+
+
+class FindTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.scene = Scene(folder_for(self))
+
+    def python(self, script: str) -> str:
+        path = self.scene.folder / "python"
+        write(path, f"#!/bin/sh\n{script}\n", 0o755)
+        return str(path)
+
+    def test_the_nova_that_a_python_imports(self) -> None:
+        site = self.scene.nova.parent
+        # As an environment has it: in a folder that this Python knows when it starts. Nova's own code is not run.
+        write(self.scene.nova / "__init__.py", "raise SystemExit(3)")
+        code = f"import sys; sys.path.insert(0, {str(site)!r}); exec(sys.argv.pop(1))"
+        before = self.scene.tree()
+        found = find.by_python(
+            self.python(f'[ "$1" = -IB ] || exit 9; shift 2; exec {sys.executable} -IB -c "{code}" "$@"')
+        )
+        self.assertEqual(self.scene.nova.resolve(), found)
+        self.assertEqual(before, self.scene.tree())
+
+    def test_a_python_without_nova(self) -> None:
+        assert_raises(self, Refused, "has no Nova: name its Python with --python", find.by_python, "/usr/bin/python3")
+
+    def test_a_folder_called_nova_that_somebody_stands_beside_is_not_meant(self) -> None:
+        here = Path.cwd()
+        self.addCleanup(os.chdir, here)
+        os.chdir(self.scene.nova.parent)
+        assert_raises(self, Refused, "has no Nova", find.by_python, "/usr/bin/python3")
+
+    def test_no_python(self) -> None:
+        assert_raises(self, Refused, "^/none cannot be run: No such file", find.by_python, "/none")
+        assert_raises(
+            self, Refused, "python is not a Python that works: no", find.by_python, self.python("echo no >&2; exit 3")
+        )
+        assert_raises(
+            self, Refused, "python is not a Python that works: exit code 3", find.by_python, self.python("exit 3")
+        )
+
+    def test_a_folder_that_is_not_novas(self) -> None:
+        for folder in (self.scene.folder, self.scene.folder / "none", self.scene.nova / "compute"):
+            assert_raises(self, Refused, f"^{folder} is not the folder of the package nova", find.by_folder, folder)
+
+    def test_a_link_to_the_folder_is_followed(self) -> None:
+        link = self.scene.folder / "link"
+        link.symlink_to(self.scene.nova)
+        self.assertEqual(self.scene.nova.resolve(), find.by_folder(link))

@@ -1,0 +1,133 @@
+"""Recording a series from a changed Nova, and what holds for those that are recorded."""
+
+from __future__ import annotations
+
+import io
+import re
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from testtools import TestCase
+
+from openstack_nova_patch.tool import series
+from openstack_nova_patch.tool.errors import Refused
+from openstack_nova_patch.tool.refresh import main, refresh
+from tests.openstack.nova_tests import CHOSEN
+from tests.unit.opennebula_tm.scene import assert_raises, tree, write
+from tests.unit.openstack_nova_patch.scene import CHANGED, FILES, Scene, change, nova
+from tests.unit.virtman.scene import folder_for
+
+
+class RefreshTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = folder_for(self)
+        self.original, self.changed = nova(self.folder / "original"), nova(self.folder / "changed")
+        change(self.changed)
+        self.known = self.folder / "series"
+
+    def refresh(self) -> series.Series:
+        return refresh(self.original, self.changed, self.known / "34.0.0")
+
+    def test_each_changed_file_has_a_patch_that_is_named_by_it_and_comes_after_what_it_may_use(self) -> None:
+        made = self.refresh()
+        names = ["0001-conf-compute.patch", "0002-compute-api.patch", "0003-compute-manager.patch"]
+        self.assertEqual(names, [one.patch for one in made.changes])
+        self.assertEqual([f"nova/{name}" for name in CHANGED], [one.file for one in made.changes])
+        self.assertEqual({*names, "checksums.json"}, {path.name for path in made.folder.iterdir()})
+        self.assertEqual([made.folder], list(self.known.iterdir()))
+        self.assertEqual(made, series.read(made.folder))
+
+    def test_the_order_and_what_was_written_above_a_patch_stay(self) -> None:
+        first = self.refresh()
+        lines = first.changed_lines()
+        patch = first.folder / "0003-compute-manager.patch"
+        patch.write_bytes(b"Why it is needed.\n\n" + patch.read_bytes())
+        turned = series.Series(first.folder, first.changes[::-1])
+        series.write(turned)
+        write(self.changed / "virt/driver.py", FILES["virt/driver.py"] + b"more\n")
+        second = self.refresh()
+        self.assertEqual(
+            [
+                "0001-compute-manager.patch",
+                "0002-compute-api.patch",
+                "0003-conf-compute.patch",
+                "0004-virt-driver.patch",
+            ],
+            [one.patch for one in second.changes],
+        )
+        self.assertTrue(
+            (second.folder / "0001-compute-manager.patch").read_bytes().startswith(b"Why it is needed.\n\n--- a/nova/")
+        )
+        self.assertEqual(lines + 1, second.changed_lines())
+
+    def test_what_no_patch_can_hold_is_refused_and_the_series_stays(self) -> None:
+        self.refresh()
+        before = tree(self.known)
+        write(self.changed / "compute/new.py", "x = 1\n")
+        assert_raises(self, Refused, "changed/nova has compute/new.py: new files are our modules", self.refresh)
+        (self.changed / "compute/new.py").unlink()
+        (self.changed / "virt/driver.py").unlink()
+        assert_raises(self, Refused, "original/nova has virt/driver.py", self.refresh)
+        write(self.changed / "virt/driver.py", b"\0")
+        assert_raises(self, Refused, "driver.py: no patch can be made of it: Binary files", self.refresh)
+        self.assertEqual(before, tree(self.known))
+
+    def test_our_modules_and_what_tools_leave_are_not_looked_at(self) -> None:
+        for name in ("virtman/volume.py", "compute/__pycache__/api.pyc", "compute/api.py.orig", "compute/api.py~"):
+            write(self.changed / name, "x")
+        self.assertEqual(3, len(self.refresh().changes))
+
+    def test_the_command_counts_and_warns_above_the_limit(self) -> None:
+        argv = [str(self.original), str(self.changed), "34.0.0"]
+        self.assertEqual((0, "5 lines of Nova changed, of 60 that may be"), self.run_it(argv))
+        write(self.changed / "virt/driver.py", FILES["virt/driver.py"] + b"more\n" * 56)
+        self.assertEqual((1, "61 lines of Nova changed, of 60 that may be"), self.run_it(argv))
+        code, said = self.run_it([str(self.folder), str(self.changed), "34.0.0"])
+        self.assertEqual(1, code)
+        self.assertIn("is not the folder of the package nova", said)
+
+    def run_it(self, argv: list[str]) -> tuple[int, str]:
+        """Exit code and last line."""
+        out = io.StringIO()
+        with redirect_stdout(out), redirect_stderr(out):
+            code = main(argv, self.known)
+        return code, out.getvalue().splitlines()[-1]
+
+
+class CountTest(TestCase):
+    def test_lines_of_the_diff_count_and_its_head_does_not(self) -> None:
+        patch = (
+            b"- no\n+ no\n--- a/nova/x\n+++ b/nova/x\n@@ -1,2 +1,2 @@\n same\n-old\n+new\n--- old\n@@ -9 +9 @@\n+new\n"
+        )
+        self.assertEqual(4, series.changed_lines(patch))
+
+
+class RecordedTest(TestCase):
+    """Of the series of this repository."""
+
+    def test_they_change_few_lines_of_nova(self) -> None:
+        for one in series.read_all():
+            self.assertLessEqual(one.changed_lines(), series.LIMIT, one.version)
+
+    def test_each_patch_changes_the_file_that_is_listed_for_it_and_nothing_else(self) -> None:
+        known = series.read_all()
+        self.assertTrue(known)
+        for one in known:
+            listed = {change.patch for change in one.changes} | {series.CHECKSUMS}
+            self.assertEqual(listed, {path.name for path in one.folder.iterdir()})
+            self.assertEqual(sorted(listed - {series.CHECKSUMS}), [change.patch for change in one.changes])
+            self.assertTrue(one.changes)
+            for change_ in one.changes:
+                text = (one.folder / change_.patch).read_bytes().decode(errors="replace")
+                self.assertEqual([f"a/{change_.file}"], re.findall(r"(?m)^--- (\S+)$", text))
+                self.assertEqual([f"b/{change_.file}"], re.findall(r"(?m)^\+\+\+ (\S+)$", text))
+                self.assertNotEqual(change_.before, change_.after)
+
+    def test_novas_own_tests_of_each_file_are_run_with_every_run(self) -> None:
+        changed = {change_.file for one in series.read_all() for change_ in one.changes}
+        self.assertEqual(set(), changed - CHOSEN.keys())
+
+    def test_a_scene_s_series_are_read_in_the_order_of_their_versions(self) -> None:
+        scene = Scene(folder_for(self))
+        self.assertEqual(["33.0.0", "34.0.0"], [one.version for one in series.read_all(Path(scene.known))])

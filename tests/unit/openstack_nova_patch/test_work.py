@@ -1,0 +1,307 @@
+"""Applying and reverting on a small Nova: whole or not at all, and from wherever a run was cut off."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+from testtools import TestCase
+
+from openstack_nova_patch.tool import disk, series
+from openstack_nova_patch.tool.errors import Refused, Unfit
+from openstack_nova_patch.tool.tree import Verdict
+from tests.limits import FileSize
+from tests.unit.opennebula_tm.scene import Cut, CutAt, assert_raises, tree, write
+from tests.unit.openstack_nova_patch.scene import CHANGED, FILES, Scene, change, nova
+from tests.unit.virtman.scene import folder_for
+
+ROOT = Path(__file__).parents[3]
+
+
+class SceneTestCase(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.scene = Scene(folder_for(self))
+        self.before = self.scene.tree()
+
+    def verdict(self) -> Verdict:
+        return self.scene.patch().look().verdict()
+
+
+class LifeTest(SceneTestCase):
+    def test_all_is_as_it_was_after_the_revert(self) -> None:
+        self.assertIs(Verdict.NOT_APPLIED, self.verdict())
+        self.assertTrue(self.scene.patch().apply())
+        self.assertIs(Verdict.APPLIED, self.verdict())
+        applied = self.scene.tree()
+        self.assertNotEqual(self.before, applied)
+        self.assertFalse(self.scene.patch().apply())
+        self.assertEqual(applied, self.scene.tree())
+        self.assertTrue(self.scene.patch().revert())
+        self.assertEqual(self.before, self.scene.tree())
+        self.assertFalse(self.scene.patch().revert())
+        self.assertEqual(self.before, self.scene.tree())
+
+    def test_files_of_nova_become_what_the_series_says(self) -> None:
+        wanted = nova(folder_for(self))
+        change(wanted)
+        self.scene.patch().apply()
+        for name in FILES:
+            self.assertEqual((wanted / name).read_bytes(), (self.scene.nova / name).read_bytes(), name)
+            self.assertEqual((wanted / name).stat().st_mode, (self.scene.nova / name).stat().st_mode, name)
+
+    def test_our_modules_are_there_without_what_python_compiled(self) -> None:
+        self.scene.patch().apply()
+        self.assertEqual(
+            {"__init__.py", "volume.py", "parts", "parts/__init__.py"}, set(tree(self.scene.nova / "virtman"))
+        )
+
+    def test_what_python_compiled_of_ours_goes_and_what_it_compiled_of_novas_stays(self) -> None:
+        self.scene.patch().apply()
+        compiled = [self.scene.nova / name for name in ("virtman/__pycache__/x.pyc", "virtman/parts/__pycache__/y.pyc")]
+        for path in compiled:
+            write(path, b"\0")
+        self.assertIs(Verdict.APPLIED, self.verdict())
+        write(self.scene.nova / "conf/__pycache__/compute.cpython-313.pyc", b"\0")
+        self.scene.patch().revert()
+        after = self.scene.tree()
+        del after["conf/__pycache__/compute.cpython-313.pyc"]
+        self.assertEqual(self.before, after)
+
+    def test_a_file_that_another_environment_has_by_a_hard_link_stays_there_as_it_was(self) -> None:
+        other = self.scene.folder / "other.py"
+        other.hardlink_to(self.scene.nova / "compute/api.py")
+        self.scene.patch().apply()
+        self.assertEqual(FILES["compute/api.py"], other.read_bytes())
+
+    def test_all_belongs_to_whom_it_belonged(self) -> None:
+        if os.geteuid() != 0:
+            self.skipTest("only root gives files away")
+        for name in ("", "__init__.py", "compute/api.py"):
+            os.chown(self.scene.nova / name, 12345, 54321)
+        self.scene.patch().apply()
+        for name in ("compute/api.py", "virtman", "virtman/volume.py", "virtman/parts"):
+            owner = disk.owner_of(self.scene.nova / name)
+            self.assertEqual((12345, 54321), (owner.uid, owner.gid), name)
+        self.assertEqual(0, disk.owner_of(self.scene.nova / "compute/manager.py").uid)
+
+    def test_the_version_is_known_by_the_files_and_not_by_a_number(self) -> None:
+        write(self.scene.nova / "compute/api.py", FILES["compute/api.py"].replace(b"line 30\n", b""))
+        self.before = self.scene.tree()
+        look = self.scene.patch().look()
+        self.assertEqual("33.0.0", look.series.version)
+        self.scene.patch().apply()
+        self.assertIn(b"older\nline 20", (self.scene.nova / "compute/api.py").read_bytes())
+        self.scene.patch().revert()
+        self.assertEqual(self.before, self.scene.tree())
+
+    def test_of_two_series_that_fit_the_one_that_changes_more_is_meant(self) -> None:
+        part = self.scene.known / "35.0.0"
+        shutil.copytree(self.scene.series, part)
+        whole = series.read(part)
+        series.write(series.Series(part, whole.changes[:2]))
+        self.assertEqual("34.0.0", self.scene.patch().look().series.version)
+
+
+class OtherReleaseTest(SceneTestCase):
+    def test_a_module_that_there_is_no_more_goes(self) -> None:
+        self.scene.patch().apply()
+        (self.scene.modules / "volume.py").unlink()
+        self.assertIs(Verdict.HALF_APPLIED, self.verdict())
+        self.assertTrue(self.scene.patch().apply())
+        self.assertFalse((self.scene.nova / "virtman/volume.py").exists())
+
+    def test_modules_of_an_earlier_release_give_way(self) -> None:
+        self.scene.patch().apply()
+        write(self.scene.modules / "volume.py", "import nova.conf\n")
+        (self.scene.modules / "parts/__init__.py").rename(self.scene.modules / "new.py")
+        self.assertIs(Verdict.HALF_APPLIED, self.verdict())
+        self.scene.patch().apply()
+        self.assertIs(Verdict.APPLIED, self.verdict())
+        self.assertEqual("import nova.conf\n", (self.scene.nova / "virtman/volume.py").read_text())
+        self.assertFalse((self.scene.nova / "virtman/parts/__init__.py").exists())
+
+    def test_they_go_with_a_revert(self) -> None:
+        self.scene.patch().apply()
+        self.scene.forget_modules()
+        self.scene.patch().revert()
+        self.assertEqual(self.before, self.scene.tree())
+
+
+class RefusedTest(SceneTestCase):
+    def refused(self, why: str) -> None:
+        """Both refuse, with this, and change nothing."""
+        before = self.scene.tree()
+        self.assertIs(Verdict.UNFIT, self.verdict())
+        assert_raises(self, Unfit, why, self.scene.patch().apply)
+        assert_raises(self, Unfit, why, self.scene.patch().revert)
+        self.assertEqual(before, self.scene.tree())
+
+    def test_a_file_that_somebody_changed(self) -> None:
+        for prepare in (self.scene.patch().look, self.scene.patch().apply):
+            prepare()
+            self.scene.edit("compute/api.py", "line 3\n", "line 3 of somebody\n")
+            self.refused(r"34\.0\.0.*/nova/compute/api\.py is neither as in Nova nor as the patch makes it$")
+            self.scene.edit("compute/api.py", "line 3 of somebody\n", "line 3\n")
+
+    def test_a_file_that_is_missing(self) -> None:
+        (self.scene.nova / "conf/compute.py").unlink()
+        self.refused(r"/nova/conf/compute\.py is missing$")
+
+    def test_a_file_that_is_a_link_to_one_that_others_may_have_too(self) -> None:
+        real = self.scene.nova / "compute/api.py"
+        real.rename(real.with_suffix(".cached"))
+        real.symlink_to(real.with_suffix(".cached"))
+        self.refused(r"/nova/compute/api\.py is a link$")
+
+    def test_all_that_do_not_fit_are_named(self) -> None:
+        for name in CHANGED:
+            self.scene.edit(name, "line 3", "row 3")
+        self.refused(r"conf/compute\.py is neither.*; .*compute/api\.py is.*; .*compute/manager\.py is")
+
+    def test_what_is_not_ours_in_our_folder(self) -> None:
+        write(self.scene.nova / "virtman/notes.txt", "of somebody")
+        self.refused(r"/nova/virtman/notes\.txt is not of this patch: move it away$")
+        (self.scene.nova / "virtman/notes.txt").unlink()
+        (self.scene.nova / "virtman/link.py").symlink_to("../version.py")
+        self.refused(r"/nova/virtman/link\.py is not of this patch")
+
+    def test_what_is_not_a_folder_in_its_place(self) -> None:
+        write(self.scene.nova / "virtman", "of somebody")
+        self.refused(r"/nova/virtman is not of this patch")
+
+    def test_a_patch_that_is_damaged(self) -> None:
+        patch = next(self.scene.series.glob("*manager*"))
+        whole = patch.read_bytes()
+        for damaged, why in (
+            (whole.replace(b"+ours", b"+theirs"), "does not fit its checksums"),
+            (
+                whole.replace(b" line 21", b" row 21"),
+                "cannot be applied: .*FAILED",
+            ),  # patch would ignore it by its fuzz
+            (whole.replace(b" line 17", b" row 17"), "cannot be applied: .*FAILED"),
+            (b"", "does not fit its checksums"),
+        ):
+            patch.write_bytes(damaged)
+            assert_raises(self, Refused, why, self.scene.patch().apply)
+            self.assertEqual(self.before, self.scene.tree())
+
+    def test_another_one_at_work(self) -> None:
+        descriptor = os.open(self.scene.nova, os.O_RDONLY)
+        self.addCleanup(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert_raises(self, Refused, "another apply is at work in .*/site packages/nova", self.scene.patch().apply)
+        assert_raises(self, Refused, "another apply is at work", self.scene.patch().revert)
+        self.assertEqual(self.before, self.scene.tree())
+
+    def test_two_at_once(self) -> None:
+        def second(_name: str) -> None:
+            assert_raises(self, Refused, "another apply is at work", self.scene.patch().apply)
+
+        self.scene.patch(second).apply()
+        self.assertIs(Verdict.APPLIED, self.verdict())
+
+
+class CutTest(SceneTestCase):
+    def steps(self, revert: bool = False) -> int:
+        """How many there are."""
+        scene, counted = Scene(folder_for(self)), CutAt()
+        scene.patch(CutAt() if revert else counted).apply()
+        if revert:
+            scene.patch(counted).revert()
+        return len(counted.seen)
+
+    def test_wherever_it_is_cut_the_next_one_goes_on_whichever_it_is(self) -> None:
+        self.scene.patch().apply()
+        applied = self.scene.tree()
+        self.scene.patch().revert()
+        for revert in (False, True):
+            for number in range(self.steps(revert)):
+                for then_revert in (False, True):
+                    self.cut(number, revert)
+                    self.assertIn(self.verdict(), (Verdict.HALF_APPLIED, Verdict.APPLIED, Verdict.NOT_APPLIED))
+                    patch = self.scene.patch()
+                    patch.revert() if then_revert else patch.apply()
+                    self.assertEqual(self.before if then_revert else applied, self.scene.tree(), f"{revert} {number}")
+                    self.scene.patch().revert()
+
+    def cut(self, number: int, revert: bool) -> None:
+        if revert:
+            self.scene.patch().apply()
+        patch = self.scene.patch(CutAt(number))
+        self.assertRaises(Cut, patch.revert if revert else patch.apply)
+
+    def test_what_nova_finds_meanwhile_are_the_first_patches_of_the_series_and_all_modules(self) -> None:
+        for revert in (False, True):
+            for number in range(self.steps(revert)):
+                self.cut(number, revert)
+                changed = [b"ours" in (self.scene.nova / name).read_bytes() for name in CHANGED]
+                self.assertEqual(sorted(changed, reverse=True), changed, str(number))
+                if any(changed):
+                    self.assertEqual([], self.scene.patch().look().ours.stale(), str(number))
+                self.scene.patch().revert()
+
+    def test_a_half_that_was_killed_is_told(self) -> None:
+        self.cut(self.steps() - 1, revert=False)
+        self.assertIs(Verdict.HALF_APPLIED, self.verdict())
+
+    def test_killed_by_the_kernel(self) -> None:
+        script = (
+            "import sys; from pathlib import Path; from openstack_nova_patch.tool import series, work;"
+            "from tests.unit.openstack_nova_patch.scene import KilledAt;"
+            "nova, known, modules = map(Path, sys.argv[1:4]);"
+            "work.Patch(nova, series.read_all(known), modules, KilledAt(int(sys.argv[4]))).apply()"
+        )
+        names = [str(self.scene.nova), str(self.scene.known), str(self.scene.modules)]
+        argv = [sys.executable, "-c", script, *names, str(self.steps() - 1)]
+        self.assertEqual(-9, subprocess.run(argv, cwd=ROOT, check=False).returncode)
+        self.assertIs(Verdict.HALF_APPLIED, self.verdict())
+        self.scene.patch().revert()
+        self.assertEqual(self.before, self.scene.tree())
+
+
+class FaultTest(SceneTestCase):
+    def test_a_full_disk_changes_nothing(self) -> None:
+        limit = FileSize(self)
+
+        def fill(name: str) -> None:
+            if name.endswith("manager.py"):
+                limit.to(100)
+
+        raised: OSError = self.assertRaises(OSError, self.scene.patch(fill).apply)
+        limit.lift()
+        self.assertEqual(errno.EFBIG, raised.errno)
+        self.assertEqual(str(self.scene.nova.resolve() / "compute/manager.py"), raised.filename)
+        self.assertEqual(self.before, self.scene.tree())
+        self.scene.patch().apply()
+        applied = self.scene.tree()
+        self.assertRaises(OSError, self.scene.patch(fill).revert)
+        limit.lift()
+        self.assertEqual(applied, self.scene.tree())
+
+    def test_a_fault_in_the_middle_leaves_what_the_next_one_ends(self) -> None:
+        def fail(name: str) -> None:
+            if name.startswith("put") and name.endswith("manager.py"):
+                raise OSError(errno.EIO, "no", name)
+
+        self.assertRaises(OSError, self.scene.patch(fail).apply)
+        self.assertIs(Verdict.HALF_APPLIED, self.verdict())
+        self.assertFalse([name for name in self.scene.tree() if name.endswith(disk.DRAFT)])
+        self.scene.patch().revert()
+        self.assertEqual(self.before, self.scene.tree())
+
+    def test_a_draft_is_private_until_it_has_its_owner(self) -> None:
+        seen: list[int] = []
+
+        def look(name: str) -> None:
+            drafts = self.scene.nova.rglob(f".*{disk.DRAFT}")
+            seen.extend(stat.S_IMODE(path.stat().st_mode) for path in drafts if name.startswith("put"))
+
+        self.scene.patch(look).apply()
+        self.assertEqual({0o644, 0o755}, set(seen))

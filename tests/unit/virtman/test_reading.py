@@ -1,0 +1,91 @@
+"""Reading the whole of something for its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from testtools import TestCase
+
+from tests.unit.virtman.scene import folder_for
+from virtman.errors import HostTrouble
+from virtman.reading import NICE, PIECE, Reader, Readers, digest_of
+
+SOON = 60.0
+
+
+class DigestTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.file = folder_for(self) / "file"
+        self.content = os.urandom(PIECE + 512)
+        self.file.write_bytes(self.content)
+
+    def digest(self, size: int, reader: Reader) -> str | None:
+        return self.read(size, reader)[0]
+
+    def read(self, size: int, reader: Reader) -> tuple[str | None, int]:
+        """The digest, and how nice the reader was: a thread of its own, since it stays so."""
+
+        def act() -> tuple[str | None, int]:
+            with self.file.open("rb") as file:
+                found = digest_of(file.fileno(), size, reader)
+            return found, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(act).result()
+
+    def test_it_is_of_the_whole(self) -> None:
+        expected = hashlib.sha256(self.content).hexdigest()
+        self.assertEqual(f"sha256:{expected}", self.digest(len(self.content), Reader()))
+
+    def test_of_what_has_grown_it_is_of_what_there_was(self) -> None:
+        expected = hashlib.sha256(self.content[:512]).hexdigest()
+        self.assertEqual(f"sha256:{expected}", self.digest(512, Reader()))
+
+    def test_all_others_come_first(self) -> None:
+        before = os.getpriority(os.PRIO_PROCESS, 0)
+        self.assertEqual(NICE, self.read(512, Reader())[1])
+        self.assertEqual(before, os.getpriority(os.PRIO_PROCESS, 0))
+
+    def test_one_that_is_to_end_has_none(self) -> None:
+        reader = Reader()
+        reader.ending.set()
+        self.assertIsNone(self.digest(len(self.content), reader))
+
+    def test_what_ends_early_has_none(self) -> None:
+        error = self.assertRaises(HostTrouble, self.digest, len(self.content) + 512, Reader())
+        self.assertIn(f"ends after {len(self.content)} bytes", str(error))
+
+
+class ReadersTest(TestCase):
+    def test_who_ends_one_waits_until_it_has_ended(self) -> None:
+        readers, begun, log = Readers(), threading.Event(), []
+
+        def read() -> None:
+            with readers.reading("img") as reader:
+                begun.set()
+                reader.ending.wait(SOON)
+                log.append("ended")
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        begun.wait(SOON)
+        self.assertEqual({"img"}, readers.names())
+        readers.end("img")
+        log.append("let go")
+        thread.join()
+        self.assertEqual((["ended", "let go"], frozenset()), (log, readers.names()))
+
+    def test_nobody_is_waited_for_who_does_not_read(self) -> None:
+        Readers().end("img")
+
+    def test_at_the_end_all_end_and_all_who_come(self) -> None:
+        readers = Readers()
+        with readers.reading("one") as first:
+            readers.close()
+            self.assertTrue(first.ending.is_set())
+        with readers.reading("two") as second:
+            self.assertTrue(second.ending.is_set())

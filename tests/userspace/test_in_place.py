@@ -1,0 +1,503 @@
+"""Images that are served from where they are: by real storage daemons, from files and loop devices."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import grp
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.others import GROUP, as_nobody
+from tests.patience import PATIENCE
+from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
+from virtman import models, passing
+from virtman.client import AgentClient
+from virtman.errors import AgentUnreachable, BadImageFile, ImageExists, OriginChanged
+
+MIB = 1 << 20
+FIRST_LOOP = 10_000
+LOOP_CTL_REMOVE = 0x4C81  # linux/loop.h
+
+
+class InPlaceTestCase(HostsTestCase):
+    volt_options = ("--heartbeat", "0.3", "--lease", "60")
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.file = self.image_file()
+        self.origin = self.host("origin")
+
+    def stack(self, host: HostProcess, name: str = "img") -> models.Stack:
+        (found,) = [stack for stack in host.client().status().images if stack.name == name]
+        return found
+
+    def in_place(self, host: HostProcess) -> models.InPlace:
+        found = self.stack(host).in_place
+        assert found is not None
+        return found
+
+    def await_trouble(self, host: HostProcess, words: str) -> None:
+        """Wait until the host says so of the image, in one sentence, and serves nothing of it."""
+        wait_until(lambda: words in (self.in_place(host).trouble or ""), f"{host.name} says: {words}")
+        wait_until(lambda: any(words in why for why in host.client().status().troubles.values()), "status says it")
+        self.assertEqual(({}, False, False), (host.daemons(), self.stack(host).serving, self.in_place(host).held))
+
+    def await_served(self, host: HostProcess) -> None:
+        wait_until(lambda: self.stack(host).serving, "it is served again")
+        wait_until(lambda: not host.client().status().troubles, "there is no trouble")
+        self.assertEqual((True, None), (self.in_place(host).held, self.in_place(host).trouble))
+
+    def loop_over(self, file: Path) -> Path:
+        """A loop device of a number that nobody else takes, without which the test is skipped."""
+        loop = Path(f"/dev/loop{FIRST_LOOP + os.getpid() % FIRST_LOOP}")
+        made = subprocess.run(["losetup", loop, file], capture_output=True, text=True, check=False)
+        if made.returncode:
+            self.skipTest(f"there are no loop devices: {made.stderr}")
+        self.addCleanup(self._let_go, loop)
+        subprocess.run(
+            ["blockdev", "--setrw", str(loop)], check=True
+        )  # the number may have been locked for another one
+        return loop
+
+    def _let_go(self, loop: Path) -> None:
+        for argv in (["blockdev", "--setrw", str(loop)], ["losetup", "--detach", str(loop)]):
+            subprocess.run(argv, capture_output=True, check=False)
+        with (
+            contextlib.suppress(OSError),
+            Path("/dev/loop-control").open("rb") as control,
+        ):  # somebody still has it open
+            fcntl.ioctl(control, LOOP_CTL_REMOVE, int(loop.name.removeprefix("loop")))
+
+    def facts(self, file: Path) -> tuple[bytes, int, int, int]:
+        found = file.stat()
+        return file.read_bytes(), found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
+def read_only(device: Path) -> bool:
+    """Whether the kernel refuses to write to it."""
+    return subprocess.run(["blockdev", "--getro", device], capture_output=True, text=True, check=True).stdout == "1\n"
+
+
+class FileInPlaceTest(InPlaceTestCase):
+    def test_children_read_it_nothing_is_copied_and_it_is_left_as_it_was(self) -> None:
+        before = self.facts(self.file)
+        origin, child = self.origin.start(), self.host("child").start()
+        published = origin.publish_in_place("img", self.file)
+        self.assertTrue(re.fullmatch("id:[0-9a-f]{64}", published.digest))
+        self.assertEqual([], [*(self.origin.state / "images").iterdir()])
+        self.assert_same_content(Path(child.create("vm", "img").disk.path), self.file)
+        self.assertEqual(str(self.file), self.in_place(self.origin).path)
+        child.destroy("vm")
+        child.gc()
+        answer = origin.unpublish("img")
+        self.assertEqual((False, [], {}), (answer.serving, origin.status().images, self.origin.daemons()))
+        origin.gc()
+        self.assertEqual(before, self.facts(self.file))
+
+    def test_published_again_it_stays_what_it_is_and_anew_it_is_something_else(self) -> None:
+        origin = self.origin.start()
+        first = origin.publish_in_place("img", self.file)
+        other = self.folder / "other.raw"
+        other.symlink_to(self.file)
+        self.assertEqual(first, origin.publish_in_place("img", other))
+        self.assertEqual(str(other), self.in_place(self.origin).path)
+        origin.unpublish("img")
+        self.assertNotEqual(first.digest, origin.publish_in_place("img", self.file).digest)
+
+    def test_a_second_origin_is_told_which_digest_to_trust(self) -> None:
+        origin, second = self.origin.start(), self.host("second").start()
+        digest = origin.publish_in_place("img", self.file).digest
+        error = self.assertRaises(ImageExists, second.publish_in_place, "img", self.file)
+        self.assertIn(f"--in-place --trust {digest}", str(error))
+        self.assertEqual(digest, second.publish_in_place("img", self.file, trust=digest).digest)
+        child = self.host("child").start()
+        disk = Path(child.create("vm", "img").disk.path)
+        self.origin.stop()
+        self.origin.kill_daemons()
+        self.assert_same_content(disk, self.file)
+
+    def test_what_has_changed_is_served_to_nobody(self) -> None:
+        origin, child = self.origin.start(), self.host("child").start()
+        origin.publish_in_place("img", self.file)
+        child.create("vm", "img")
+        with self.file.open("r+b") as file:
+            file.seek(4 * MIB)
+            file.write(b"\x07" * MIB)
+        self.await_trouble(self.origin, "has changed since it was published")
+        self.assertRaises(OriginChanged, origin.create, "here", "img")
+        self.assertRaises(subprocess.TimeoutExpired, self._read_shortly, child)
+        log = (self.folder / "origin.log").read_text()
+        self.assertEqual(1, log.count("image img: tend: "), log)
+        self.origin.stop()
+        self.origin.start()
+        self.await_trouble(self.origin, "has changed since it was published")
+
+    def _read_shortly(self, child: AgentClient) -> None:
+        argv = ["qemu-io", "-f", "qcow2", "-c", f"read {4 * MIB} 4k", child.vm("vm").disk.path]
+        subprocess.run(argv, capture_output=True, check=True, timeout=2)
+
+    def test_what_is_missing_is_served_again_when_it_is_back(self) -> None:
+        place, aside = self.folder / "place", self.folder / "aside"
+        place.mkdir()
+        file = self.file.rename(place / "disk.raw")
+        origin, child = self.origin.start(), self.host("child").start()
+        digest = origin.publish_in_place("img", file).digest
+        child.create("vm", "img")
+        place.rename(aside)
+        self.await_trouble(self.origin, "cannot open")
+        place.mkdir()
+        (place / "disk.raw").write_bytes(bytes(8 * MIB))
+        self.await_trouble(self.origin, "is another file now")
+        (place / "disk.raw").unlink()
+        place.rmdir()
+        aside.rename(place)
+        self.await_served(self.origin)
+        self.assert_same_content(Path(child.vm("vm").disk.path), file)
+        self.assertEqual(digest, origin.images()[0].digest)
+
+    def test_an_agent_that_starts_again_leaves_the_daemon_alone(self) -> None:
+        self.origin.start().publish_in_place("img", self.file)
+        before = self.origin.daemons()
+        self.origin.kill()
+        self.origin.start().repair()
+        self.await_served(self.origin)
+        self.assertEqual(before, self.origin.daemons())
+
+    def test_what_cannot_be_served_in_place(self) -> None:
+        origin = self.origin.start()
+        empty, odd, qcow2, own = (self.folder / name for name in ("empty", "odd", "a.qcow2", "origin/own.raw"))
+        empty.touch()
+        odd.write_bytes(bytes(513))
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", qcow2, "1M"], check=True)
+        own.write_bytes(bytes(512))
+        fifo = self.folder / "fifo"
+        os.mkfifo(fifo)
+        for file, why in (
+            (empty, "is empty"),
+            (odd, "513 bytes"),
+            (qcow2, f"qemu-img convert -O raw {qcow2} {self.folder / 'a.raw'}"),
+            (own, "the agent's own"),
+            (fifo, "neither a file nor a block device"),
+            (Path("/dev/null"), "neither a file nor a block device"),
+            (self.folder, "neither a file nor a block device"),
+            (self.folder / "none", "cannot read"),
+        ):
+            self.assertIn(why, str(self.assertRaises(BadImageFile, origin.publish_in_place, "img", file)))
+        self.assertEqual([], origin.status().images)
+
+
+class OriginsInPlaceTest(InPlaceTestCase):
+    def test_children_of_one_that_changed_read_from_the_other(self) -> None:
+        copy = self.folder / "copy.raw"
+        shutil.copyfile(self.file, copy)
+        second = self.host("second")
+        digest = self.origin.start().publish_in_place("img", self.file).digest
+        second.start().publish_in_place("img", copy, trust=digest)
+        child = self.host("child").start()
+        child.create("vm", "img")
+        with self.file.open("r+b") as file:
+            file.write(bytes(4096))
+        self.await_trouble(self.origin, "has changed since it was published")
+        self.assert_same_content(Path(child.vm("vm").disk.path), copy)
+        self.assertRaises(ImageExists, self.origin.client().publish_in_place, "img", self.file)
+        self.origin.client().unpublish("img")
+        self.assertEqual(["second"], child.images()[0].origins)
+
+    def test_what_nobody_needs_any_more_is_let_go_of_by_itself(self) -> None:
+        before = self.facts(self.file)
+        origin, child = self.origin.start(), self.host("child").start()
+        origin.publish_in_place("img", self.file)
+        child.create("vm", "img")
+        self.assertTrue(origin.unpublish("img", when_unused=True).withdrawn)
+        self.assertTrue(self.in_place(self.origin).held)
+        self.assert_same_content(Path(child.vm("vm").disk.path), self.file)
+        child.destroy("vm")
+        wait_until(lambda: not origin.status().images, "the origin has let go of it")
+        self.assertEqual({}, self.origin.daemons())
+        wait_until(lambda: not child.status().images, "the child has let go of it")
+        cache = self.folder / "child" / "cache"
+        wait_until(lambda: not [*cache.iterdir()], "what the child had read is deleted")
+        self.assertEqual(before, self.facts(self.file))
+
+
+class DigestTest(InPlaceTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.sum = f"sha256:{hashlib.sha256(self.file.read_bytes()).hexdigest()}"
+
+    def await_digest(self) -> None:
+        wait_until(lambda: self.in_place(self.origin).digest == self.sum, "the digest is known")
+        self.assertFalse(self.in_place(self.origin).computing)
+
+    def test_it_is_computed_also_when_it_is_asked_for_later(self) -> None:
+        origin = self.origin.start()
+        published = origin.publish_in_place("img", self.file)
+        self.assertEqual((None, False), (self.in_place(self.origin).digest, self.in_place(self.origin).computing))
+        self.assertEqual(published, origin.publish_in_place("img", self.file, digest=True))
+        self.await_digest()
+        self.await_served(self.origin)
+
+    def test_what_was_trusted_with_reason_goes_on(self) -> None:
+        self.origin.start().publish_in_place("img", self.file, trust=self.sum, digest=True)
+        self.await_digest()
+        self.await_served(self.origin)
+        self.origin.stop()
+        self.origin.start()
+        self.await_served(self.origin)
+
+    def test_what_proves_to_be_something_else_is_served_no_more(self) -> None:
+        wrong = f"sha256:{'0' * 64}"
+        self.origin.start().publish_in_place("img", self.file, trust=wrong, digest=True)
+        self.await_trouble(self.origin, f"holds {self.sum}, and not {wrong}")
+        self.origin.stop()
+        self.origin.start()
+        self.await_trouble(self.origin, f"holds {self.sum}, and not {wrong}")
+        self.origin.client().unpublish("img")
+        self.assertEqual([], self.origin.client().status().images)
+
+    def test_an_agent_that_was_killed_meanwhile_begins_anew(self) -> None:
+        os.truncate(self.file, 1 << 40)  # takes longer than the test
+        self.origin.start().publish_in_place("img", self.file, digest=True)
+        self.assertTrue(self.in_place(self.origin).computing)
+        self.origin.kill()
+        self.origin.start()
+        self.assertTrue(self.in_place(self.origin).computing)
+        self.origin.client().unpublish("img")
+        self.assertEqual([], self.opened_by_agent())
+
+    def opened_by_agent(self) -> list[str]:
+        """Which of the agent's descriptors lead to the file."""
+        folder = Path(f"/proc/{self.origin.client().status().pid}/fd")
+        links = []
+        for entry in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                links.append(str(entry.readlink()))
+        return [link for link in links if link == str(self.file)]
+
+
+class MembersTest(InPlaceTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder.chmod(0o711)
+        self.origin.group = GROUP
+        self.origin.start().vms()
+        self.place = self.folder / "place"
+        self.place.mkdir(mode=0o777)
+        self.place.chmod(0o777)
+
+    def publish(self, file: Path) -> str:
+        """What a member's call comes to."""
+
+        def act() -> object:
+            with AgentClient(self.origin.run / "agent.sock") as client:
+                return client.publish_in_place("img", file).digest
+
+        return as_nobody(self, act, (grp.getgrnam(GROUP).gr_gid,))
+
+    def test_a_member_publishes_what_he_may_read_and_nothing_else(self) -> None:
+        self.file.chmod(0o600)
+        self.assertIn("Permission denied", self.publish(self.file))
+        self.file.chmod(0o644)
+        self.assertIn("id:", self.publish(self.file))
+        child = self.host("child").start()
+        self.assert_same_content(Path(child.create("vm", "img").disk.path), self.file)
+
+    def test_a_member_cannot_lead_the_agent_to_another_file(self) -> None:
+        secret = self.image_file("secret")
+        secret.chmod(0o600)
+        link = self.place / "link"
+        link.symlink_to(self.file)
+        self.assertIn("id:", self.publish(link))
+        link.unlink()
+        link.symlink_to(secret)
+        self.await_trouble(self.origin, "is another file now")
+
+    def test_a_device_is_locked_for_who_may_write_to_it_and_for_no_other(self) -> None:
+        for mode, locked in ((0o604, False), (0o606, True)):
+            loop = self.loop_over(self.file)
+            loop.chmod(mode)
+            self.assertIn("id:", self.publish(loop))
+            self.assertIs(locked, read_only(loop))
+            self.origin.client().unpublish("img")
+            self._let_go(loop)
+
+    def test_what_is_in_folders_of_others_is_not_told(self) -> None:
+        folder = self.folder / "private"
+        folder.mkdir(mode=0o700)
+        (folder / "there").write_bytes(bytes(512))
+        said = {self.publish_as(folder / name) for name in ("there", "missing")}
+        self.assertEqual(1, len({text.replace("missing", "there") for text in said}), str(said))
+
+    def test_a_path_that_leads_elsewhere_than_what_is_passed_is_refused(self) -> None:
+        said = self.publish_as(self.image_file("other"))
+        self.assertIn("does not lead to the file that was passed", said)
+
+    def publish_as(self, path: Path) -> str:
+        """What a member is told who passes his own file, and says another path."""
+
+        def act() -> object:
+            with AgentClient(self.origin.run / "agent.sock") as client, passing.opened(self.file) as fd:
+
+                def answer(line: models.PublishLine) -> models.Published | None:
+                    if line.pipe is not None:
+                        passing.pass_to(line.pipe, fd)
+                    return line.image
+
+                body = {"file": str(path), "passed": True}
+                return client._follow(
+                    models.PublishLine, "/v1/images/img/in-place", body, lambda *_: None, answer, PATIENCE
+                )
+
+        return as_nobody(self, act, (grp.getgrnam(GROUP).gr_gid,))
+
+
+class KilledInPlaceTest(InPlaceTestCase):
+    """kill -9 of the agent at every step; then a start finishes it, and nothing is lost of what is served."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.loop = self.loop_over(self.file)
+
+    def publish(self, client: AgentClient) -> None:
+        client.publish_in_place("img", self.loop)
+
+    def unpublish(self, client: AgentClient) -> None:
+        client.unpublish("img")
+
+    def steps_of(self, act: Callable[[AgentClient], None]) -> list[str]:
+        """The steps of an act, in order."""
+        client = self.origin.client()
+        reached = len(self.origin.steps())
+        act(client)
+        return list(dict.fromkeys(self.origin.steps()[reached:]))
+
+    def killed(self, step: str, act: Callable[[AgentClient], None]) -> AgentClient:
+        """Have the agent killed at a step of an act, and started again."""
+        self.origin.stop()
+        client = self.origin.start(die_at=step)
+        self.assertRaises(AgentUnreachable, act, client)
+        self.origin.wait_dead()
+        client = self.origin.start()
+        client.repair()
+        return client
+
+    def test_publish_and_unpublish(self) -> None:
+        self.origin.start()
+        publish = self.steps_of(self.publish)
+        unpublish = self.steps_of(self.unpublish)
+        self.assertTrue({"publish:recorded", "in-place:recorded", "in-place:locked"} <= set(publish), publish)
+        self.assertTrue({"detach:recorded", "in-place:unlocked", "detach:removed"} <= set(unpublish), unpublish)
+        for step in publish:
+            client = self.killed(step, self.publish)
+            self.publish(client)
+            self.await_served(self.origin)
+            self.assertTrue(read_only(self.loop), step)
+            self.unpublish(client)
+            self.assert_let_go(client, step)
+        for step in unpublish:
+            self.publish(self.origin.client())
+            client = self.killed(step, self.unpublish)
+            if client.status().images:
+                self.await_served(self.origin)
+                self.unpublish(client)
+            self.assert_let_go(client, step)
+
+    def assert_let_go(self, client: AgentClient, step: str) -> None:
+        found = (client.status().images, client.images(), self.origin.daemons(), read_only(self.loop))
+        self.assertEqual(([], [], {}, False), found, step)
+        self.assertEqual([], [file for file in self.origin.files() if "img" in file], step)
+
+
+class DeviceInPlaceTest(InPlaceTestCase):
+    def test_what_was_written_is_on_the_device_though_somebody_has_it_open(self) -> None:
+        """A map over it, as the kernel stack makes one, reads past what waits in memory."""
+        loop, origin = self.loop_over(self.file), self.origin.start()
+        with loop.open("rb"):
+            with loop.open("r+b", buffering=0) as writer:
+                writer.write(b"written last")
+            origin.publish_in_place("img", loop)
+            self.assertEqual(b"written last", self.file.read_bytes()[:12])
+
+    def test_it_is_locked_while_it_is_served(self) -> None:
+        loop = self.loop_over(self.file)
+        origin, child = self.origin.start(), self.host("child").start()
+        origin.publish_in_place("img", loop)
+        self.assertTrue(read_only(loop))
+        self.assert_same_content(Path(child.create("vm", "img").disk.path), self.file)
+        child.destroy("vm")
+        child.gc()
+        origin.unpublish("img")
+        self.assertFalse(read_only(loop))
+
+    def test_one_that_somebody_has_claimed_is_refused(self) -> None:
+        loop = self.loop_over(self.file)
+        origin = self.origin.start()
+        claimed = os.open(loop, os.O_RDONLY | os.O_EXCL)  # as a mount does
+        error = self.assertRaises(BadImageFile, origin.publish_in_place, "img", loop)
+        os.close(claimed)
+        self.assertIn("is in use", str(error))
+        self.assertFalse(read_only(loop))
+
+    def test_one_over_a_file_of_the_agents_own_is_refused(self) -> None:
+        origin = self.origin.start()
+        own = self.origin.state / "own.raw"
+        own.write_bytes(bytes(MIB))
+        error = self.assertRaises(BadImageFile, origin.publish_in_place, "img", self.loop_over(own))
+        self.assertIn("the agent's own", str(error))
+
+    def test_it_has_one_name_and_one_that_was_read_only_stays_so(self) -> None:
+        loop = self.loop_over(self.file)
+        subprocess.run(["blockdev", "--setro", str(loop)], check=True)
+        origin = self.origin.start()
+        published = origin.publish_in_place("img", loop)
+        error = self.assertRaises(ImageExists, origin.publish_in_place, "other", loop)
+        self.assertIn("as image 'img'", str(error))
+        self.assertEqual(published, origin.publish_in_place("img", self.another_node(loop)))
+        self.assertEqual(str(self.folder / "node"), self.in_place(self.origin).path)
+        origin.unpublish("img")
+        self.assertTrue(read_only(loop))
+
+    def another_node(self, loop: Path) -> Path:
+        """The device by another name."""
+        node = self.folder / "node"
+        os.mknod(node, 0o644 | stat.S_IFBLK, loop.stat().st_rdev)
+        return node
+
+    def test_a_member_publishes_one_that_he_may_read(self) -> None:
+        loop = self.loop_over(self.file)
+        self.folder.chmod(0o711)
+        self.origin.group = GROUP
+        self.origin.start().vms()
+        node = self.another_node(loop)
+
+        def act() -> object:
+            with AgentClient(self.origin.run / "agent.sock") as client:
+                return client.publish_in_place("img", node).digest
+
+        gid = grp.getgrnam(GROUP).gr_gid
+        node.chmod(0o600)
+        self.assertIn("Permission denied", as_nobody(self, act, (gid,)))
+        node.chmod(0o644)
+        self.assertIn("id:", as_nobody(self, act, (gid,)))
+        self.assert_same_content(Path(self.host("child").start().create("vm", "img").disk.path), self.file)
+
+    def test_another_device_of_the_number_is_not_served(self) -> None:
+        loop, other = self.loop_over(self.file), self.image_file("other")
+        origin, child = self.origin.start(), self.host("child").start()
+        origin.publish_in_place("img", loop)
+        child.create("vm", "img")
+        self.origin.kill()
+        self.origin.kill_daemons()
+        wait_until(lambda: not self.origin.daemons(), "nobody has it open any more")
+        subprocess.run(["losetup", "--detach", loop], check=True)
+        subprocess.run(["losetup", loop, other], check=True)
+        self.origin.start()
+        self.await_trouble(self.origin, "is another device now")
+        self.assertFalse(read_only(loop), "the kernel keeps that with the number")

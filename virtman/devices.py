@@ -1,0 +1,303 @@
+"""Devices of others that VMs read through this host's cache: attached, looked after, and let go.
+
+A device is known by its number, which is the same whatever path leads to it. An attachment has a name, drawn by lot,
+and a record from before the first act until after the last one. It ends with the host: after a reboot a record tells
+that there was one, until it is detached or the same path is attached anew. What is there of attachments of this boot is
+what the driver finds: an agent that starts takes it over as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from drivers.base import CachedDevice, DeviceCache
+from drivers.errors import DeviceInUse, DeviceRefused, DriverError
+from virtman.accel import BOOT_ID
+from virtman.errors import BadDevice, DiskBusy, HostTrouble, NoRoom, NoVolumes, StateNewer, VirtmanError
+from virtman.locks import NamedLocks
+from virtman.passing import Passed
+from virtman.records import ATTACH_DEVICE, DETACH_DEVICE, DeviceRecord, Shelf, State
+from virtman.steps import Step, log_step
+
+log = logging.getLogger(__name__)
+
+LOST, LEAVING = "lost", "leaving"
+"""States of a device besides those of drivers/base.py: it was attached before the host was started; it is to go, and
+its storage does not let it."""
+
+
+def number_in(path: Path) -> str:
+    """The number of the block device that a path leads to, nothing if it leads to none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ""
+    return f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}" if stat.S_ISBLK(found.st_mode) else ""
+
+
+class Devices:
+    """``driver``: what caches devices on this host, None if nothing does, and ``without`` why.
+
+    ``number_in``: as the function of this module.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf[DeviceRecord],
+        driver: DeviceCache | None,
+        without: str,
+        step: Step = log_step,
+        number_in: Callable[[Path], str] = number_in,
+    ) -> None:
+        self._shelf, self._maybe, self._without, self._step = shelf, driver, without, step
+        self._number_in = number_in
+        self.locks = NamedLocks()
+        """By the numbers of devices."""
+        self._boot = BOOT_ID.read_text().strip()
+        self._endings: dict[str, Callable[[DeviceRecord], None]] = {
+            ATTACH_DEVICE: self._undo_attach,
+            DETACH_DEVICE: self._end_detach,
+        }
+
+    @property
+    def _driver(self) -> DeviceCache:
+        if self._maybe is None:
+            raise NoVolumes(self._without)
+        return self._maybe
+
+    def attach(self, path: Path, passed: Passed | None = None) -> DeviceRecord:
+        """Have a device read through the cache; one that is already is given the size that it has now.
+
+        ``passed``: the device as the caller has opened it. Raises NoVolumes, BadDevice, DriverError, NoRoom: then it is
+        not attached, or, if that is logged, given back later; what was attached before stays.
+        """
+        driver = self._driver
+        device, number = path, self._number_of(path)
+        if passed is not None:
+            device = passed.path
+            self._check(passed, number)
+        with self.locks.hold(number):
+            record = self._settled(self._of_number(number))
+            try:
+                if record is not None:
+                    driver.attach_device(record.name, device)
+                    return record
+                return self._attach(path, device, number)
+            except DeviceRefused as error:
+                raise BadDevice(f"{path} is not read through the cache: {error}") from error
+
+    def _number_of(self, path: Path) -> str:
+        if number := self._number_in(path):
+            return number
+        raise BadDevice(f"{path} is not read through the cache: there is no such block device")
+
+    def _check(self, passed: Passed, number: str) -> None:
+        """Whether a caller has opened the device of this number, and may write it. Raises BadDevice."""
+        if self._number_in(passed.path) != number:
+            raise BadDevice(f"{passed.name} is not read through the cache: what was opened is another device")
+        if not passed.writable:
+            raise BadDevice(f"{passed.name} is not read through the cache: it was not opened for reading and writing")
+
+    def _settled(self, record: DeviceRecord | None) -> DeviceRecord | None:
+        """The record of what is attached, after what was cut off has ended."""
+        if record is None or record.steady:
+            return record
+        self.understand(record)
+        self._finish(record)
+        return self._shelf.get(record.name)
+
+    def _attach(self, path: Path, device: Path, number: str) -> DeviceRecord:
+        record = DeviceRecord(
+            name=secrets.token_hex(8), state=State.ABSENT, device=str(path), number=number, boot=self._boot
+        ).begin(ATTACH_DEVICE)  # fmt: skip
+        self._shelf.put(record.name, record)
+        self._step("attach-device:recorded")
+        try:
+            made = self._driver.attach_device(record.name, device)
+            self._step("attach-device:attached")
+            settled = record.settled(path=str(made.path), size=made.size)
+            self._shelf.put(record.name, settled)
+        except (VirtmanError, DriverError) as error:
+            log.warning("%s was not attached: %s", path, error)
+            self._try_undo(record)
+            raise
+        self._step("attach-device:done")
+        for old in self._shelf.all():  # what the path led to before the host was started
+            if old.device == str(path) and self._lost(old) and old.steady:
+                self._shelf.remove(old.name)
+        return settled
+
+    def _try_undo(self, record: DeviceRecord) -> None:
+        """The first error is the caller's to raise."""
+        try:
+            self._undo_attach(record)
+        except (VirtmanError, DriverError) as second:
+            log.error("device %s: letting it go is tried again later: %s", record.device, second)
+
+    def _undo_attach(self, record: DeviceRecord) -> None:
+        self._driver.detach_device(record.name)
+        self._step("undo-attach-device:detached")
+        self._shelf.remove(record.name)
+
+    def detach(self, path: Path, *, force: bool = False) -> None:
+        """Let a device go, by its own path or the one that was handed out. One that is not attached is fine.
+
+        ``force``: also from under who has it open; he gets errors. Raises NoVolumes, DiskBusy, and nothing has changed;
+        DriverError: then it is let go later.
+        """
+        _ = self._driver
+        record = self._called(path)
+        if record is None:
+            return
+        with self.locks.hold(record.number):
+            found = self._shelf.get(record.name)
+            if found is None:
+                return
+            self.understand(found)
+            leaving = found.begin(DETACH_DEVICE, force=force or _by_force(found))
+            self._note(leaving)
+            self._step("detach-device:recorded")
+            try:
+                self._let_go(leaving)
+            except DeviceInUse as error:
+                self._note(found)
+                raise DiskBusy(f"{found.device} is in use: {error}") from error
+
+    def _let_go(self, record: DeviceRecord) -> None:
+        self._driver.detach_device(record.name, force=_by_force(record))
+        self._step("detach-device:detached")
+        self._shelf.remove(record.name)
+        self._step("detach-device:done")
+
+    def _end_detach(self, record: DeviceRecord) -> None:
+        try:
+            self._let_go(record)
+        except DeviceInUse:  # nobody was told that it is gone
+            log.warning("device %s stays attached: somebody has it open", record.device)
+            self._shelf.put(record.name, record.settled())
+
+    def _note(self, record: DeviceRecord) -> None:
+        """Letting go makes room, and so goes on where a record cannot be written."""
+        try:
+            self._shelf.put(record.name, record)
+        except (NoRoom, HostTrouble) as error:
+            log.warning("device %s: %s", record.device, error)
+            self._shelf.remember(record.name, record)
+
+    def _called(self, path: Path) -> DeviceRecord | None:
+        """The record of what a path means: what is handed out, the device, or what was once called so."""
+        records, number = self._shelf.all(), self._number_in(path)
+        here, before = ([r for r in records if self._lost(r) is lost] for lost in (False, True))
+        candidates = [
+            *(record for record in here if number and self._number_in(Path(record.path)) == number),
+            *(record for record in here if record.number == number),
+            *(record for record in (*here, *before) if str(path) in (record.device, record.path)),
+        ]
+        return next(iter(candidates), None)
+
+    def _of_number(self, number: str) -> DeviceRecord | None:
+        return next((r for r in self._shelf.all() if r.number == number and not self._lost(r)), None)
+
+    def _lost(self, record: DeviceRecord) -> bool:
+        """Whether the host was started since it was attached."""
+        return record.boot != self._boot
+
+    # What the agent does unasked
+
+    def tend(self, name: str) -> None:
+        """Have a device that does not read by way of the cache do so, if it can now. Raises DriverError."""
+        record = self._shelf.get(name)
+        if record is None:
+            return
+        with self.locks.hold_if_free(record.number) as free:
+            record = self._shelf.get(name)
+            if free and record is not None and record.steady and not self._lost(record):
+                self._driver.tend_device(name)
+
+    def repair_if_free(self, name: str) -> bool:
+        """Finish or undo what was cut off, unless a call is under way with the device. Returns whether it did.
+
+        Raises StateNewer, DriverError.
+        """
+        record = self._shelf.get(name)
+        if record is None:
+            return False
+        with self.locks.hold_if_free(record.number) as free:
+            record = self._shelf.get(name)
+            if not free or record is None or record.steady:
+                return False
+            self.understand(record)
+            self._finish(record)
+            return True
+
+    def _finish(self, record: DeviceRecord) -> None:
+        assert record.operation is not None  # noqa: S101
+        self._endings[record.operation.kind](record)
+
+    def understood(self, record: DeviceRecord) -> bool:
+        """Whether this release knows the operation of the record, if it has one."""
+        return record.operation is None or record.operation.kind in self._endings
+
+    def understand(self, record: DeviceRecord) -> None:
+        """Raises StateNewer if it does not."""
+        if record.operation is not None and not self.understood(record):
+            raise StateNewer(
+                f"device {record.device}: this release does not know the operation {record.operation.kind!r} that did"
+                " not end; it is left as it is: start the release that began it"
+            )
+
+    def records(self) -> list[DeviceRecord]:
+        """The records that can be read."""
+        return self._shelf.all()
+
+    def find(self, name: str) -> DeviceRecord | None:
+        """The record of an attachment. Raises StateDamaged, StateNewer."""
+        return self._shelf.get(name)
+
+    def troubles(self) -> dict[str, str]:
+        """Why records are left alone, by name."""
+        found = self._shelf.unreadable()
+        for record in self._shelf.all():
+            try:
+                self.understand(record)
+            except StateNewer as error:
+                found[record.name] = str(error)
+        return found
+
+    def strays(self) -> frozenset[str]:
+        """Attachments on the host without a record."""
+        if self._maybe is None:
+            return frozenset()
+        return self._maybe.existing_devices().names - frozenset(self._shelf.names())
+
+    def remove_stray(self, name: str) -> None:
+        """Remove what has no record, unless somebody has it open. Raises DriverError."""
+        if self._shelf.get(name) is None:
+            self._driver.detach_device(name)
+
+    # What is told
+
+    def listed(self) -> list[tuple[DeviceRecord, str, CachedDevice | None]]:
+        """Each record with its state, and what the driver knows of it. Raises DriverError."""
+        known = {} if self._maybe is None else {device.name: device for device in self._maybe.devices()}
+        return [
+            (record, self._state(record, known.get(record.name)), known.get(record.name)) for record in self.records()
+        ]
+
+    def _state(self, record: DeviceRecord, device: CachedDevice | None) -> str:
+        if record.doing(DETACH_DEVICE):
+            return LEAVING
+        if record.operation is not None:
+            return "attaching" if record.doing(ATTACH_DEVICE) else record.operation.kind
+        return LOST if device is None else str(device.state)
+
+
+def _by_force(record: DeviceRecord) -> bool:
+    return (
+        record.operation is not None and record.doing(DETACH_DEVICE) and bool(record.operation.arguments.get("force"))
+    )

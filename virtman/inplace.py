@@ -1,0 +1,285 @@
+"""Images that are served from where they are: a raw file, or a block device, that this agent did not copy.
+
+Nobody keeps others from changing it. So what it was is written down when it is published (``InPlace``), and looked at
+each time it is opened and with every heartbeat: what is not the same any more is not served. It is always looked at
+what is open, and what is open is handed on: a path that is made to lead elsewhere meanwhile leads nobody astray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from drivers.base import Opened
+from drivers.digests import SHA256
+from drivers.host import blockdev
+from virtman.convert import RAW
+from virtman.errors import BadImageFile, OriginChanged, OriginMissing
+from virtman.hostfiles import told
+from virtman.imagefile import LONGEST, refuse_other_formats
+from virtman.passing import Passed, check_read
+from virtman.records import DEVICE, FILE, ImageRecord, InPlace
+
+log = logging.getLogger(__name__)
+
+SECTOR = 512
+SETTLED = 0.05
+"""Seconds: the kernel's clock for files' times ticks at least 100 times a second. What is written in the tick of the
+last change, after that was looked at, would not show."""
+_LOOKS = 40
+
+
+# To publish
+
+
+@contextmanager
+def to_publish(
+    file: Path | Passed, ours: Collection[Path], clock: Callable[[], float] = time.time
+) -> Iterator[tuple[InPlace, int]]:
+    """What is to be published in place, and it, open. ``ours``: folders of the agent, in which nothing is; ``clock``:
+    seconds since 1970.
+
+    Raises BadImageFile, HostTrouble.
+    """
+    path = file.name if isinstance(file, Passed) else file
+    if not path.is_absolute():
+        raise BadImageFile(f"{str(path)!r} is not an absolute path")
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = stack.enter_context(_opened(path))
+        except (OSError, BadImageFile) as error:
+            if isinstance(file, Passed) and not file.trusted:  # what is there is not for him to know
+                raise _not_passed(path) from error
+            if isinstance(error, BadImageFile):
+                raise
+            raise BadImageFile(f"cannot read {path}: {error.strerror}") from error
+        if isinstance(file, Passed):
+            check_read(file.fd, path)
+            if _where(file.fd) != _where(fd):
+                raise _not_passed(path)
+        _check_not_ours(fd, path, ours)
+        _check_raw(fd, path)
+        found = _settled(fd, path, clock)
+        _check_size(found)
+        if found.kind == DEVICE and isinstance(file, Passed) and not (file.trusted or file.writable):
+            found = found.model_copy(update={"lockable": False})
+        yield found, fd
+
+
+def check_free(found: InPlace, fd: int) -> None:
+    """Whether nobody has claimed a block device. Raises BadImageFile."""
+    with told(f"looking at {found.path}"):
+        if found.kind == DEVICE and blockdev.is_held(fd):
+            raise BadImageFile(
+                f"{found.path} is in use: it, or a partition of it, is mounted, or is a part of another device"
+            )
+
+
+def _not_passed(path: Path) -> BadImageFile:
+    return BadImageFile(f"{path} does not lead to the file that was passed")
+
+
+def _where(fd: int) -> tuple[int, ...]:
+    found = os.fstat(fd)
+    kind = stat.S_IFMT(found.st_mode)
+    return (kind, found.st_rdev) if stat.S_ISBLK(kind) else (kind, found.st_dev, found.st_ino)
+
+
+def _check_not_ours(fd: int, path: Path, ours: Collection[Path]) -> None:
+    found = os.fstat(fd)
+    names = [str(Path(f"/proc/self/fd/{fd}").readlink())]
+    if stat.S_ISBLK(found.st_mode):
+        names.append(blockdev.backing_file(found.st_rdev))
+        if blockdev.map_uuid(found.st_rdev).startswith("VIRTMAN-"):
+            raise BadImageFile(f"{path} is the agent's own")
+    for folder in ours:
+        if any(Path(name).is_relative_to(folder.resolve()) for name in names if name):
+            raise BadImageFile(f"{path} is the agent's own: it is in {folder}")
+
+
+def _settled(fd: int, path: Path, clock: Callable[[], float]) -> InPlace:
+    """What is open now, all of it on the disk, and its last change so long ago that a further one will show."""
+    with told(f"looking at {path}"):
+        _sync(fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return _look(fd, path)
+        for _ in range(_LOOKS):
+            found = _look(fd, path)
+            if not 0 <= clock() - found.ctime_ns / 1e9 < SETTLED:
+                return found
+            time.sleep(SETTLED)
+    raise BadImageFile(f"{path} is being written to; publish it when that is done")
+
+
+def _sync(fd: int) -> None:
+    """Have all on the disk that was written: after a power cut the times may be there without the data, and a map over
+    a device reads past what waits in memory. Also, who has pages mapped and writes to them again is noticed then.
+    Raises OSError.
+    """
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EROFS):  # a file system that nobody writes to
+            raise
+
+
+def _check_size(found: InPlace) -> None:
+    if found.size == 0:
+        raise BadImageFile(f"{found.path} is empty")
+    if found.size % SECTOR:
+        raise BadImageFile(
+            f"{found.path} has {found.size} bytes, and in place only whole sectors of {SECTOR} bytes are served"
+        )
+
+
+def _check_raw(fd: int, path: Path) -> None:
+    with told(f"reading {path}"):
+        begin = os.pread(fd, LONGEST, 0)
+    refuse_other_formats(path, begin, RAW)
+
+
+# What was published
+
+
+@contextmanager
+def opened(record: ImageRecord) -> Iterator[tuple[InPlace, Opened]]:
+    """What a record says is served in place, as it is now, and it, open. Raises OriginChanged, OriginMissing."""
+    known = record.in_place
+    assert known is not None  # noqa: S101
+    if wrong := _wrong(record):
+        raise OriginChanged(_unserved(record, wrong))
+    path = Path(known.path)
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = stack.enter_context(_opened(path))
+            now = _look(fd, path)
+        except BadImageFile as error:
+            raise OriginChanged(_unserved(record, str(error))) from error
+        except OSError as error:
+            raise _missing(record, error) from error
+        if difference := differs(known, now):
+            raise OriginChanged(_unserved(record, f"{path} {difference}"))
+        yield now, Opened(fd, _mark(fd, now))
+
+
+def differs(known: InPlace, now: InPlace) -> str:
+    """Why what is there now is not what was known, for a sentence that begins with its path; empty if it is."""
+    if known.kind != now.kind:
+        return f"is a {now.kind} now, and was a {known.kind}"
+    if known.identity != now.identity:
+        return "is another device now" + _why_another(known.identity, now.identity)
+    if known.size != now.size:
+        return f"has {now.size} bytes now, and had {known.size}"
+    if known.inode != now.inode:
+        return "is another file now"
+    if (known.mtime_ns, known.ctime_ns) != (now.mtime_ns, now.ctime_ns):
+        return "has changed since it was published"
+    return ""
+
+
+def _why_another(known: str, now: str) -> str:
+    """A device without a name of its own has one that is good until the host boots."""
+    booted = known.startswith(blockdev.THIS_BOOT) and not now.startswith(" ".join(known.split()[:2]))
+    return ", or cannot be known again, since it has no name that it keeps over a boot of this host" if booted else ""
+
+
+def _wrong(record: ImageRecord) -> str:
+    known = record.in_place
+    if known is None or known.content is None or not str(record.digest).startswith(SHA256):
+        return ""
+    return "" if known.content == record.digest else f"{known.path} holds {known.content}, and not {record.digest}"
+
+
+def _unserved(record: ImageRecord, why: str) -> str:
+    return (
+        f"{why}; so image {record.name!r} is not served from it any more: bring back what was published, or publish"
+        f" what holds the same: --in-place --trust {record.digest}, or give it up: virtman unpublish {record.name}"
+    )
+
+
+def _missing(record: ImageRecord, error: OSError) -> OriginMissing:
+    path = "" if record.in_place is None else record.in_place.path
+    return OriginMissing(
+        f"cannot open {path}: {error.strerror}; image {record.name!r} is not served from it until it is back"
+    )
+
+
+def _mark(fd: int, found: InPlace) -> str:
+    """Differs for all that a process that has the old one open would not read."""
+    instance = blockdev.instance(os.fstat(fd).st_rdev) if found.kind == DEVICE else ""
+    facts = (found.kind, found.identity, instance, found.size, found.inode, found.mtime_ns, found.ctime_ns)
+    return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+
+
+# Locks of devices
+
+
+def is_writable(found: InPlace, fd: int) -> bool:
+    """Whether it is a device that the kernel lets others write to, and that this agent may change. Raises OSError."""
+    return found.kind == DEVICE and os.geteuid() == 0 and not blockdev.is_read_only(fd)
+
+
+def lock(fd: int) -> None:
+    """Have the kernel refuse to write to a device, if it lets this agent do that. Raises HostTrouble."""
+    with told("setting a block device read-only"):
+        try:
+            blockdev.set_read_only(fd, read_only=True)
+        except PermissionError as error:
+            log.info("the kernel does not let this agent set a device read-only: %s", error)
+
+
+def unlock(known: InPlace) -> None:
+    """Let a device be written to again that was locked, if it is still there. What goes wrong is logged.
+
+    Its path may lead elsewhere by now.
+    """
+    for path in blockdev.nodes(known.identity):
+        try:
+            with _opened(path) as fd:
+                if blockdev.is_numbered_like(known.identity, _look(fd, path).identity):
+                    blockdev.set_read_only(fd, read_only=False)
+        except (OSError, BadImageFile) as error:
+            log.warning("%s, which was %s, stays read-only: %s", path, known.path, error)
+
+
+# Both
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A file or a block device, open to be read. Nothing else is opened: that alone has effects. Raises OSError,
+    BadImageFile.
+    """
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(handle).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+            raise BadImageFile(f"{path} is neither a file nor a block device")
+        fd = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+    finally:
+        os.close(handle)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _look(fd: int, path: Path) -> InPlace:
+    """What is open now. Raises OSError."""
+    found = os.fstat(fd)
+    if stat.S_ISBLK(found.st_mode):
+        return InPlace(
+            path=str(path), kind=DEVICE, size=blockdev.size(fd), identity=blockdev.identity(found.st_rdev)
+        )  # fmt: skip
+    return InPlace(
+        path=str(path), kind=FILE, size=found.st_size, device=found.st_dev, inode=found.st_ino,
+        mtime_ns=found.st_mtime_ns, ctime_ns=found.st_ctime_ns,
+    )  # fmt: skip
