@@ -7,7 +7,6 @@ host reads and writes the volume's own device, one request of 4 KiB after the ot
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import click
 
+from benchmarks import fio
 from benchmarks.command import EXPECTED, SETTINGS, benchmark, finish
 from benchmarks.errors import Failed
 from benchmarks.figures import MIB, print_table, spread
@@ -27,8 +27,12 @@ from lab.kernel.storage import Storage
 VOLUME = 64 * MIB
 REQUEST = 4096
 DELAY_MS = 2
-KINDS = {"read": "randread", "write": "randwrite", "write, each flushed": "randwrite --fsync=1"}
-"""What is measured, by fio's names."""
+KINDS: dict[str, fio.Options] = {
+    "read": {"rw": "randread"},
+    "write": {"rw": "randwrite"},
+    "write, each flushed": {"rw": "randwrite", "fsync": 1},
+}
+"""What is measured, by fio's options."""
 
 BARS: dict[str, tuple[str, float]] = {"read": ("at least", 5.0), "write": ("at most", 1.1)}
 """How many times faster warm reads are; how many times as long writes take."""
@@ -44,22 +48,18 @@ def late(storage: Machine, milliseconds: int) -> Iterator[None]:
         storage.run(["tc", "qdisc", "del", "dev", "eth1", "root"])
 
 
-def fio(host: Machine, path: Path, kind: str, requests: int, seed: int) -> float:
+def timed(host: Machine, path: Path, kind: str, requests: int, seed: int) -> float:
     """Microseconds that a request took, in the mean of so many. Raises CommandFailed, Failed."""
     options = {
-        "name": "vm", "filename": path, "bs": REQUEST, "direct": 1, "ioengine": "libaio", "iodepth": 1,
-        "number_ios": requests, "randseed": seed, "output-format": "json",
+        "filename": path, "bs": REQUEST, "ioengine": "libaio", "iodepth": 1,
+        "number_ios": requests, "randseed": seed, **KINDS[kind],
     }  # fmt: skip
-    argv = ["fio", *(f"--{name}={value}" for name, value in options.items()), *f"--rw={KINDS[kind]}".split()]
-    [job] = json.loads(host.run(argv))["jobs"]
-    if job["error"]:
-        raise Failed(f"fio on {path}: error {job['error']}")
-    return float(job["job_runtime"]) * 1000 / requests
+    return fio.seconds(host.run(fio.command(options))) * 1e6 / requests
 
 
 def measured(host: Machine, path: Path, requests: int, seed: int) -> dict[str, float]:
     """Microseconds for each kind."""
-    return {kind: fio(host, path, kind, requests, seed) for kind in KINDS}
+    return {kind: timed(host, path, kind, requests, seed) for kind in KINDS}
 
 
 def one_round(host: Machine, device: Path, requests: int, seed: int) -> dict[str, Any]:

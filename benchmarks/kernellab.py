@@ -45,12 +45,14 @@ class KernelLab:
 
 
 @contextlib.contextmanager
-def kernel_lab(name: str, hosts: int, volt_settings: Sequence[str], leftovers: list[str]) -> Iterator[KernelLab]:
-    """An origin and ``hosts`` hosts. Their logs stay in build/<name>."""
+def kernel_lab(
+    name: str, hosts: int, volt_settings: Sequence[str], leftovers: list[str], *, suite: str = ""
+) -> Iterator[KernelLab]:
+    """An origin and ``hosts`` hosts, of a Debian release. Their logs stay in build/<name>."""
     folder = BUILD / name
     shutil.rmtree(folder, ignore_errors=True)
     say(f"booting {hosts + 1} guests; their logs are in {folder}")
-    cluster = KernelCluster(folder, hosts, shared=[CHECKOUT / "benchmarks"])
+    cluster = KernelCluster(folder, hosts, suite=suite, shared=[CHECKOUT / "benchmarks"])
     try:
         with cluster:
             services = Services(cluster.machines, volt_settings=volt_settings)

@@ -72,6 +72,8 @@ class Machine:
         self.name = name
         self.address = f"10.9.0.{number}"
         self.console_log = folder / "console.log"
+        self.further_disks: list[Path] = []
+        """Raw files that it gets as disks at its next start, in this order, each with its file's name as its serial."""
         self._site, self._number = site, number
         self._overlay = folder / "root.qcow2"
         self._port = 0
@@ -227,9 +229,15 @@ class Machine:
             *("-append", f"console=ttyS0 net.ifnames=0 {QUICK} {PATIENT} panic=-1 loglevel=4 {told}"),
             *("-drive", f"file={self._overlay},if=virtio,format=qcow2,cache=unsafe"),
             *("-drive", f"file={site.share},if=virtio,format=raw,readonly=on"),
+            *(word for disk in self.further_disks for word in _further_disk(disk)),
             *("-netdev", forward, "-device", f"virtio-net-pci,netdev=outside,mac={mac % 0}"),
             *("-netdev", private, "-device", f"virtio-net-pci,netdev=private,mac={mac % 1}"),
         ]
+
+
+def _further_disk(disk: Path) -> list[str]:
+    drive = f"file={disk},if=none,id={disk.name},format=raw,cache=unsafe,discard=unmap"
+    return ["-drive", drive, "-device", f"virtio-blk-pci,drive={disk.name},serial={disk.name}"]
 
 
 def make_key(path: Path) -> None:

@@ -28,11 +28,12 @@ class Services:
     def start(self) -> None:
         """Start Volt and all agents; they answer when this returns. Raises CommandFailed."""
         with ThreadPoolExecutor(len(self._machines)) as pool:
-            list(pool.map(self._settle, self._machines.values()))
+            list(pool.map(self.settle, self._machines.values()))
             self.start_volt()
             list(pool.map(self.start_agent, self._machines.values()))
 
-    def _settle(self, machine: Machine) -> None:
+    def settle(self, machine: Machine) -> None:
+        """Give a guest the settings and the token. Raises CommandFailed."""
         machine.run(["mkdir", "-p", "-m", "700", "/etc/volt"])
         machine.run(["sh", "-c", f"umask 077; cat > {TOKEN_FILE}"], stdin=self._token)
         origin = self._machines["origin"].address

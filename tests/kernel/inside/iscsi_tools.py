@@ -7,7 +7,7 @@ from pathlib import Path
 from drivers.errors import CommandFailed
 from drivers.host.command import run
 from drivers.iscsi.names import CHAP_USER, Side, password
-from drivers.kernel import scsi
+from tests.kernel.inside import sgio
 
 SECRET = "of this edge"
 
@@ -81,21 +81,21 @@ def disk_of(target: str) -> Path | None:
     return None
 
 
-def write_first_sector(disk: Path) -> scsi.Answer:
+def write_first_sector(disk: Path) -> sgio.Answer:
     """Send a WRITE(10) past the initiator's own idea of a read-only disk."""
-    return scsi.send(disk, bytes([0x2A, 0, 0, 0, 0, 0, 0, 0, 1, 0]), b"\xff" * 512)
+    return sgio.send(disk, bytes([0x2A, 0, 0, 0, 0, 0, 0, 0, 1, 0]), b"\xff" * 512)
 
 
-def reserve(disk: Path) -> scsi.Answer:
+def reserve(disk: Path) -> sgio.Answer:
     """Ask for the disk for oneself alone, as hosts did before there were keys: RESERVE(6) of SPC-2."""
-    return scsi.send(disk, bytes([0x16, 0, 0, 0, 0, 0]))
+    return sgio.send(disk, bytes([0x16, 0, 0, 0, 0, 0]))
 
 
-def register(disk: Path) -> scsi.Answer:
+def register(disk: Path) -> sgio.Answer:
     """Begin to reserve the disk by a key: PERSISTENT RESERVE OUT, REGISTER (SPC-4, 6.16)."""
-    return scsi.send(disk, bytes([0x5F, 0, 0, 0, 0, 0, 0, 0, 24, 0]), bytes(8) + b"\1" * 8 + bytes(8))
+    return sgio.send(disk, bytes([0x5F, 0, 0, 0, 0, 0, 0, 0, 24, 0]), bytes(8) + b"\1" * 8 + bytes(8))
 
 
-def read_first_sector(disk: Path) -> scsi.Answer:
+def read_first_sector(disk: Path) -> sgio.Answer:
     """Send a READ(10), whose data are thrown away; it is not sent again."""
-    return scsi.send(disk, bytes([0x28, 0, 0, 0, 0, 0, 0, 0, 0, 0]))
+    return sgio.send(disk, bytes([0x28, 0, 0, 0, 0, 0, 0, 0, 0, 0]))

@@ -1,0 +1,94 @@
+"""The reads by which the data path of both stacks is measured, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.figures import MIB
+from benchmarks.fio import Options
+
+LEVELS = (1, 3)
+"""Hosts between the origin and the reader, the reader's own counted."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """``number`` requests of ``request`` bytes, ``depth`` at a time; scattered if ``room`` has more bytes than that."""
+
+    name: str
+    request: int
+    depth: int
+    number: int
+    room: int
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+        return self.number * self.request
+
+    def options(self, start: int) -> Options:
+        """For fio. The same again with the same start."""
+        return {
+            "rw": "randread" if self.room > self.total else "read",
+            "bs": self.request, "iodepth": self.depth, "number_ios": self.number,
+            "offset": start, "size": self.room, "randseed": start + 1,
+        }  # fmt: skip
+
+
+SINGLE = Reads("4 KiB", 4096, 1, 256, 32 * MIB)
+PARALLEL = Reads("4 KiB, 16 at a time", 4096, 16, 512, 32 * MIB)
+LARGE = Reads("1 MiB", MIB, 1, 32, 32 * MIB)
+ALL = (SINGLE, PARALLEL, LARGE)
+
+
+def places() -> Iterator[int]:
+    """Where in an image the reads begin that nobody has read before: each for one of ALL."""
+    place = 0
+    while True:
+        yield place
+        place += max(reads.room for reads in ALL)
+
+
+def image_bytes(delays: int) -> int:
+    """What an image has to have for all reads with so many delays, at all levels."""
+    return delays * len(LEVELS) * len(ALL) * max(reads.room for reads in ALL)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Reads at a place of the tree. ``seconds``: of a request; ``cpu``: seconds per GiB, by host; ``requests``: of
+    which a parent was asked for each MiB, None where nobody counts them.
+    """
+
+    delay_ms: int
+    level: int
+    state: str
+    reads: str
+    seconds: float
+    bare: float
+    cpu: dict[str, float]
+    requests: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as the bare one."""
+        return self.seconds / self.bare
+
+    def row(self) -> list[str]:
+        """For a table."""
+        return [
+            f"{self.delay_ms} ms, {self.level} level{'s' * (self.level > 1)}, {self.state}, {self.reads}",
+            f"{self.seconds * 1e6:.0f}",
+            f"{self.ratio:.2f}",
+            *(f"{self.cpu[who]:.2f}" if who in self.cpu else "" for who in ("child", "parent")),
+            "" if self.requests is None else f"{self.requests:.0f}",
+        ]
+
+    def figures(self) -> dict[str, Any]:
+        """For a file."""
+        return {**self.__dict__, "ratio": self.ratio}
+
+
+COLUMNS = ("reads", "µs each", "times bare", "child, CPU s/GiB", "parent, CPU s/GiB", "requests/MiB")

@@ -1,0 +1,45 @@
+"""What the benchmark of the data path makes of its measurements."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+from testtools import TestCase
+
+from benchmarks import fio
+from benchmarks.errors import Failed
+from benchmarks.kernelpath import busy
+from benchmarks.pathreads import ALL, COLUMNS, LARGE, LEVELS, SINGLE, Measured, image_bytes, places
+
+
+class PlacesTest(TestCase):
+    def test_no_two_reads_share_a_place_and_all_are_in_the_image(self) -> None:
+        size = image_bytes(3)
+        taken = list(itertools.islice(places(), 3 * len(LEVELS) * len(ALL)))
+        room = max(reads.room for reads in ALL)
+        self.assertTrue(all(after - before >= room for before, after in itertools.pairwise(taken)))
+        self.assertEqual(size, taken[-1] + room)
+
+    def test_large_reads_are_in_order_and_small_ones_scattered(self) -> None:
+        self.assertEqual(("read", "randread"), (LARGE.options(0)["rw"], SINGLE.options(0)["rw"]))
+
+
+class FiguresTest(TestCase):
+    def test_the_processor_works_for_programs_kernel_and_interrupts_and_not_while_it_waits(self) -> None:
+        self.assertEqual(1.25, busy("cpu  100 1 10 5000 700 4 10 0 0 0"))
+
+    def test_a_ratio_is_against_the_bare_file(self) -> None:
+        measured = Measured(1, 3, "warm", "4 KiB", 0.002, 0.001, {"child": 1.5}, 16.0)
+        row = ["1 ms, 3 levels, warm, 4 KiB", "2000", "2.00", "1.50", "", "16"]
+        self.assertEqual((row, 2.0), (measured.row(), measured.figures()["ratio"]))
+        self.assertEqual(len(COLUMNS), len(row))
+
+
+class FioTest(TestCase):
+    def test_reads_share_the_time_of_those_beside_them(self) -> None:
+        said = json.dumps({"jobs": [{"error": 0, "job_runtime": 1500, "read": {"lat_ns": {"mean": 16e6}}}]})
+        self.assertEqual((0.001, 1.5), (fio.read_seconds(said, 16), fio.seconds(said)))
+
+    def test_an_error_is_told(self) -> None:
+        self.assertRaises(Failed, fio.seconds, json.dumps({"jobs": [{"error": 5}]}))
