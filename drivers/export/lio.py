@@ -41,6 +41,8 @@ from drivers.needs import CONFIGFS, DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPR
 log = logging.getLogger(__name__)
 
 _OWN = scsi.MODEL
+_SETTINGS = Path("/etc/target")
+"""Where rtslib has the kernel keep what it must remember of targets; only Debian's package makes it."""
 _FOR_VMS = "virtman-image-"
 _FOR_CHILDREN = "virtman-export-"
 
@@ -125,6 +127,7 @@ class LioExport:
     def __init__(self, place: Place, *, died: Died, port: int = iscsinames.PORT) -> None:  # noqa: ARG002
         """Raises BadName, BadAddress."""
         ownership.claim(place.state)
+        _SETTINGS.mkdir(exist_ok=True)
         self._host = checked(place.host)
         self._address = iscsinames.address_of(place.address, port)
         self._ip, self._port = iscsinames.portal_of(self._address)

@@ -227,17 +227,18 @@ class Machine:
             *("-cpu", "host" if site.accel == "kvm" else EMULATED),
             *("-kernel", str(site.root.kernel), "-initrd", str(site.root.initrd)),
             *("-append", f"console=ttyS0 net.ifnames=0 {QUICK} {PATIENT} panic=-1 loglevel=4 {told}"),
-            *("-drive", f"file={self._overlay},if=virtio,format=qcow2,cache=unsafe"),
-            *("-drive", f"file={site.share},if=virtio,format=raw,readonly=on"),
-            *(word for disk in self.further_disks for word in _further_disk(disk)),
+            # In this order, which is that of their names in the guest.
+            *_disk(self._overlay, "root", "format=qcow2,cache=unsafe"),
+            *_disk(site.share, "share", "format=raw,readonly=on"),
+            *(word for disk in self.further_disks for word in _disk(disk, disk.name, "format=raw,cache=unsafe")),
             *("-netdev", forward, "-device", f"virtio-net-pci,netdev=outside,mac={mac % 0}"),
             *("-netdev", private, "-device", f"virtio-net-pci,netdev=private,mac={mac % 1}"),
         ]
 
 
-def _further_disk(disk: Path) -> list[str]:
-    drive = f"file={disk},if=none,id={disk.name},format=raw,cache=unsafe,discard=unmap"
-    return ["-drive", drive, "-device", f"virtio-blk-pci,drive={disk.name},serial={disk.name}"]
+def _disk(file: Path, serial: str, options: str) -> list[str]:
+    drive = f"file={file},if=none,id=disk-{serial},{options}"
+    return ["-drive", drive, "-device", f"virtio-blk-pci,drive=disk-{serial},serial={serial}"]
 
 
 def make_key(path: Path) -> None:

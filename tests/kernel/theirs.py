@@ -23,7 +23,7 @@ cached=$(loop cached 16M) cache=$(loop cache 32M)
 make-bcache --bucket 16k -C "$cache" -B "$cached"
 for device in $cached $cache; do echo "$device" > /sys/fs/bcache/register || true; done
 until test -e /dev/bcache0 -a -e /sys/block/bcache0/bcache/cache; do sleep 0.1; done
-mkdir /etc/target
+mkdir -p /etc/target
 echo '{"storage_objects": [], "targets": []}' > /etc/target/saveconfig.json
 modprobe dm_multipath
 modprobe dm_service_time
@@ -78,7 +78,7 @@ for file in /var/tmp/their-*; do
   losetup --detach "$(losetup --noheadings --output NAME --associated $file)"
   rm $file
 done
-rm -r /etc/target
+rm /etc/target/saveconfig.json
 udevadm settle
 """
 

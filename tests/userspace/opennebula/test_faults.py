@@ -20,34 +20,44 @@ OURS = " virtman 600 virtman "
 
 
 class FaultsTest(CloudTestCase):
-    def sweep(self, act: Action, again: Action, check: Callable[[], None], back: Action) -> None:
-        """Let each call of ssh of an action fail, and be cut off when all is done, and repeat the action after each.
+    def sweep(
+        self, act: Action, again: Action, check: Callable[[], None], back: Action, clear: Action = lambda: Answer(True)
+    ) -> None:
+        """Let each call of ssh of an action fail, and be cut off when all is done as it is repeated; repeat it then.
 
-        ``back``: as it was before the action.
+        ``back``: as it was before the action. ``clear``: what comes between a failure and the next try.
         """
-        for fate in (Fate.FAIL, Fate.CUT):
-            number = 1
-            while self._broken(fate, number, act, again):
-                check()
+        number = 1
+        while (failed := self._hit(Fate.FAIL, number, act)) is not None:
+            if not failed.ok:
+                self.ok(clear())
+                cut = self._hit(Fate.CUT, number, again)
+            if failed.ok or cut is None:  # what is repeated may have fewer calls
                 self.ok(back())
-                number += 1
-            self.assertGreater(number, 1, "no call was hit")
+                cut = self._hit(Fate.CUT, number, act)
+                assert cut is not None
+            if not cut.ok:
+                self.ok(clear())
+                self.ok(again())
             check()
             self.ok(back())
+            number += 1
+        self.assertGreater(number, 1, "no call was hit")
+        check()
+        self.ok(back())
 
-    def _broken(self, fate: Fate, number: int, act: Action, again: Action) -> bool:
-        """Whether the action had so many calls."""
+    def _hit(self, fate: Fate, number: int, act: Action) -> Answer | None:
+        """How an action went one of whose calls had this fate; None if it has not so many, and went well."""
         fault = self.frontend.exchange.plan(fate, matching=OURS, nth=number)
         answer = act()
         if not fault.happened.is_set():
             self.frontend.exchange.forget(fault)
             self.ok(answer)
-            return False
+            return None
         if not answer.ok:
             self.assertThat(answer.reason.splitlines(), HasLength(1))
             self.frontend.exchange.settle()
-            self.ok(again())
-        return True
+        return answer
 
     def retry(self, vm: Vm) -> Action:
         """What an operator does after a failure."""
@@ -165,17 +175,13 @@ class FaultsTest(CloudTestCase):
             image = saved.pop()
             return self.one.remove_image(image) if image.source else Answer(True)
 
-        def failed_and_again() -> Answer:
-            self.ok(drop())
-            return save()
-
         def check() -> None:
             other = self.vm(saved[-1], number=43)
             self.ok(self.one.deploy(other, "host-1", SYSTEM))
             self.reads(other, 0, 1)
             self.ok(self.one.terminate(other))
 
-        self.sweep(save, failed_and_again, check, drop)
+        self.sweep(save, save, check, drop, clear=drop)
 
     def test_a_host_that_is_down_is_told_and_the_action_goes_on_when_it_is_back(self) -> None:
         vm = self.vm(self.add_image(7))
