@@ -8,7 +8,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from lab.kernel.machine import Machine
+from lab.kernel.machine import COMMAND_TIMEOUT, Machine
 from lab.kernel.root import root
 from lab.kernel.services import AGENT_SETTINGS, TOKEN_FILE, VOLT_PORT
 from lab.kernel.tinyvm import tiny_vm
@@ -42,6 +42,17 @@ systemctl daemon-reload
 systemctl --quiet enable libvirtd.service
 """
 """The lab's own files go, and what it keeps from being started."""
+
+SLOW = f"""
+unit=/etc/systemd/system/virtman-disks.service
+mkdir $unit.d
+{{
+  printf '[Service]\\nTimeoutStopSec=infinity\\nExecStart=\\n'
+  sed -n 's/^ExecStart=-timeout [0-9]*/ExecStart=-timeout {COMMAND_TIMEOUT:.0f}/p' $unit
+}} > $unit.d/slow.conf
+systemctl daemon-reload
+"""
+"""What an administrator of a slow machine does."""
 
 
 def installing() -> str:
@@ -98,6 +109,7 @@ class InstalledTest(StackCase):
         self.guest.run(["tee", "--append", AGENT_SETTINGS], stdin=settings)
         # The VM of this test listens to nobody who wants it to shut down.
         self.guest.run(["tee", "--append", "/etc/default/libvirt-guests"], stdin="SHUTDOWN_TIMEOUT=1\n")
+        self.guest.run(["sh", "-ec", SLOW])
         self.guest.run(["sh", "-ec", f"systemctl enable{enabling}"])
 
     def end_of(self, machine: Machine, path: str) -> str:

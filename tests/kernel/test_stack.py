@@ -64,7 +64,7 @@ CHECK = "--rw=randread --verify_only=1"
 JOURNAL = "/var/log/journal"
 """Where this folder is, the journal outlives the machine's reboot (systemd-journald.service(8))."""
 
-_PATIENT = "/run/systemd/system/virtman-suspend.service.d"
+_PATIENT = "/run/systemd/system/virtman-disks.service.d"
 NO_TIMEOUT = (
     f"mkdir -p {_PATIENT} && printf '[Service]\\nTimeoutStopSec=infinity\\n' > {_PATIENT}/patient.conf"
     " && systemctl daemon-reload"
@@ -290,7 +290,7 @@ class CrashTest(KillCase):
         host, child = self.hosts[:2]
         host.run(["mkdir", "-p", JOURNAL])
         self.addCleanup(host.run, ["rm", "-rf", JOURNAL])
-        host.run(["sh", "-c", f"journalctl --flush && {NO_TIMEOUT} && systemctl start virtman-suspend.service"])
+        host.run(["sh", "-c", f"journalctl --flush && {NO_TIMEOUT} && systemctl start virtman-disks.service"])
         self.create(host, "vm", "image")
         host.run(["systemctl", "restart", "virtman-agent.service"])
         self.assertTrue(self.agent(host).status().images[0].serving, "the agent alone was restarted")
@@ -305,8 +305,8 @@ class CrashTest(KillCase):
         self.done_reading(reading)
         host.start()
         host.wait_up()
-        said = host.run(["journalctl", "--boot=-1", "--unit=virtman-suspend.service", "--no-pager"])
-        self.assertIn("virtman-suspend.service: Deactivated successfully.", said)
+        said = host.run(["journalctl", "--boot=-1", "--unit=virtman-disks.service", "--no-pager"])
+        self.assertIn("virtman-disks.service: Deactivated successfully.", said)
         services().start_agent(host)
         self.wait_until(host, "virtman list")
 

@@ -25,7 +25,7 @@ class UnitTest(TestCase):
         folder = folder_for(self)
         for unit in sorted(UNITS.iterdir()):
             # Where the units expect our commands, there are none on this machine.
-            text = re.sub(r"(?m)^(Exec\w+)=/usr/local/bin/\w+", r"\1=/bin/true", unit.read_text())
+            text = re.sub(r"/usr/local/bin/\w+", "/bin/true", unit.read_text())
             copy = folder / unit.name
             copy.write_text(text)
             argv = ["systemd-analyze", "verify", "--man=no", str(copy)]
@@ -34,13 +34,15 @@ class UnitTest(TestCase):
 
     def test_units_run_commands_that_there_are(self) -> None:
         for unit in UNITS.iterdir():
-            (command,) = re.findall(r"(?m)^Exec\w+=/usr/local/bin/(\w+) (?:--socket \S+ )?(\w+)", unit.read_text())
-            group = {"virtman": virtman, "volt": volt}[command[0]]
-            assert isinstance(group, click.Group)
-            self.assertIn(command[1], group.commands)
+            commands = re.findall(r"(?m)^Exec\w+=.*/usr/local/bin/(\w+) (?:--socket \S+ )?(\w+)", unit.read_text())
+            self.assertNotEqual([], commands)
+            for program, command in commands:
+                group = {"virtman": virtman, "volt": volt}[program]
+                assert isinstance(group, click.Group)
+                self.assertIn(command, group.commands)
 
     def test_data_paths_go_with_the_machine_and_not_with_the_agent(self) -> None:
-        lines = (UNITS / "virtman-suspend.service").read_text().splitlines()
+        lines = (UNITS / "virtman-disks.service").read_text().splitlines()
         bound = [line for line in lines if line.startswith(("PartOf=", "BindsTo=", "Requires=", "StopPropagatedFrom="))]
         self.assertEqual(([], True), (bound, "RefuseManualStop=yes" in lines))
 
