@@ -28,7 +28,7 @@ def read_seconds(said: str, depth: int) -> float:
 
 
 def _job(said: str) -> dict[str, Any]:
-    [job] = json.loads(said)["jobs"]
+    [job] = json.loads(said[said.index("{") :])["jobs"]  # engines say something before
     if job["error"]:
         raise Failed(f"fio: error {job['error']}")
     return dict(job)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,17 +44,17 @@ LARGE = Reads("1 MiB", MIB, 1, 32, 32 * MIB)
 ALL = (SINGLE, PARALLEL, LARGE)
 
 
-def places() -> Iterator[int]:
-    """Where in an image the reads begin that nobody has read before: each for one of ALL."""
+def places(kinds: Sequence[Reads] = ALL) -> Iterator[int]:
+    """Where in an image the reads begin that nobody has read before: each for one of these kinds, in turn."""
     place = 0
-    while True:
+    for reads in itertools.cycle(kinds):
         yield place
-        place += max(reads.room for reads in ALL)
+        place += reads.room
 
 
-def image_bytes(delays: int) -> int:
-    """What an image has to have for all reads with so many delays, at all levels."""
-    return delays * len(LEVELS) * len(ALL) * max(reads.room for reads in ALL)
+def image_bytes(rounds: int, kinds: Sequence[Reads] = ALL) -> int:
+    """What an image has to have for so many rounds of all kinds of reads at all levels."""
+    return rounds * len(LEVELS) * sum(reads.room for reads in kinds)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from benchmarks.errors import Failed
 from benchmarks.figures import MIB, percentile
 from benchmarks.hosts import settled_places, started_cluster, storage_daemon
 from benchmarks.nbdreplay import NbdDisk
-from benchmarks.pathreads import ALL, LARGE, LEVELS, SINGLE, Measured, Reads, image_bytes, places
+from benchmarks.pathreads import LEVELS, PARALLEL, SINGLE, Measured, Reads, image_bytes, places
 from benchmarks.processes import cpu_seconds, say
 from lab.cluster import Cluster
 from lab.process import processes_of
@@ -27,6 +27,9 @@ from lab.tools import run
 IMAGE = "path"
 _BARE = "bare"
 _LAYER_ROUNDS = 3
+LARGE = Reads("1 MiB", MIB, 1, 256, 256 * MIB)
+"""So many that hundredths of a second tell what they take of a processor."""
+ALL = (SINGLE, PARALLEL, LARGE)
 
 
 class Chain:
@@ -34,7 +37,7 @@ class Chain:
 
     def __init__(self, cluster: Cluster, sockets: dict[str, Path]) -> None:
         self._cluster, self._sockets = cluster, sockets
-        self._places = places()
+        self._places = places(ALL)
         self.bare = {reads.name: self._run(sockets[_BARE], _BARE, reads, 0) for reads in ALL}
 
     def measure(self) -> Iterator[Measured]:
@@ -85,7 +88,7 @@ class Chain:
     @staticmethod
     def _run(server: Path, export: str, reads: Reads, place: int) -> float:
         uri = f"nbd+unix:///{export}?socket={server}"
-        said = run(fio.command({"ioengine": "nbd", "uri": uri, **reads.options(place)}))
+        said = run(fio.command({"ioengine": "nbd", "thread": 1, "uri": uri, **reads.options(place)}))
         return fio.read_seconds(said, reads.depth)
 
 
@@ -104,7 +107,7 @@ def chain(leftovers: list[str]) -> Iterator[Chain]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dp-", dir="/tmp")))
         image = folder / "image.raw"
         with image.open("wb") as file:
-            for _ in range(image_bytes(2) // MIB):
+            for _ in range(image_bytes(2, ALL) // MIB):
                 file.write(os.urandom(MIB))
         cluster.agents[0].publish(IMAGE, image)
         disks: dict[str, dict[str, BlockNode]] = {
