@@ -83,7 +83,9 @@ class Chain:
         return cpu_seconds(storage_daemon(self._cluster, host, IMAGE))
 
     def _disk_cpu(self, disk: str) -> float:
-        return sum(cpu_seconds(pid) for pid in processes_of(self._sockets[disk]))
+        server = self._sockets[disk]
+        [pid] = [pid for pid, line in processes_of(server.parent).items() if f"addr.path={server}," in line]
+        return cpu_seconds(pid)
 
     @staticmethod
     def _run(server: Path, export: str, reads: Reads, place: int) -> float:
