@@ -41,6 +41,7 @@ from drivers.needs import CONFIGFS, DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPR
 log = logging.getLogger(__name__)
 
 _OWN = scsi.MODEL
+_CORE, _TARGETS = CONFIGFS.path / "target/core", CONFIGFS.path / "target/iscsi"
 _SETTINGS = Path("/etc/target")
 """Where rtslib has the kernel keep what it must remember of targets; only Debian's package makes it."""
 _FOR_VMS = "virtman-image-"
@@ -273,8 +274,8 @@ class LioExport:
             details |= {name.removeprefix(prefix): f"map {name}" for name in devmapper.names(prefix)}
             others |= {name.removeprefix(prefix) for name in devmapper.others(prefix)}
         with _translated():
-            disks = [disk.name for disk in _rtslib().RTSRoot().storage_objects if disk.name.startswith(_OWN)]
-            targets = [target.wwn for target in _rtslib().FabricModule("iscsi").targets]
+            disks = [folder.name for folder in _CORE.glob(f"iblock_*/{_OWN}*")]
+            targets = [folder.name for folder in _TARGETS.glob("iqn.*")]
         details |= {name.removeprefix(_OWN): f"disk {name}" for name in disks}
         own = f"{initiator_name(self._host)}:"
         details |= {image_of(name) or name: f"target {name}" for name in targets if name.startswith(own)}
@@ -382,12 +383,17 @@ def _block_device(path: Path) -> Iterator[Path]:
 
 def _disk(image: str) -> Any:
     """The storage object that the image's LUN is made of, or None."""
-    return next((disk for disk in _rtslib().RTSRoot().storage_objects if disk.name == _OWN + checked(image)), None)
+    name = _OWN + checked(image)
+    # Not by rtslib's walk through all disks: it makes a disk anew that goes between its two looks (rtslib: node.py,
+    # _create_in_cfs_ine).
+    for folder in _CORE.glob(f"iblock_*/{name}"):
+        return _rtslib().BlockStorageObject(name, index=int(folder.parent.name.rpartition("_")[2]))
+    return None
 
 
 def _free_number() -> int:
     """A number that no disk has, also none that is being removed: for rtslib a place is free once it is empty."""
-    taken = {folder.name.rpartition("_")[2] for folder in (CONFIGFS.path / "target/core").glob("iblock_*")}
+    taken = {folder.name.rpartition("_")[2] for folder in _CORE.glob("iblock_*")}
     return next(number for number in itertools.count() if str(number) not in taken)
 
 

@@ -266,6 +266,7 @@ class RefusedTest(DeviceCase):
         self.assertIn("the map virtman-volume-one", self.refused(path))
         self.assertIn("VirtMan's own", self.refused(Path("/dev/bcache0")))
         file, disk = self.new_device("volume", MIB)
+        run(["udevadm", "settle"])  # it reads the disk, which is empty for a moment
         with file.open("r+b") as opened:
             opened.truncate(0)
             opened.truncate(VOLUME)
