@@ -8,6 +8,7 @@ down for a while. Reads wait meanwhile; told is for how long after its end, and 
 from __future__ import annotations
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -39,26 +40,27 @@ BAR_S = 2.0
 
 BLOCKS_PER_ROUND = int((LEAD_S + WATCH_S) / PACE_S)
 READY_LIMIT = 240.0
-_LOGIN = "is operational now"
+_LOGIN = re.compile("is operational (now|after recovery)")
+"""What iscsid says of a new session, and of one that has its connection again (open-iscsi: usr/initiator.c)."""
 
 
-def on_all(lab: KernelLab, state: str) -> None:
-    """Have all guests' private network up or down, at the same time. Raises CommandFailed."""
-    machines = list(lab.machines.values())
+def on_all(lab: KernelLab, what: str) -> dict[str, float]:
+    """Add what loses all that guests send, or delete it, at the same time; returns each guest's time then.
+
+    Raises CommandFailed.
+    """
+    rule = f"tc qdisc {what} dev eth1 root" + (" netem loss 100%" if what == "add" else "")
+    machines = lab.machines.values()
     with ThreadPoolExecutor(len(machines)) as pool:
-        list(pool.map(lambda machine: machine.run(["ip", "link", "set", "eth1", state]), machines))
-
-
-def clock(machine: Machine) -> float:
-    """A guest's time since the epoch. Raises CommandFailed."""
-    return float(machine.run(["date", "+%s.%N"]))
+        done = pool.map(lambda machine: machine.run(["sh", "-c", f"{rule} && date +%s.%N"]), machines)
+        return dict(zip(lab.machines, map(float, done), strict=True))
 
 
 def logins(machine: Machine, since: float) -> list[float]:
     """When a guest was logged in to a parent, by its time since the epoch. Raises CommandFailed."""
     journal = ["journalctl", "--identifier", "iscsid", "--output", "json", "--since", f"@{since:.0f}"]
     entries = [json.loads(line) for line in machine.run(journal).splitlines() if line.startswith("{")]
-    times = [int(entry["__REALTIME_TIMESTAMP"]) / 1e6 for entry in entries if _LOGIN in str(entry["MESSAGE"])]
+    times = [int(entry["__REALTIME_TIMESTAMP"]) / 1e6 for entry in entries if _LOGIN.search(str(entry["MESSAGE"]))]
     return [at for at in times if at >= since]
 
 
@@ -70,10 +72,10 @@ def pause_round(lab: KernelLab, length: float, first: int, step: int) -> dict[st
     disk = f"/dev/mapper/virtman-vm-{VM}"
     readers = [begin(host, "reader", "image", disk, seconds, str(first), str(step)) for host in lab.hosts]
     time.sleep(LEAD_S)
-    on_all(lab, "down")
+    on_all(lab, "add")
     time.sleep(length)
-    on_all(lab, "up")
-    ends = [clock(host) for host in lab.hosts]
+    times = on_all(lab, "del")
+    ends = [times[host.name] for host in lab.hosts]
     told = [result(reader, length + WATCH_S + COMMAND_TIMEOUT) for reader in readers]
     after = [waited_after(each["requests"], end) for each, end in zip(told, ends, strict=True)]
     again = sorted(at - end for host, end in zip(lab.hosts, ends, strict=True) for at in logins(host, end - length))
@@ -88,8 +90,11 @@ def pause_round(lab: KernelLab, length: float, first: int, step: int) -> dict[st
 
 
 def waited_after(requests: list[list[float]], end: float) -> float:
-    """Seconds from the end of a pause until the reads that waited then have come back."""
-    return max((at + seconds - end for at, seconds in requests if at < end), default=0.0)
+    """Seconds from the end of a pause until the read that waited then has come back. Raises Failed."""
+    waited = [at + seconds - end for at, seconds in requests if at < end < at + seconds]
+    if not waited:
+        raise Failed("no read waited at the end of the pause")
+    return max(waited)
 
 
 def run(rounds: int, failures: list[str]) -> list[dict[str, Any]]:

@@ -118,10 +118,14 @@ def libvirt_version(uri: str) -> dict[str, str]:
     """The version of libvirt, under its name; nothing if it cannot be reached."""
     try:
         with connected(uri) as connection:
-            number = connection.getLibVersion()  # 1,000,000 * major + 1,000 * minor + release
+            return {LIBVIRT: version_text(connection.getLibVersion())}
     except HypervisorError:
         return {}
-    return {LIBVIRT: f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"}
+
+
+def version_text(number: int) -> str:
+    """A version of libvirt, of 1,000,000 * major + 1,000 * minor + release (libvirt: virConnectGetLibVersion)."""
+    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

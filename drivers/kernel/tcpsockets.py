@@ -48,7 +48,7 @@ def is_silent(link: Link, seconds: float) -> bool:
     That says nothing of whose fault it is: the way there may be silent for a moment. Raises OSError, also where the
     kernel cannot tell.
     """
-    return any(_silent(info, seconds) for _, info in _connections(link.ip, link.port, link.local_port))
+    return any(silent(info, seconds) for _, info in _connections(link.ip, link.port, link.local_port))
 
 
 def end(link: Link) -> None:
@@ -63,7 +63,8 @@ def connected(ip: str, port: int) -> bool:
     return any(_connections(ip, port))
 
 
-def _silent(info: bytes, seconds: float) -> bool:
+def silent(info: bytes, seconds: float) -> bool:
+    """Whether what the kernel tells of a connection, a tcp_info, means that."""
     (waited,) = struct.unpack_from("=I", info, _LAST_ACK_RECEIVED)
     return info[_RETRANSMITS] >= _SENDINGS and waited >= 1000 * seconds
 

@@ -46,6 +46,15 @@ class UnitTest(TestCase):
         bound = [line for line in lines if line.startswith(("PartOf=", "BindsTo=", "Requires=", "StopPropagatedFrom="))]
         self.assertEqual(([], True), (bound, "RefuseManualStop=yes" in lines))
 
+    def test_caches_are_closed_after_vms_have_stopped_and_not_before(self) -> None:
+        lines = (UNITS / "virtman-disks.service").read_text().splitlines()
+        wanted = {"RemainAfterExit=yes", "Before=libvirt-guests.service"}
+        [stop] = [line for line in lines if line.startswith("ExecStop=")]
+        self.assertEqual((wanted, True), (wanted & set(lines), stop.endswith(" suspend --force")))
+
+    def test_an_agent_may_have_files_open_for_hundreds_of_images(self) -> None:
+        self.assertIn("LimitNOFILE=65536", (UNITS / "virtman-agent.service").read_text().splitlines())
+
 
 class SettingsTest(TestCase):
     """The samples name every variable of their command, but for those that the unit sets."""

@@ -9,6 +9,7 @@ from testtools import TestCase
 
 from benchmarks import fio
 from benchmarks.errors import Failed
+from benchmarks.kernel_pause import waited_after
 from benchmarks.kernelpath import busy
 from benchmarks.pathreads import ALL, COLUMNS, LARGE, LEVELS, SINGLE, Measured, image_bytes, places
 
@@ -42,3 +43,9 @@ class FioTest(TestCase):
 
     def test_an_error_is_told(self) -> None:
         self.assertRaises(Failed, fio.seconds, json.dumps({"jobs": [{"error": 5}]}))
+
+
+class PauseTest(TestCase):
+    def test_a_read_that_waits_at_the_end_of_a_pause_counts_from_there(self) -> None:
+        self.assertEqual(1.5, waited_after([[3.0, 0.1], [9.0, 2.5], [11.5, 9.0]], 10.0))
+        self.assertRaises(Failed, waited_after, [[3.0, 0.1]], 10.0)

@@ -102,3 +102,36 @@ class SilentServerTest(TestCase):
             self.assertFalse(self.silent(0))
         self.served[0].sendall(b"hello")
         self.assertEqual(b"hello", self.clients[0].recv(5))
+
+    def test_from_the_same_port_to_another_server_is_another_connection(self) -> None:
+        self.connect("127.0.0.1")
+        (_, port), local = self.servers[0], self.clients[0].getsockname()[1]
+        self.addCleanup(socket.create_server(("127.0.0.2", port)).close)
+        other = socket.socket()
+        self.addCleanup(other.close)
+        other.bind(("127.0.0.3", local))
+        other.connect(("127.0.0.2", port))
+        self.end(0)
+        self.assertRaises(ConnectionAbortedError, self.clients[0].recv, 1)
+        other.sendall(b"hello")
+
+    def test_a_connection_is_told_of(self) -> None:
+        self.connect("127.0.0.1")
+        with socket.create_server(("127.0.0.1", 0)) as idle:
+            try:
+                found = [tcpsockets.connected(*each) for each in (self.servers[0], idle.getsockname())]
+            except OSError as error:
+                self.skip_if_unable(error)
+                raise
+        self.assertEqual([True, False], found)
+
+
+class SilenceTest(TestCase):
+    """What the kernel tells of a connection (Linux: include/uapi/linux/tcp.h, struct tcp_info)."""
+
+    def test_is_two_sendings_and_so_long_without_an_answer(self) -> None:
+        def told(sendings: int, heard: int) -> bytes:
+            return bytes([1, 0, sendings]).ljust(56, b"\0") + struct.pack("=I", heard)
+
+        cases = ((2, 1000), (2, 999), (1, 5000))
+        self.assertEqual([True, False, False], [tcpsockets.silent(told(*case), 1.0) for case in cases])

@@ -12,7 +12,7 @@ from testtools import TestCase
 from tests.doubles.machine import MachineDouble
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
-from virtman.doctor import Examination, advice, examine, libvirt_trouble, libvirt_version, rows
+from virtman.doctor import Examination, advice, examine, libvirt_trouble, libvirt_version, rows, version_text
 from virtman.stackchoice import USERSPACE, Drivers
 
 NOT_KERNEL = ("root",)
@@ -88,9 +88,10 @@ class DoctorTest(TestCase):
     def test_an_old_libvirt_is_told_of_as_far_as_it_is_known(self) -> None:
         for libvirt, told in ((LIBVIRT_OF_DEBIAN_12, 1), ({"libvirt": "11.3.0"}, 0), ({}, 0)):
             found = replace(self.examine(), versions=libvirt)
-            self.assertEqual(told, len(found.outdated))
+            self.assertEqual((told, told), (len(found.outdated), len(found.as_json()["outdated"])))
 
     def test_libvirt_says_its_version(self) -> None:
+        self.assertEqual(["9.0.0", "11.3.12"], [version_text(number) for number in (9_000_000, 11_003_012)])
         self.assertRegex(libvirt_version(LIBVIRT)["libvirt"], r"^\d+\.\d+\.\d+$")
         self.assertEqual({}, libvirt_version(f"qemu+unix:///system?socket={self.state / 'nobody'}"))
 
