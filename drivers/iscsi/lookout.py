@@ -151,7 +151,10 @@ class Lookout:
         self._still = self._standstill.look([number for number, _ in users], counts(), time.monotonic())
         for number, each in users:
             if self._still.get(number, 0) >= STANDSTILL:
-                each.stands_still(number)
+                try:
+                    each.stands_still(number)
+                except OSError as error:  # it has no thread now, and is told again; others are not to wait for that
+                    log.warning("image %s: looking after a disk that stands still: %s", each.image, error)
 
 
 class Knocks:
