@@ -27,7 +27,10 @@ MAKE = "import random, sys; sys.stdout.buffer.write(random.Random(sys.argv[1]).r
 
 @functools.cache
 def services() -> Services:
-    """Volt with trees of fanout 1, so that host-1 is the parent of host-2, and the agents; they end with the guests."""
+    """Volt with trees of fanout 1, so that host-1 is the parent of host-2, and the agents; they end with the guests.
+
+    So files whose tests want guests without an agent have names that come before those of files with these.
+    """
     started = Services(cluster().machines, volt_settings=["VOLT_FANOUT=1"])
     started.start()
     changed_on_purpose()
