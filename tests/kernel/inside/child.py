@@ -40,7 +40,8 @@ def main(name: str, until: str, policy: str, *parents: str) -> None:
     logging.getLogger("drivers").addHandler(logging.handlers.QueueHandler(said))
 
     def note(_image: Image, parent: Parent) -> None:
-        lost.append(parent.host)
+        if until != "until-lost" or STRUCK.exists():
+            lost.append(parent.host)
 
     attach = IscsiAttach(Place(FOLDER, FOLDER, host=socket.gethostname(), path_policy=policy), lost=note)
     listed = [Parent(host, f"iscsi://{ip}:3260", SECRET) for host, _, ip in (word.partition("=") for word in parents)]
