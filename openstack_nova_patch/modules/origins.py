@@ -202,8 +202,9 @@ def _taken_back(agent: AgentClient, volume_id: str) -> bool:
 
 
 def _held(agent: AgentClient, volume_id: str) -> bool:
-    """Whether the agent has the device open, or will have."""
-    return any(stack.name == names.image_of(volume_id) for stack in agent.status().images)
+    """Whether the agent has the device open, or will have; not where it reads the base from another host."""
+    stacks = agent.status().images
+    return any(stack.name == names.image_of(volume_id) and stack.in_place is not None for stack in stacks)
 
 
 def _brick(connection: dict[str, Any]) -> Any:

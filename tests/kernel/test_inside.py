@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import os
 import queue
 import subprocess
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,8 @@ from lab.kernel.machine import Machine
 from lab.tools import CHECKOUT
 from tests.kernel.machines import FAILED_PATH, LOGS, changed_on_purpose, cluster
 from tests.kernel.selection import marked, selected
+
+WHOLE = os.environ.get("WHOLE", "")
 
 FILES = (
     "test_modules",
@@ -71,7 +74,7 @@ def run(machine: Machine, name: str) -> Result:
     data = f"/run/coverage.{name}"
     measured = ["python3", "-W", "error", "-m", "coverage", "run", "--source=drivers", f"--data-file={data}"]
     # No plugins of others: to import them takes seconds. Nothing is missing in a guest, so that a skip is a failure.
-    settings = ["PYTHONPATH=/opt/virtman", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", "CI=true"]
+    settings = ["PYTHONPATH=/opt/virtman", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", "CI=true", f"WHOLE={WHOLE}"]
     options = ["-q", "--durations=10", "-p", "no:cacheprovider", *marked]
     command = [*measured, "-m", "pytest", *options, f"kernel/inside/{name}.py"]
     try:

@@ -12,6 +12,7 @@ from lab.cluster import Cluster
 from tests.openstack.agreement import AgreeingTest
 from tests.openstack.cinder import nobody_listens
 from tests.patience import PATIENCE
+from tests.sweeps import some
 
 
 class AgentKilledTest(AgreeingTest):
@@ -43,8 +44,8 @@ class AgentKilledTest(AgreeingTest):
         return list(dict.fromkeys(self.steps()[before:]))
 
     def killed_at(self, steps: list[str], act: Callable[[], object]) -> Iterator[str]:
-        """An act for each step, at which the agent is killed; it starts again, and all repair."""
-        for step in steps:
+        """An act for steps, at which the agent is killed; it starts again, and all repair."""
+        for step in some(steps):
             (self.orders / f"{self.node}.kill").write_text(step)
             act()
             self.cluster.kill_agent(1)

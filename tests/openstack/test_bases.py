@@ -120,6 +120,19 @@ class BaseTest(ComputesTest):
         self.nothing_is_left()
         self.assertEqual(self.content, self.file.read_bytes())
 
+    def test_a_host_lets_go_of_a_base_that_it_reads_from_another_host_by_now(self) -> None:
+        from nova.virtman.notes import Note
+
+        origin, node = self.cluster.names
+        for each in (origin, node):
+            self.boot(availability_zone=f"nova:{each}")
+        kept = Note(origin, "bases", self.volume).read()
+        assert kept is not None
+        Note(node, "bases", self.volume).write({**kept, "attachment": str(uuid.uuid4())})
+        self.upkeep(node)
+        self.assertEqual([origin], [path.parent.parent.name for path in self.notes()])
+        self.assertEqual([self.image()] * 2, self.stacks())
+
     def test_what_was_killed_while_it_attached_a_base_is_forgotten(self) -> None:
         from nova.virtman import origins
 

@@ -115,6 +115,10 @@ class HostProcess:
             raise AssertionError(f"agent {self.name} ended: {self._log.read_text()[-2000:]}")
         return listens(self.run / "agent.sock")
 
+    def said(self) -> str:
+        """The agent's log."""
+        return self._log.read_text()
+
     def client(self) -> AgentClient:
         """A client of the agent."""
         client = AgentClient(self.run / "agent.sock", timeout=PATIENCE)

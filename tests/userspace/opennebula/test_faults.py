@@ -11,6 +11,7 @@ from collections.abc import Callable
 from testtools.matchers import HasLength
 
 from lab.opennebula import Answer, Fate, Image, Vm
+from tests.sweeps import numbers
 from tests.userspace.opennebula.cloud import BASE, IMAGES, SYSTEM, CloudTestCase
 
 Action = Callable[[], Answer]
@@ -27,8 +28,10 @@ class FaultsTest(CloudTestCase):
 
         ``back``: as it was before the action. ``clear``: what comes between a failure and the next try.
         """
-        number = 1
-        while (failed := self._hit(Fate.FAIL, number, act)) is not None:
+        for number in numbers():
+            failed = self._hit(Fate.FAIL, number, act)
+            if failed is None:
+                break
             if not failed.ok:
                 self.ok(clear())
                 cut = self._hit(Fate.CUT, number, again)
@@ -41,7 +44,6 @@ class FaultsTest(CloudTestCase):
                 self.ok(again())
             check()
             self.ok(back())
-            number += 1
         self.assertGreater(number, 1, "no call was hit")
         check()
         self.ok(back())

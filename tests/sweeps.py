@@ -1,0 +1,28 @@
+"""How much a run does of tests that go on at each step of something: that kill an agent there, say, or fail a call.
+
+The long ones are most of the time of a run. ``make test`` goes through them in strides, ``make test-whole`` step by
+step; unit tests cut each step off, with doubles, in any case. Guests of the kernel lab import this, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+STRIDE = 1 if os.environ.get("WHOLE") else 3
+"""Of so many steps one is taken."""
+
+
+def numbers() -> Iterator[int]:
+    """The numbers of the steps to take, from 1, where it shows only then how many there are."""
+    return itertools.count(1, STRIDE)
+
+
+def some(steps: Sequence[T]) -> list[T]:
+    """The steps to take, the first and the last among them."""
+    taken = {*range(0, len(steps), STRIDE), len(steps) - 1} if steps else set()
+    return [steps[number] for number in sorted(taken)]
