@@ -130,6 +130,17 @@ class Machine:
             return False
         return True
 
+    @property
+    def lvm_filter(self) -> str | None:
+        """Which devices LVM looks at by its settings (lvm.conf(5), global_filter); None where it is not installed."""
+        lvmconfig = _which("lvmconfig")
+        if lvmconfig is None:
+            return None
+        try:
+            return run([lvmconfig, "devices/global_filter"]).stdout
+        except DriverError:  # nothing is set, or the settings cannot be read
+            return ""
+
     def has_node(self, node: Node) -> bool:
         """Whether the path is there, and something is mounted on it if that is asked for."""
         return node.path.is_mount() if node.mount else node.path.exists()

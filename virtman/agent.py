@@ -175,7 +175,9 @@ class Agent:
         if running and not force:
             raise HypervisorError(f"these VMs run, or may: {', '.join(running)}; stop them first, or use --force")
         self._upkeep.stopped = True
-        raise_all(side_by_side([partial(self._stacks.suspend, record.name) for record in self._stacks.records()]))
+        records = self._stacks.records()
+        raise_all(side_by_side([partial(self._stacks.suspend, record.name) for record in records]))
+        log.info("all images are suspended: %s", ", ".join(record.name for record in records) or "there are none")
 
     def _tell_volt(self) -> HeartbeatAnswer:
         return self._volt.heartbeat(self._upkeep.reports(), self._upkeep.kept(), self._upkeep.needed())

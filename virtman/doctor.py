@@ -21,12 +21,15 @@ NEWER = (
 )
 """What an older version lacks, and since when it is there for certain: docs/operations.md, Debian 12 and 13."""
 
+OURS_FOR_LVM = ("^/dev/mapper/virtman-", "^/dev/virtman/")
+"""What LVM has to leave alone: deploy/lvm/lvmlocal.conf."""
+
 
 @dataclass(frozen=True)
 class Examination:
     """``drivers`` are those that the agent would use with this ``stack``; ``reports`` are by stack.
 
-    ``versions``: of the kernel and of libvirt, as far as they are known.
+    ``versions``: of the kernel and of libvirt, as far as they are known. ``lvm``: which devices LVM looks at.
     """
 
     stack: str
@@ -37,6 +40,16 @@ class Examination:
     libvirt: str
     libvirt_trouble: str | None
     versions: dict[str, str]
+    lvm: str | None
+
+    @property
+    def lvm_trouble(self) -> str | None:
+        """What is wrong with LVM's settings, where the kernel stack may run: ``lvm`` is None where there is no LVM."""
+        if "kernel" not in self.reports or self.lvm is None or all(pattern in self.lvm for pattern in OURS_FOR_LVM):
+            return None
+        return (
+            "LVM looks at VirtMan's devices and hangs with them: deploy/lvm/lvmlocal.conf has what global_filter needs"
+        )
 
     @property
     def outdated(self) -> list[str]:
@@ -83,6 +96,7 @@ class Examination:
             "libvirt": {"uri": self.libvirt, "trouble": self.libvirt_trouble},
             "versions": self.versions,
             "outdated": self.outdated,
+            "lvm": {"trouble": self.lvm_trouble},
         }
 
 
@@ -102,7 +116,9 @@ def examine(stack: str, state: Path, address: str, libvirt: str, machine: Machin
     reports = {name: inspect(four, machine, address) for name, four in wanted.items()}
     accel = known_accel(state / "accel.json")
     versions = {LINUX: machine.kernel, **libvirt_version(libvirt)}
-    return Examination(stack, drivers, reason, reports, accel, libvirt, libvirt_trouble(libvirt), versions)
+    return Examination(
+        stack, drivers, reason, reports, accel, libvirt, libvirt_trouble(libvirt), versions, machine.lvm_filter
+    )
 
 
 def libvirt_trouble(uri: str) -> str | None:
@@ -149,6 +165,8 @@ def advice(examination: Examination) -> Iterator[str]:
         yield f"to install what is missing: {examination.install}"
     for remedy in examination.remedies:
         yield f"to do: {remedy}"
+    if examination.lvm_trouble:
+        yield f"to do: {examination.lvm_trouble}"
     yield from examination.outdated
     accel = examination.accel
     yield f"VMs run with {accel.accel}: {accel.reason}" if accel else "KVM is not proven yet; see: virtman accel"

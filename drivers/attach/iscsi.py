@@ -19,15 +19,15 @@ Host and parent prove themselves to each other by CHAP (drivers/iscsi).
 from __future__ import annotations
 
 import logging
-import math
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
+from drivers.attach.hangs import Hangs
 from drivers.attach.routes import Routes, origin_file
 from drivers.base import FAILOVER, Device, Existing, Image, LostParent, Opened, Parent, PathState, PathStatus, Place
 from drivers.door import door
@@ -48,18 +48,17 @@ log = logging.getLogger(__name__)
 _MAP = "virtman-attach-"
 _HOLDS, _FAILS = "queue_if_no_path", "fail_if_no_path"
 """What a multipath map does with requests that it has no path for (Linux: drivers/md/dm-mpath.c)."""
-_FIRST_RETRY, _LAST_RETRY = 0.2, 1.0
-_WATCH_INTERVAL, _CALM_INTERVAL = 1.0, 30.0
-"""Seconds between two looks of an image that waits for something, and of one that does not."""
+_FIRST_RETRY, _LAST_RETRY, _LATE_RETRY = 0.2, 1.0, 10.0
+_SOON = 60.0
+"""Seconds after which a parent that is awaited is tried less often: with many images that adds up."""
+_WATCH_INTERVAL, _LATE_INTERVAL, _CALM_INTERVAL = 1.0, 10.0, 30.0
+"""Seconds between two looks of an image that waits for something, at first and at last, and of one that does not."""
 
 _SILENCE, _HANG = STANDSTILL, 1.25
 """Seconds without an answer to a read until a parent is doubted: one that acknowledges nothing, and one that does."""
 
 _OTHER_LIMIT = 2.0
 """Seconds for which another parent may take to answer a read, to be the better one."""
-
-REST = 60.0
-"""Seconds for which a parent that hung comes behind all others: it may still answer what it has, and hang again."""
 
 _DOUBT_INTERVAL = 0.25
 
@@ -79,7 +78,7 @@ class IscsiAttach:
 
     needs = Needs(
         tools=(Tool("iscsiadm", "open-iscsi"), Tool("iscsid", "open-iscsi"), DMSETUP, MODPROBE, UDEVADM),
-        modules=("iscsi_tcp", "dm_multipath", "dm_service_time", "dm_round_robin", "dm_queue_length"),
+        modules=("iscsi_tcp", "dm_multipath", "dm_service_time", "dm_round_robin", "dm_queue_length", "tcp_diag"),
         nodes=(DEVICE_MAPPER,),
         root=True,
     )
@@ -134,9 +133,8 @@ class IscsiAttach:
         for number in devmapper.numbers_in(devmapper.table(name)):
             devmapper.message(name, f"fail_path {number}")  # what one parent gives back is not for the next one
         # A parent that waits for its own answers pings but no reads. SCSI takes a minute to give up on it.
-        for session in sessions().values():
-            if image_of(session.target.name) == image:
-                _cut(session)
+        for session in sessions(image).values():
+            _cut(session)
 
     def disconnect(self, image: str) -> None:
         """Remove the map and all sessions and records of the image's parents. What reads from it is gone by now.
@@ -219,13 +217,10 @@ class _Route:
         self._loaded: list[str] | None = []
         """The numbers in the map; None while it may have others than the list of parents wants."""
         self._up: set[Target] = set()
-        self._rests: dict[Target, float] = {}
-        """Parents that hung, and until when they come behind the others."""
-        self._heirs: dict[Target, tuple[int, float]] = {}
-        """Parents that took over from one that hung, how many reads they had answered by then, and until when that
-        matters."""
+        self._hangs: Hangs[Target] = Hangs()
         self._disks: dict[str, Target] = {}
-        """Whose disks are in the map, by their numbers. Not changed, but made anew."""
+        """Whose disks are in the map, or are until its paths have changed, by their numbers. Not changed, but made
+        anew."""
         self._settled = False
         """Whether nothing is waited for."""
         self._seen: tuple[Parent, ...] = ()
@@ -240,6 +235,8 @@ class _Route:
             self._find_paths()
         self._show()
         self._woken = threading.Event()
+        self._news = threading.Event()
+        """Set when something has happened, and replaced by another one."""
         self._thread = Watch(f"parents-of-{image.name}", self._watch, self._stopped)
 
     def start(self) -> None:
@@ -255,7 +252,7 @@ class _Route:
         if _HOLDS not in table:  # it was abandoned
             devmapper.message(self.map, _HOLDS)
             devmapper.reinstate(self.map, self._loaded)
-        there = sessions()
+        there = sessions(self._image.name)
         numbers = {target: number_of(there.get(target), self._image) for target in self._targets.values()}
         self._up = {target for target, number in numbers.items() if number in self._loaded}
 
@@ -282,13 +279,13 @@ class _Route:
         """What others see of the parents is what is known now. Called with the lock held."""
         self._seen = tuple(self._targets)
         parents = {target: parent for parent, target in self._targets.items()}
-        self._usable = [parents[target] for target in self._in_order(parents) if target in self._up]
+        self._usable = [parents[target] for target in self._hangs.in_order(parents) if target in self._up]
 
     def close(self) -> None:
         """Stop watching; map and sessions stay. Not to be called from the LostParent callback."""
         self._lookout.remove(self)
         self._stopped.set()
-        self._woken.set()
+        self.wake()
         with self._hiring:
             threads = [self._thread, *self._workers.values()]
         for thread in threads:
@@ -303,18 +300,21 @@ class _Route:
         return self._disks.keys()
 
     def wake(self) -> None:
-        """Have the paths looked at."""
+        """Have the paths looked at, and parents tried at once whose sessions are not well."""
         self._woken.set()
+        news, self._news = self._news, threading.Event()
+        news.set()
 
     def stands_still(self, number: str) -> None:
-        """Have a parent doubted, unless it is, or its path is being left."""
+        """Have a parent doubted, unless it is."""
         target = self._disks.get(number)
-        if target is not None and target in self._up:
+        if target is not None:
             self._work(target, self._doubt)
 
     # The watching thread
 
     def _watch(self) -> None:
+        pause = _WATCH_INTERVAL
         while not self._stopped.is_set():
             self._woken.clear()
             try:
@@ -323,12 +323,15 @@ class _Route:
                 self._settled = False
                 log.warning("image %s: looking after its paths: %s", self._image.name, error)
             self._tell()
-            self._woken.wait(_CALM_INTERVAL if self._settled else _WATCH_INTERVAL)
+            if self._woken.wait(_CALM_INTERVAL if self._settled else pause) or self._head_start > 0:
+                pause = _WATCH_INTERVAL
+            else:
+                pause = min(2 * pause, _LATE_INTERVAL)
 
     def _look(self) -> None:
         """Make the map's paths the usable parents, have the others brought up, and note those just lost."""
         with self._lock:
-            there, failed = sessions(), self._failed()
+            there, failed = sessions(self._image.name), self._failed()
             disks: dict[Target, str] = {}
             first = next(iter(self._targets.values()))
             first_only = self._has_head_start(first)
@@ -346,17 +349,14 @@ class _Route:
             wanted = set(self._targets.values())
             self._up &= wanted
             self._show()
-            self._disks = {number: target for target, number in disks.items()}
-            self._load([disks[target] for target in self._in_order(disks)])
-            left = {target for target in there.keys() - wanted if image_of(target.name) == self._image.name}
+            numbers = {number: target for target, number in disks.items()}
+            self._disks = {**self._disks, **numbers}  # the load waits for reads by all of them, and one may hang
+            self._load([disks[target] for target in self._hangs.in_order(disks)])
+            self._disks = numbers
+            left = there.keys() - wanted
             for target in left:
                 self._work(target, self._let_go)
             self._settled = self._up == wanted and not left
-
-    def _in_order(self, targets: Iterable[Target]) -> list[Target]:
-        """First those that did not hang lately."""
-        now = time.monotonic()
-        return sorted(targets, key=lambda target: self._rests.get(target, 0) > now)
 
     def _has_head_start(self, first: Target) -> bool:
         """Whether the other parents are not logged in to yet."""
@@ -406,8 +406,11 @@ class _Route:
 
     def _bring_up(self, target: Target) -> None:
         """Log in and wait for the disk, with a bounded back-off, while the parent is wanted."""
-        pause, said = _FIRST_RETRY, ""
-        while not self._stopped.is_set() and (wanted := self._wanted(target)) is not None:
+        began, pause, said = time.monotonic(), _FIRST_RETRY, ""
+        while True:
+            news = self._news  # before what it may tell of
+            if self._stopped.is_set() or (wanted := self._wanted(target)) is None:
+                return
             trouble = self._try(wanted)
             if not trouble:
                 with self._lock:
@@ -420,8 +423,9 @@ class _Route:
             if trouble != said:
                 log.info("image %s: waiting for %s: %s", self._image.name, target.name, trouble)
             said = trouble
-            self._stopped.wait(pause)
-            pause = min(2 * pause, _LAST_RETRY)
+            # Without a session nothing tells when it is time again.
+            (news if target in sessions(self._image.name) else self._stopped).wait(pause)
+            pause = min(2 * pause, _LAST_RETRY if time.monotonic() - began < _SOON else _LATE_RETRY)
 
     def _wanted(self, target: Target) -> Target | None:
         """The target as the list of parents has it now: its secret may be another one. None: it is not in the list."""
@@ -431,10 +435,10 @@ class _Route:
     def _try(self, target: Target) -> str:
         """What keeps the parent from being usable; nothing if it is."""
         try:
-            session = sessions().get(target)
+            session = sessions(self._image.name).get(target)
             if session is None:
                 log_in(target, self._initiator)
-                session = sessions().get(target)
+                session = sessions(self._image.name).get(target)
             if session is None or not session.logged_in:
                 return self._not_logged_in(target)
             session.fail_fast()
@@ -465,11 +469,18 @@ class _Route:
         return "its secret is another one than that of the session: it begins anew"
 
     def _doubt(self, target: Target) -> None:
-        """Leave a parent that does not answer reads as soon as that is better than to wait for it."""
+        """Leave a parent that does not answer reads as soon as that is better than to wait for it.
+
+        One that is no path any more is left at once: only the change of the map's paths waits for its reads.
+        """
         said = False
         while not self._stopped.is_set() and self._stands_still(target, _SILENCE):
+            if target not in self._up:
+                log.warning("image %s: %s does not answer, and is wanted no more", self._image.name, target.portal)
+                self._leave(target)
+                return
             silent = self._is_silent(target)
-            if silent or (self._stands_still(target, _HANG) and not self._heir_of_a_hang(target)):
+            if silent or self._stands_still(target, _HANG):
                 trouble = "is silent" if silent else "hangs"
                 if self._leave_if_better(target, trouble, silent=silent):
                     return
@@ -480,27 +491,19 @@ class _Route:
 
     def _leave_if_better(self, target: Target, trouble: str, *, silent: bool) -> bool:
         """Whether it was left: another one answers a read while it does not, or it is reached by a new connection."""
-        better = self._other_that_answers(target)
+        better = self._other_that_answers(target, silent=silent)
         if better is not None and self._stands_still(target, _SILENCE):
             log.warning("image %s: %s %s, and %s answers", self._image.name, target.portal, trouble, better.portal)
             if not silent:
-                self._heirs[better] = self._reads(better), time.monotonic() + REST
-            self._leave(target, 0 if silent else REST)
+                self._hangs.note(target)
+                self._hangs.note_heir(better, self._reads(better))
+            self._leave(target)
             return True
         if silent and self._can_be_reached(target):
             log.warning("image %s: %s was silent, and is reached again", self._image.name, target.portal)
-            self._leave(target, 0)
+            self._leave(target)
             return True
         return False
-
-    def _heir_of_a_hang(self, target: Target) -> bool:
-        """Whether it has answered nothing since it took over from a parent that hung, in the last minute.
-
-        Then both lack the same range, which all may wait for, as when the origin hangs: to leave one after the other
-        would end all sessions.
-        """
-        reads, until = self._heirs.get(target, (0, -math.inf))
-        return time.monotonic() < until and self._reads(target) <= reads
 
     def _reads(self, target: Target) -> int:
         """How many reads of a parent's disk have come back."""
@@ -508,18 +511,16 @@ class _Route:
         return sum(found[number].reads for number, other in self._disks.items() if other == target and number in found)
 
     def _stands_still(self, target: Target, seconds: float) -> bool:
-        """Whether none of its reads has come back for so long, as long as it is a path."""
+        """Whether none of the reads of its disk has come back for so long."""
         numbers = [number for number, other in self._disks.items() if other == target]
-        return target in self._up and bool(self._lookout.stand_still(numbers, seconds))
+        return bool(self._lookout.stand_still(numbers, seconds))
 
-    def _other_that_answers(self, target: Target) -> Target | None:
-        """Another parent in the map that answers a read now."""
-        for number, other in self._disks.items():
-            if other != target and not self._stands_still(other, _SILENCE):
-                disk = Path("/sys/dev/block", number).resolve()
-                if answers(disk, _OTHER_LIMIT):
-                    return other
-        return None
+    def _other_that_answers(self, target: Target, *, silent: bool) -> Target | None:
+        """Another parent in the map that answers a read now, and for which this one may be left."""
+        up = set(self._up) - {target}
+        others = up if silent else self._hangs.successors(target, up, self._reads)
+        get_on = [other for other in others if not self._stands_still(other, _SILENCE)]
+        return _first_that_answers({number: other for number, other in self._disks.items() if other in get_on})
 
     def _can_be_reached(self, target: Target) -> bool:
         """Whether a silent parent takes new connections, and is silent still after a while, another on each host."""
@@ -541,22 +542,40 @@ class _Route:
         number = next((number for number, other in self._disks.items() if other == target), None)
         return None if number is None else link_of(Path("/sys/dev/block", number), target)
 
-    def _leave(self, target: Target, rest: float) -> None:
+    def _leave(self, target: Target) -> None:
         """End its connection, so that the map sends its requests by another path at once."""
-        self._rests[target] = time.monotonic() + rest
         try:
             if (link := self._link(target)) is not None:
                 tcpsockets.end(link)
-        except OSError as error:
+        except OSError as error:  # a kernel that cannot
             log.warning("image %s: ending the connection to %s: %s", self._image.name, target.portal, error)
+            self._log_out(target)
 
     def _let_go(self, target: Target) -> None:
-        if self._wanted(target) is not None:
-            return  # again
+        if self._wanted(target) is None:  # else it is again
+            self._log_out(target)
+
+    def _log_out(self, target: Target) -> None:
         try:
             log_out(target)
         except (DriverError, OSError) as error:  # the next look begins anew
             log.warning("image %s: leaving %s: %s", self._image.name, target.name, error)
+
+
+def _first_that_answers(disks: Mapping[str, Target]) -> Target | None:
+    """Which of the disks with these numbers answers a read first. None hides another: all are asked side by side.
+
+    Reads that are not awaited any more are left to their threads, which end after _OTHER_LIMIT.
+    """
+    pool = ThreadPoolExecutor(max(1, len(disks)), thread_name_prefix="asking-parents")
+    try:
+        asked = {
+            pool.submit(answers, Path("/sys/dev/block", number).resolve(), _OTHER_LIMIT): target
+            for number, target in disks.items()
+        }
+        return next((asked[answer] for answer in as_completed(asked) if answer.result()), None)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _targets(image: Image, parents: Sequence[Parent]) -> dict[Parent, Target]:

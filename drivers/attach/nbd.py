@@ -18,10 +18,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
+from drivers.attach.hangs import Hangs
 from drivers.attach.routes import Routes, origin_file
 from drivers.base import Device, Endpoint, Existing, Image, LostParent, Opened, Parent, PathState, PathStatus, Place
 from drivers.door import door
@@ -166,6 +168,7 @@ class _Route:
         self._sockets = _sockets(image, parents)
         self._lock = threading.Lock()
         self._revision = 0  # counts the lists of parents
+        self._hangs: Hangs[Parent] = Hangs()
         self._alive = True
         self._generation = max(self._generations(), default=0)
         self._parent = self._resume() or _first_listening(self._sockets) or parents[0]
@@ -193,7 +196,7 @@ class _Route:
             if list(sockets) == list(self._sockets) and len(self._held) < 2:
                 return False
             kept = self._parent if self._parent in sockets else parents[0]
-            parent = _first_listening(sockets) or kept
+            parent = _first_listening({each: sockets[each] for each in self._hangs.in_order(sockets)}) or kept
             moved = self._move(parent, sockets[parent])
             self._sockets = sockets  # only now: a move that fails is tried again with the same list
             self._revision += 1
@@ -269,6 +272,8 @@ class _Route:
                 self._hold(parent, path)
             except (NotServing, ProtocolViolated) as error:
                 log.warning("image %s: parent %s lost: %s", self._image.name, parent.host, error)
+                if isinstance(error, _Hangs):
+                    self._hangs.note(parent)
                 self._fail_over(parent, path, error.better if isinstance(error, _Hangs) else None)
 
     def _hold(self, parent: Parent, path: Path) -> None:
@@ -297,7 +302,7 @@ class _Route:
         while (news := self._await(connection, parent, limit)) is _News.NONE:
             with self._lock:
                 others = {other: path for other, path in self._sockets.items() if other != parent}
-            better = self._first_serving(others, answering=True)
+            better = self._first_answering(others)
             if better is not None and self._await(connection, parent, 0) is _News.NONE:
                 raise _Hangs(trouble, better)
             if better is None and not said:
@@ -343,8 +348,9 @@ class _Route:
             held = nbdprobe.listens(path)
             self._held = self._held | {lost} if held else self._held - {lost}
         others = {parent: other for parent, other in sockets.items() if parent != lost}
+        awake = {parent: other for parent, other in others.items() if not self._hangs.rests(parent)}
         again = {lost: path} if held else {}
-        found = better or self._first_serving(again) or self._first_serving(others)
+        found = better or self._first_serving(again) or self._first_serving(awake) or self._first_serving(others)
         if found is not None:
             self._settle(found, revision)
         if found != lost:
@@ -395,11 +401,30 @@ class _Route:
         poller.poll(seconds * 1000)
         self._drain_wake()
 
-    def _first_serving(self, sockets: Mapping[Parent, Path], *, answering: bool = False) -> Parent | None:
-        """The first parent that serves the image; waits up to ``greeting_wait`` seconds for any of them to greet.
+    def _first_answering(self, sockets: Mapping[Parent, Path]) -> Parent | None:
+        """The first parent that answers a read now, which one that waits for its own parents may not.
 
-        ``answering``: only one that answers a read now, which one that waits for its own parents may not.
+        All are asked side by side, so that none hides another; those whose answer is not awaited any more are left to
+        their threads, which end with the sockets' time-outs.
         """
+        pool = ThreadPoolExecutor(max(1, len(sockets)), thread_name_prefix=f"asking-for-{self._image.name}")
+        try:
+            asked = {pool.submit(self._answers, parent, path): parent for parent, path in sockets.items()}
+            return next((asked[answer] for answer in as_completed(asked) if answer.result()), None)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _answers(self, parent: Parent, path: Path) -> bool:
+        try:
+            with nbdprobe.knock(path) as sock, self._client(path, sock) as client:
+                client.read(0, _PING_LENGTH)
+        except (NotServing, ProtocolViolated) as error:
+            log.info("image %s: parent %s does not serve it: %s", self._image.name, parent.host, error)
+            return False
+        return True
+
+    def _first_serving(self, sockets: Mapping[Parent, Path]) -> Parent | None:
+        """The first parent that serves the image; waits up to ``greeting_wait`` seconds for any of them to greet."""
         with contextlib.ExitStack() as stack:
             waiting: dict[Parent, socket.socket] = {}
             for parent, path in sockets.items():
@@ -413,9 +438,7 @@ class _Route:
                 ready = [fd for fd, _ in poller.poll(left * 1000)]
                 for parent in [parent for parent, sock in waiting.items() if sock.fileno() in ready]:
                     try:
-                        with self._client(sockets[parent], waiting.pop(parent)) as client:
-                            if answering:
-                                client.read(0, _PING_LENGTH)
+                        self._client(sockets[parent], waiting.pop(parent)).close()
                     except (NotServing, ProtocolViolated) as error:
                         log.info("image %s: parent %s does not serve it: %s", self._image.name, parent.host, error)
                     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
-"""Seconds before a thread that died begins again: twice as long after each death."""
+"""Seconds before a thread that died begins again: twice as long after each death, unless it lived longer than that."""
 
 _all: weakref.WeakSet[Watch] = weakref.WeakSet()
 _guard = threading.Lock()
@@ -73,11 +74,12 @@ class Watch:
     def _run(self) -> None:
         pause = FIRST_PAUSE
         while not self._stopped.is_set():
-            self._running = True
+            self._running, began = True, time.monotonic()
             try:
                 return self._act()
             except Exception as error:
                 self._times, self._error, self._running = self._times + 1, repr(error), False
+                pause = FIRST_PAUSE if time.monotonic() - began > LONGEST_PAUSE else pause
                 log.exception("thread %s died; it begins again in %.1f s", self.name, pause)
             self._stopped.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -11,7 +11,7 @@ from pathlib import Path
 from drivers.errors import CommandFailed
 from drivers.host.command import run
 from drivers.iscsi import records
-from drivers.iscsi.names import DISK
+from drivers.iscsi.names import DISK, image_of
 from drivers.iscsi.records import Target
 from drivers.kernel import tcpsockets
 from drivers.kernel.tcpsockets import Link
@@ -67,17 +67,37 @@ class Session:
         Path(f"/sys/class/scsi_host/{host}/scan").write_text(f"0 0 {DISK}")
 
 
-def sessions() -> dict[Target, Session]:
-    """All sessions of this host."""
+_names: dict[str, str] = {}
+"""The targets' names of this host's sessions, by their folders: no session has the number of an earlier one (Linux:
+drivers/scsi/scsi_transport_iscsi.c, iscsi_session_nr)."""
+
+
+def sessions(image: str | None = None) -> dict[Target, Session]:
+    """All sessions of this host, or those with an image's parents."""
     found = {}
-    for folder in CLASS.glob("*"):
+    for folder in _folders():
         with contextlib.suppress(OSError, ValueError, StopIteration):  # it may be coming or going
-            connection = next(folder.glob("device/connection*/iscsi_connection/*"))
-            ip, port = word(connection / "persistent_address"), int(word(connection / "persistent_port"))
-            target = Target(word(folder / "targetname"), ip, port)
-            number = int(folder.name.removeprefix("session"))
-            found[target] = Session(number, target, word(folder / "state") == "LOGGED_IN", folder / "device")
+            name = _names.get(folder.name) or _names.setdefault(folder.name, word(folder / "targetname"))
+            if image is None or image_of(name) == image:
+                session = _session(folder, name)
+                found[session.target] = session
     return found
+
+
+def _folders() -> list[Path]:
+    """Those of all sessions. What is known of others is forgotten."""
+    there = list(CLASS.iterdir()) if CLASS.exists() else []  # it is not there before the module is
+    for gone in _names.keys() - {folder.name for folder in there}:
+        _names.pop(gone, None)
+    return there
+
+
+def _session(folder: Path, name: str) -> Session:
+    """Raises OSError, ValueError, StopIteration: it has no connection yet, or none any more."""
+    connection = next(folder.glob("device/connection*/iscsi_connection/*"))
+    target = Target(name, word(connection / "persistent_address"), int(word(connection / "persistent_port")))
+    number = int(folder.name.removeprefix("session"))
+    return Session(number, target, word(folder / "state") == "LOGGED_IN", folder / "device")
 
 
 def link_of(disk: Path, target: Target) -> Link | None:
@@ -105,7 +125,7 @@ def log_in(target: Target, initiator: str) -> None:
 
 def log_out(target: Target) -> None:
     """End the session, if there is one, and remove the record. Raises DriverError, OSError."""
-    session = sessions().get(target)
+    session = sessions(image_of(target.name)).get(target)
     if session is not None:
         _told(["iscsiadm", "--mode", "session", "--sid", str(session.number), "--logout"], _NO_SESSION, _NO_RECORDS)
     records.remove(target)

@@ -11,11 +11,17 @@ class MachineDouble(Machine):
     """Has everything but what is named in ``without``: tools, modules, libraries, paths, or root."""
 
     def __init__(
-        self, *, without: Collection[str] = (), debian_python: bool = True, kernel: str = "6.12.1-amd64"
-    ) -> None:
+        self, *, without: Collection[str] = (), debian_python: bool = True, kernel: str = "6.12.1-amd64",
+        lvm_filter: str | None = None,
+    ) -> None:  # fmt: skip
         self._without = without
         self._debian_python = debian_python
         self._kernel = kernel
+        self._lvm_filter = lvm_filter
+
+    @property
+    def lvm_filter(self) -> str | None:
+        return self._lvm_filter
 
     @property
     def kernel(self) -> str:

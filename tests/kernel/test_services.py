@@ -79,3 +79,9 @@ class ServicesTest(KernelCase):
     def test_the_doctor_misses_nothing_for_the_kernel_stack(self) -> None:
         answer = self.virtman("doctor", "--stack", "kernel", "--address", self.host.address)
         self.assertEqual([[]] * 4, [report["missing"] for report in answer["stacks"]["kernel"]])
+        self.assertIs(None, answer["lvm"]["trouble"])
+        filtered = "/etc/lvm/lvmlocal.conf"
+        self.host.run(["mv", filtered, f"{filtered}.away"])
+        self.addCleanup(self.host.run, ["mv", f"{filtered}.away", filtered])
+        answer = self.virtman("doctor", "--stack", "kernel", "--address", self.host.address)
+        self.assertIn("LVM looks at VirtMan's devices", answer["lvm"]["trouble"])

@@ -307,6 +307,8 @@ class CrashTest(KillCase):
         host.wait_up()
         said = host.run(["journalctl", "--boot=-1", "--unit=virtman-disks.service", "--no-pager"])
         self.assertIn("virtman-disks.service: Deactivated successfully.", said)
+        said = host.run(["journalctl", "--boot=-1", "--unit=virtman-agent.service", "--no-pager"])
+        self.assertIn("all images are suspended: image", said)
         services().start_agent(host)
         self.wait_until(host, "virtman list")
 

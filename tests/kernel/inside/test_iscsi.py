@@ -360,14 +360,32 @@ class IscsiTest(IscsiCase):
         self.assertEqual(self.content, self.read(path))
         self.assertEqual([], self.lost)
 
-    def test_a_parent_that_is_withdrawn_while_it_waits_for_its_own_parents_is_no_error(self) -> None:
+    def second_while_the_first_waits_for_its_own_parents(self) -> tuple[Parent, Path]:
+        """Two parents, of which the first answers no read from now on. Returns the other, and what reads by them."""
         self.publish()
         file = self.folder / "image"
         good = rtslib_fb.FileIOStorageObject(f"{MODEL}good", dev=str(file), size=SIZE, wwn=serial_of(self.image))
-        path = self.attach.connect(self.image, [self.parent, self.parent_with(self.made(good))]).path
+        second = self.parent_with(self.made(good))
+        path = self.attach.connect(self.image, [self.parent, second]).path
         assert path is not None
         wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
         self.export.publish(self.image, Device(SIZE, self.without_parents()))
+        return second, path
+
+    def test_a_parent_that_hangs_and_is_wanted_no_more_is_not_waited_for(self) -> None:
+        second, path = self.second_while_the_first_waits_for_its_own_parents()
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(self.read, path)
+            try:
+                wait_until(self.reads_wait)
+                self.attach.update(self.image, [second])
+                self.assertEqual(self.content, reading.result(PATIENCE))
+            finally:
+                self.let_all_go()
+        self.assertEqual([PathState.ACTIVE], self.states())
+
+    def test_a_parent_that_is_withdrawn_while_it_waits_for_its_own_parents_is_no_error(self) -> None:
+        _, path = self.second_while_the_first_waits_for_its_own_parents()
         with ThreadPoolExecutor() as pool:
             reading = pool.submit(self.read, path)
             try:

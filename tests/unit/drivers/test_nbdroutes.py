@@ -68,8 +68,27 @@ class StillSlower(AnsweringServer):
         answered.wait(PATIENCE)
 
 
+class Hanging(HoldingServer):
+    """Says when it was asked for a read, which it does not answer."""
+
+    def _negotiate(self, client: socket.socket) -> None:
+        super()._negotiate(client)
+        client.settimeout(None)
+        client.recv(_REQUEST.size, socket.MSG_WAITALL)
+        asked.set()
+
+
+class Late(AnsweringServer):
+    """Greets when the hanging one has been asked."""
+
+    def _negotiate(self, client: socket.socket) -> None:
+        asked.wait(PATIENCE)
+        asked.clear()
+        super()._negotiate(client)
+
+
 class RouteCase(TestCase):
-    """A host with two parents."""
+    """A host with some parents."""
 
     kinds: tuple[type[HoldingServer], ...] = (HoldingServer, HoldingServer)
 
@@ -81,8 +100,10 @@ class RouteCase(TestCase):
         place = Place(self.folder, self.folder, host="here", address="")
         self.attach = NbdAttach(place, lost=lambda _image, parent: self.lost.append(parent.host))
         self.addCleanup(self.attach.close)
-        self.parents = [Parent(host, f"unix://{self.folder}/{host}", "") for host in ("a", "b")]
-        self.a, self.b = (self.serve(*each) for each in zip(self.parents, self.kinds, strict=True))
+        asked.clear()
+        answered.clear()
+        self.parents = [Parent(host, f"unix://{self.folder}/{host}", "") for host in "abc"[: len(self.kinds)]]
+        self.a, self.b, *_ = [self.serve(*each) for each in zip(self.parents, self.kinds, strict=True)]
         self.attach.connect(IMAGE, self.parents)
 
     def serve(self, parent: Parent, kind: type[HoldingServer] = HoldingServer) -> ExitStack:
@@ -135,13 +156,29 @@ class FailOverTest(RouteCase):
 class SlowTest(RouteCase):
     kinds = (Slow, StillSlower)
 
-    def setUp(self) -> None:
-        asked.clear()
-        answered.clear()
-        super().setUp()
-
     def test_a_parent_that_answers_before_another_one_does_is_only_slow(self) -> None:
         self.assertTrue(answered.wait(PATIENCE))
         answered.clear()
         self.assertTrue(answered.wait(PATIENCE), "it is asked on")
         self.assertEqual(([], [ACTIVE, STANDBY]), (self.lost, self.states()))
+
+
+class HiddenTest(RouteCase):
+    kinds = (HoldingServer, Hanging, Late)
+
+    def test_one_that_greets_and_does_not_answer_does_not_hide_one_that_does(self) -> None:
+        until(lambda: bool(self.lost))
+        self.assertEqual((["a"], [STANDBY, STANDBY, ACTIVE]), (self.lost, self.states()))
+
+
+class RestTest(RouteCase):
+    kinds = (HoldingServer, AnsweringServer)
+
+    def test_one_that_hung_is_not_taken_back_with_the_next_list(self) -> None:
+        until(lambda: bool(self.lost))
+        another = Parent("c", f"unix://{self.folder}/c", "")
+        self.attach.update(IMAGE, [*self.parents, another])
+        self.assertEqual((["a"], [STANDBY, ACTIVE, LOST]), (self.lost, self.states()))
+        self.b.close()
+        until(lambda: len(self.lost) > 1)
+        self.assertEqual((["a", "b"], [ACTIVE, LOST, LOST]), (self.lost, self.states()), "it is better than none")

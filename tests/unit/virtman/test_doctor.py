@@ -95,6 +95,14 @@ class DoctorTest(TestCase):
         self.assertRegex(libvirt_version(LIBVIRT)["libvirt"], r"^\d+\.\d+\.\d+$")
         self.assertEqual({}, libvirt_version(f"qemu+unix:///system?socket={self.state / 'nobody'}"))
 
+    def test_an_lvm_that_looks_at_our_devices_is_told_of(self) -> None:
+        ours = (Path(__file__).parents[3] / "deploy/lvm/lvmlocal.conf").read_text()
+        cases = (("auto", None, False), ("auto", ours, False), ("auto", "", True), ("userspace", "", False))
+        for stack, lvm_filter, told in (*cases, ("kernel", ours.replace("/dev/virtman/", "/dev/sdz"), True)):
+            found = examine(stack, self.state, "10.0.0.1", LIBVIRT, MachineDouble(lvm_filter=lvm_filter))
+            self.assertEqual(told, any("LVM" in line for line in advice(found)), f"{stack} {lvm_filter}")
+            self.assertEqual(told, bool(found.as_json()["lvm"]["trouble"]))
+
     def test_advice_is_lines(self) -> None:
         for line in advice(self.examine(without=NOTHING_OF_QEMU)):
             self.assertNotIn("\n", line)
