@@ -210,6 +210,9 @@ class DmCache:
         moves, fetched = self._moves.setdefault(label(image), _Moves()), onefetch.fetched(label(image))
         if moves.done_at == fetched or (seconds < _CLOSING and time.monotonic() < moves.not_before):
             return
+        if _is_passed_by(image):
+            moves.note_passed_by(image)
+            return
         try:
             moved, left = _move(image, seconds) if _takes_blocks(image) else (0, 1)
         except OSError as error:
@@ -237,6 +240,13 @@ class _Moves:
     not_before: float = 0.0
     _in_vain: int = 0
     _pause: float = 0.0
+    _passed_by: bool = False
+
+    def note_passed_by(self, image: Image) -> None:
+        """Nothing is moved any more."""
+        if not self._passed_by:
+            log.warning("image %s: a read of its cache failed: it is passed by until it is opened again", image.name)
+        self._passed_by = True
 
     def note(self, image: Image, *, in_vain: bool) -> None:
         """Leave it for longer and longer while nothing is moved."""
@@ -245,6 +255,18 @@ class _Moves:
             log.warning("image %s: its cache takes nothing in; the rest comes from the parents", image.name)
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LAST_PAUSE) if self._in_vain >= _PATIENCE else 0.0
         self.not_before = time.monotonic() + self._pause
+
+
+def _is_passed_by(image: Image) -> bool:
+    """Whether the first map has gone over to the parents, which is for good. Raises CommandFailed.
+
+    Linux: drivers/md/dm-raid1.c, mirror_status: how many legs and which, how far they are in sync, a 1, and a letter
+    for the health of each, A if it is alive.
+    """
+    if not devmapper.exists(_top(image)):
+        return False
+    legs, *rest = devmapper.status(_top(image)).split()[3:]
+    return not rest[int(legs) + 2].startswith("A")
 
 
 def _takes_blocks(image: Image) -> bool:

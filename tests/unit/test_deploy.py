@@ -49,7 +49,7 @@ class UnitTest(TestCase):
     def test_caches_are_closed_after_vms_have_stopped_and_not_before(self) -> None:
         lines = (UNITS / "virtman-disks.service").read_text().splitlines()
         wanted = {"RemainAfterExit=yes", "Before=libvirt-guests.service"}
-        [stop] = [line for line in lines if line.startswith("ExecStop=")]
+        [stop] = [line for line in lines if line.startswith("ExecStopPost=")]
         self.assertEqual((wanted, True), (wanted & set(lines), stop.endswith(" suspend --force")))
 
     def test_an_agent_may_have_files_open_for_hundreds_of_images(self) -> None:

@@ -189,6 +189,14 @@ class DmCacheTest(DmCacheCase):
         disk.spoil(self.file("data"), SMALL // 2)
         self.assert_reads(image, path)
         self.assertIn("RA", devmapper.status(path.name))
+        with self.assertLogs("drivers.cache.dmcache", "WARNING") as said:
+            self.cache.stats(image)
+            self.cache.stats(image)
+        self.assertEqual(1, len(said.output))
+        self.assertIn("it is passed by until it is opened again", said.output[0])
+        self.cache.close(image)
+        self.opened(image, base)
+        self.assertIn("AA", devmapper.status(path.name))
 
     def test_an_image_of_one_sector(self) -> None:
         image, base = self.new_base(size=512)
