@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import fio
@@ -24,7 +26,11 @@ _CHECKED = 64 * MIB
 _TICKS = 100  # of a second, in Debian's kernels: getconf CLK_TCK
 _READY_LIMIT = 300.0
 _LAYERS = ("virtman-cache-", "virtman-image-", "virtman-vm-")
+_BELOW = "virtman-image-"
+"""What lies over the cache's own device, which has no map."""
 _LAYER_ROUNDS = 3
+_IDLE = 10
+"""Seconds for which hosts are watched at rest."""
 _BUSY = 'head -n 1 /proc/stat; "$@"; head -n 1 /proc/stat'
 _DISKS = "cat /sys/block/sd*/stat"
 
@@ -41,7 +47,7 @@ class Path:
     def __init__(self, lab: KernelLab) -> None:
         self._lab = lab
         self._places = places()
-        self._bare: dict[str, tuple[float, float]] = {}
+        self._bare_cpu: list[float] = []
 
     def prepare(self, size: int) -> None:
         """An image, a file for comparison, and the VMs, from the top down. Raises CommandFailed, AgentError."""
@@ -58,17 +64,12 @@ class Path:
             above = self._above(level).name
             if usable_parents(host, IMAGE, 1, _READY_LIMIT)[0] != above:
                 raise Failed(f"{host.name} does not read from {above}")
-        for reads in ALL:
-            self._bare[reads.name] = self._run(reader, BARE, reads, 0)
-        self._idle_cpu = self._run(reader, BARE, Reads("one", 4096, 1, 1, 4096), 0)[1]
-
-    def bare(self, reads: Reads) -> float:
-        """Seconds of a request on a file of the host's own disk."""
-        return self._bare[reads.name][0]
+        self._fio_cpu = self._run(reader, BARE, Reads("one", 4096, 1, 1, 4096), 0).cpu
+        self._at_rest = {host.name: _at_rest(host) for host in (origin, *self._lab.hosts)}
 
     def bare_cpu(self) -> float:
-        """Seconds per GiB that a host's processor works for large reads of such a file."""
-        return self._per_gib(self._bare[LARGE.name][1] - self._idle_cpu)
+        """Seconds per GiB that a host's processor works for large reads of a file of its own disk; the median."""
+        return percentile(self._bare_cpu, 50)
 
     def measure(self, delay: int) -> Iterator[Measured]:
         """All reads at all levels, with the links as late as that. Raises CommandFailed, Failed."""
@@ -76,45 +77,70 @@ class Path:
             for reads in ALL:
                 place = next(self._places)
                 for state in ("cold", "warm"):
-                    yield self._measured(delay, level, state, reads, place)
+                    yield self._measured(delay, level, state, reads, place, self._bare(reads))
 
     def layers(self) -> dict[str, float]:
         """Seconds of a warm small read at each device of the first level, from the bottom up; medians."""
         reader, place = self._lab.hosts[0], next(self._places)
         self._run(reader, DISK, SINGLE, place)
-        names = reader.run(["dmsetup", "info", "--columns", "--noheadings", "--options", "name"]).split()
-        devices = [name for begin in _LAYERS for name in sorted(names) if name.startswith(begin)]
-        paths = {"a file of the host": (BARE, 0), **{name: (f"/dev/mapper/{name}", place) for name in devices}}
-        found: dict[str, list[float]] = {name: [] for name in paths}
-        for _ in range(_LAYER_ROUNDS):
-            for name, (path, where) in paths.items():
-                found[name].append(self._run(reader, path, SINGLE, where)[0])
+        loop = reader.run(["losetup", "--find", "--show", "--direct-io=on", "--read-only", BARE]).strip()
+        try:
+            paths = {"a file of the host": (BARE, 0), "a loop device over it": (loop, 0)}
+            paths |= {name: (path, place) for name, path in self._devices(reader).items()}
+            found: dict[str, list[float]] = {name: [] for name in paths}
+            for _ in range(_LAYER_ROUNDS):
+                for name, (path, where) in paths.items():
+                    found[name].append(self._run(reader, path, SINGLE, where).seconds)
+        finally:
+            reader.run(["losetup", "--detach", loop])
         return {name: percentile(each, 50) for name, each in found.items()}
 
+    @staticmethod
+    def _devices(reader: Machine) -> dict[str, str]:
+        """The devices by which a VM's disk is read, the cache's first."""
+        names = reader.run(["dmsetup", "info", "--columns", "--noheadings", "--options", "name"]).split()
+        maps = {name: f"/dev/mapper/{name}" for begin in _LAYERS for name in sorted(names) if name.startswith(begin)}
+        [image] = [name for name in maps if name.startswith(_BELOW)]
+        below = reader.run(["dmsetup", "deps", "--options", "blkdevname", image])
+        inside = dict.fromkeys(re.findall(r"\((bcache\w+)\)", below))
+        return {**{f"{name}, the cache": f"/dev/{name}" for name in inside}, **maps}
+
     def check(self) -> None:
-        """See that the last host reads what the origin has. Raises Failed."""
-        sums = [
-            machine.run(["sh", "-c", f"head -c {_CHECKED} {path} | sha256sum"])
-            for machine, path in ((self._lab.machines["origin"], _FILE), (self._lab.hosts[-1], DISK))
-        ]
-        if len(set(sums)) > 1:
-            raise Failed("the last host reads something else than the origin has")
+        """See that the last host reads what the origin has, at the beginning and at the end. Raises Failed."""
+        for part in ("head", "tail"):
+            sums = [
+                machine.run(["sh", "-c", f"{part} -c {_CHECKED} {path} | sha256sum"])
+                for machine, path in ((self._lab.machines["origin"], _FILE), (self._lab.hosts[-1], DISK))
+            ]
+            if len(set(sums)) > 1:
+                raise Failed("the last host reads something else than the origin has")
+
+    def _bare(self, reads: Reads) -> float:
+        """Seconds of a request on a file of a host's own disk, now."""
+        ran = self._run(self._lab.hosts[0], BARE, reads, 0)
+        if reads is LARGE:
+            self._bare_cpu.append(self._per_gib(ran.cpu - self._fio_cpu))
+        return ran.seconds
 
     def _above(self, level: int) -> Machine:
         return [self._lab.machines["origin"], *self._lab.hosts][level - 1]
 
-    def _measured(self, delay: int, level: int, state: str, reads: Reads, place: int) -> Measured:
+    def _measured(self, delay: int, level: int, state: str, reads: Reads, place: int, bare: float) -> Measured:
         child, parent = self._lab.hosts[level - 1], self._above(level)
         counted = reads is LARGE
-        before = self._parent_and_requests(parent, child) if counted else (0.0, 0)
-        seconds, cpu = self._run(child, DISK, reads, place)
+        requests, worked, began = (_requests(child), *_worked(parent)) if counted else (0, 0.0, 0.0)
+        ran = self._run(child, DISK, reads, place)
         if not counted:
-            return Measured(delay, level, state, reads.name, seconds, self.bare(reads), {})
-        after = self._parent_and_requests(parent, child)
-        used = {"child": cpu - self._idle_cpu, "parent": after[0] - before[0]}
+            return Measured(delay, level, state, reads.name, ran.seconds, bare, {})
+        worked_then, end = _worked(parent)
+        used = {
+            "child": ran.cpu - self._fio_cpu,
+            "parent": worked_then - worked - (end - began) * self._at_rest[parent.name],
+        }
         return Measured(
-            delay, level, state, reads.name, seconds, self.bare(reads),
-            {who: self._per_gib(value) for who, value in used.items()}, (after[1] - before[1]) / (reads.total / MIB),
+            delay, level, state, reads.name, ran.seconds, bare,
+            {who: self._per_gib(value) for who, value in used.items()},
+            (_requests(child) - requests) / (reads.total / MIB),
         )  # fmt: skip
 
     @staticmethod
@@ -122,17 +148,35 @@ class Path:
         return max(0.0, seconds) * (1024 * MIB / LARGE.total)
 
     @staticmethod
-    def _parent_and_requests(parent: Machine, child: Machine) -> tuple[float, int]:
-        """Seconds that the parent has worked, and how many reads the child's iSCSI disks have had."""
-        reads = sum(int(line.split()[0]) for line in child.run(["sh", "-c", _DISKS]).splitlines())
-        return busy(parent.run(["head", "-n", "1", "/proc/stat"])), reads
-
-    @staticmethod
-    def _run(machine: Machine, path: str, reads: Reads, place: int) -> tuple[float, float]:
-        """Seconds of a request, and seconds that the guest's processor worked in all."""
+    def _run(machine: Machine, path: str, reads: Reads, place: int) -> Ran:
         command = fio.command({"filename": path, "ioengine": "libaio", **reads.options(place)})
         first, *said, last = machine.run(["sh", "-c", _BUSY, "busy", *command]).splitlines()
-        return fio.read_seconds("\n".join(said), reads.depth), busy(last) - busy(first)
+        return Ran(fio.read_seconds("\n".join(said), reads.depth), busy(last) - busy(first))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """``seconds`` of a request; ``cpu``: seconds that the guest's processor worked in all."""
+
+    seconds: float
+    cpu: float
+
+
+def _worked(machine: Machine) -> tuple[float, float]:
+    """Seconds that a guest's processor has worked, and since when it runs (proc(5), uptime)."""
+    stat, uptime = machine.run(["sh", "-c", "head -n 1 /proc/stat; cat /proc/uptime"]).splitlines()
+    return busy(stat), float(uptime.split()[0])
+
+
+def _at_rest(machine: Machine) -> float:
+    """Which part of a guest's processor works while nobody reads."""
+    (before, began), _, (after, end) = _worked(machine), machine.run(["sleep", str(_IDLE)]), _worked(machine)
+    return (after - before) / (end - began)
+
+
+def _requests(machine: Machine) -> int:
+    """How many reads its iSCSI disks have had."""
+    return sum(int(line.split()[0]) for line in machine.run(["sh", "-c", _DISKS]).splitlines())
 
 
 @contextmanager

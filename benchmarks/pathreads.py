@@ -40,7 +40,7 @@ class Reads:
 
 SINGLE = Reads("4 KiB", 4096, 1, 256, 32 * MIB)
 PARALLEL = Reads("4 KiB, 16 at a time", 4096, 16, 512, 32 * MIB)
-LARGE = Reads("1 MiB", MIB, 1, 32, 32 * MIB)
+LARGE = Reads("1 MiB", MIB, 1, 128, 128 * MIB)
 ALL = (SINGLE, PARALLEL, LARGE)
 
 

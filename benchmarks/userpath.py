@@ -38,7 +38,6 @@ class Chain:
     def __init__(self, cluster: Cluster, sockets: dict[str, Path]) -> None:
         self._cluster, self._sockets = cluster, sockets
         self._places = places(ALL)
-        self.bare = {reads.name: self._run(sockets[_BARE], _BARE, reads, 0) for reads in ALL}
 
     def measure(self) -> Iterator[Measured]:
         """All reads at all levels. Raises CommandFailed, Failed."""
@@ -46,7 +45,8 @@ class Chain:
             for reads in ALL:
                 place = next(self._places)
                 for state in ("cold", "warm"):
-                    yield self._measured(level, state, reads, place)
+                    bare = self._run(self._sockets[_BARE], _BARE, reads, 0)
+                    yield self._measured(level, state, reads, place, bare)
 
     def bare_cpu(self) -> float:
         """Seconds per GiB that a storage daemon works for large reads of the raw file."""
@@ -70,14 +70,14 @@ class Chain:
                 found[name].append(self._run(server, export, SINGLE, place))
         return {name: percentile(each, 50) for name, each in found.items()}
 
-    def _measured(self, level: int, state: str, reads: Reads, place: int) -> Measured:
+    def _measured(self, level: int, state: str, reads: Reads, place: int, bare: float) -> Measured:
         host, above = self._cluster.names[level], self._cluster.names[level - 1]
         before = self._cpu(host) + self._disk_cpu(host), self._cpu(above)
         seconds = self._run(self._sockets[host], host, reads, place)
         after = self._cpu(host) + self._disk_cpu(host), self._cpu(above)
         used = dict(zip(("child", "parent"), (b - a for a, b in zip(before, after, strict=True)), strict=True))
         cpu = {who: per_gib(value) for who, value in used.items()} if reads is LARGE else {}
-        return Measured(0, level, state, reads.name, seconds, self.bare[reads.name], cpu)
+        return Measured(0, level, state, reads.name, seconds, bare, cpu)
 
     def _cpu(self, host: str) -> float:
         return cpu_seconds(storage_daemon(self._cluster, host, IMAGE))
