@@ -11,6 +11,15 @@ import pytest
 def pytest_configure(config: pytest.Config) -> None:
     """Make our marks known."""
     config.addinivalue_line("markers", "smoke: one of the few tests of guests and VMs that make check runs")
+    config.addinivalue_line("markers", "long: runs with WHOLE set alone, as make test-whole does (tests/sweeps.py)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tests out, unless all is wanted."""
+    left_out = [] if os.environ.get("WHOLE") else [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,7 +1,8 @@
 """How much a run does of tests that go on at each step of something: that kill an agent there, say, or fail a call.
 
 The long ones are most of the time of a run. ``make test`` goes through them in strides, ``make test-whole`` step by
-step; unit tests cut each step off, with doubles, in any case. Guests of the kernel lab import this, too.
+step; unit tests cut each step off, with doubles, in any case. Some of the longest tests, of what shorter ones show by
+parts, ``make test`` leaves out: they have the mark ``long``. Guests of the kernel lab import this, too.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from lab.kernel.machine import Machine, make_key
 from lab.kernel.services import AGENT_SETTINGS
 from lab.opennebula import Host, Image, Vm
@@ -74,6 +76,7 @@ class KernelDriversTest(StackCase, DriversTestCase):
     def reads(self, vm: Vm, byte: int, offset: int = MIB) -> None:
         self.io(vm, f"read -P {byte} {offset} 64k")
 
+    @pytest.mark.long
     def test_the_life_of_a_vm(self) -> None:
         image = self.add_image(7)
         vm = self.vm(image, grow=4)

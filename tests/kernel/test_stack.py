@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
 from lab.kernel.services import AGENT_SETTINGS
@@ -433,6 +435,7 @@ class StreamTest(SnapshotCase):
             ["one"], [point["name"] for point in json.loads(self.virtman("snapshot", "list", "new", "--json"))]
         )
 
+    @pytest.mark.long
     def test_a_receiving_agent_that_is_killed_leaves_the_disk_as_it_was(self) -> None:
         self.changed(self.path, 0)
         self.virtman("snapshot", "create", "vm", "one")

@@ -27,6 +27,9 @@ OURS = Path(__file__).parent
 PATIENCE = 1800
 """Seconds after which tests are taken for ones that hang."""
 
+LONGEST_NAME = 100
+"""Characters of the name of a file of results: some names are of many modules."""
+
 LONGEST = ("test_agents_killed", "test_kills", "test_servers")
 
 EPILOG = """examples, with build/openstack/venv/bin/python, which lab/openstack-venv makes:
@@ -88,7 +91,7 @@ def copy_nova(patched: bool) -> Path:
 def run(name: str, folder: Path, defaults: Sequence[str]) -> Outcome:
     """Run the tests of this name, or of several between blanks, in a process of their own."""
     logs = BUILD / "logs"
-    plain = re.sub(r"[^\w.]+", "-", f"{name} set" if defaults else name)
+    plain = re.sub(r"[^\w.]+", "-", name)[:LONGEST_NAME] + "-set" * bool(defaults)
     results, log = logs / f"{plain}.json", logs / f"{plain}.log"
     results.unlink(missing_ok=True)
     ours = name.startswith("tests.")
@@ -164,13 +167,12 @@ def main() -> int:
         "names", nargs="*", metavar="NAME", help="only these: modules, classes or tests, ours or Nova's"
     )
     chosen = parser.parse_args()
-    names = chosen.names or [
-        *([] if chosen.pristine else our_names()), *(nova_tests.WHOLE if chosen.all else nova_tests.CHOSEN.values())
-    ]  # fmt: skip
+    novas = nova_tests.WHOLE if chosen.all or os.environ.get("WHOLE") else nova_tests.together()
+    names = chosen.names or [*([] if chosen.pristine else our_names()), *novas]
     (BUILD / "logs").mkdir(parents=True, exist_ok=True)
     outcomes, runs = [], [(name, chosen.default) for name in names]
     if not chosen.names and not chosen.pristine:
-        runs += [(name, [*chosen.default, *nova_tests.SETTINGS]) for name in nova_tests.SET]
+        runs.append((" ".join(nova_tests.SET), [*chosen.default, *nova_tests.SETTINGS]))
     with alone(), ThreadPoolExecutor(chosen.at_once) as pool:
         folder = copy_nova(patched=not chosen.pristine)
         for outcome in pool.map(lambda one: run(one[0], folder, one[1]), runs):

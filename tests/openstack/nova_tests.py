@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-DISKS = "volume|bdm|block_dev|boot"
+DISKS = "bdm|block_dev|boot_from_volume"
 CHOSEN = {
     "nova/compute/manager.py": (
-        f"nova.tests.unit.compute.test_compute_mgr:{DISKS}|rebuild|delete|build|shelve|cleanup|resize"
-        f" nova.tests.unit.compute.test_compute:{DISKS}|shelve|backup"
+        f"nova.tests.unit.compute.test_compute_mgr:{DISKS}|rebuild|shelve|cleanup"
+        f" nova.tests.unit.compute.test_compute:{DISKS}|shelve"
     ),
     "nova/virt/libvirt/driver.py": (
-        f"nova.tests.unit.virt.libvirt.test_driver:{DISKS}|snapshot|cleanup|destroy|check_can_live|migrate_disk"
+        f"nova.tests.unit.virt.libvirt.test_driver:{DISKS}|cleanup|check_can_live|migrate_disk"
         " nova.tests.unit.virt.libvirt.volume"
     ),
     "functional": "nova.tests.functional.test_boot_from_volume nova.tests.functional.test_multiattach",
     "nova/compute/api.py": (
-        f"nova.tests.unit.compute.test_api:{DISKS}|rebuild|shelve|backup|multiple|create"
+        f"nova.tests.unit.compute.test_api:{DISKS}|shelve|multiple"
         " nova.tests.unit.virt.test_block_device nova.tests.unit.volume.test_cinder"
     ),
     "nova/api/openstack/compute/servers.py": f"nova.tests.unit.api.openstack.compute.test_servers:{DISKS}|mult|count",
@@ -22,7 +22,14 @@ CHOSEN = {
     "nova/conf/__init__.py": "nova.tests.unit.conf nova.tests.unit.test_conf",
 }
 """With every run, by the file that the patch changes: those of its tests that may come to what is changed; all would
-take many minutes. Names between blanks are run in one process; what takes longest comes first."""
+take many minutes."""
+
+
+def together() -> list[str]:
+    """The chosen ones: unit tests in one process, as it takes long to import Nova, and functional tests in another."""
+    units = [names for file, names in CHOSEN.items() if file != "functional"]
+    return [" ".join(units), CHOSEN["functional"]]
+
 
 SETTINGS = ("virtman.use_vmtsnapshot=true", "virtman.use_cachegroup=true")
 SET = (
@@ -50,7 +57,7 @@ WHOLE = (
     "nova.tests.unit.conf",
     "nova.tests.unit.test_conf",
 )
-"""With --all, instead."""
+"""With --all, or WHOLE set, instead."""
 
 KNOWN: dict[str, str] = {}
 """Tests that fail here without the patch as well, each with the reason. No others may fail."""

@@ -507,6 +507,7 @@ class HalfMadeTest(DeviceCase):
 
             self.check_killed_at_any_program(open_again, "detach_device", self.check_gone)
 
+    @pytest.mark.long
     def test_a_return_to_the_cache_that_is_killed_is_finished(self) -> None:
         path = self.attached()
 

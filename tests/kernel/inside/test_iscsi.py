@@ -210,6 +210,13 @@ class IscsiTest(IscsiCase):
         self.assertEqual([PathState.ACTIVE], self.states())
         self.assertEqual({self.image.name}, set(self.attach.existing().names))
 
+    def test_both_ends_check_sums_of_all_that_they_send(self) -> None:
+        self.publish()
+        self.read(self.connect())
+        [connection] = Path("/sys/class/iscsi_connection").iterdir()
+        agreed = [(connection / f"{part}_digest").read_text().strip() for part in ("header", "data")]
+        self.assertEqual(["1", "1"], agreed)
+
     def test_map_is_read_only(self) -> None:
         path = self.connect()
         self.assertEqual("1", run(["blockdev", "--getro", str(path)]).stdout.strip())
