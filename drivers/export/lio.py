@@ -154,6 +154,9 @@ class LioExport:
     def _reserve(self, image: str) -> Endpoint:
         _check_ours(image)
         with _translated():
+            # This says where the kernel keeps what it must remember, which it hears only while there is no disk
+            # (rtslib: root.py, _set_dbroot).
+            _rtslib().RTSRoot()
             self._group(image)
         return Endpoint(self.address, target_name(self._host, image))
 

@@ -370,12 +370,17 @@ class ErrorsTest(DeviceCase):
             for _ in range(2):
                 self.assertRaises(OSError, write, path, 0, os.urandom(BLOCK))
             devmapper.reload(self.storage.name, [self.line])
+            wait_until(lambda: self.is_tried_again(path.name))  # errors are told until then
             self.write(path, 0, os.urandom(BLOCK))
             self.assert_holds(path)
             self.cache.tend_device("one")
             self.assert_holds(path)
             self.assertIs(DeviceState.CACHED, self.found().state)
         self.assertEqual(self.wanted, self.file.read_bytes())
+
+    def is_tried_again(self, top: str) -> bool:
+        """Whether a map has a path, and holds what it has none for."""
+        return not devmapper.failed_paths(top) and "queue_if_no_path" in devmapper.table(top)
 
     def test_what_a_device_had_no_space_for_is_not_read(self) -> None:
         """An error that fails no path of the map."""
