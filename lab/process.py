@@ -44,10 +44,14 @@ class Service:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the process, in a session of its own: a Ctrl-C is for the lab, which then stops things in order."""
+        """Start the process, in a group of its own: a Ctrl-C is for the lab, which then stops things in order.
+
+        Not in a session of its own: sessions share processors as equals, however nice who starts them is (sched(7), The
+        autogroup feature).
+        """
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
-                self._argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                self._argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
             )
 
     def wait_ready(self, ready: Callable[[], bool], timeout: float) -> None:
