@@ -424,8 +424,15 @@ class _Route:
                 log.info("image %s: waiting for %s: %s", self._image.name, target.name, trouble)
             said = trouble
             # Without a session nothing tells when it is time again.
-            (news if target in sessions(self._image.name) else self._stopped).wait(pause)
+            (news if self._has_session(target) else self._stopped).wait(pause)
             pause = min(2 * pause, _LAST_RETRY if time.monotonic() - began < _SOON else _LATE_RETRY)
+
+    def _has_session(self, target: Target) -> bool:
+        """Also one that is not well; no if that cannot be told."""
+        try:
+            return target in sessions(self._image.name)
+        except OSError:
+            return False
 
     def _wanted(self, target: Target) -> Target | None:
         """The target as the list of parents has it now: its secret may be another one. None: it is not in the list."""
