@@ -486,8 +486,10 @@ class _Route:
                 log.warning("image %s: %s does not answer, and is wanted no more", self._image.name, target.portal)
                 self._leave(target)
                 return
-            silent = self._is_silent(target)
-            if silent or self._stands_still(target, _HANG):
+            hangs = self._stands_still(target, _HANG)
+            # What TCP has sent meanwhile and nobody acknowledged is for the network, or for a host without power.
+            silent = self._is_silent(target) or (hangs and self._of_link(target, tcpsockets.awaits_acknowledgement))
+            if silent or hangs:
                 trouble = "is silent" if silent else "hangs"
                 if self._leave_if_better(target, trouble, silent=silent):
                     return
@@ -537,9 +539,13 @@ class _Route:
         return self._is_silent(target)
 
     def _is_silent(self, target: Target) -> bool:
+        return self._of_link(target, lambda link: tcpsockets.is_silent(link, _SILENCE))
+
+    def _of_link(self, target: Target, ask: Callable[[tcpsockets.Link], bool]) -> bool:
+        """What is asked of the connection to a parent; no if there is none, or the kernel cannot tell."""
         try:
             link = self._link(target)
-            return link is not None and tcpsockets.is_silent(link, _SILENCE)
+            return link is not None and ask(link)
         except OSError as error:
             log.debug("asking for the connection to %s: %s", target.portal, error)
             return False

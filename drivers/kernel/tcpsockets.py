@@ -26,8 +26,11 @@ _QUERY = struct.Struct("=BBBxI48s")  # inet_diag_req_v2
 _ID_AT, _ID_LENGTH = 4, 48  # inet_diag_sockid in an inet_diag_msg
 _ENDS = struct.Struct("!HH16s16s")  # its ports and addresses
 _MESSAGE = 72  # length of an inet_diag_msg
-_RETRANSMITS, _LAST_ACK_RECEIVED = 2, 56  # where tcp_info has them
+_RETRANSMITS, _UNACKED, _LAST_SENT, _LAST_ACK_RECEIVED = 2, 24, 44, 56  # where tcp_info has them
 _PATIENCE = 2.0
+
+_LIVE = 0.5
+"""Seconds within which a live host acknowledges (RFC 9293, 3.8.6.3)."""
 
 _SENDINGS = 2
 """How often a segment was sent again before its connection can be called silent: never on a line that only is slow."""
@@ -51,6 +54,11 @@ def is_silent(link: Link, seconds: float) -> bool:
     return any(silent(info, seconds) for _, info in _connections(link.ip, link.port, link.local_port))
 
 
+def awaits_acknowledgement(link: Link) -> bool:
+    """Whether a server owes TCP an answer that a live one would have given. Raises OSError as ``is_silent``."""
+    return any(unacknowledged(info) for _, info in _connections(link.ip, link.port, link.local_port))
+
+
 def end(link: Link) -> None:
     """End a connection, if it is there: both its ends are told. Raises OSError, also where the kernel cannot do it."""
     for where, _ in list(_connections(link.ip, link.port, link.local_port)):
@@ -67,6 +75,14 @@ def silent(info: bytes, seconds: float) -> bool:
     """Whether what the kernel tells of a connection, a tcp_info, means that."""
     (waited,) = struct.unpack_from("=I", info, _LAST_ACK_RECEIVED)
     return info[_RETRANSMITS] >= _SENDINGS and waited >= 1000 * seconds
+
+
+def unacknowledged(info: bytes) -> bool:
+    """Whether a tcp_info has a segment that was sent again, or one that nobody acknowledged for longer than a live host
+    may take.
+    """
+    (segments,), (since,) = (struct.unpack_from("=I", info, at) for at in (_UNACKED, _LAST_SENT))
+    return bool(segments) and (info[_RETRANSMITS] > 0 or since >= 1000 * _LIVE)
 
 
 def _connections(ip: str, port: int, local_port: int = 0) -> Iterator[tuple[bytes, bytes]]:

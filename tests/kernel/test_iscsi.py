@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from testtools.matchers import MatchesRegex
-
 from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
 from lab.process import attempts
@@ -104,8 +102,7 @@ class TwoParentsTest(KernelCase):
 
     def test_a_parent_that_falls_silent_is_left_for_the_other(self) -> None:
         self.addCleanup(self.origin.run, ["ip", "link", "set", "eth1", "up"])
-        # It is both, and a slow machine may see that it hangs first.
-        self.assert_left("(is silent|hangs)", self.strike(["ip", "link", "set", "eth1", "down"]))
+        self.assert_left("is silent", self.strike(["ip", "link", "set", "eth1", "down"]))
 
     def test_a_parent_that_hangs_behind_a_live_connection_is_left_for_the_other(self) -> None:
         self.addCleanup(self.origin.run, ["dmsetup", "resume", SERVED])
@@ -143,4 +140,4 @@ class TwoParentsTest(KernelCase):
         """Our own watch saw it: open-iscsi's takes half a minute."""
         since = [said for at, said in told["why"] if at > self.began]
         left = f"{self.origin.address}:3260 {why}, and {self.second.address}:3260 answers"
-        self.assertThat("; ".join(since), MatchesRegex(f".*{left}"), str(told))
+        self.assertIn(left, "; ".join(since), str(told))

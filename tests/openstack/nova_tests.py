@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-DISKS = "bdm|block_dev|boot_from_volume"
+DISKS = "volume|bdm|block_dev|boot"
 CHOSEN = {
     "nova/compute/manager.py": (
-        f"nova.tests.unit.compute.test_compute_mgr:{DISKS}|rebuild|shelve|cleanup"
-        f" nova.tests.unit.compute.test_compute:{DISKS}|shelve"
+        f"nova.tests.unit.compute.test_compute_mgr:{DISKS}|rebuild|delete|build|shelve|cleanup|resize"
+        f" nova.tests.unit.compute.test_compute:{DISKS}|shelve|backup"
     ),
     "nova/virt/libvirt/driver.py": (
-        f"nova.tests.unit.virt.libvirt.test_driver:{DISKS}|cleanup|check_can_live|migrate_disk"
+        f"nova.tests.unit.virt.libvirt.test_driver:{DISKS}|snapshot|cleanup|destroy|check_can_live|migrate_disk"
         " nova.tests.unit.virt.libvirt.volume"
     ),
     "functional": "nova.tests.functional.test_boot_from_volume nova.tests.functional.test_multiattach",
     "nova/compute/api.py": (
-        f"nova.tests.unit.compute.test_api:{DISKS}|shelve|multiple"
+        f"nova.tests.unit.compute.test_api:{DISKS}|rebuild|shelve|backup|multiple|create"
         " nova.tests.unit.virt.test_block_device nova.tests.unit.volume.test_cinder"
     ),
     "nova/api/openstack/compute/servers.py": f"nova.tests.unit.api.openstack.compute.test_servers:{DISKS}|mult|count",

@@ -74,6 +74,23 @@ class SilentServerTest(TestCase):
                 return
         self.fail("the silence was not noticed")
 
+    def test_one_that_acknowledges_nothing_owes_an_answer_and_no_other(self) -> None:
+        self.connect("127.0.0.1", "127.0.0.1")
+        self.deafen(0)
+        self.wait_until_silent(0)
+        self.clients[1].send(b"hello?")
+        self.assertTrue(tcpsockets.awaits_acknowledgement(self.link(0)))
+        self.assertFalse(tcpsockets.awaits_acknowledgement(self.link(1)))
+
+    def test_what_was_just_sent_may_not_have_been_acknowledged_yet(self) -> None:
+        cases = ((0, 0, 9000, False), (1, 0, 499, False), (1, 0, 500, True), (1, 1, 0, True), (0, 1, 9000, False))
+        for segments, again, since, owed in cases:
+            info = bytearray(104)
+            info[2] = again
+            struct.pack_into("=I", info, 24, segments)
+            struct.pack_into("=I", info, 44, since)
+            self.assertEqual(owed, tcpsockets.unacknowledged(bytes(info)), f"{segments} {again} {since}")
+
     def test_one_that_acknowledges_nothing_is_silent_and_no_other(self) -> None:
         self.connect("127.0.0.1", "127.0.0.1")
         self.deafen(0)
