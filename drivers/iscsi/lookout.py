@@ -19,7 +19,7 @@ from typing import Protocol
 
 from drivers.host.watch import Watch
 from drivers.iscsi.names import image_of
-from drivers.iscsi.sessions import CLASS, word
+from drivers.iscsi.sessions import CLASS, name_of, word
 from drivers.kernel import devmapper
 from drivers.kernel.alarm import Alarm
 from drivers.kernel.diskstats import Standstill, counts
@@ -207,12 +207,13 @@ class Sessions:
         return {image for image in images if image is not None}
 
     def _ours(self) -> list[Path]:
-        """The folders of our sessions. Whose a session is does not change."""
+        """The folders of our sessions. Whose a session is does not change, once it is known."""
         found = []
         for folder in self._folder.glob("*"):
             if folder not in self._images:
                 with contextlib.suppress(OSError):  # it may be coming or going
-                    self._images[folder] = image_of(word(folder / "targetname"))
+                    if name := name_of(folder):
+                        self._images[folder] = image_of(name)
             if self._images.get(folder) is not None:
                 found.append(folder)
         return found

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers.errors import CommandFailed
+from drivers.errors import CommandFailed, NotReleased
 from drivers.host.command import run
 from drivers.iscsi import records
 from drivers.iscsi.names import DISK, image_of
 from drivers.iscsi.records import Target
 from drivers.kernel import tcpsockets
 from drivers.kernel.tcpsockets import Link
+
+log = logging.getLogger(__name__)
 
 UNPROVEN = 19
 """The exit code of iscsiadm where a parent does not prove itself."""
@@ -27,6 +31,8 @@ REFUSALS = {
 
 _NO_SESSION, _SESSION_EXISTS, _NO_RECORDS = 2, 15, 21
 _LOGIN_LIMIT = 30.0
+_LOGOUT_LIMIT = 30.0
+_LOGOUT_PAUSE = 0.02
 CLASS = Path("/sys/class/iscsi_session")
 _LOCKS = Path("/run/lock/iscsi")
 
@@ -67,9 +73,12 @@ class Session:
         Path(f"/sys/class/scsi_host/{host}/scan").write_text(f"0 0 {DISK}")
 
 
-_names: dict[str, str] = {}
+_names: dict[Path, str] = {}
 """The targets' names of this host's sessions, by their folders: no session has the number of an earlier one (Linux:
 drivers/scsi/scsi_transport_iscsi.c, iscsi_session_nr)."""
+
+_UNTOLD = "(null)"
+"""What the kernel shows of a new session that iscsid has not told it yet: its target's name and address."""
 
 
 def sessions(image: str | None = None) -> dict[Target, Session]:
@@ -77,17 +86,23 @@ def sessions(image: str | None = None) -> dict[Target, Session]:
     found = {}
     for folder in _folders():
         with contextlib.suppress(OSError, ValueError, StopIteration):  # it may be coming or going
-            name = _names.get(folder.name) or _names.setdefault(folder.name, word(folder / "targetname"))
+            name = name_of(folder)
             if image is None or image_of(name) == image:
                 session = _session(folder, name)
                 found[session.target] = session
     return found
 
 
+def name_of(folder: Path) -> str:
+    """The target's name of a session, given by its folder; "" while it has none yet. Raises OSError."""
+    name = _names.get(folder) or word(folder / "targetname")
+    return "" if name == _UNTOLD else _names.setdefault(folder, name)
+
+
 def _folders() -> list[Path]:
     """Those of all sessions. What is known of others is forgotten."""
     there = list(CLASS.iterdir()) if CLASS.exists() else []  # it is not there before the module is
-    for gone in _names.keys() - {folder.name for folder in there}:
+    for gone in _names.keys() - set(there):
         _names.pop(gone, None)
     return there
 
@@ -95,7 +110,10 @@ def _folders() -> list[Path]:
 def _session(folder: Path, name: str) -> Session:
     """Raises OSError, ValueError, StopIteration: it has no connection yet, or none any more."""
     connection = next(folder.glob("device/connection*/iscsi_connection/*"))
-    target = Target(name, word(connection / "persistent_address"), int(word(connection / "persistent_port")))
+    address = word(connection / "persistent_address")
+    if address == _UNTOLD:
+        raise ValueError(address)
+    target = Target(name, address, int(word(connection / "persistent_port")))
     number = int(folder.name.removeprefix("session"))
     return Session(number, target, word(folder / "state") == "LOGGED_IN", folder / "device")
 
@@ -124,11 +142,39 @@ def log_in(target: Target, initiator: str) -> None:
 
 
 def log_out(target: Target) -> None:
-    """End the session, if there is one, and remove the record. Raises DriverError, OSError."""
-    session = sessions(image_of(target.name)).get(target)
-    if session is not None:
-        _told(["iscsiadm", "--mode", "session", "--sid", str(session.number), "--logout"], _NO_SESSION, _NO_RECORDS)
+    """End the session, if there is one, and remove the record once it is gone. Raises DriverError, OSError.
+
+    One that is just being made is waited for: without a record nobody would look for it.
+    """
+    end, pause = time.monotonic() + _LOGOUT_LIMIT, _LOGOUT_PAUSE
+    while (session := sessions(image_of(target.name)).get(target)) is not None or _changes(target.name):
+        late = time.monotonic() > end
+        if session is not None:
+            if late:
+                raise NotReleased(f"session with {target.portal}", _LOGOUT_LIMIT)
+            argv = ["iscsiadm", "--mode", "session", "--sid", str(session.number), "--logout"]
+            _told(argv, _NO_SESSION, _NO_RECORDS)  # iscsid may not know it yet, or no more
+        elif late:
+            log.warning("a session is neither made nor gone after %g s: it may be with %s", _LOGOUT_LIMIT, target.name)
+            break
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
     records.remove(target)
+
+
+def _changes(name: str) -> bool:
+    """Whether a session comes or goes that is, or may be, with the target of this name."""
+    return any(_is_half_made(folder, name) for folder in _folders())
+
+
+def _is_half_made(folder: Path, name: str) -> bool:
+    try:
+        found = name_of(folder)
+        if found == name:
+            _session(folder, found)
+    except (OSError, ValueError, StopIteration):
+        return folder.exists()
+    return not found
 
 
 def _told(argv: Sequence[str], *harmless: int) -> None:

@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from drivers.base import Device, Place, SnapshotDriver
 from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, DiskInUse, NoSpace, SnapshotMissing
-from drivers.host.command import run, tool
+from drivers.host.command import run
 from drivers.host.space import allocate
 from drivers.host.watch import deaths
 from drivers.kernel import devmapper, loopdev
@@ -36,6 +36,7 @@ from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
 from tests.kernel.inside.filesystems import fill, small_file_system
 from tests.kernel.inside.killing import killed_at
 from tests.kernel.inside.openfiles import none_left
+from tests.kernel.inside.standins import stand_in
 from tests.kernel.inside.waits import wait_until
 from tests.patience import PATIENCE
 
@@ -139,15 +140,6 @@ class PointsCase(ThinCase):
         assert path is not None
         return path
 
-    def stand_in(self, before: str, name: str = "dmsetup") -> None:
-        """Have a program do something before it does what it is told."""
-        folder = self.folder / "bin"
-        folder.mkdir()
-        (folder / name).write_text(f'#!/bin/sh\n{before}\nexec {tool(name)} "$@"\n')
-        (folder / name).chmod(0o755)
-        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
-        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
-
     def assert_nothing_leaked(self) -> None:
         """The pool has the volumes that are written down as made, and no others."""
         written = [number for disk in self.records.all().values() for number in disk.numbers]
@@ -202,15 +194,18 @@ class PointsTest(PointsCase):
 
     def test_the_disk_is_suspended_while_its_volume_is_copied_and_no_longer(self) -> None:
         minor = os.minor(self.path.stat().st_rdev)
-        self.stand_in(
-            f'case "$*" in *create_snap*) cat /sys/block/dm-{minor}/dm/suspended >> {self.folder}/seen;; esac'
+        stand_in(
+            self,
+            self.folder,
+            "dmsetup",
+            f'case "$*" in *create_snap*) cat /sys/block/dm-{minor}/dm/suspended >> {self.folder}/seen;; esac',
         )
         self.driver.take("vm1", "point", None)
         self.assertEqual("1\n", (self.folder / "seen").read_text())
         self.assertFalse(devmapper.is_suspended(self.name))
 
     def test_a_disk_whose_point_fails_goes_on(self) -> None:
-        self.stand_in('case "$*" in *create_snap*) exit 1;; esac')
+        stand_in(self, self.folder, "dmsetup", 'case "$*" in *create_snap*) exit 1;; esac')
         self.assertRaises(CommandFailed, self.driver.take, "vm1", "point", None)
         self.assertFalse(devmapper.is_suspended(self.name))
         self.assertEqual(frozenset(), self.driver.points("vm1"))
@@ -379,7 +374,7 @@ class ReadingTest(PointsCase):
         os.mkfifo(go_on)
         fifo = os.open(go_on, os.O_RDWR)  # who opens the other end does not wait
         self.addCleanup(os.close, fifo)
-        self.stand_in(f"touch {begun}; read answer < {go_on}", "thin_dump")
+        stand_in(self, self.folder, "thin_dump", f"touch {begun}; read answer < {go_on}")
 
         def go() -> None:
             self.driver.take("other", "new", None)

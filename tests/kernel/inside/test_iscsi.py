@@ -32,6 +32,7 @@ from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import SECRET
 from tests.kernel.inside.openfiles import none_left
+from tests.kernel.inside.standins import stand_in
 from tests.kernel.inside.waits import wait_until
 from tests.patience import PATIENCE
 
@@ -292,6 +293,15 @@ class IscsiTest(IscsiCase):
         session.cut()
         self.assertTrue(self.was_lost.wait(PATIENCE))
         wait_until(lambda: self.states() == [PathState.ACTIVE])
+
+    def test_a_session_that_iscsid_knows_nothing_of_at_first_ends_all_the_same(self) -> None:
+        self.publish()
+        self.read(self.connect())
+        no_session = f'case "$*" in *--logout) mkdir {self.folder}/asked 2> /dev/null && exit 2;; esac'
+        stand_in(self, self.folder, "iscsiadm", no_session)
+        self.attach.disconnect(self.image.name)
+        self.assertTrue((self.folder / "asked").exists())
+        self.assertEqual({}, sessions())
 
     def test_a_multipathd_that_takes_every_disk_leaves_ours_by_the_file_that_administrators_are_given(self) -> None:
         ours, aside = FOR_ADMINISTRATORS, self.folder / "virtman.conf"

@@ -54,6 +54,13 @@ class SessionsTest(TestCase):
         self.write(1, f"{disk}/state", "running")
         self.assertEqual({"debian"}, self.sessions.changed())
 
+    def test_a_session_that_is_seen_before_it_has_its_name_is_known_by_it_afterwards(self) -> None:
+        self.sessions.changed()
+        self.begin(4, "(null)")
+        self.assertEqual(set(), self.sessions.changed())
+        self.write(4, "targetname", target_name("host-2", "other"))
+        self.assertEqual({"other"}, self.sessions.changed())
+
     def test_sessions_of_others_are_nobodys(self) -> None:
         self.sessions.changed()
         self.begin(3, "iqn.2001-04.com.example:storage")
