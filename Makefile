@@ -1,7 +1,7 @@
 # make demo         boot real VMs through a tree of hosts on this machine; HOSTS=4 VMS=8 choose the size
 # make demo-kernel  the kernel stack: guests with Debian's kernel, a VM booted in one of them; SUITE=trixie: with Debian 13's
 # make test         everything that CI runs: lint, unit, userspace, boot, openstack, kernel and drivers' tests, coverage
-# make test-whole   the same, with each step of every sweep and a few long tests more (tests/sweeps.py): hours
+# make test-whole   the same, with each step of every sweep and the long tests (tests/sweeps.py): hours
 # make test-13      what runs in guests, the kernel stack and its drivers, in guests of Debian 13
 # make check        lint, unit and userspace tests, one boot, one test of each driver: while you work
 # make defects      put hand-made defects into a copy, one by one, and see that unit tests notice them: many minutes

@@ -2,7 +2,8 @@
 
 The long ones are most of the time of a run. ``make test`` goes through them in strides, ``make test-whole`` step by
 step; unit tests cut each step off, with doubles, in any case. Some of the longest tests, of what shorter ones show by
-parts, ``make test`` leaves out: they have the mark ``long``. Guests of the kernel lab import this, too.
+parts, or of what another driver is tested for, ``make test`` leaves out: they have the mark ``long``, or with Nova,
+where there is no pytest, the decorator below. Guests of the kernel lab import this, too.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
+from unittest import TestCase
 
 T = TypeVar("T")
 
-STRIDE = 1 if os.environ.get("WHOLE") else 3
+WHOLE = bool(os.environ.get("WHOLE"))
+STRIDE = 1 if WHOLE else 3
 """Of so many steps one is taken."""
+
+_long: list[object] = []
 
 
 def numbers() -> Iterator[int]:
@@ -27,3 +32,14 @@ def some(steps: Sequence[T]) -> list[T]:
     """The steps to take, the first and the last among them."""
     taken = {*range(0, len(steps), STRIDE), len(steps) - 1} if steps else set()
     return [steps[number] for number in sorted(taken)]
+
+
+def long(test: T) -> T:
+    """Mark a test of Nova's environment as long (``tests.openstack.worker``)."""
+    _long.append(test)
+    return test
+
+
+def is_left_out(test: TestCase) -> bool:
+    """Whether it is a long one, and not all is wanted."""
+    return not WHOLE and getattr(type(test), test.id().rpartition(".")[2], None) in _long

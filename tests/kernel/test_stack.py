@@ -199,6 +199,7 @@ class InPlaceTest(StackCase):
 
 
 class CallersTest(StackCase):
+    @pytest.mark.long
     def test_eight_creates_of_three_images_at_once_succeed(self) -> None:
         for number in range(3):
             self.publish(f"image-{number}", SMALL)
@@ -221,6 +222,7 @@ class CallersTest(StackCase):
 
 
 class SecondAgentTest(StackCase):
+    @pytest.mark.long
     def test_an_agent_with_another_state_folder_is_refused_and_changes_nothing(self) -> None:
         self.publish("image", SMALL)
         host = self.hosts[0]
@@ -349,6 +351,7 @@ class SnapshotTest(SnapshotCase):
         self.assertEqual((["two"], two), ([snapshot.name for snapshot in agent.snapshots("vm")], self.content(path)))
         self.assertEqual((4 << 20, []), (agent.vms()[0].disk.size, agent.status().strays))
 
+    @pytest.mark.long
     def test_clones_files_and_images_hold_what_the_disk_held(self) -> None:
         self.publish("image", SMALL)
         path = self.create(self.host, "vm", "image")
@@ -422,6 +425,7 @@ class StreamTest(SnapshotCase):
         self.virtman("snapshot", "revert", "vm", "one")
         self.assertEqual(one, self.content(self.path).split()[0])
 
+    @pytest.mark.long
     def test_only_what_changed_is_sent(self) -> None:
         self.changed(self.path, 0)
         self.virtman("snapshot", "create", "vm", "one")

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
 from lab.kernel.storage import FILE, Storage
@@ -175,6 +177,7 @@ class VolumeTest(VolumeCase):
             user.communicate("\n")
         self.assertEqual(self.sum_of(self.storage, FILE, size=2 * SIZE), self.sum_of(machine, path, size=2 * SIZE))
 
+    @pytest.mark.long
     def test_a_storage_that_is_gone_does_not_keep_a_volume(self) -> None:
         device = self.connect(self.one)
         path = self.attach(self.one, device).path

@@ -13,6 +13,7 @@ from tests.openstack import victim  # not its test case itself, which would be t
 from tests.openstack.agreement import MARK
 from tests.openstack.computes import GLANCE_IMAGE
 from tests.openstack.victim import Script, World
+from tests.sweeps import long
 
 KEEP = ("resize", "confirm", "revert", "snapshot", "shelve")
 """Servers, by what was done to them, whose data is on a disk unless they are on the shelf."""
@@ -66,6 +67,7 @@ class NovaKilledTest(testtools.TestCase):
         calls = ["attachment_create", "attachment_complete", "publish_in_place", "create"]
         self.assert_killed(calls, steps[2:])
 
+    @long
     def test_delete(self) -> None:
         self.assert_killed(
             ["destroy"], self.kill_everywhere(server_to("delete"), lambda nova: nova.delete(nova.server))
@@ -80,16 +82,19 @@ class NovaKilledTest(testtools.TestCase):
         steps = self.kill_everywhere(server_to("resize"), doing({"migrate": None}, "VERIFY_RESIZE"))
         self.assert_killed(["send"], steps)
 
+    @long
     def test_confirm(self) -> None:
         resized = server_to("confirm", ({"migrate": None}, "VERIFY_RESIZE"))
         self.assert_killed(["destroy"], self.kill_everywhere(resized, doing({"confirmResize": None}, "ACTIVE")))
 
+    @long
     def test_revert_whose_disk_is_destroyed_by_the_upkeep_alone_as_nova_takes_these_hosts_folders_for_shared(
         self,
     ) -> None:
         resized = server_to("revert", ({"migrate": None}, "VERIFY_RESIZE"))
         self.assert_killed([], self.kill_everywhere(resized, doing({"revertResize": None}, "ACTIVE")))
 
+    @long
     def test_snapshot(self) -> None:
         stopped = server_to("snapshot", ({"os-stop": None}, "SHUTOFF"))
         steps = self.kill_everywhere(stopped, doing({"createImage": {"name": "copy"}}, "SHUTOFF"))
@@ -99,11 +104,13 @@ class NovaKilledTest(testtools.TestCase):
         steps = self.kill_everywhere(server_to("shelve"), doing({"shelve": None}, "SHELVED_OFFLOADED"))
         self.assert_killed(["export_vm", "destroy"], steps)
 
+    @long
     def test_unshelve(self) -> None:
         shelved = server_to("unshelve", ({"shelve": None}, "SHELVED_OFFLOADED"))
         steps = self.kill_everywhere(shelved, doing({"unshelve": None}, "ACTIVE"))
         self.assert_killed(["publish", "create"], steps)
 
+    @long
     def test_a_base_of_a_snapshot_that_is_gone(self) -> None:
         """Upkeep detaches it in Cinder, withdraws it, lets go of the device and deletes the volume."""
 

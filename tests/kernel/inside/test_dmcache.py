@@ -61,9 +61,11 @@ class DmCacheTest(DmCacheCase):
     def test_direct_reads_of_4_kib_are_fetched_once(self) -> None:
         self.check_kept(4096, direct=True)
 
+    @pytest.mark.long
     def test_direct_reads_of_1_mib_are_fetched_once(self) -> None:
         self.check_kept(1 << 20, direct=True)
 
+    @pytest.mark.long
     def test_buffered_reads_of_64_kib_are_fetched_once(self) -> None:
         self.check_kept(64 << 10, direct=False)
 
@@ -83,6 +85,7 @@ class DmCacheTest(DmCacheCase):
         # Less than all, since udev probes the loop device each time: half a MiB.
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
 
+    @pytest.mark.long
     def test_the_files_may_lie_on_a_file_system_with_sectors_of_4_kib(self) -> None:
         self.check_files_on_sectors_of_4_kib()
 
@@ -94,6 +97,7 @@ class DmCacheTest(DmCacheCase):
         self.assertEqual((SMALL // BLOCK, SMALL // BLOCK), (int(used), int(total)))
         self.assertGreater(self.cache.stats(image).file_bytes, image.size)
 
+    @pytest.mark.long
     def test_two_images_do_not_share_a_cache(self) -> None:
         image, base = self.new_base("one", SMALL)
         other, other_base = self.new_base("two", SMALL)
@@ -198,10 +202,12 @@ class DmCacheTest(DmCacheCase):
         self.opened(image, base)
         self.assertIn("AA", devmapper.status(path.name))
 
+    @pytest.mark.long
     def test_an_image_of_one_sector(self) -> None:
         image, base = self.new_base(size=512)
         self.assert_reads(image, self.opened(image, base))
 
+    @pytest.mark.long
     def test_an_image_larger_than_the_memory_is_moved_into_the_cache(self) -> None:
         _, start = self.new_base("start", SMALL)
         size, sectors = 4 << 30, SMALL // 512

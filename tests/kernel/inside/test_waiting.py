@@ -109,6 +109,7 @@ class BcacheTest(Waiting):
         self.check_a_vms_read_waits_on_for_the_next_stack_and_holds_nobody_up()
 
 
+@pytest.mark.long
 class DmCacheTest(Waiting):
     def new_cache(self) -> CacheDriver:
         return DmCache(self.place)
