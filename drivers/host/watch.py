@@ -72,18 +72,22 @@ class Watch:
         return Death(self.name, self._times, self._error, self._running) if self._times else None
 
     def _run(self) -> None:
-        pause = FIRST_PAUSE
+        pause = 0.0
         while not self._stopped.is_set():
             self._running, began = True, time.monotonic()
             try:
                 return self._act()
             except Exception as error:
                 self._times, self._error, self._running = self._times + 1, repr(error), False
-                pause = FIRST_PAUSE if time.monotonic() - began > LONGEST_PAUSE else pause
+                pause = pause_after(pause, time.monotonic() - began)
                 log.exception("thread %s died; it begins again in %.1f s", self.name, pause)
             self._stopped.wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
         return None
+
+
+def pause_after(last: float, lived: float) -> float:
+    """Seconds until a thread begins again that died after ``lived`` seconds, and ``last`` seconds the time before."""
+    return FIRST_PAUSE if lived > LONGEST_PAUSE else min(2 * last or FIRST_PAUSE, LONGEST_PAUSE)
 
 
 def deaths() -> list[Death]:

@@ -42,6 +42,7 @@ FILES = (
     "test_devmapper",
     "test_loopdev",
     "test_command",
+    "test_kernellog",
 )
 """Those that take longest come first: a guest that is free takes the next one."""
 
@@ -165,6 +166,9 @@ class InsideTest(TestCase):
 
     def test_loopdev(self) -> None:
         self.check("test_loopdev")
+
+    def test_kernellog(self) -> None:
+        self.check("test_kernellog")
 
     def test_every_file_has_a_test(self) -> None:
         files = {path.stem for path in (Path(__file__).parent / "inside").glob("test_*.py")}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from testtools import TestCase
 
-from drivers.host.watch import FIRST_PAUSE, LONGEST_PAUSE, Death, Watch, deaths
+from drivers.host.watch import FIRST_PAUSE, LONGEST_PAUSE, Death, Watch, deaths, pause_after
 from tests.unit.logs import Logged
 
 
@@ -81,6 +81,10 @@ class WatchTest(TestCase):
 
         self.watch(die, Told()).join()
         self.assertEqual([False], told)
+
+    def test_the_first_pause_follows_a_long_life(self) -> None:
+        self.assertEqual(LONGEST_PAUSE, pause_after(LONGEST_PAUSE, LONGEST_PAUSE - 1))
+        self.assertEqual(FIRST_PAUSE, pause_after(LONGEST_PAUSE, LONGEST_PAUSE + 1))
 
     def test_pauses_grow_up_to_a_bound(self) -> None:
         def die() -> None:
