@@ -37,15 +37,20 @@ def agent_of(node: str) -> Iterator[AgentClient]:
     """
     # Nova does without VirtMan's package, and what that imports, while both options are off.
     from virtman.client import AgentClient
-    from virtman.errors import BadRequest, ContentChanged, ImageWithdrawn, VirtmanError
+    from virtman.errors import VirtmanError
 
     try:
         with AgentClient(socket_of(node), timeout=CONF.virtman.agent_timeout) as client:
             yield client
-    except (BadRequest, ContentChanged, ImageWithdrawn) as error:
-        raise BaseUnavailable(reason=str(error)) from error
     except VirtmanError as error:
-        raise AgentRefused(reason=str(error)) from error
+        raise (BaseUnavailable if is_of_base(error) else AgentRefused)(reason=str(error)) from error
+
+
+def is_of_base(error: Exception) -> bool:
+    """Whether all hosts would fail as this one did: it is the base's content, or the base is withdrawn."""
+    from virtman.errors import BadImageFile, BadSize, ContentChanged, ImageWithdrawn
+
+    return isinstance(error, BadImageFile | BadSize | ContentChanged | ImageWithdrawn)
 
 
 def when_it_has_time(call: Callable[[], Answer]) -> Answer:

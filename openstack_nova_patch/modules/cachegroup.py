@@ -81,7 +81,7 @@ class CachedVolumes:
 
     def _attach(self, connection_info: dict[str, Any], device: Path) -> str:
         note = self._note(connection_info)
-        note.write({"device": str(device), "connection": _plain(connection_info)})
+        note.write({"device": str(device), "boot": _boot(), "connection": _plain(connection_info)})
         if not os.access(device, os.R_OK | os.W_OK):  # root's and the group's "disk", as udev makes them
             nova.privsep.path.chown(str(device), uid=os.geteuid())
         with agent_of(self._node) as agent:
@@ -105,9 +105,11 @@ class CachedVolumes:
         if (noted := note.read()) is None:
             return
         with agent_of(self._node) as agent:
-            # The volume's own device may be another volume's by now: the agent's has a name of its own each time.
+            # The agent's device has a name of its own each time. The volume's own may be another volume's by now: it is
+            # this one's where the note could not be finished, and no longer than the host runs on.
             found = [one.path for one in agent.cached_devices() if one.device == noted["device"]]
-            for path in [noted["path"]] if "path" in noted else found:
+            unfinished = found if noted.get("boot") == _boot() else []
+            for path in [noted["path"]] if "path" in noted else unfinished:
                 agent.detach_cached(Path(path), force=force)
         note.remove()
 
@@ -162,6 +164,11 @@ def look_after(virt: Any, node: str) -> None:
                 virt._get_volume_driver(connection).finish(note)
             except Exception:
                 LOG.exception("volume %s on %s stays connected, and is looked at again", note.name, node)
+
+
+def _boot() -> str:
+    """Since when the host runs, as nobody else has it (Linux: admin-guide/sysctl/kernel, random)."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _plain(connection_info: dict[str, Any]) -> dict[str, Any]:

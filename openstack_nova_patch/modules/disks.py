@@ -54,8 +54,9 @@ def ready(node: str, instance: Any, volume_id: str) -> Disk:
         elif instance.task_state != task_states.SPAWNING or shelves.stays(instance):
             return _found(agent, name, node, instance)
         if shelves.comes_back(instance):
-            if not _is_root(instance, volume_id):  # the image has the root disk
-                return _found(agent, name, node, instance)
+            if not _is_root(instance, volume_id):  # the image has the root disk, and no others were shelved
+                why = f"volume {volume_id} is a base, attached while the server was shelved: detach it, then unshelve"
+                raise BaseUnavailable(reason=why)
             return _disk(shelves.create(agent, name, instance))
         vm = origins.create(agent, node, name, image, volume_id)
         return _disk(_grown(agent, vm, instance, volume_id))

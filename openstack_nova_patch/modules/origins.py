@@ -25,8 +25,8 @@ from cinderclient import exceptions as cinder_exception
 from keystoneauth1 import exceptions as keystone_exception
 from nova import exception, utils
 from nova.virtman import names, standins
-from nova.virtman.agent import when_it_has_time
-from nova.virtman.errors import BaseUnavailable
+from nova.virtman.agent import is_of_base, when_it_has_time
+from nova.virtman.errors import AgentRefused, BaseUnavailable
 from nova.virtman.notes import Note, notes
 from nova.volume import cinder
 from os_brick.initiator import connector
@@ -99,9 +99,11 @@ def _be_another(agent: AgentClient, node: str, image: str, volume_id: str) -> No
 
 
 def _attach(agent: AgentClient, node: str, volume_id: str, digest: str | None = None) -> str:
-    """Become an origin, alone on this host. Returns why not, if that is a reason to wait. Raises BaseUnavailable.
+    """Become an origin, alone on this host. Returns why not, if that is a reason to wait.
 
     ``digest``: of the image, if it is published: what is attached is the same volume.
+
+    Raises BaseUnavailable, or AgentRefused if it is this host that cannot.
     """
     api, context = cinder.API(), nova.context.get_admin_context()
     try:
@@ -124,7 +126,9 @@ def _attach(agent: AgentClient, node: str, volume_id: str, digest: str | None = 
             api.attachment_delete(context, attachment["id"])
         if _is_published(error):
             return ""
-        raise BaseUnavailable(reason=f"the base {volume_id} cannot be attached to {node}: {error}") from error
+        cinders = isinstance(error, exception.NovaException)  # which says the same to all hosts
+        failure = BaseUnavailable if cinders or is_of_base(error) else AgentRefused
+        raise failure(reason=f"the base {volume_id} cannot be attached to {node}: {error}") from error
     LOG.info("%s is an origin of the base %s", node, volume_id)
     return ""
 
@@ -171,6 +175,7 @@ def _attachment(api: Any, context: Any, node: str, volume_id: str) -> dict[str, 
         utils.get_root_helper(), CONF.my_block_storage_ip, CONF.libvirt.volume_use_multipath,
         enforce_multipath=True, host=CONF.host,
     )  # fmt: skip
+    properties["mode"] = "ro"  # else Cinder says that it is attached to be written
     made: dict[str, Any] = api.attachment_create(context, volume_id, holder_of(node), properties, "/dev/virtman")
     return made
 
@@ -223,10 +228,10 @@ def _disconnect(note: Note) -> None:
 
 
 def look_after(agent: AgentClient, node: str) -> None:
-    """Serve again what is attached here, after a reboot say, and give up what is attached no more.
+    """Serve again what is attached here, after a reboot say, and give up what is to be a base no more.
 
-    A base whose attachment is gone in Cinder, or which is gone itself, is withdrawn: it is served until no host needs
-    it, and then let go. The others are looked after although one cannot be.
+    A base that lost its mark, its snapshot or its attachment in Cinder, or which is gone itself, is withdrawn: it is
+    served until no host needs it, and then let go. The others are looked after although one cannot be.
     """
     for note in notes(node, BASES):
         with _one_at_a_time(node, note.name):
@@ -244,25 +249,38 @@ def _look_after(agent: AgentClient, node: str, note: Note) -> None:
         return
     image = names.image_of(note.name)
     api, context = cinder.API(), nova.context.get_admin_context()
-    try:
-        api.attachment_get(context, kept["attachment"])
-        if standins.has_lost_its_snapshot(api, context, api.get(context, note.name)):
-            api.attachment_delete(context, kept["attachment"])
-            LOG.info("the snapshot that volume %s stands for is gone", note.name)
-            return
-    except exception.VolumeAttachmentNotFound:
-        try:
-            agent.unpublish(image, when_unused=True)
-        except UnknownImage:
-            LOG.debug("%s is not published here", image)
-        if not _held(agent, note.name):
-            _disconnect(note)
-            _delete_standin(api, context, note.name)
-            note.remove()
-            LOG.info("%s has let go of the base %s", node, note.name)
+    if not _is_ended(api, context, note.name, kept["attachment"]):
+        if not _is_served(agent, image):
+            _publish(agent, note.name, _connect(note))
         return
-    if not _is_served(agent, image):
-        _publish(agent, note.name, _connect(note))
+    try:
+        agent.unpublish(image, when_unused=True)
+    except UnknownImage:
+        LOG.debug("%s is not published here", image)
+    if not _held(agent, note.name):  # before that, who deletes the attachment takes the device from under servers
+        _disconnect(note)
+        _delete_attachment(api, context, kept["attachment"])
+        _delete_standin(api, context, note.name)
+        note.remove()
+        LOG.info("%s has let go of the base %s", node, note.name)
+
+
+def _is_ended(api: Any, context: Any, volume_id: str, attachment: str) -> bool:
+    """Whether a volume that is attached here is to be a base no more."""
+    try:
+        api.attachment_get(context, attachment)
+        volume = api.get(context, volume_id)
+    except (exception.VolumeAttachmentNotFound, exception.VolumeNotFound):
+        return True
+    standins.delete_younger(api, context, volume)
+    return not names.is_base(volume) or standins.has_lost_its_snapshot(api, context, volume)
+
+
+def _delete_attachment(api: Any, context: Any, attachment: str) -> None:
+    try:
+        api.attachment_delete(context, attachment)
+    except exception.VolumeAttachmentNotFound:
+        LOG.debug("attachment %s is gone", attachment)
 
 
 def _is_served(agent: AgentClient, image: str) -> bool:

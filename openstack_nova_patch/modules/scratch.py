@@ -1,12 +1,14 @@
-"""Folders for large files of a moment. One whose maker was killed is removed by the next process.
+"""Folders for large files of a moment. One whose maker was killed is removed by the next process of its host.
 
-Whoever made a folder holds a lock of it, which goes with his process.
+Whoever made a folder holds a lock of it, which goes with his process. Other hosts, which may share the file system, do
+not see that lock (Linux: fs/nfs, where a folder has none), and leave folders alone that do not have their name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -19,7 +21,6 @@ import nova.conf
 
 CONF = nova.conf.CONF
 
-_PREFIX = "virtman-"
 _GRACE = 60.0
 """Seconds for a folder that was made to be locked."""
 
@@ -27,17 +28,21 @@ _GRACE = 60.0
 @contextmanager
 def folder(parent: str) -> Iterator[Path]:
     """A new folder in one of those that ``look_after`` looks into."""
-    with tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as made, _locked(made, 0):
+    with tempfile.TemporaryDirectory(dir=parent, prefix=_prefix()) as made, _locked(made, 0):
         yield Path(made)
 
 
 def look_after() -> None:
     """Remove what nobody holds any more."""
     for parent in (CONF.instances_path, CONF.libvirt.snapshots_directory):
-        for found in Path(parent).glob(f"{_PREFIX}*"):
+        for found in Path(parent).glob(f"{glob.escape(_prefix())}*"):
             with contextlib.suppress(OSError), _locked(found, fcntl.LOCK_NB):  # it is locked, gone, or not ours
                 if found.stat().st_mtime < time.time() - _GRACE:
                     shutil.rmtree(found, ignore_errors=True)
+
+
+def _prefix() -> str:
+    return f"virtman-{CONF.host}-"
 
 
 @contextmanager

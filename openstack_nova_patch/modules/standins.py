@@ -2,7 +2,8 @@
 
 A snapshot of a base, as Cinder takes one of a volume, is a base as well: that is what Horizon offers with a count. No
 host can attach a snapshot; so one volume is made of it, for all servers, and marked as a base. Who needs it finds it by
-its metadata. If two hosts make one at the same moment, both take the older.
+its metadata. If hosts make one at the same moment, all take the oldest; the others are deleted, at once or by who looks
+after the oldest: Cinder refuses it while they are being made.
 """
 
 from __future__ import annotations
@@ -43,22 +44,44 @@ def volume_of(cinder: Any, context: Any, snapshot: Any, **more: Any) -> Any:
         oldest = _oldest(cinder, snapshot) or made
         if oldest["id"] != made["id"]:
             LOG.info("another host has made a volume of snapshot %s, too", snapshot["id"])
-            cinder.delete(context, made["id"])
+            _delete(cinder, context, made["id"])
         return oldest
 
 
 def _oldest(cinder: Any, snapshot: Any) -> Any:
-    """Among the volumes that stand for a snapshot, if there are any.
+    return next(iter(_by_age(cinder, snapshot["id"])), None)
+
+
+def _by_age(cinder: Any, snapshot_id: str) -> list[Any]:
+    """The volumes that stand for a snapshot.
 
     Anybody may write such metadata: what counts is that Cinder made the volume of the snapshot, and could.
     """
-    wanted = {"all_tenants": True, "metadata": {SNAPSHOT: snapshot["id"]}}
+    wanted = {"all_tenants": True, "metadata": {SNAPSHOT: snapshot_id}}
     found = [
         volume
         for volume in cinder.get_all(nova.context.get_admin_context(), search_opts=wanted)
-        if volume["snapshot_id"] == snapshot["id"] and volume["status"] not in _UNUSABLE
+        if volume["snapshot_id"] == snapshot_id and volume["status"] not in _UNUSABLE
     ]
-    return min(found, key=lambda volume: (str(volume["created_at"]), volume["id"]), default=None)
+    return sorted(found, key=lambda volume: (str(volume["created_at"]), volume["id"]))
+
+
+def delete_younger(cinder: Any, context: Any, volume: Any) -> None:
+    """Delete what other hosts made for the same snapshot as this volume, and nobody uses."""
+    if (snapshot := volume["volume_metadata"].get(SNAPSHOT)) is None:
+        return
+    oldest, *younger = _by_age(cinder, snapshot) or [volume]
+    for one in younger:
+        if oldest["id"] == volume["id"] and one["status"] == "available":
+            _delete(cinder, context, one["id"])
+
+
+def _delete(cinder: Any, context: Any, volume_id: str) -> None:
+    """Delete a volume that is one too many: no server fails because it stays."""
+    try:
+        cinder.delete(context, volume_id)
+    except exception.NovaException as error:
+        LOG.warning("volume %s, which is one too many, stays for now: %s", volume_id, error)
 
 
 def has_lost_its_snapshot(cinder: Any, context: Any, volume: Any) -> bool:

@@ -167,6 +167,7 @@ class Cinder(fixtures.Fixture):  # type: ignore[misc]
         volume["status"] = "attaching"
         data = {"device_path": volume["file"]}
         attachment["connection_info"] = {"driver_volume_type": "local", "data": data}
+        attachment["mode"] = connector.get("mode", "rw")
         return attachment
 
     def attachment_complete(self, attachment_id: str) -> None:

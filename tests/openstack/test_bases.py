@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from nova import exception
+from oslo_concurrency.processutils import ProcessExecutionError
 
-from tests.openstack.computes import ComputesTest
+from tests.openstack.computes import CONNECT, ComputesTest, sha256
 
 
 class BaseTest(ComputesTest):
@@ -53,6 +54,25 @@ class BaseTest(ComputesTest):
         self.flags(base_timeout=1, group="virtman")
         self.cinder.attachment_create(self.volume, str(uuid.uuid4()), {"host": "elsewhere"})
         self.assertIn("no host has it, and this one cannot attach it", self.fault())
+        self.assertEqual(1, len(self.cinder.attachments))
+
+    def test_a_base_is_attached_to_be_read(self) -> None:
+        self.boot()
+        self.assertEqual(["ro"], [found["mode"] for found in self.cinder.attachments.values()])
+
+    def test_a_host_that_cannot_reach_the_storage_leaves_the_server_to_another_one(self) -> None:
+        connector = "os_brick.initiator.connectors.local.LocalConnector.connect_volume"
+        tried: list[Any] = []
+
+        def connect(found: Any, properties: Any) -> Any:
+            tried.append(properties)
+            if len(tried) == 1:
+                raise ProcessExecutionError(cmd="iscsiadm", exit_code=20)
+            return CONNECT(found, properties)
+
+        self.stub_out(connector, connect)
+        self.boot()
+        self.assertEqual(2, len(tried))
         self.assertEqual(1, len(self.cinder.attachments))
 
     def test_an_attachment_that_never_got_its_connection_is_made_anew(self) -> None:
@@ -119,6 +139,19 @@ class BaseTest(ComputesTest):
         self.all_upkeep()
         self.nothing_is_left()
         self.assertEqual(self.content, self.file.read_bytes())
+
+    def test_a_base_that_loses_its_mark_stays_attached_until_no_server_needs_it(self) -> None:
+        server = self.boot()
+        del self.cinder.volumes[self.volume]["volume_metadata"]["virtman_base"]
+        for _round in range(2):
+            self.all_upkeep()
+        self.assertEqual(1, len(self.cinder.attachments), "its storage would be taken from under the server")
+        self.assertEqual(sha256(self.content), sha256(self.read(server)))
+        self._delete_server(server)
+        self.all_upkeep()
+        self.soon(lambda: not self.stacks())
+        self.all_upkeep()
+        self.nothing_is_left()
 
     def test_a_host_lets_go_of_a_base_that_it_reads_from_another_host_by_now(self) -> None:
         from nova.virtman.notes import Note

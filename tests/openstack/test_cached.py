@@ -223,9 +223,19 @@ class CachedTest(ComputesTest):
 
     def test_one_whose_path_was_not_noted_any_more_is_let_go_by_its_own(self) -> None:
         _, driver, connection = self.connected()
-        Note(self.node, "cached", self.data).write({"device": self.cinder.volumes[self.data]["file"]})
+        self.forget_path(cachegroup._boot())
         driver.disconnect_volume(connection, None)
         self.assertEqual([], self.cached())
+
+    def test_after_a_reboot_a_device_of_its_name_may_be_another_volumes(self) -> None:
+        _, driver, connection = self.connected()
+        self.forget_path("of an earlier boot")
+        driver.disconnect_volume(connection, None, force=True)
+        self.assertEqual(1, len(self.cached()))
+
+    def forget_path(self, boot: str) -> None:
+        """As if nova-compute had been killed before it noted the agent's device, when the host ran since ``boot``."""
+        Note(self.node, "cached", self.data).write({"device": self.cinder.volumes[self.data]["file"], "boot": boot})
 
     def test_one_that_grows_grows_for_its_server(self) -> None:
         _, driver, connection = self.connected()

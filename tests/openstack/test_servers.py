@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lxml import etree
-from nova import objects
+from nova import exception, objects
 from nova.compute import task_states
 from nova.virtman import disks
 
@@ -140,6 +140,26 @@ class LifeTest(ComputesTest):
         self._delete_server(self.server)
         self.assertEqual([], self.all_disks())
 
+    def test_a_base_that_was_attached_to_a_shelved_server_is_to_be_detached_before_it_comes_back(self) -> None:
+        second = self.cinder.add(self.file)
+        self.act(self.server, {"shelve": None}, "SHELVED_OFFLOADED")
+        self.api.post_server_volume(self.server["id"], {"volumeAttachment": {"volumeId": second}})
+        self.api.post_server_action(self.server["id"], {"unshelve": None})
+        self.soon(lambda: any(f"volume {second} is a base" in why for why in self.failures(self.server)))
+        self.until_shelved()
+        self.api.delete_server_volume(self.server["id"], second)
+        self.soon(lambda: len(self.api.get_server_volumes(self.server["id"])) == 1)
+        self.act(self.server, {"unshelve": None}, "ACTIVE")
+
+    def until_shelved(self) -> None:
+        """Wait for Nova to give up on bringing the server back."""
+
+        def is_shelved() -> bool:
+            found = self.admin_api.get_server(self.server["id"])
+            return found["status"] == "SHELVED_OFFLOADED" and found["OS-EXT-STS:task_state"] is None
+
+        self.soon(is_shelved)
+
     def test_a_server_with_a_second_private_disk_which_no_image_would_keep_is_not_shelved(self) -> None:
         file = self.folder / "data.raw"
         file.write_bytes(b"data" * (1 << 18))
@@ -230,8 +250,7 @@ class WaveTest(ComputesTest):
         self.assertEqual([], self.all_disks())
         self.assertIn(standin, self.cinder.volumes)
         del self.cinder.snapshots[snapshot]
-        for _round in range(2):  # the attachment goes, then what it is of
-            self.all_upkeep()
+        self.all_upkeep()
         self.soon(lambda: not self.stacks())
         self.all_upkeep()
         self.assertEqual([self.volume], [*self.cinder.volumes])
@@ -271,6 +290,25 @@ class WaveTest(ComputesTest):
         self.until(self.api.post_server({"server": request}), "ACTIVE")
         self.assertEqual({self.volume, *first}, {*self.cinder.volumes})
         self.assertEqual([f"cinder-{one}" for one in first], [*self.images()])
+
+    def test_a_volume_too_many_that_cinder_does_not_delete_yet_fails_no_server_and_goes_later(self) -> None:
+        snapshot = self.cinder.add_snapshot(self.volume)
+        metadata = {"virtman_base": "true", "virtman_snapshot": snapshot}
+
+        def others_are_first(step: str) -> None:
+            if step == "before create" and len(self.cinder.volumes) == 1:
+                self.cinder.create(1, "", "", snapshot=self.cinder.snapshots[snapshot], metadata=metadata)
+                self.cinder.refuse["delete"] = exception.InvalidInput(reason="Volume status must be available")
+
+        self.cinder.step = others_are_first
+        request = self.request()
+        request["block_device_mapping_v2"][0].update(uuid=snapshot, source_type="snapshot", volume_size=1)
+        self.until(self.api.post_server({"server": request}), "ACTIVE")
+        self.assertEqual(3, len(self.cinder.volumes))
+        del self.cinder.refuse["delete"]
+        self.all_upkeep()
+        (left,) = set(self.cinder.volumes) - {self.volume}
+        self.assertEqual([f"cinder-{left}"], [*self.images()])
 
 
 def plain(element: Any) -> str:

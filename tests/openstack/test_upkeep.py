@@ -139,15 +139,16 @@ class UpkeepTest(AgreeingTest):
         from nova.virtman import scratch
 
         parent = Path(nova.conf.CONF.instances_path)
-        left, new = parent / "virtman-left", parent / "virtman-new"
+        host = nova.conf.CONF.host
+        left, new, others = (parent / f"virtman-{name}" for name in (f"{host}-left", f"{host}-new", "another-left"))
         with scratch.folder(str(parent)) as held:
-            for folder in (left, new):
+            for folder in (left, new, others):
                 folder.mkdir()
                 (folder / "image").write_bytes(b"large")
-            for folder in (left, held):
+            for folder in (left, held, others):
                 os.utime(folder, (time.time() - LONG_AGO,) * 2)
             self.upkeep(self.node)
-            self.assertEqual([False, True, True], [folder.exists() for folder in (left, new, held)])
+            self.assertEqual([False, True, True, True], [folder.exists() for folder in (left, new, held, others)])
 
     def test_a_server_with_disks_of_two_bases_has_and_loses_both(self) -> None:
         other = self.cinder.add(self.second())
