@@ -125,7 +125,18 @@ class IscsiAttach:
 
     def abandon(self, image: str) -> None:
         """Stop watching. Reads fail that wait, in the map or at a parent. Raises BadName, NotOurs, CommandFailed."""
+        route = self._routes.find(image)
+        if route is not None:
+            route.stop()
+            try:
+                self._fail(image)  # its thread may wait for them, while it gives the map other paths
+            except DriverError as error:  # it is done once more
+                log.warning("image %s: %s", image, error)
         self._routes.drop(image)
+        self._fail(image)
+
+    @staticmethod
+    def _fail(image: str) -> None:
         name = _MAP + image
         if not devmapper.exists(name):
             return
@@ -203,7 +214,10 @@ class _Route:
         self.image, self.map = image.name, _MAP + image.name
         self._lookout = lookout
         self._targets = _targets(image, parents)
-        self._lock = threading.RLock()
+        self._looking = threading.RLock()
+        """One look at a time: it may wait for reads that are under way, and for as long nobody else is to."""
+        self._lock = threading.Lock()
+        """Of who is up and who was lost."""
         self._stopped = threading.Event()
         self._hiring = threading.Lock()
         self._workers: dict[Target, Watch] = {}
@@ -215,7 +229,9 @@ class _Route:
         self._events = -1 if found else 0
         """How many the map had had when its paths were asked for last."""
         self._loaded: list[str] | None = []
-        """The numbers in the map; None while it may have others than the list of parents wants."""
+        """The numbers in the map; None while they are changed."""
+        self._behind = False
+        """Whether the map may have others than the list of parents wants."""
         self._up: set[Target] = set()
         self._hangs: Hangs[Target] = Hangs()
         self._disks: dict[str, Target] = {}
@@ -225,8 +241,7 @@ class _Route:
         """Whether nothing is waited for."""
         self._seen: tuple[Parent, ...] = ()
         self._usable: list[Parent] = []
-        """The parents, and which of them are up, for who must not wait: the lock is held while the map gets its paths,
-        which waits for the reads that are under way by others."""
+        """The parents, and which of them are up, for who asks."""
         self._asking = Asking()
         self._untold: list[Parent] = []
         """Parents that were lost and nobody was told of."""
@@ -259,11 +274,12 @@ class _Route:
     def follow(self, parents: Sequence[Parent]) -> None:
         """See IscsiAttach.update."""
         targets = _targets(self._image, parents)
-        with self._lock:
-            if list(targets.items()) == list(self._targets.items()) and self._loaded is not None:
+        with self._looking:
+            if list(targets.items()) == list(self._targets.items()) and not self._behind:
                 return
-            self._targets, self._loaded = targets, None  # if the look fails, the same list is followed again
-            self._show()
+            self._targets, self._behind = targets, True  # if the look fails, the same list is followed again
+            with self._lock:
+                self._show()
             self._look()
         self._tell()
 
@@ -276,16 +292,20 @@ class _Route:
         return self._usable
 
     def _show(self) -> None:
-        """What others see of the parents is what is known now. Called with the lock held."""
+        """What others see of the parents is what is known now. Called with ``_lock`` held."""
         self._seen = tuple(self._targets)
         parents = {target: parent for parent, target in self._targets.items()}
         self._usable = [parents[target] for target in self._hangs.in_order(parents) if target in self._up]
 
-    def close(self) -> None:
-        """Stop watching; map and sessions stay. Not to be called from the LostParent callback."""
+    def stop(self) -> None:
+        """Have its threads end, which may wait for reads."""
         self._lookout.remove(self)
         self._stopped.set()
         self.wake()
+
+    def close(self) -> None:
+        """Stop watching; map and sessions stay. Not to be called from the LostParent callback."""
+        self.stop()
         with self._hiring:
             threads = [self._thread, *self._workers.values()]
         for thread in threads:
@@ -330,7 +350,7 @@ class _Route:
 
     def _look(self) -> None:
         """Make the map's paths the usable parents, have the others brought up, and note those just lost."""
-        with self._lock:
+        with self._looking:
             there, failed = sessions(self._image.name), self._failed()
             disks: dict[Target, str] = {}
             first = next(iter(self._targets.values()))
@@ -340,23 +360,35 @@ class _Route:
                 if target in self._up and number is not None and number not in failed:
                     disks[target] = number
                     continue
-                if target in self._up:
-                    log.warning("image %s: parent %s lost", self._image.name, parent.host)
-                    self._up.discard(target)
-                    self._untold.append(parent)
+                self._note_lost(parent, target)
                 if not first_only or target is first:
                     self._work(target, self._bring_up)
             wanted = set(self._targets.values())
-            self._up &= wanted
-            self._show()
-            numbers = {number: target for target, number in disks.items()}
-            self._disks = {**self._disks, **numbers}  # the load waits for reads by all of them, and one may hang
+            with self._lock:
+                self._up &= wanted
+                self._show()
+                # The load waits for reads by all of them, and one may hang.
+                self._disks = {**self._disks, **{number: target for target, number in disks.items()}}
             self._load([disks[target] for target in self._hangs.in_order(disks)])
-            self._disks = numbers
             left = there.keys() - wanted
             for target in left:
                 self._work(target, self._let_go)
-            self._settled = self._up == wanted and not left
+            with self._lock:
+                self._disks = {  # also those of who came meanwhile
+                    number: target
+                    for number, target in self._disks.items()
+                    if target in self._up and disks.get(target, number) == number
+                }
+                self._settled = self._up == wanted == disks.keys() and not left
+            self._behind = False
+
+    def _note_lost(self, parent: Parent, target: Target) -> None:
+        with self._lock:
+            if target not in self._up:
+                return
+            self._up.discard(target)
+            self._untold.append(parent)
+        log.warning("image %s: parent %s lost", self._image.name, parent.host)
 
     def _has_head_start(self, first: Target) -> bool:
         """Whether the other parents are not logged in to yet."""
@@ -413,10 +445,7 @@ class _Route:
                 return
             trouble = self._try(wanted)
             if not trouble:
-                with self._lock:
-                    self._up.add(target)
-                    self._show()
-                self.wake()
+                self._is_up(wanted)
                 return
             if trouble == NO_ANSWER:
                 self._head_start = 0.0  # it may wait for parents of its own, and others not
@@ -427,6 +456,16 @@ class _Route:
             (news if self._has_session(target) else self._stopped).wait(pause)
             pause = min(2 * pause, _LAST_RETRY if time.monotonic() - began < _SOON else _LATE_RETRY)
 
+    def _is_up(self, target: Target) -> None:
+        """Have it taken into the map, which may wait for a parent that hangs: for this one that is left at once."""
+        number = number_of(sessions(self._image.name).get(target), self._image)
+        with self._lock:
+            self._up.add(target)
+            self._show()
+            if number is not None:
+                self._disks = {**{had: other for had, other in self._disks.items() if other != target}, number: target}
+        self.wake()
+
     def _has_session(self, target: Target) -> bool:
         """Also one that is not well; no if that cannot be told."""
         try:
@@ -436,8 +475,7 @@ class _Route:
 
     def _wanted(self, target: Target) -> Target | None:
         """The target as the list of parents has it now: its secret may be another one. None: it is not in the list."""
-        with self._lock:
-            return next((wanted for wanted in self._targets.values() if wanted == target), None)
+        return next((wanted for wanted in self._targets.values() if wanted == target), None)
 
     def _try(self, target: Target) -> str:
         """What keeps the parent from being usable; nothing if it is."""

@@ -350,6 +350,7 @@ class _Route:
         others = {parent: other for parent, other in sockets.items() if parent != lost}
         awake = {parent: other for parent, other in others.items() if not self._hangs.rests(parent)}
         again = {lost: path} if held else {}
+        better = better if better in others else None  # a new list may be without it
         found = better or self._first_serving(again) or self._first_serving(awake) or self._first_serving(others)
         if found is not None:
             self._settle(found, revision)

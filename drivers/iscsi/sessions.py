@@ -29,7 +29,7 @@ REFUSALS = {
 }
 """What the exit codes of iscsiadm mean by which a parent refuses a login."""
 
-_NO_SESSION, _SESSION_EXISTS, _NO_RECORDS = 2, 15, 21
+_NO_SESSION, _IN_LOGIN, _SESSION_EXISTS, _NO_RECORDS = 2, 9, 15, 21
 _LOGIN_LIMIT = 30.0
 _LOGOUT_LIMIT = 30.0
 _LOGOUT_PAUSE = 0.02
@@ -147,24 +147,35 @@ def log_out(target: Target) -> None:
     One that is just being made is waited for: without a record nobody would look for it.
     """
     end, pause = time.monotonic() + _LOGOUT_LIMIT, _LOGOUT_PAUSE
-    while (session := sessions(image_of(target.name)).get(target)) is not None or _changes(target.name):
+    while True:
+        changing = _changing(target.name)  # before the next look: what it takes for half made may be whole then
+        session = sessions(image_of(target.name)).get(target)
+        if session is None and not changing:
+            break
         late = time.monotonic() > end
         if session is not None:
             if late:
                 raise NotReleased(f"session with {target.portal}", _LOGOUT_LIMIT)
             argv = ["iscsiadm", "--mode", "session", "--sid", str(session.number), "--logout"]
-            _told(argv, _NO_SESSION, _NO_RECORDS)  # iscsid may not know it yet, or no more
+            _told(argv, _NO_SESSION, _IN_LOGIN, _NO_RECORDS)  # iscsid may not know it yet, or no more
         elif late:
-            log.warning("a session is neither made nor gone after %g s: it may be with %s", _LOGOUT_LIMIT, target.name)
+            log.warning("%d sessions are neither made nor gone after %g s", len(changing), _LOGOUT_LIMIT)
+            _stuck.update(changing)
             break
         time.sleep(pause)
         pause = min(2 * pause, 1.0)
     records.remove(target)
 
 
-def _changes(name: str) -> bool:
-    """Whether a session comes or goes that is, or may be, with the target of this name."""
-    return any(_is_half_made(folder, name) for folder in _folders())
+_stuck: set[Path] = set()
+"""Sessions that nobody makes whole any more: iscsid was killed over them. They are waited for once."""
+
+
+def _changing(name: str) -> list[Path]:
+    """The sessions that come or go and are, or may be, with the target of this name."""
+    there = _folders()
+    _stuck.intersection_update(there)
+    return [folder for folder in there if folder not in _stuck and _is_half_made(folder, name)]
 
 
 def _is_half_made(folder: Path, name: str) -> bool:

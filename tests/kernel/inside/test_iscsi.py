@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -367,6 +369,52 @@ class IscsiTest(IscsiCase):
                 self.let_all_go()
                 self.export.withdraw(self.image.name)
 
+    def test_an_image_is_abandoned_at_once_while_its_map_waits_for_a_read_to_change(self) -> None:
+        self.publish()
+        [published] = [disk for disk in rtslib_fb.RTSRoot().storage_objects if disk.name.startswith(MODEL)]
+        path = self.attach.connect(self.image, [self.parent, self.parent_with(published)]).path
+        assert path is not None
+        wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
+        self.export.publish(self.image, Device(SIZE, self.without_parents()))  # both hang
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(self.read, path)
+            try:
+                wait_until(self.reads_wait)
+                self.lose("alien")
+                began = time.monotonic()
+                self.attach.abandon(self.image.name)
+                self.assertLess(time.monotonic() - began, devmapper.RELOAD_LIMIT / 2)
+                self.assertRaises(CommandFailed, reading.result, PATIENCE)
+            finally:
+                self.let_all_go()
+                self.export.withdraw(self.image.name)
+
+    def lose(self, parent: str) -> None:
+        """Have the driver see that a session has no connection."""
+        with self.assertLogs("drivers.attach.iscsi", "WARNING") as said:
+            while not any(f"parent {parent} lost" in line for line in said.output):
+                for session in sessions().values():
+                    if session.target.name == target_name(parent, self.image.name):
+                        with contextlib.suppress(OSError):  # it has none already
+                            session.cut()
+
+    def test_a_parent_that_is_named_while_the_only_one_hangs_is_read_from(self) -> None:
+        self.publish()
+        path = self.connect()
+        wait_until(lambda: self.states() == [PathState.ACTIVE])
+        second = self.good_parent()
+        self.export.publish(self.image, Device(SIZE, self.without_parents()))
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(self.read, path)
+            try:
+                wait_until(self.reads_wait)
+                began = time.monotonic()
+                self.attach.update(self.image, [self.parent, second])
+                self.assertEqual(self.content, reading.result(PATIENCE))
+                self.assertLess(time.monotonic() - began, devmapper.RELOAD_LIMIT / 2)
+            finally:
+                self.let_all_go()
+
     def test_a_parent_is_not_told_to_be_lost_when_an_abandoned_image_is_connected_again(self) -> None:
         self.publish()
         path = self.connect()
@@ -377,12 +425,16 @@ class IscsiTest(IscsiCase):
         self.assertEqual(self.content, self.read(path))
         self.assertEqual([], self.lost)
 
+    def good_parent(self) -> Parent:
+        """Another one, that answers."""
+        file = self.folder / "image"
+        good = rtslib_fb.FileIOStorageObject(f"{MODEL}good", dev=str(file), size=SIZE, wwn=serial_of(self.image))
+        return self.parent_with(self.made(good))
+
     def second_while_the_first_waits_for_its_own_parents(self) -> tuple[Parent, Path]:
         """Two parents, of which the first answers no read from now on. Returns the other, and what reads by them."""
         self.publish()
-        file = self.folder / "image"
-        good = rtslib_fb.FileIOStorageObject(f"{MODEL}good", dev=str(file), size=SIZE, wwn=serial_of(self.image))
-        second = self.parent_with(self.made(good))
+        second = self.good_parent()
         path = self.attach.connect(self.image, [self.parent, second]).path
         assert path is not None
         wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
