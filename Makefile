@@ -22,7 +22,7 @@ demo-kernel: bootstrap
 
 test: bootstrap
 	rm -f .coverage .coverage.*
-	.venv/bin/tox run-parallel --parallel 4 --parallel-live
+	.venv/bin/tox run-parallel --parallel 5 --parallel-live
 
 test-whole:
 	WHOLE=1 $(MAKE) test

@@ -7,6 +7,8 @@ from collections.abc import Generator
 
 import pytest
 
+from tests.sweeps import WHOLE
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make our marks known."""
@@ -16,7 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the long tests out, unless all is wanted."""
-    left_out = [] if os.environ.get("WHOLE") else [item for item in items if item.get_closest_marker("long")]
+    left_out = [] if WHOLE else [item for item in items if item.get_closest_marker("long")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

@@ -1,9 +1,9 @@
 """How much a run does of tests that go on at each step of something: that kill an agent there, say, or fail a call.
 
 The long ones are most of the time of a run. ``make test`` goes through them in strides, ``make test-whole`` step by
-step; unit tests cut each step off, with doubles, in any case. Some of the longest tests, of what shorter ones show by
-parts, or of what another driver is tested for, ``make test`` leaves out: they have the mark ``long``, or with Nova,
-where there is no pytest, the decorator below. Guests of the kernel lab import this, too.
+step. Some of the longest tests, of what shorter ones show by parts, or of what another driver or another step is tested
+for, ``make test`` leaves out: they have the mark ``long``, or with Nova, where there is no pytest, the decorator below.
+To run one alone: ``WHOLE=1`` and its name. Guests of the kernel lab import this, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unittest import TestCase
 
 T = TypeVar("T")
 
-WHOLE = bool(os.environ.get("WHOLE"))
+WHOLE = os.environ.get("WHOLE", "") not in ("", "0")
 STRIDE = 1 if WHOLE else 3
 """Of so many steps one is taken."""
 

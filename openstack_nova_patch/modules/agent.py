@@ -47,10 +47,14 @@ def agent_of(node: str) -> Iterator[AgentClient]:
 
 
 def is_of_base(error: Exception) -> bool:
-    """Whether all hosts would fail as this one did: it is the base's content, or the base is withdrawn."""
-    from virtman.errors import BadImageFile, BadSize, ContentChanged, ImageWithdrawn
+    """Whether other hosts would fail as this one did: it is the base's content, or the base is withdrawn.
 
-    return isinstance(error, BadImageFile | BadSize | ContentChanged | ImageWithdrawn)
+    So would those that are set up alike, where ``use_cachegroup`` has no cache group: the server's user reads why, and
+    not that no host was left.
+    """
+    from virtman.errors import BadImageFile, BadSize, ContentChanged, ImageWithdrawn, NoVolumes
+
+    return isinstance(error, BadImageFile | BadSize | ContentChanged | ImageWithdrawn | NoVolumes)
 
 
 def when_it_has_time(call: Callable[[], Answer]) -> Answer:

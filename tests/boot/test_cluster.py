@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lab.cluster import Cluster
 from lab.errors import Leftovers, NotReady
 from lab.process import attempts, processes_of
@@ -56,6 +58,7 @@ class ClusterTest(VmTestCase):
             self.assertEqual(before, cluster.volt_url)
             self.assertEqual(["origin"], [host.name for host in cluster.volt.hosts()])
 
+    @pytest.mark.long
     def test_a_process_that_outlives_its_agent_is_an_error_and_is_ended(self) -> None:
         cluster = Cluster(self.folder / "c", 1)
         cluster.start()

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pycdlib
+import pytest
 
 from lab.login import io_errors, wait_login
 from lab.process import attempts
@@ -66,6 +67,7 @@ class GuestTest(VmTestCase):
         self.assertEqual(0, process.returncode)
         self.assertEqual(0, io_errors(self.folder / "console"))
 
+    @pytest.mark.long
     def test_the_prompt_shows_the_name_that_the_seed_gives(self) -> None:
         disk = f"file={self.guest.disk},if=virtio,format=raw"
         seed = self.seed('{"instance-id": "1",\n "local-hostname": "vm-7"}\n')

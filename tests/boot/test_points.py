@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 
 import libvirt
 import libvirt_qemu
+import pytest
 
 from drivers.errors import DriverError
 from lab.cluster import Cluster
@@ -149,6 +150,7 @@ class PointsTest(VmTestCase):
         self.private.wait_ready()
         self.agent.repair()
 
+    @pytest.mark.long
     def test_points_of_a_vm_that_runs_are_kept_and_forgotten_whoever_is_killed_and_its_disk_grows(self) -> None:
         """One test, because a boot takes long."""
         first = self.write()

@@ -55,6 +55,7 @@ class TreeBootTest(VmTestCase):
         self.assertEqual(fetched, self.image(cluster, 1).fetched_bytes)
         self.assertEqual(0, self.image(cluster, 2).fetched_bytes)
 
+    @pytest.mark.long
     def test_a_vm_boots_while_the_storage_daemons_and_agents_on_its_way_are_killed(self) -> None:
         cluster = self.cluster(3)
         answer = self.boot(cluster, 1, "survivor")

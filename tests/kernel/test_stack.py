@@ -199,7 +199,6 @@ class InPlaceTest(StackCase):
 
 
 class CallersTest(StackCase):
-    @pytest.mark.long
     def test_eight_creates_of_three_images_at_once_succeed(self) -> None:
         for number in range(3):
             self.publish(f"image-{number}", SMALL)
@@ -250,6 +249,7 @@ class CrashTest(KillCase):
         self.assertEqual([], self.agent(machine).vms())
         self.assertEqual([], self.agent(machine).status().strays)
 
+    @pytest.mark.long
     def test_agent_killed_while_it_creates_destroys_and_lets_go_leaves_nothing_half_made(self) -> None:
         self.publish("image", SMALL)
         host = self.hosts[0]

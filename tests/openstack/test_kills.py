@@ -73,6 +73,7 @@ class NovaKilledTest(testtools.TestCase):
             ["destroy"], self.kill_everywhere(server_to("delete"), lambda nova: nova.delete(nova.server))
         )
 
+    @long
     def test_rebuild(self) -> None:
         steps = self.kill_everywhere(server_to("rebuild"), doing({"rebuild": {"imageRef": GLANCE_IMAGE}}, "ACTIVE"))
         self.assert_killed(["destroy"], steps[:2])
@@ -104,13 +105,11 @@ class NovaKilledTest(testtools.TestCase):
         steps = self.kill_everywhere(server_to("shelve"), doing({"shelve": None}, "SHELVED_OFFLOADED"))
         self.assert_killed(["export_vm", "destroy"], steps)
 
-    @long
     def test_unshelve(self) -> None:
         shelved = server_to("unshelve", ({"shelve": None}, "SHELVED_OFFLOADED"))
         steps = self.kill_everywhere(shelved, doing({"unshelve": None}, "ACTIVE"))
         self.assert_killed(["publish", "create"], steps)
 
-    @long
     def test_a_base_of_a_snapshot_that_is_gone(self) -> None:
         """Upkeep detaches it in Cinder, withdraws it, lets go of the device and deletes the volume."""
 

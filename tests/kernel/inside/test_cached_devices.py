@@ -501,9 +501,11 @@ class HalfMadeTest(DeviceCase):
         self.assertEqual(frozenset(), self.cache.existing_devices().names)
         os.close(os.open(self.device, os.O_RDWR | os.O_EXCL))
 
+    @pytest.mark.long
     def test_an_attach_that_is_killed_is_undone(self) -> None:
         self.check_killed_at_any_program(lambda: None, "attach_device", self.check_gone)
 
+    @pytest.mark.long
     def test_a_detach_that_is_killed_is_finished_from_under_who_has_it_open(self) -> None:
         with contextlib.ExitStack() as opened:
 

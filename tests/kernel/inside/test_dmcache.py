@@ -97,7 +97,6 @@ class DmCacheTest(DmCacheCase):
         self.assertEqual((SMALL // BLOCK, SMALL // BLOCK), (int(used), int(total)))
         self.assertGreater(self.cache.stats(image).file_bytes, image.size)
 
-    @pytest.mark.long
     def test_two_images_do_not_share_a_cache(self) -> None:
         image, base = self.new_base("one", SMALL)
         other, other_base = self.new_base("two", SMALL)
@@ -156,6 +155,7 @@ class DmCacheTest(DmCacheCase):
         self.assert_reads(other, path)
         self.assert_reads(other, path, 4096)
 
+    @pytest.mark.long
     def test_a_damaged_or_lost_file_starts_empty(self) -> None:
         image, base = self.new_base(size=SMALL)
         self.assert_reads(image, self.opened(image, base))
@@ -202,7 +202,6 @@ class DmCacheTest(DmCacheCase):
         self.opened(image, base)
         self.assertIn("AA", devmapper.status(path.name))
 
-    @pytest.mark.long
     def test_an_image_of_one_sector(self) -> None:
         image, base = self.new_base(size=512)
         self.assert_reads(image, self.opened(image, base))
@@ -219,6 +218,7 @@ class DmCacheTest(DmCacheCase):
         content(self.opened(image, base), 1 << 20, direct=True, end=SMALL)
         self.heartbeats(image, SMALL)
 
+    @pytest.mark.long
     def test_a_file_that_fails_below_the_cache_is_passed_by_and_the_cache_opens_again(self) -> None:
         for kind in ("meta", "data"):
             image, base = self.new_base(kind, SMALL)

@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+import pytest
+
 from drivers.base import Device, Place, SnapshotDriver
 from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, DiskInUse, NoSpace, SnapshotMissing
 from drivers.host.command import run
@@ -210,6 +212,7 @@ class PointsTest(PointsCase):
         self.assertFalse(devmapper.is_suspended(self.name))
         self.assertEqual(frozenset(), self.driver.points("vm1"))
 
+    @pytest.mark.long
     def test_many_points_are_dropped_in_any_order(self) -> None:
         chance = random.Random(20)
         content, digests = bytearray(self.content), {}
@@ -504,6 +507,7 @@ class KilledTest(PointsCase):
             self.assert_nothing_leaked()
         self.assertEqual(b"stays", self.content_of("stays")[:5])
 
+    @pytest.mark.long
     def test_a_clone_is_there_or_not(self) -> None:
         write(self.path, 0, b"then")
         self.driver.take("vm1", "point", None)
@@ -524,6 +528,7 @@ class KilledTest(PointsCase):
             self.assertEqual(then, self.clone().read_bytes(), f"step {number}")
             self.assert_nothing_leaked()
 
+    @pytest.mark.long
     def test_a_half_made_clone_is_made_again_by_the_next_call(self) -> None:
         self.driver.take("vm1", "point", None)
         half = max(volumes()) + 1
@@ -544,6 +549,7 @@ class KilledTest(PointsCase):
             self.assertEqual(self.content[:4], begins())
             self.assertEqual(frozenset(), devmapper.names(POINT_PREFIX))
 
+    @pytest.mark.long
     def test_a_disk_is_deleted_with_all_volumes(self) -> None:
         def prepare() -> None:
             self.create("vm1")
@@ -784,6 +790,7 @@ class SpaceTest(ThinCase):
         self.addCleanup(writer.communicate)
         return writer
 
+    @pytest.mark.long
     def test_writes_wait_while_the_file_system_is_full_and_go_on_when_it_is_not(self) -> None:
         driver, path, ballast = self.full(timeout=HELD)
         writer = self.writer(path)

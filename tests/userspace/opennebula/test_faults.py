@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import pytest
 from testtools.matchers import HasLength
 
 from lab.opennebula import Answer, Fate, Image, Vm
@@ -81,6 +82,7 @@ class FaultsTest(CloudTestCase):
         self.ok(deploy())
         self.sweep(lambda: self.one.terminate(vm), self.retry(vm), self.nothing_left, deploy)
 
+    @pytest.mark.long
     def test_a_disk_moves_between_hosts_and_to_the_front_end_and_back(self) -> None:
         vm = self.vm(self.add_image(7, mib=2))
         self.ok(self.one.deploy(vm, "host-1", SYSTEM))
@@ -113,6 +115,7 @@ class FaultsTest(CloudTestCase):
         self.ok(self.one.snapshot_revert(vm, 0, 0))
         self.reads(vm, 0, 1)
 
+    @pytest.mark.long
     def test_a_persistent_disk_is_given_out_and_taken_back(self) -> None:
         image = self.add_image(7, mib=2, persistent=True)
         vm = self.vm(image)
@@ -162,6 +165,7 @@ class FaultsTest(CloudTestCase):
         self.sweep(revert, revert, lambda: self.reads(vm, 0, 1), overwrite)
         self.sweep(forget, forget, lambda: self.reads(vm, 0, 2), take)
 
+    @pytest.mark.long
     def test_a_disk_is_saved(self) -> None:
         vm = self.vm(self.add_image(7, mib=2))
         self.ok(self.one.deploy(vm, "host-2", SYSTEM))
