@@ -13,6 +13,7 @@ from testtools.matchers import HasLength
 
 from lab.opennebula import Answer, Fate, Image, Vm
 from tests.sweeps import numbers
+from tests.userspace.hosts import wait_until
 from tests.userspace.opennebula.cloud import BASE, IMAGES, SYSTEM, CloudTestCase
 
 Action = Callable[[], Answer]
@@ -282,7 +283,7 @@ class FaultsTest(CloudTestCase):
         file.write_bytes(bytes(1 << 20))
         self.refused(self.one.add_image(Image(10, IMAGES, str(file))), "host-1: ")
         self.frontend.exchange.up("host-1")
-        self.assertEqual([], self.cluster.agents[0].images())
+        wait_until(lambda: not self.cluster.agents[0].images(), "what was published at the other origin goes")
         self.assertEqual([], list(self.store.base.iterdir()))
 
     def test_awkward_names_and_paths_do_no_harm(self) -> None:
