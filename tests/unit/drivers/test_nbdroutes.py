@@ -143,6 +143,19 @@ class FailOverTest(RouteCase):
         until(lambda: bool(self.lost))
         self.assertEqual((["a"], ACTIVE), (self.lost, self.states()[1]))
 
+    def test_one_that_went_away_has_not_hung_and_is_taken_back_with_the_next_list(self) -> None:
+        self.a.close()
+        until(lambda: bool(self.lost))
+        self.serve(self.parents[0])
+        self.attach.update(IMAGE, [*self.parents, Parent("c", f"unix://{self.folder}/c", "")])
+        self.assertEqual([ACTIVE, STANDBY, LOST], self.states())
+
+    def test_a_better_parent_that_has_left_the_list_meanwhile_is_not_gone_to(self) -> None:
+        route = self.attach._routes.of(IMAGE.name)
+        left = Parent("left", f"unix://{self.folder}/left", "")
+        route._fail_over(self.parents[0], route._sockets[self.parents[0]], left)
+        self.assertIn(ACTIVE, self.states())
+
     def test_no_parent_is_active_while_none_serves(self) -> None:
         self.b.close()
         self.a.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.doubles.drivers import DEVICE_SIZE, POOL
 from tests.unit.virtman.scene import Scene
 from virtman.devices import LEAVING, LOST, Devices
 from virtman.errors import BadDevice, DiskBusy, NoRoom, NoVolumes, StateNewer
+from virtman.passing import Passed
 from virtman.records import DETACH_DEVICE, DeviceRecord, State
 
 TROUBLE = DriverError("the device is on fire")
@@ -58,6 +60,21 @@ class DevicesTest(TestCase):
         self.assertEqual(record, self.devices.attach(link))
         self.assertEqual([record.name], list(self.host.devices))
         self.assertEqual(record.path, str(self.host.devices[record.name].path))
+
+    def test_what_was_opened_is_attached_wherever_its_path_leads_by_then(self) -> None:
+        link, other = self.scene.folder / "link", self.new_device("other", "8:32")
+        link.symlink_to(self.device)
+        fd = os.open(link, os.O_RDWR)
+        self.addCleanup(os.close, fd)
+
+        def lead_elsewhere(step: str) -> None:
+            if step == "before cache.attach_device":
+                link.unlink()
+                link.symlink_to(other)
+
+        self.host.moment = lead_elsewhere
+        record = self.devices.attach(link, Passed(fd, link, trusted=False))
+        self.assertEqual("8:16", self.host.devices[record.name].number)
 
     def test_each_attachment_has_a_name_of_its_own(self) -> None:
         first = self.attach()
