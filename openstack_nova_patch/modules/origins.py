@@ -253,10 +253,11 @@ def _look_after(agent: AgentClient, node: str, note: Note) -> None:
         if not _is_served(agent, image):
             _publish(agent, note.name, _connect(note))
         return
-    try:
-        agent.unpublish(image, when_unused=True)
-    except UnknownImage:
-        LOG.debug("%s is not published here", image)
+    if any(found.name == image and not found.withdrawn for found in agent.images()):
+        try:
+            agent.unpublish(image, when_unused=True)
+        except UnknownImage:
+            LOG.debug("%s is not published here", image)
     if not _held(agent, note.name):  # before that, who deletes the attachment takes the device from under servers
         _disconnect(note)
         _delete_attachment(api, context, kept["attachment"])

@@ -126,6 +126,17 @@ class BaseTest(ComputesTest):
             self.boot(availability_zone=f"nova:{node}")
         self.assertEqual(1, len(self.images()[self.image()]))
 
+    def test_another_host_becomes_the_origin_of_a_base_whose_first_one_does_not_come_back(self) -> None:
+        gone, other = self.cluster.names
+        self.boot(availability_zone=f"nova:{gone}")
+        self.cluster.kill_agent(self.cluster.names.index(gone))
+        (attachment,) = self.cinder.attachments
+        self.cinder.attachment_delete(attachment)
+        self.flags(origin=True, group="virtman")
+        server = self.boot(availability_zone=f"nova:{other}")
+        self.assertIn(other, self.images()[self.image()])
+        self.assertEqual(sha256(self.content), sha256(self.read(server)))
+
     def test_a_base_that_is_detached_in_cinder_goes_when_no_server_needs_it(self) -> None:
         server = self.boot()
         self.cinder.attachments.clear()

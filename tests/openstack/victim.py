@@ -165,8 +165,7 @@ class Nova(AgreeingTest):
 
     def let_go_of_the_snapshot(self) -> None:
         """What computes do about it, minute by minute."""
-        for _round in range(2):
-            self.all_upkeep()
+        self.all_upkeep()
         self.soon(lambda: not self.stacks())
         self.all_upkeep()
 
