@@ -18,7 +18,7 @@ from lxml import etree
 from nova import context as nova_context
 from nova import exception
 from nova.tests import fixtures as nova_fixtures
-from nova.tests.functional.api.client import OpenStackApiException
+from nova.tests.functional.api.client import OpenStackApiException, OpenStackApiNotFoundException
 from nova.tests.functional.libvirt import base
 from nova.virt.libvirt import host
 from nova.virt.libvirt import utils as libvirt_utils
@@ -161,6 +161,20 @@ class ComputesTest(base.ServersTestBase):  # type: ignore[misc]
                 why = found.get("fault") or self.failures(server)
                 self.fail(f"the server is {found['status']} and not {state}: {why}")
             time.sleep(0.05)
+
+    def _wait_until_deleted(self, server: dict[str, Any]) -> None:
+        """As Nova's own, which gives up after 20 seconds."""
+        failed_before = server.get("status") == "ERROR"
+
+        def is_gone() -> bool:
+            try:
+                found = self.api.get_server(server["id"])
+            except OpenStackApiNotFoundException:
+                return True
+            self.assertTrue(failed_before or found["status"] != "ERROR", "it is in ERROR instead")
+            return False
+
+        self.soon(is_gone)
 
     def upkeep(self, node: str) -> None:
         """What the compute of a node does each minute."""

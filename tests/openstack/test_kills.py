@@ -79,6 +79,7 @@ class NovaKilledTest(testtools.TestCase):
         self.assert_killed(["destroy"], steps[:2])
         self.assert_killed(["create"], steps[-2:])
 
+    @long
     def test_resize_to_the_other_host(self) -> None:
         steps = self.kill_everywhere(server_to("resize"), doing({"migrate": None}, "VERIFY_RESIZE"))
         self.assert_killed(["send"], steps)
@@ -101,10 +102,12 @@ class NovaKilledTest(testtools.TestCase):
         steps = self.kill_everywhere(stopped, doing({"createImage": {"name": "copy"}}, "SHUTOFF"))
         self.assert_killed(["export_vm"], steps)
 
+    @long
     def test_shelve(self) -> None:
         steps = self.kill_everywhere(server_to("shelve"), doing({"shelve": None}, "SHELVED_OFFLOADED"))
         self.assert_killed(["export_vm", "destroy"], steps)
 
+    @long
     def test_unshelve(self) -> None:
         shelved = server_to("unshelve", ({"shelve": None}, "SHELVED_OFFLOADED"))
         steps = self.kill_everywhere(shelved, doing({"unshelve": None}, "ACTIVE"))
