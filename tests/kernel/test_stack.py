@@ -332,6 +332,7 @@ class SnapshotCase(KillCase):
 
 
 class SnapshotTest(SnapshotCase):
+    @pytest.mark.long
     def test_a_disk_grows_and_goes_back_to_what_its_snapshots_keep_also_when_the_agent_is_killed(self) -> None:
         self.publish("image", SMALL)
         path = self.create(self.host, "vm", "image")
@@ -406,6 +407,7 @@ class StreamTest(SnapshotCase):
         finally:
             self.file.unlink()
 
+    @pytest.mark.long
     def test_to_the_other_stack_and_back(self) -> None:
         one = self.changed(self.path, 0).split()[0]
         self.virtman("snapshot", "create", "vm", "one")

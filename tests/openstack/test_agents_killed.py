@@ -12,7 +12,7 @@ from lab.cluster import Cluster
 from tests.openstack.agreement import AgreeingTest
 from tests.openstack.cinder import nobody_listens
 from tests.patience import PATIENCE
-from tests.sweeps import some
+from tests.sweeps import long, some
 
 
 class AgentKilledTest(AgreeingTest):
@@ -72,6 +72,7 @@ class AgentKilledTest(AgreeingTest):
             self.assert_whole(step)
             self.let_go()
 
+    @long
     def test_while_it_destroys_a_disk(self) -> None:
         server = self.boot_here()
         steps = self.steps_of(lambda: self.delete(server))
@@ -79,6 +80,7 @@ class AgentKilledTest(AgreeingTest):
         for step in self.killed_at(steps, lambda: self.delete(self.boot_here())):
             self.assert_agreement(step)
 
+    @long
     def test_one_that_answers_too_late_leaves_nothing(self) -> None:
         self.delete(self.boot_here())
         steps = self.steps_of(self.boot_here)

@@ -439,6 +439,7 @@ class GrowTest(PointsCase):
         self.assertEqual(SIZE + MIB, len(self.path.read_bytes()))
 
 
+@pytest.mark.long
 class KilledTest(PointsCase):
     """The agent dies at each step of a call, before and after each program that it runs."""
 
@@ -507,7 +508,6 @@ class KilledTest(PointsCase):
             self.assert_nothing_leaked()
         self.assertEqual(b"stays", self.content_of("stays")[:5])
 
-    @pytest.mark.long
     def test_a_clone_is_there_or_not(self) -> None:
         write(self.path, 0, b"then")
         self.driver.take("vm1", "point", None)
@@ -528,7 +528,6 @@ class KilledTest(PointsCase):
             self.assertEqual(then, self.clone().read_bytes(), f"step {number}")
             self.assert_nothing_leaked()
 
-    @pytest.mark.long
     def test_a_half_made_clone_is_made_again_by_the_next_call(self) -> None:
         self.driver.take("vm1", "point", None)
         half = max(volumes()) + 1
@@ -549,7 +548,6 @@ class KilledTest(PointsCase):
             self.assertEqual(self.content[:4], begins())
             self.assertEqual(frozenset(), devmapper.names(POINT_PREFIX))
 
-    @pytest.mark.long
     def test_a_disk_is_deleted_with_all_volumes(self) -> None:
         def prepare() -> None:
             self.create("vm1")

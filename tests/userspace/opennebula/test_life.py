@@ -17,9 +17,9 @@ from tests.userspace.opennebula.stand import WITH_SOURCE
 
 
 class LifeContract:
-    """What holds with both drivers and all system datastores; mixins of tests."""
+    """What holds with both drivers and all system datastores; a mixin of tests."""
 
-    class Basics(CloudTestCase):
+    class Test(CloudTestCase):
         def test_a_vm_from_its_first_day_to_its_last(self) -> None:
             image, second = self.add_image(7), self.add_image(8, byte=0x33)
             vm = self.vm(image, second, grow=4)
@@ -89,7 +89,6 @@ class LifeContract:
             """Disks that wait for the next VM of a persistent image."""
             return {name for names in self.disks().values() for name in names if "-k" in name}
 
-    class Test(Basics):
         def test_a_disk_that_is_attached_and_detached_while_the_vm_runs(self) -> None:
             image, data = self.add_image(7), self.add_image(8, persistent=True)
             vm = self.vm(image)
@@ -209,12 +208,8 @@ class LifeContract:
             self.assertAlmostEqual(room["TOTAL_MB"], room["USED_MB"] + room["FREE_MB"], delta=1)
 
 
-class WithSshTest(LifeContract.Basics):
-    system = "ssh"
-
-
 @pytest.mark.long
-class AllWithSshTest(LifeContract.Test):
+class WithSshTest(LifeContract.Test):
     system = "ssh"
 
 
