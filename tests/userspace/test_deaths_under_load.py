@@ -104,10 +104,6 @@ class DeathsUnderLoadTest(HostsTestCase):
 
     def test_an_inner_host_killed_again_and_again_costs_no_error(self) -> None:
         for number in range(ROUNDS):
-            if (
-                " lost: parent " in self.leaf.said()
-            ):  # one that is slow as the machine is rests for minutes, as if it hung
-                break
             victim = self.wait_for_inner_parent()
             reader = self.read_region(number)
             victim.kill()

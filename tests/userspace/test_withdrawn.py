@@ -85,9 +85,7 @@ class UsedTest(WithdrawnTestCase):
         self.assert_same_content(Path(clients[last].vm("vm").disk.path), self.file)
         self.assertEqual(size, image_of(clients[last]).fetched_bytes)
         reader = next(host for host, _ in hosts if host.name == last)
-        leads = [path.host for path in image_of(clients[last]).paths if path.state == "active"]
-        # On a slow machine it may leave its parent for another, as if that hung, or Volt moves it up meanwhile.
-        if " lost: " not in reader.said() and leads == [parent]:
+        if " lost: " not in reader.said():  # on a slow machine it may leave its parent for another, as if that hung
             self.assertIn(had, ([0], [CLUSTER_SIZE]), "its child asks it whether it lives, by a read of the beginning")
             self.assertEqual(size, image_of(clients[parent]).fetched_bytes)
         clients[last].destroy("vm")
