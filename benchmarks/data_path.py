@@ -14,7 +14,7 @@ import click
 from benchmarks import kernelpath, userpath
 from benchmarks.command import SETTINGS, benchmark, finish
 from benchmarks.figures import print_table
-from benchmarks.pathreads import COLUMNS
+from benchmarks.pathreads import COLUMNS, HOSTS, LARGE, SINGLE
 
 STACKS = ("kernel", "userspace")
 DELAYS_MS = (0, 1, 5)
@@ -33,6 +33,21 @@ def report(stack: str, figures: dict[str, Any]) -> None:
         rows.append([name, f"{seconds * 1e6:.0f}", f"{(seconds - below) * 1e6:+.0f}"])
         below = seconds
     print_table(f"{stack}: a warm read of 4 KiB, by layer", ("read from", "µs", "over the one before, µs"), rows)
+    if "sums" in figures:
+        print_table(
+            f"{stack}: a disk by iSCSI alone, with these sums on the wire", SUMS_COLUMNS, sums_rows(figures["sums"])
+        )
+
+
+SUMS_COLUMNS = ("sums", "4 KiB, µs", "1 MiB, µs", "child, CPU s/GiB", "parent, CPU s/GiB")
+
+
+def sums_rows(sums: dict[str, dict[str, float]]) -> list[list[str]]:
+    """A row for each kind of sums."""
+    return [
+        [name, *(f"{each[reads.name] * 1e6:.0f}" for reads in (SINGLE, LARGE)), *(f"{each[who]:.2f}" for who in HOSTS)]
+        for name, each in sums.items()
+    ]
 
 
 @click.command(context_settings=SETTINGS)

@@ -17,6 +17,7 @@ from benchmarks.pathreads import ALL, LARGE, LEVELS, SINGLE, Measured, Reads, im
 from benchmarks.processes import say
 from lab.kernel.machine import Machine
 from lab.kernel.services import agent
+from lab.kernel.storage import Storage
 
 IMAGE, VM = "path", "vm"
 DISK = f"/dev/mapper/virtman-vm-{VM}"
@@ -28,7 +29,9 @@ _READY_LIMIT = 300.0
 _LAYERS = ("virtman-cache-", "virtman-image-", "virtman-vm-")
 _BELOW = "virtman-image-"
 """What lies over the cache's own device, which has no map."""
-_LAYER_ROUNDS = 3
+_LAYER_ROUNDS = _SUMS_ROUNDS = 3
+SUMS = ("None", "CRC32C")
+"""As iSCSI calls them (RFC 7143, section 13.1)."""
 _IDLE = 10
 """Seconds for which hosts are watched at rest."""
 _BUSY = 'head -n 1 /proc/stat; "$@"; head -n 1 /proc/stat'
@@ -54,7 +57,7 @@ class Path:
         origin = self._lab.machines["origin"]
         random = f"head -c {size} /dev/urandom > {_FILE}"
         origin.run(["sh", "-c", random])
-        origin.run(["virtman", "publish", IMAGE, _FILE])
+        origin.run(["virtman", "publish", IMAGE, _FILE, "--in-place"])
         reader = self._lab.hosts[0]
         reader.run(["sh", "-c", f"head -c {LARGE.room} /dev/urandom > {BARE} && sync {BARE}"])
         for host in self._lab.hosts:
@@ -104,6 +107,39 @@ class Path:
         below = reader.run(["dmsetup", "deps", "--options", "blkdevname", image])
         inside = dict.fromkeys(re.findall(r"\((bcache\w+)\)", below))
         return {**{f"{name}, the cache": f"/dev/{name}" for name in inside}, **maps}
+
+    def sums(self) -> dict[str, dict[str, float]]:
+        """What reads of a disk take that another guest serves by iSCSI alone, without and with CRC32C; medians.
+
+        Seconds of a request, and seconds of both processors per GiB. Raises CommandFailed, Failed.
+        """
+        reader, storage = self._lab.hosts[0], Storage(self._lab.machines["origin"])
+        storage.serve(LARGE.room)
+        try:
+            rounds = [(sums, self._with_sums(reader, storage, sums)) for _ in range(_SUMS_ROUNDS) for sums in SUMS]
+        finally:
+            storage.withdraw()
+        found: dict[str, dict[str, float]] = {}
+        for sums in SUMS:
+            each = [figures for what, figures in rounds if what == sums]
+            found[sums] = {name: percentile([figures[name] for figures in each], 50) for name in each[0]}
+        return found
+
+    def _with_sums(self, reader: Machine, storage: Storage, sums: str) -> dict[str, float]:
+        storage.log_in(reader, {f"node.conn[0].iscsi.{part}Digest": sums for part in ("Header", "Data")})
+        try:
+            disk = str(storage.device)
+            single = self._run(reader, disk, SINGLE, 0)
+            (worked, began), large, (worked_then, end) = (
+                _worked(storage.machine), self._run(reader, disk, LARGE, 0), _worked(storage.machine)
+            )  # fmt: skip
+        finally:
+            storage.log_out(reader)
+        rest = (end - began) * self._at_rest[storage.machine.name]
+        return {
+            SINGLE.name: single.seconds, LARGE.name: large.seconds,
+            "child": self._per_gib(large.cpu - self._fio_cpu), "parent": self._per_gib(worked_then - worked - rest),
+        }  # fmt: skip
 
     def check(self) -> None:
         """See that the last host reads what the origin has, at the beginning and at the end. Raises Failed."""
@@ -209,8 +245,10 @@ def measure(suite: str, delays: Sequence[int], leftovers: list[str]) -> dict[str
                     say(f"kernel: {', '.join(each.row())}")
         layers = path.layers()
         path.check()
+        say("measuring what CRC32C takes")
+        sums = path.sums()
         release = json.loads(lab.hosts[0].run(["python3", "-c", _RELEASE]))
-    return {"release": release, "bare_cpu": path.bare_cpu(), "measured": done, "layers": layers}
+    return {"release": release, "bare_cpu": path.bare_cpu(), "measured": done, "layers": layers, "sums": sums}
 
 
 _RELEASE = (

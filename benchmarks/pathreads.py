@@ -10,6 +10,9 @@ from typing import Any
 from benchmarks.figures import MIB
 from benchmarks.fio import Options
 
+HOSTS = ("child", "parent")
+"""The two at the ends of a link."""
+
 LEVELS = (1, 3)
 """Hosts between the origin and the reader, the reader's own counted."""
 
@@ -83,7 +86,7 @@ class Measured:
             f"{self.delay_ms} ms, {self.level} level{'s' * (self.level > 1)}, {self.state}, {self.reads}",
             f"{self.seconds * 1e6:.0f}",
             f"{self.ratio:.2f}",
-            *(f"{self.cpu[who]:.2f}" if who in self.cpu else "" for who in ("child", "parent")),
+            *(f"{self.cpu[who]:.2f}" if who in self.cpu else "" for who in HOSTS),
             "" if self.requests is None else f"{self.requests:.0f}",
         ]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from lab.kernel.machine import Machine
 
 TARGET, PORT, LUN = "iqn.2026-01.com.example:storage", 3260, 1
 FILE = "/var/tmp/volume.img"
+_DISK_LIMIT = 60
+"""Seconds from a login until the disk is there."""
 _PROGRAM = Path(__file__).with_name("storageprogram.py")
 
 
@@ -38,12 +41,14 @@ class Storage:
         """The volume on a host that has logged in."""
         return Path(f"/dev/disk/by-path/ip-{self.machine.address}:{PORT}-iscsi-{TARGET}-lun-{LUN}")
 
-    def log_in(self, host: Machine) -> None:
-        """Have a host log in."""
+    def log_in(self, host: Machine, settings: Mapping[str, str] | None = None) -> None:
+        """Have a host log in, by a record with these settings (iscsid.conf)."""
         record = self._record()
         host.run([*record, "--op", "new"])
+        for name, value in (settings or {}).items():
+            host.run([*record, "--op", "update", "--name", name, "--value", value])
         host.run([*record, "--login"])
-        host.run(["udevadm", "settle"])
+        host.run(["udevadm", "wait", f"--timeout={_DISK_LIMIT}", str(self.device)])
 
     def log_out(self, host: Machine) -> None:
         """Have a host end its session, if it has one, and forget the target."""
