@@ -12,7 +12,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -160,7 +160,9 @@ class Lookout:
 class Knocks:
     """Whether servers take connections, for many who ask: each is tried once in a while."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` in seconds."""
+        self._clock = clock
         self._lock = threading.Lock()
         self._locks: dict[Server, threading.Lock] = {}
         self._known: dict[Server, tuple[bool, float]] = {}
@@ -171,8 +173,8 @@ class Knocks:
             lock = self._locks.setdefault(server, threading.Lock())
         with lock:
             known, at = self._known.get(server, (False, -math.inf))
-            if time.monotonic() - at >= KNOCK_INTERVAL:
-                known, at = _takes_connections(server), time.monotonic()
+            if self._clock() - at >= KNOCK_INTERVAL:
+                known, at = _takes_connections(server), self._clock()
                 self._known[server] = known, at
             return known
 

@@ -67,6 +67,18 @@ class IdentityTest(TestCase):
         instances = {blockdev.instance(os.makedev(8, minor), self.sys) for minor in (0, 32)}
         self.assertEqual(2, len(instances), "who has the old one open does not read the new one")
 
+    def test_one_that_went_and_came_back_as_the_same_is_another_instance(self) -> None:
+        disk = self.device("8:0", device__wwid="naa.6001405", diskseq="3")
+        part = disk / "part1"
+        part.mkdir()
+        (part / "partition").write_text("1\n")
+        (self.sys / "dev/block/8:1").symlink_to(part)
+        found = set()
+        for diskseq in ("3", "4"):
+            (disk / "diskseq").write_text(f"{diskseq}\n")
+            found |= {blockdev.instance(os.makedev(8, minor), self.sys) for minor in (0, 1)}
+        self.assertEqual(4, len(found))
+
     def test_without_a_name_it_is_the_number_until_the_boot_and_until_another_one_has_it(self) -> None:
         folder = self.device("7:0", diskseq="26")
         first = self.identity(7, 0)

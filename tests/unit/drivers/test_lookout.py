@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import socket
 import tempfile
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.iscsi.lookout import Knocks, Sessions
+from drivers.iscsi.lookout import KNOCK_INTERVAL, Knocks, Sessions
 from drivers.iscsi.names import target_name
 
 
@@ -75,13 +76,27 @@ class KnocksTest(TestCase):
         self.listener.settimeout(0)
         self.server = ("127.0.0.1", int(self.listener.getsockname()[1]))
 
+        self.now = 1000.0
+        self.knocks = Knocks(lambda: self.now)
+
+    def tries(self) -> int:
+        """How many connections it was asked for since the last call."""
+        for number in itertools.count():
+            try:
+                self.listener.accept()[0].close()
+            except BlockingIOError:
+                return number
+        raise AssertionError
+
     def test_a_server_is_asked_once_for_all_who_ask_soon(self) -> None:
-        knocks = Knocks()
-        self.assertEqual([True, True], [knocks.open(self.server) for _ in range(2)])
-        self.listener.accept()[0].close()
-        self.assertRaises(BlockingIOError, self.listener.accept)
+        self.assertTrue(self.knocks.open(self.server))
+        self.now += KNOCK_INTERVAL - 0.01
+        self.assertTrue(self.knocks.open(self.server))
+        self.assertEqual(1, self.tries())
+        self.now += 0.01
+        self.assertTrue(self.knocks.open(self.server))
+        self.assertEqual(1, self.tries())
 
     def test_one_that_takes_no_connections(self) -> None:
         self.listener.close()
-        knocks = Knocks()
-        self.assertEqual([False, False], [knocks.open(self.server) for _ in range(2)])
+        self.assertEqual([False, False], [self.knocks.open(self.server) for _ in range(2)])
