@@ -30,7 +30,7 @@ def image_of(client: AgentClient, name: str = "img") -> Stack:
 class ClusterTestCase(HostsTestCase):
     """An origin with one published image."""
 
-    volt_options = ("--heartbeat", "0.5", "--lease", "60")
+    volt_options: tuple[str, ...] = ("--heartbeat", "0.5", "--lease", "60")
 
     def setUp(self) -> None:
         super().setUp()
