@@ -128,7 +128,8 @@ class Path:
     def _with_sums(self, reader: Machine, storage: Storage, sums: str) -> dict[str, float]:
         storage.log_in(reader, {f"node.conn[0].iscsi.{part}Digest": sums for part in ("Header", "Data")})
         try:
-            disk = str(storage.device)
+            # Its name has colons, at which fio divides names.
+            disk = reader.run(["readlink", "--canonicalize", str(storage.device)]).strip()
             single = self._run(reader, disk, SINGLE, 0)
             (worked, began), large, (worked_then, end) = (
                 _worked(storage.machine), self._run(reader, disk, LARGE, 0), _worked(storage.machine)
