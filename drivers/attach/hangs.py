@@ -37,6 +37,14 @@ class Hangs(Generic[T]):
         length = min(2 * length, LONGEST_REST) if length and now - until < LONGEST_REST else REST
         self._rests[parent] = now + length, length
 
+    def note_starting(self, parent: T) -> None:
+        """It does not even greet, as one that starts. That ends when it greets, so no later rest is longer for it."""
+        if self.rests(parent):
+            return
+        now = self._clock()
+        _until, length = self._rests.get(parent, (now, 0.0))
+        self._rests[parent] = now + REST, length
+
     def note_heir(self, parent: T, reads: int) -> None:
         """It takes over from one that hung, and has answered so many reads by now."""
         self._heirs[parent] = reads, self._clock() + REST

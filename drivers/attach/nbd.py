@@ -272,7 +272,9 @@ class _Route:
                 self._hold(parent, path)
             except (NotServing, ProtocolViolated) as error:
                 log.warning("image %s: parent %s lost: %s", self._image.name, parent.host, error)
-                if isinstance(error, _Hangs):
+                if isinstance(error, _Starts):
+                    self._hangs.note_starting(parent)
+                elif isinstance(error, _Hangs):
                     self._hangs.note(parent)
                 self._fail_over(parent, path, error.better if isinstance(error, _Hangs) else None)
 
@@ -280,23 +282,23 @@ class _Route:
         """Hold a connection to a parent while it is the one in use and answers. Raises NotServing, ProtocolViolated."""
         with nbdprobe.knock(path) as sock:
             # A parent that listens but does not greet is not ready yet: wait for it, as the storage daemon does.
-            if self._await_answer(sock, parent, GREETING_LIMIT, "does not greet") is _News.RELEASED:
+            if self._await_answer(sock, parent, GREETING_LIMIT, _Starts) is _News.RELEASED:
                 return
             with self._client(path, sock, GREETING_LIMIT) as client:
                 self._alive = True
                 while (news := self._await(client, parent, _PING_INTERVAL)) is _News.NONE:
                     client.ask(0, _PING_LENGTH)
-                    if self._await_answer(client, parent, _PING_LIMIT, "does not answer") is _News.RELEASED:
+                    if self._await_answer(client, parent, _PING_LIMIT, _Hangs) is _News.RELEASED:
                         return
                     client.answer(_PING_LENGTH)
             if news is _News.READABLE:
                 raise NotServing(f"the server at {path} hung up")
 
-    def _await_answer(self, connection: _Pollable, parent: Parent, limit: float, trouble: str) -> _News:
+    def _await_answer(self, connection: _Pollable, parent: Parent, limit: float, trouble: type[_Hangs]) -> _News:
         """Wait for something to read, or for the parent not to be the one in use.
 
         A parent that takes longer than ``limit`` seconds is lost as soon as another one answers a read and it has not
-        answered in the meantime: on a machine where all are slow none is better. Raises _Hangs.
+        answered in the meantime: on a machine where all are slow none is better. Raises ``trouble``.
         """
         said = False
         while (news := self._await(connection, parent, limit)) is _News.NONE:
@@ -304,9 +306,9 @@ class _Route:
                 others = {other: path for other, path in self._sockets.items() if other != parent}
             better = self._first_answering(others)
             if better is not None and self._await(connection, parent, 0) is _News.NONE:
-                raise _Hangs(trouble, better)
+                raise trouble(better)
             if better is None and not said:
-                log.warning("image %s: parent %s %s, nor does another", self._image.name, parent.host, trouble)
+                log.warning("image %s: parent %s %s, nor does another", self._image.name, parent.host, trouble.what)
                 said = True
         return news
 
@@ -465,9 +467,17 @@ class _Route:
 class _Hangs(NotServing):
     """A parent does not answer, and a ``better`` one does."""
 
-    def __init__(self, trouble: str, better: Parent) -> None:
-        super().__init__(f"it {trouble}, and {better.host} does")
+    what = "does not answer"
+
+    def __init__(self, better: Parent) -> None:
+        super().__init__(f"it {self.what}, and {better.host} does")
         self.better = better
+
+
+class _Starts(_Hangs):
+    """It has not even begun to."""
+
+    what = "does not greet"
 
 
 class _News(Enum):

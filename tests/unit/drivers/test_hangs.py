@@ -48,6 +48,17 @@ class RestTest(HangsCase):
         self.now += LONGEST_REST
         self.assertEqual(REST, self.rest())
 
+    def test_one_that_did_not_greet_rests_once_and_no_later_rest_is_longer_for_it(self) -> None:
+        self.rest()
+        for _ in range(3):
+            self.hangs.note_starting("hung")
+            self.hangs.note("hung")
+            self.now += REST - 1
+            self.assertTrue(self.hangs.rests("hung"))
+            self.now += 1
+            self.assertFalse(self.hangs.rests("hung"))
+        self.assertEqual(2 * REST, self.rest())
+
 
 class HeirTest(HangsCase):
     def setUp(self) -> None:
