@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
@@ -14,7 +13,7 @@ from drivers.errors import CommandFailed, CommandTimedOut
 from drivers.host.command import run
 from drivers.iscsi.names import serial_of
 from drivers.iscsi.records import Target
-from drivers.iscsi.sessions import Session, word
+from drivers.iscsi.sessions import Session, may_go, word
 from drivers.kernel.devmapper import SECTOR
 
 log = logging.getLogger(__name__)
@@ -36,10 +35,10 @@ sd_read_write_protect_flag): whoever waits for udev waits for ever, if it is don
 
 
 def number_of(session: Session | None, image: Image) -> str | None:
-    """The ``major:minor`` of a session's disk, if it can be read now."""
+    """The ``major:minor`` of a session's disk, if it can be read now. Raises OSError."""
     if session is None or not session.logged_in:
         return None
-    with contextlib.suppress(OSError):  # it may be going
+    with may_go():
         disk = session.disk()
         if disk is not None and not _misfit(disk, image):
             return word(disk / "dev")

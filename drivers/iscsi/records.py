@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +25,8 @@ TIMES = {
 }
 """Seconds, as a parent's record has them (iscsid.conf)."""
 
-_RECORDS = Path("/etc/iscsi/nodes")
+_DATABASES = (Path("/var/lib/iscsi"), Path("/etc/iscsi"))
+"""Where open-iscsi may keep what it knows. Debian's package makes the first since 13, others' always have."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,12 @@ class Target:
     @property
     def record(self) -> Path:
         """Where open-iscsi has what it knows of the target."""
-        return _RECORDS / self.name / f"{self.ip},{self.port},{PORTAL_GROUP}" / "default"
+        return folder() / self.name / f"{self.ip},{self.port},{PORTAL_GROUP}" / "default"
+
+
+def folder(databases: Sequence[Path] = _DATABASES) -> Path:
+    """Where this machine's open-iscsi looks for records."""
+    return next((each for each in databases if each.is_dir()), databases[-1]) / "nodes"
 
 
 def write(target: Target, initiator: str) -> None:
@@ -64,17 +71,17 @@ def recorded_as(target: Target, initiator: str) -> bool:
 def remove(target: Target) -> None:
     """Forget a target. Raises OSError."""
     target.record.unlink(missing_ok=True)
-    for folder in (target.record.parent, target.record.parent.parent):
+    for each in (target.record.parent, target.record.parent.parent):
         with contextlib.suppress(OSError):  # there is none, or another parent's record is in it
-            folder.rmdir()
+            each.rmdir()
 
 
 def recorded() -> set[Target]:
     """The targets with a record."""
     found = set()
-    for folder in _RECORDS.glob(f"*/*,*,{PORTAL_GROUP}"):
-        ip, port, _group = folder.name.split(",")
-        found.add(Target(folder.parent.name, ip, int(port)))
+    for portal in folder().glob(f"*/*,*,{PORTAL_GROUP}"):
+        ip, port, _group = portal.name.split(",")
+        found.add(Target(portal.parent.name, ip, int(port)))
     return found
 
 

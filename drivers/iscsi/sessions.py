@@ -6,7 +6,7 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ _LOGOUT_LIMIT = 30.0
 _LOGOUT_PAUSE = 0.02
 CLASS = Path("/sys/class/iscsi_session")
 _LOCKS = Path("/run/lock/iscsi")
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,26 @@ _UNTOLD = "(null)"
 """What the kernel shows of a new session that iscsid has not told it yet: its target's name and address."""
 
 
+@contextlib.contextmanager
+def may_go(*also: type[Exception]) -> Iterator[None]:
+    """What cannot be read in it may be coming or going, and is not there then.
+
+    Raises OSError where this process has no room to look: that tells nothing of what it looks at.
+    """
+    try:
+        yield
+    except also:
+        return
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise
+
+
 def sessions(image: str | None = None) -> dict[Target, Session]:
-    """All sessions of this host, or those with an image's parents."""
+    """All sessions of this host, or those with an image's parents. Raises OSError."""
     found = {}
     for folder in _folders():
-        with contextlib.suppress(OSError, ValueError, StopIteration):  # it may be coming or going
+        with may_go(ValueError, StopIteration):
             name = name_of(folder)
             if image is None or image_of(name) == image:
                 session = _session(folder, name)

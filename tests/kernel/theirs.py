@@ -55,7 +55,8 @@ for session in /sys/class/iscsi_session/session*; do
   grep -q virtman $session/targetname ||
     grep -H . $session/targetname $session/state $session/*_tmo $session/device/target*/*/timeout
 done
-find /etc/iscsi /etc/target /etc/multipath /etc/lvm -type f ! -path '*org.virtman*' -printf '%p %s %T@\\n' | sort
+find /etc/iscsi /var/lib/iscsi /etc/target /etc/multipath /etc/lvm -type f ! -path '*org.virtman*' \\
+  -printf '%p %s %T@\\n' | sort
 cd /sys/kernel/config/target
 find . -path '*example*' -o -path '*/a-volume*' | sort
 grep -r . core/*/a-volume/attrib iscsi/*example*/tpgt_1/attrib iscsi/*example*/tpgt_1/enable | sort
