@@ -25,14 +25,18 @@ subprocess.run(["venv/bin/pip", *wheel, "{_COMPILED}"], check=True)
 """
 
 
+def built_for(root: Root, folder: Path) -> list[str]:
+    """Options by which pip takes wheels for a root's Python. ``folder``: an empty one. Raises CommandFailed."""
+    return ["--python-version", run([*root.python(folder), "-c", _VERSION]).strip(), "--only-binary=:all:"]
+
+
 def wheels(root: Root, cache: Path = BUILD / "wheels") -> Path:
     """The folder of the wheels, made now if it is not in the cache. Raises CommandFailed."""
 
     def build(work: Path, made: Path) -> None:
         folder = work / "folder"
         folder.mkdir()
-        version = run([*root.python(folder), "-c", _VERSION]).strip()
-        python = ["--python-version", version, "--only-binary=:all:"]
+        python = built_for(root, folder)
         system = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["build-system"]["requires"]
         run([sys.executable, *_PIP, "download", "--dest", made, *python, *requirements(), *system, "wheel"])
         # These have sources only.

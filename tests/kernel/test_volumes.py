@@ -16,9 +16,10 @@ import pytest
 
 from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
+from lab.kernel.root import root
 from lab.kernel.storage import FILE, Storage
 from tests.kernel import osbrick
-from tests.kernel.machines import FAILED_PATH, changed_on_purpose, cluster
+from tests.kernel.machines import FAILED_PATH, SUITE, changed_on_purpose, cluster
 from tests.kernel.stacks import StackCase, services
 from virtman import models
 from virtman.errors import DiskBusy
@@ -51,7 +52,7 @@ def warm_up() -> None:
     """Have os-brick on the hosts, and on the storage the folders of the iSCSI fabric, which stay."""
     services()
     storage, *hosts = cluster().machines.values()
-    folder = osbrick.folder()
+    folder = osbrick.folder(root(SUITE))
     with ThreadPoolExecutor(len(hosts)) as pool:
         list(pool.map(lambda host: host.send(folder, "/var/tmp"), hosts))
     for host in hosts:
