@@ -62,6 +62,10 @@ _OTHER_LIMIT = 2.0
 
 _DOUBT_INTERVAL = 0.25
 
+RETURN_LIMIT = 30.0
+"""Seconds that a parent which was cut off in silence has to be reached again, before it is told to be lost. After a
+pause of the network all hosts reach theirs again, and Volt would give them others. It notices itself who is gone."""
+
 SPREAD = 0.75
 """Seconds over which hosts log in again whose parents were silent together."""
 
@@ -121,6 +125,10 @@ class IscsiAttach:
         Raises NotAttached, NoParents, BadAddress, CommandFailed.
         """
         self._routes.of(image.name).follow(parents)
+        return False
+
+    def unsettled(self, image: str) -> bool:  # noqa: ARG002
+        """Never: the map's paths are put in order by who watches them."""
         return False
 
     def abandon(self, image: str) -> None:
@@ -185,12 +193,17 @@ class IscsiAttach:
             return PathState.LOST
         return PathState.ACTIVE if parent == usable[0] or self._policy != FAILOVER else PathState.STANDBY
 
-    def _table(self, image: Image, numbers: Sequence[str]) -> str:
-        """Reads by these disks (Linux: admin-guide/device-mapper; drivers/md/dm-mpath.c, parse_priority_group)."""
+    def _table(self, image: Image, numbers: Sequence[str], resting: int) -> str:
+        """Reads by these disks (Linux: admin-guide/device-mapper; drivers/md/dm-mpath.c, parse_priority_group).
+
+        The parents of the last ones rest: it reads by these when it cannot read by another.
+        """
         if self._policy == FAILOVER:
             groups = [f"service-time 0 1 0 {number}" for number in numbers]
         else:
-            groups = [f"{self._policy} 0 {len(numbers)} 0 {' '.join(numbers)}"] if numbers else []
+            awake = len(numbers) - resting
+            parts = [part for part in (numbers[:awake], numbers[awake:]) if part]
+            groups = [f"{self._policy} 0 {len(part)} 0 {' '.join(part)}" for part in parts]
         counts = f"{len(groups)} {min(1, len(groups))}"
         return " ".join([f"0 {image.size // SECTOR} multipath 1 {_HOLDS} 0 {counts}", *groups])
 
@@ -202,7 +215,7 @@ class _Route:
         self,
         image: Image,
         parents: Sequence[Parent],
-        table: Callable[[Image, Sequence[str]], str],
+        table: Callable[[Image, Sequence[str], int], str],
         lost: LostParent,
         initiator: str,
         head_start: float,
@@ -230,6 +243,8 @@ class _Route:
         """How many the map had had when its paths were asked for last."""
         self._loaded: list[str] | None = []
         """The numbers in the map; None while they are changed."""
+        self._resting = 0
+        """Of how many of them the parents rest."""
         self._behind = False
         """Whether the map may have others than the list of parents wants."""
         self._up: set[Target] = set()
@@ -243,9 +258,11 @@ class _Route:
         self._usable: list[Parent] = []
         """The parents, and which of them are up, for who asks."""
         self._asking = Asking()
-        self._untold: list[Parent] = []
-        """Parents that were lost and nobody was told of."""
-        devmapper.create(self.map, [table(image, [])], read_only=True)
+        self._untold: dict[Parent, float] = {}
+        """Parents that were lost and nobody was told of, and from when on they are to be told of."""
+        self._cut_off: set[Target] = set()
+        """Those that were left in silence and have not been reached since."""
+        devmapper.create(self.map, [table(image, [], 0)], read_only=True)
         if found:
             self._find_paths()
         self._show()
@@ -256,9 +273,9 @@ class _Route:
 
     def start(self) -> None:
         """Look for the parents now, and from now on. Raises DriverError, OSError."""
+        self._lookout.add(self)  # the first change of the map waits for a parent that hangs, too
         self._look()
         self._thread.start()
-        self._lookout.add(self)
 
     def _find_paths(self) -> None:
         """An earlier driver object's paths are good until they fail."""
@@ -268,8 +285,9 @@ class _Route:
             devmapper.message(self.map, _HOLDS)
             devmapper.reinstate(self.map, self._loaded)
         there = sessions(self._image.name)
-        numbers = {target: number_of(there.get(target), self._image) for target in self._targets.values()}
-        self._up = {target for target, number in numbers.items() if number in self._loaded}
+        found = {number_of(session, self._image): target for target, session in there.items()}
+        self._disks = {number: target for number, target in found.items() if number in self._loaded}
+        self._up = set(self._targets.values()) & set(self._disks.values())
 
     def follow(self, parents: Sequence[Parent]) -> None:
         """See IscsiAttach.update."""
@@ -278,7 +296,9 @@ class _Route:
             if list(targets.items()) == list(self._targets.items()) and not self._behind:
                 return
             self._targets, self._behind = targets, True  # if the look fails, the same list is followed again
+            now = time.monotonic()
             with self._lock:
+                self._untold = {parent: at for parent, at in self._untold.items() if at <= now or parent in targets}
                 self._show()
             self._look()
         self._tell()
@@ -369,7 +389,8 @@ class _Route:
                 self._show()
                 # The load waits for reads by all of them, and one may hang.
                 self._disks = {**self._disks, **{number: target for target, number in disks.items()}}
-            self._load([disks[target] for target in self._hangs.in_order(disks)])
+            in_order = self._hangs.in_order(disks)
+            self._load([disks[target] for target in in_order], sum(map(self._hangs.rests, in_order)))
             left = there.keys() - wanted
             for target in left:
                 self._work(target, self._let_go)
@@ -387,7 +408,7 @@ class _Route:
             if target not in self._up:
                 return
             self._up.discard(target)
-            self._untold.append(parent)
+            self._untold[parent] = time.monotonic() + (RETURN_LIMIT if target in self._cut_off else 0)
         log.warning("image %s: parent %s lost", self._image.name, parent.host)
 
     def _has_head_start(self, first: Target) -> bool:
@@ -409,17 +430,20 @@ class _Route:
             self._events = events
         return failed
 
-    def _load(self, numbers: list[str]) -> None:
-        if self._loaded == numbers:
+    def _load(self, numbers: list[str], resting: int) -> None:
+        """Have the map read by these disks; of so many, the last ones, the parents rest."""
+        if self._loaded == numbers and self._resting == resting:
             return
         log.info("image %s: paths are now %s", self._image.name, ", ".join(numbers) or "none; reads wait")
         self._loaded = None
-        devmapper.reload(self.map, [self._table(self._image, numbers)], read_only=True)
-        self._loaded = numbers
+        devmapper.reload(self.map, [self._table(self._image, numbers, resting)], read_only=True)
+        self._loaded, self._resting = numbers, resting
 
     def _tell(self) -> None:
+        now = time.monotonic()
         with self._lock:
-            lost, self._untold = self._untold, []
+            lost = [parent for parent, at in self._untold.items() if at <= now]
+            self._untold = {parent: at for parent, at in self._untold.items() if at > now}
         for parent in lost:
             try:
                 self._lost(self._image, parent)
@@ -461,6 +485,11 @@ class _Route:
         number = number_of(sessions(self._image.name).get(target), self._image)
         with self._lock:
             self._up.add(target)
+            if target in self._cut_off:
+                self._cut_off.discard(target)
+                self._untold = {
+                    parent: at for parent, at in self._untold.items() if self._targets.get(parent) != target
+                }
             self._show()
             if number is not None:
                 self._disks = {**{had: other for had, other in self._disks.items() if other != target}, number: target}
@@ -544,11 +573,11 @@ class _Route:
             if not silent:
                 self._hangs.note(target)
                 self._hangs.note_heir(better, self._reads(better))
-            self._leave(target)
+            self._leave(target, silent=silent)
             return True
         if silent and self._can_be_reached(target):
             log.warning("image %s: %s was silent, and is reached again", self._image.name, target.portal)
-            self._leave(target)
+            self._leave(target, silent=True)
             return True
         return False
 
@@ -593,8 +622,11 @@ class _Route:
         number = next((number for number, other in self._disks.items() if other == target), None)
         return None if number is None else link_of(Path("/sys/dev/block", number), target)
 
-    def _leave(self, target: Target) -> None:
+    def _leave(self, target: Target, *, silent: bool = False) -> None:
         """End its connection, so that the map sends its requests by another path at once."""
+        if silent:
+            with self._lock:
+                self._cut_off.add(target)
         try:
             if (link := self._link(target)) is not None:
                 tcpsockets.end(link)

@@ -124,6 +124,7 @@ class TwoParentsTest(KernelCase):
         meanwhile = [why for at, why in told["why"] if began < at < end]
         self.assertNotEqual([], meanwhile, str(told))
         self.assertEqual([], [why for why in meanwhile if "no other answers" not in why])
+        self.assertEqual([], told["lost"], "Volt would give all hosts other parents")
 
     def wait_until_it_waits(self) -> None:
         """Until no read has come back for longer than a parent may take, and than open-iscsi's watch once took."""

@@ -1,7 +1,7 @@
 """``child.py IMAGE once|until-lost|until-stopped POLICY HOST=IP...``: read an image from these parents, in a guest.
 
-``until-lost``: until the file STRUCK is there and one of them is lost; ``until-stopped``: until the file STOP is there;
-and once more.
+``until-lost``: until the file STRUCK is there, and one of them is lost and was told of; ``until-stopped``: until the
+file STOP is there and all are usable; and once more.
 
 Every byte read is compared. The last line of the output is a JSON object with what happened.
 """
@@ -29,6 +29,9 @@ READY = Path("/run/child-reads")
 
 STOP, STRUCK = Path("/run/child-stop"), Path("/run/child-struck")
 
+TOLD = (" answers", "was silent", " lost")
+"""What is told of the driver's log."""
+
 CHUNK = 64 << 10
 FOLDER = Path("/run/child")
 
@@ -52,10 +55,12 @@ def main(name: str, until: str, policy: str, *parents: str) -> None:
         wait_for_all(attach, name)
         READY.touch()
         before = fetched()
-        while (until == "until-lost" and not lost_since_struck(attach, name)) or (
+        while (until == "until-lost" and not (lost and lost_since_struck(attach, name))) or (
             until == "until-stopped" and not STOP.exists()
         ):
             read(path, content(name))
+        if until == "until-stopped":
+            wait_for_all(attach, name)
         read(path, content(name))
         states = [f"{status.parent.host} {status.state}" for status in attach.paths(name)]
         shares = [count - before[disk] for disk, count in fetched().items() if disk in before]
@@ -64,7 +69,7 @@ def main(name: str, until: str, policy: str, *parents: str) -> None:
             file.unlink(missing_ok=True)
         attach.disconnect(name)
     messages = [said.get() for _ in range(said.qsize())]
-    why = [(each.created, each.msg) for each in messages if " answers" in each.msg or "was silent" in each.msg]
+    why = [(each.created, each.msg) for each in messages if any(part in each.msg for part in TOLD)]
     print(json.dumps({"lost": lost, "why": why, "paths": states, "shares": shares}))  # noqa: T201
 
 
