@@ -242,6 +242,12 @@ class AttachDriver(Protocol):
     def update(self, image: Image, parents: Sequence[Parent]) -> bool:
         """Follow a new list. True if the route in use changes and the stack must be published again to drop it."""
 
+    def unsettled(self, image: str) -> bool:
+        """Whether ``connect`` with the same parents would read from another one now, which was left and is well again.
+
+        May wait for a parent's answer, for seconds.
+        """
+
     def abandon(self, image: str) -> None:
         """Let nobody wait for a parent any more: the stack is going. ``connect`` undoes it."""
 

@@ -463,6 +463,19 @@ class Stacks:
         except (CoordinatorDown, UnknownImage) as error:
             log.warning("image %s: parent %s lost; Volt cannot be told: %s", name, host, error)
 
+    def settle_parents(self, record: ImageRecord) -> None:
+        """Read from the parent that Volt meant, if it was left although it lives, and is well again.
+
+        Raises DriverError, NoRoom.
+        """
+        if record.role is not Role.HOST or not self._drivers.attach.unsettled(record.name):
+            return
+        with self._locks.hold(record.name):
+            now = self._shelf.get(record.name)
+            if now is not None and now.steady:
+                log.info("image %s: a parent that hung is well again", record.name)
+                self._build(now)
+
     def restore(self, name: str) -> None:
         """Make what the record says true, whatever is there now: after a crash, a reboot, or a daemon's death.
 

@@ -472,6 +472,7 @@ class Upkeep:
         if record is not None and record.steady:
             if record.in_place is not None:
                 self._stacks.look(record)
+            self._stacks.settle_parents(record)
             self.refresh(record)
             self._note_idle(record)
 

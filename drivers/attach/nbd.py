@@ -11,14 +11,16 @@ the symlink is moved before the daemon's retry after one second.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
@@ -59,10 +61,20 @@ class NbdAttach:
 
     needs = Needs()
 
-    def __init__(self, place: Place, *, lost: LostParent, greeting_wait: float = GREETING_WAIT) -> None:
+    def __init__(
+        self,
+        place: Place,
+        *,
+        lost: LostParent,
+        greeting_wait: float = GREETING_WAIT,
+        greeting_limit: float = GREETING_LIMIT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock``: seconds, by which parents that hung rest."""
         self._folder = place.run / "parent"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lost, self._greeting_wait = lost, greeting_wait
+        self._lost, self._clock = lost, clock
+        self._patience = _Patience(greeting_wait, greeting_limit)
         self._routes: Routes[_Route] = Routes()
 
     def origin(self, image: Image, file: Path | Opened) -> Device:
@@ -89,7 +101,9 @@ class NbdAttach:
         """
         route = self._routes.find(image.name)
         if route is None:
-            route = self._routes.add(image.name, _Route(self._folder, image, parents, self._lost, self._greeting_wait))
+            hangs: Hangs[Parent] = Hangs(self._clock)
+            route = _Route(self._folder, image, parents, self._lost, self._patience, hangs)
+            self._routes.add(image.name, route)
         else:
             route.follow(parents)
         return Device(size=image.size, node=_node(route.path, image.key))
@@ -102,6 +116,11 @@ class NbdAttach:
         Raises NotAttached, NoParents, BadAddress.
         """
         return self._routes.of(image.name).follow(parents)
+
+    def unsettled(self, image: str) -> bool:
+        """Whether a parent that hung comes before the one in use, has rested, and answers a read."""
+        route = self._routes.find(image)
+        return route is not None and route.may_return()
 
     def abandon(self, image: str) -> None:
         """Nothing: the storage daemon that waits is stopped as a whole."""
@@ -154,6 +173,14 @@ def _node(path: Path, key: str) -> dict[str, object]:
     }
 
 
+@dataclass(frozen=True)
+class _Patience:
+    """GREETING_WAIT and GREETING_LIMIT, or what a test has for them."""
+
+    wait: float
+    limit: float
+
+
 class _Route:
     """One image's way to its parents: the symlinks, and the thread that watches the parent in use.
 
@@ -162,13 +189,21 @@ class _Route:
     """
 
     def __init__(
-        self, folder: Path, image: Image, parents: Sequence[Parent], lost: LostParent, greeting_wait: float
+        self,
+        folder: Path,
+        image: Image,
+        parents: Sequence[Parent],
+        lost: LostParent,
+        patience: _Patience,
+        hangs: Hangs[Parent],
     ) -> None:
-        self._folder, self._image, self._lost, self._greeting_wait = folder, image, lost, greeting_wait
+        self._folder, self._image, self._lost, self._patience = folder, image, lost, patience
         self._sockets = _sockets(image, parents)
         self._lock = threading.Lock()
         self._revision = 0  # counts the lists of parents
-        self._hangs: Hangs[Parent] = Hangs()
+        self._hangs = hangs
+        self._returns = False
+        """Whether a parent that hung is to be read from again."""
         self._alive = True
         self._generation = max(self._generations(), default=0)
         self._parent = self._resume() or _first_listening(self._sockets) or parents[0]
@@ -193,15 +228,30 @@ class _Route:
         """See NbdAttach.update."""
         sockets = _sockets(self._image, parents)
         with self._lock:
-            if list(sockets) == list(self._sockets) and len(self._held) < 2:
+            if list(sockets) == list(self._sockets) and len(self._held) < 2 and not self._returns:
                 return False
             kept = self._parent if self._parent in sockets else parents[0]
             parent = _first_listening({each: sockets[each] for each in self._hangs.in_order(sockets)}) or kept
             moved = self._move(parent, sockets[parent])
             self._sockets = sockets  # only now: a move that fails is tried again with the same list
+            self._returns = False
             self._revision += 1
         os.eventfd_write(self._wake, 1)
         return moved
+
+    def may_return(self) -> bool:
+        """See NbdAttach.unsettled. One that does not answer rests again."""
+        with self._lock:
+            before = itertools.takewhile(lambda each: each[0] != self._parent, self._sockets.items())
+            rested = {parent: path for parent, path in before if self._hangs.rested(parent)}
+        if not rested:
+            return False
+        found = self._first_answering(rested)
+        with self._lock:
+            for parent in rested.keys() - {found}:
+                self._hangs.note_starting(parent)
+            self._returns = self._returns or found is not None
+            return self._returns
 
     def paths(self) -> list[PathStatus]:
         """See NbdAttach.paths."""
@@ -272,19 +322,25 @@ class _Route:
                 self._hold(parent, path)
             except (NotServing, ProtocolViolated) as error:
                 log.warning("image %s: parent %s lost: %s", self._image.name, parent.host, error)
-                if isinstance(error, _Starts):
-                    self._hangs.note_starting(parent)
-                elif isinstance(error, _Hangs):
-                    self._hangs.note(parent)
-                self._fail_over(parent, path, error.better if isinstance(error, _Hangs) else None)
+                self._fail_over(parent, path, self._better(parent, error))
+
+    def _better(self, parent: Parent, error: Exception) -> Parent | None:
+        """Another one that answers reads, where this one was lost although it is there: then it rests."""
+        if isinstance(error, _Starts):
+            self._hangs.note_starting(parent)
+        elif isinstance(error, _Hangs | ProtocolViolated):
+            self._hangs.note(parent)
+        if isinstance(error, ProtocolViolated):  # it fails a read, say
+            return self._first_answering(self._others(parent))
+        return error.better if isinstance(error, _Hangs) else None
 
     def _hold(self, parent: Parent, path: Path) -> None:
         """Hold a connection to a parent while it is the one in use and answers. Raises NotServing, ProtocolViolated."""
         with nbdprobe.knock(path) as sock:
             # A parent that listens but does not greet is not ready yet: wait for it, as the storage daemon does.
-            if self._await_answer(sock, parent, GREETING_LIMIT, _Starts) is _News.RELEASED:
+            if self._await_answer(sock, parent, self._patience.limit, _Starts) is _News.RELEASED:
                 return
-            with self._client(path, sock, GREETING_LIMIT) as client:
+            with self._client(path, sock, self._patience.limit) as client:
                 self._alive = True
                 while (news := self._await(client, parent, _PING_INTERVAL)) is _News.NONE:
                     client.ask(0, _PING_LENGTH)
@@ -302,15 +358,17 @@ class _Route:
         """
         said = False
         while (news := self._await(connection, parent, limit)) is _News.NONE:
-            with self._lock:
-                others = {other: path for other, path in self._sockets.items() if other != parent}
-            better = self._first_answering(others)
+            better = self._first_answering(self._others(parent))
             if better is not None and self._await(connection, parent, 0) is _News.NONE:
                 raise trouble(better)
             if better is None and not said:
                 log.warning("image %s: parent %s %s, nor does another", self._image.name, parent.host, trouble.what)
                 said = True
         return news
+
+    def _others(self, parent: Parent) -> dict[Parent, Path]:
+        with self._lock:
+            return {other: path for other, path in self._sockets.items() if other != parent}
 
     def _await(self, connection: _Pollable, parent: Parent, timeout: float) -> _News:
         """Wait, ``timeout`` seconds at most, for something to read, or for the parent not to be the one in use."""
@@ -433,7 +491,7 @@ class _Route:
             for parent, path in sockets.items():
                 with contextlib.suppress(NotServing):
                     waiting[parent] = stack.enter_context(nbdprobe.knock(path))
-            deadline = time.monotonic() + self._greeting_wait
+            deadline = time.monotonic() + self._patience.wait
             while waiting and not self._stopped.is_set() and (left := deadline - time.monotonic()) > 0:
                 poller = select.poll()
                 for sock in waiting.values():

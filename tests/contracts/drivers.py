@@ -114,6 +114,12 @@ class AttachContract(TestCase):
             driver.disconnect(self.image.name)
             self.assert_nothing_left(driver)
 
+    def test_a_route_to_parents_that_are_well_is_settled_and_one_that_is_not_there_too(self) -> None:
+        driver = self.make()
+        self.assertFalse(driver.unsettled(self.image.name))
+        driver.connect(self.image, self.parents)
+        self.assertFalse(driver.unsettled(self.image.name))
+
     def test_connecting_undoes_abandoning(self) -> None:
         driver = self.make()
         driver.abandon(self.image.name)

@@ -106,6 +106,8 @@ class Host:
         """What a call ("export.publish") raises until it is taken out again."""
         self.calls: list[str] = []
         self.routes: dict[str, list[Parent]] = {}
+        self.unsettled: set[str] = set()
+        """Images of which a better parent is well again."""
         self.reading: dict[str, set[Parent]] = {}
         """Parents that the process of an image may have connections to."""
         self.caches: dict[str, int] = {}
@@ -167,6 +169,7 @@ class AttachDouble:
         with self.host.act("attach.connect"):
             self.host.routes[checked(image.name)] = _some(image, parents)
             self.watched.add(image.name)
+            self.host.unsettled.discard(image.name)
         return Device(image.size, node={"driver": "nbd", "export": image.name})
 
     def origin(self, image: Image, file: Path | Opened) -> Device:
@@ -184,6 +187,9 @@ class AttachDouble:
             if moved:
                 self.host.reading.setdefault(image.name, set()).add(parents[0])
             return moved
+
+    def unsettled(self, image: str) -> bool:
+        return image in self.host.unsettled
 
     def abandon(self, image: str) -> None:
         with self.host.act("attach.abandon"):

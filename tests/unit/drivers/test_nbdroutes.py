@@ -15,6 +15,7 @@ from pathlib import Path
 
 from testtools import TestCase
 
+from drivers.attach.hangs import REST
 from drivers.attach.nbd import NbdAttach
 from drivers.base import Endpoint, Image, Parent, PathState, Place
 from drivers.nbd.endpoints import socket_of
@@ -31,6 +32,8 @@ ACTIVE, STANDBY, LOST = PathState.ACTIVE, PathState.STANDBY, PathState.LOST
 class AnsweringServer(HoldingServer):
     """Answers reads, of one client after the other."""
 
+    error = 0
+
     def before_answer(self) -> None:
         """A read was asked for."""
 
@@ -45,9 +48,15 @@ class AnsweringServer(HoldingServer):
             if command == _DISCONNECT:
                 break
             self.before_answer()
-            client.sendall(_REPLY.pack(0x67446698, 0, handle) + bytes(length))
+            client.sendall(_REPLY.pack(0x67446698, self.error, handle) + bytes(0 if self.error else length))
             self.after_answer()
         raise ConnectionError("it hung up")
+
+
+class Failing(AnsweringServer):
+    """Answers reads with an error (EIO)."""
+
+    error = 5
 
 
 class Slow(AnsweringServer):
@@ -98,13 +107,19 @@ class RouteCase(TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
         self.lost: list[str] = []
         place = Place(self.folder, self.folder, host="here", address="")
-        self.attach = NbdAttach(place, lost=lambda _image, parent: self.lost.append(parent.host))
+        self.now = 1000.0
+        self.attach = NbdAttach(
+            place,
+            lost=lambda _image, parent: self.lost.append(parent.host),
+            greeting_limit=0.5,
+            clock=lambda: self.now,
+        )
         self.addCleanup(self.attach.close)
         asked.clear()
         answered.clear()
         self.parents = [Parent(host, f"unix://{self.folder}/{host}", "") for host in "abc"[: len(self.kinds)]]
         self.a, self.b, *_ = [self.serve(*each) for each in zip(self.parents, self.kinds, strict=True)]
-        self.attach.connect(IMAGE, self.parents)
+        self.device = self.attach.connect(IMAGE, self.parents)
 
     def serve(self, parent: Parent, kind: type[HoldingServer] = HoldingServer) -> ExitStack:
         """A server of the parent's that may be closed again."""
@@ -184,6 +199,35 @@ class HiddenTest(RouteCase):
         self.assertEqual((["a"], [STANDBY, STANDBY, ACTIVE]), (self.lost, self.states()))
 
 
+class Silent(HoldingServer):
+    """Does not greet."""
+
+    def _negotiate(self, client: socket.socket) -> None:
+        client.recv(1)
+
+
+class SilentTest(RouteCase):
+    kinds = (Silent, AnsweringServer)
+
+    def test_one_that_does_not_greet_is_left_and_rests_no_longer_the_next_time(self) -> None:
+        for _ in range(2):
+            until(lambda: bool(self.lost))
+            self.assertEqual([STANDBY, ACTIVE], self.states())
+            self.lost.clear()
+            self.now += REST
+            self.attach.update(IMAGE, self.parents[:1])
+            self.attach.update(IMAGE, self.parents)
+        until(lambda: bool(self.lost))
+
+
+class FailingTest(RouteCase):
+    kinds = (Failing, HoldingServer, AnsweringServer)
+
+    def test_one_that_fails_reads_is_left_for_one_that_answers_them(self) -> None:
+        until(lambda: bool(self.lost))
+        self.assertEqual((["a"], [STANDBY, STANDBY, ACTIVE]), (self.lost, self.states()))
+
+
 class RestTest(RouteCase):
     kinds = (HoldingServer, AnsweringServer)
 
@@ -195,3 +239,30 @@ class RestTest(RouteCase):
         self.b.close()
         until(lambda: len(self.lost) > 1)
         self.assertEqual((["a", "b"], [ACTIVE, LOST, LOST]), (self.lost, self.states()), "it is better than none")
+
+    def test_one_that_hung_and_answers_after_its_rest_is_read_from_again_by_who_connects(self) -> None:
+        until(lambda: bool(self.lost))
+        self.a.close()
+        self.serve(self.parents[0], AnsweringServer)
+        self.assertFalse(self.attach.unsettled(IMAGE.name), "it rests")
+        self.now += REST
+        self.assertTrue(self.attach.unsettled(IMAGE.name))
+        device = self.attach.connect(IMAGE, self.parents)
+        self.assertNotEqual(self.device, device, "or the daemon would stay with the other one")
+        self.assertEqual(([ACTIVE, STANDBY], False), (self.states(), self.attach.unsettled(IMAGE.name)))
+
+    def test_one_that_does_not_answer_after_its_rest_rests_again(self) -> None:
+        until(lambda: bool(self.lost))
+        self.now += REST
+        self.assertFalse(self.attach.unsettled(IMAGE.name))
+        self.attach.update(IMAGE, [*self.parents, Parent("c", f"unix://{self.folder}/c", "")])
+        self.assertEqual([STANDBY, ACTIVE, LOST], self.states())
+
+    def test_one_that_comes_later_in_the_list_is_not_gone_back_to(self) -> None:
+        until(lambda: bool(self.lost))
+        self.attach.update(IMAGE, self.parents[::-1])
+        self.now += REST
+        self.assertFalse(self.attach.unsettled(IMAGE.name))
+
+    def test_an_image_without_a_route_is_settled(self) -> None:
+        self.assertFalse(self.attach.unsettled("other"))

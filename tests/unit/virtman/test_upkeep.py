@@ -525,6 +525,16 @@ class DriversCallTest(UpkeepTest):
         self.attached()
         self.assertEqual([], self.volt.reported)
 
+    def test_a_better_parent_that_is_well_again_is_read_from_with_the_next_heartbeat(self) -> None:
+        record = self.attached()
+        for unsettled, connected in ((False, 0), (True, 1), (False, 0)):
+            self.host.unsettled = {record.name} if unsettled else set()
+            before = self.host.calls.count("attach.connect")
+            self.clock.advance(IDLE_LOOK)
+            self.beat()
+            self.assertEqual(connected, self.host.calls.count("attach.connect") - before)
+        self.assertEqual([], self.volt.reported)
+
     def test_all_parents_that_are_lost_are_reported(self) -> None:
         image = self.attached().image
         with self.scene.stacks._locks.hold("debian"):  # so that both wait

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import testtools
 
-from drivers.attach.nbd import NbdAttach
+from drivers.attach.nbd import GREETING_LIMIT, GREETING_WAIT, NbdAttach
 from drivers.base import Device, Image, Parent, PathState, Place
 from drivers.cache.qcow2 import Qcow2Cache
 from drivers.export.nbd import NbdExport
@@ -64,14 +64,19 @@ class Host:
         self.export = NbdExport(self.place, died=self.died.append)
         self.snapshot = Qcow2Snapshot(self.place)
 
-    def new_attach(self, **options: float) -> NbdAttach:
+    def new_attach(self, greeting_wait: float = GREETING_WAIT, greeting_limit: float = GREETING_LIMIT) -> NbdAttach:
         """An attach driver that tells of lost parents in ``lost``."""
-        return NbdAttach(self.place, lost=lambda _, parent: self.lost.append(parent.host), **options)
+        return NbdAttach(
+            self.place,
+            lost=lambda _, parent: self.lost.append(parent.host),
+            greeting_wait=greeting_wait,
+            greeting_limit=greeting_limit,
+        )
 
     def be_patient(self) -> None:
         """Wait for a parent as long as its agent may need to start its daemon again on a busy machine."""
         self.attach.close()
-        self.attach = self.new_attach(greeting_wait=300)
+        self.attach = self.new_attach(greeting_wait=300, greeting_limit=300)
 
     def let_go(self) -> None:
         """End the driver objects without stopping anything, as the death of an agent does."""
