@@ -632,6 +632,7 @@ class Agent:
             volt=models.VoltStatus(url=self.config.volt, connected=heartbeat.connected, trouble=heartbeat.trouble),
             accel=views.accel(self.verdict),
             repairing=self._upkeep.queue.busy(REPAIR),
+            suspended=self._upkeep.stopped,
             images=[self._stack(record, held) for record in self._stacks.records()],
             vms=self.vms(),
             disks=views.disks(self._drivers.snapshot.trouble(), self.config.state),

@@ -650,7 +650,8 @@ class Status(Model):
 
     ``strays``: disks without a record; ``damaged``: why records are left alone, by ``vm NAME``, ``image NAME`` or
     ``device NAME``: they cannot be read, or are of a newer release; ``deaths``: threads of the agent that died;
-    ``troubles``: what was tried in vain and is tried again, by what it is about ("image debian").
+    ``troubles``: what was tried in vain and is tried again, by what it is about ("image debian"); ``suspended``:
+    nothing is served, nor looked after, until the agent is started again.
     """
 
     host: str
@@ -658,6 +659,7 @@ class Status(Model):
     volt: VoltStatus
     accel: Accel
     repairing: bool
+    suspended: bool = False
     images: list[Stack]
     vms: list[VmLine]
     disks: Disks

@@ -43,14 +43,14 @@ def repair(stacks: Stacks, vms: Vms, devices: Devices) -> dict[str, list[str]]:
     images = [record for record in stacks.records() if stacks.understood(record)]
     missing = [record.name for record in images if not record.steady or not stacks.serving(record.name)]
     strays = sorted(stacks.strays())
-    failed += side_by_side(
-        [
-            *(partial(restore, record.name) for record in images),
-            *(partial(stacks.remove_stray, stray) for stray in strays),
-        ]
-    )
-    # After a reboot, a disk is usable again once the stack below it is there.
-    failed += side_by_side([partial(vms.reopen, vm.name) for vm in vms.records()])
+    removals = [partial(stacks.remove_stray, stray) for stray in strays]
+    # What is served in place comes last: its storage may not answer, which keeps nobody else waiting.
+    in_place = {record.name for record in images if record.in_place is not None}
+    for last in (False, True):
+        restores = [partial(restore, each.name) for each in images if (each.name in in_place) is last]
+        failed += side_by_side([*restores, *([] if last else removals)])
+        # After a reboot, a disk is usable again once the stack below it is there.
+        failed += side_by_side([partial(vms.reopen, vm.name) for vm in vms.records() if (vm.image in in_place) is last])
     raise_all(failed)
     images_back = [name for name in missing if name not in stacks.flaws]
     return {"vms": sorted(repaired), "images": images_back, "strays": strays, "devices": cut_off}

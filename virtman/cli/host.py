@@ -39,7 +39,7 @@ def status(context: click.Context, as_json: bool) -> None:
     )
     if answer.cached_devices:
         table(DEVICE_COLUMNS, device_rows(answer.cached_devices))
-    for line in _trouble(answer):
+    for line in (*_phase(answer), *_trouble(answer)):
         click.echo(line, err=True)
 
 
@@ -55,6 +55,13 @@ def _stack(stack: Stack) -> list[Any]:
         ", ".join(f"{path.host} ({path.state})" for path in stack.paths) or (stack.in_place and stack.in_place.path)
         or "-",
     ]  # fmt: skip
+
+
+def _phase(status: Status) -> Iterator[str]:
+    if status.suspended:
+        yield "this host is suspended: nothing is served or looked after until its agent is started again"
+    if status.repairing:
+        yield "the agent compares records with the host; what is not there yet may come back"
 
 
 def _trouble(status: Status) -> Iterator[str]:

@@ -895,6 +895,18 @@ class RepairTest(AgentTest):
         self.host.failing = {}
         self.assertEqual(["alpine", "debian"], self.agent.repair().images)
 
+    def test_what_is_in_place_comes_last_as_its_storage_may_not_answer(self) -> None:
+        file = self.site.folder / "mine.raw"
+        file.write_bytes(b"1" * MIB)
+        self.agent.publish_in_place("mine", file, None, digest=False)
+        for vm, image in (("a-mine", "mine"), ("vm", "debian")):
+            self.agent.create(vm, image, None)
+            self.host.daemon_dies(image)
+        self.host.failing = {"attach.origin": TROUBLE}
+        self.host.disks.clear()
+        told = str(self.assertRaises(RepairIncomplete, self.agent.repair))
+        self.assertThat(told, MatchesRegex(r"(?s).*\bvm\b.*on fire.*\ba-mine\b"))
+
     def test_a_disk_that_cannot_be_opened_again_is_told_of(self) -> None:
         self.agent.create("vm", "debian", None)
         self.host.disks.clear()
@@ -1167,7 +1179,9 @@ class SuspendTest(AgentTest):
 
     def test_nothing_brings_it_back_before_the_next_start(self) -> None:
         self.agent.create("vm", "debian", None)
+        self.assertFalse(self.agent.status().suspended)
         self.agent.suspend(force=False)
+        self.assertTrue(self.agent.status().suspended)
         beats = len(self.volt.beats)
         self.agent._heartbeat.soon()
         self.site.await_true(lambda: len(self.volt.beats) > beats)

@@ -530,6 +530,11 @@ class HostCommandsTest(AgentCliTest):
         self.assertThat(result.stderr, Contains("stray"))
         self.assertThat(result.stderr, Contains("VMs' disks: no room\n"))
 
+    def test_status_tells_of_a_host_that_is_suspended(self) -> None:
+        self.assertEqual("", self.run_virtman("status").stderr)
+        self.out("suspend")
+        self.assertThat(self.run_virtman("status").stderr, Contains("this host is suspended"))
+
     def test_status_tells_of_threads_that_died(self) -> None:
         self.site.have_a_thread_die("a test's thread", ValueError("over"))
         told = r"the agent's thread a test's thread died \d+ times, last of ValueError\('over'\); it .*\n"
