@@ -15,7 +15,7 @@ from drivers.host.acl import let_pass
 from virtman.errors import BadRequest, ConfigError, StateLocked
 from virtman.names import check_name
 from virtman.places import SOCKET, is_ours
-from virtman.stackchoice import Drivers, settle
+from virtman.stackchoice import Drivers, keep_address, settle
 
 SOCKET_PATH_MAX = 107
 """unix(7): sun_path has 108 bytes with its terminating zero."""
@@ -160,6 +160,7 @@ def _hold(config: AgentConfig) -> list[int]:
             locks.append(_lock(folder / "lock"))
             undo.callback(os.close, locks[-1])
         settle(config.state, config.drivers)
+        keep_address(config.state, config.address)
         undo.pop_all()
     return locks
 

@@ -146,6 +146,36 @@ def settle(state: Path, drivers: Drivers) -> None:
         write_atomically(_file(state), json.dumps(asdict(drivers)).encode())
 
 
+def keep_address(state: Path, address: str) -> None:
+    """Keep what other hosts reach this one by, for a start while it cannot be told. Raises OSError."""
+    if address and last_address(state) != address:
+        write_atomically(_address(state), f"{address}\n".encode())
+
+
+def last_address(state: Path) -> str:
+    """The address of the start before, if this host still has it; else empty.
+
+    After a power cut of a whole site hosts come back before the name of their Volt means anything, and bring their
+    stacks back without it.
+    """
+    try:
+        address = _address(state).read_text().strip()
+        with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except (OSError, ValueError):
+        return ""
+    return address
+
+
+def _family(address: str) -> socket.AddressFamily:
+    """Raises ValueError."""
+    return socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+
+
+def _address(state: Path) -> Path:
+    return state / "address"
+
+
 def _check_made_with(state: Path, drivers: Drivers) -> None:
     made = made_with(state) or USERSPACE
     if made != drivers and has_records(state):

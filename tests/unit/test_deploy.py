@@ -52,6 +52,12 @@ class UnitTest(TestCase):
         [stop] = [line for line in lines if line.startswith("ExecStopPost=")]
         self.assertEqual((wanted, True), (wanted & set(lines), stop.endswith(" suspend --force")))
 
+    def test_what_data_paths_need_is_stopped_after_them(self) -> None:
+        text = (UNITS / "virtman-disks.service").read_text()
+        after = {unit for line in re.findall(r"(?m)^After=(.*)$", text) for unit in line.split()}
+        wanted = "virtman-agent libvirtd iscsid open-iscsi target rtslib-fb-targetctl multipathd blk-availability"
+        self.assertEqual(set(), ({f"{name}.service" for name in wanted.split()} | {"network.target"}) - after)
+
     def test_an_agent_may_have_files_open_for_hundreds_of_images(self) -> None:
         self.assertIn("LimitNOFILE=65536", (UNITS / "virtman-agent.service").read_text().splitlines())
 

@@ -22,6 +22,8 @@ from virtman.stackchoice import (
     choose,
     has_records,
     inspect,
+    keep_address,
+    last_address,
     made_with,
     missing,
     settle,
@@ -159,6 +161,21 @@ class InspectTest(Scene):
     def test_a_driver_that_says_nothing_needs_nothing(self) -> None:
         self.assertFalse(hasattr(load("cache", "double"), "needs"))
         self.assertEqual([], missing(Drivers("double", "double", "double", "double"), MachineDouble(), ""))
+
+
+class LastAddressTest(Scene):
+    def test_one_that_this_host_still_has_is_known_again(self) -> None:
+        for address in ("127.0.0.1", "127.0.0.2"):
+            keep_address(self.state, address)
+            self.assertEqual(address, last_address(self.state))
+        keep_address(self.state, "")
+        self.assertEqual("127.0.0.2", last_address(self.state), "it was not known at that start")
+
+    def test_what_is_not_this_hosts_is_none(self) -> None:
+        self.assertEqual("", last_address(self.state), "it was never started")
+        for address in ("192.0.2.77", "nonsense", "2001:db8::1"):
+            (self.state / "address").write_text(f"{address}\n")
+            self.assertEqual("", last_address(self.state))
 
 
 class SourceAddressTest(TestCase):
