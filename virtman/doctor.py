@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ NEWER = (
 )
 """What an older version lacks, and since when it is there for certain: docs/operations.md, Debian 12 and 13."""
 
-OURS_FOR_LVM = ("^/dev/mapper/virtman-", "^/dev/virtman/")
+OURS_FOR_LVM = frozenset({"r|^/dev/mapper/virtman-|", "r|^/dev/virtman/|"})
 """What LVM has to leave alone: deploy/lvm/lvmlocal.conf."""
 
 
@@ -45,7 +46,7 @@ class Examination:
     @property
     def lvm_trouble(self) -> str | None:
         """What is wrong with LVM's settings, where the kernel stack may run: ``lvm`` is None where there is no LVM."""
-        if "kernel" not in self.reports or self.lvm is None or all(pattern in self.lvm for pattern in OURS_FOR_LVM):
+        if "kernel" not in self.reports or self.lvm is None or _rejects_ours(self.lvm):
             return None
         return (
             "LVM looks at VirtMan's devices and hangs with them: deploy/lvm/lvmlocal.conf has what global_filter needs"
@@ -171,3 +172,9 @@ def advice(examination: Examination) -> Iterator[str]:
     accel = examination.accel
     yield f"VMs run with {accel.accel}: {accel.reason}" if accel else "KVM is not proven yet; see: virtman accel"
     yield examination.libvirt_trouble or f"libvirt at {examination.libvirt} answers"
+
+
+def _rejects_ours(lvm_filter: str) -> bool:
+    """Whether LVM leaves our devices alone, whatever else it is told: the first pattern that fits decides."""
+    first = takewhile(lambda pattern: pattern.startswith("r"), re.findall('"([^"]*)"', lvm_filter))
+    return set(first) >= OURS_FOR_LVM

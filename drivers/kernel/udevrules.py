@@ -30,6 +30,7 @@ from drivers.kernel.scsi import MAKER, MODEL
 log = logging.getLogger(__name__)
 
 FILE = Path("/run/udev/rules.d/05-virtman.rules")
+SYSFS = Path("/sys/class/block")
 
 _NAMEABLE = re.compile(r"[\w/.,+@:~-]+")
 """A path that means itself in a rule."""
@@ -81,6 +82,33 @@ LABEL="virtman_end"
 """
 
 
+def _known(sysfs: Path) -> list[str]:
+    """The devices that are there already and get a link in /dev/virtman."""
+    return [str(folder) for folder in sorted(sysfs.iterdir()) if _is_linked(folder)]
+
+
+def _is_linked(folder: Path) -> bool:
+    """As the rules have it."""
+    name = folder.name
+    if name.startswith("loop"):
+        backing = _told(folder / "loop/backing_file")
+        return bool(re.match("/dev/.*/virtman-", backing)) or any(backing.startswith(f"{each}/") for each in _folders)
+    if name.startswith("bcache"):
+        return _told((folder / "bcache").resolve().parent / "dm/name").startswith("virtman-")
+    return (
+        name.startswith("sd")
+        and _told(folder / "device/vendor").startswith(MAKER)
+        and _told(folder / "device/model").startswith(MODEL)
+    )
+
+
+def _told(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:  # there is none, or the device is going
+        return ""
+
+
 def apply() -> None:
     """Have udev know the rules; nothing happens if it does. Raises CommandFailed, ToolMissing, OSError."""
     with _LOCK:
@@ -92,4 +120,6 @@ def apply() -> None:
         fresh.write_text(wanted)
         fresh.rename(FILE)
         run(["udevadm", "control", "--reload"])
+        if known := _known(SYSFS):  # of an agent of before, which had other rules
+            run(["udevadm", "trigger", "--action=change", *known])
         log.info("udev leaves our devices alone, by %s", FILE)

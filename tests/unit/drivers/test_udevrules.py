@@ -10,6 +10,7 @@ from testtools import TestCase
 
 from drivers.base import STATE
 from drivers.kernel import udevrules
+from drivers.kernel.scsi import MAKER, MODEL
 from tests.unit.logs import Logged
 
 
@@ -52,3 +53,36 @@ class LeaveAloneTest(TestCase):
         (line,) = [line for line in udevrules.rules().splitlines() if 'TEST!="loop/backing_file"' in line]
         self.assertNotIn("ACTION", line)
         self.assertIn('GOTO="virtman_unprobed"', line)
+
+
+class KnownTest(TestCase):
+    """Which devices that are there already the rules name."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.sys = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
+        self.addCleanup(shutil.rmtree, self.sys)
+
+    def device(self, name: str, **files: str) -> None:
+        """A file's name has two ``_`` where there is a folder."""
+        (self.sys / name).mkdir()
+        for file, said in files.items():
+            path = self.sys / name / file.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{said}\n")
+
+    def test_ours_and_no_others(self) -> None:
+        self.device("loop0", loop__backing_file=f"{STATE}/cache/pool")
+        self.device("loop1", loop__backing_file="/dev/dm-1/virtman-attach-a")
+        self.device("loop2", loop__backing_file="/srv/virtman-attach-a")
+        self.device("loop3")
+        self.device("sda", device__vendor=MAKER, device__model=f"{MODEL}    ")
+        self.device("sdb", device__vendor=MAKER, device__model="Other")
+        self.device("sdc", device__vendor="Other", device__model=MODEL)
+        self.device("dm-0", dm__name="virtman-attach-a")
+        for name, of in (("bcache0", "virtman-cacheof-a"), ("bcache1", "data")):
+            self.device(f"of-{name}", dm__name=of, bcache__state="clean")
+            self.device(name)
+            (self.sys / name / "bcache").symlink_to(self.sys / f"of-{name}" / "bcache")
+        found = [Path(folder).name for folder in udevrules._known(self.sys)]
+        self.assertEqual(["bcache0", "loop0", "loop1", "sda"], found)

@@ -97,8 +97,15 @@ class DoctorTest(TestCase):
 
     def test_an_lvm_that_looks_at_our_devices_is_told_of(self) -> None:
         ours = (Path(__file__).parents[3] / "deploy/lvm/lvmlocal.conf").read_text()
+        cases: tuple[tuple[str, str | None, bool], ...]
         cases = (("auto", None, False), ("auto", ours, False), ("auto", "", True), ("userspace", "", False))
-        for stack, lvm_filter, told in (*cases, ("kernel", ours.replace("/dev/virtman/", "/dev/sdz"), True)):
+        cases += (
+            ("kernel", ours.replace("/dev/virtman/", "/dev/sdz"), True),
+            ("kernel", ours.replace("[", '[ "a|.*|",'), True),
+            ("kernel", ours.replace("[", '[ "r|/dev/sdz|",'), False),
+            ("kernel", ours.replace("]", ', "a|.*|" ]'), False),
+        )
+        for stack, lvm_filter, told in cases:
             found = examine(stack, self.state, "10.0.0.1", LIBVIRT, MachineDouble(lvm_filter=lvm_filter))
             self.assertEqual(told, any("LVM" in line for line in advice(found)), f"{stack} {lvm_filter}")
             self.assertEqual(told, bool(found.as_json()["lvm"]["trouble"]))
