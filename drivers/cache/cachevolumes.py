@@ -20,7 +20,7 @@ import uuid
 from pathlib import Path
 
 from drivers.base import VolumeState
-from drivers.errors import BadDisk, BadVolume, DriverError, NoSpace
+from drivers.errors import BadDisk, BadVolume, CommandFailed, CommandTimedOut, DriverError, NoSpace
 from drivers.host.command import run
 from drivers.host.durable import write_atomically
 from drivers.kernel import bcachedev, devmapper, loopdev
@@ -37,6 +37,7 @@ _MARK = b"virtman cache volume "
 _LOOKED_AT = 1 << 20
 """Bytes at the start of a device that must be empty if it has no mark."""
 _SECTOR = devmapper.SECTOR
+_READ_LIMIT = 5.0
 
 
 class Volumes:
@@ -86,7 +87,7 @@ class Volumes:
         if path == self.default and not path.exists():
             self._make(path, number)
         if _number(path) != number:
-            raise BadVolume(path, "what was made there is missing")
+            raise BadVolume(path, "what was made there is missing, or does not answer")
         self._create(half, path)
         bcachedev.prefer_unused(half)
         try:
@@ -232,6 +233,15 @@ def size_of(path: Path) -> int:
         return 0
 
 
+def _answers(path: Path) -> bool:
+    """Whether what holds a volume lets its beginning be read. A dying disk may not, and is not to hold up the host."""
+    try:
+        run(["dd", f"if={path}", "of=/dev/null", f"bs={_SECTOR}", "count=1", "status=none"], timeout=_READ_LIMIT)
+    except (CommandFailed, CommandTimedOut):
+        return False
+    return True
+
+
 def _map(number: str) -> str:
     return f"virtman-cachevol-{number}"
 
@@ -245,7 +255,9 @@ def _mark(number: str) -> bytes:
 
 
 def _number(path: Path) -> str | None:
-    """The number in a volume's mark; None if there is none, or what holds it cannot be read."""
+    """The number in a volume's mark; None if there is none, or what holds it cannot be read, or does not answer."""
+    if not _answers(path):
+        return None
     try:
         with path.open("rb", buffering=0) as file:
             mark = file.read(len(_MARK) + 16)

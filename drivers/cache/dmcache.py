@@ -265,7 +265,10 @@ def _is_passed_by(image: Image) -> bool:
     """
     if not devmapper.exists(_top(image)):
         return False
-    legs, *rest = devmapper.status(_top(image)).split()[3:]
+    _start, _length, kind, *told = devmapper.status(_top(image)).split()
+    if kind != "mirror":  # of an image that is too small for one
+        return False
+    legs, *rest = told
     return not rest[int(legs) + 2].startswith("A")
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from drivers.base import Device, Existing, Monitor, Place, Range
 from drivers.door import door
-from drivers.errors import BadDisk, CommandFailed, DiskInUse, DriverError, NoSpace, NotOurs
+from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, DiskInUse, DriverError, NoSpace, NotOurs
 from drivers.host.command import run
 from drivers.host.space import allocate, shortage
 from drivers.host.watch import Watch
@@ -64,6 +65,9 @@ loop device made in the data file would be a write that fails when the file syst
 
 _CHECK_LIMIT = 600.0
 """Seconds: it reads all metadata, and a large pool on a slow disk has gigabytes of them."""
+
+_ALLOCATING_LIMIT = 600.0
+"""Seconds for a file system to find the space of a whole pool."""
 
 _RETRY = 5.0
 """Seconds until room is looked for again, at most."""
@@ -328,10 +332,16 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         if words[_FEATURES_AT:] != _FEATURES:
             devmapper.reload(POOL, [" ".join([*words[:_FEATURES_AT], *_FEATURES])])
         data = self._folder / "data"
+        size, blocks = data.stat().st_size, data.stat().st_blocks
+        missing = size - blocks * SECTOR
+        if missing > shutil.disk_usage(self._folder).free:
+            # What is left is for the agent's records, and for the cache.
+            log.warning("the disks' pool lacks the space of %d bytes, and this disk has not so many to give", missing)
+            return
         try:
             # Not as ``allocate`` does: where the kernel cannot, the C library writes to what VMs are writing to.
-            run(["fallocate", "--length", str(data.stat().st_size), str(data)])
-        except CommandFailed as error:
+            run(["fallocate", "--length", str(size), str(data)], timeout=_ALLOCATING_LIMIT)
+        except (CommandFailed, CommandTimedOut) as error:
             log.warning("the disks' pool may lack space for what VMs write: %s", error)
 
     def _pool_line(self) -> str:
