@@ -33,7 +33,7 @@ def report(stack: str, figures: dict[str, Any]) -> None:
         rows.append([name, f"{seconds * 1e6:.0f}", f"{(seconds - below) * 1e6:+.0f}"])
         below = seconds
     print_table(f"{stack}: a warm read of 4 KiB, by layer", ("read from", "µs", "over the one before, µs"), rows)
-    if "sums" in figures:
+    if figures.get("sums"):
         print_table(
             f"{stack}: a disk by iSCSI alone, with these sums on the wire", SUMS_COLUMNS, sums_rows(figures["sums"])
         )

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import fio
+from benchmarks.command import EXPECTED
 from benchmarks.errors import Failed
 from benchmarks.figures import MIB, percentile
 from benchmarks.kernellab import KernelLab, kernel_lab, usable_parents
 from benchmarks.pathreads import ALL, LARGE, LEVELS, SINGLE, Measured, Reads, image_bytes, places
 from benchmarks.processes import say
+from drivers.cache.bcache import GUARD
 from lab.kernel.machine import Machine
 from lab.kernel.services import agent
 from lab.kernel.storage import Storage
@@ -26,9 +28,9 @@ _FILE = "/root/image.raw"
 _CHECKED = 64 * MIB
 _TICKS = 100  # of a second, in Debian's kernels: getconf CLK_TCK
 _READY_LIMIT = 300.0
-_LAYERS = ("virtman-cache-", "virtman-image-", "virtman-vm-")
-_BELOW = "virtman-image-"
+_CUT = "virtman-cachesplit-"
 """What lies over the cache's own device, which has no map."""
+_LAYERS = (_CUT, "virtman-cache-", "virtman-image-", "virtman-vm-")
 _LAYER_ROUNDS = _SUMS_ROUNDS = 3
 SUMS = ("None", "CRC32C")
 """As iSCSI calls them (RFC 7143, section 13.1)."""
@@ -67,7 +69,8 @@ class Path:
             above = self._above(level).name
             if usable_parents(host, IMAGE, 1, _READY_LIMIT)[0] != above:
                 raise Failed(f"{host.name} does not read from {above}")
-        self._fio_cpu = self._run(reader, BARE, Reads("one", 4096, 1, 1, 4096), 0).cpu
+        # The second time fio itself need not be read from the disk.
+        self._fio_cpu = [self._run(reader, BARE, Reads("one", 4096, 1, 1, 4096), 0).cpu for _ in range(2)][-1]
         self._at_rest = {host.name: _at_rest(host) for host in (origin, *self._lab.hosts)}
 
     def bare_cpu(self) -> float:
@@ -89,7 +92,10 @@ class Path:
         loop = reader.run(["losetup", "--find", "--show", "--direct-io=on", "--read-only", BARE]).strip()
         try:
             paths = {"a file of the host": (BARE, 0), "a loop device over it": (loop, 0)}
-            paths |= {name: (path, place) for name, path in self._devices(reader).items()}
+            paths |= {
+                name: (path, place + (GUARD if path.startswith("/dev/bcache") else 0))
+                for name, path in self._devices(reader).items()
+            }
             found: dict[str, list[float]] = {name: [] for name in paths}
             for _ in range(_LAYER_ROUNDS):
                 for name, (path, where) in paths.items():
@@ -103,8 +109,8 @@ class Path:
         """The devices by which a VM's disk is read, the cache's first."""
         names = reader.run(["dmsetup", "info", "--columns", "--noheadings", "--options", "name"]).split()
         maps = {name: f"/dev/mapper/{name}" for begin in _LAYERS for name in sorted(names) if name.startswith(begin)}
-        [image] = [name for name in maps if name.startswith(_BELOW)]
-        below = reader.run(["dmsetup", "deps", "--options", "blkdevname", image])
+        [cut] = [name for name in maps if name.startswith(_CUT)]
+        below = reader.run(["dmsetup", "deps", "--options", "blkdevname", cut])
         inside = dict.fromkeys(re.findall(r"\((bcache\w+)\)", below))
         return {**{f"{name}, the cache": f"/dev/{name}" for name in inside}, **maps}
 
@@ -182,7 +188,7 @@ class Path:
 
     @staticmethod
     def _per_gib(seconds: float) -> float:
-        return max(0.0, seconds) * (1024 * MIB / LARGE.total)
+        return seconds * (1024 * MIB / LARGE.total)
 
     @staticmethod
     def _run(machine: Machine, path: str, reads: Reads, place: int) -> Ran:
@@ -247,7 +253,11 @@ def measure(suite: str, delays: Sequence[int], leftovers: list[str]) -> dict[str
         layers = path.layers()
         path.check()
         say("measuring what CRC32C takes")
-        sums = path.sums()
+        try:
+            sums = path.sums()
+        except EXPECTED as error:
+            leftovers.append(f"what CRC32C takes: {error}")
+            sums = {}
         release = json.loads(lab.hosts[0].run(["python3", "-c", _RELEASE]))
     return {"release": release, "bare_cpu": path.bare_cpu(), "measured": done, "layers": layers, "sums": sums}
 

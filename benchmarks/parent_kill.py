@@ -40,6 +40,9 @@ IMAGE_BYTES_PER_ROUND = 48 * MIB
 LEAD_S, WATCH_S, REST_S = 1.0, 4.0, 1.0
 """Seconds of I/O before a kill, from the kill to the agent's next start, and after all hosts are in their places."""
 
+HANG_BAR_S = 3.5
+"""Longest read while a parent hangs: it is left after 2 s, and QEMU's client tries again after one more."""
+
 ROLES = ("parent", "grandparent")
 WAYS = ("kill", "hang")
 
@@ -167,7 +170,8 @@ def round_text(done: dict[str, Any]) -> str:
 def main(rounds: int, way: str) -> None:
     """Kill the storage daemon and the agent of inner hosts under verified I/O of a VM below them.
 
-    Writes build/parent_kill.json and prints a table. Ends with exit code 1 if there was an I/O error or a wrong byte.
+    Writes build/parent_kill.json and prints a table. Ends with exit code 1 after an I/O error or a wrong byte, or if a
+    read waited for too long for a parent that hung.
 
     \b
     Examples:
@@ -192,6 +196,8 @@ def main(rounds: int, way: str) -> None:
                 }.items()
             ],
         )
+        if way == "hang" and figures["stall_s"]["max"] > HANG_BAR_S:
+            failures.append(f"a read waited for longer than {HANG_BAR_S:g} s")
         if figures["errors"] or figures["wrong_blocks"] or figures["wrong_blocks_at_the_end"]:
             failures.append("the VM noticed: it got errors or wrong bytes")
         finish("parent_kill", figures, failures)

@@ -113,7 +113,7 @@ def chain(leftovers: list[str]) -> Iterator[Chain]:
                 file.write(os.urandom(MIB))
         cluster.agents[0].publish(IMAGE, image)
         disks: dict[str, dict[str, BlockNode]] = {
-            _BARE: {_BARE: {"driver": "raw", "file": {"driver": "file", "filename": str(image)}}}
+            _BARE: {_BARE: {"driver": "raw", "file": {"driver": "file", "filename": str(image), "aio": "io_uring"}}}
         }
         for host, client in zip(cluster.names[1:], cluster.agents[1:], strict=True):
             disks[host] = {host: client.create(host, IMAGE).disk.blockdev or {}}

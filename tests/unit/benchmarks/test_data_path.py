@@ -47,5 +47,6 @@ class FioTest(TestCase):
 
 class PauseTest(TestCase):
     def test_a_read_that_waits_at_the_end_of_a_pause_counts_from_there(self) -> None:
-        self.assertEqual(1.5, waited_after([[3.0, 0.1], [9.0, 2.5], [11.5, 9.0]], 10.0))
+        self.assertEqual(1.5, waited_after([[3.0, 0.1], [9.0, 2.5], [11.5, 0.5]], 10.0))
+        self.assertEqual(9.0, waited_after([[3.0, 0.1], [9.0, 2.5], [11.5, 9.0]], 10.0), "so does a later one")
         self.assertRaises(Failed, waited_after, [[3.0, 0.1]], 10.0)
