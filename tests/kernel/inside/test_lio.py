@@ -293,6 +293,7 @@ class LioTest(LioCase):
         self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         sibling, disk = self.siblings_disk(), self.attach()
+        self.assertEqual(["0", "0"], [self.disk().get_attribute(name) for name in ("emulate_pr", "emulate_3pc")])
         self.disk().set_attribute("emulate_pr", 1)
         self.assertEqual(0, iscsi_tools.reserve(sibling).status)
         self.assertEqual(RESERVATION_CONFLICT, iscsi_tools.read_first_sector(disk).status)
@@ -345,15 +346,16 @@ class LioTest(LioCase):
         broken = devmapper.create("virtman-test", [f"0 {SIZE // devmapper.SECTOR} error"], read_only=True)
         self.addCleanup(devmapper.remove, broken.name)
         self.addCleanup(self.export.withdraw, self.image.name)
-        self.export.publish(self.image, Device(SIZE, broken))
-        self.assertTrue(self.export.serving(self.image.name))
         copy = self.folder / "copy"
-        with ThreadPoolExecutor() as pool:
-            reading = pool.submit(run, ["dd", f"if={disk}", f"of={copy}", "iflag=direct", "bs=64k"])
-            wait_until(lambda: not self.export.serving(self.image.name))
-            self.export.publish(self.image, self.device_of(self.image))
-            reading.result()
-        self.assertEqual((True, self.content), (self.export.serving(self.image.name), copy.read_bytes()))
+        for path in (disk, self.export.local(self.image).path):  # a child's reads, and a VM's
+            self.export.publish(self.image, Device(SIZE, broken))
+            self.assertTrue(self.export.serving(self.image.name))
+            with ThreadPoolExecutor() as pool:
+                reading = pool.submit(run, ["dd", f"if={path}", f"of={copy}", "iflag=direct", "bs=64k"])
+                wait_until(lambda: not self.export.serving(self.image.name))
+                self.export.publish(self.image, self.device_of(self.image))
+                reading.result()
+            self.assertEqual((True, self.content), (self.export.serving(self.image.name), copy.read_bytes()))
 
     def test_a_map_of_an_earlier_release_holds_children_reads_on_its_own_after_a_publish(self) -> None:
         lower, upper = (f"virtman-{whose}-{self.image.name}" for whose in ("image", "export"))
