@@ -16,7 +16,6 @@ from benchmarks.figures import MIB, percentile
 from benchmarks.kernellab import KernelLab, kernel_lab, usable_parents
 from benchmarks.pathreads import ALL, LARGE, LEVELS, SINGLE, Measured, Reads, image_bytes, places
 from benchmarks.processes import say
-from drivers.cache.bcache import GUARD
 from lab.kernel.machine import Machine
 from lab.kernel.services import agent
 from lab.kernel.storage import Storage
@@ -92,10 +91,7 @@ class Path:
         loop = reader.run(["losetup", "--find", "--show", "--direct-io=on", "--read-only", BARE]).strip()
         try:
             paths = {"a file of the host": (BARE, 0), "a loop device over it": (loop, 0)}
-            paths |= {
-                name: (path, place + (GUARD if path.startswith("/dev/bcache") else 0))
-                for name, path in self._devices(reader).items()
-            }
+            paths |= {name: (path, place + begin) for name, (path, begin) in self._devices(reader).items()}
             found: dict[str, list[float]] = {name: [] for name in paths}
             for _ in range(_LAYER_ROUNDS):
                 for name, (path, where) in paths.items():
@@ -105,14 +101,17 @@ class Path:
         return {name: percentile(each, 50) for name, each in found.items()}
 
     @staticmethod
-    def _devices(reader: Machine) -> dict[str, str]:
-        """The devices by which a VM's disk is read, the cache's first."""
+    def _devices(reader: Machine) -> dict[str, tuple[str, int]]:
+        """The devices by which a VM's disk is read, the cache's first, and at which of its bytes the image begins."""
         names = reader.run(["dmsetup", "info", "--columns", "--noheadings", "--options", "name"]).split()
-        maps = {name: f"/dev/mapper/{name}" for begin in _LAYERS for name in sorted(names) if name.startswith(begin)}
+        maps = {
+            name: (f"/dev/mapper/{name}", 0) for begin in _LAYERS for name in sorted(names) if name.startswith(begin)
+        }
         [cut] = [name for name in maps if name.startswith(_CUT)]
         below = reader.run(["dmsetup", "deps", "--options", "blkdevname", cut])
+        guard = int(reader.run(["dmsetup", "table", cut]).split()[-1]) * 512
         inside = dict.fromkeys(re.findall(r"\((bcache\w+)\)", below))
-        return {**{f"{name}, the cache": f"/dev/{name}" for name in inside}, **maps}
+        return {**{f"{name}, the cache": (f"/dev/{name}", guard) for name in inside}, **maps}
 
     def sums(self) -> dict[str, dict[str, float]]:
         """What reads of a disk take that another guest serves by iSCSI alone, without and with CRC32C; medians.
