@@ -90,6 +90,9 @@ def kill_round(cluster: Cluster, host: str, role: int, io: VerifiedIo, way: str)
             cluster.restart_agent(number)
         else:
             os.kill(daemon, signal.SIGCONT)
+            # Each time as if for the first time: agents remember who hung, for longer each time.
+            for child in range(1, len(cluster.names)):
+                cluster.restart_agent(child)
         settled_places(cluster, IMAGE)
         time.sleep(REST_S)
     return {

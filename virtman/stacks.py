@@ -464,7 +464,7 @@ class Stacks:
             log.warning("image %s: parent %s lost; Volt cannot be told: %s", name, host, error)
 
     def settle_parents(self, record: ImageRecord) -> None:
-        """Read from the parent that Volt meant, if it was left although it lives, and is well again.
+        """Read from the parent that Volt meant, if it was left and is well again.
 
         Raises DriverError, NoRoom.
         """
@@ -473,7 +473,7 @@ class Stacks:
         with self._locks.hold(record.name):
             now = self._shelf.get(record.name)
             if now is not None and now.steady:
-                log.info("image %s: a parent that hung is well again", record.name)
+                log.info("image %s: a parent that was left is well again", record.name)
                 self._build(now)
 
     def restore(self, name: str) -> None:

@@ -53,10 +53,6 @@ class Hangs(Generic[T]):
         """Whether it comes behind others."""
         return self._clock() < self._rests.get(parent, (-math.inf, 0))[0]
 
-    def rested(self, parent: T) -> bool:
-        """Whether it hung once, and may be tried again."""
-        return parent in self._rests and not self.rests(parent)
-
     def in_order(self, parents: Iterable[T]) -> list[T]:
         """In their order, but those that rest come last."""
         return sorted(parents, key=self.rests)

@@ -118,7 +118,7 @@ class NbdAttach:
         return self._routes.of(image.name).follow(parents)
 
     def unsettled(self, image: str) -> bool:
-        """Whether a parent that hung comes before the one in use, has rested, and answers a read."""
+        """Whether a parent that comes before the one in use does not rest, and answers a read."""
         route = self._routes.find(image)
         return route is not None and route.may_return()
 
@@ -243,12 +243,12 @@ class _Route:
         """See NbdAttach.unsettled. One that does not answer rests again."""
         with self._lock:
             before = itertools.takewhile(lambda each: each[0] != self._parent, self._sockets.items())
-            rested = {parent: path for parent, path in before if self._hangs.rested(parent)}
-        if not rested:
+            better = {parent: path for parent, path in before if not self._hangs.rests(parent)}
+        if not better:
             return False
-        found = self._first_answering(rested)
+        found = self._first_answering(better)
         with self._lock:
-            for parent in rested.keys() - {found}:
+            for parent in better.keys() - {found}:
                 self._hangs.note_starting(parent)
             self._returns = self._returns or found is not None
             return self._returns

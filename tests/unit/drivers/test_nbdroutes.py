@@ -264,5 +264,18 @@ class RestTest(RouteCase):
         self.now += REST
         self.assertFalse(self.attach.unsettled(IMAGE.name))
 
+    def test_a_driver_that_begins_with_a_later_one_goes_back_to_the_first(self) -> None:
+        until(lambda: bool(self.lost))
+        self.attach.close()
+        self.a.close()
+        self.serve(self.parents[0], AnsweringServer)
+        place = Place(self.folder, self.folder, host="here", address="")
+        attach = NbdAttach(place, lost=lambda _image, _parent: None)
+        self.addCleanup(attach.close)
+        device = attach.connect(IMAGE, self.parents)
+        self.assertEqual([STANDBY, ACTIVE], [path.state for path in attach.paths(IMAGE.name)])
+        self.assertTrue(attach.unsettled(IMAGE.name))
+        self.assertNotEqual(device, attach.connect(IMAGE, self.parents))
+
     def test_an_image_without_a_route_is_settled(self) -> None:
         self.assertFalse(self.attach.unsettled("other"))
