@@ -27,8 +27,8 @@ from lab.kernel.services import agent
 
 IMAGE, VM = "paused", "vm"
 HOSTS = 3
-PARENTS = (2, 2, 3)
-"""Of each host: a host of the first level has the origin and the other one."""
+PARENTS = (1, 1, 3)
+"""Of each host: one of the first level has the origin alone."""
 
 SETTINGS_OF_VOLT = ["VOLT_FANOUT=2", "VOLT_LEASE=600"]
 LEAD_S, WATCH_S = 3.0, 9.0

@@ -301,6 +301,7 @@ class LioExport:
         if not group.enable:
             for name, value in _ATTRIBUTES.items():
                 group.set_attribute(name, value)
+            group.set_parameter("DefaultTime2Wait", 0)  # a child that lost its connection comes back at once
         # Also for a group that is open: the host may have another address than the agent before this one.
         ip = f"[{self._ip}]" if ":" in self._ip else self._ip
         rtslib.NetworkPortal(group, ip, self._port)

@@ -108,6 +108,8 @@ def _record(target: Target, initiator: str) -> dict[str, object]:
         "node.session.scan": "manual",  # only the one disk is looked for
         "node.session.initial_login_retry_max": 1,  # the retries are here
         **TIMES,
+        # Seconds that a session rests before it connects anew, if the parent says no more (RFC 7143, 13.15).
+        "node.session.iscsi.DefaultTime2Wait": 0,
         "node.conn[0].iscsi.HeaderDigest": "CRC32C",  # TCP's sum of 16 bits lets one of 65536 damaged segments pass
         "node.conn[0].iscsi.DataDigest": "CRC32C",
         "node.session.auth.authmethod": "CHAP",
