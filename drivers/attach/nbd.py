@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
 import select
 import socket
@@ -48,6 +49,9 @@ GREETING_LIMIT = 5.0
 
 _PING_INTERVAL = _PING_LIMIT = 1.0
 """Seconds between two reads that ask a parent whether it lives, and until it is doubted because it did not answer."""
+
+_ASK_INTERVAL = 10.0
+"""Seconds after which parents that come before the one in use are asked again, if none of them answered."""
 
 _PING_LENGTH = 512
 _ANSWER_TIMEOUT = 2.0
@@ -203,7 +207,9 @@ class _Route:
         self._revision = 0  # counts the lists of parents
         self._hangs = hangs
         self._returns = False
-        """Whether a parent that hung is to be read from again."""
+        """Whether a parent that was left is to be read from again."""
+        self._ask_again = -math.inf
+        """Before when none of them is asked."""
         self._alive = True
         self._generation = max(self._generations(), default=0)
         self._parent = self._resume() or _first_listening(self._sockets) or parents[0]
@@ -240,18 +246,18 @@ class _Route:
         return moved
 
     def may_return(self) -> bool:
-        """See NbdAttach.unsettled. One that does not answer rests again."""
+        """See NbdAttach.unsettled. Those that do not answer are asked again after _ASK_INTERVAL."""
         with self._lock:
             before = itertools.takewhile(lambda each: each[0] != self._parent, self._sockets.items())
             better = {parent: path for parent, path in before if not self._hangs.rests(parent)}
-        if not better:
+        if not better or time.monotonic() < self._ask_again:
             return False
-        found = self._first_answering(better)
+        if self._first_answering(better) is None:
+            self._ask_again = time.monotonic() + _ASK_INTERVAL
+            return False
         with self._lock:
-            for parent in better.keys() - {found}:
-                self._hangs.note_starting(parent)
-            self._returns = self._returns or found is not None
-            return self._returns
+            self._returns = True
+        return True
 
     def paths(self) -> list[PathStatus]:
         """See NbdAttach.paths."""
