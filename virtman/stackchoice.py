@@ -147,9 +147,21 @@ def settle(state: Path, drivers: Drivers) -> None:
 
 
 def keep_address(state: Path, address: str) -> None:
-    """Keep what other hosts reach this one by, for a start while it cannot be told. Raises OSError."""
+    """Keep what other hosts reach this one by, for a start while it cannot be told. A full disk keeps no agent away."""
     if address and last_address(state) != address:
-        write_atomically(_address(state), f"{address}\n".encode())
+        try:
+            write_atomically(_address(state), f"{address}\n".encode())
+        except OSError as error:
+            log.warning("the address of this host cannot be kept for the next start: %s", error)
+
+
+def known_address(volt: str, state: Path) -> str:
+    """The address from which this host reaches Volt; if that cannot be told now, the one of the start before."""
+    if address := source_address(volt):
+        return address
+    if address := last_address(state):
+        log.warning("this host takes the address that it had before: %s", address)
+    return address
 
 
 def last_address(state: Path) -> str:

@@ -299,6 +299,7 @@ class _Route:
             now = time.monotonic()
             with self._lock:
                 self._untold = {parent: at for parent, at in self._untold.items() if at <= now or parent in targets}
+                self._cut_off &= set(targets.values())
                 self._show()
             self._look()
         self._tell()

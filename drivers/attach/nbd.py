@@ -206,8 +206,8 @@ class _Route:
         self._lock = threading.Lock()
         self._revision = 0  # counts the lists of parents
         self._hangs = hangs
-        self._returns = False
-        """Whether a parent that was left is to be read from again."""
+        self._returns: Parent | None = None
+        """A parent that was left, answers, and is to be read from again."""
         self._ask_again = -math.inf
         """Before when none of them is asked."""
         self._alive = True
@@ -234,13 +234,14 @@ class _Route:
         """See NbdAttach.update."""
         sockets = _sockets(self._image, parents)
         with self._lock:
-            if list(sockets) == list(self._sockets) and len(self._held) < 2 and not self._returns:
+            if list(sockets) == list(self._sockets) and len(self._held) < 2 and self._returns is None:
                 return False
             kept = self._parent if self._parent in sockets else parents[0]
-            parent = _first_listening({each: sockets[each] for each in self._hangs.in_order(sockets)}) or kept
+            again = self._returns if self._returns in sockets else None
+            parent = again or _first_listening({each: sockets[each] for each in self._hangs.in_order(sockets)}) or kept
             moved = self._move(parent, sockets[parent])
             self._sockets = sockets  # only now: a move that fails is tried again with the same list
-            self._returns = False
+            self._returns = None
             self._revision += 1
         os.eventfd_write(self._wake, 1)
         return moved
@@ -252,11 +253,12 @@ class _Route:
             better = {parent: path for parent, path in before if not self._hangs.rests(parent)}
         if not better or time.monotonic() < self._ask_again:
             return False
-        if self._first_answering(better) is None:
+        found = self._first_answering(better)
+        if found is None:
             self._ask_again = time.monotonic() + _ASK_INTERVAL
             return False
         with self._lock:
-            self._returns = True
+            self._returns = found
         return True
 
     def paths(self) -> list[PathStatus]:

@@ -81,13 +81,13 @@ def run_agent(
 
     from virtman.config import AgentConfig
     from virtman.server import serve
-    from virtman.stackchoice import choose, last_address, source_address
+    from virtman.stackchoice import choose, known_address
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for library in ("httpx", "httpcore"):
         logging.getLogger(library).setLevel(logging.WARNING)
     name = name or socket.gethostname().partition(".")[0]
-    address = address or source_address(settings["volt"]) or last_address(settings["state"])
+    address = address or known_address(settings["volt"], settings["state"])
     overrides = {"attach": attach, "cache": cache, "export": export, "snapshot": snapshot}
     with one_line_errors():
         drivers = choose(stack, overrides, settings["state"], address)
