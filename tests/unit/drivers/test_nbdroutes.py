@@ -280,3 +280,16 @@ class RestTest(RouteCase):
 
     def test_an_image_without_a_route_is_settled(self) -> None:
         self.assertFalse(self.attach.unsettled("other"))
+
+
+class ReturnTest(RouteCase):
+    kinds = (HoldingServer, HoldingServer, AnsweringServer)
+
+    def test_the_one_that_answers_is_gone_back_to_and_not_one_before_it_that_listens(self) -> None:
+        until(lambda: bool(self.lost))
+        self.b.close()
+        self.serve(self.parents[1], AnsweringServer)
+        self.now += REST
+        self.assertTrue(self.attach.unsettled(IMAGE.name))
+        self.attach.connect(IMAGE, self.parents)
+        self.assertEqual([STANDBY, ACTIVE, STANDBY], self.states())
