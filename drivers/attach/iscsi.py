@@ -4,10 +4,7 @@ The map exists before any parent is reached. It holds requests while it has no p
 one fails. A thread per image keeps the paths in the map equal to the parents that are usable: it is woken when the map
 had an event, a session changed, or a disk does not get on with its reads (drivers/iscsi/lookout.py).
 
-A parent that does not answer reads is left, by ending its connection, as soon as another one answers a read in the
-meantime; it does not matter whether it is without power, hangs behind a connection that is well, or waits itself. If no
-other answers, the network may be silent for a moment, and nothing is better: the connection stays. One that the kernel
-calls silent is ended once its parent can be reached again: TCP would wait for as long as it has waited.
+A parent that does not answer reads is left, by ending its connection, once that is better (drivers/attach/doubts.py).
 
 While all reads go to the first usable parent, the first one is logged in to before the others: hosts that start
 together need one path each, soon, and a login costs both of its ends. The others follow, side by side, once the first
@@ -19,14 +16,14 @@ Host and parent prove themselves to each other by CHAP (drivers/iscsi).
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from drivers.attach.doubts import Doubts
 from drivers.attach.hangs import Hangs
 from drivers.attach.routes import Routes, origin_file
 from drivers.base import FAILOVER, Device, Existing, Image, LostParent, Opened, Parent, PathState, PathStatus, Place
@@ -34,12 +31,13 @@ from drivers.door import door
 from drivers.errors import BadDisk, CommandFailed, DriverError, NoParents
 from drivers.host.watch import Watch
 from drivers.iscsi import records
-from drivers.iscsi.disks import NO_ANSWER, Asking, alien, answers, flaw, number_of
-from drivers.iscsi.lookout import STANDSTILL, Lookout
+from drivers.iscsi.disks import NO_ANSWER, Asking, alien, flaw, number_of
+from drivers.iscsi.lookout import Lookout
 from drivers.iscsi.names import image_of, initiator_name, portal_of, target_name
+from drivers.iscsi.paths import Paths
 from drivers.iscsi.records import Target
-from drivers.iscsi.sessions import REFUSALS, UNPROVEN, Session, known_targets, link_of, log_in, log_out, sessions
-from drivers.kernel import devmapper, diskstats, ownership, tcpsockets
+from drivers.iscsi.sessions import REFUSALS, UNPROVEN, Session, known_targets, log_in, log_out, sessions
+from drivers.kernel import devmapper, ownership, tcpsockets
 from drivers.kernel.devmapper import SECTOR
 from drivers.needs import DEVICE_MAPPER, DMSETUP, MODPROBE, UDEVADM, Needs, Tool
 
@@ -54,20 +52,9 @@ _SOON = 60.0
 _WATCH_INTERVAL, _LATE_INTERVAL, _CALM_INTERVAL = 1.0, 10.0, 30.0
 """Seconds between two looks of an image that waits for something, at first and at last, and of one that does not."""
 
-_SILENCE, _HANG = STANDSTILL, 1.25
-"""Seconds without an answer to a read until a parent is doubted: one that acknowledges nothing, and one that does."""
-
-_OTHER_LIMIT = 2.0
-"""Seconds for which another parent may take to answer a read, to be the better one."""
-
-_DOUBT_INTERVAL = 0.25
-
 RETURN_LIMIT = 30.0
 """Seconds that a parent which was cut off in silence has to be reached again, before it is told to be lost. After a
 pause of the network all hosts reach theirs again, and Volt would give them others. It notices itself who is gone."""
-
-SPREAD = 0.75
-"""Seconds over which hosts log in again whose parents were silent together."""
 
 HEAD_START = 30.0
 """Seconds that a host gives its first parent, which may still be making its own stack, while that one is connected."""
@@ -249,9 +236,8 @@ class _Route:
         """Whether the map may have others than the list of parents wants."""
         self._up: set[Target] = set()
         self._hangs: Hangs[Target] = Hangs()
-        self._disks: dict[str, Target] = {}
-        """Whose disks are in the map, or are until its paths have changed, by their numbers. Not changed, but made
-        anew."""
+        self._paths = Paths(lookout)
+        self._doubts = Doubts(image.name, self._paths, self, self._hangs, self._stopped.wait)
         self._settled = False
         """Whether nothing is waited for."""
         self._seen: tuple[Parent, ...] = ()
@@ -286,8 +272,8 @@ class _Route:
             devmapper.reinstate(self.map, self._loaded)
         there = sessions(self._image.name)
         found = {number_of(session, self._image): target for target, session in there.items()}
-        self._disks = {number: target for number, target in found.items() if number in self._loaded}
-        self._up = set(self._targets.values()) & set(self._disks.values())
+        self._paths.add({number: target for number, target in found.items() if number in self._loaded})
+        self._up = set(self._targets.values()) & set(self._paths.disks.values())
 
     def follow(self, parents: Sequence[Parent]) -> None:
         """See IscsiAttach.update."""
@@ -338,7 +324,7 @@ class _Route:
     @property
     def numbers(self) -> Collection[str]:
         """See Watched."""
-        return self._disks.keys()
+        return self._paths.disks.keys()
 
     def wake(self) -> None:
         """Have the paths looked at, and parents tried at once whose sessions are not well."""
@@ -348,9 +334,26 @@ class _Route:
 
     def stands_still(self, number: str) -> None:
         """Have a parent doubted, unless it is."""
-        target = self._disks.get(number)
+        target = self._paths.disks.get(number)
         if target is not None:
-            self._work(target, self._doubt)
+            self._work(target, self._doubts.resolve)
+
+    # What is called by who doubts a parent (drivers/attach/doubts.py)
+
+    def paths(self) -> Collection[Target]:
+        """See Leaving."""
+        return set(self._up)
+
+    def leave(self, parent: Target, *, silent: bool) -> None:
+        """See Leaving: the map sends its requests by another path at once."""
+        if silent:
+            with self._lock:
+                self._cut_off.add(parent)
+        try:
+            self._paths.end(parent)
+        except OSError as error:  # a kernel that cannot
+            log.warning("image %s: ending the connection to %s: %s", self.image, parent, error)
+            self._log_out(parent)
 
     # The watching thread
 
@@ -389,18 +392,15 @@ class _Route:
                 self._up &= wanted
                 self._show()
                 # The load waits for reads by all of them, and one may hang.
-                self._disks = {**self._disks, **{number: target for target, number in disks.items()}}
+                self._paths.add({number: target for target, number in disks.items()})
             in_order = self._hangs.in_order(disks)
             self._load([disks[target] for target in in_order], sum(map(self._hangs.rests, in_order)))
             left = there.keys() - wanted
             for target in left:
                 self._work(target, self._let_go)
             with self._lock:
-                self._disks = {  # also those of who came meanwhile
-                    number: target
-                    for number, target in self._disks.items()
-                    if target in self._up and disks.get(target, number) == number
-                }
+                # Also those of who came meanwhile.
+                self._paths.keep(lambda number, target: target in self._up and disks.get(target, number) == number)
                 self._settled = self._up == wanted == disks.keys() and not left
             self._behind = False
 
@@ -493,7 +493,7 @@ class _Route:
                 }
             self._show()
             if number is not None:
-                self._disks = {**{had: other for had, other in self._disks.items() if other != target}, number: target}
+                self._paths.replace(target, number)
         self.wake()
 
     def _has_session(self, target: Target) -> bool:
@@ -543,98 +543,6 @@ class _Route:
         log_out(target)
         return "its secret is another one than that of the session: it begins anew"
 
-    def _doubt(self, target: Target) -> None:
-        """Leave a parent that does not answer reads as soon as that is better than to wait for it.
-
-        One that is no path any more is left at once: only the change of the map's paths waits for its reads.
-        """
-        said = False
-        while not self._stopped.is_set() and self._stands_still(target, _SILENCE):
-            if target not in self._up:
-                log.warning("image %s: %s does not answer, and is wanted no more", self._image.name, target.portal)
-                self._leave(target)
-                return
-            hangs = self._stands_still(target, _HANG)
-            # What TCP has sent meanwhile and nobody acknowledged is for the network, or for a host without power.
-            silent = self._is_silent(target) or (hangs and self._of_link(target, tcpsockets.awaits_acknowledgement))
-            if silent or hangs:
-                trouble = "is silent" if silent else "hangs"
-                if self._leave_if_better(target, trouble, silent=silent):
-                    return
-                if not said:
-                    log.warning("image %s: %s %s, and no other answers", self._image.name, target.portal, trouble)
-                said = True
-            self._stopped.wait(_DOUBT_INTERVAL)
-
-    def _leave_if_better(self, target: Target, trouble: str, *, silent: bool) -> bool:
-        """Whether it was left: another one answers a read while it does not, or it is reached by a new connection."""
-        better = self._other_that_answers(target, silent=silent)
-        if better is not None and self._stands_still(target, _SILENCE):
-            log.warning("image %s: %s %s, and %s answers", self._image.name, target.portal, trouble, better.portal)
-            if not silent:
-                self._hangs.note(target)
-                self._hangs.note_heir(better, self._reads(better))
-            self._leave(target, silent=silent)
-            return True
-        if silent and self._can_be_reached(target):
-            log.warning("image %s: %s was silent, and is reached again", self._image.name, target.portal)
-            self._leave(target, silent=True)
-            return True
-        return False
-
-    def _reads(self, target: Target) -> int:
-        """How many reads of a parent's disk have come back."""
-        found = diskstats.counts()
-        return sum(found[number].reads for number, other in self._disks.items() if other == target and number in found)
-
-    def _stands_still(self, target: Target, seconds: float) -> bool:
-        """Whether none of the reads of its disk has come back for so long."""
-        numbers = [number for number, other in self._disks.items() if other == target]
-        return bool(self._lookout.stand_still(numbers, seconds))
-
-    def _other_that_answers(self, target: Target, *, silent: bool) -> Target | None:
-        """Another parent in the map that answers a read now, and for which this one may be left."""
-        up = set(self._up) - {target}
-        others = up if silent else self._hangs.successors(target, up, self._reads)
-        get_on = [other for other in others if not self._stands_still(other, _SILENCE)]
-        return _first_that_answers({number: other for number, other in self._disks.items() if other in get_on})
-
-    def _can_be_reached(self, target: Target) -> bool:
-        """Whether a silent parent takes new connections, and is silent still after a while, another on each host."""
-        if not self._lookout.knocks.open((target.ip, target.port)):
-            return False
-        self._stopped.wait(random.uniform(0, SPREAD))  # noqa: S311  (not a secret)
-        return self._is_silent(target)
-
-    def _is_silent(self, target: Target) -> bool:
-        return self._of_link(target, lambda link: tcpsockets.is_silent(link, _SILENCE))
-
-    def _of_link(self, target: Target, ask: Callable[[tcpsockets.Link], bool]) -> bool:
-        """What is asked of the connection to a parent; no if there is none, or the kernel cannot tell."""
-        try:
-            link = self._link(target)
-            return link is not None and ask(link)
-        except OSError as error:
-            log.debug("asking for the connection to %s: %s", target.portal, error)
-            return False
-
-    def _link(self, target: Target) -> tcpsockets.Link | None:
-        """The connection to a parent that is a path. Raises OSError."""
-        number = next((number for number, other in self._disks.items() if other == target), None)
-        return None if number is None else link_of(Path("/sys/dev/block", number), target)
-
-    def _leave(self, target: Target, *, silent: bool = False) -> None:
-        """End its connection, so that the map sends its requests by another path at once."""
-        if silent:
-            with self._lock:
-                self._cut_off.add(target)
-        try:
-            if (link := self._link(target)) is not None:
-                tcpsockets.end(link)
-        except OSError as error:  # a kernel that cannot
-            log.warning("image %s: ending the connection to %s: %s", self._image.name, target.portal, error)
-            self._log_out(target)
-
     def _let_go(self, target: Target) -> None:
         if self._wanted(target) is None:  # else it is again
             self._log_out(target)
@@ -644,22 +552,6 @@ class _Route:
             log_out(target)
         except (DriverError, OSError) as error:  # the next look begins anew
             log.warning("image %s: leaving %s: %s", self._image.name, target.name, error)
-
-
-def _first_that_answers(disks: Mapping[str, Target]) -> Target | None:
-    """Which of the disks with these numbers answers a read first. None hides another: all are asked side by side.
-
-    Reads that are not awaited any more are left to their threads, which end after _OTHER_LIMIT.
-    """
-    pool = ThreadPoolExecutor(max(1, len(disks)), thread_name_prefix="asking-parents")
-    try:
-        asked = {
-            pool.submit(answers, Path("/sys/dev/block", number).resolve(), _OTHER_LIMIT): target
-            for number, target in disks.items()
-        }
-        return next((asked[answer] for answer in as_completed(asked) if answer.result()), None)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _targets(image: Image, parents: Sequence[Parent]) -> dict[Parent, Target]:

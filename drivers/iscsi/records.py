@@ -38,6 +38,9 @@ class Target:
     port: int
     secret: str = field(default="", compare=False, repr=False)
 
+    def __str__(self) -> str:
+        return self.portal
+
     @property
     def portal(self) -> str:
         return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
