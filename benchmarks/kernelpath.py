@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks import fio
@@ -14,7 +15,7 @@ from benchmarks.command import EXPECTED
 from benchmarks.errors import Failed
 from benchmarks.figures import MIB, percentile
 from benchmarks.kernellab import KernelLab, kernel_lab, usable_parents
-from benchmarks.pathreads import ALL, LARGE, LEVELS, SINGLE, Measured, Reads, image_bytes, places
+from benchmarks.pathreads import ALL, LARGE, LEVELS, SINGLE, Measured, Reads, cold_and_warm, image_bytes, places
 from benchmarks.processes import say
 from lab.kernel.machine import Machine
 from lab.kernel.services import agent
@@ -80,9 +81,7 @@ class Path:
         """All reads at all levels, with the links as late as that. Raises CommandFailed, Failed."""
         for level in LEVELS:
             for reads in ALL:
-                place = next(self._places)
-                for state in ("cold", "warm"):
-                    yield self._measured(delay, level, state, reads, place, self._bare(reads))
+                yield from cold_and_warm(self._places, partial(self._measured, delay, level, reads))
 
     def layers(self) -> dict[str, float]:
         """Seconds of a warm small read at each device of the first level, from the bottom up; medians."""
@@ -167,8 +166,8 @@ class Path:
     def _above(self, level: int) -> Machine:
         return [self._lab.machines["origin"], *self._lab.hosts][level - 1]
 
-    def _measured(self, delay: int, level: int, state: str, reads: Reads, place: int, bare: float) -> Measured:
-        child, parent = self._lab.hosts[level - 1], self._above(level)
+    def _measured(self, delay: int, level: int, reads: Reads, state: str, place: int) -> Measured:
+        child, parent, bare = self._lab.hosts[level - 1], self._above(level), self._bare(reads)
         counted = reads is LARGE
         requests, worked, began = (_requests(child), *_worked(parent)) if counted else (0, 0.0, 0.0)
         ran = self._run(child, DISK, reads, place)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
 from typing import Any
 
-from benchmarks.figures import MIB
+from benchmarks.figures import MIB, percentile
 from benchmarks.fio import Options
 
 HOSTS = ("child", "parent")
@@ -41,10 +42,13 @@ class Reads:
         }  # fmt: skip
 
 
-SINGLE = Reads("4 KiB", 4096, 1, 256, 32 * MIB)
-PARALLEL = Reads("4 KiB, 16 at a time", 4096, 16, 512, 32 * MIB)
-LARGE = Reads("1 MiB", MIB, 1, 128, 128 * MIB)
+SINGLE = Reads("4 KiB", 4096, 1, 256, 16 * MIB)
+PARALLEL = Reads("4 KiB, 16 at a time", 4096, 16, 512, 16 * MIB)
+LARGE = Reads("1 MiB", MIB, 1, 32, 32 * MIB)
 ALL = (SINGLE, PARALLEL, LARGE)
+
+ROUNDS = 3
+"""Of each kind of reads at each level, every one at a place of its own: other work of the machine is to decide none."""
 
 
 def places(kinds: Sequence[Reads] = ALL) -> Iterator[int]:
@@ -55,9 +59,9 @@ def places(kinds: Sequence[Reads] = ALL) -> Iterator[int]:
         place += reads.room
 
 
-def image_bytes(rounds: int, kinds: Sequence[Reads] = ALL) -> int:
-    """What an image has to have for so many rounds of all kinds of reads at all levels."""
-    return rounds * len(LEVELS) * sum(reads.room for reads in kinds)
+def image_bytes(times: int, kinds: Sequence[Reads] = ALL) -> int:
+    """What an image has to have for all rounds of all kinds of reads at all levels, so many times."""
+    return times * ROUNDS * len(LEVELS) * sum(reads.room for reads in kinds)
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,24 @@ class Measured:
     def figures(self) -> dict[str, Any]:
         """For a file."""
         return {**self.__dict__, "ratio": self.ratio}
+
+
+def cold_and_warm(where: Iterator[int], measure: Callable[[str, int], Measured]) -> Iterator[Measured]:
+    """What reads take at places that nobody has read, and there again. ``measure`` gets the state and the place."""
+    rounds = [[measure(state, place) for state in ("cold", "warm")] for place in itertools.islice(where, ROUNDS)]
+    yield from map(_of_rounds, zip(*rounds, strict=True))
+
+
+def _of_rounds(rounds: Sequence[Measured]) -> Measured:
+    """Medians, and of what is counted in hundredths of a second the mean."""
+    first = rounds[0]
+    return replace(
+        first,
+        seconds=percentile([each.seconds for each in rounds], 50),
+        bare=percentile([each.bare for each in rounds], 50),
+        cpu={who: mean(each.cpu[who] for each in rounds) for who in first.cpu},
+        requests=None if first.requests is None else mean(each.requests or 0 for each in rounds),
+    )
 
 
 COLUMNS = ("reads", "µs each", "times bare", "child, CPU s/GiB", "parent, CPU s/GiB", "requests/MiB")

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from benchmarks.errors import Failed
 from benchmarks.figures import MIB, percentile
 from benchmarks.hosts import settled_places, started_cluster, storage_daemon
 from benchmarks.nbdreplay import NbdDisk
-from benchmarks.pathreads import LEVELS, PARALLEL, SINGLE, Measured, Reads, image_bytes, places
+from benchmarks.pathreads import LEVELS, PARALLEL, SINGLE, Measured, Reads, cold_and_warm, image_bytes, places
 from benchmarks.processes import cpu_seconds, say
 from lab.cluster import Cluster
 from lab.process import processes_of
@@ -27,7 +28,7 @@ from lab.tools import run
 IMAGE = "path"
 _BARE = "bare"
 _LAYER_ROUNDS = 3
-LARGE = Reads("1 MiB", MIB, 1, 256, 256 * MIB)
+LARGE = Reads("1 MiB", MIB, 1, 128, 128 * MIB)
 """So many that hundredths of a second tell what they take of a processor."""
 ALL = (SINGLE, PARALLEL, LARGE)
 
@@ -43,10 +44,7 @@ class Chain:
         """All reads at all levels. Raises CommandFailed, Failed."""
         for level in LEVELS:
             for reads in ALL:
-                place = next(self._places)
-                for state in ("cold", "warm"):
-                    bare = self._run(self._sockets[_BARE], _BARE, reads, 0)
-                    yield self._measured(level, state, reads, place, bare)
+                yield from cold_and_warm(self._places, partial(self._measured, level, reads))
 
     def bare_cpu(self) -> float:
         """Seconds per GiB that a storage daemon works for large reads of the raw file."""
@@ -70,8 +68,9 @@ class Chain:
                 found[name].append(self._run(server, export, SINGLE, place))
         return {name: percentile(each, 50) for name, each in found.items()}
 
-    def _measured(self, level: int, state: str, reads: Reads, place: int, bare: float) -> Measured:
+    def _measured(self, level: int, reads: Reads, state: str, place: int) -> Measured:
         host, above = self._cluster.names[level], self._cluster.names[level - 1]
+        bare = self._run(self._sockets[_BARE], _BARE, reads, 0)
         before = self._cpu(host) + self._disk_cpu(host), self._cpu(above)
         seconds = self._run(self._sockets[host], host, reads, place)
         after = self._cpu(host) + self._disk_cpu(host), self._cpu(above)

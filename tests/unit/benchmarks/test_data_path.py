@@ -11,18 +11,46 @@ from benchmarks import fio
 from benchmarks.errors import Failed
 from benchmarks.kernel_pause import waited_after
 from benchmarks.kernelpath import busy
-from benchmarks.pathreads import ALL, COLUMNS, LARGE, LEVELS, SINGLE, Measured, image_bytes, places
+from benchmarks.pathreads import (
+    ALL,
+    COLUMNS,
+    LARGE,
+    LEVELS,
+    ROUNDS,
+    SINGLE,
+    Measured,
+    cold_and_warm,
+    image_bytes,
+    places,
+)
 
 
 class PlacesTest(TestCase):
     def test_no_two_reads_share_a_place_and_all_are_in_the_image(self) -> None:
-        kinds = list(ALL) * len(LEVELS) * 3
+        kinds = list(ALL) * ROUNDS * len(LEVELS) * 3
         taken = list(itertools.islice(places(), len(kinds)))
         ends = [place + reads.room for place, reads in zip(taken, kinds, strict=True)]
         self.assertEqual((taken[1:], image_bytes(3)), (ends[:-1], ends[-1]))
 
     def test_large_reads_are_in_order_and_small_ones_scattered(self) -> None:
         self.assertEqual(("read", "randread"), (LARGE.options(0)["rw"], SINGLE.options(0)["rw"]))
+
+
+class RoundsTest(TestCase):
+    def test_each_round_reads_anew_and_again_at_a_place_of_its_own(self) -> None:
+        read = []
+
+        def measure(state: str, place: int) -> Measured:
+            read.append((state, place))
+            seconds = 90.0 if place == 20 else place / 10  # something else ran meanwhile
+            return Measured(1, 3, state, "4 KiB", seconds, 2 * seconds, {"child": 1.0 + len(read) % 2}, 16.0)
+
+        where = iter([10, 20, 30, 40])
+        cold, warm = cold_and_warm(where, measure)
+        self.assertEqual([(state, place) for place in (10, 20, 30) for state in ("cold", "warm")], read)
+        self.assertEqual(40, next(where))
+        self.assertEqual(Measured(1, 3, "cold", "4 KiB", 3.0, 6.0, {"child": 2.0}, 16.0), cold)
+        self.assertEqual(Measured(1, 3, "warm", "4 KiB", 3.0, 6.0, {"child": 1.0}, 16.0), warm)
 
 
 class FiguresTest(TestCase):
