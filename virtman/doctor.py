@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from drivers.needs import Finding, Machine
 from virtman.accel import Verdict, known_accel
 from virtman.errors import HypervisorError
+from virtman.lvmfilter import leaves_ours_alone
 from virtman.machines import connected
 from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, inspect, pick
 
@@ -21,9 +21,6 @@ NEWER = (
     (LIBVIRT, (9, 1), "no disk of it takes a reconnect delay: give disks to VMs of your own as block nodes"),
 )
 """What an older version lacks, and since when it is there for certain: docs/operations.md, Debian 12 and 13."""
-
-OURS_FOR_LVM = frozenset({"r|^/dev/mapper/virtman-|", "r|^/dev/virtman/|"})
-"""What LVM has to leave alone: deploy/lvm/lvmlocal.conf."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Examination:
     @property
     def lvm_trouble(self) -> str | None:
         """What is wrong with LVM's settings, where the kernel stack may run: ``lvm`` is None where there is no LVM."""
-        if "kernel" not in self.reports or self.lvm is None or _rejects_ours(self.lvm):
+        if "kernel" not in self.reports or self.lvm is None or leaves_ours_alone(self.lvm):
             return None
         return (
             "LVM looks at VirtMan's devices and hangs with them: deploy/lvm/lvmlocal.conf has what global_filter needs"
@@ -172,9 +169,3 @@ def advice(examination: Examination) -> Iterator[str]:
     accel = examination.accel
     yield f"VMs run with {accel.accel}: {accel.reason}" if accel else "KVM is not proven yet; see: virtman accel"
     yield examination.libvirt_trouble or f"libvirt at {examination.libvirt} answers"
-
-
-def _rejects_ours(lvm_filter: str) -> bool:
-    """Whether LVM leaves our devices alone, whatever else it is told: the first pattern that fits decides."""
-    first = takewhile(lambda pattern: pattern.startswith("r"), re.findall('"([^"]*)"', lvm_filter))
-    return set(first) >= OURS_FOR_LVM

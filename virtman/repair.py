@@ -44,13 +44,19 @@ def repair(stacks: Stacks, vms: Vms, devices: Devices) -> dict[str, list[str]]:
     missing = [record.name for record in images if not record.steady or not stacks.serving(record.name)]
     strays = sorted(stacks.strays())
     removals = [partial(stacks.remove_stray, stray) for stray in strays]
-    # What is served in place comes last: its storage may not answer, which keeps nobody else waiting.
     in_place = {record.name for record in images if record.in_place is not None}
-    for last in (False, True):
-        restores = [partial(restore, each.name) for each in images if (each.name in in_place) is last]
-        failed += side_by_side([*restores, *([] if last else removals)])
+
+    def reopen_vms(wanted: Callable[[str], bool]) -> list[Exception]:
         # After a reboot, a disk is usable again once the stack below it is there.
-        failed += side_by_side([partial(vms.reopen, vm.name) for vm in vms.records() if (vm.image in in_place) is last])
+        return side_by_side([partial(vms.reopen, vm.name) for vm in vms.records() if wanted(vm.image)])
+
+    def bring_back(image: str) -> None:
+        failed.extend([*side_by_side([partial(restore, image)]), *reopen_vms(lambda other: other == image)])
+
+    failed += side_by_side([*[partial(restore, each.name) for each in images if each.name not in in_place], *removals])
+    failed += reopen_vms(lambda image: image not in in_place)
+    # What is served in place comes last, each for itself: its storage may not answer, and nobody else waits for that.
+    failed += side_by_side([partial(bring_back, name) for name in sorted(in_place)], at_once=len(in_place) or 1)
     raise_all(failed)
     images_back = [name for name in missing if name not in stacks.flaws]
     return {"vms": sorted(repaired), "images": images_back, "strays": strays, "devices": cut_off}
@@ -80,10 +86,10 @@ def repair_devices(devices: Devices) -> tuple[list[str], list[Exception]]:
     return sorted(repaired), failed
 
 
-def side_by_side(acts: Sequence[Callable[[], None]]) -> list[Exception]:
+def side_by_side(acts: Sequence[Callable[[], None]], at_once: int = AT_ONCE) -> list[Exception]:
     """Do all acts, whatever fails. Returns what was raised."""
     failed: list[Exception] = []
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="repair") as pool:
+    with ThreadPoolExecutor(at_once, thread_name_prefix="repair") as pool:
         errors = [future.exception() for future in [pool.submit(act) for act in acts]]
     for error in errors:
         if isinstance(error, Exception):

@@ -156,11 +156,15 @@ def keep_address(state: Path, address: str) -> None:
 
 
 def known_address(volt: str, state: Path) -> str:
-    """The address from which this host reaches Volt; if that cannot be told now, the one of the start before."""
-    if address := source_address(volt):
-        return address
-    if address := last_address(state):
-        log.warning("this host takes the address that it had before: %s", address)
+    """The address from which this host reaches Volt; if that cannot be told now, the one of the start before.
+
+    Empty if other hosts cannot use it.
+    """
+    address = source_address(volt)
+    if address is None:
+        address = last_address(state)
+        if address:
+            log.warning("this host takes the address that it had before: %s", address)
     return address
 
 
@@ -216,15 +220,22 @@ def _file(state: Path) -> Path:
     return state / "drivers.json"
 
 
-def source_address(volt: str) -> str:
-    """The address from which this host reaches Volt; empty if there is none that other hosts could use."""
+def source_address(volt: str) -> str | None:
+    """The address from which this host reaches Volt; empty if other hosts cannot use it, None if nobody knows it."""
     try:
-        parts = urlsplit(volt)
-        family, kind, _, _, target = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)  # sends nothing: the kernel only picks a route
-            address = str(probe.getsockname()[0])
+        address = _route_to(volt)
     except (OSError, ValueError) as error:
         log.info("the address of this host is not known, there is no route to %s: %s", volt, error)
-        return ""
+        return None
     return "" if ipaddress.ip_address(address).is_loopback else address
+
+
+def _route_to(volt: str) -> str:
+    """The address of this host on its way to Volt. Raises OSError, ValueError."""
+    parts = urlsplit(volt)
+    if not parts.hostname:
+        raise ValueError("it names no host")
+    family, kind, _, _, target = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)  # sends nothing: the kernel only picks a route
+        return str(probe.getsockname()[0])

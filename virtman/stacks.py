@@ -135,6 +135,10 @@ class Stacks:
         """Who computes the digests of images in place."""
         self._marks: dict[str, str] = {}
         """What images in place are served from, as it was opened last."""
+        self._half_built: set[str] = set()
+        """Images whose daemons may read from another parent than their routes lead to."""
+        self._returning: set[str] = set()
+        """Images that are to be read from a parent again that was left, and are not yet."""
         self.flaws: dict[str, str] = {}
         """Why images in place are not served, as of the last look."""
         self._endings: dict[str, Callable[[ImageRecord], object]] = {
@@ -298,11 +302,13 @@ class Stacks:
                 device = self._drivers.attach.origin(image, source)
             else:
                 base = self._drivers.attach.connect(image, record.parent_list())
+                self._half_built.add(image.name)
                 self._step("attach:connected")
                 device = self._drivers.cache.open(image, base)
                 self._step("attach:cached")
             with self._admission.unchanged(record.name):
                 self._drivers.export.publish(image, device, replace=replace)
+            self._half_built.discard(image.name)
             if isinstance(source, Opened):
                 self._marks[record.name] = source.mark
         self._step("attach:published")
@@ -404,7 +410,7 @@ class Stacks:
         self._step("follow:recorded")
         if record.role is Role.HOST:
             moved = self._drivers.attach.update(wanted.image, wanted.parent_list())
-            if moved or record.unconfirmed:
+            if moved or record.unconfirmed or record.name in self._half_built:
                 log.info("image %s: dropping the old parents of revision %d", record.name, record.revision)
                 wanted = self._build(wanted, replace=True)
         self._let_in(wanted)
@@ -464,17 +470,20 @@ class Stacks:
             log.warning("image %s: parent %s lost; Volt cannot be told: %s", name, host, error)
 
     def settle_parents(self, record: ImageRecord) -> None:
-        """Read from the parent that Volt meant, if it was left and is well again.
+        """Read from the parent that Volt meant, if it was left and is well again; finish a move that failed half way.
 
         Raises DriverError, NoRoom.
         """
-        if record.role is not Role.HOST or not self._drivers.attach.unsettled(record.name):
+        name = record.name
+        if record.role is not Role.HOST or not (name in self._returning or self._drivers.attach.unsettled(name)):
             return
-        with self._locks.hold(record.name):
-            now = self._shelf.get(record.name)
+        with self._locks.hold(name):
+            now = self._shelf.get(name)
             if now is not None and now.steady:
-                log.info("image %s: a parent that was left is well again", record.name)
+                log.info("image %s: a parent that was left is well again", name)
+                self._returning.add(name)
                 self._build(now)
+            self._returning.discard(name)
 
     def restore(self, name: str) -> None:
         """Make what the record says true, whatever is there now: after a crash, a reboot, or a daemon's death.

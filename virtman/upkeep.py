@@ -472,9 +472,9 @@ class Upkeep:
         if record is not None and record.steady:
             if record.in_place is not None:
                 self._stacks.look(record)
-            self._stacks.settle_parents(record)
             self.refresh(record)
             self._note_idle(record)
+            self._stacks.settle_parents(record)
 
     def _note_idle(self, record: ImageRecord) -> None:
         now = self._clock()

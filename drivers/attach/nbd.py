@@ -234,10 +234,11 @@ class _Route:
         """See NbdAttach.update."""
         sockets = _sockets(self._image, parents)
         with self._lock:
-            if list(sockets) == list(self._sockets) and len(self._held) < 2 and self._returns is None:
+            same = list(sockets) == list(self._sockets)
+            again = self._returns if same else None
+            if same and len(self._held) < 2 and again is None:
                 return False
             kept = self._parent if self._parent in sockets else parents[0]
-            again = self._returns if self._returns in sockets else None
             parent = again or _first_listening({each: sockets[each] for each in self._hangs.in_order(sockets)}) or kept
             moved = self._move(parent, sockets[parent])
             self._sockets = sockets  # only now: a move that fails is tried again with the same list
@@ -249,6 +250,7 @@ class _Route:
     def may_return(self) -> bool:
         """See NbdAttach.unsettled. Those that do not answer are asked again after _ASK_INTERVAL."""
         with self._lock:
+            self._returns, revision = None, self._revision
             before = itertools.takewhile(lambda each: each[0] != self._parent, self._sockets.items())
             better = {parent: path for parent, path in before if not self._hangs.rests(parent)}
         if not better or time.monotonic() < self._ask_again:
@@ -258,8 +260,9 @@ class _Route:
             self._ask_again = time.monotonic() + _ASK_INTERVAL
             return False
         with self._lock:
-            self._returns = found
-        return True
+            if revision == self._revision:  # else there is another list by now
+                self._returns = found
+            return self._returns is not None
 
     def paths(self) -> list[PathStatus]:
         """See NbdAttach.paths."""

@@ -176,10 +176,10 @@ def doctor(stack: str, address: str | None, state: Path, volt: str, libvirt: str
     Example: virtman doctor --stack kernel
     """
     from virtman.doctor import advice, examine, rows
-    from virtman.stackchoice import source_address
+    from virtman.stackchoice import known_address
 
     with one_line_errors():
-        found = examine(stack, state, address or source_address(volt), libvirt)
+        found = examine(stack, state, address or known_address(volt, state), libvirt)
     if as_json:
         emit(found.as_json())
     else:

@@ -259,6 +259,26 @@ class RestTest(RouteCase):
         self.attach.update(IMAGE, [*self.parents, Parent("c", f"unix://{self.folder}/c", "")])
         self.assertEqual([ACTIVE, STANDBY, LOST], self.states())
 
+    def answers_again(self) -> None:
+        """The first parent, after its rest."""
+        until(lambda: bool(self.lost))
+        self.a.close()
+        self.a = self.serve(self.parents[0], AnsweringServer)
+        self.now += REST
+        self.assertTrue(self.attach.unsettled(IMAGE.name))
+
+    def test_one_that_a_new_list_puts_later_is_not_gone_back_to_though_it_answered(self) -> None:
+        self.answers_again()
+        self.attach.update(IMAGE, self.parents[::-1])
+        self.assertEqual([ACTIVE, STANDBY], self.states())
+
+    def test_what_it_answered_before_the_last_look_does_not_count(self) -> None:
+        self.answers_again()
+        self.a.close()
+        self.assertFalse(self.attach.unsettled(IMAGE.name))
+        self.attach.connect(IMAGE, self.parents)
+        self.assertEqual([LOST, ACTIVE], self.states())
+
     def test_one_that_comes_later_in_the_list_is_not_gone_back_to(self) -> None:
         until(lambda: bool(self.lost))
         self.attach.update(IMAGE, self.parents[::-1])

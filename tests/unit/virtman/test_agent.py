@@ -7,14 +7,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from testtools.matchers import Contains, MatchesRegex
 
 from drivers.base import VolumeState
 from drivers.errors import DriverError
-from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, POOL, unnoticed
+from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, POOL, Disk, unnoticed
 from tests.doubles.volt import digest_of
-from tests.unit.virtman.agents import MIB, SiteCase
+from tests.unit.virtman.agents import MIB, SOON, SiteCase
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import Cut
 from virtman import models
@@ -906,6 +907,27 @@ class RepairTest(AgentTest):
         self.host.disks.clear()
         told = str(self.assertRaises(RepairIncomplete, self.agent.repair))
         self.assertThat(told, MatchesRegex(r"(?s).*\bvm\b.*on fire.*\ba-mine\b"))
+
+    def test_what_is_in_place_on_storage_that_does_not_answer_keeps_nobody_else_in_place_waiting(self) -> None:
+        for image in ("here", "there"):
+            (file := self.site.folder / f"{image}.raw").write_bytes(image[:1].encode() * MIB)
+            self.agent.publish_in_place(image, file, None, digest=False)
+            self.agent.create(f"vm-{image}", image, None)
+            self.host.daemon_dies(image)
+        reopened, waiting, waited = threading.Event(), threading.Lock(), list[bool]()
+
+        class Disks(dict[str, Disk]):
+            def get(self, name: str, default: Any = None) -> Any:
+                reopened.set()
+                return super().get(name, default)
+
+        def first_does_not_answer(moment: str) -> None:
+            if moment == "before attach.origin" and waiting.acquire(blocking=False):
+                waited.append(reopened.wait(SOON))
+
+        self.host.disks, self.host.moment = Disks(self.host.disks), first_does_not_answer
+        self.assertEqual(["here", "there"], self.agent.repair().images)
+        self.assertEqual([True], waited)
 
     def test_a_disk_that_cannot_be_opened_again_is_told_of(self) -> None:
         self.agent.create("vm", "debian", None)

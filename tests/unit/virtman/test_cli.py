@@ -25,7 +25,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from testtools import TestCase
-from testtools.matchers import Contains, MatchesRegex
+from testtools.matchers import Contains, MatchesRegex, Not
 
 from drivers.base import VolumeState
 from drivers.errors import BadVolume
@@ -45,6 +45,7 @@ from virtman.cli.migrate import interrupted, migrated
 from virtman.cli.output import Failure, size_text
 from virtman.cli.vms import LARGEST
 from virtman.moving import Moved
+from virtman.stackchoice import keep_address
 from virtman.stream import Header, Section, Writer
 
 BAD_NAMES = ["a/b", "../x", "a.b", "..", "a" * 300, "a b", ""]
@@ -802,6 +803,13 @@ class DoctorCommandTest(CliTest):
         self.assertEqual((1, False), (result.exit_code, answer["runs"]))
         self.assertEqual("apt-get install qemu-system-common", answer["install"])
         self.assertEqual({"uri": LIBVIRT, "trouble": None}, answer["libvirt"])
+
+    def test_without_a_way_to_volt_it_takes_the_address_of_before_as_an_agent_would(self) -> None:
+        asked = ("--stack", "kernel", "--volt", "http://x.invalid:1")
+        self.assertThat(self.doctor(*asked).stdout, Contains("say with --address"))
+        (self.socket.parent / "state").mkdir()
+        keep_address(self.socket.parent / "state", "127.0.0.2")
+        self.assertThat(self.doctor(*asked).stdout, Not(Contains("say with --address")))
 
     def test_in_a_pipe_every_row_is_one_line_with_all_that_is_in_it(self) -> None:
         result = self.doctor("--stack", "kernel", path=self.tools())

@@ -103,7 +103,13 @@ class DoctorTest(TestCase):
             ("kernel", ours.replace("/dev/virtman/", "/dev/sdz"), True),
             ("kernel", ours.replace("[", '[ "a|.*|",'), True),
             ("kernel", ours.replace("[", '[ "r|/dev/sdz|",'), False),
-            ("kernel", ours.replace("]", ', "a|.*|" ]'), False),
+            ("kernel", ours.replace("]", ', "a|^/dev/disk/by-id/|", "r|.*|" ]'), False),
+            ("kernel", '[ "a|^/dev/sda[0-9]*$|", "r{.*}" ]', False),
+            ("kernel", '[ "a|^/dev/mapper/vg|", "r|^/dev/mapper/|" ]', True),
+            ("kernel", ours.replace("]", ', "a|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/sd|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/dm-|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|(|" ]'), True),
         )
         for stack, lvm_filter, told in cases:
             found = examine(stack, self.state, "10.0.0.1", LIBVIRT, MachineDouble(lvm_filter=lvm_filter))

@@ -23,6 +23,7 @@ from virtman.stackchoice import (
     has_records,
     inspect,
     keep_address,
+    known_address,
     last_address,
     made_with,
     missing,
@@ -177,6 +178,11 @@ class LastAddressTest(Scene):
             (self.state / "address").write_text(f"{address}\n")
             self.assertEqual("", last_address(self.state))
 
+    def test_it_is_taken_where_nobody_knows_the_way_to_volt_and_nowhere_else(self) -> None:
+        keep_address(self.state, "127.0.0.2")
+        self.assertEqual("127.0.0.2", known_address("http://x.invalid:1", self.state))
+        self.assertEqual("", known_address("http://127.0.0.1:8700", self.state))
+
 
 class SourceAddressTest(TestCase):
     def test_loopback_is_no_address_for_other_hosts(self) -> None:
@@ -185,7 +191,7 @@ class SourceAddressTest(TestCase):
 
     def test_what_is_no_reachable_address_gives_none(self) -> None:
         for url in ("", "http://", "http://:0", "http://x.invalid:1", "http://10.0.0.1:99999999", "nonsense"):
-            self.assertEqual("", source_address(url), url)
+            self.assertIsNone(source_address(url), url)
 
     def test_the_address_is_this_hosts(self) -> None:
         address = source_address("http://192.0.2.1:8700")

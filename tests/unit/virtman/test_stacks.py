@@ -529,6 +529,16 @@ class FollowTest(StacksTest):
         self.stacks.follow(self.volt.assign("debian", ["new"]))
         self.assertEqual([], self.scene.image_shelf.names())
 
+    def test_a_list_that_comes_after_a_half_done_return_has_the_old_parents_dropped(self) -> None:
+        record = self.attached()
+        self.host.unsettled, self.host.failing = {"debian"}, {"cache.open": TROUBLE}
+        self.assertRaises(DriverError, self.stacks.settle_parents, record)
+        self.host.failing = {}
+        for published in (True, False):
+            self.host.calls.clear()
+            self.stacks.follow(self.volt.assign("debian", ["other", f"alternate-{published}"]))
+            self.assertEqual(published, "export.publish" in self.host.calls)
+
     def test_a_failed_move_is_not_confirmed_and_done_again(self) -> None:
         self.attached()
         assignment = self.volt.assign("debian", ["new"])

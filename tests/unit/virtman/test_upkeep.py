@@ -535,6 +535,16 @@ class DriversCallTest(UpkeepTest):
             self.assertEqual(connected, self.host.calls.count("attach.connect") - before)
         self.assertEqual([], self.volt.reported)
 
+    def test_a_move_to_a_better_parent_that_failed_half_way_is_finished_with_the_next_heartbeat(self) -> None:
+        record = self.attached()
+        self.host.unsettled, self.host.failing = {record.name}, {"cache.open": TROUBLE}
+        for published in (0, 1, 0):
+            before = self.host.calls.count("export.publish")
+            self.clock.advance(IDLE_LOOK)
+            self.beat()
+            self.assertEqual(published, self.host.calls.count("export.publish") - before)
+            self.host.failing = {}
+
     def test_all_parents_that_are_lost_are_reported(self) -> None:
         image = self.attached().image
         with self.scene.stacks._locks.hold("debian"):  # so that both wait
