@@ -47,10 +47,15 @@ _MAP = "virtman-attach-"
 _HOLDS, _FAILS = "queue_if_no_path", "fail_if_no_path"
 """What a multipath map does with requests that it has no path for (Linux: drivers/md/dm-mpath.c)."""
 _FIRST_RETRY, _LAST_RETRY, _LATE_RETRY = 0.2, 1.0, 10.0
+_UNKNOWN = -1
 _SOON = 60.0
 """Seconds after which a parent that is awaited is tried less often: with many images that adds up."""
 _WATCH_INTERVAL, _LATE_INTERVAL, _CALM_INTERVAL = 1.0, 10.0, 30.0
 """Seconds between two looks of an image that waits for something, at first and at last, and of one that does not."""
+
+_REFUSED_LIMIT = 2.0
+"""Seconds for which iscsid may try to log in again to a parent that takes connections: it does not rest between two
+tries that are refused (open-iscsi: usr/initiator.c, __session_conn_reopen)."""
 
 RETURN_LIMIT = 30.0
 """Seconds that a parent which was cut off in silence has to be reached again, before it is told to be lost. After a
@@ -244,6 +249,8 @@ class _Route:
         self._usable: list[Parent] = []
         """The parents, and which of them are up, for who asks."""
         self._asking = Asking()
+        self._refused_since: dict[Target, float] = {}
+        """Targets whose sessions are not logged in though they take connections, and since when."""
         self._untold: dict[Parent, float] = {}
         """Parents that were lost and nobody was told of, and from when on they are to be told of."""
         self._cut_off: set[Target] = set()
@@ -267,6 +274,8 @@ class _Route:
         """An earlier driver object's paths are good until they fail."""
         table = devmapper.table(self.map)
         self._loaded = devmapper.numbers_in(table)
+        if devmapper.groups_in(table) != devmapper.groups_in(self._table(self._image, self._loaded, 0)):
+            self._resting = _UNKNOWN  # who rested is not remembered, and nobody does now
         if _HOLDS not in table:  # it was abandoned
             devmapper.message(self.map, _HOLDS)
             devmapper.reinstate(self.map, self._loaded)
@@ -516,6 +525,7 @@ class _Route:
                 session = sessions(self._image.name).get(target)
             if session is None or not session.logged_in:
                 return self._not_logged_in(target)
+            self._refused_since.pop(target, None)
             session.fail_fast()
             disk = session.disk()
             if disk is None:
@@ -537,11 +547,20 @@ class _Route:
             return str(error)
 
     def _not_logged_in(self, target: Target) -> str:
-        """iscsid logs in again by the record that the session began with. Raises DriverError, OSError."""
-        if records.recorded_as(target, self._initiator):
-            return "not logged in"
-        log_out(target)
-        return "its secret is another one than that of the session: it begins anew"
+        """iscsid logs in again by the record that the session began with, but not for ever to one that refuses it.
+
+        Raises DriverError, OSError.
+        """
+        if not records.recorded_as(target, self._initiator):
+            log_out(target)
+            return "its secret is another one than that of the session: it begins anew"
+        if not self._lookout.knocks.open((target.ip, target.port)):
+            self._refused_since.pop(target, None)
+        elif time.monotonic() - self._refused_since.setdefault(target, time.monotonic()) >= _REFUSED_LIMIT:
+            log_out(target)  # from now on it is tried from here, with a pause
+            self._refused_since.pop(target, None)
+            return "it takes connections and no login: it begins anew"
+        return "not logged in"
 
     def _let_go(self, target: Target) -> None:
         if self._wanted(target) is None:  # else it is again

@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -37,12 +37,13 @@ from drivers.nbd import probe as nbdprobe
 from drivers.nbd.endpoints import RECONNECT_DELAY, client_node, socket_of
 from drivers.nbd.hold import HoldingServer
 from drivers.needs import Needs
-from drivers.qemu.daemon import FILE_FD
+from drivers.qemu.daemon import FILE_FD, STOP_GRACE
 
 log = logging.getLogger(__name__)
 
-GREETING_WAIT = 0.5
-"""Seconds that a parent gets to greet again before another one takes over: its agent may be restarting its daemon."""
+GREETING_WAIT = STOP_GRACE + 0.5
+"""Seconds that a parent gets to greet again before another one takes over: its agent may be restarting its daemon, and
+has to kill one that waits for a parent which hangs."""
 
 GREETING_LIMIT = 5.0
 """Seconds after which a parent that does not greet is left if another one serves: it may be starting."""
@@ -72,13 +73,14 @@ class NbdAttach:
         lost: LostParent,
         greeting_wait: float = GREETING_WAIT,
         greeting_limit: float = GREETING_LIMIT,
+        return_limit: float = _PING_LIMIT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``clock``: seconds, by which parents that hung rest."""
         self._folder = place.run / "parent"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lost, self._clock = lost, clock
-        self._patience = _Patience(greeting_wait, greeting_limit)
+        self._patience = _Patience(greeting_wait, greeting_limit, return_limit)
         self._routes: Routes[_Route] = Routes()
 
     def origin(self, image: Image, file: Path | Opened) -> Device:
@@ -179,10 +181,11 @@ def _node(path: Path, key: str) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _Patience:
-    """GREETING_WAIT and GREETING_LIMIT, or what a test has for them."""
+    """GREETING_WAIT, GREETING_LIMIT, and seconds within which one that is gone back to answers; or what a test has."""
 
     wait: float
     limit: float
+    to_return: float
 
 
 class _Route:
@@ -255,7 +258,7 @@ class _Route:
             better = {parent: path for parent, path in before if not self._hangs.rests(parent)}
         if not better or time.monotonic() < self._ask_again:
             return False
-        found = self._first_answering(better)
+        found = self._best_answering(better)
         if found is None:
             self._ask_again = time.monotonic() + _ASK_INTERVAL
             return False
@@ -474,15 +477,30 @@ class _Route:
         self._drain_wake()
 
     def _first_answering(self, sockets: Mapping[Parent, Path]) -> Parent | None:
-        """The first parent that answers a read now, which one that waits for its own parents may not.
+        """The first parent that answers a read now, which one that waits for its own parents may not."""
+        with self._asked(sockets) as asked:
+            return next((asked[answer] for answer in as_completed(asked) if answer.result()), None)
+
+    def _best_answering(self, sockets: Mapping[Parent, Path]) -> Parent | None:
+        """The first one in this order that answers as soon as one has to that is in use, so as not to be left again."""
+        deadline = time.monotonic() + self._patience.to_return
+        with self._asked(sockets) as asked:
+            for answer, parent in asked.items():
+                with contextlib.suppress(TimeoutError):
+                    if answer.result(max(0, deadline - time.monotonic())):
+                        return parent
+        return None
+
+    @contextlib.contextmanager
+    def _asked(self, sockets: Mapping[Parent, Path]) -> Iterator[dict[Future[bool], Parent]]:
+        """Whether these parents answer a read now.
 
         All are asked side by side, so that none hides another; those whose answer is not awaited any more are left to
         their threads, which end with the sockets' time-outs.
         """
         pool = ThreadPoolExecutor(max(1, len(sockets)), thread_name_prefix=f"asking-for-{self._image.name}")
         try:
-            asked = {pool.submit(self._answers, parent, path): parent for parent, path in sockets.items()}
-            return next((asked[answer] for answer in as_completed(asked) if answer.result()), None)
+            yield {pool.submit(self._answers, parent, path): parent for parent, path in sockets.items()}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -29,6 +29,8 @@ class Group:
     def __init__(self, folder: Path, *, file_size: int, bucket: int) -> None:
         self.volumes = Volumes(folder, file_size=file_size, bucket=bucket)
         self.lock = threading.Lock()
+        self._left_out: set[Path] = set()
+        """Volumes that were missing when the others were started, or did not answer."""
         self._full: set[str] = set()
         """The sets that had no number left for the last member."""
 
@@ -46,6 +48,8 @@ class Group:
                 self.volumes.start(path, number)
             except (DriverError, OSError) as error:
                 log.error("a cache volume is left out: %s", error)
+                if self.volumes.unused_state(path, number) is VolumeState.MISSING:
+                    self._left_out.add(path)
 
     def stop_if_unused(self) -> None:
         """Stop all volumes if there is no member any more. Raises the first error after all were tried."""
@@ -122,11 +126,25 @@ class Group:
     # What follows takes the lock
 
     def described(self) -> list[Volume]:
-        """All volumes, also those that have failed or are missing. Raises NoSpace."""
+        """All volumes, also those that have failed or are missing; one that is back is started. Raises NoSpace."""
+        found = self._described()
+        if {volume.path for volume in found if volume.state is VolumeState.IDLE} & self._left_out:
+            with self.lock:
+                self._left_out.clear()
+                self._start_if_used()
+            found = self._described()
+        return found
+
+    def _described(self) -> list[Volume]:
         with self.lock:
             found = [(path, number, self._use(number)) for path, number in self.volumes.recorded().items()]
         # Nobody who opens an image waits while a dying disk is asked what is on it.
         return [self._describe(*volume) for volume in found]
+
+    def _start_if_used(self) -> None:
+        if devmapper.names(IMAGE) or devmapper.names(DEVICE):
+            self.start()
+            self._rejoin()
 
     def add(self, path: Path) -> Volume:
         """As ``add_volume`` of the driver."""
@@ -134,9 +152,7 @@ class Group:
             volumes = self.volumes.recorded()
             if path not in volumes:
                 volumes = self.volumes.record({**volumes, path: self.volumes.make(path)})
-            if devmapper.names(IMAGE) or devmapper.names(DEVICE):
-                self.start()
-                self._rejoin()
+            self._start_if_used()
             return self._describe(path, volumes[path], self._use(volumes[path]))
 
     def remove(self, path: Path) -> None:

@@ -20,7 +20,8 @@ import uuid
 from pathlib import Path
 
 from drivers.base import VolumeState
-from drivers.errors import BadDisk, BadVolume, CommandFailed, CommandTimedOut, DriverError, NoSpace
+from drivers.errors import BadDisk, BadVolume, DriverError, NoSpace
+from drivers.host.beginnings import Beginnings
 from drivers.host.command import run
 from drivers.host.durable import write_atomically
 from drivers.kernel import bcachedev, devmapper, loopdev
@@ -33,11 +34,10 @@ SHIFT = 8192
 RESERVE = 16 << 20
 """Bytes that must be free to make a file."""
 
-_MARK = b"virtman cache volume "
+_MARK = "virtman cache volume "
 _LOOKED_AT = 1 << 20
 """Bytes at the start of a device that must be empty if it has no mark."""
 _SECTOR = devmapper.SECTOR
-_READ_LIMIT = 5.0
 
 
 class Volumes:
@@ -49,6 +49,7 @@ class Volumes:
         self._file_size, self._bucket = file_size, bucket
         self.default = folder / "pool"
         self.replacement = bcachedev.Replacement()
+        self._beginnings = Beginnings()
 
     def recorded(self) -> dict[Path, str]:
         """The numbers of the volumes. Raises NoSpace if there is no room for the first one."""
@@ -59,7 +60,7 @@ class Volumes:
             pass
         except (ValueError, AttributeError) as error:
             log.error("%s is damaged, and the cache begins anew in %s: %s", self._record, self.default, error)
-        return self.record({self.default: _number(self.default) or self._make(self.default)})
+        return self.record({self.default: self._number(self.default) or self._make(self.default)})
 
     def record(self, volumes: dict[Path, str]) -> dict[Path, str]:
         """Write down which volumes there are."""
@@ -86,7 +87,7 @@ class Volumes:
             return
         if path == self.default and not path.exists():
             self._make(path, number)
-        if _number(path) != number:
+        if self._number(path) != number:
             raise BadVolume(path, "what was made there is missing, or does not answer")
         self._create(half, path)
         bcachedev.prefer_unused(half)
@@ -112,7 +113,7 @@ class Volumes:
         for name in (_map(number), _half(number)):
             bcachedev.stop(name)
             devmapper.remove(name)
-        if failed and _number(path) == number:
+        if failed and self._number(path) == number:
             try:
                 self._write(path, number)
             except (DriverError, OSError) as error:
@@ -125,7 +126,7 @@ class Volumes:
 
     def erase(self, path: Path, number: str) -> None:
         """Give a stopped volume back: a file is deleted, a device loses its mark. Raises OSError."""
-        if _number(path) != number:
+        if self._number(path) != number:
             return
         if path.is_file():
             path.unlink()
@@ -145,7 +146,12 @@ class Volumes:
 
     def unused_state(self, path: Path, number: str) -> VolumeState:
         """How a volume is that the kernel does not have."""
-        return VolumeState.IDLE if _number(path) == number else VolumeState.MISSING
+        return VolumeState.IDLE if self._number(path) == number else VolumeState.MISSING
+
+    def _number(self, path: Path) -> str | None:
+        """The number in a volume's mark; None if there is none, or what holds it cannot be read, or does not answer."""
+        begins = (self._beginnings.of(path) or "").rstrip("\0")
+        return begins.removeprefix(_MARK) if begins.startswith(_MARK) else None
 
     def _check(self, path: Path) -> None:
         """Raises BadVolume, OSError if the volume cannot be made without harm."""
@@ -160,9 +166,9 @@ class Volumes:
             raise BadVolume(path, "it is neither a file nor a disk")
         elif loopdev.device_of(path):
             raise BadVolume(path, "it is in use")
-        elif _number(path) is None:
+        elif self._number(path) is None:
             raise BadVolume(path, "the file holds something else; name one that does not exist")
-        if (other := _number(path)) in self.recorded().values():
+        if (other := self._number(path)) in self.recorded().values():
             raise BadVolume(path, f"it is the volume {other} already, by another path")
 
     def _check_device(self, path: Path) -> None:
@@ -180,7 +186,7 @@ class Volumes:
         if said.strip() and (found := json.loads(said)["signatures"]):
             kinds = ", ".join(sorted({str(row["type"]) for row in found}))
             raise BadVolume(path, f"it holds {kinds}; wipefs --all makes it free if nobody needs that")
-        if _number(path) is None:
+        if self._number(path) is None:
             with path.open("rb", buffering=0) as file:
                 if any(file.read(_LOOKED_AT)):
                     raise BadVolume(path, "it holds something unknown; make its first MiB zeros if nobody needs that")
@@ -233,15 +239,6 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def _answers(path: Path) -> bool:
-    """Whether what holds a volume lets its beginning be read. A dying disk may not, and is not to hold up the host."""
-    try:
-        run(["dd", f"if={path}", "of=/dev/null", f"bs={_SECTOR}", "count=1", "status=none"], timeout=_READ_LIMIT)
-    except (CommandFailed, CommandTimedOut):
-        return False
-    return True
-
-
 def _map(number: str) -> str:
     return f"virtman-cachevol-{number}"
 
@@ -251,16 +248,4 @@ def _half(number: str) -> str:
 
 
 def _mark(number: str) -> bytes:
-    return (_MARK + number.encode()).ljust(SHIFT, b"\0")
-
-
-def _number(path: Path) -> str | None:
-    """The number in a volume's mark; None if there is none, or what holds it cannot be read, or does not answer."""
-    if not _answers(path):
-        return None
-    try:
-        with path.open("rb", buffering=0) as file:
-            mark = file.read(len(_MARK) + 16)
-    except OSError:
-        return None
-    return mark[len(_MARK) :].decode(errors="replace") if mark.startswith(_MARK) else None
+    return f"{_MARK}{number}".encode().ljust(SHIFT, b"\0")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from drivers.host.folders import matching
 from drivers.iscsi.names import CHAP_USER, PORTAL_GROUP, Side, password
 
 TIMES = {
@@ -82,7 +83,7 @@ def remove(target: Target) -> None:
 def recorded() -> set[Target]:
     """The targets with a record."""
     found = set()
-    for portal in folder().glob(f"*/*,*,{PORTAL_GROUP}"):
+    for portal in matching(folder(), "*", f"*,*,{PORTAL_GROUP}"):
         ip, port, _group = portal.name.split(",")
         found.add(Target(portal.parent.name, ip, int(port)))
     return found
@@ -109,7 +110,7 @@ def _record(target: Target, initiator: str) -> dict[str, object]:
         "node.conn[0].address": target.ip,
         "node.conn[0].port": target.port,
         "node.session.scan": "manual",  # only the one disk is looked for
-        "node.session.initial_login_retry_max": 1,  # the retries are here
+        "node.session.initial_login_retry_max": 0,  # the retries are here
         **TIMES,
         # Seconds that a session rests before it connects anew, if the parent says no more (RFC 7143, 13.15).
         "node.session.iscsi.DefaultTime2Wait": 0,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from drivers.errors import CommandFailed, NotReleased
 from drivers.host.command import run
+from drivers.host.folders import matching
 from drivers.iscsi import records
 from drivers.iscsi.names import DISK, image_of
 from drivers.iscsi.records import Target
@@ -49,7 +50,7 @@ class Session:
 
     def disk(self) -> Path | None:
         """The folder of the image's disk."""
-        return next(self.device.glob(f"target*/*:{DISK}/block/*"), None)
+        return next(matching(self.device, "target*", f"*:{DISK}", "block", "*"), None)
 
     def fail_fast(self) -> None:
         """Have requests come back once the connection is gone, for the map to send them elsewhere. Raises OSError.
@@ -125,7 +126,7 @@ def _folders() -> list[Path]:
 
 def _session(folder: Path, name: str) -> Session:
     """Raises OSError, ValueError, StopIteration: it has no connection yet, or none any more."""
-    connection = next(folder.glob("device/connection*/iscsi_connection/*"))
+    connection = next(matching(folder, "device", "connection*", "iscsi_connection", "*"))
     address = word(connection / "persistent_address")
     if address == _UNTOLD:
         raise ValueError(address)
@@ -141,7 +142,7 @@ def link_of(disk: Path, target: Target) -> Link | None:
 
 
 def _link(device: Path, target: Target) -> Link | None:
-    port = next(device.glob("connection*/iscsi_connection/*/local_port"), None)
+    port = next(matching(device, "connection*", "iscsi_connection", "*", "local_port"), None)
     return None if port is None else Link(target.ip, target.port, int(word(port)))
 
 

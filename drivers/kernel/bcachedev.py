@@ -16,6 +16,7 @@ from pathlib import Path
 
 from drivers.errors import BadDisk, CommandFailed, NotReleased
 from drivers.host.command import run
+from drivers.host.folders import matching
 from drivers.kernel import devmapper, kernellog
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def set_of(name: str) -> Path | None:
 
 def attached(home: Path) -> list[str]:
     """The maps that are attached to a set."""
-    return [(link.resolve().parent / "dm/name").read_text().strip() for link in home.glob("bdev*")]
+    return [(link.resolve().parent / "dm/name").read_text().strip() for link in matching(home, "bdev*")]
 
 
 def attach(name: str, home: Path) -> list[str]:

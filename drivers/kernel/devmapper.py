@@ -31,6 +31,8 @@ from drivers.kernel import udevrules
 log = logging.getLogger(__name__)
 
 _NUMBER = re.compile(r"\d+:\d+")
+_GROUP = re.compile(r"(?<= )[a-z-]+ 0 \d+ \d+(?= \d+:\d+)")
+"""What a group of paths begins with: how one is chosen, and how many there are."""
 _CONTROL = "/dev/mapper/control"
 _LIST_DEVICES, _DEV_ARM_POLL = 0xC138FD02, 0xC138FD10  # linux/dm-ioctl.h: _IOWR(0xfd, 2 or 16, struct dm_ioctl)
 _IOCTL = struct.Struct("=3I2I8xI280x")
@@ -313,6 +315,11 @@ def table(name: str) -> str:
 def numbers_in(table: str) -> list[str]:
     """The devices that a table names."""
     return _NUMBER.findall(table)
+
+
+def groups_in(table: str) -> int:
+    """How many groups of paths the table of a multipath map has (Linux: drivers/md/dm-mpath.c)."""
+    return len(_GROUP.findall(table))
 
 
 def number(device: Path) -> str:

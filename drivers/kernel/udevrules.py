@@ -30,7 +30,7 @@ from drivers.kernel.scsi import MAKER, MODEL
 log = logging.getLogger(__name__)
 
 FILE = Path("/run/udev/rules.d/05-virtman.rules")
-SYSFS = Path("/sys/class/block")
+SYSFS, LINKS = Path("/sys/class/block"), Path("/dev/virtman")
 
 _NAMEABLE = re.compile(r"[\w/.,+@:~-]+")
 """A path that means itself in a rule."""
@@ -38,6 +38,8 @@ _NAMEABLE = re.compile(r"[\w/.,+@:~-]+")
 _LOCK = threading.Lock()
 _folders = [str(STATE)]
 """Those with files of ours, as the kernel calls them."""
+_applied: set[str] = set()
+"""The rules that this process has had udev know."""
 
 
 def leave_alone(folder: Path) -> None:
@@ -82,9 +84,11 @@ LABEL="virtman_end"
 """
 
 
-def _known(sysfs: Path) -> list[str]:
-    """The devices that are there already and get a link in /dev/virtman."""
-    return [str(folder) for folder in sorted(sysfs.iterdir()) if _is_linked(folder)]
+def _unlinked(sysfs: Path, links: Path) -> list[str]:
+    """The devices that are there already and are to get a link in /dev/virtman, but have none."""
+    return [
+        str(folder) for folder in sorted(sysfs.iterdir()) if _is_linked(folder) and not (links / folder.name).exists()
+    ]
 
 
 def _is_linked(folder: Path) -> bool:
@@ -104,7 +108,7 @@ def _is_linked(folder: Path) -> bool:
 
 def _told(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        return file.read_text(errors="replace").strip()
     except OSError:  # there is none, or the device is going
         return ""
 
@@ -113,13 +117,16 @@ def apply() -> None:
     """Have udev know the rules; nothing happens if it does. Raises CommandFailed, ToolMissing, OSError."""
     with _LOCK:
         wanted = rules()
-        if FILE.exists() and FILE.read_text() == wanted:
+        there = FILE.exists() and FILE.read_text() == wanted
+        if there and wanted in _applied:
             return
-        FILE.parent.mkdir(parents=True, exist_ok=True)
-        fresh = FILE.with_suffix(".new")
-        fresh.write_text(wanted)
-        fresh.rename(FILE)
-        run(["udevadm", "control", "--reload"])
-        if known := _known(SYSFS):  # of an agent of before, which had other rules
+        if not there:
+            FILE.parent.mkdir(parents=True, exist_ok=True)
+            fresh = FILE.with_suffix(".new")
+            fresh.write_text(wanted)
+            fresh.rename(FILE)
+        run(["udevadm", "control", "--reload"])  # also if who wrote them was killed before
+        if known := _unlinked(SYSFS, LINKS):  # of an agent of before, which had other rules
             run(["udevadm", "trigger", "--action=change", *known])
+        _applied.add(wanted)
         log.info("udev leaves our devices alone, by %s", FILE)

@@ -15,6 +15,7 @@ from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import fetched
+from tests.kernel.inside.waits import wait_until
 
 DISK = 2 << 30
 """Bytes of a disk, of which a sparse file is made."""
@@ -104,6 +105,24 @@ class VolumesTest(BcacheCase):
         before = fetched(base)
         self.assert_reads(image, self.opened(image, base))
         self.assertLessEqual(fetched(base) - before, image.size // 20)
+
+    def test_a_disk_that_does_not_answer_is_left_out_and_runs_once_it_does(self) -> None:
+        disk, asleep = self.disk(), "virtman-test"
+        slow = devmapper.create(asleep, [f"0 {DISK // devmapper.SECTOR} linear {disk} 0"])
+        self.addCleanup(devmapper.remove, asleep)
+        self.addCleanup(self.cache.remove_volume, slow)
+        self.cache.add_volume(slow)
+        self.cache.remove_volume(self.default)
+        run(["dmsetup", "suspend", asleep])
+        self.addCleanup(run, ["dmsetup", "resume", asleep])
+        images = [self.new_base(name, IMAGE) for name in ("a", "b", "c")]
+        paths = [self.opened(*each) for each in images]
+        self.assertEqual({slow: VolumeState.MISSING}, self.states())
+        self.assert_reads(images[0][0], paths[0])
+        run(["dmsetup", "resume", asleep])
+        wait_until(lambda: self.states() == {slow: VolumeState.RUNNING})
+        self.assertEqual(("a", "b", "c"), self.images(slow))
+        self.assert_kept(*images[0], paths[0])
 
     def test_a_volume_is_started_with_the_policy_that_takes_unused_space_first(self) -> None:
         self.opened(*self.new_base(size=IMAGE))

@@ -354,6 +354,19 @@ class IscsiTest(IscsiCase):
         self.publish()
         self.assertEqual(self.content, self.read(path))
 
+    def test_a_session_is_not_left_to_log_in_again_to_a_parent_that_refuses_it(self) -> None:
+        other = replace(self.image, name="other")
+        self.export.publish(other, Device(SIZE, self.folder / "image"))  # so that it takes connections still
+        self.addCleanup(self.export.withdraw, other.name)
+        self.publish()
+        path = self.connect()
+        self.read(path)
+        self.export.withdraw(self.image.name)
+        self.assertTrue(self.was_lost.wait(PATIENCE))
+        wait_until(lambda: not sessions(self.image.name))
+        self.publish()
+        self.assertEqual(self.content, self.read(path))
+
     def test_a_read_that_a_parent_holds_ends_when_the_image_is_abandoned(self) -> None:
         self.publish()
         path = self.connect()

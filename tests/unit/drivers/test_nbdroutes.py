@@ -77,6 +77,13 @@ class StillSlower(AnsweringServer):
         answered.wait(PATIENCE)
 
 
+class TooLate(AnsweringServer):
+    """Answers, but not within what LateReturnTest takes for soon."""
+
+    def before_answer(self) -> None:
+        asked.wait(0.5)
+
+
 class Hanging(HoldingServer):
     """Says when it was asked for a read, which it does not answer."""
 
@@ -100,6 +107,7 @@ class RouteCase(TestCase):
     """A host with some parents."""
 
     kinds: tuple[type[HoldingServer], ...] = (HoldingServer, HoldingServer)
+    return_limit = PATIENCE
 
     def setUp(self) -> None:
         super().setUp()
@@ -112,6 +120,7 @@ class RouteCase(TestCase):
             place,
             lost=lambda _image, parent: self.lost.append(parent.host),
             greeting_limit=0.5,
+            return_limit=self.return_limit,
             clock=lambda: self.now,
         )
         self.addCleanup(self.attach.close)
@@ -313,3 +322,25 @@ class ReturnTest(RouteCase):
         self.assertTrue(self.attach.unsettled(IMAGE.name))
         self.attach.connect(IMAGE, self.parents)
         self.assertEqual([STANDBY, ACTIVE, STANDBY], self.states())
+
+    def test_of_several_that_answer_the_first_is_gone_back_to(self) -> None:
+        until(lambda: bool(self.lost))
+        for server, parent, kind in ((self.a, self.parents[0], StillSlower), (self.b, self.parents[1], Slow)):
+            server.close()
+            self.serve(parent, kind)
+        self.now += REST
+        self.assertTrue(self.attach.unsettled(IMAGE.name))
+        self.attach.connect(IMAGE, self.parents)
+        self.assertEqual([ACTIVE, STANDBY, STANDBY], self.states())
+
+
+class LateReturnTest(RouteCase):
+    kinds = (HoldingServer, AnsweringServer)
+    return_limit = 0.1
+
+    def test_one_that_answers_too_late_to_stay_is_not_gone_back_to(self) -> None:
+        until(lambda: bool(self.lost))
+        self.a.close()
+        self.serve(self.parents[0], TooLate)
+        self.now += REST
+        self.assertFalse(self.attach.unsettled(IMAGE.name))

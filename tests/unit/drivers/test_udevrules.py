@@ -60,8 +60,12 @@ class KnownTest(TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.sys = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
-        self.addCleanup(shutil.rmtree, self.sys)
+        self.sys, self.links = (Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-")) for _ in range(2))
+        for folder in (self.sys, self.links):
+            self.addCleanup(shutil.rmtree, folder)
+
+    def unlinked(self) -> list[str]:
+        return [Path(folder).name for folder in udevrules._unlinked(self.sys, self.links)]
 
     def device(self, name: str, **files: str) -> None:
         """A file's name has two ``_`` where there is a folder."""
@@ -84,5 +88,11 @@ class KnownTest(TestCase):
             self.device(f"of-{name}", dm__name=of, bcache__state="clean")
             self.device(name)
             (self.sys / name / "bcache").symlink_to(self.sys / f"of-{name}" / "bcache")
-        found = [Path(folder).name for folder in udevrules._known(self.sys)]
-        self.assertEqual(["bcache0", "loop0", "loop1", "sda"], found)
+        self.assertEqual(["bcache0", "loop0", "loop1", "sda"], self.unlinked())
+        (self.links / "loop0").touch()
+        self.assertEqual(["bcache0", "loop1", "sda"], self.unlinked())
+
+    def test_a_file_of_somebody_else_may_have_any_name(self) -> None:
+        self.device("loop0", loop__backing_file="")
+        (self.sys / "loop0/loop/backing_file").write_bytes(b"/srv/\xe4\n")
+        self.assertEqual([], self.unlinked())

@@ -1,0 +1,40 @@
+"""Looking into folders."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+from pathlib import Path
+
+from testtools import TestCase
+
+from drivers.host.folders import matching
+
+
+class MatchingTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        for name in ("a1/x/file", "a2/x/file", "b1/x/file", "a3/y/file"):
+            (self.folder / name).parent.mkdir(parents=True)
+            (self.folder / name).touch()
+
+    def found(self, *names: str) -> list[str]:
+        return [str(path.relative_to(self.folder)) for path in matching(self.folder, *names)]
+
+    def test_what_fits_at_each_depth(self) -> None:
+        self.assertEqual(["a1", "a2", "a3"], self.found("a?"))
+        self.assertEqual(["a1/x/file", "a2/x/file"], self.found("a*", "x", "f*"))
+        self.assertEqual([], self.found("a1", "x", "file", "*"), "no folder")
+        self.assertEqual([], self.found("missing", "*"))
+
+    def test_who_cannot_look_is_told_so(self) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        self.assertRaises(OSError, self.found, "*")
