@@ -281,6 +281,20 @@ class RestTest(RouteCase):
         self.attach.update(IMAGE, self.parents[::-1])
         self.assertEqual([ACTIVE, STANDBY], self.states())
 
+    def test_an_answer_that_a_list_of_parents_overtakes_does_not_count(self) -> None:
+        until(lambda: bool(self.lost))
+        self.a.close()
+        self.serve(self.parents[0], StillSlower)
+        self.now += REST
+        asking = threading.Thread(target=self.attach.unsettled, args=(IMAGE.name,))
+        asking.start()
+        self.assertTrue(asked.wait(PATIENCE))
+        self.attach.update(IMAGE, self.parents[::-1])
+        answered.set()
+        asking.join(PATIENCE)
+        self.attach.connect(IMAGE, self.parents[::-1])
+        self.assertEqual([ACTIVE, STANDBY], self.states())
+
     def test_what_it_answered_before_the_last_look_does_not_count(self) -> None:
         self.answers_again()
         self.a.close()

@@ -541,13 +541,15 @@ class FollowTest(StacksTest):
 
     def test_a_failed_move_is_not_confirmed_and_done_again(self) -> None:
         self.attached()
-        assignment = self.volt.assign("debian", ["new"])
-        self.host.failing = {"export.publish": TROUBLE}
-        self.assertRaises(DriverError, self.stacks.follow, assignment)
-        self.assertTrue(self.record().unconfirmed)
-        self.host.failing = {}
-        self.stacks.follow(assignment)
-        self.scene.check(self)
+        for call in ("export.reserve", "attach.connect", "cache.open", "export.publish"):
+            assignment = self.volt.assign("debian", [f"new-for-{call}"])
+            self.host.failing = {call: TROUBLE}
+            self.assertRaises(DriverError, self.stacks.follow, assignment)
+            self.assertTrue(self.record().unconfirmed)
+            self.host.failing = {}
+            self.stacks.follow(assignment)
+            self.scene.check(self)
+            self.assertEqual({parent(f"new-for-{call}")}, self.host.reading["debian"])
 
     def test_an_origin_learns_its_children(self) -> None:
         self.stacks.add_origin(self.scene.put_content("mine"))
