@@ -25,6 +25,7 @@ from pathlib import Path
 
 from drivers.attach.doubts import Doubts
 from drivers.attach.hangs import Hangs
+from drivers.attach.losses import Losses
 from drivers.attach.routes import Routes, origin_file
 from drivers.base import FAILOVER, Device, Existing, Image, LostParent, Opened, Parent, PathState, PathStatus, Place
 from drivers.door import door
@@ -56,10 +57,6 @@ _WATCH_INTERVAL, _LATE_INTERVAL, _CALM_INTERVAL = 1.0, 10.0, 30.0
 _REFUSED_LIMIT = 2.0
 """Seconds for which iscsid may try to log in again to a parent that takes connections: it does not rest between two
 tries that are refused (open-iscsi: usr/initiator.c, __session_conn_reopen)."""
-
-RETURN_LIMIT = 30.0
-"""Seconds that a parent which was cut off in silence has to be reached again, before it is told to be lost. After a
-pause of the network all hosts reach theirs again, and Volt would give them others. It notices itself who is gone."""
 
 HEAD_START = 30.0
 """Seconds that a host gives its first parent, which may still be making its own stack, while that one is connected."""
@@ -186,18 +183,7 @@ class IscsiAttach:
         return PathState.ACTIVE if parent == usable[0] or self._policy != FAILOVER else PathState.STANDBY
 
     def _table(self, image: Image, numbers: Sequence[str], resting: int) -> str:
-        """Reads by these disks (Linux: admin-guide/device-mapper; drivers/md/dm-mpath.c, parse_priority_group).
-
-        The parents of the last ones rest: it reads by these when it cannot read by another.
-        """
-        if self._policy == FAILOVER:
-            groups = [f"service-time 0 1 0 {number}" for number in numbers]
-        else:
-            awake = len(numbers) - resting
-            parts = [part for part in (numbers[:awake], numbers[awake:]) if part]
-            groups = [f"{self._policy} 0 {len(part)} 0 {' '.join(part)}" for part in parts]
-        counts = f"{len(groups)} {min(1, len(groups))}"
-        return " ".join([f"0 {image.size // SECTOR} multipath 1 {_HOLDS} 0 {counts}", *groups])
+        return table_of(image, self._policy, numbers, resting)
 
 
 class _Route:
@@ -251,10 +237,7 @@ class _Route:
         self._asking = Asking()
         self._refused_since: dict[Target, float] = {}
         """Targets whose sessions are not logged in though they take connections, and since when."""
-        self._untold: dict[Parent, float] = {}
-        """Parents that were lost and nobody was told of, and from when on they are to be told of."""
-        self._cut_off: set[Target] = set()
-        """Those that were left in silence and have not been reached since."""
+        self._losses: Losses[Parent] = Losses()
         devmapper.create(self.map, [table(image, [], 0)], read_only=True)
         if found:
             self._find_paths()
@@ -291,10 +274,8 @@ class _Route:
             if list(targets.items()) == list(self._targets.items()) and not self._behind:
                 return
             self._targets, self._behind = targets, True  # if the look fails, the same list is followed again
-            now = time.monotonic()
+            self._losses.keep(targets)
             with self._lock:
-                self._untold = {parent: at for parent, at in self._untold.items() if at <= now or parent in targets}
-                self._cut_off &= set(targets.values())
                 self._show()
             self._look()
         self._tell()
@@ -355,9 +336,8 @@ class _Route:
 
     def leave(self, parent: Target, *, silent: bool) -> None:
         """See Leaving: the map sends its requests by another path at once."""
-        if silent:
-            with self._lock:
-                self._cut_off.add(parent)
+        if silent and (left := self._parent_of(parent)) is not None:
+            self._losses.note_silent(left)
         try:
             self._paths.end(parent)
         except OSError as error:  # a kernel that cannot
@@ -418,7 +398,7 @@ class _Route:
             if target not in self._up:
                 return
             self._up.discard(target)
-            self._untold[parent] = time.monotonic() + (RETURN_LIMIT if target in self._cut_off else 0)
+        self._losses.note(parent)
         log.warning("image %s: parent %s lost", self._image.name, parent.host)
 
     def _has_head_start(self, first: Target) -> bool:
@@ -450,11 +430,7 @@ class _Route:
         self._loaded, self._resting = numbers, resting
 
     def _tell(self) -> None:
-        now = time.monotonic()
-        with self._lock:
-            lost = [parent for parent, at in self._untold.items() if at <= now]
-            self._untold = {parent: at for parent, at in self._untold.items() if at > now}
-        for parent in lost:
+        for parent in self._losses.take_due():
             try:
                 self._lost(self._image, parent)
             except Exception:  # whatever the agent's side does, the paths have to be watched on
@@ -495,11 +471,8 @@ class _Route:
         number = number_of(sessions(self._image.name).get(target), self._image)
         with self._lock:
             self._up.add(target)
-            if target in self._cut_off:
-                self._cut_off.discard(target)
-                self._untold = {
-                    parent: at for parent, at in self._untold.items() if self._targets.get(parent) != target
-                }
+            if (back := self._parent_of(target)) is not None:
+                self._losses.note_back(back)
             self._show()
             if number is not None:
                 self._paths.replace(target, number)
@@ -511,6 +484,9 @@ class _Route:
             return target in sessions(self._image.name)
         except OSError:
             return False
+
+    def _parent_of(self, target: Target) -> Parent | None:
+        return next((parent for parent, wanted in self._targets.items() if wanted == target), None)
 
     def _wanted(self, target: Target) -> Target | None:
         """The target as the list of parents has it now: its secret may be another one. None: it is not in the list."""
@@ -571,6 +547,21 @@ class _Route:
             log_out(target)
         except (DriverError, OSError) as error:  # the next look begins anew
             log.warning("image %s: leaving %s: %s", self._image.name, target.name, error)
+
+
+def table_of(image: Image, policy: str, numbers: Sequence[str], resting: int) -> str:
+    """Reads by these disks (Linux: admin-guide/device-mapper; drivers/md/dm-mpath.c, parse_priority_group).
+
+    The parents of the last ones rest: it reads by these when it cannot read by another.
+    """
+    if policy == FAILOVER:
+        groups = [f"service-time 0 1 0 {number}" for number in numbers]
+    else:
+        awake = len(numbers) - resting
+        parts = [part for part in (numbers[:awake], numbers[awake:]) if part]
+        groups = [f"{policy} 0 {len(part)} 0 {' '.join(part)}" for part in parts]
+    counts = f"{len(groups)} {min(1, len(groups))}"
+    return " ".join([f"0 {image.size // SECTOR} multipath 1 {_HOLDS} 0 {counts}", *groups])
 
 
 def _targets(image: Image, parents: Sequence[Parent]) -> dict[Parent, Target]:

@@ -51,7 +51,7 @@ GREETING_LIMIT = 5.0
 _PING_INTERVAL = _PING_LIMIT = 1.0
 """Seconds between two reads that ask a parent whether it lives, and until it is doubted because it did not answer."""
 
-_ASK_INTERVAL = 10.0
+ASK_INTERVAL = 10.0
 """Seconds after which parents that come before the one in use are asked again, if none of them answered."""
 
 _PING_LENGTH = 512
@@ -76,7 +76,7 @@ class NbdAttach:
         return_limit: float = _PING_LIMIT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``clock``: seconds, by which parents that hung rest."""
+        """``clock``: seconds, by which parents that hung rest, and are asked again."""
         self._folder = place.run / "parent"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lost, self._clock = lost, clock
@@ -108,7 +108,7 @@ class NbdAttach:
         route = self._routes.find(image.name)
         if route is None:
             hangs: Hangs[Parent] = Hangs(self._clock)
-            route = _Route(self._folder, image, parents, self._lost, self._patience, hangs)
+            route = _Route(self._folder, image, parents, self._lost, self._patience, hangs, self._clock)
             self._routes.add(image.name, route)
         else:
             route.follow(parents)
@@ -203,12 +203,13 @@ class _Route:
         lost: LostParent,
         patience: _Patience,
         hangs: Hangs[Parent],
+        clock: Callable[[], float],
     ) -> None:
         self._folder, self._image, self._lost, self._patience = folder, image, lost, patience
         self._sockets = _sockets(image, parents)
         self._lock = threading.Lock()
         self._revision = 0  # counts the lists of parents
-        self._hangs = hangs
+        self._hangs, self._clock = hangs, clock
         self._returns: Parent | None = None
         """A parent that was left, answers, and is to be read from again."""
         self._ask_again = -math.inf
@@ -251,16 +252,16 @@ class _Route:
         return moved
 
     def may_return(self) -> bool:
-        """See NbdAttach.unsettled. Those that do not answer are asked again after _ASK_INTERVAL."""
+        """See NbdAttach.unsettled. Those that do not answer are asked again after ASK_INTERVAL."""
         with self._lock:
             self._returns, revision = None, self._revision
             before = itertools.takewhile(lambda each: each[0] != self._parent, self._sockets.items())
             better = {parent: path for parent, path in before if not self._hangs.rests(parent)}
-        if not better or time.monotonic() < self._ask_again:
+        if not better or self._clock() < self._ask_again:
             return False
         found = self._best_answering(better)
         if found is None:
-            self._ask_again = time.monotonic() + _ASK_INTERVAL
+            self._ask_again = self._clock() + ASK_INTERVAL
             return False
         with self._lock:
             if revision == self._revision:  # else there is another list by now

@@ -58,6 +58,12 @@ class UnitTest(TestCase):
         wanted = "virtman-agent libvirtd iscsid open-iscsi target rtslib-fb-targetctl multipathd blk-availability"
         self.assertEqual(set(), ({f"{name}.service" for name in wanted.split()} | {"network.target"}) - after)
 
+    def test_vms_wait_for_the_agent_and_their_disks_and_not_for_ever(self) -> None:
+        text = (UNITS / "virtman-disks.service").read_text().replace("\\\n", "")
+        wait, repair = re.findall(r"(?m)^ExecStart=(.*)$", text)
+        self.assertRegex(wait, r"^-timeout 120 sh -c 'until \S+virtman --socket \S+ status .*is-active virtman-agent")
+        self.assertRegex(repair, r"^-timeout 120 \S+virtman --socket \S+ repair$")
+
     def test_an_agent_may_have_files_open_for_hundreds_of_images(self) -> None:
         self.assertIn("LimitNOFILE=65536", (UNITS / "virtman-agent.service").read_text().splitlines())
 

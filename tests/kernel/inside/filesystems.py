@@ -27,7 +27,7 @@ def small_file_system(case: TestCase, folder: Path, size: str, *, sector: int = 
 def fill(folder: Path, *, but: int) -> Path:
     """A file that takes all the room of a file system but so many bytes."""
     ballast = folder / "ballast"
-    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-    with ballast.open("wb") as file:
+    with ballast.open("wb") as file:  # what an earlier one took is free then
+        free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
         os.posix_fallocate(file.fileno(), 0, free - but)
     return ballast

@@ -205,6 +205,7 @@ class DmCacheTest(DmCacheCase):
     def test_an_image_of_one_sector(self) -> None:
         image, base = self.new_base(size=512)
         self.assert_reads(image, self.opened(image, base))
+        self.assertLessEqual(self.cache.stats(image).held_bytes, 512)
 
     @pytest.mark.long
     def test_an_image_larger_than_the_memory_is_moved_into_the_cache(self) -> None:

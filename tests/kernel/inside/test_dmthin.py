@@ -821,16 +821,30 @@ class SpaceTest(ThinCase):
         self.assertEqual(0, writer.wait(PATIENCE))
         driver.take("vm1", "point", None)
 
-    def test_what_a_vm_discards_is_the_pools_again_and_not_the_file_systems(self) -> None:
+    def with_holes(self) -> tuple[DmThinSnapshot, Path, Path]:
+        """As an earlier release had it, which let a VM make holes in the pool's file: of 1 MiB.
+
+        The driver, the disk, and the file.
+        """
         driver, path, _ = self.full(timeout=HELD)
         table = devmapper.table(POOL)
         driver.close()
-        # As an earlier release had it, which let a VM make holes.
         devmapper.reload(POOL, [table.replace("1 no_discard_passdown", "0")])
         data = self.folder / "small/thin/data"
         write(path, SIZE, os.urandom(4 * MIB))
         run(["blkdiscard", "--offset", str(SIZE), "--length", str(MIB), str(path)])
         self.assertLess(taken(data), STEP)
+        return driver, path, data
+
+    def test_a_disk_that_has_no_room_for_what_the_pool_lacks_is_left_what_it_has(self) -> None:
+        driver, _, data = self.with_holes()
+        fill(self.folder / "small", but=MIB // 2)
+        before = shutil.disk_usage(self.folder / "small").free, taken(data)
+        driver.open("vm1")
+        self.assertEqual(before, (shutil.disk_usage(self.folder / "small").free, taken(data)))
+
+    def test_what_a_vm_discards_is_the_pools_again_and_not_the_file_systems(self) -> None:
+        driver, path, data = self.with_holes()
         driver.open("vm1")
         self.assertGreaterEqual(taken(data), STEP)
         used = used_blocks()

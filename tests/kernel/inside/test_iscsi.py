@@ -221,6 +221,15 @@ class IscsiTest(IscsiCase):
         agreed = [(connection / f"{part}_digest").read_text().strip() for part in ("header", "data")]
         self.assertEqual(["1", "1"], agreed)
 
+    def test_no_end_has_a_session_rest_before_it_connects_anew(self) -> None:
+        self.publish()
+        self.read(self.connect())
+        target = rtslib_fb.Target(rtslib_fb.FabricModule("iscsi"), target_name(HOST, self.image.name), mode="lookup")
+        group = rtslib_fb.TPG(target, PORTAL_GROUP, mode="lookup")
+        self.assertEqual("0", group.get_parameter("DefaultTime2Wait"))
+        [session] = sessions(self.image.name).values()
+        self.assertIn("node.session.iscsi.DefaultTime2Wait = 0\n", session.target.record.read_text())
+
     def test_map_is_read_only(self) -> None:
         path = self.connect()
         self.assertEqual("1", run(["blockdev", "--getro", str(path)]).stdout.strip())

@@ -4,7 +4,32 @@ from __future__ import annotations
 
 from testtools import TestCase
 
+from drivers.attach.iscsi import table_of
+from drivers.base import Image
 from drivers.kernel.devmapper import groups_in, numbers_in
+
+
+class PathsTest(TestCase):
+    """The table by which an image's map reads from its parents."""
+
+    def table(self, policy: str, numbers: list[str], resting: int) -> str:
+        image = Image("debian", 4 << 20, "sha256:" + "0" * 64)
+        return table_of(image, policy, numbers, resting).removeprefix("0 8192 multipath 1 queue_if_no_path 0 ")
+
+    def test_those_that_rest_are_read_from_when_no_other_can_be(self) -> None:
+        all_of_them = ["8:0", "8:16", "8:32"]
+        for resting, table in (
+            (0, "1 1 round-robin 0 3 0 8:0 8:16 8:32"),
+            (1, "2 1 round-robin 0 2 0 8:0 8:16 round-robin 0 1 0 8:32"),
+            (3, "1 1 round-robin 0 3 0 8:0 8:16 8:32"),
+        ):
+            self.assertEqual(table, self.table("round-robin", all_of_them, resting))
+
+    def test_with_failover_each_is_the_next_ones_last_resort(self) -> None:
+        self.assertEqual(
+            "2 1 service-time 0 1 0 8:0 service-time 0 1 0 8:16", self.table("failover", ["8:0", "8:16"], 1)
+        )
+        self.assertEqual("0 0", self.table("failover", [], 0))
 
 
 class TableTest(TestCase):

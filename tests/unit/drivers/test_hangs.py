@@ -59,6 +59,13 @@ class RestTest(HangsCase):
             self.assertFalse(self.hangs.rests("hung"))
         self.assertEqual(2 * REST, self.rest())
 
+    def test_one_that_does_not_greet_while_it_rests_has_no_shorter_rest(self) -> None:
+        self.rest()
+        self.hangs.note("hung")
+        self.hangs.note_starting("hung")
+        self.now += 2 * REST - 1
+        self.assertTrue(self.hangs.rests("hung"))
+
 
 class HeirTest(HangsCase):
     def setUp(self) -> None:

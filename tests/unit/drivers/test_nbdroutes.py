@@ -16,7 +16,7 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.attach.hangs import REST
-from drivers.attach.nbd import NbdAttach
+from drivers.attach.nbd import ASK_INTERVAL, NbdAttach
 from drivers.base import Endpoint, Image, Parent, PathState, Place
 from drivers.nbd.endpoints import socket_of
 from drivers.nbd.hold import HoldingServer
@@ -142,6 +142,15 @@ class RouteCase(TestCase):
     def states(self) -> list[PathState]:
         return [path.state for path in self.attach.paths(IMAGE.name)]
 
+    def await_return(self, attach: NbdAttach | None = None) -> None:
+        """Look again and again, until a better parent has answered."""
+
+        def looks() -> bool:
+            self.now += ASK_INTERVAL
+            return (attach or self.attach).unsettled(IMAGE.name)
+
+        until(looks)
+
 
 class FailOverTest(RouteCase):
     @staticmethod
@@ -237,6 +246,19 @@ class FailingTest(RouteCase):
         self.assertEqual((["a"], [STANDBY, STANDBY, ACTIVE]), (self.lost, self.states()))
 
 
+class FailingAndRestingTest(RouteCase):
+    kinds = (Failing, AnsweringServer)
+
+    def test_one_that_fails_reads_rests(self) -> None:
+        until(lambda: bool(self.lost))
+        self.a.close()
+        self.serve(self.parents[0], AnsweringServer)
+        self.now += ASK_INTERVAL
+        self.assertFalse(self.attach.unsettled(IMAGE.name))
+        self.now += REST
+        self.await_return()
+
+
 class RestTest(RouteCase):
     kinds = (HoldingServer, AnsweringServer)
 
@@ -255,7 +277,7 @@ class RestTest(RouteCase):
         self.serve(self.parents[0], AnsweringServer)
         self.assertFalse(self.attach.unsettled(IMAGE.name), "it rests")
         self.now += REST
-        self.assertTrue(self.attach.unsettled(IMAGE.name))
+        self.await_return()
         device = self.attach.connect(IMAGE, self.parents)
         self.assertNotEqual(self.device, device, "or the daemon would stay with the other one")
         self.assertEqual(([ACTIVE, STANDBY], False), (self.states(), self.attach.unsettled(IMAGE.name)))
@@ -274,7 +296,7 @@ class RestTest(RouteCase):
         self.a.close()
         self.a = self.serve(self.parents[0], AnsweringServer)
         self.now += REST
-        self.assertTrue(self.attach.unsettled(IMAGE.name))
+        self.await_return()
 
     def test_one_that_a_new_list_puts_later_is_not_gone_back_to_though_it_answered(self) -> None:
         self.answers_again()
@@ -295,6 +317,40 @@ class RestTest(RouteCase):
         self.attach.connect(IMAGE, self.parents[::-1])
         self.assertEqual([ACTIVE, STANDBY], self.states())
 
+    def test_one_that_answers_and_has_left_the_list_is_not_gone_back_to(self) -> None:
+        self.answers_again()
+        self.attach.update(IMAGE, self.parents[1:])
+        self.assertEqual([ACTIVE], self.states())
+
+    def test_one_that_was_gone_back_to_is_not_for_a_second_time_by_the_same_answer(self) -> None:
+        self.answers_again()
+        self.attach.connect(IMAGE, self.parents)
+        self.a.close()
+        until(lambda: len(self.lost) > 1)
+        self.serve(self.parents[0])
+        self.assertFalse(self.attach.update(IMAGE, self.parents))
+        self.assertEqual([STANDBY, ACTIVE], self.states())
+
+    def test_one_that_did_not_answer_is_not_asked_again_at_once(self) -> None:
+        until(lambda: bool(self.lost))
+        self.now += REST
+        self.assertFalse(self.attach.unsettled(IMAGE.name))
+        self.a.close()
+        self.serve(self.parents[0], AnsweringServer)
+        self.assertFalse(self.attach.unsettled(IMAGE.name))
+        self.await_return()
+
+    def test_one_that_hangs_again_rests_for_longer(self) -> None:
+        until(lambda: bool(self.lost))
+        self.lost.clear()
+        self.now += REST
+        self.attach.update(IMAGE, self.parents[:1])
+        self.attach.update(IMAGE, self.parents)
+        until(lambda: bool(self.lost))
+        self.now += REST
+        self.attach.update(IMAGE, [*self.parents, Parent("c", f"unix://{self.folder}/c", "")])
+        self.assertEqual([STANDBY, ACTIVE, LOST], self.states())
+
     def test_what_it_answered_before_the_last_look_does_not_count(self) -> None:
         self.answers_again()
         self.a.close()
@@ -314,11 +370,11 @@ class RestTest(RouteCase):
         self.a.close()
         self.serve(self.parents[0], AnsweringServer)
         place = Place(self.folder, self.folder, host="here", address="")
-        attach = NbdAttach(place, lost=lambda _image, _parent: None)
+        attach = NbdAttach(place, lost=lambda _image, _parent: None, return_limit=PATIENCE, clock=lambda: self.now)
         self.addCleanup(attach.close)
         device = attach.connect(IMAGE, self.parents)
         self.assertEqual([STANDBY, ACTIVE], [path.state for path in attach.paths(IMAGE.name)])
-        self.assertTrue(attach.unsettled(IMAGE.name))
+        self.await_return(attach)
         self.assertNotEqual(device, attach.connect(IMAGE, self.parents))
 
     def test_an_image_without_a_route_is_settled(self) -> None:
@@ -333,7 +389,7 @@ class ReturnTest(RouteCase):
         self.b.close()
         self.serve(self.parents[1], AnsweringServer)
         self.now += REST
-        self.assertTrue(self.attach.unsettled(IMAGE.name))
+        self.await_return()
         self.attach.connect(IMAGE, self.parents)
         self.assertEqual([STANDBY, ACTIVE, STANDBY], self.states())
 
@@ -343,7 +399,7 @@ class ReturnTest(RouteCase):
             server.close()
             self.serve(parent, kind)
         self.now += REST
-        self.assertTrue(self.attach.unsettled(IMAGE.name))
+        self.await_return()
         self.attach.connect(IMAGE, self.parents)
         self.assertEqual([ACTIVE, STANDBY, STANDBY], self.states())
 

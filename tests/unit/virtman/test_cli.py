@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman import vms
 from virtman.accel import QEMU
+from virtman.agent import REPAIR
 from virtman.api import create_app
 from virtman.cli import main
 from virtman.cli.migrate import interrupted, migrated
@@ -47,6 +49,7 @@ from virtman.cli.vms import LARGEST
 from virtman.moving import Moved
 from virtman.stackchoice import keep_address
 from virtman.stream import Header, Section, Writer
+from virtman.workqueue import Job, Pool
 
 BAD_NAMES = ["a/b", "../x", "a.b", "..", "a" * 300, "a b", ""]
 BOOT = ("--memory", "64", "--network", "none")
@@ -351,7 +354,9 @@ class VmCommandsTest(AgentCliTest):
 
     def begin(self, *arguments: str) -> subprocess.Popen[bytes]:
         """A command whose standard input stays open."""
-        argv = [sys.executable, "-m", "virtman.cli", "--socket", str(self.socket), *arguments]
+        # Whoever runs tests in the background may have had them ignore the signal.
+        python = ["env", "--default-signal=INT", sys.executable]
+        argv = [*python, "-m", "virtman.cli", "--socket", str(self.socket), *arguments]
         process = subprocess.Popen(argv, stdin=PIPE, stdout=PIPE, stderr=PIPE)
         self.addCleanup(process.__exit__, None, None, None)
         self.addCleanup(process.kill)
@@ -530,6 +535,12 @@ class HostCommandsTest(AgentCliTest):
         self.assertThat(result.stdout, Contains("attached, NOT served"))
         self.assertThat(result.stderr, Contains("stray"))
         self.assertThat(result.stderr, Contains("VMs' disks: no room\n"))
+
+    def test_status_tells_that_the_host_is_still_compared_with_the_records(self) -> None:
+        over = threading.Event()
+        self.addCleanup(over.set)
+        self.agent._upkeep.once(REPAIR, Job("compare", lambda: bool(over.wait(PATIENCE)), Pool.LONG))
+        self.assertThat(self.run_virtman("status").stderr, Contains("compares records with the host"))
 
     def test_status_tells_of_a_host_that_is_suspended(self) -> None:
         self.assertEqual("", self.run_virtman("status").stderr)
@@ -810,6 +821,19 @@ class DoctorCommandTest(CliTest):
         (self.socket.parent / "state").mkdir()
         keep_address(self.socket.parent / "state", "127.0.0.2")
         self.assertThat(self.doctor(*asked).stdout, Not(Contains("say with --address")))
+
+    def test_an_agent_takes_the_address_of_before_as_well(self) -> None:
+        state, path = self.socket.parent / "state", self.tools()
+        asked = ["agent", "--name", "here", "--stack", "kernel", "--volt", "http://x.invalid:1"]
+        asked += ["--state", str(state), "--run", str(self.socket.parent / "run")]
+
+        def lacking() -> str:
+            return CliRunner().invoke(main, asked, env={"PATH": path}).stderr.partition("missing here: ")[2]
+
+        self.assertThat(lacking(), MatchesRegex("(?s).*iscsiadm.*, address,"))
+        state.mkdir()
+        keep_address(state, "127.0.0.2")
+        self.assertThat(lacking(), MatchesRegex("(?s)(?!.*address).*iscsiadm"))
 
     def test_in_a_pipe_every_row_is_one_line_with_all_that_is_in_it(self) -> None:
         result = self.doctor("--stack", "kernel", path=self.tools())

@@ -15,6 +15,7 @@ from tests.others import GROUP, as_nobody
 from tests.unit.virtman.scene import folder_for
 from virtman.config import LIBVIRT_GROUP, LONGEST_SOCKET, SOCKET_PATH_MAX, AgentConfig, prepare, serve_to
 from virtman.errors import ConfigError, StateLocked
+from virtman.stackchoice import last_address
 
 
 class PrepareTest(TestCase):
@@ -64,6 +65,11 @@ class PrepareTest(TestCase):
         config = replace(self.config(), address="10.0.0.7", path_policy="round-robin")
         self.assertEqual(Place(config.state, config.run, "here", "10.0.0.7", "round-robin"), config.place)
         self.assertEqual(config.run / "agent.sock", config.socket)
+
+    def test_the_address_is_kept_for_the_next_start(self) -> None:
+        config = replace(self.config(), address="127.0.0.2")
+        self.prepare(config)
+        self.assertEqual("127.0.0.2", last_address(config.state))
 
     def test_bad_names_are_refused(self) -> None:
         for name in ("", "a.b", "a/b", "..", "a" * 64, "a b"):

@@ -166,7 +166,7 @@ class InspectTest(Scene):
 
 class LastAddressTest(Scene):
     def test_one_that_this_host_still_has_is_known_again(self) -> None:
-        for address in ("127.0.0.1", "127.0.0.2"):
+        for address in ("::1", "127.0.0.1", "127.0.0.2"):
             keep_address(self.state, address)
             self.assertEqual(address, last_address(self.state))
         keep_address(self.state, "")
@@ -177,6 +177,11 @@ class LastAddressTest(Scene):
         for address in ("192.0.2.77", "nonsense", "2001:db8::1"):
             (self.state / "address").write_text(f"{address}\n")
             self.assertEqual("", last_address(self.state))
+
+    def test_one_that_cannot_be_kept_keeps_nobody_from_starting(self) -> None:
+        (self.state / "address").mkdir()
+        keep_address(self.state, "127.0.0.1")
+        self.assertEqual("", last_address(self.state))
 
     def test_it_is_taken_where_nobody_knows_the_way_to_volt_and_nowhere_else(self) -> None:
         keep_address(self.state, "127.0.0.2")

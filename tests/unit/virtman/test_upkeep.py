@@ -535,6 +535,26 @@ class DriversCallTest(UpkeepTest):
             self.assertEqual(connected, self.host.calls.count("attach.connect") - before)
         self.assertEqual([], self.volt.reported)
 
+    def test_a_stack_that_is_being_removed_is_not_moved(self) -> None:
+        record = self.attached()
+        self.scene.image_shelf.put(record.name, record.begin(DETACH))
+        self.host.unsettled = {record.name}
+        self.host.calls.clear()
+        self.scene.stacks.settle_parents(record)
+        self.assertEqual([], self.host.calls)
+
+    def test_a_stack_that_somebody_else_changes_is_not_moved_meanwhile(self) -> None:
+        record = self.attached()
+        self.host.unsettled = {record.name}
+        self.host.calls.clear()
+        moving = threading.Thread(target=self.scene.stacks.settle_parents, args=(record,))
+        with self.scene.stacks._locks.hold(record.name):
+            moving.start()
+            moving.join(0.2)
+            self.assertEqual([], self.host.calls)
+        moving.join(PATIENCE)
+        self.assertIn("export.publish", self.host.calls)
+
     def test_a_move_to_a_better_parent_that_failed_half_way_is_finished_with_the_next_heartbeat(self) -> None:
         record = self.attached()
         self.host.unsettled, self.host.failing = {record.name}, {"cache.open": TROUBLE}
