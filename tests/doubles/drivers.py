@@ -189,7 +189,8 @@ class AttachDouble:
             return moved
 
     def unsettled(self, image: str) -> bool:
-        return image in self.host.unsettled
+        with self.host.act("attach.unsettled"):
+            return image in self.host.unsettled
 
     def abandon(self, image: str) -> None:
         with self.host.act("attach.abandon"):

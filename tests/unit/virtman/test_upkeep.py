@@ -535,13 +535,20 @@ class DriversCallTest(UpkeepTest):
             self.assertEqual(connected, self.host.calls.count("attach.connect") - before)
         self.assertEqual([], self.volt.reported)
 
+    def test_a_driver_that_cannot_look_for_better_parents_is_told_of(self) -> None:
+        self.attached()
+        self.host.failing = {"attach.unsettled": TROUBLE}
+        self.clock.advance(IDLE_LOOK)
+        self.beat()
+        self.assertEqual({"image debian": "tend: the device is on fire"}, self.upkeep.troubles())
+
     def test_a_stack_that_is_being_removed_is_not_moved(self) -> None:
         record = self.attached()
         self.scene.image_shelf.put(record.name, record.begin(DETACH))
         self.host.unsettled = {record.name}
         self.host.calls.clear()
         self.scene.stacks.settle_parents(record)
-        self.assertEqual([], self.host.calls)
+        self.assertEqual(["attach.unsettled"], self.host.calls)
 
     def test_a_stack_that_somebody_else_changes_is_not_moved_meanwhile(self) -> None:
         record = self.attached()
@@ -551,7 +558,7 @@ class DriversCallTest(UpkeepTest):
         with self.scene.stacks._locks.hold(record.name):
             moving.start()
             moving.join(0.2)
-            self.assertEqual([], self.host.calls)
+            self.assertEqual(["attach.unsettled"], self.host.calls)
         moving.join(PATIENCE)
         self.assertIn("export.publish", self.host.calls)
 
