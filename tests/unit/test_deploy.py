@@ -59,7 +59,7 @@ class UnitTest(TestCase):
         self.assertEqual(set(), ({f"{name}.service" for name in wanted.split()} | {"network.target"}) - after)
 
     def test_vms_wait_for_the_agent_and_their_disks_and_not_for_ever(self) -> None:
-        text = (UNITS / "virtman-disks.service").read_text().replace("\\\n", "")
+        text = (UNITS / "virtman-disks.service").read_text()
         wait, repair = re.findall(r"(?m)^ExecStart=(.*)$", text)
         self.assertRegex(wait, r"^-timeout 120 sh -c 'until \S+virtman --socket \S+ status .*is-active virtman-agent")
         self.assertRegex(repair, r"^-timeout 120 \S+virtman --socket \S+ repair$")
