@@ -398,7 +398,7 @@ class _Route:
             if target not in self._up:
                 return
             self._up.discard(target)
-        self._losses.note(parent)
+            self._losses.note(parent)
         log.warning("image %s: parent %s lost", self._image.name, parent.host)
 
     def _has_head_start(self, first: Target) -> bool:

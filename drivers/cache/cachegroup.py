@@ -48,8 +48,15 @@ class Group:
                 self.volumes.start(path, number)
             except (DriverError, OSError) as error:
                 log.error("a cache volume is left out: %s", error)
-                if self.volumes.unused_state(path, number) is VolumeState.MISSING:
+                if self._is_missing(path, number):
                     self._left_out.add(path)
+
+    def _is_missing(self, path: Path, number: str) -> bool:
+        """Also if nobody can look now."""
+        try:
+            return self.volumes.unused_state(path, number) is VolumeState.MISSING
+        except (DriverError, OSError):
+            return True
 
     def stop_if_unused(self) -> None:
         """Stop all volumes if there is no member any more. Raises the first error after all were tried."""

@@ -7,7 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from drivers.errors import CommandFailed, CommandTimedOut
+from drivers.errors import CommandFailed, CommandTimedOut, DriverError
 from drivers.host.command import run
 from drivers.host.watch import Watch
 
@@ -39,6 +39,8 @@ class Beginnings:
                 Watch(f"reading-{path.name}", partial(self._ask, path, question)).start()
                 self._asked[path] = question
         question.done.wait(max(0, question.deadline - time.monotonic()))
+        if question.error is not None:
+            raise question.error
         return question.answer
 
     def _ask(self, path: Path, question: _Question) -> None:
@@ -47,6 +49,8 @@ class Beginnings:
             question.answer = run(argv, timeout=_LONGEST).stdout
         except (CommandFailed, CommandTimedOut):
             pass  # it is not there, or has an error there
+        except (DriverError, OSError) as error:  # it could not be asked
+            question.error = error
         finally:
             with self._lock:
                 self._asked.pop(path, None)
@@ -60,3 +64,4 @@ class _Question:
         self.deadline = deadline
         self.done = threading.Event()
         self.answer: str | None = None
+        self.error: Exception | None = None

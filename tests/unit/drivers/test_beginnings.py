@@ -10,6 +10,7 @@ from pathlib import Path
 
 from testtools import TestCase
 
+from drivers.errors import ToolMissing
 from drivers.host.beginnings import LENGTH, Beginnings
 from tests.patience import PATIENCE
 from tests.userspace.drivers.hosts import until
@@ -59,6 +60,12 @@ class BeginningsTest(TestCase):
         self.slow.unlink()
         self.slow.write_text("now")
         until(lambda: beginnings.of(self.slow) == "now")
+
+    def test_who_cannot_ask_is_told_so(self) -> None:
+        path = os.environ["PATH"]
+        self.addCleanup(os.environ.__setitem__, "PATH", path)
+        os.environ["PATH"] = str(self.folder)
+        self.assertRaises(ToolMissing, Beginnings(PATIENCE).of, self.slow)
 
     def test_two_who_ask_together_get_one_answer(self) -> None:
         beginnings, found = Beginnings(PATIENCE), list[str | None]()
