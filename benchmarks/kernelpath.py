@@ -15,7 +15,7 @@ from benchmarks.command import EXPECTED
 from benchmarks.errors import Failed
 from benchmarks.figures import MIB, percentile
 from benchmarks.kernellab import KernelLab, kernel_lab, usable_parents
-from benchmarks.pathreads import ALL, LARGE, LEVELS, SINGLE, Measured, Reads, cold_and_warm, image_bytes, places
+from benchmarks.pathreads import ALL, LARGE, LEVELS, SINGLE, Measured, Places, Reads, cold_and_warm, image_bytes
 from benchmarks.processes import say
 from lab.kernel.machine import Machine
 from lab.kernel.services import agent
@@ -51,7 +51,7 @@ class Path:
 
     def __init__(self, lab: KernelLab) -> None:
         self._lab = lab
-        self._places = places()
+        self._places = Places()
         self._bare_cpu: list[float] = []
 
     def prepare(self, size: int) -> None:
@@ -81,11 +81,11 @@ class Path:
         """All reads at all levels, with the links as late as that. Raises CommandFailed, Failed."""
         for level in LEVELS:
             for reads in ALL:
-                yield from cold_and_warm(self._places, partial(self._measured, delay, level, reads))
+                yield from cold_and_warm(self._places, reads, partial(self._measured, delay, level, reads))
 
     def layers(self) -> dict[str, float]:
         """Seconds of a warm small read at each device of the first level, from the bottom up; medians."""
-        reader, place = self._lab.hosts[0], next(self._places)
+        reader, place = self._lab.hosts[0], self._places.take(SINGLE)
         self._run(reader, DISK, SINGLE, place)
         loop = reader.run(["losetup", "--find", "--show", "--direct-io=on", "--read-only", BARE]).strip()
         try:

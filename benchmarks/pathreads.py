@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
@@ -51,12 +50,16 @@ ROUNDS = 3
 """Of each kind of reads at each level, every one at a place of its own: other work of the machine is to decide none."""
 
 
-def places(kinds: Sequence[Reads] = ALL) -> Iterator[int]:
-    """Where in an image the reads begin that nobody has read before: each for one of these kinds, in turn."""
-    place = 0
-    for reads in itertools.cycle(kinds):
-        yield place
-        place += reads.room
+class Places:
+    """Where in an image the reads begin that nobody has read before."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def take(self, reads: Reads) -> int:
+        """For these reads, from its beginning on."""
+        place, self._next = self._next, self._next + reads.room
+        return place
 
 
 def image_bytes(times: int, kinds: Sequence[Reads] = ALL) -> int:
@@ -99,9 +102,10 @@ class Measured:
         return {**self.__dict__, "ratio": self.ratio}
 
 
-def cold_and_warm(where: Iterator[int], measure: Callable[[str, int], Measured]) -> Iterator[Measured]:
+def cold_and_warm(places: Places, reads: Reads, measure: Callable[[str, int], Measured]) -> Iterator[Measured]:
     """What reads take at places that nobody has read, and there again. ``measure`` gets the state and the place."""
-    rounds = [[measure(state, place) for state in ("cold", "warm")] for place in itertools.islice(where, ROUNDS)]
+    where = [places.take(reads) for _ in range(ROUNDS)]
+    rounds = [[measure(state, place) for state in ("cold", "warm")] for place in where]
     yield from map(_of_rounds, zip(*rounds, strict=True))
 
 

@@ -19,7 +19,7 @@ from benchmarks.errors import Failed
 from benchmarks.figures import MIB, percentile
 from benchmarks.hosts import settled_places, started_cluster, storage_daemon
 from benchmarks.nbdreplay import NbdDisk
-from benchmarks.pathreads import LEVELS, PARALLEL, SINGLE, Measured, Reads, cold_and_warm, image_bytes, places
+from benchmarks.pathreads import LEVELS, PARALLEL, SINGLE, Measured, Places, Reads, cold_and_warm, image_bytes
 from benchmarks.processes import cpu_seconds, say
 from lab.cluster import Cluster
 from lab.process import processes_of
@@ -38,13 +38,13 @@ class Chain:
 
     def __init__(self, cluster: Cluster, sockets: dict[str, Path]) -> None:
         self._cluster, self._sockets = cluster, sockets
-        self._places = places(ALL)
+        self._places = Places()
 
     def measure(self) -> Iterator[Measured]:
         """All reads at all levels. Raises CommandFailed, Failed."""
         for level in LEVELS:
             for reads in ALL:
-                yield from cold_and_warm(self._places, partial(self._measured, level, reads))
+                yield from cold_and_warm(self._places, reads, partial(self._measured, level, reads))
 
     def bare_cpu(self) -> float:
         """Seconds per GiB that a storage daemon works for large reads of the raw file."""
@@ -54,7 +54,7 @@ class Chain:
 
     def layers(self) -> dict[str, float]:
         """Seconds of a warm small read at each layer of the first level, from the bottom up; medians."""
-        host, place = self._cluster.names[1], next(self._places)
+        host, place = self._cluster.names[1], self._places.take(SINGLE)
         self._run(self._sockets[host], host, SINGLE, place)
         served = self._cluster.run_folder(1) / "serve" / f"{IMAGE}.sock"
         ways = {

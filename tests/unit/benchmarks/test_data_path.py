@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 from testtools import TestCase
@@ -19,16 +18,17 @@ from benchmarks.pathreads import (
     ROUNDS,
     SINGLE,
     Measured,
+    Places,
     cold_and_warm,
     image_bytes,
-    places,
 )
 
 
 class PlacesTest(TestCase):
     def test_no_two_reads_share_a_place_and_all_are_in_the_image(self) -> None:
-        kinds = list(ALL) * ROUNDS * len(LEVELS) * 3
-        taken = list(itertools.islice(places(), len(kinds)))
+        kinds = [reads for reads in ALL for _ in range(ROUNDS)] * len(LEVELS) * 3
+        places = Places()
+        taken = [places.take(reads) for reads in kinds]
         ends = [place + reads.room for place, reads in zip(taken, kinds, strict=True)]
         self.assertEqual((taken[1:], image_bytes(3)), (ends[:-1], ends[-1]))
 
@@ -42,13 +42,13 @@ class RoundsTest(TestCase):
 
         def measure(state: str, place: int) -> Measured:
             read.append((state, place))
-            seconds = 90.0 if place == 20 else place / 10  # something else ran meanwhile
+            seconds = 90.0 if place == SINGLE.room else 1.0 + place / SINGLE.room  # something else ran meanwhile
             return Measured(1, 3, state, "4 KiB", seconds, 2 * seconds, {"child": 1.0 + len(read) % 2}, 16.0)
 
-        where = iter([10, 20, 30, 40])
-        cold, warm = cold_and_warm(where, measure)
-        self.assertEqual([(state, place) for place in (10, 20, 30) for state in ("cold", "warm")], read)
-        self.assertEqual(40, next(where))
+        places = Places()
+        cold, warm = cold_and_warm(places, SINGLE, measure)
+        self.assertEqual([(state, at * SINGLE.room) for at in range(ROUNDS) for state in ("cold", "warm")], read)
+        self.assertEqual(ROUNDS * SINGLE.room, places.take(SINGLE))
         self.assertEqual(Measured(1, 3, "cold", "4 KiB", 3.0, 6.0, {"child": 2.0}, 16.0), cold)
         self.assertEqual(Measured(1, 3, "warm", "4 KiB", 3.0, 6.0, {"child": 1.0}, 16.0), warm)
 
