@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.host.folders import matching
+from tests.kernel.inside.openfiles import none_left
 
 
 class MatchingTest(TestCase):
@@ -32,9 +31,5 @@ class MatchingTest(TestCase):
         self.assertEqual([], self.found("missing", "*"))
 
     def test_who_cannot_look_is_told_so(self) -> None:
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
-        free = os.dup(0)
-        os.close(free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-        self.assertRaises(OSError, self.found, "*")
+        with none_left():
+            self.assertRaises(OSError, self.found, "*")

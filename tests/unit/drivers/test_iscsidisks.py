@@ -14,6 +14,7 @@ from drivers.iscsi.disks import ANEW, Asking, alien, flaw, number_of
 from drivers.iscsi.names import DISK, serial_of
 from drivers.iscsi.records import Target
 from drivers.iscsi.sessions import Session
+from tests.kernel.inside.openfiles import none_left
 
 IMAGE = Image("debian", 1 << 20, f"sha256:{'a' * 64}")
 TARGET = Target("iqn.2026-01.org.virtman:host-1:debian", "10.9.0.2", 3260)
@@ -103,6 +104,10 @@ class PathTest(TestCase):
     def test_a_disk_of_another_image_or_size_is_none(self) -> None:
         self.assertIsNone(number_of(self.session, Image("debian", IMAGE.size, f"sha256:{'b' * 64}")))
         self.assertIsNone(number_of(self.session, Image("debian", IMAGE.size + 512, IMAGE.digest)))
+
+    def test_who_cannot_look_for_want_of_room_does_not_take_it_for_gone(self) -> None:
+        with none_left():
+            self.assertRaises(OSError, number_of, self.session, IMAGE)
 
     def test_a_disk_that_goes_while_it_is_looked_at_is_none(self) -> None:
         for name in ("dev", "size", "device/state"):
