@@ -485,7 +485,7 @@ class _Route:
     def _best_answering(self, sockets: Mapping[Parent, Path]) -> Parent | None:
         """The first one in this order that answers as soon as one has to that is in use, so as not to be left again."""
         deadline = time.monotonic() + self._patience.to_return
-        with self._asked(sockets) as asked:
+        with self._asked(sockets, self._patience.to_return) as asked:
             for answer, parent in asked.items():
                 with contextlib.suppress(TimeoutError):
                     if answer.result(max(0, deadline - time.monotonic())):
@@ -493,26 +493,27 @@ class _Route:
         return None
 
     @contextlib.contextmanager
-    def _asked(self, sockets: Mapping[Parent, Path]) -> Iterator[dict[Future[bool], Parent]]:
-        """Whether these parents answer a read now.
+    def _asked(self, sockets: Mapping[Parent, Path], within: float = math.inf) -> Iterator[dict[Future[bool], Parent]]:
+        """Whether these parents answer a read now, within so many seconds.
 
         All are asked side by side, so that none hides another; those whose answer is not awaited any more are left to
         their threads, which end with the sockets' time-outs.
         """
         pool = ThreadPoolExecutor(max(1, len(sockets)), thread_name_prefix=f"asking-for-{self._image.name}")
         try:
-            yield {pool.submit(self._answers, parent, path): parent for parent, path in sockets.items()}
+            yield {pool.submit(self._answers, parent, path, within): parent for parent, path in sockets.items()}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _answers(self, parent: Parent, path: Path) -> bool:
+    def _answers(self, parent: Parent, path: Path, within: float) -> bool:
+        began = time.monotonic()
         try:
             with nbdprobe.knock(path) as sock, self._client(path, sock) as client:
                 client.read(0, _PING_LENGTH)
         except (NotServing, ProtocolViolated) as error:
             log.info("image %s: parent %s does not serve it: %s", self._image.name, parent.host, error)
             return False
-        return True
+        return time.monotonic() - began <= within
 
     def _first_serving(self, sockets: Mapping[Parent, Path]) -> Parent | None:
         """The first parent that serves the image; waits up to ``greeting_wait`` seconds for any of them to greet."""

@@ -15,7 +15,7 @@ from drivers.host.beginnings import LENGTH, Beginnings
 from tests.patience import PATIENCE
 from tests.userspace.drivers.hosts import until
 
-SHORT = 0.2
+SHORT = 1.0
 
 
 class BeginningsTest(TestCase):

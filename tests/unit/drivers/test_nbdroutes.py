@@ -139,6 +139,12 @@ class RouteCase(TestCase):
         self.addCleanup(server.close)
         return server
 
+    def first_is_now(self, kind: type[HoldingServer]) -> None:
+        """Once the first parent was lost, it is another one."""
+        until(lambda: bool(self.lost))
+        self.a.close()
+        self.a = self.serve(self.parents[0], kind)
+
     def states(self) -> list[PathState]:
         return [path.state for path in self.attach.paths(IMAGE.name)]
 
@@ -250,9 +256,7 @@ class FailingAndRestingTest(RouteCase):
     kinds = (Failing, AnsweringServer)
 
     def test_one_that_fails_reads_rests(self) -> None:
-        until(lambda: bool(self.lost))
-        self.a.close()
-        self.serve(self.parents[0], AnsweringServer)
+        self.first_is_now(AnsweringServer)
         self.now += ASK_INTERVAL
         self.assertFalse(self.attach.unsettled(IMAGE.name))
         self.now += REST
@@ -272,9 +276,7 @@ class RestTest(RouteCase):
         self.assertEqual((["a", "b"], [ACTIVE, LOST, LOST]), (self.lost, self.states()), "it is better than none")
 
     def test_one_that_hung_and_answers_after_its_rest_is_read_from_again_by_who_connects(self) -> None:
-        until(lambda: bool(self.lost))
-        self.a.close()
-        self.serve(self.parents[0], AnsweringServer)
+        self.first_is_now(AnsweringServer)
         self.assertFalse(self.attach.unsettled(IMAGE.name), "it rests")
         self.now += REST
         self.await_return()
@@ -292,9 +294,7 @@ class RestTest(RouteCase):
 
     def answers_again(self) -> None:
         """The first parent, after its rest."""
-        until(lambda: bool(self.lost))
-        self.a.close()
-        self.a = self.serve(self.parents[0], AnsweringServer)
+        self.first_is_now(AnsweringServer)
         self.now += REST
         self.await_return()
 
@@ -304,9 +304,7 @@ class RestTest(RouteCase):
         self.assertEqual([ACTIVE, STANDBY], self.states())
 
     def test_an_answer_that_a_list_of_parents_overtakes_does_not_count(self) -> None:
-        until(lambda: bool(self.lost))
-        self.a.close()
-        self.serve(self.parents[0], StillSlower)
+        self.first_is_now(StillSlower)
         self.now += REST
         asking = threading.Thread(target=self.attach.unsettled, args=(IMAGE.name,))
         asking.start()
@@ -409,8 +407,6 @@ class LateReturnTest(RouteCase):
     return_limit = 0.1
 
     def test_one_that_answers_too_late_to_stay_is_not_gone_back_to(self) -> None:
-        until(lambda: bool(self.lost))
-        self.a.close()
-        self.serve(self.parents[0], TooLate)
+        self.first_is_now(TooLate)
         self.now += REST
         self.assertFalse(self.attach.unsettled(IMAGE.name))

@@ -830,10 +830,10 @@ class DoctorCommandTest(CliTest):
         def lacking() -> str:
             return CliRunner().invoke(main, asked, env={"PATH": path}).stderr.partition("missing here: ")[2]
 
-        self.assertThat(lacking(), MatchesRegex("(?s).*iscsiadm.*, address,"))
+        self.assertThat(lacking(), MatchesRegex("(?s).*, address,.*fallocate"))
         state.mkdir()
         keep_address(state, "127.0.0.2")
-        self.assertThat(lacking(), MatchesRegex("(?s)(?!.*address).*iscsiadm"))
+        self.assertThat(lacking(), MatchesRegex("(?s)(?!.*address).*fallocate"))
 
     def test_in_a_pipe_every_row_is_one_line_with_all_that_is_in_it(self) -> None:
         result = self.doctor("--stack", "kernel", path=self.tools())
