@@ -429,6 +429,11 @@ class DeviceRecord(Record):
 R = TypeVar("R", bound=Record)
 
 
+def _stamp(found: os.stat_result) -> tuple[int, int, int]:
+    """Of a file: another one means that it was written anew."""
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 class Shelf(Generic[R]):
     """The records of one kind, by name. Callers serialise writes to the same name."""
 
@@ -449,18 +454,15 @@ class Shelf(Generic[R]):
             return unwritten
         path = self._folder / f"{name}.json"
         try:
+            if (known := self._known.get(name)) is not None and known[0] == _stamp(path.stat()):
+                return known[1]
             with path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-                known, record = self._known.get(name, (None, None))
-                if record is None or known != stamp:
-                    record = self._parse(path, file.read())
+                known = self._known[name] = _stamp(os.fstat(file.fileno())), self._parse(path, file.read())
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StateDamaged(f"cannot read the record {path}: {error.strerror}") from error
-        self._known[name] = stamp, record
-        return record
+        return known[1]
 
     def _parse(self, path: Path, content: bytes) -> R:
         try:

@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 NOTHING = CacheStats(0, 0)
 
-IDLE_LOOK = 30.0
-"""Seconds between looks at an image that nobody uses. One that is used is looked at with each heartbeat; at its origin,
-whose copy does not change, only whether it is served is, and the rest this often. Drivers tell at once of processes
-that end (drivers/base.py, Died)."""
+USED_LOOK, IDLE_LOOK = 3.0, 30.0
+"""Seconds between looks at the cache of an image that is used, and of one that nobody uses, or at its origin, whose
+copy does not change. Whether it is served is looked at with each heartbeat, and so is all of what is served in place.
+Drivers tell at once of processes that end (drivers/base.py, Died)."""
 
 IMAGE, PLACE, LOST, CHILDREN, VM, DEVICE = "image ", "place of ", "lost parents of ", "children of ", "vm ", "device "
 CONTENT = "content of "
@@ -138,8 +138,9 @@ class Upkeep:
         """Have the images that are due, VMs with something unfinished, and the cache's volumes looked after."""
         records, now = self._stacks.records(), self._clock()
         vms, unreadable = self._vms.sorted_out()
-        self._used = {record.name for record in records} if unreadable else {vm.image for vm in vms}
+        before, self._used = self._used, {each.name for each in records} if unreadable else {vm.image for vm in vms}
         due = {record.name for record in records if now >= self._look_again.get(record.name, now)}
+        due |= {record.name for record in records} & before - self._used
         with self._heard_lock:
             self._untended |= due
             self._volumes_due = True
@@ -480,8 +481,7 @@ class Upkeep:
         now = self._clock()
         if record.name in self._used or not self._stacks.idle(record):  # if not any more, the next heartbeat sees it
             self._idle_since.pop(record.name, None)
-            unchanging = record.role is Role.ORIGIN and record.in_place is None
-            self._look_again[record.name] = now + (IDLE_LOOK if unchanging else 0.0)
+            self._look_again[record.name] = now + _until_next_look(record)
             return
         left = self._idle_since.setdefault(record.name, now) + self._idle_grace - now
         self._look_again[record.name] = now + (min(IDLE_LOOK, left) if left > 0 else IDLE_LOOK)
@@ -499,6 +499,13 @@ class Upkeep:
         if self._stacks.remove_if_idle(name):
             log.info("image %s: nobody needed it for %.0f s; its cache is kept", name, self._idle_grace)
             self._idle_since.pop(name, None)
+
+
+def _until_next_look(record: ImageRecord) -> float:
+    """Seconds for which an image that is used is not looked at again."""
+    if record.in_place is not None:
+        return 0.0
+    return IDLE_LOOK if record.role is Role.ORIGIN else USED_LOOK
 
 
 def _pool_of(record: ImageRecord) -> Pool:

@@ -195,7 +195,8 @@ class WorkQueue:
                 key, wait = find()
                 if key is not None:
                     self._entries[key].running = True
-                    changed.notify()  # somebody else watches what is due later
+                    if changed is self._work[Pool.SHORT]:
+                        changed.notify()  # somebody else watches what is due later
                     return key
                 changed.wait(wait)
             return None

@@ -462,8 +462,9 @@ class _Route:
             if trouble != said:
                 log.info("image %s: waiting for %s: %s", self._image.name, target.name, trouble)
             said = trouble
-            # Without a session nothing tells when it is time again.
-            (news if self._has_session(target) else self._stopped).wait(pause)
+            # Without a session nothing tells when it is time again. One that is refused is not left to iscsid for long.
+            longest = _REFUSED_LIMIT if target in self._refused_since else _LATE_RETRY
+            (news if self._has_session(target) else self._stopped).wait(min(pause, longest))
             pause = min(2 * pause, _LAST_RETRY if time.monotonic() - began < _SOON else _LATE_RETRY)
 
     def _is_up(self, target: Target) -> None:
@@ -529,7 +530,7 @@ class _Route:
         """
         if not records.recorded_as(target, self._initiator):
             log_out(target)
-            return "its secret is another one than that of the session: it begins anew"
+            return "the session has another secret, or is of an earlier release: it begins anew"
         if not self._lookout.knocks.open((target.ip, target.port)):
             self._refused_since.pop(target, None)
         elif time.monotonic() - self._refused_since.setdefault(target, time.monotonic()) >= _REFUSED_LIMIT:

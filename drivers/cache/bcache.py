@@ -102,6 +102,10 @@ class BcacheCache:
         self._failed_paths = devmapper.FailedPaths()
         self._seen: dict[str, int] = {}
         """How much was fetched for an image when its memory was looked at last."""
+        self._freed: dict[str, int] = {}
+        """And how much when it was given back last: there is none since."""
+        self._notes: dict[str, _Note] = {}
+        """What is in the images' files, of those that were asked for."""
 
     def open(self, image: Image, base: Device) -> Device:
         """A read-only disk over ``base`` that keeps what it reads. A damaged volume or header starts empty.
@@ -154,6 +158,7 @@ class BcacheCache:
             freed = self.size(key)
             for file in self._folder.glob(f"{key}-*"):
                 file.unlink()
+            self._notes.clear()
         return freed
 
     def size(self, key: str) -> int:
@@ -171,11 +176,13 @@ class BcacheCache:
         was fetched since the last call: what it holds is in the volume by now.
         """
         with self._group.lock:
-            self._group.join(_below(image))
-            self._return(image)
-            held = self._count(image)
-            if devmapper.exists(_top(image)):
-                self._free(label(image))
+            if not self._is_calm(image):
+                self._group.join(_below(image))
+                self._return(image)
+                self._count(image)
+                if devmapper.exists(_top(image)):
+                    self._free(label(image))
+            held = self._note(image).now
             files = sum(file_bytes(path) for path in self._group.volumes.recorded() if path.is_file())
         return CacheStats(held_bytes=min(held, image.size), file_bytes=files)
 
@@ -231,6 +238,19 @@ class BcacheCache:
     def existing_devices(self) -> Existing:
         """Names of attachments with a map or a header."""
         return self._devices.existing()
+
+    def _is_calm(self, image: Image) -> bool:
+        """Whether it is read by way of its volume, and nothing was fetched for it since its memory was given back.
+
+        Most images are at most times, and all are asked for with every heartbeat.
+        """
+        name = label(image)
+        if name not in self._freed or onefetch.fetched(name) != self._freed[name]:
+            return False
+        home = bcachedev.set_of(_below(image))
+        if home is None or home.name != self._note(image).volume:
+            return False
+        return not any(self._failed_paths.of(each) for each in (_top(image), onefetch.device(name).name))
 
     def _return(self, image: Image) -> None:
         """Read by way of bcache again, or of the parents, if that has failed."""
@@ -320,6 +340,7 @@ class BcacheCache:
         if devmapper.exists(below):
             self._count(image)
             bcachedev.stop(below)
+        self._freed.pop(label(image), None)  # what counts begins anew
         self._detach_disk(image)
         self._group.stop_if_unused()
 
@@ -335,20 +356,22 @@ class BcacheCache:
         fetched = onefetch.fetched(label)
         if self._seen.get(label) == fetched:
             onefetch.free(label)
+            self._freed[label] = fetched
         self._seen[label] = fetched
 
-    def _count(self, image: Image) -> int:
-        """Bytes fetched from the parents for the image's volume until now, which are also written down."""
-        note, below = self._note(image), _below(image)
-        if devmapper.exists(below) and bcachedev.settings(below).exists():
-            home, fetched = bcachedev.set_of(below), onefetch.fetched(label(image))
-            if home is None or home.name != note.volume:
-                note = _Note(home.name if home else "", before=-fetched)
-            else:
-                self._group.volumes.replacement.keep(home)
-                note = replace(note, now=note.before + fetched)
+    def _count(self, image: Image) -> None:
+        """Write down how many bytes were fetched from the parents for the image's volume until now."""
+        known, below = self._note(image), _below(image)
+        if not devmapper.exists(below) or not bcachedev.settings(below).exists():
+            return
+        home, fetched = bcachedev.set_of(below), onefetch.fetched(label(image))
+        if home is None or home.name != known.volume:
+            note = _Note(home.name if home else "", before=-fetched)
+        else:
+            self._group.volumes.replacement.keep(home)
+            note = replace(known, now=known.before + fetched)
+        if note != known:
             self._write_note(image, note)
-        return note.now
 
     def _begin_count(self, image: Image) -> None:
         """After a start: the kernel's own counter has begun anew."""
@@ -357,22 +380,30 @@ class BcacheCache:
         self._write_note(image, _Note(home.name if home else "", held - onefetch.fetched(label(image)), held))
 
     def _note(self, image: Image) -> _Note:
-        try:
-            return _Note(**json.loads(file_of(self._folder, image, "json").read_text()))
-        except (FileNotFoundError, ValueError, TypeError):
-            return _Note()
+        note = self._notes.get(label(image)) or _read_note(file_of(self._folder, image, "json"))
+        self._notes[label(image)] = note
+        return note
 
     def _write_note(self, image: Image, note: _Note) -> None:
         fresh = file_of(self._folder, image, "json.new")
         fresh.write_text(json.dumps(asdict(note)))
         fresh.rename(file_of(self._folder, image, "json"))
+        self._notes[label(image)] = note
 
     def _forget(self, image: Image) -> None:
         self._header(image).unlink(missing_ok=True)
         file_of(self._folder, image, "json").unlink(missing_ok=True)
+        self._notes.pop(label(image), None)
 
     def _header(self, image: Image) -> Path:
         return file_of(self._folder, image, "header")
+
+
+def _read_note(file: Path) -> _Note:
+    try:
+        return _Note(**json.loads(file.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return _Note()
 
 
 def _is_of_this_layout(header: Path) -> bool:

@@ -235,7 +235,7 @@ class Devices:
             self._check(device, number)
             devmapper.create(raw, [_linear(number)])
             # Device-mapper shares a device with its other maps: somebody may have made one meanwhile.
-            strange = _names(_home(number) / "holders") - {bcachedev.folder(raw).name}
+            strange = _names(_home(number) / "holders") - {bcachedev.folder(raw).resolve().name}
             if strange:
                 devmapper.remove(raw)
                 raise DeviceRefused(f"it is a part of something: {', '.join(sorted(strange))}")

@@ -84,8 +84,9 @@ class Group:
         if not devmapper.exists(below) or not bcachedev.settings(below).exists():
             return False
         self._full.clear()
-        sets = (home for (_, number), home in self._by_room() if number != leaving)
-        return bcachedev.set_of(below) is not None or any(self._attach(below, home) for home in sets)
+        if bcachedev.set_of(below) is not None:
+            return True
+        return any(self._attach(below, home) for (_, number), home in self._by_room() if number != leaving)
 
     def renew(self) -> None:
         """If the last member was refused by a volume that has given all its numbers away, empty that one.

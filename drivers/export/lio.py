@@ -21,6 +21,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from drivers.base import Child, Device, Died, Endpoint, Existing, Image, Place
 from drivers.door import door
 from drivers.errors import BadDevice, LibraryMissing, TargetFailed
 from drivers.export.leaving import Leaving, commands_wait
+from drivers.host.folders import matching
 from drivers.iscsi import names as iscsinames
 from drivers.iscsi.names import DISK, PORTAL_GROUP, Side, image_of, initiator_name, serial_of, target_name
 from drivers.kernel import devmapper, loopdev, ownership, scsi
@@ -136,6 +138,8 @@ class LioExport:
         self._numbering = threading.Lock()  # held while a new disk gets its number
         self._admitting = threading.Lock()
         """Held while children are let in or sent away. Nobody waits for their reads with it."""
+        self._served: dict[str, Path] = {}
+        """Where the kernel told of an image's disk when it was asked for last."""
         self._leaving = Leaving(_again(self._see_off))
 
     @property
@@ -191,13 +195,18 @@ class LioExport:
         """The map that follows every replacement of the device. It is there once the image is published."""
         return Device(size=image.size, path=devmapper.map_path(_FOR_VMS + checked(image.name)))
 
-    @_again
     def serving(self, image: str) -> bool:
-        """Whether there is a disk in an open target that can be read. Raises LibraryMissing, TargetFailed."""
-        with _translated():
-            target = self._target(image)
-            if target is None or not any(group.enable and _plugged_in(group) for group in target.tpgs):
-                return False
+        """Whether there is a disk in an open target that can be read.
+
+        Asked of every image with every heartbeat: two small files tell it, where rtslib walks through all targets.
+        """
+        group = _TARGETS / target_name(self._host, image) / f"tpgt_{PORTAL_GROUP}"
+        known = self._served.get(image)
+        if known is None or not _is_on(known):
+            known = next(filter(_is_on, matching(group / "lun" / f"lun_{DISK}", "*")), None)
+        if known is None or not _is_on(group):
+            return False
+        self._served[image] = known
         return not any(self._failed_paths.of(prefix + image) for prefix in (_FOR_VMS, _FOR_CHILDREN))
 
     def hit_bytes(self, image: str) -> int | None:
@@ -457,6 +466,18 @@ def _plugged_in(group: Any) -> bool:
     with contextlib.suppress(_rtslib().RTSLibError):
         return any(lun.lun == DISK and lun.storage_object.is_configured() for lun in group.luns)
     return False
+
+
+def _is_on(item: Path) -> bool:
+    """Whether there is a portal group, or a disk, and it is enabled. Raises OSError."""
+    try:
+        file = os.open(item / "enable", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        return os.read(file, 1) == b"1"
+    finally:
+        os.close(file)
 
 
 def _show_disk(acl: Any) -> None:

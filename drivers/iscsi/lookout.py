@@ -1,7 +1,7 @@
 """One thread that looks out for all images of a host: at their maps, sessions and disks.
 
 Each image has a thread of its own, which acts; it sleeps until it is woken from here, or has something to wait for. So
-an agent whose images are all well reads a few small files of the kernel for each session, and one file for all disks.
+an agent whose images are all well reads three small files of the kernel for each session, which it keeps open.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from drivers.host.keptfiles import KeptFiles
 from drivers.host.watch import Watch
 from drivers.iscsi.names import image_of
-from drivers.iscsi.sessions import CLASS, name_of, word
+from drivers.iscsi.sessions import CLASS, name_of
 from drivers.kernel import devmapper
 from drivers.kernel.alarm import Alarm
-from drivers.kernel.diskstats import Standstill, counts
+from drivers.kernel.diskstats import Standstill, counts, file_of
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Lookout:
         self._alarm: Alarm | None = None
         self._thread: Watch | None = None
         self._standstill = Standstill()
+        self._counters = KeptFiles()
         self._still: Mapping[str, float] = {}
         self._events: Mapping[str, int] = {}
         self._sessions = Sessions()
@@ -148,7 +150,9 @@ class Lookout:
         users = [(number, each) for each in watched for number in each.numbers]
         if not users:
             return
-        self._still = self._standstill.look([number for number, _ in users], counts(), time.monotonic())
+        numbers = {number for number, _ in users}
+        self._counters.keep([file_of(number) for number in numbers])
+        self._still = self._standstill.look(numbers, counts(numbers, self._counters.read), time.monotonic())
         for number, each in users:
             if self._still.get(number, 0) >= STANDSTILL:
                 try:
@@ -194,12 +198,14 @@ class Sessions:
         """``folder``: where the kernel tells of sessions."""
         self._folder = folder
         self._images: dict[Path, str | None] = {}
-        self._disks: dict[Path, Path] = {}
+        self._disks: dict[Path, str] = {}
         self._states: dict[Path, tuple[str, str]] = {}
+        self._files = KeptFiles()
 
     def changed(self) -> set[str]:
         """Since the last call. At first: all of them."""
         before, self._states = self._states, {folder: self._state(folder) for folder in self._ours()}
+        self._files.keep([*map(_of_session, self._states), *self._disks.values()])
         all_of_them = before.keys() | self._states
         different = [folder for folder in all_of_them if before.get(folder) != self._states.get(folder)]
         images = {self._images[folder] for folder in different}
@@ -224,21 +230,25 @@ class Sessions:
         """What is told of a session and of its disk."""
         disk = self._disks.get(folder)
         with contextlib.suppress(OSError):  # it may be going
-            disk = disk or next(folder.glob("device/target*/*:*/state"), None)
-        state = _word(folder / "state")
+            disk = disk or next(map(str, folder.glob("device/target*/*:*/state")), None)
+        state = self._word(_of_session(folder))
         if disk is None:
             return state, ""
-        of_disk = _word(disk)
+        of_disk = self._word(disk)
         if of_disk:
             self._disks[folder] = disk
         else:
             self._disks.pop(folder, None)
         return state, of_disk
 
+    def _word(self, file: str) -> str:
+        """What a file says; nothing if it has gone."""
+        try:
+            return self._files.read(file).strip()
+        except OSError:
+            return ""
 
-def _word(file: Path) -> str:
-    """What a file of sysfs says; nothing if it has gone."""
-    try:
-        return word(file)
-    except OSError:
-        return ""
+
+def _of_session(folder: Path) -> str:
+    """Where the kernel tells how a session is."""
+    return f"{folder}/state"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import ipaddress
 import re
@@ -50,8 +51,12 @@ def initiator_name(host: str) -> str:
     return _iscsi_name(host)
 
 
+@functools.lru_cache(maxsize=4096)
 def image_of(name: str) -> str | None:
-    """The image that a host serves by a target of this name; None if it is not one of ours."""
+    """The image that a host serves by a target of this name; None if it is not one of ours.
+
+    Each image's thread asks for those of all sessions.
+    """
     authority, *parts = name.split(":")
     return _decoded(parts[1]) if authority == _AUTHORITY and len(parts) == 2 else None
 

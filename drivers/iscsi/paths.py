@@ -55,9 +55,9 @@ class Paths:
     # What is seen of the parents
 
     def reads(self, parent: Target) -> int:
-        """How many reads of its disk have come back. Raises OSError."""
-        found = diskstats.counts()
-        return sum(found[number].reads for number in self._numbers(parent) if number in found)
+        """How many reads of its disk have come back."""
+        found = diskstats.counts(self._numbers(parent), lambda file: Path(file).read_text())
+        return sum(each.reads for each in found.values())
 
     def stands_still(self, parent: Target, seconds: float) -> bool:
         """Whether none of the reads of its disk has come back for so long."""

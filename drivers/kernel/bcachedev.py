@@ -47,8 +47,7 @@ _POLYNOMIAL, _ALL_ONES = 0x42F0E1EBA9EA3693, (1 << 64) - 1
 
 def folder(name: str) -> Path:
     """The files of a map in /sys. Raises OSError if there is no such map."""
-    number = devmapper.map_path(name).stat().st_rdev
-    return Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+    return Path(f"/sys/dev/block/{devmapper.number(devmapper.map_path(name))}")
 
 
 def settings(name: str) -> Path:
@@ -109,8 +108,8 @@ def set_of(name: str) -> Path | None:
 
 
 def attached(home: Path) -> list[str]:
-    """The maps that are attached to a set."""
-    return [(link.resolve().parent / "dm/name").read_text().strip() for link in matching(home, "bdev*")]
+    """The maps that are attached to a set. Each is a link, to a folder of the device's."""
+    return [(link / "../dm/name").read_text().strip() for link in matching(home, "bdev*")]
 
 
 def attach(name: str, home: Path) -> list[str]:
@@ -118,7 +117,7 @@ def attach(name: str, home: Path) -> list[str]:
 
     Raises CommandTimedOut.
     """
-    device = folder(name).name
+    device = folder(name).resolve().name
     with kernellog.listening() as said:
         have_told(settings(name) / "attach", home.name)
         return [line for line in said() if line.startswith("bcache:") and device in re.findall(r"[\w-]+", line)]
@@ -197,11 +196,12 @@ class Replacement:
 
 
 def _target(link: Path) -> Path | None:
-    """Where a link leads to, which the kernel may take away at any time."""
+    """The set to which a link leads, which the kernel may take away at any time."""
     try:
-        return link.resolve(strict=True)
+        home = _FS / link.readlink().name
     except OSError:
         return None
+    return home if home.exists() else None
 
 
 def _crc64(data: bytes) -> int:

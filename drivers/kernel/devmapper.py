@@ -34,9 +34,15 @@ _NUMBER = re.compile(r"\d+:\d+")
 _GROUP = re.compile(r"(?<= )[a-z-]+ 0 \d+ \d+(?= \d+:\d+)")
 """What a group of paths begins with: how one is chosen, and how many there are."""
 _CONTROL = "/dev/mapper/control"
-_LIST_DEVICES, _DEV_ARM_POLL = 0xC138FD02, 0xC138FD10  # linux/dm-ioctl.h: _IOWR(0xfd, 2 or 16, struct dm_ioctl)
-_IOCTL = struct.Struct("=3I2I8xI280x")
-"""struct dm_ioctl: the version, the size of all data, where they start, the flags."""
+_LIST_DEVICES, _DEV_STATUS, _DEV_ARM_POLL = 0xC138FD02, 0xC138FD07, 0xC138FD10
+"""linux/dm-ioctl.h: _IOWR(0xfd, 2, 7 or 16, struct dm_ioctl)."""
+_IOCTL = struct.Struct("=3I2I8xII4xQ128s129s7x")
+"""struct dm_ioctl: the version, the size of all data, where they start, the flags, the number of events, the device's
+number, its name and its UUID."""
+_NAME_SIZE = 128
+"""Bytes of a name, with the zero at its end."""
+_NO_MAPPER = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO})
+"""How its control device cannot be opened where the kernel has no device-mapper."""
 _LISTED = struct.Struct("=QI")
 """struct dm_name_list: the device's number, where the next one is. The name follows; at the next multiple of 8 the
 number of events, and flags; and then, if the flags say so, the UUID (Linux 5.13 and later)."""
@@ -185,7 +191,7 @@ def rename(old: str, new: str) -> None:
 
 def events(name: str) -> int:
     """How many events the map has had: a path that failed, a threshold that was reached. 0 if there is no map."""
-    found = _listing().get(name)
+    found = _found(name)
     return found.events if found else 0
 
 
@@ -211,6 +217,8 @@ class Events:
     def __init__(self) -> None:
         """Raises OSError without device-mapper."""
         self._control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
+        self._poller = select.poll()
+        self._poller.register(self._control, select.POLLIN)
         self.arm()
 
     def fileno(self) -> int:
@@ -223,9 +231,7 @@ class Events:
 
     def happened(self) -> bool:
         """Whether there was an event since it was armed. If so, it is armed again."""
-        poller = select.poll()
-        poller.register(self._control, select.POLLIN)
-        if not poller.poll(0):
+        if not self._poller.poll(0):
             return False
         self.arm()
         return True
@@ -393,7 +399,7 @@ class _Listed:
 
 def _own(name: str) -> _Listed | None:
     """Our map of this name, if it is there. Raises NotOurs."""
-    found = _listing().get(name)
+    found = _found(name)
     if found is not None and not found.ours:
         raise NotOurs(name, found.whose)
     return found
@@ -401,7 +407,7 @@ def _own(name: str) -> _Listed | None:
 
 def _is_whole(name: str) -> bool:
     """Whether the map, if it is there, has its table."""
-    found = _listing().get(name)
+    found = _found(name)
     return found is None or int(_shown(found, "size") or 0) > 0
 
 
@@ -415,29 +421,58 @@ def _shown(found: _Listed | None, attribute: str) -> str:
         return ""
 
 
+def _found(name: str) -> _Listed | None:
+    """The map of this name, without a look at any other: it is asked for often, and there may be many. Raises OSError.
+
+    Linux: drivers/md/dm-ioctl.c, dev_status.
+    """
+    wanted = os.fsencode(name)
+    with _control() as control:
+        if control is None or len(wanted) >= _NAME_SIZE:
+            return None
+        argument = _argument(_IOCTL.size, name=wanted)
+        try:
+            fcntl.ioctl(control, _DEV_STATUS, argument)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return None
+    *_, happened, device, _, uuid_of_it = _IOCTL.unpack_from(argument)
+    return _Listed(_minor(device), happened, uuid_of_it.partition(b"\0")[0].decode(errors="replace"))
+
+
 def _listing() -> dict[str, _Listed]:
     """All maps. Raises OSError if the kernel does not answer."""
-    try:
-        control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
-            return {}  # without device-mapper there are none
-        raise
-    try:
+    with _control() as control:
         size = 1 << 12
-        while True:
+        while control is not None:
             argument = _argument(size, _WITH_UUIDS)
             fcntl.ioctl(control, _LIST_DEVICES, argument)
-            *_, end, start, flags = _IOCTL.unpack_from(argument)
+            _, _, _, end, start, flags, *_ = _IOCTL.unpack_from(argument)
             if not flags & _TOO_SMALL:
                 return dict(_listed(argument[:end], start)) if end > start else {}
             size *= 2
+    return {}
+
+
+@contextmanager
+def _control() -> Iterator[int | None]:
+    """What takes requests; None without device-mapper: then there are no maps. Raises OSError."""
+    try:
+        control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in _NO_MAPPER:
+            raise
+        yield None
+        return
+    try:
+        yield control
     finally:
         os.close(control)
 
 
 def _listed(data: bytearray, at: int) -> Iterator[tuple[str, _Listed]]:
-    """The maps of a listing (Linux: drivers/md/dm-ioctl.c, list_devices; kdev_t.h, huge_encode_dev)."""
+    """The maps of a listing (Linux: drivers/md/dm-ioctl.c, list_devices)."""
     following = 1
     while following:
         device, following = _LISTED.unpack_from(data, at)
@@ -446,15 +481,19 @@ def _listed(data: bytearray, at: int) -> Iterator[tuple[str, _Listed]]:
         happened, known = struct.unpack_from("=II", data, behind)
         uuid_at = behind + 8
         name_of_owner = data[uuid_at : data.index(0, uuid_at)] if known & _HAS_UUID else b""
-        minor = device & 0xFF | device >> 12 & 0xFFF00
         name = os.fsdecode(bytes(data[at + _LISTED.size : name_ends]))
-        yield name, _Listed(minor, happened, bytes(name_of_owner).decode(errors="replace"))
+        yield name, _Listed(_minor(device), happened, bytes(name_of_owner).decode(errors="replace"))
         at += following
 
 
-def _argument(size: int, flags: int = 0) -> bytearray:
+def _minor(device: int) -> int:
+    """Linux: linux/kdev_t.h, huge_encode_dev."""
+    return device & 0xFF | device >> 12 & 0xFFF00
+
+
+def _argument(size: int, flags: int = 0, *, name: bytes = b"") -> bytearray:
     argument = bytearray(size)
-    _IOCTL.pack_into(argument, 0, 4, 0, 0, size, _IOCTL.size, flags)
+    _IOCTL.pack_into(argument, 0, 4, 0, 0, size, _IOCTL.size, flags, 0, 0, name, b"")
     return argument
 
 

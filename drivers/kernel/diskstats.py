@@ -1,4 +1,4 @@
-"""Which disks do not get on with their reads, by what the kernel counts of all disks in one file.
+"""Which disks do not get on with their reads, by what the kernel counts.
 
 A disk that works gives back one read after the other. Reads under way of which none comes back for a while say that
 who serves the disk hangs, or the way there, though the connection may be well.
@@ -6,13 +6,12 @@ who serves the disk hangs, or the way there, though the connection may be well.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-_FILE = Path("/proc/diskstats")
-_MAJOR, _MINOR, _READS, _UNDER_WAY = 0, 1, 3, 11
-"""Fields of a line (Linux: admin-guide/iostats)."""
+_READS, _UNDER_WAY = 0, 8
+"""Fields of a disk's file (Linux: block/stat)."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,24 @@ class Counts:
     under_way: int
 
 
-def counts() -> dict[str, Counts]:
-    """Those of all disks, by number (``major:minor``). Raises OSError."""
-    return parsed(_FILE.read_text())
+def counts(numbers: Iterable[str], read: Callable[[str], str]) -> dict[str, Counts]:
+    """Those of these disks (``major:minor``) that are there. ``read`` tells what a file says, or raises OSError."""
+    found = {}
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            found[number] = parsed(read(file_of(number)))
+    return found
 
 
-def parsed(text: str) -> dict[str, Counts]:
-    """What the kernel's file says."""
-    lines = (line.split() for line in text.splitlines())
-    return {f"{line[_MAJOR]}:{line[_MINOR]}": Counts(int(line[_READS]), int(line[_UNDER_WAY])) for line in lines}
+def file_of(number: str) -> str:
+    """Where the kernel counts for a disk."""
+    return f"/sys/dev/block/{number}/stat"
+
+
+def parsed(text: str) -> Counts:
+    """What a disk's file says."""
+    fields = text.split()
+    return Counts(int(fields[_READS]), int(fields[_UNDER_WAY]))
 
 
 class Standstill:

@@ -50,6 +50,7 @@ class SessionsTest(TestCase):
             self.write(1, f"{disk}/state", state)
             self.assertEqual({"debian"}, self.sessions.changed())
             self.assertEqual(set(), self.sessions.changed())
+        self.write(1, f"{disk}/state", "")  # what is open tells on here, though it was removed; the kernel's does not
         shutil.rmtree(self.folder / "session1/device")
         self.assertEqual({"debian"}, self.sessions.changed())
         self.write(1, f"{disk}/state", "running")

@@ -26,7 +26,7 @@ from virtman.errors import CoordinatorDown, HypervisorError, OriginChanged
 from virtman.hostdrivers import HostDrivers
 from virtman.inplace import to_publish
 from virtman.records import DESTROY, DETACH, REMOVED, Boot, ImageRecord, InPlace, Role
-from virtman.upkeep import IDLE_LOOK, NOTHING, Upkeep
+from virtman.upkeep import IDLE_LOOK, NOTHING, USED_LOOK, Upkeep
 from virtman.workqueue import FIRST_PAUSE, IN_VAIN, LONGEST_PAUSE, THREADS, Job, Pool
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
 from volt.models import Child
@@ -1270,13 +1270,15 @@ class IdleTest(UpkeepTest):
         self.beat()
         self.assertEqual([f"vm-of-{image}" for image in images], self.scene.vm_shelf.asked)
 
-    def test_an_image_that_a_vm_uses_is_looked_at_with_each_heartbeat(self) -> None:
+    def test_an_image_that_a_vm_uses_is_looked_at_every_few_seconds(self) -> None:
         record = self.attached()
         self.scene.vms.create("vm", "debian", None)
         self.beat()
         self.host.caches[record.image.key] *= 2
-        self.beat()
-        self.assertEqual(2 * BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
+        for seconds, times in ((0.9 * USED_LOOK, 1), (0.1 * USED_LOOK, 2)):
+            self.clock.advance(seconds)
+            self.beat()
+            self.assertEqual(times * BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
 
     def test_an_image_that_volt_does_not_list_is_looked_after_and_let_go_of(self) -> None:
         record = self.attached()
@@ -1284,6 +1286,7 @@ class IdleTest(UpkeepTest):
         self.scene.vms.create("vm", "debian", None)
         self.beat()
         self.host.caches[record.image.key] *= 2
+        self.clock.advance(USED_LOOK)
         self.beat()
         self.assertEqual(2 * BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
         self.scene.vms.destroy("vm")
