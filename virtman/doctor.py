@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from drivers.needs import Finding, Machine
+from virtman import lvmfilter
 from virtman.accel import Verdict, known_accel
 from virtman.errors import HypervisorError
-from virtman.lvmfilter import leaves_ours_alone
 from virtman.machines import connected
 from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, inspect, pick
 
@@ -43,10 +43,11 @@ class Examination:
     @property
     def lvm_trouble(self) -> str | None:
         """What is wrong with LVM's settings, where the kernel stack may run: ``lvm`` is None where there is no LVM."""
-        if "kernel" not in self.reports or self.lvm is None or leaves_ours_alone(self.lvm):
+        if "kernel" not in self.reports or self.lvm is None or not (wrong := lvmfilter.trouble(self.lvm)):
             return None
         return (
-            "LVM looks at VirtMan's devices and hangs with them: deploy/lvm/lvmlocal.conf has what global_filter needs"
+            "LVM looks at VirtMan's devices and hangs with them: deploy/lvm/lvmlocal.conf has what global_filter needs;"
+            f" {wrong}"
         )
 
     @property

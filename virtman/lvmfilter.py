@@ -10,33 +10,36 @@ import re
 
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
+_NUMBERS = (9, 98, 987)
+
 OURS = (
-    ("/dev/mapper/virtman-image-x", "/dev/dm-987"),
-    ("/dev/virtman/loop987", "/dev/loop987"),
-    ("/dev/virtman/bcache987", "/dev/bcache987"),
-    ("/dev/virtman/sdzzz", "/dev/sdzzz"),
+    *(("/dev/mapper/virtman-image-x", f"/dev/dm-{number}") for number in _NUMBERS),
+    *((f"/dev/virtman/loop{number}", f"/dev/loop{number}") for number in _NUMBERS),
+    *((f"/dev/virtman/bcache{number}", f"/dev/bcache{number}") for number in _NUMBERS),
+    *((f"/dev/virtman/{disk}", f"/dev/{disk}") for disk in ("sdz", "sdzz", "sdzzz")),
 )
-"""One of each kind of our devices, by its names (deploy/udev)."""
+"""Devices as ours may be, of each kind, by their names (drivers/kernel/udevrules.py). The last ones of each length: an
+administrator may name the first ones, which are the host's own."""
 
 
-def leaves_ours_alone(lvm_filter: str) -> bool:
-    """Whether LVM reads none of our devices by this filter, as lvmconfig(8) prints it."""
+def trouble(lvm_filter: str) -> str:
+    """Why LVM reads devices of ours by a filter, as lvmconfig(8) prints it; nothing if it does not."""
     patterns = re.findall('"([^"]*)"', lvm_filter)
     try:
-        return all(_rejected(names, patterns) for names in OURS)
-    except re.error:  # LVM takes what Python does not
-        return False
+        return next(filter(None, (_trouble(names, patterns) for names in OURS)), "")
+    except re.error as error:  # LVM takes what Python does not
+        return f"what it says of our devices cannot be told: {error}"
 
 
-def _rejected(names: tuple[str, ...], patterns: list[str]) -> bool:
-    verdicts = [_verdict(name, patterns) for name in names]
-    return "a" not in verdicts and "r" in verdicts
+def _trouble(names: tuple[str, ...], patterns: list[str]) -> str:
+    deciding = {name: next((pattern for pattern in patterns if _fits(pattern, name)), "") for name in names}
+    for name, pattern in deciding.items():
+        if pattern.startswith("a"):
+            return f'its "{pattern}" accepts {name}, a name that ours may have'
+    rejected = any(pattern.startswith("r") for pattern in deciding.values())
+    return "" if rejected else f"none of its patterns rejects {' or '.join(names)}"
 
 
-def _verdict(name: str, patterns: list[str]) -> str:
-    """What the filter says of a name: "a", "r", or nothing."""
-    for pattern in patterns:
-        what, begin, rest = pattern[:1], pattern[1:2], pattern[2:]
-        if re.search(rest[: rest.rfind(_BRACKETS.get(begin, begin))], name):
-            return what
-    return ""
+def _fits(pattern: str, name: str) -> bool:
+    begin, rest = pattern[1:2], pattern[2:]
+    return re.search(rest[: rest.rfind(_BRACKETS.get(begin, begin))], name) is not None

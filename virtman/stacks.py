@@ -475,7 +475,11 @@ class Stacks:
         Raises DriverError, NoRoom.
         """
         name = record.name
-        if record.role is not Role.HOST or not (name in self._returning or self._drivers.attach.unsettled(name)):
+        if record.role is not Role.HOST:
+            return
+        # First: a move that failed half way may have been meant for a parent that is not well any more.
+        unsettled = self._drivers.attach.unsettled(name)
+        if not unsettled and name not in self._returning:
             return
         with self._locks.hold(name):
             now = self._shelf.get(name)

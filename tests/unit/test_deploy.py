@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -63,6 +65,20 @@ class UnitTest(TestCase):
         wait, repair = re.findall(r"(?m)^ExecStart=(.*)$", text)
         self.assertRegex(wait, r"^-timeout 120 sh -c 'until \S+virtman --socket \S+ status .*is-active virtman-agent")
         self.assertRegex(repair, r"^-timeout 120 \S+virtman --socket \S+ repair$")
+
+    def test_what_waits_for_the_agent_goes_on_as_long_as_somebody_starts_it(self) -> None:
+        text = (UNITS / "virtman-disks.service").read_text()
+        [line] = re.findall(r"(?m)^ExecStart=-timeout 120 sh -c '(.*)'$", text)
+        folder = folder_for(self)
+        programs = {"virtman": "exit 1", "systemctl": "echo $STATE", "sleep": "echo waits; kill $PPID"}
+        for name, does in programs.items():
+            (folder / name).write_text(f"#!/bin/sh\n{does}\n")
+            (folder / name).chmod(0o755)
+        script = line.replace("$$", "$").replace("/usr/local/bin/virtman", "virtman")
+        for state, wait in (("active", True), ("activating", True), ("inactive", False), ("failed", False)):
+            environment = {"PATH": f"{folder}:{os.environ['PATH']}", "STATE": state}
+            ended = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
+            self.assertEqual((wait, -signal.SIGTERM if wait else 1), ("waits" in ended.stdout, ended.returncode), state)
 
     def test_an_agent_may_have_files_open_for_hundreds_of_images(self) -> None:
         self.assertIn("LimitNOFILE=65536", (UNITS / "virtman-agent.service").read_text().splitlines())

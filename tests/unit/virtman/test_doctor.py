@@ -109,12 +109,28 @@ class DoctorTest(TestCase):
             ("kernel", ours.replace("]", ', "a|.*|" ]'), True),
             ("kernel", ours.replace("]", ', "a|^/dev/sd|", "r|.*|" ]'), True),
             ("kernel", ours.replace("]", ', "a|^/dev/dm-|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/loop|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/bcache|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/sd[a-z][0-9]*$|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/dm-[0-9]$|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/loop[0-9][0-9]$|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/sd[ab]$|", "r|.*|" ]'), False),
+            ("kernel", ours.replace("[", '[ "a|loop|",'), True),
             ("kernel", ours.replace("]", ', "a|(|" ]'), True),
         )
         for stack, lvm_filter, told in cases:
             found = examine(stack, self.state, "10.0.0.1", LIBVIRT, MachineDouble(lvm_filter=lvm_filter))
             self.assertEqual(told, any("LVM" in line for line in advice(found)), f"{stack} {lvm_filter}")
             self.assertEqual(told, bool(found.as_json()["lvm"]["trouble"]))
+
+    def test_what_is_wrong_with_the_filter_is_named(self) -> None:
+        for lvm_filter, wrong in (
+            ('[ "r|^/dev/mapper/virtman-|", "r|^/dev/virtman/|", "a|^/dev/sd|" ]', '"a|^/dev/sd|" accepts /dev/sdz,'),
+            ("", "none of its patterns rejects /dev/mapper/virtman-image-x or /dev/dm-9"),
+            ('[ "a|(|" ]', "cannot be told: "),
+        ):
+            found = examine("kernel", self.state, "10.0.0.1", LIBVIRT, MachineDouble(lvm_filter=lvm_filter))
+            self.assertIn(wrong, "".join(advice(found)))
 
     def test_advice_is_lines(self) -> None:
         for line in advice(self.examine(without=NOTHING_OF_QEMU)):

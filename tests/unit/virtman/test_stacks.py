@@ -531,13 +531,24 @@ class FollowTest(StacksTest):
 
     def test_a_list_that_comes_after_a_half_done_return_has_the_old_parents_dropped(self) -> None:
         record = self.attached()
-        self.host.unsettled, self.host.failing = {"debian"}, {"cache.open": TROUBLE}
+        for call in ("cache.open", "export.publish"):
+            self.host.unsettled, self.host.failing = {"debian"}, {call: TROUBLE}
+            self.assertRaises(DriverError, self.stacks.settle_parents, record)
+            self.host.failing = {}
+            for published in (True, False):
+                self.host.calls.clear()
+                self.stacks.follow(self.volt.assign("debian", ["other", f"after-{call}-{published}"]))
+                self.assertEqual(published, "export.publish" in self.host.calls)
+
+    def test_a_return_that_failed_is_finished_after_the_driver_was_asked_again_where_to(self) -> None:
+        record = self.attached()
+        self.host.unsettled, self.host.failing = {"debian"}, {"export.reserve": TROUBLE}
         self.assertRaises(DriverError, self.stacks.settle_parents, record)
-        self.host.failing = {}
-        for published in (True, False):
+        self.host.unsettled, self.host.failing = set(), {}
+        for asked in (["attach.unsettled", "export.reserve"], ["attach.unsettled"]):
             self.host.calls.clear()
-            self.stacks.follow(self.volt.assign("debian", ["other", f"alternate-{published}"]))
-            self.assertEqual(published, "export.publish" in self.host.calls)
+            self.stacks.settle_parents(record)
+            self.assertEqual(asked, self.host.calls[:2])
 
     def test_a_failed_move_is_not_confirmed_and_done_again(self) -> None:
         self.attached()
