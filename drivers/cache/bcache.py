@@ -104,8 +104,6 @@ class BcacheCache:
         """How much was fetched for an image when its memory was looked at last."""
         self._freed: dict[str, int] = {}
         """And how much when it was given back last: there is none since."""
-        self._notes: dict[str, _Note] = {}
-        """What is in the images' files, of those that were asked for."""
 
     def open(self, image: Image, base: Device) -> Device:
         """A read-only disk over ``base`` that keeps what it reads. A damaged volume or header starts empty.
@@ -158,7 +156,6 @@ class BcacheCache:
             freed = self.size(key)
             for file in self._folder.glob(f"{key}-*"):
                 file.unlink()
-            self._notes.clear()
         return freed
 
     def size(self, key: str) -> int:
@@ -380,30 +377,22 @@ class BcacheCache:
         self._write_note(image, _Note(home.name if home else "", held - onefetch.fetched(label(image)), held))
 
     def _note(self, image: Image) -> _Note:
-        note = self._notes.get(label(image)) or _read_note(file_of(self._folder, image, "json"))
-        self._notes[label(image)] = note
-        return note
+        try:
+            return _Note(**json.loads(file_of(self._folder, image, "json").read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return _Note()
 
     def _write_note(self, image: Image, note: _Note) -> None:
         fresh = file_of(self._folder, image, "json.new")
         fresh.write_text(json.dumps(asdict(note)))
         fresh.rename(file_of(self._folder, image, "json"))
-        self._notes[label(image)] = note
 
     def _forget(self, image: Image) -> None:
         self._header(image).unlink(missing_ok=True)
         file_of(self._folder, image, "json").unlink(missing_ok=True)
-        self._notes.pop(label(image), None)
 
     def _header(self, image: Image) -> Path:
         return file_of(self._folder, image, "header")
-
-
-def _read_note(file: Path) -> _Note:
-    try:
-        return _Note(**json.loads(file.read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
-        return _Note()
 
 
 def _is_of_this_layout(header: Path) -> bool:

@@ -9,7 +9,10 @@ tracked (Linux: drivers/md/bcache/request.c, detached_dev_do_request). It may le
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from drivers.base import Volume, VolumeState
@@ -19,6 +22,9 @@ from drivers.kernel import bcachedev, devmapper
 
 log = logging.getLogger(__name__)
 
+RETRY = 30.0
+"""Seconds between two tries to start a volume."""
+
 IMAGE, DEVICE = "virtman-cacheof-", "virtman-volumeof-"
 """How the maps of members are called: of an image, and of a device."""
 
@@ -26,11 +32,15 @@ IMAGE, DEVICE = "virtman-cacheof-", "virtman-volumeof-"
 class Group:
     """``lock`` is held by whoever makes or removes members, and here: nobody stops a volume while somebody joins it."""
 
-    def __init__(self, folder: Path, *, file_size: int, bucket: int) -> None:
+    def __init__(
+        self, folder: Path, *, file_size: int, bucket: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``clock`` in seconds."""
+        self._clock = clock
         self.volumes = Volumes(folder, file_size=file_size, bucket=bucket)
         self.lock = threading.Lock()
-        self._left_out: set[Path] = set()
-        """Volumes that were missing when the others were started, or did not answer."""
+        self._start_again = -math.inf
+        """When volumes that do not run, and could, are started next."""
         self._full: set[str] = set()
         """The sets that had no number left for the last member."""
 
@@ -48,15 +58,6 @@ class Group:
                 self.volumes.start(path, number)
             except (DriverError, OSError) as error:
                 log.error("a cache volume is left out: %s", error)
-                if self._is_missing(path, number):
-                    self._left_out.add(path)
-
-    def _is_missing(self, path: Path, number: str) -> bool:
-        """Also if nobody can look now."""
-        try:
-            return self.volumes.unused_state(path, number) is VolumeState.MISSING
-        except (DriverError, OSError):
-            return True
 
     def stop_if_unused(self) -> None:
         """Stop all volumes if there is no member any more. Raises the first error after all were tried."""
@@ -134,11 +135,15 @@ class Group:
     # What follows takes the lock
 
     def described(self) -> list[Volume]:
-        """All volumes, also those that have failed or are missing; one that is back is started. Raises NoSpace."""
+        """All volumes, also those that have failed or are missing. Raises NoSpace.
+
+        One that could run is started, if images are open: its disk was away, or there was no room for it, when they
+        were opened, by this agent or one before. If that is in vain it is tried again after a while.
+        """
         found = self._described()
-        if {volume.path for volume in found if volume.state is VolumeState.IDLE} & self._left_out:
+        if any(volume.state is VolumeState.IDLE for volume in found) and self._clock() >= self._start_again:
             with self.lock:
-                self._left_out.clear()
+                self._start_again = self._clock() + RETRY
                 self._start_if_used()
             found = self._described()
         return found

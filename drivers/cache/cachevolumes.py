@@ -48,17 +48,11 @@ class Volumes:
         self._folder, self._record = folder, folder / "volumes.json"
         self._file_size, self._bucket = file_size, bucket
         self.default = folder / "pool"
-        self._recorded: dict[Path, str] | None = None
         self.replacement = bcachedev.Replacement()
         self._beginnings = Beginnings()
 
     def recorded(self) -> dict[Path, str]:
         """The numbers of the volumes. Raises NoSpace if there is no room for the first one."""
-        if self._recorded is None:
-            self._recorded = self._read()
-        return dict(self._recorded)
-
-    def _read(self) -> dict[Path, str]:
         try:
             found = json.loads(self._record.read_text())
             return {Path(path): str(number) for path, number in found.items()}
@@ -71,7 +65,6 @@ class Volumes:
     def record(self, volumes: dict[Path, str]) -> dict[Path, str]:
         """Write down which volumes there are."""
         write_atomically(self._record, json.dumps({str(path): number for path, number in volumes.items()}).encode())
-        self._recorded = dict(volumes)
         return volumes
 
     def make(self, path: Path) -> str:

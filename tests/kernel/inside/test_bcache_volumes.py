@@ -119,6 +119,8 @@ class VolumesTest(BcacheCase):
         paths = [self.opened(*each) for each in images]
         self.assertEqual({slow: VolumeState.MISSING}, self.states())
         self.assert_reads(images[0][0], paths[0])
+        self.cache = BcacheCache(self.place)  # an agent that starts meanwhile
+        self.assertEqual({slow: VolumeState.MISSING}, self.states())
         run(["dmsetup", "resume", asleep])
         wait_until(lambda: self.states() == {slow: VolumeState.RUNNING})
         self.assertEqual(("a", "b", "c"), self.images(slow))
