@@ -239,7 +239,7 @@ class BcacheCache:
     def _is_calm(self, image: Image) -> bool:
         """Whether it is read by way of its volume, and nothing was fetched for it since its memory was given back.
 
-        Most images are at most times, and all are asked for with every heartbeat.
+        Most images are at most times, and all that are used are asked for every few seconds.
         """
         name = label(image)
         if name not in self._freed or onefetch.fetched(name) != self._freed[name]:

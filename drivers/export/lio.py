@@ -205,6 +205,7 @@ class LioExport:
         if known is None or not _is_on(known):
             known = next(filter(_is_on, matching(group / "lun" / f"lun_{DISK}", "*")), None)
         if known is None or not _is_on(group):
+            self._served.pop(image, None)
             return False
         self._served[image] = known
         return not any(self._failed_paths.of(prefix + image) for prefix in (_FOR_VMS, _FOR_CHILDREN))

@@ -120,15 +120,19 @@ class Lookout:
 
     def _run(self, alarm: Alarm) -> None:
         event = True
-        while not self._stopped.is_set():
-            alarm.arm()
-            with self._lock:
-                watched = list(self._watched)
-            if event:
-                self._look_at_maps(watched)
-            self._look_at_sessions(watched)
-            self._look_at_disks(watched)
-            event = alarm.wait(STANDSTILL_INTERVAL)
+        try:
+            while not self._stopped.is_set():
+                alarm.arm()
+                with self._lock:
+                    watched = list(self._watched)
+                if event:
+                    self._look_at_maps(watched)
+                self._look_at_sessions(watched)
+                self._look_at_disks(watched)
+                event = alarm.wait(STANDSTILL_INTERVAL)
+        finally:
+            self._counters.close()
+            self._sessions.close()
 
     def _look_at_maps(self, watched: list[Watched]) -> None:
         before, self._events = self._events, devmapper.all_events(self._prefix)
@@ -148,8 +152,6 @@ class Lookout:
 
     def _look_at_disks(self, watched: list[Watched]) -> None:
         users = [(number, each) for each in watched for number in each.numbers]
-        if not users:
-            return
         numbers = {number for number, _ in users}
         self._counters.keep([file_of(number) for number in numbers])
         self._still = self._standstill.look(numbers, counts(numbers, self._counters.read), time.monotonic())
@@ -213,6 +215,10 @@ class Sessions:
             self._images.pop(folder)
             self._disks.pop(folder, None)
         return {image for image in images if image is not None}
+
+    def close(self) -> None:
+        """Close what is open. The next call opens it anew."""
+        self._files.close()
 
     def _ours(self) -> list[Path]:
         """The folders of our sessions. Whose a session is does not change, once it is known."""

@@ -55,7 +55,7 @@ class Paths:
     # What is seen of the parents
 
     def reads(self, parent: Target) -> int:
-        """How many reads of its disk have come back."""
+        """How many reads of its disk have come back. Raises OSError."""
         found = diskstats.counts(self._numbers(parent), lambda file: Path(file).read_text())
         return sum(each.reads for each in found.values())
 

@@ -6,12 +6,15 @@ who serves the disk hangs, or the way there, though the connection may be well.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 _READS, _UNDER_WAY = 0, 8
 """Fields of a disk's file (Linux: block/stat)."""
+
+_GONE = frozenset({errno.ENOENT, errno.ENODEV})
+"""What is said of a disk's file that is not there, or was open when the disk went."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,17 @@ class Counts:
 
 
 def counts(numbers: Iterable[str], read: Callable[[str], str]) -> dict[str, Counts]:
-    """Those of these disks (``major:minor``) that are there. ``read`` tells what a file says, or raises OSError."""
+    """Those of these disks (``major:minor``) that are there. ``read`` tells what a file says.
+
+    Raises OSError where this process has no room to look: that tells nothing of the disks.
+    """
     found = {}
     for number in numbers:
-        with contextlib.suppress(OSError):
+        try:
             found[number] = parsed(read(file_of(number)))
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
     return found
 
 

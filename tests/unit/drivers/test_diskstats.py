@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from functools import partial
 from pathlib import Path
 
 from testtools import TestCase
@@ -20,6 +23,18 @@ class CountsTest(TestCase):
         there = {path.name for path in Path("/sys/dev/block").iterdir()}
         self.assertNotEqual(set(), there)
         self.assertEqual(there, counts({*there, "1048575:0"}, lambda file: Path(file).read_text()).keys())
+
+    def test_who_has_no_room_to_look_is_told_so_and_not_that_a_disk_is_gone(self) -> None:
+        for code, raises in ((errno.ENOENT, False), (errno.ENODEV, False), (errno.EMFILE, True), (errno.ENOMEM, True)):
+            error = OSError(code, os.strerror(code))
+            try:
+                self.assertEqual((False, {}), (raises, counts([DISK], partial(self.fail_with, error))))
+            except OSError as raised:
+                self.assertEqual((True, error), (raises, raised))
+
+    @staticmethod
+    def fail_with(error: OSError, _file: str) -> str:
+        raise error
 
 
 class StandstillTest(TestCase):
