@@ -172,7 +172,8 @@ class Volume:
     """A file or disk that a cache keeps what it read in.
 
     ``size`` in bytes, 0 if it is missing; ``images``: the names of those whose reads it keeps now; ``devices``: the
-    names of such attachments (``DeviceCache``).
+    names of such attachments (``DeviceCache``); ``trouble``: why an idle one could not be started for those that are
+    open.
     """
 
     path: Path
@@ -180,6 +181,7 @@ class Volume:
     images: tuple[str, ...]
     state: VolumeState
     devices: tuple[str, ...] = ()
+    trouble: str = ""
 
 
 class DeviceState(StrEnum):
@@ -282,7 +284,7 @@ class CacheDriver(Protocol):
     def stats(self, image: Image) -> CacheStats:
         """What the image's cache holds now.
 
-        Asked with every heartbeat, it also has the cache write down what it knows, so that kill -9 of what serves it
+        Asked every few seconds, it also has the cache write down what it knows, so that kill -9 of what serves it
         costs only what was fetched since.
         """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ class Examination:
 
     @property
     def lvm_trouble(self) -> str | None:
-        """What is wrong with LVM's settings, where the kernel stack may run: ``lvm`` is None where there is no LVM."""
-        if "kernel" not in self.reports or self.lvm is None or not (wrong := lvmfilter.trouble(self.lvm)):
+        """What is wrong with LVM's settings, where drivers of the kernel may run; ``lvm`` is None without LVM."""
+        if [*self.reports] == ["userspace"] or self.lvm is None or not (wrong := lvmfilter.trouble(self.lvm)):
             return None
         return (
             "LVM looks at VirtMan's devices and hangs with them: deploy/lvm/lvmlocal.conf has what global_filter needs;"
@@ -105,10 +105,20 @@ def _driver(report: DriverReport) -> dict[str, Any]:
     return {"layer": report.layer, "driver": report.driver, "there": there, "missing": lacking}
 
 
-def examine(stack: str, state: Path, address: str, libvirt: str, machine: Machine | None = None) -> Examination:
-    """Look at this machine as an agent with these settings would. Raises ConfigError if ``state`` cannot be read."""
+def examine(
+    stack: str,
+    others: Mapping[str, str | None],
+    state: Path,
+    address: str,
+    libvirt: str,
+    machine: Machine | None = None,
+) -> Examination:
+    """Look at this machine as an agent with these settings would. ``others``: drivers, by layer, in place of some.
+
+    Raises ConfigError if ``state`` cannot be read.
+    """
     machine = machine or Machine()
-    drivers, reason = pick(stack, {}, state, address, machine)
+    drivers, reason = pick(stack, others, state, address, machine)
     wanted = {drivers.stack or str(drivers): drivers}
     if stack == AUTO:
         wanted = STACKS | wanted

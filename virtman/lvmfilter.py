@@ -6,20 +6,26 @@ accepted, and if none is rejected: that all of ours have a name that is rejected
 
 from __future__ import annotations
 
+import itertools
 import re
+from string import ascii_lowercase
 
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
-_NUMBERS = (9, 98, 987)
+_NUMBERS = range(9, 1000, 10)
+_DISKS = [
+    f"sd{''.join(letters)}z" for length in range(3) for letters in itertools.product(ascii_lowercase, repeat=length)
+]
 
 OURS = (
     *(("/dev/mapper/virtman-image-x", f"/dev/dm-{number}") for number in _NUMBERS),
     *((f"/dev/virtman/loop{number}", f"/dev/loop{number}") for number in _NUMBERS),
     *((f"/dev/virtman/bcache{number}", f"/dev/bcache{number}") for number in _NUMBERS),
-    *((f"/dev/virtman/{disk}", f"/dev/{disk}") for disk in ("sdz", "sdzz", "sdzzz")),
+    *((f"/dev/virtman/{disk}", f"/dev/{disk}") for disk in _DISKS),
 )
-"""Devices as ours may be, of each kind, by their names (drivers/kernel/udevrules.py). The last ones of each length: an
-administrator may name the first ones, which are the host's own."""
+"""Devices as ours may be, of each kind, by their names (drivers/kernel/udevrules.py): the last ones of those that begin
+alike. The first ones an administrator may name, as the host's own; but what names ``sda`` and says nothing of the end
+accepts ``sdaz``."""
 
 
 def trouble(lvm_filter: str) -> str:

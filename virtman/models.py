@@ -536,7 +536,8 @@ class ReceiveLine(Model):
 class Volume(Model):
     """A volume of the cache. ``images``: those whose reads it keeps now; ``state``: see docs/operations.md.
 
-    ``devices``: paths of the devices of others that are read by way of it, as they were called.
+    ``devices``: paths of the devices of others that are read by way of it, as they were called. ``trouble``: why it
+    could not be started for images that are open.
     """
 
     path: str
@@ -544,6 +545,7 @@ class Volume(Model):
     state: str
     images: list[str]
     devices: list[str] = []
+    trouble: str = ""
 
 
 class CachedDevice(Model):

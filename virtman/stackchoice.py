@@ -122,7 +122,7 @@ def choose(
     if lacking:
         raise ConfigError(
             f"cannot run {drivers} ({reason}), missing here: {', '.join(lacking)}; "
-            f"see: virtman doctor --stack {drivers.stack or AUTO}"
+            f"see: virtman doctor {drivers.options}"
         )
     log.info("using %s: %s", drivers, reason)
     return drivers

@@ -31,10 +31,11 @@ log = logging.getLogger(__name__)
 
 NOTHING = CacheStats(0, 0)
 
-USED_LOOK, IDLE_LOOK = 3.0, 30.0
-"""Seconds between looks at the cache of an image that is used, and of one that nobody uses, or at its origin, whose
-copy does not change. Whether it is served is looked at with each heartbeat, and so is all of what is served in place.
-Drivers tell at once of processes that end (drivers/base.py, Died)."""
+USED_LOOK, IDLE_LOOK = 2.0, 30.0
+"""Seconds at least between looks, which come with a heartbeat, at the cache of an image that is used, and of one that
+nobody uses, or at its origin, whose copy does not change: with every other heartbeat of 2 s, and with each of 3 s. What
+is served in place is looked at with each, and so is whether an image is served that VMs or children use. Drivers tell
+at once of processes that end (drivers/base.py, Died)."""
 
 IMAGE, PLACE, LOST, CHILDREN, VM, DEVICE = "image ", "place of ", "lost parents of ", "children of ", "vm ", "device "
 CONTENT = "content of "
@@ -68,7 +69,7 @@ class Upkeep:
         self._clock = clock
         self._idle_since: dict[str, float] = {}
         self._look_again: dict[str, float] = {}
-        """When to look at the caches of images that nobody uses."""
+        """When to look at the caches of images next."""
         self._stats: dict[str, CacheStats] = {}
         self._heard_lock = threading.Lock()
         self._heard: dict[str, Assignment] = {}

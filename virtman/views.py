@@ -126,7 +126,7 @@ def volume(found: base.Volume, devices: Iterable[DeviceRecord]) -> models.Volume
     """A volume of the cache. ``devices``: all that are attached."""
     return models.Volume(
         path=str(found.path), size=found.size, state=found.state, images=list(found.images),
-        devices=[record.device for record in devices if record.name in found.devices],
+        devices=[record.device for record in devices if record.name in found.devices], trouble=found.trouble,
     )  # fmt: skip
 
 

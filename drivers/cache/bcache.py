@@ -241,13 +241,14 @@ class BcacheCache:
 
         Most images are at most times, and all that are used are asked for every few seconds.
         """
-        name = label(image)
+        name, top = label(image), _top(image)
         if name not in self._freed or onefetch.fetched(name) != self._freed[name]:
             return False
         home = bcachedev.set_of(_below(image))
         if home is None or home.name != self._note(image).volume:
             return False
-        return not any(self._failed_paths.of(each) for each in (_top(image), onefetch.device(name).name))
+        failed = any(self._failed_paths.of(each) for each in (top, onefetch.device(name).name))
+        return not failed and not self._failed_paths.beside(top)
 
     def _return(self, image: Image) -> None:
         """Read by way of bcache again, or of the parents, if that has failed."""
@@ -255,8 +256,9 @@ class BcacheCache:
         if devmapper.exists(top):
             once = onefetch.device(label(image)).name
             devmapper.reinstate(once, self._failed_paths.of(once))
-            if failed := self._failed_paths.of(top):
-                devmapper.reinstate(top, failed)
+            failed = self._failed_paths.of(top)
+            devmapper.reinstate(top, failed)
+            if failed or self._failed_paths.beside(top):  # an agent may have died between the two
                 devmapper.message(top, "switch_group 1")
 
     def _check_base(self, image: Image, base: Path) -> None:
@@ -365,7 +367,6 @@ class BcacheCache:
         if home is None or home.name != known.volume:
             note = _Note(home.name if home else "", before=-fetched)
         else:
-            self._group.volumes.replacement.keep(home)
             note = replace(known, now=known.before + fetched)
         if note != known:
             self._write_note(image, note)

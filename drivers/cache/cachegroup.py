@@ -8,6 +8,7 @@ tracked (Linux: drivers/md/bcache/request.c, detached_dev_do_request). It may le
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -17,13 +18,14 @@ from pathlib import Path
 
 from drivers.base import Volume, VolumeState
 from drivers.cache.cachevolumes import Volumes, size_of
-from drivers.errors import DriverError
+from drivers.errors import BadVolume, DriverError
 from drivers.kernel import bcachedev, devmapper
 
 log = logging.getLogger(__name__)
 
-RETRY = 30.0
-"""Seconds between two tries to start a volume."""
+RETRY, PATIENCE = 30.0, 20
+"""Seconds at least between two tries to start a volume unasked. One that was slow and in vain is tried again, also for
+an image that is opened, after so many times as long: everybody else waits meanwhile."""
 
 IMAGE, DEVICE = "virtman-cacheof-", "virtman-volumeof-"
 """How the maps of members are called: of an image, and of a device."""
@@ -41,6 +43,10 @@ class Group:
         self.lock = threading.Lock()
         self._start_again = -math.inf
         """When volumes that do not run, and could, are started next."""
+        self._rests: dict[str, float] = {}
+        """By number, until when a volume is not tried that was slow."""
+        self._troubles: dict[str, str] = {}
+        """By number, why a volume could not be started the last time."""
         self._full: set[str] = set()
         """The sets that had no number left for the last member."""
 
@@ -54,16 +60,29 @@ class Group:
             log.error("there is no cache volume: %s", error)
             return
         for path, number in volumes.items():
-            try:
-                self.volumes.start(path, number)
-            except (DriverError, OSError) as error:
-                log.error("a cache volume is left out: %s", error)
+            if self._clock() >= self._rests.get(number, -math.inf):
+                self._start(path, number)
+
+    def _start(self, path: Path, number: str) -> None:
+        began = self._clock()
+        try:
+            self.volumes.start(path, number)
+        except (DriverError, OSError) as error:
+            if not isinstance(error, BadVolume):  # nobody waits twice for a disk that does not answer (Beginnings)
+                self._rests[number] = began + (1 + PATIENCE) * (self._clock() - began)
+            if self._troubles.get(number) != str(error):  # not once more with each try
+                log.error("the cache volume %s is left out: %s", path, error)
+            self._troubles[number] = str(error)
+        else:
+            self._rests.pop(number, None)
+            self._troubles.pop(number, None)
 
     def stop_if_unused(self) -> None:
         """Stop all volumes if there is no member any more. Raises the first error after all were tried."""
         if devmapper.names(IMAGE) or devmapper.names(DEVICE):
             return
         errors: list[Exception] = []
+        self._troubles.clear()  # nobody needs them now
         for path, number in self.volumes.recorded().items():
             try:
                 self.volumes.stop(path, number)
@@ -143,14 +162,17 @@ class Group:
         found = self._described()
         if any(volume.state is VolumeState.IDLE for volume in found) and self._clock() >= self._start_again:
             with self.lock:
-                self._start_again = self._clock() + RETRY
                 self._start_if_used()
+                self._start_again = self._clock() + RETRY
             found = self._described()
         return found
 
     def _described(self) -> list[Volume]:
         with self.lock:
             found = [(path, number, self._use(number)) for path, number in self.volumes.recorded().items()]
+            for _, home in self._by_room():
+                with contextlib.suppress(OSError):  # it is failing, and shows it next time
+                    self.volumes.replacement.keep(home)
         # Nobody who opens an image waits while a dying disk is asked what is on it.
         return [self._describe(*volume) for volume in found]
 
@@ -195,4 +217,5 @@ class Group:
         images = [below.removeprefix(IMAGE).rpartition("-")[0] for below in use[1] if below.startswith(IMAGE)]
         devices = [below.removeprefix(DEVICE) for below in use[1] if below.startswith(DEVICE)]
         size = 0 if state is VolumeState.MISSING else size_of(path)
-        return Volume(path, size, tuple(images), state, tuple(devices))
+        trouble = self._troubles.get(number, "") if state is VolumeState.IDLE else ""
+        return Volume(path, size, tuple(images), state, tuple(devices), trouble)

@@ -2,7 +2,7 @@
 
 dm-cache copies a block into the cache only after it was read again and again (policy smq), and reads it once more for
 the copy. Two things make one fetch of it. All reads below dm-cache go through pages in memory (onefetch.py), so
-that later reads and the copy find there what the first read fetched. And with every heartbeat, and when the image is
+that later reads and the copy find there what the first read fetched. And every few seconds, and when the image is
 closed, the driver reads the blocks that are in that memory until dm-cache has copied them, and then frees the memory::
 
     virtman-cache-NAME-KEY (read-only mirror) -> virtman-cachein-NAME-KEY (dm-cache) -> loop devices of two files

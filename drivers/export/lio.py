@@ -473,12 +473,12 @@ def _is_on(item: Path) -> bool:
     """Whether there is a portal group, or a disk, and it is enabled. Raises OSError."""
     try:
         file = os.open(item / "enable", os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
+        try:
+            return os.read(file, 1) == b"1"
+        finally:
+            os.close(file)
+    except (FileNotFoundError, NotADirectoryError):  # also of one that goes between the two
         return False
-    try:
-        return os.read(file, 1) == b"1"
-    finally:
-        os.close(file)
 
 
 def _show_disk(acl: Any) -> None:

@@ -49,6 +49,8 @@ number of events, and flags; and then, if the flags say so, the UUID (Linux 5.13
 _TOO_SMALL, _WITH_UUIDS = 1 << 8, 1 << 14
 _HAS_UUID = 1
 _FAILED_PATH = re.compile(r"(\d+:\d+) F \d+")
+_GROUP_READ = re.compile(r" multipath 2 \d+ \d+ 0 \d+ (\d+) ")
+"""A multipath map's status: its queue, its groups, and that which it reads by (Linux: drivers/md/dm-mpath.c)."""
 
 SECTOR = 512
 """Bytes: device-mapper counts in sectors of this size, whatever the disk's are."""
@@ -247,17 +249,28 @@ class FailedPaths:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._events: Events | None = None
-        self._known: dict[str, list[str]] = {}
+        self._known: dict[str, str] = {}
 
     def of(self, name: str) -> list[str]:
         """As ``failed_paths``. Raises CommandFailed, OSError."""
+        return _FAILED_PATH.findall(self._status(name))
+
+    def beside(self, name: str) -> bool:
+        """Whether the map reads by another group of paths than its first, as it does once all of that have failed.
+
+        It stays with that when they are reinstated, until it is told to go back. Raises CommandFailed, OSError.
+        """
+        found = _GROUP_READ.search(self._status(name))
+        return found is not None and int(found[1]) > 1
+
+    def _status(self, name: str) -> str:
         with self._lock:
             if self._events is None:
                 self._events = Events()
             elif self._events.happened():
                 self._known.clear()
             if name not in self._known:
-                self._known[name] = failed_paths(name)
+                self._known[name] = status(name)
             return self._known[name]
 
     def forget(self, name: str) -> None:

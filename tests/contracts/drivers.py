@@ -440,6 +440,9 @@ class ExportContract(TestCase):
             self.assert_nothing_left(driver)
         driver.publish(self.image, self.device)
         self.assert_served(driver)
+        driver.withdraw(self.image.name)
+        driver.reserve(self.image.name)
+        self.assertFalse(driver.serving(self.image.name))
 
     def test_reservation_is_withdrawn(self) -> None:
         driver = self.make()

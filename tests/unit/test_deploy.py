@@ -12,12 +12,22 @@ from pathlib import Path
 import click
 from testtools import TestCase
 
+from tests.patience import PATIENCE
 from tests.unit.virtman.scene import folder_for
 from virtman.cli import main as virtman
 from volt.cli import main as volt
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = DEPLOY / "systemd"
+WAITS = {
+    "active": True,
+    "activating": True,
+    "reloading": True,
+    "deactivating": True,
+    "inactive": False,
+    "failed": False,
+}
+"""For whether the unit of the data paths goes on waiting while the agent's is in this state."""
 
 
 class UnitTest(TestCase):
@@ -75,9 +85,11 @@ class UnitTest(TestCase):
             (folder / name).write_text(f"#!/bin/sh\n{does}\n")
             (folder / name).chmod(0o755)
         script = line.replace("$$", "$").replace("/usr/local/bin/virtman", "virtman")
-        for state, wait in (("active", True), ("activating", True), ("inactive", False), ("failed", False)):
+        for state, wait in WAITS.items():
             environment = {"PATH": f"{folder}:{os.environ['PATH']}", "STATE": state}
-            ended = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
+            ended = subprocess.run(
+                ["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+            )
             self.assertEqual((wait, -signal.SIGTERM if wait else 1), ("waits" in ended.stdout, ended.returncode), state)
 
     def test_an_agent_may_have_files_open_for_hundreds_of_images(self) -> None:

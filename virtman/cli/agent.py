@@ -26,10 +26,7 @@ from virtman.cli.output import one_line_errors
     help="Bearer token for Volt.",
 )
 @options.stack
-@options.driver("attach")
-@options.driver("cache")
-@options.driver("export")
-@options.driver("snapshot")
+@options.drivers
 @options.address
 @click.option(
     "--path-policy",

@@ -13,7 +13,7 @@ from virtman.cli import options
 from virtman.cli.output import emit, one_line_errors, size_text, table
 
 if TYPE_CHECKING:
-    from virtman.models import CachedDevice, Stack, Status
+    from virtman.models import CachedDevice, Stack, Status, Volume
 
 VOLUME_TROUBLE = {"failed": "has failed", "missing": "is missing"}
 """What is said of a volume in such a state."""
@@ -73,9 +73,7 @@ def _trouble(status: Status) -> Iterator[str]:
         yield f"{what}: {why}; this is tried again"
     if status.disks.trouble:
         yield f"VMs' disks: {status.disks.trouble}"
-    for volume in status.cache_volumes:
-        if volume.state in VOLUME_TROUBLE:
-            yield f"the cache volume {volume.path} {VOLUME_TROUBLE[volume.state]}; see: virtman cache list"
+    yield from _trouble_of_volumes(status.cache_volumes)
     for device in status.cached_devices:
         if device.state == "lost":
             yield (
@@ -85,6 +83,14 @@ def _trouble(status: Status) -> Iterator[str]:
     for death in status.deaths:
         now = "it works again" if death.running else "it DOES NOT WORK now"
         yield f"the agent's thread {death.thread} died {death.times} times, last of {death.error}; {now}"
+
+
+def _trouble_of_volumes(volumes: Sequence[Volume]) -> Iterator[str]:
+    for volume in volumes:
+        if volume.state in VOLUME_TROUBLE:
+            yield f"the cache volume {volume.path} {VOLUME_TROUBLE[volume.state]}; see: virtman cache list"
+        if volume.trouble:
+            yield f"the cache volume {volume.path} could not be started: {volume.trouble}; this is tried again"
 
 
 @click.command()
@@ -161,12 +167,15 @@ def accel(kernel: Path | None, as_json: bool) -> None:
 
 @click.command()
 @options.stack
+@options.drivers
 @options.address
 @options.state
 @options.volt
 @options.libvirt
 @options.as_json
-def doctor(stack: str, address: str | None, state: Path, volt: str, libvirt: str, as_json: bool) -> None:
+def doctor(
+    stack: str, address: str | None, state: Path, volt: str, libvirt: str, as_json: bool, **others: str | None
+) -> None:
     """Show what this machine has of all that the stacks need, and how to install the rest.
 
     It looks as an agent with the same settings would, needs none and changes nothing. Exit code 0 if the stack can run
@@ -179,7 +188,7 @@ def doctor(stack: str, address: str | None, state: Path, volt: str, libvirt: str
     from virtman.stackchoice import known_address
 
     with one_line_errors():
-        found = examine(stack, state, address or known_address(volt, state), libvirt)
+        found = examine(stack, others, state, address or known_address(volt, state), libvirt)
     if as_json:
         emit(found.as_json())
     else:

@@ -150,11 +150,9 @@ address = click.option(
 )
 
 
-def driver(layer: str) -> Callable[[F], F]:
-    """An option that takes another driver than the stack's for one layer."""
-    return click.option(
-        f"--{layer}",
-        metavar="DRIVER",
-        envvar=f"VIRTMAN_{layer.upper()}",
-        help=f"The {layer} driver, if not the stack's.",
-    )
+def drivers(command: F) -> F:
+    """Options that take another driver than the stack's, one for each layer."""
+    for layer in ("snapshot", "export", "cache", "attach"):  # what is added last comes first
+        named = f"The {layer} driver, if not the stack's."
+        command = click.option(f"--{layer}", metavar="DRIVER", envvar=f"VIRTMAN_{layer.upper()}", help=named)(command)
+    return command

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from drivers.base import Device, Image, Volume, VolumeState
-from drivers.cache.bcache import BcacheCache
+from drivers.cache.bcache import BUCKET, BcacheCache
+from drivers.cache.cachegroup import PATIENCE, RETRY, Group
 from drivers.errors import BadVolume
 from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev
@@ -20,6 +21,17 @@ from tests.kernel.inside.waits import wait_until
 DISK = 2 << 30
 """Bytes of a disk, of which a sparse file is made."""
 IMAGE = 4 << 20
+
+
+class SlowClock:
+    """So many seconds go by with each look at it."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self._step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self._step
+        return self.now
 
 
 class VolumesTest(BcacheCase):
@@ -126,6 +138,36 @@ class VolumesTest(BcacheCase):
         self.assertEqual(("a", "b", "c"), self.images(slow))
         self.assert_kept(*images[0], paths[0])
 
+    def test_a_disk_that_fails_slowly_is_left_alone_for_a_while_and_says_why(self) -> None:
+        disk, dying, sectors = self.disk(), "virtman-test", DISK // devmapper.SECTOR
+        well = [f"0 {sectors} linear {disk} 0"]
+        volume = devmapper.create(dying, well)
+        self.addCleanup(devmapper.remove, dying)
+        self.addCleanup(self.cache.remove_volume, volume)
+        self.cache.add_volume(volume)
+        self.cache.remove_volume(self.default)
+        ill = [f"0 8 linear {disk} 0", f"8 {sectors - 8} error"]
+        image, base = self.new_base(size=IMAGE)
+        devmapper.reload(dying, ill)
+        self.opened(image, base)
+        for seconds, before in ((1.0, 0.0), (10.0, RETRY)):
+            clock = SlowClock(step=seconds)
+            group = Group(self.place.state / "cache", file_size=DISK, bucket=BUCKET, clock=clock)
+            devmapper.reload(dying, ill)
+            self.assert_left_out(group)
+            devmapper.reload(dying, well)
+            clock.now += before
+            self.assert_left_out(group)
+            clock.now += max(RETRY, PATIENCE * seconds)
+            [found] = group.described()
+            self.assertEqual((VolumeState.RUNNING, ""), (found.state, found.trouble))
+            self.cache.close(image)
+            self.opened(image, base)
+
+    def assert_left_out(self, group: Group) -> None:
+        [found] = group.described()
+        self.assertEqual((VolumeState.IDLE, True), (found.state, bool(found.trouble)))
+
     def test_a_volume_is_started_with_the_policy_that_takes_unused_space_first(self) -> None:
         self.opened(*self.new_base(size=IMAGE))
         (name,) = devmapper.names("virtman-cachevol-")
@@ -207,6 +249,8 @@ class VolumesTest(BcacheCase):
         image, base = self.new_base(size=IMAGE)
         path = self.opened(image, base)
         self.assert_reads(image, path)
+        for _ in range(3):  # until a look finds nothing to be done
+            self.cache.stats(image)
         devmapper.reload(failing.name, [f"0 {DISK // 512} error"])
         self.read_until_failed(image, path, failing)
         self.check_replaced(image, base, path, failing)

@@ -166,6 +166,12 @@ class LioTest(LioCase):
         self.assertTrue(self.export.serving(self.image.name))
         self.assertEqual(self.content, self.attach().read_bytes())
 
+    def test_nothing_is_served_by_a_target_that_is_closed(self) -> None:
+        self.export.publish(self.image, self.device_of(self.image))
+        for word, open_ in (("0", False), ("1", True)):
+            (CONFIGFS / self.target / "tpgt_1/enable").write_text(word)
+            self.assertEqual(open_, self.export.serving(self.image.name))
+
     def test_images_are_published_and_withdrawn_side_by_side(self) -> None:
         images = [self.new_image(f"image-{number}", os.urandom(SIZE)) for number in range(6)]
         for image in images:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from testtools import TestCase
 
+from drivers.host.keptfiles import KeptFiles
 from drivers.kernel.diskstats import Counts, Standstill, counts, parsed
 
 DISK = "8:0"
@@ -20,9 +21,11 @@ class CountsTest(TestCase):
         self.assertEqual(Counts(332, 1), parsed(text))
 
     def test_the_kernel_tells_of_this_machines_disks_that_are_there(self) -> None:
+        files = KeptFiles()
+        self.addCleanup(files.close)
         there = {path.name for path in Path("/sys/dev/block").iterdir()}
         self.assertNotEqual(set(), there)
-        self.assertEqual(there, counts({*there, "1048575:0"}, lambda file: Path(file).read_text()).keys())
+        self.assertEqual(there, counts({*there, "1048575:0"}, files.read).keys())
 
     def test_who_has_no_room_to_look_is_told_so_and_not_that_a_disk_is_gone(self) -> None:
         for code, raises in ((errno.ENOENT, False), (errno.ENODEV, False), (errno.EMFILE, True), (errno.ENOMEM, True)):

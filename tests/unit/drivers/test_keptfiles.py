@@ -10,6 +10,7 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.host.keptfiles import KeptFiles
+from tests.unit.drivers.openfiles import open_files, process_file
 
 
 class KeptFilesTest(TestCase):
@@ -43,12 +44,11 @@ class KeptFilesTest(TestCase):
         self.assertEqual("here", self.files.read(self.file("third", "here")))
 
     def test_one_that_cannot_be_read_any_more_is_opened_anew(self) -> None:
-        child = os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ)
-        file = f"/proc/{child}/stat"
-        self.assertIn(f"{child} (", self.files.read(file))
-        os.kill(child, 9)
-        os.waitpid(child, 0)
+        before = open_files()
+        with process_file() as file:
+            self.assertIn(" (sleep) ", self.files.read(file))
         self.assertRaises(ProcessLookupError, self.files.read, file)
+        self.assertEqual(before, open_files())
         self.assertRaises(FileNotFoundError, self.files.read, file)
 
     def test_those_that_are_not_kept_are_closed(self) -> None:

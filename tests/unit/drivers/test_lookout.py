@@ -12,6 +12,7 @@ from testtools import TestCase
 
 from drivers.iscsi.lookout import KNOCK_INTERVAL, Knocks, Sessions
 from drivers.iscsi.names import target_name
+from tests.unit.drivers.openfiles import open_files, process_file
 
 
 class SessionsTest(TestCase):
@@ -55,6 +56,22 @@ class SessionsTest(TestCase):
         self.assertEqual({"debian"}, self.sessions.changed())
         self.write(1, f"{disk}/state", "running")
         self.assertEqual({"debian"}, self.sessions.changed())
+
+    def test_files_that_go_while_they_are_open_are_a_change_and_nothing_stays_open_of_them(self) -> None:
+        state, before = self.folder / "session1/state", open_files()
+        with process_file() as file:
+            state.unlink()
+            state.symlink_to(file)
+            self.assertEqual({"debian"}, self.sessions.changed())
+        self.assertEqual({"debian"}, self.sessions.changed())
+        self.assertEqual(before, open_files())
+
+    def test_what_is_open_is_closed_at_the_end(self) -> None:
+        before = open_files()
+        self.sessions.changed()
+        self.assertEqual(before + 1, open_files())
+        self.sessions.close()
+        self.assertEqual(before, open_files())
 
     def test_a_session_that_is_seen_before_it_has_its_name_is_known_by_it_afterwards(self) -> None:
         self.sessions.changed()

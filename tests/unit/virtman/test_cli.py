@@ -623,7 +623,7 @@ class CacheCommandsTest(AgentCliTest):
         self.assertEqual({POOL.path, Path("/dev/sdx")}, set(self.site.host.volumes))
 
     def test_add_for_scripts(self) -> None:
-        volume = {"path": "/dev/sdx", "size": POOL.size, "state": "idle", "images": [], "devices": []}
+        volume = {"path": "/dev/sdx", "size": POOL.size, "state": "idle", "images": [], "devices": [], "trouble": ""}
         self.assertEqual(volume, self.json("cache", "add", "/dev/sdx"))
 
     def test_remove(self) -> None:
@@ -658,6 +658,12 @@ class CacheCommandsTest(AgentCliTest):
         result = self.run_virtman("status")
         see = "; see: virtman cache list"
         self.assertEqual(f"the cache volume /a has failed{see}\nthe cache volume /b is missing{see}\n", result.stderr)
+
+    def test_status_tells_why_a_volume_could_not_be_started(self) -> None:
+        self.site.host.volumes[POOL.path] = replace(POOL, trouble="its disk is dying")
+        self.out("cache", "list")
+        line = f"the cache volume {POOL.path} could not be started: its disk is dying; this is tried again\n"
+        self.assertEqual(line, self.run_virtman("status").stderr)
 
 
 class DeviceCommandsTest(AgentCliTest):

@@ -25,8 +25,10 @@ class DoctorTest(TestCase):
         super().setUp()
         self.state = folder_for(self)
 
-    def examine(self, stack: str = "auto", without: Collection[str] = (), libvirt: str = LIBVIRT) -> Examination:
-        return examine(stack, self.state, "10.0.0.1", libvirt, MachineDouble(without=without))
+    def examine(
+        self, stack: str = "auto", without: Collection[str] = (), libvirt: str = LIBVIRT, **others: str
+    ) -> Examination:
+        return examine(stack, others, self.state, "10.0.0.1", libvirt, MachineDouble(without=without))
 
     def test_auto_shows_both_stacks(self) -> None:
         found = self.examine(without=NOT_KERNEL)
@@ -39,6 +41,14 @@ class DoctorTest(TestCase):
         found = self.examine("userspace")
         self.assertEqual(["userspace"], list(found.reports))
         self.assertEqual([None, [], True], [found.install, found.remedies, found.runs])
+
+    def test_other_drivers_than_the_stacks_are_looked_at_as_the_agent_would_take_them(self) -> None:
+        found = self.examine("kernel", without=["make-bcache"], cache="dmcache")
+        self.assertTrue(found.runs)
+        self.assertEqual(
+            [["iscsi", "dmcache", "lio", "dmthin"]], [[each.driver for each in four] for four in found.reports.values()]
+        )
+        self.assertFalse(self.examine("userspace", cache="nonsense").runs)
 
     def test_one_line_installs_all_that_is_missing(self) -> None:
         found = self.examine(without=(*NOTHING_OF_QEMU, "make-bcache"))
@@ -80,7 +90,7 @@ class DoctorTest(TestCase):
     def test_an_old_kernel_is_told_of_and_one_that_has_all_is_not(self) -> None:
         told = []
         for kernel in ("6.1.0-44-cloud-amd64", "6.12.118+deb13-cloud-amd64", "6.9.7"):
-            found = examine("auto", self.state, "10.0.0.1", LIBVIRT, MachineDouble(kernel=kernel))
+            found = examine("auto", {}, self.state, "10.0.0.1", LIBVIRT, MachineDouble(kernel=kernel))
             self.assertEqual(kernel, found.as_json()["versions"]["Linux"])
             told.append([line for line in advice(found) if line.startswith(f"Linux {kernel} is older than 6.12: ")])
         self.assertEqual([1, 0, 1], [len(lines) for lines in told])
@@ -115,11 +125,19 @@ class DoctorTest(TestCase):
             ("kernel", ours.replace("]", ', "a|^/dev/dm-[0-9]$|", "r|.*|" ]'), True),
             ("kernel", ours.replace("]", ', "a|^/dev/loop[0-9][0-9]$|", "r|.*|" ]'), True),
             ("kernel", ours.replace("]", ', "a|^/dev/sd[ab]$|", "r|.*|" ]'), False),
+            ("kernel", ours.replace("]", ', "a|^/dev/sd[a-z][a-z]$|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/dm-[0-9]{3}$|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a(^/dev/(sda|sdb)$)", "r|.*|" ]'), False),
+            ("kernel", ours.replace("]", ', "a|^/dev/sda|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/sdbc|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/dm-1|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/loop12|", "r|.*|" ]'), True),
+            ("kernel", ours.replace("]", ', "a|^/dev/dm-1$|", "r|.*|" ]'), False),
             ("kernel", ours.replace("[", '[ "a|loop|",'), True),
             ("kernel", ours.replace("]", ', "a|(|" ]'), True),
         )
         for stack, lvm_filter, told in cases:
-            found = examine(stack, self.state, "10.0.0.1", LIBVIRT, MachineDouble(lvm_filter=lvm_filter))
+            found = examine(stack, {}, self.state, "10.0.0.1", LIBVIRT, MachineDouble(lvm_filter=lvm_filter))
             self.assertEqual(told, any("LVM" in line for line in advice(found)), f"{stack} {lvm_filter}")
             self.assertEqual(told, bool(found.as_json()["lvm"]["trouble"]))
 
@@ -129,7 +147,7 @@ class DoctorTest(TestCase):
             ("", "none of its patterns rejects /dev/mapper/virtman-image-x or /dev/dm-9"),
             ('[ "a|(|" ]', "cannot be told: "),
         ):
-            found = examine("kernel", self.state, "10.0.0.1", LIBVIRT, MachineDouble(lvm_filter=lvm_filter))
+            found = examine("kernel", {}, self.state, "10.0.0.1", LIBVIRT, MachineDouble(lvm_filter=lvm_filter))
             self.assertIn(wrong, "".join(advice(found)))
 
     def test_advice_is_lines(self) -> None:

@@ -76,6 +76,16 @@ class ShelfTest(TestCase):
         self.shelf.put("web", vm(size=1024))
         self.assertEqual([vm(size=1024)], self.shelf.all())
 
+    def test_a_record_that_was_written_anew_is_read_anew_though_the_clock_stood_still_and_else_it_is_not(self) -> None:
+        self.shelf.put("web", vm(size=512))
+        file = self.folder / "web.json"
+        os.utime(file, ns=(1, 1))
+        known = self.shelf.get("web")
+        self.assertIs(known, self.shelf.get("web"))
+        self.shelf.put("web", vm(size=513))
+        os.utime(file, ns=(1, 1))
+        self.assertEqual(vm(size=513), self.shelf.get("web"))
+
     def test_records_are_listed_by_name(self) -> None:
         for name in ("b", "a", "c"):
             self.shelf.put(name, vm(name))
