@@ -197,20 +197,25 @@ class BcacheTest(BcacheCase):
         self.cache.volumes()
         self.assertIn("[lru]", policy.read_text())
 
-    def test_an_image_whose_return_to_its_cache_was_cut_short_is_returned_by_the_next_look(self) -> None:
+    def test_an_image_that_fell_beside_its_cache_or_whose_return_was_cut_short_is_returned_by_the_next_look(
+        self,
+    ) -> None:
         image, base = self.new_base(size=1 << 20)
         path = self.opened(image, base)
         self.assert_reads(image, path)
         for _ in range(3):  # until nothing is to be done
             self.cache.stats(image)
-        devmapper.message(path.name, "switch_group 2")
-        for look in (self.cache, self.new_cache()):
-            self.assert_reads(image, path)
-            look.stats(image)
-            before = fetched(base)
-            self.assert_reads(image, path)
-            self.assertLessEqual(fetched(base) - before, image.size // 20)
-            devmapper.message(path.name, "switch_group 2")
+        first = devmapper.numbers_in(devmapper.table(path.name))[0]
+        for harm in (f"fail_path {first}", "switch_group 2"):
+            for look in (self.cache, self.new_cache()):
+                devmapper.message(path.name, harm)
+                self.assert_reads(image, path)
+                look.stats(image)
+                before = fetched(base)
+                self.assert_reads(image, path)
+                self.assertLessEqual(fetched(base) - before, image.size // 20)
+                for _ in range(3):
+                    self.cache.stats(image)
 
 
 def buffers() -> int:

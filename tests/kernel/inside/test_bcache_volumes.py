@@ -249,8 +249,6 @@ class VolumesTest(BcacheCase):
         image, base = self.new_base(size=IMAGE)
         path = self.opened(image, base)
         self.assert_reads(image, path)
-        for _ in range(3):  # until a look finds nothing to be done
-            self.cache.stats(image)
         devmapper.reload(failing.name, [f"0 {DISK // 512} error"])
         self.read_until_failed(image, path, failing)
         self.check_replaced(image, base, path, failing)
