@@ -739,6 +739,7 @@ class SpaceTest(ThinCase):
         self.assertEqual([], list((small / "thin").iterdir()))
 
     def test_the_pool_grows_with_what_vms_write(self) -> None:
+        self.hold_writes(0)  # also in a guest that takes more than a minute to grow it
         path = self.create(size=4 * STEP)
         data = os.urandom(3 * STEP)
         write(path, 0, data)
@@ -746,6 +747,7 @@ class SpaceTest(ThinCase):
         self.assertGreaterEqual((self.folder / "thin" / "data").stat().st_size, 4 * STEP)
 
     def test_the_metadata_grow_with_the_pool(self) -> None:
+        self.hold_writes(0)
         self.driver = DmThinSnapshot(Place(self.folder, self.folder), step=STEP, covered=STEP)
         self.addCleanup(self.driver.close)
         write(self.create(size=2 * STEP), 0, os.urandom(2 * STEP))
@@ -756,6 +758,7 @@ class SpaceTest(ThinCase):
         self.assertEqual(steps * META_BYTES // 4096, blocks)
 
     def test_the_pool_grows_on_after_a_moment_without_open_files(self) -> None:
+        self.hold_writes(0)
         fd = os.open(self.create(size=4 * STEP), os.O_RDWR)
         self.addCleanup(os.close, fd)
         with none_left():
@@ -765,6 +768,11 @@ class SpaceTest(ThinCase):
         os.pwrite(fd, os.urandom(3 * STEP), STEP)
         os.fsync(fd)
         self.assertGreaterEqual((self.folder / "thin" / "data").stat().st_size, 4 * STEP)
+
+    def hold_writes(self, timeout: int) -> None:
+        """Have the kernel hold writes to a pool without room for so many seconds; 0: for ever."""
+        self.addCleanup(NO_SPACE_TIMEOUT.write_text, NO_SPACE_TIMEOUT.read_text())
+        NO_SPACE_TIMEOUT.write_text(str(timeout))
 
     def full(self, timeout: int) -> tuple[DmThinSnapshot, Path, Path]:
         """A VM's disk whose pool has no room to grow, while the kernel holds writes for ``timeout`` seconds.
@@ -777,8 +785,7 @@ class SpaceTest(ThinCase):
         path = driver.create("vm1", self.origin, 4 * STEP).path
         assert path is not None
         self.addCleanup(driver.delete, "vm1")
-        self.addCleanup(NO_SPACE_TIMEOUT.write_text, NO_SPACE_TIMEOUT.read_text())
-        NO_SPACE_TIMEOUT.write_text(str(timeout))
+        self.hold_writes(timeout)
         return driver, path, fill(small, but=MIB)
 
     def writer(self, path: Path) -> subprocess.Popen[bytes]:
