@@ -17,7 +17,7 @@ from unittest import TestCase
 T = TypeVar("T")
 
 WHOLE = os.environ.get("WHOLE", "") not in ("", "0")
-STRIDE = 1 if WHOLE else 3
+STRIDE = 1 if WHOLE else 4
 """Of so many steps one is taken."""
 
 _long: list[object] = []
