@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from drivers.base import Image
 from drivers.host.durable import sync
+from drivers.host.folders import matching
 from virtman.convert import RAW, Content, Progress, convert
 from virtman.errors import NoRoom
 from virtman.hostfiles import RESERVE, told
@@ -77,9 +77,10 @@ class ImageStore:
         except FileNotFoundError:
             return 0
 
-    def keys(self) -> Iterator[str]:
-        """Keys of the images that are here."""
-        return (path.stem for path in self.folder.glob("[!.]*.raw"))
+    def keys(self) -> list[str]:
+        """Keys of the images that are here. Raises HostTrouble."""
+        with told(f"looking through {self.folder}"):
+            return [path.stem for path in matching(self.folder, "[!.]*.raw")]
 
     def _require_room(self, source: Content) -> None:
         free = shutil.disk_usage(self.folder).free

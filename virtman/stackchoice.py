@@ -18,9 +18,11 @@ from urllib.parse import urlsplit
 
 from drivers.errors import UnknownDriver
 from drivers.host.durable import write_atomically
+from drivers.host.folders import matching
 from drivers.needs import Finding, Machine, Needs, check
 from drivers.registry import load
 from virtman.errors import ConfigError
+from virtman.hostfiles import told
 
 log = logging.getLogger(__name__)
 
@@ -212,8 +214,9 @@ def made_with(state: Path) -> Drivers | None:
 
 
 def has_records(state: Path) -> bool:
-    """Whether something in the state folder depends on the choice."""
-    return any(state.glob("records/*/[!.]*.json"))
+    """Whether something in the state folder depends on the choice. Raises HostTrouble."""
+    with told(f"looking for records in {state}"):
+        return any(True for _ in matching(state / "records", "*", "[!.]*.json"))
 
 
 def _file(state: Path) -> Path:

@@ -57,6 +57,7 @@ from drivers.errors import (
     NotReleased,
 )
 from drivers.host.command import run
+from drivers.host.folders import matching
 from drivers.host.watch import Watch
 from drivers.kernel import bcachedev, devmapper, loopdev, udevrules
 from drivers.kernel.alarm import Alarm
@@ -221,7 +222,7 @@ class Devices:
 
     def existing(self) -> Existing:
         """Names with anything on this host, whole or half made."""
-        details = {path.stem: str(path) for path in HEADERS.glob("*.header")}
+        details = {path.stem: str(path) for path in matching(HEADERS, "*.header")}
         for prefix in (_SPLIT, DEVICE, _RAW, _TOP):
             details |= {name.removeprefix(prefix): name for name in devmapper.names(prefix)}
         return Existing(frozenset(details), details)
@@ -481,7 +482,7 @@ def _parts(name: str) -> set[str]:
     """The numbers of what a map lies over, if there is one, by its table and one that was loaded and not used yet."""
     if not devmapper.exists(name):
         return set()
-    return {_text(link / "dev") for link in (bcachedev.folder(name) / "slaves").glob("*")}
+    return {_text(link / "dev") for link in matching(bcachedev.folder(name) / "slaves", "*")}
 
 
 def _lines(loop: Path, number: str, sectors: int) -> list[str]:
@@ -553,11 +554,11 @@ def _read(name: str) -> int:
 
 def _below(home: Path) -> list[Path]:
     """A device and all that it is made of."""
-    return [home, *(lower for link in (home / "slaves").glob("*") for lower in _below(link.resolve()))]
+    return [home, *(lower for link in matching(home / "slaves", "*") for lower in _below(link.resolve()))]
 
 
 def _names(folder: Path) -> set[str]:
-    return {link.name for link in folder.glob("*")}
+    return {link.name for link in matching(folder, "*")}
 
 
 def _text(file: Path) -> str:

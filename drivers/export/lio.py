@@ -287,8 +287,8 @@ class LioExport:
             details |= {name.removeprefix(prefix): f"map {name}" for name in devmapper.names(prefix)}
             others |= {name.removeprefix(prefix) for name in devmapper.others(prefix)}
         with _translated():
-            disks = [folder.name for folder in _CORE.glob(f"iblock_*/{_OWN}*")]
-            targets = [folder.name for folder in _TARGETS.glob("iqn.*")]
+            disks = [folder.name for folder in matching(_CORE, "iblock_*", f"{_OWN}*")]
+            targets = [folder.name for folder in matching(_TARGETS, "iqn.*")]
         details |= {name.removeprefix(_OWN): f"disk {name}" for name in disks}
         own = f"{initiator_name(self._host)}:"
         details |= {image_of(name) or name: f"target {name}" for name in targets if name.startswith(own)}
@@ -400,14 +400,14 @@ def _disk(image: str) -> Any:
     name = _OWN + checked(image)
     # Not by rtslib's walk through all disks: it makes a disk anew that goes between its two looks (rtslib: node.py,
     # _create_in_cfs_ine).
-    for folder in _CORE.glob(f"iblock_*/{name}"):
+    for folder in matching(_CORE, "iblock_*", name):
         return _rtslib().BlockStorageObject(name, index=int(folder.parent.name.rpartition("_")[2]))
     return None
 
 
 def _free_number() -> int:
     """A number that no disk has, also none that is being removed: for rtslib a place is free once it is empty."""
-    taken = {folder.name.rpartition("_")[2] for folder in _CORE.glob("iblock_*")}
+    taken = {folder.name.rpartition("_")[2] for folder in matching(_CORE, "iblock_*")}
     return next(number for number in itertools.count() if str(number) not in taken)
 
 

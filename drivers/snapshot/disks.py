@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from drivers.base import Device, Existing, Place
 from drivers.errors import BadDevice, BadDisk, DiskInUse, SnapshotMissing
 from drivers.host.durable import sync, write_atomically
+from drivers.host.folders import matching
 from drivers.kernel import devmapper, ownership
 from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
@@ -52,7 +53,7 @@ class Records(Generic[D]):
 
     def all(self) -> dict[str, D]:
         """The disks by VM. Raises BadDisk."""
-        return {path.stem: self.read(path.stem) for path in self._folder.glob("*.json")}
+        return {path.stem: self.read(path.stem) for path in matching(self._folder, "[!.]*.json")}
 
     def write(self, vm: str, disk: D) -> None:
         """Write a disk down, so that a power cut leaves the old record or the new one."""

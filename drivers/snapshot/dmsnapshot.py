@@ -23,6 +23,7 @@ from drivers.base import Device, Existing, Monitor, Place, Range
 from drivers.door import door
 from drivers.errors import BadDisk, DriverError, NotPossible, PointMissing
 from drivers.host.durable import sync
+from drivers.host.folders import matching
 from drivers.host.space import allocate
 from drivers.kernel import devmapper, loopdev
 from drivers.kernel.devmapper import SECTOR
@@ -120,7 +121,7 @@ class DmSnapshot(MapDisks[_Disk]):
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
-        return found(self._folder.glob("[!.]*"), f"snapshot with its store in {self._folder}")
+        return found(matching(self._folder, "[!.]*"), f"snapshot with its store in {self._folder}")
 
     def trouble(self) -> str:
         """Nothing: disks have taken all their space."""

@@ -30,6 +30,7 @@ from drivers.base import Device, Existing, Monitor, Place, Range
 from drivers.door import door
 from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, DiskInUse, DriverError, NoSpace, NotOurs
 from drivers.host.command import run
+from drivers.host.folders import matching
 from drivers.host.space import allocate, shortage
 from drivers.host.watch import Watch
 from drivers.kernel import devmapper, loopdev
@@ -231,7 +232,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
-        return found(self._folder.glob("*.json"), f"thin volume over {self._folder}")
+        return found(matching(self._folder, "[!.]*.json"), f"thin volume over {self._folder}")
 
     def trouble(self) -> str:
         """Whether there is room for the pool's next step, and the pool is ours, over our files, and takes writes."""

@@ -55,8 +55,11 @@ PROVOKED = {
 """How lines of the kernel's log begin that a file's tests provoke: they make a map fail, or reads that wait; or a
 parent goes while the kernel looks for partitions on a new path to it, or fails what its children wait for."""
 
-TIMEOUT = 7200.0
+TIMEOUT = 3600.0
 """Seconds for a file; some took 1400 beside four programs that did nothing but count."""
+
+STANDS = 900
+"""Seconds after which a test that goes on says where its threads are; the longest took 160 beside all other tests."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def run(machine: Machine, name: str) -> Result:
     measured = ["python3", "-W", "error", "-m", "coverage", "run", "--source=drivers", f"--data-file={data}"]
     # No plugins of others: to import them takes seconds. Nothing is missing in a guest, so that a skip is a failure.
     settings = ["PYTHONPATH=/opt/virtman", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", "CI=true", f"WHOLE={WHOLE}"]
-    options = ["-q", "--durations=10", "-p", "no:cacheprovider", *marked]
+    options = ["-q", "--durations=10", "-o", f"faulthandler_timeout={STANDS}", "-p", "no:cacheprovider", *marked]
     command = [*measured, "-m", "pytest", *options, f"kernel/inside/{name}.py"]
     try:
         said = machine.run(["env", "-C", "/opt/virtman/tests", *settings, *command], timeout=TIMEOUT)

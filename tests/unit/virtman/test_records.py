@@ -197,6 +197,13 @@ class ShelfTest(TestCase):
         (self.folder / "web.json").mkdir()
         self.assertRaises(StateDamaged, self.shelf.get, "web")
 
+    def test_an_agent_that_cannot_look_does_not_take_that_for_no_records(self) -> None:
+        self.shelf.put("web", vm())
+        with no_more_files():
+            for look in (self.shelf.names, self.shelf.all):
+                self.assertRaises(HostTrouble, look)
+        self.assertEqual(["web"], self.shelf.names())
+
     def test_records_are_private_whatever_the_umask(self) -> None:
         self.addCleanup(os.umask, os.umask(0))
         self.shelf.put("web", vm())
