@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from testtools import TestCase
 
+from lab.errors import LabError
 from lab.kernel.cluster import KernelCluster
 from lab.kernel.footprint import footprint
 from lab.kernel.kernellog import troubles
@@ -36,14 +37,24 @@ _left: Footprints = {}
 """What the last test found on each guest at its end, until somebody changes it: the next one begins with that."""
 
 
-@functools.cache
 def cluster() -> KernelCluster:
-    """The lab, with its logs in LOGS; it ends with the test run."""
-    shutil.rmtree(LOGS, ignore_errors=True)
-    started = KernelCluster(LOGS, HOSTS, suite=SUITE, shared=[CHECKOUT / "tests", CHECKOUT / "opennebula_tm"])
-    atexit.register(started.stop)
-    started.start()
+    """The lab, with its logs in LOGS; it ends with the test run. Raises LabError: once it did not start, each time."""
+    started = _started()
+    if isinstance(started, LabError):
+        raise started
     return started
+
+
+@functools.cache
+def _started() -> KernelCluster | LabError:
+    shutil.rmtree(LOGS, ignore_errors=True)
+    lab = KernelCluster(LOGS, HOSTS, suite=SUITE, shared=[CHECKOUT / "tests", CHECKOUT / "opennebula_tm"])
+    atexit.register(lab.stop)
+    try:
+        lab.start()
+    except LabError as error:
+        return error  # each test that tried again would leave more guests that run, until the end
+    return lab
 
 
 def changed_on_purpose() -> None:
