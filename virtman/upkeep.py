@@ -31,11 +31,10 @@ log = logging.getLogger(__name__)
 
 NOTHING = CacheStats(0, 0)
 
-USED_LOOK, IDLE_LOOK = 2.0, 30.0
-"""Seconds at least between looks, which come with a heartbeat, at the cache of an image that is used, and of one that
-nobody uses, or at its origin, whose copy does not change: with every other heartbeat of 2 s, and with each of 3 s. What
-is served in place is looked at with each, and so is whether an image is served that VMs or children use. Drivers tell
-at once of processes that end (drivers/base.py, Died)."""
+USED_LOOK, IDLE_LOOK = 4.0, 30.0
+"""Seconds at least between looks, which come with a heartbeat, at an image that VMs or children of this host use, and
+at one that nobody uses: whether it is served, and at its cache. What is served in place is looked at with each.
+Drivers tell at once of processes that end (drivers/base.py, Died)."""
 
 IMAGE, PLACE, LOST, CHILDREN, VM, DEVICE = "image ", "place of ", "lost parents of ", "children of ", "vm ", "device "
 CONTENT = "content of "
@@ -69,7 +68,7 @@ class Upkeep:
         self._clock = clock
         self._idle_since: dict[str, float] = {}
         self._look_again: dict[str, float] = {}
-        """When to look at the caches of images next."""
+        """When to look at images next."""
         self._stats: dict[str, CacheStats] = {}
         self._heard_lock = threading.Lock()
         self._heard: dict[str, Assignment] = {}
@@ -141,7 +140,7 @@ class Upkeep:
         vms, unreadable = self._vms.sorted_out()
         before, self._used = self._used, {each.name for each in records} if unreadable else {vm.image for vm in vms}
         due = {record.name for record in records if now >= self._look_again.get(record.name, now)}
-        due |= {record.name for record in records} & before - self._used
+        due |= {record.name for record in records} & (before ^ self._used)
         with self._heard_lock:
             self._untended |= due
             self._volumes_due = True
@@ -151,8 +150,6 @@ class Upkeep:
                 if self._stacks.wants_digest(record):
                     self.queue.wake(CONTENT + record.name)
                 self.queue.wake(PLACE + record.name)
-            elif record.children or record.name in self._used:
-                self.queue.wake(IMAGE + record.name)  # whether it is served: no process tells if not, in the kernel
         for vm in vms:
             if vm.operation is not None or vm.leftover:
                 self.queue.wake(VM + vm.name)
@@ -482,12 +479,18 @@ class Upkeep:
         now = self._clock()
         if record.name in self._used or not self._stacks.idle(record):  # if not any more, the next heartbeat sees it
             self._idle_since.pop(record.name, None)
-            self._look_again[record.name] = now + _until_next_look(record)
+            self._look_again[record.name] = now + self._until_next_look(record)
             return
         left = self._idle_since.setdefault(record.name, now) + self._idle_grace - now
         self._look_again[record.name] = now + (min(IDLE_LOOK, left) if left > 0 else IDLE_LOOK)
         if left <= 0:
             self._idle_long.add(record.name)
+
+    def _until_next_look(self, record: ImageRecord) -> float:
+        """Seconds for which an image that has to stay is not looked at again."""
+        if record.in_place is not None:
+            return 0.0
+        return USED_LOOK if record.children or record.name in self._used else IDLE_LOOK
 
     def _let_go_withdrawn(self, name: str) -> None:
         with self._heard_lock:
@@ -500,13 +503,6 @@ class Upkeep:
         if self._stacks.remove_if_idle(name):
             log.info("image %s: nobody needed it for %.0f s; its cache is kept", name, self._idle_grace)
             self._idle_since.pop(name, None)
-
-
-def _until_next_look(record: ImageRecord) -> float:
-    """Seconds for which an image that is used is not looked at again."""
-    if record.in_place is not None:
-        return 0.0
-    return IDLE_LOOK if record.role is Role.ORIGIN else USED_LOOK
 
 
 def _pool_of(record: ImageRecord) -> Pool:

@@ -173,13 +173,15 @@ class BcacheCache:
         was fetched since the last call: what it holds is in the volume by now.
         """
         with self._group.lock:
-            if not self._is_calm(image):
+            note = self._note(image)
+            if not self._is_calm(image, note.volume):
                 self._group.join(_below(image))
                 self._return(image)
                 self._count(image)
                 if devmapper.exists(_top(image)):
                     self._free(label(image))
-            held = self._note(image).now
+                note = self._note(image)
+            held = note.now
             files = sum(file_bytes(path) for path in self._group.volumes.recorded() if path.is_file())
         return CacheStats(held_bytes=min(held, image.size), file_bytes=files)
 
@@ -236,8 +238,8 @@ class BcacheCache:
         """Names of attachments with a map or a header."""
         return self._devices.existing()
 
-    def _is_calm(self, image: Image) -> bool:
-        """Whether it is read by way of its volume, and nothing was fetched for it since its memory was given back.
+    def _is_calm(self, image: Image, volume: str) -> bool:
+        """Whether it is read by way of this volume, and nothing was fetched for it since its memory was given back.
 
         Most images are at most times, and all that are used are asked for every few seconds.
         """
@@ -245,7 +247,7 @@ class BcacheCache:
         if name not in self._freed or onefetch.fetched(name) != self._freed[name]:
             return False
         home = bcachedev.set_of(_below(image))
-        if home is None or home.name != self._note(image).volume:
+        if home is None or home.name != volume:
             return False
         failed = any(self._failed_paths.of(each) for each in (top, onefetch.device(name).name))
         return not failed and not self._failed_paths.beside(top)

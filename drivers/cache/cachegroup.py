@@ -170,9 +170,10 @@ class Group:
     def _described(self) -> list[Volume]:
         with self.lock:
             found = [(path, number, self._use(number)) for path, number in self.volumes.recorded().items()]
-            for _, home in self._by_room():
-                with contextlib.suppress(OSError):  # it is failing, and shows it next time
-                    self.volumes.replacement.keep(home)
+            for _, number, _ in found:
+                if home := self.volumes.running(number):
+                    with contextlib.suppress(OSError):  # it is failing, and shows it next time
+                        self.volumes.replacement.keep(home)
         # Nobody who opens an image waits while a dying disk is asked what is on it.
         return [self._describe(*volume) for volume in found]
 

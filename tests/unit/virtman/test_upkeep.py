@@ -1238,12 +1238,13 @@ class IdleTest(UpkeepTest):
             self.assertIn("mine", self.host.served)
         self.scene.check(self)
 
-    def test_an_origins_image_that_a_vm_reads_is_served_again_by_the_next_heartbeat(self) -> None:
+    def test_an_origins_image_that_a_vm_reads_is_served_again_by_the_next_look(self) -> None:
         self.scene.stacks.add_origin(self.scene.put_content("mine"))
         self.scene.vms.create("vm", "mine", None)
         self.beat()
         for _ in range(2):
             del self.host.served["mine"]  # as in the kernel: no process tells of it
+            self.clock.advance(USED_LOOK)
             self.beat()
             self.assertIn("mine", self.host.served)
 
@@ -1254,6 +1255,7 @@ class IdleTest(UpkeepTest):
         (self.scene.folder / "records" / "vms" / "vm.json").write_bytes(b"{")
         for _ in range(2):
             del self.host.served["mine"]
+            self.clock.advance(USED_LOOK)
             self.beat()
             self.assertIn("mine", self.host.served)
 
