@@ -50,12 +50,18 @@ class Volumes:
         self.default = folder / "pool"
         self.replacement = bcachedev.Replacement()
         self._beginnings = Beginnings()
+        self._known: tuple[tuple[int, int, int], dict[Path, str]] | None = None
+        """What the record said, with what its file was just before: it is asked for with each look at an image."""
 
     def recorded(self) -> dict[Path, str]:
         """The numbers of the volumes. Raises NoSpace if there is no room for the first one."""
         try:
-            found = json.loads(self._record.read_text())
-            return {Path(path): str(number) for path, number in found.items()}
+            found = self._record.stat()
+            stamp = found.st_ino, found.st_mtime_ns, found.st_size
+            if self._known is None or self._known[0] != stamp:
+                told = json.loads(self._record.read_text())
+                self._known = stamp, {Path(path): str(number) for path, number in told.items()}
+            return dict(self._known[1])
         except FileNotFoundError:
             pass
         except (ValueError, AttributeError) as error:

@@ -72,7 +72,7 @@ def source(label: str) -> Path:
 
 def fetched(label: str) -> int:
     """Bytes read from the parents since the start. Raises OSError."""
-    return int(devmapper.counters(source(label)).read_text().split()[2]) * devmapper.SECTOR
+    return int(devmapper.counted(_from(label))[2]) * devmapper.SECTOR
 
 
 def piece() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import socket
 import threading
 import time
@@ -199,9 +200,9 @@ class Sessions:
     def __init__(self, folder: Path = CLASS) -> None:
         """``folder``: where the kernel tells of sessions."""
         self._folder = folder
-        self._images: dict[Path, str | None] = {}
-        self._disks: dict[Path, str] = {}
-        self._states: dict[Path, tuple[str, str]] = {}
+        self._images: dict[str, str | None] = {}
+        self._disks: dict[str, str] = {}
+        self._states: dict[str, tuple[str, str]] = {}
         self._files = KeptFiles()
 
     def changed(self) -> set[str]:
@@ -220,23 +221,31 @@ class Sessions:
         """Close what is open. The next call opens it anew."""
         self._files.close()
 
-    def _ours(self) -> list[Path]:
+    def _ours(self) -> list[str]:
         """The folders of our sessions. Whose a session is does not change, once it is known."""
         found = []
-        for folder in self._folder.glob("*"):
+        for folder in self._all():
             if folder not in self._images:
                 with contextlib.suppress(OSError):  # it may be coming or going
-                    if name := name_of(folder):
+                    if name := name_of(Path(folder)):
                         self._images[folder] = image_of(name)
             if self._images.get(folder) is not None:
                 found.append(folder)
         return found
 
-    def _state(self, folder: Path) -> tuple[str, str]:
+    def _all(self) -> list[str]:
+        """The folders of all sessions; none before the kernel knows of sessions. Raises OSError."""
+        try:
+            with os.scandir(self._folder) as entries:
+                return [entry.path for entry in entries]
+        except FileNotFoundError:
+            return []
+
+    def _state(self, folder: str) -> tuple[str, str]:
         """What is told of a session and of its disk."""
         disk = self._disks.get(folder)
         with contextlib.suppress(OSError):  # it may be going
-            disk = disk or next(map(str, folder.glob("device/target*/*:*/state")), None)
+            disk = disk or next(map(str, Path(folder).glob("device/target*/*:*/state")), None)
         state = self._word(_of_session(folder))
         if disk is None:
             return state, ""
@@ -255,6 +264,6 @@ class Sessions:
             return ""
 
 
-def _of_session(folder: Path) -> str:
+def _of_session(folder: str) -> str:
     """Where the kernel tells how a session is."""
     return f"{folder}/state"
