@@ -188,6 +188,7 @@ class Group:
             volumes = self.volumes.recorded()
             if path not in volumes:
                 volumes = self.volumes.record({**volumes, path: self.volumes.make(path)})
+            self._rests.pop(volumes[path], None)  # who adds one that is there has mended it, and asks for it now
             self._start_if_used()
             return self._describe(path, volumes[path], self._use(volumes[path]))
 

@@ -200,18 +200,18 @@ class InPlaceTest(StackCase):
 
 
 class CallersTest(StackCase):
-    def test_five_creates_of_two_images_at_once_succeed(self) -> None:
-        for number in range(2):
+    def test_eight_creates_of_three_images_at_once_succeed(self) -> None:
+        for number in range(3):
             self.publish(f"image-{number}", SMALL)
         host = self.hosts[0]
-        wanted = [(f"vm-{number}", f"image-{number % 2}") for number in range(5)]
+        wanted = [(f"vm-{number}", f"image-{number % 3}") for number in range(8)]
         clients = [self.agent(host) for _ in wanted]
         with ThreadPoolExecutor(len(wanted)) as pool:
             made = list(
                 pool.map(lambda client, names: patiently(lambda: client.create(*names).disk.path), clients, wanted)
             )
         self.assertEqual([f"/dev/mapper/virtman-vm-{vm}" for vm, _ in wanted], list(map(str, made)))
-        self.assertEqual(str(made[4]), host.run(["virtman", "create", *wanted[4]]).strip())
+        self.assertEqual(str(made[7]), host.run(["virtman", "create", *wanted[7]]).strip())
         for path, (_, image) in zip(made, wanted, strict=True):
             self.read(host, str(path), image, SMALL)
 

@@ -24,8 +24,8 @@ from tests.openstack import nova_tests
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/openstack"
 OURS = Path(__file__).parent
-PATIENCE = 3600
-"""Seconds after which tests are taken for ones that hang. Some took 1800 on two cores that ten others wanted, too."""
+PATIENCE = 1800
+"""Seconds after which tests are taken for ones that hang."""
 
 LONGEST_NAME = 100
 """Characters of the name of a file of results: some names are of many modules."""
