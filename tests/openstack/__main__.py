@@ -30,7 +30,7 @@ PATIENCE = 1800
 LONGEST_NAME = 100
 """Characters of the name of a file of results: some names are of many modules."""
 
-LONGEST = ("test_agents_killed", "test_kills", "test_servers")
+LONGEST = ("test_agents_killed", "test_bases", "test_kills", "test_moves", "test_servers")
 
 EPILOG = """examples, with build/openstack/venv/bin/python, which lab/openstack-venv makes:
   python -m tests.openstack                                    what make test runs

@@ -259,6 +259,16 @@ class ComputesTest(base.ServersTestBase):  # type: ignore[misc]
         return {image.name: image.origins for image in self.cluster.volt.images()}
 
 
+class ServerCase(ComputesTest):
+    """A test with a server that has booted from the base: ``node`` is where it is, ``other`` another host."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.server = self.boot()
+        self.node = self.node_of(self.server)
+        self.other = next(name for name in self.cluster.names if name != self.node)
+
+
 def _patient(make: Callable[[str], tuple[str, str]]) -> Callable[[str], tuple[str, str]]:
     """Databases for which a writer waits its turn on a slow machine: SQLite gives up after 5 seconds (PRAGMA
     busy_timeout).

@@ -744,13 +744,14 @@ class SpaceTest(ThinCase):
         data = os.urandom(3 * STEP)
         write(path, 0, data)
         self.assertEqual(data, path.read_bytes()[: len(data)])
-        self.assertGreaterEqual((self.folder / "thin" / "data").stat().st_size, 4 * STEP)
+        wait_until(lambda: pool_size() >= 4 * STEP)
 
     def test_the_metadata_grow_with_the_pool(self) -> None:
         self.hold_writes(0)
         self.driver = DmThinSnapshot(Place(self.folder, self.folder), step=STEP, covered=STEP)
         self.addCleanup(self.driver.close)
         write(self.create(size=2 * STEP), 0, os.urandom(2 * STEP))
+        wait_until(lambda: pool_size() > 2 * STEP)  # the files grow before the pool does
         steps = (self.folder / "thin" / "data").stat().st_size // STEP
         self.assertGreater(steps, 2)
         self.assertEqual(steps * META_BYTES, (self.folder / "thin" / "meta").stat().st_size)

@@ -1,0 +1,63 @@
+"""Servers that boot from a base, and are put on the shelf and taken back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.openstack.computes import ServerCase
+
+
+class ShelfTest(ServerCase):
+    """One server."""
+
+    def test_a_server_comes_back_from_the_shelf_with_what_it_wrote(self) -> None:
+        self.write(self.server, b"shelved")
+        self.act(self.server, {"shelve": None}, "SHELVED_OFFLOADED")
+        self.assertEqual([], self.all_disks())
+        self.act(self.server, {"unshelve": None}, "ACTIVE")
+        self.assertEqual(b"shelved", self.read(self.server)[:7])
+        self._delete_server(self.server)
+        self.assertEqual([], self.all_disks())
+
+    def test_a_base_that_was_attached_to_a_shelved_server_is_to_be_detached_before_it_comes_back(self) -> None:
+        second = self.cinder.add(self.file)
+        self.act(self.server, {"shelve": None}, "SHELVED_OFFLOADED")
+        self.api.post_server_volume(self.server["id"], {"volumeAttachment": {"volumeId": second}})
+        self.api.post_server_action(self.server["id"], {"unshelve": None})
+        self.soon(lambda: any(f"volume {second} is a base" in why for why in self.failures(self.server)))
+        self.until_shelved()
+        self.api.delete_server_volume(self.server["id"], second)
+        self.soon(lambda: len(self.api.get_server_volumes(self.server["id"])) == 1)
+        self.act(self.server, {"unshelve": None}, "ACTIVE")
+
+    def until_shelved(self) -> None:
+        """Wait for Nova to give up on bringing the server back."""
+
+        def is_shelved() -> bool:
+            found = self.admin_api.get_server(self.server["id"])
+            return found["status"] == "SHELVED_OFFLOADED" and found["OS-EXT-STS:task_state"] is None
+
+        self.soon(is_shelved)
+
+    def test_a_server_with_a_second_private_disk_which_no_image_would_keep_is_not_shelved(self) -> None:
+        file = self.folder / "data.raw"
+        file.write_bytes(b"data" * (1 << 18))
+        second = self.cinder.add(file)
+        request = self.request()
+        request["block_device_mapping_v2"].append(
+            {"boot_index": -1, "uuid": second, "source_type": "volume", "destination_type": "volume"}
+        )
+        server = self.until(self.api.post_server({"server": request}), "ACTIVE")
+        self.api.post_server_action(server["id"], {"shelve": None})
+        self.soon(lambda: bool(self.failures(server)))
+        path = self.agent(self.node_of(server)).vm(self.disk_of(server, second)).disk.path
+        self.assertEqual(b"data", self.read_qcow2(Path(path))[:4])
+
+    def test_the_image_of_a_server_that_came_back_goes_when_no_disk_is_made_of_it(self) -> None:
+        for action, state in (({"shelve": None}, "SHELVED_OFFLOADED"), ({"unshelve": None}, "ACTIVE")):
+            self.act(self.server, action, state)
+        self.all_upkeep()
+        self.assertEqual(2, len(self.images()))
+        self._delete_server(self.server)
+        self.all_upkeep()
+        self.soon(lambda: [*self.images()] == [f"cinder-{self.volume}"])
