@@ -53,10 +53,12 @@ def told(error: OSError) -> DriverError:
 def _guarded(call: Callable[..., Any], *, needs_kernel: bool) -> Callable[..., Any]:
     @functools.wraps(call)
     def through_door(self: Any, *arguments: Any, **named: Any) -> Any:
-        with _translated():
+        try:  # no context manager: some calls are made for each image with each heartbeat
             if needs_kernel:
                 _provide_once(self)
             answer = call(self, *arguments, **named)
+        except OSError as error:
+            raise told(error) from error
         return _GuardedContext(answer) if isinstance(answer, AbstractContextManager) else answer
 
     through_door._behind_door = True  # type: ignore[attr-defined]

@@ -11,10 +11,12 @@ answer keeps no dead process from being started again.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -76,7 +78,7 @@ class _Entry:
     """A key that is not in order, or was not lately."""
 
     due: float | None = None
-    """When to look at it next; None: when somebody wakes it."""
+    """When to look at it next; None: when somebody wakes it, or it is looked at, or its job waits or runs."""
     running: bool = False
     again: bool = False
     """It was woken while it ran."""
@@ -108,6 +110,10 @@ class WorkQueue:
         self._clock = clock
         self._chance = chance
         self._entries: dict[str, _Entry] = {}
+        self._dues: list[tuple[float, str]] = []
+        """A heap of when to look at keys; what differs from the entry's own ``due`` is out of date."""
+        self._lines: dict[Pool, deque[str]] = {pool: deque() for pool in Pool}
+        """The keys whose jobs wait for a thread of a pool, the one that has waited longest first."""
         self._changed = threading.Lock()
         self._work = {pool: threading.Condition(self._changed) for pool in Pool}
         """What the threads of a pool wait at. One is woken at a time: with all of them, a heartbeat cost more in
@@ -130,7 +136,7 @@ class WorkQueue:
             entry = self._entries.setdefault(key, _Entry())
             if now:
                 entry.failures, entry.not_before = 0, 0.0
-            self._wake(entry)
+            self._wake(key, entry)
 
     def stumbled(self, key: str, trouble: str) -> None:
         """What had been done for a key went to pieces. The first time it is looked at at once, then after a pause."""
@@ -140,14 +146,17 @@ class WorkQueue:
             entry.stumbled_at, entry.trouble = now, trouble
             entry.not_before = now + self._pause(entry.stumbles - 1) if entry.stumbles > 1 else 0.0
             log.warning("%s: %s", key, trouble)
-            self._wake(entry)
+            self._wake(key, entry)
 
-    def _wake(self, entry: _Entry) -> None:
+    def _wake(self, key: str, entry: _Entry) -> None:
         if entry.running or entry.job is not None:
             entry.again = True
-        else:
-            entry.due = max(self._clock(), entry.not_before)
-            self._work[Pool.SHORT].notify()
+            return
+        due = max(self._clock(), entry.not_before)
+        if entry.due != due:
+            entry.due = due
+            heapq.heappush(self._dues, (due, key))
+        self._work[Pool.SHORT].notify()
 
     def busy(self, key: str) -> bool:
         """Whether something is done for a key now, or will be at once."""
@@ -203,28 +212,25 @@ class WorkQueue:
 
     def _due_key(self) -> tuple[str | None, float | None]:
         """A key that is due, or the seconds until one is."""
-        waiting = [
-            (entry.due, key)
-            for key, entry in self._entries.items()
-            if entry.due is not None and not entry.running and entry.job is None
-        ]
-        if not waiting:
-            return None, None
-        due, key = min(waiting)
-        wait = due - self._clock()
-        return (key, None) if wait <= 0 else (None, wait)
+        while self._dues:
+            due, key = self._dues[0]
+            if (wait := due - self._clock()) > 0:
+                return None, wait
+            heapq.heappop(self._dues)
+            if (entry := self._entries.get(key)) is not None and entry.due == due:
+                entry.due = None
+                return key, None
+        return None, None
 
     def _waiting_key(self, pool: Pool) -> tuple[str | None, float | None]:
         """The key whose job has waited longest for a thread of the pool."""
-        waiting = (
-            key for key, entry in self._entries.items() if entry.job and entry.job.pool is pool and not entry.running
-        )
-        return next(waiting, None), None
+        line = self._lines[pool]
+        return (line.popleft() if line else None), None
 
     def _look(self, key: str) -> None:
         """Do what is to be done for a key, if it is short; else leave it to the threads for it."""
         with self._changed:
-            self._entries[key].again, self._entries[key].due = False, None
+            self._entries[key].again = False
         try:
             job = self._plan(key)
         except Exception as error:
@@ -238,7 +244,7 @@ class WorkQueue:
         else:
             with self._changed:
                 self._entries[key].job, self._entries[key].running = job, False
-                self._entries[key] = self._entries.pop(key)  # the last in its pool's line
+                self._lines[job.pool].append(key)
                 self._work[job.pool].notify()
 
     def _in_order(self, key: str) -> None:
@@ -247,7 +253,7 @@ class WorkQueue:
             entry = self._entries[key]
             entry.running, entry.trouble, entry.times = False, "", 0
             if entry.again:
-                self._wake(entry)
+                self._wake(key, entry)
             elif entry.due is None and self._clock() - entry.stumbled_at > CALM:
                 del self._entries[key]
 
@@ -268,7 +274,7 @@ class WorkQueue:
             else:
                 entry.failures = 0
             entry.trouble = trouble
-            self._wake(entry)
+            self._wake(key, entry)
 
     def _pause(self, failures: int) -> float:
         """Seconds to wait after so many failures."""

@@ -172,18 +172,16 @@ class BcacheCache:
         An image whose volume has failed joins another, and reads by way of the cache again. Memory is freed if nothing
         was fetched since the last call: what it holds is in the volume by now.
         """
-        with self._group.lock:
-            note = self._note(image)
-            if not self._is_calm(image, note.volume):
+        note = self._note(image)
+        if not self._is_calm(image, note.volume):
+            with self._group.lock:
                 self._group.join(_below(image))
                 self._return(image)
                 self._count(image)
                 if devmapper.exists(_top(image)):
                     self._free(label(image))
                 note = self._note(image)
-            held = note.now
-            files = sum(file_bytes(path) for path in self._group.volumes.recorded() if path.is_file())
-        return CacheStats(held_bytes=min(held, image.size), file_bytes=files)
+        return CacheStats(held_bytes=min(note.now, image.size), file_bytes=self._group.volumes.file_bytes())
 
     def existing(self) -> Existing:
         """Keys of the images with a header, whole or half made."""
@@ -241,8 +239,15 @@ class BcacheCache:
     def _is_calm(self, image: Image, volume: str) -> bool:
         """Whether it is read by way of this volume, and nothing was fetched for it since its memory was given back.
 
-        Most images are at most times, and all that are used are asked for every few seconds.
+        Most images are at most times, and all that are used are asked for every few seconds: without the lock of the
+        group, at which the threads that look would line up.
         """
+        try:
+            return self._looks_calm(image, volume)
+        except (DriverError, OSError):  # somebody may be closing it just now
+            return False
+
+    def _looks_calm(self, image: Image, volume: str) -> bool:
         name, top = label(image), _top(image)
         if name not in self._freed or onefetch.fetched(name) != self._freed[name]:
             return False

@@ -20,6 +20,7 @@ import uuid
 from pathlib import Path
 
 from drivers.base import VolumeState
+from drivers.cache.cachefiles import file_bytes
 from drivers.errors import BadDisk, BadVolume, DriverError, NoSpace
 from drivers.host.beginnings import Beginnings
 from drivers.host.command import run
@@ -56,17 +57,31 @@ class Volumes:
     def recorded(self) -> dict[Path, str]:
         """The numbers of the volumes. Raises NoSpace if there is no room for the first one."""
         try:
-            found = self._record.stat()
-            stamp = found.st_ino, found.st_mtime_ns, found.st_size
-            if self._known is None or self._known[0] != stamp:
-                told = json.loads(self._record.read_text())
-                self._known = stamp, {Path(path): str(number) for path, number in told.items()}
-            return dict(self._known[1])
+            return dict(self._read())
         except FileNotFoundError:
             pass
         except (ValueError, AttributeError) as error:
             log.error("%s is damaged, and the cache begins anew in %s: %s", self._record, self.default, error)
         return self.record({self.default: self._number(self.default) or self._make(self.default)})
+
+    def _read(self) -> dict[Path, str]:
+        """Raises OSError; ValueError, AttributeError if it is damaged."""
+        found = self._record.stat()
+        stamp, known = (found.st_ino, found.st_mtime_ns, found.st_size), self._known
+        if known is None or known[0] != stamp:
+            told = json.loads(self._record.read_text())
+            known = self._known = stamp, {Path(path): str(number) for path, number in told.items()}
+        return known[1]
+
+    def file_bytes(self) -> int:
+        """Disk space that the volumes in files take; 0 while none is recorded. Without the lock of the group.
+
+        Raises OSError.
+        """
+        try:
+            return sum(file_bytes(path) for path in self._read() if path.is_file())
+        except (FileNotFoundError, ValueError, AttributeError):
+            return 0
 
     def record(self, volumes: dict[Path, str]) -> dict[Path, str]:
         """Write down which volumes there are."""

@@ -293,7 +293,8 @@ class CrashTest(KillCase):
         self.wait_until(host, "virtman images")
         # Not before: what the cache had lost would be waited for, and not counted.
         self.read(host, path, "image", SIZE, start=WRITTEN)
-        self.assertEqual(0, self.sectors_fetched(host), f"sectors lost with the power; {later} were fetched just before")
+        lost = self.sectors_fetched(host)
+        self.assertEqual(0, lost, f"sectors lost with the power; {later} were fetched just before")
 
     def sectors_fetched(self, host: Machine) -> int:
         return int(host.run(["sh", "-c", SECTORS_FETCHED, "image"]))

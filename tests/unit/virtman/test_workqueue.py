@@ -215,6 +215,18 @@ class FailureTest(WorkQueueTest):
         assert due is not None
         self.assertEqual(FIRST_PAUSE, due - self.clock.now)
 
+    def test_a_pause_that_news_have_ended_ends_no_later_one(self) -> None:
+        down = CoordinatorDown("nobody there")
+        work = self.give("a", down, down, None)
+        self.queue.wake("a")
+        self.quiet("a")
+        self.clock.advance(0.5 * FIRST_PAUSE)
+        self.queue.wake("a", now=True)
+        self.quiet("a")
+        self.pass_time(0.9 * FIRST_PAUSE)
+        self.quiet("a")
+        self.assertEqual(2, work.done)
+
     def pauses(self, failures: int) -> list[float]:
         """The pause after each of so many failures in a row."""
         self.give("a", *[CoordinatorDown("nobody there")] * failures, None)
