@@ -13,7 +13,7 @@ from virtman import lvmfilter
 from virtman.accel import Verdict, known_accel
 from virtman.errors import HypervisorError
 from virtman.machines import connected
-from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, inspect, pick
+from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, inspect, pick, refusal
 
 LINUX, LIBVIRT = "Linux", "libvirt"
 NEWER = (
@@ -27,12 +27,14 @@ NEWER = (
 class Examination:
     """``drivers`` are those that the agent would use with this ``stack``; ``reports`` are by stack.
 
-    ``versions``: of the kernel and of libvirt, as far as they are known. ``lvm``: which devices LVM looks at.
+    ``refusal``: why the agent would not start with these drivers, however much is there. ``versions``: of the kernel
+    and of libvirt, as far as they are known. ``lvm``: which devices LVM looks at.
     """
 
     stack: str
     drivers: Drivers
     reason: str
+    refusal: str | None
     reports: dict[str, list[DriverReport]]
     accel: Verdict | None
     libvirt: str
@@ -61,8 +63,10 @@ class Examination:
 
     @property
     def runs(self) -> bool:
-        """Whether the agent would find all that it needs."""
-        return not any(report.missing for report in self.reports[self.drivers.stack or str(self.drivers)])
+        """Whether the agent would start, and find all that it needs."""
+        return not self.refusal and not any(
+            report.missing for report in self.reports[self.drivers.stack or str(self.drivers)]
+        )
 
     @property
     def missing(self) -> list[Finding]:
@@ -88,6 +92,7 @@ class Examination:
             "runs": self.runs,
             "drivers": asdict(self.drivers),
             "reason": self.reason,
+            "refusal": self.refusal,
             "stacks": {stack: [_driver(report) for report in reports] for stack, reports in self.reports.items()},
             "install": self.install,
             "remedies": self.remedies,
@@ -115,7 +120,7 @@ def examine(
 ) -> Examination:
     """Look at this machine as an agent with these settings would. ``others``: drivers, by layer, in place of some.
 
-    Raises ConfigError if ``state`` cannot be read.
+    Raises ConfigError, HostTrouble if ``state`` cannot be read.
     """
     machine = machine or Machine()
     drivers, reason = pick(stack, others, state, address, machine)
@@ -125,8 +130,9 @@ def examine(
     reports = {name: inspect(four, machine, address) for name, four in wanted.items()}
     accel = known_accel(state / "accel.json")
     versions = {LINUX: machine.kernel, **libvirt_version(libvirt)}
+    no = refusal(state, drivers)
     return Examination(
-        stack, drivers, reason, reports, accel, libvirt, libvirt_trouble(libvirt), versions, machine.lvm_filter
+        stack, drivers, reason, no, reports, accel, libvirt, libvirt_trouble(libvirt), versions, machine.lvm_filter
     )
 
 
@@ -170,6 +176,8 @@ def rows(examination: Examination) -> Iterator[list[str]]:
 def advice(examination: Examination) -> Iterator[str]:
     """What the agent would use, and what to do about what is missing."""
     yield f"--stack {examination.stack} takes {examination.drivers}: {examination.reason}"
+    if examination.refusal:
+        yield f"the agent does not start: {examination.refusal}"
     if examination.install:
         yield f"to install what is missing: {examination.install}"
     for remedy in examination.remedies:

@@ -103,13 +103,15 @@ def pick(
     """The drivers of ``stack``, which may be ``auto``, and why; ``overrides`` has other ones for some layers.
 
     ``auto`` keeps what the records in ``state`` were made with. Without any it takes the kernel stack if nothing is
-    missing for it, else the userspace stack. Raises ConfigError if the state cannot be read.
+    missing for it, else the userspace stack. Raises ConfigError, HostTrouble if the state cannot be read.
     """
     other = {layer: name for layer, name in overrides.items() if name}
     if stack != AUTO:
         return replace(STACKS[stack], **other), "as was asked for"
     if has_records(state):
-        return replace(made_with(state) or USERSPACE, **other), "images or VMs of this host were made with them"
+        made = made_with(state) or USERSPACE
+        drivers = replace(made, **other)
+        return drivers, "images or VMs of this host were made with them" if drivers == made else "as was asked for"
     return _by_machine(other, machine, address)
 
 
@@ -194,13 +196,20 @@ def _address(state: Path) -> Path:
     return state / "address"
 
 
-def _check_made_with(state: Path, drivers: Drivers) -> None:
+def refusal(state: Path, drivers: Drivers) -> str | None:
+    """Why these drivers are not for what is in the state folder. Raises ConfigError, HostTrouble."""
     made = made_with(state) or USERSPACE
-    if made != drivers and has_records(state):
-        raise ConfigError(
-            f"the images and VMs in {state} were made with {made}, and {drivers} cannot use them: "
-            f"start the agent with {made.options}"
-        )
+    if made == drivers or not has_records(state):
+        return None
+    return (
+        f"the images and VMs in {state} were made with {made}, and {drivers} cannot use them: "
+        f"start the agent with {made.options}"
+    )
+
+
+def _check_made_with(state: Path, drivers: Drivers) -> None:
+    if why := refusal(state, drivers):
+        raise ConfigError(why)
 
 
 def made_with(state: Path) -> Drivers | None:

@@ -153,7 +153,7 @@ class WorkQueue:
             entry.again = True
             return
         due = max(self._clock(), entry.not_before)
-        if entry.due != due:
+        if entry.due is None or not entry.not_before <= entry.due <= due:  # else it is looked at soon enough
             entry.due = due
             heapq.heappush(self._dues, (due, key))
         self._work[Pool.SHORT].notify()

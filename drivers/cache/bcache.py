@@ -39,6 +39,7 @@ from drivers.cache.cachegroup import IMAGE, Group
 from drivers.door import door
 from drivers.errors import BadDevice, BadDisk, DriverError, InUse
 from drivers.host.command import run
+from drivers.host.folders import matching
 from drivers.kernel import bcachedev, devmapper, loopdev, ownership
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
 
@@ -149,18 +150,18 @@ class BcacheCache:
         Raises InUse if the image is open.
         """
         with self._group.lock:
-            headers = list(self._folder.glob(f"{checked_key(key)}-*.header"))
+            headers = list(matching(self._folder, f"{checked_key(key)}-*.header"))
             for header in headers:
                 if loopdev.device_of(header):
                     raise InUse(header)
             freed = self.size(key)
-            for file in self._folder.glob(f"{key}-*"):
+            for file in matching(self._folder, f"{key}-*"):
                 file.unlink()
         return freed
 
     def size(self, key: str) -> int:
         """The bytes that ``remove`` would free: those of the header."""
-        return sum(file_bytes(header) for header in self._folder.glob(f"{checked_key(key)}-*.header"))
+        return sum(file_bytes(header) for header in matching(self._folder, f"{checked_key(key)}-*.header"))
 
     def stats(self, image: Image) -> CacheStats:
         """``held_bytes``: what was fetched for the image since it joined its volume, at most its size; if it was open
@@ -185,7 +186,7 @@ class BcacheCache:
 
     def existing(self) -> Existing:
         """Keys of the images with a header, whole or half made."""
-        files = [path for kind in ("header", "new") for path in self._folder.glob(f"*-*.{kind}")]
+        files = [path for kind in ("header", "new") for path in matching(self._folder, f"*-*.{kind}")]
         details = {key_of(path): str(path) for path in files}
         return Existing(frozenset(details), details)
 
@@ -249,7 +250,8 @@ class BcacheCache:
 
     def _looks_calm(self, image: Image, volume: str) -> bool:
         name, top = label(image), _top(image)
-        if name not in self._freed or onefetch.fetched(name) != self._freed[name]:
+        freed = self._freed.get(name)  # once: whoever closes it takes it out meanwhile
+        if freed is None or onefetch.fetched(name) != freed:
             return False
         home = bcachedev.set_of(_below(image))
         if home is None or home.name != volume:
@@ -391,9 +393,13 @@ class BcacheCache:
             return _Note()
 
     def _write_note(self, image: Image, note: _Note) -> None:
+        """A figure for people: no image is kept from its users, or from being closed, for want of room for it."""
         fresh = file_of(self._folder, image, "json.new")
-        fresh.write_text(json.dumps(asdict(note)))
-        fresh.rename(file_of(self._folder, image, "json"))
+        try:
+            fresh.write_text(json.dumps(asdict(note)))
+            fresh.rename(file_of(self._folder, image, "json"))
+        except OSError as error:
+            log.warning("image %s: what was fetched for it is not written down: %s", image.name, error)
 
     def _forget(self, image: Image) -> None:
         self._header(image).unlink(missing_ok=True)

@@ -68,8 +68,10 @@ class Group:
         try:
             self.volumes.start(path, number)
         except (DriverError, OSError) as error:
-            if not isinstance(error, BadVolume):  # nobody waits twice for a disk that does not answer (Beginnings)
-                self._rests[number] = began + (1 + PATIENCE) * (self._clock() - began)
+            ended = self._clock()
+            rest = PATIENCE * (ended - began)
+            # One that does not answer is asked for no longer than Beginnings does, and may only have to spin up.
+            self._rests[number] = ended + (min(RETRY, rest) if isinstance(error, BadVolume) else rest)
             if self._troubles.get(number) != str(error):  # not once more with each try
                 log.error("the cache volume %s is left out: %s", path, error)
             self._troubles[number] = str(error)
@@ -82,7 +84,8 @@ class Group:
         if devmapper.names(IMAGE) or devmapper.names(DEVICE):
             return
         errors: list[Exception] = []
-        self._troubles.clear()  # nobody needs them now
+        # Nobody needs the others now; those that rest are left out for the next image as well.
+        self._troubles = {number: why for number, why in self._troubles.items() if number in self._rests}
         for path, number in self.volumes.recorded().items():
             try:
                 self.volumes.stop(path, number)
@@ -162,8 +165,10 @@ class Group:
         found = self._described()
         if any(volume.state is VolumeState.IDLE for volume in found) and self._clock() >= self._start_again:
             with self.lock:
-                self._start_if_used()
-                self._start_again = self._clock() + RETRY
+                try:
+                    self._start_if_used()
+                finally:
+                    self._start_again = self._clock() + RETRY
             found = self._described()
         return found
 

@@ -34,6 +34,7 @@ from drivers.cache.cachefiles import checked_key, file_bytes, file_of, key_of, l
 from drivers.door import door
 from drivers.errors import BadDevice, BadDisk, CommandFailed, DriverError, InUse
 from drivers.host.durable import sync, write_atomically
+from drivers.host.folders import matching
 from drivers.host.space import allocate
 from drivers.kernel import devmapper, loopdev, ownership
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs
@@ -225,7 +226,7 @@ class DmCache:
         return file_of(self._folder, image, kind)
 
     def _files(self, pattern: str) -> list[Path]:
-        return [path for kind in _KINDS for path in self._folder.glob(f"{pattern}.{kind}")]
+        return [path for kind in _KINDS for path in matching(self._folder, f"{pattern}.{kind}")]
 
     def _forget(self, image: Image) -> None:
         for kind in ("meta", "data", "open"):

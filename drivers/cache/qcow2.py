@@ -38,6 +38,7 @@ from drivers.errors import (
 )
 from drivers.host.command import run
 from drivers.host.durable import sync
+from drivers.host.folders import matching
 from drivers.names import checked
 from drivers.nbd.endpoints import CACHE_NODE, cache_export
 from drivers.nbd.probe import ALLOCATION_DEPTH, Client
@@ -116,7 +117,7 @@ class Qcow2Cache:
 
     def remove(self, key: str) -> int:
         """Delete the files of an image's key. Returns the bytes of disk space freed. Raises InUse."""
-        files = list(self._folder.glob(f"{checked_key(key)}-*"))
+        files = list(matching(self._folder, f"{checked_key(key)}-*"))
         for path in files:
             if _in_use(path):
                 raise InUse(path)
@@ -127,7 +128,7 @@ class Qcow2Cache:
 
     def size(self, key: str) -> int:
         """The bytes of disk space that ``remove`` would free."""
-        return sum(file_bytes(path) for path in self._folder.glob(f"{checked_key(key)}-*.qcow2"))
+        return sum(file_bytes(path) for path in matching(self._folder, f"{checked_key(key)}-*.qcow2"))
 
     def stats(self, image: Image) -> CacheStats:
         """Exactly what the cache holds now; asks the storage daemon, if one has the file open.
@@ -142,7 +143,7 @@ class Qcow2Cache:
     def existing(self) -> Existing:
         """Keys of the images with a file."""
         details = {key_of(path): "half made" for path in self._folder.iterdir()}
-        details |= {key_of(path): f"{file_bytes(path)} bytes on disk" for path in self._folder.glob("*.qcow2")}
+        details |= {key_of(path): f"{file_bytes(path)} bytes on disk" for path in matching(self._folder, "*.qcow2")}
         return Existing(frozenset(details), details)
 
     def _path(self, image: Image) -> Path:

@@ -223,8 +223,10 @@ class Sessions:
 
     def _ours(self) -> list[str]:
         """The folders of our sessions. Whose a session is does not change, once it is known."""
-        found = []
-        for folder in self._all():
+        found, there = [], self._all()
+        for gone in self._images.keys() - self._states - there:
+            self._images.pop(gone)  # another's: one of ours gets its number if the modules are loaded anew
+        for folder in there:
             if folder not in self._images:
                 with contextlib.suppress(OSError):  # it may be coming or going
                     if name := name_of(Path(folder)):
@@ -233,13 +235,13 @@ class Sessions:
                 found.append(folder)
         return found
 
-    def _all(self) -> list[str]:
+    def _all(self) -> set[str]:
         """The folders of all sessions; none before the kernel knows of sessions. Raises OSError."""
         try:
             with os.scandir(self._folder) as entries:
-                return [entry.path for entry in entries]
+                return {entry.path for entry in entries}
         except FileNotFoundError:
-            return []
+            return set()
 
     def _state(self, folder: str) -> tuple[str, str]:
         """What is told of a session and of its disk."""

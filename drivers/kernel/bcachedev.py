@@ -5,6 +5,7 @@ A set is the cache: one device, to which backing devices, the images, are attach
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import mmap
@@ -108,14 +109,24 @@ def set_of(name: str) -> Path | None:
 
 
 def attached(home: Path) -> list[str]:
-    """The maps that are attached to a set. Each is a link, to a folder of the device's."""
+    """The maps that are attached to a set. Each is a link, to a folder of the device's.
+
+    One that leaves meanwhile, as all do when a set fails, and a device that is no map are left out. Raises OSError.
+    """
     # Asked with each heartbeat, for hundreds: a Path costs more than what it leads to.
     try:
         with os.scandir(home) as entries:
             links = sorted(entry.path for entry in entries if entry.name.startswith("bdev"))
     except FileNotFoundError:
         return []
-    return [_read(f"{link}/../dm/name").strip() for link in links]
+    maps = []
+    for link in links:
+        try:
+            maps.append(_read(f"{link}/../dm/name").strip())
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise
+    return maps
 
 
 def attach(name: str, home: Path) -> list[str]:

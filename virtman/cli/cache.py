@@ -92,7 +92,11 @@ def add_volume(context: click.Context, path: Path, as_json: bool) -> None:
     """
     with options.agent(context) as client:
         volume = client.add_volume(path.absolute())
-    emit(volume) if as_json else click.echo(f"{volume.path}: {size_text(volume.size)}, {volume.state}")
+    if as_json:
+        emit(volume)
+    else:
+        trouble = f": {volume.trouble}" if volume.trouble else ""
+        click.echo(f"{volume.path}: {size_text(volume.size)}, {volume.state}{trouble}")
 
 
 @cache.command(name="remove")

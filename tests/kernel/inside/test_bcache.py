@@ -12,6 +12,7 @@ import pytest
 from drivers.base import Device, Image
 from drivers.cache import onefetch
 from drivers.cache.bcache import SPLIT, SUPERBLOCK_AT, BcacheCache
+from drivers.cache.cachefiles import file_of
 from drivers.cache.cachevolumes import SHIFT
 from drivers.errors import BadDevice, CommandFailed, InUse
 from drivers.host.command import run
@@ -123,6 +124,15 @@ class BcacheTest(BcacheCase):
         again.close(image)
         again.close(image)
         self.assertFalse(path.exists())
+
+    def test_an_image_is_opened_and_closed_where_there_is_no_room_for_a_note_of_it(self) -> None:
+        image, base = self.new_base(size=1 << 20)
+        note = file_of(self.place.state / "cache", image, "json.new")
+        note.symlink_to("/dev/full")
+        self.assert_reads(image, self.opened(image, base))
+        self.cache.stats(image)
+        self.cache.close(image)
+        self.assertTrue(note.is_symlink())
 
     def test_an_opening_that_was_cut_short_is_finished(self) -> None:
         image, base = self.new_base(size=1 << 20)

@@ -138,6 +138,27 @@ class VolumesTest(BcacheCase):
         self.assertEqual(("a", "b", "c"), self.images(slow))
         self.assert_kept(*images[0], paths[0])
 
+    def test_a_disk_that_does_not_answer_is_not_waited_for_by_each_image_that_is_opened(self) -> None:
+        disk, asleep = self.disk(), "virtman-test"
+        slow = devmapper.create(asleep, [f"0 {DISK // devmapper.SECTOR} linear {disk} 0"])
+        self.addCleanup(devmapper.remove, asleep)
+        self.addCleanup(self.cache.remove_volume, slow)
+        self.cache.add_volume(slow)
+        self.cache.remove_volume(self.default)
+        clock = SlowClock(step=10.0)
+        group = Group(self.place.state / "cache", file_size=DISK, bucket=BUCKET, clock=clock)
+        run(["dmsetup", "suspend", asleep])
+        self.addCleanup(run, ["dmsetup", "resume", asleep])
+        with group.lock:
+            group.start()
+            run(["dmsetup", "resume", asleep])
+            group.start()
+            self.assertFalse(group.runs())
+            clock.now += RETRY
+            group.start()
+            self.assertTrue(group.runs())
+            group.stop_if_unused()
+
     def test_a_disk_that_fails_slowly_is_left_alone_for_a_while_and_says_why(self) -> None:
         disk, dying, sectors = self.disk(), "virtman-test", DISK // devmapper.SECTOR
         well = [f"0 {sectors} linear {disk} 0"]
@@ -154,6 +175,10 @@ class VolumesTest(BcacheCase):
             clock = SlowClock(step=seconds)
             group = Group(self.place.state / "cache", file_size=DISK, bucket=BUCKET, clock=clock)
             devmapper.reload(dying, ill)
+            self.assert_left_out(group)
+            self.cache.close(image)
+            group.stop_if_unused()
+            self.opened(image, base)
             self.assert_left_out(group)
             devmapper.reload(dying, well)
             clock.now += before

@@ -1,4 +1,4 @@
-"""What tells bcache something outlives who has it told: the kernel does not cope with his death."""
+"""What tells bcache something outlives who has it told, since the kernel does not cope with his death; and its sets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.kernel.bcachedev import have_told
+from drivers.kernel.bcachedev import attached, have_told
 from lab.process import attempts
 from tests.patience import PATIENCE
 from tests.unit.virtman.scene import folder_for
@@ -42,3 +42,28 @@ class ToldTest(TestCase):
             if told:
                 break
         self.assertEqual(b"a map", told)
+
+
+class AttachedTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = folder_for(self)
+        self.home = self.folder / "set"
+        self.home.mkdir()
+
+    def member(self, number: int) -> Path:
+        """The folder of a device that is attached."""
+        device = self.folder / f"dm-{number}"
+        (device / "bcache").mkdir(parents=True)
+        (self.home / f"bdev{number}").symlink_to(device / "bcache")
+        return device
+
+    def test_what_leaves_meanwhile_and_what_is_no_map_are_left_out(self) -> None:
+        (self.home / "bdev0").symlink_to(self.folder / "gone/bcache")
+        self.member(1)
+        (self.member(2) / "dm").mkdir()
+        (self.folder / "dm-2/dm/name").write_text("virtman-cacheof-debian\n")
+        self.assertEqual(["virtman-cacheof-debian"], attached(self.home))
+
+    def test_a_set_that_has_gone_has_none(self) -> None:
+        self.assertEqual([], attached(self.folder / "gone"))

@@ -85,6 +85,14 @@ class SessionsTest(TestCase):
         self.begin(3, "iqn.2001-04.com.example:storage")
         self.assertEqual(set(), self.sessions.changed())
 
+    def test_a_session_of_ours_may_have_the_number_of_anothers_that_went(self) -> None:
+        self.begin(2, "iqn.2001-04.com.example:storage")
+        self.sessions.changed()
+        shutil.rmtree(self.folder / "session2")
+        self.sessions.changed()
+        self.begin(2, target_name("host-2", "other"))
+        self.assertEqual({"other"}, self.sessions.changed())
+
 
 class KnocksTest(TestCase):
     def setUp(self) -> None:

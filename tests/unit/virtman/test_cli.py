@@ -622,6 +622,11 @@ class CacheCommandsTest(AgentCliTest):
             self.assertEqual("/dev/sdx: 1.1 GB, idle\n", self.out("cache", "add", "/dev/sdx"))
         self.assertEqual({POOL.path, Path("/dev/sdx")}, set(self.site.host.volumes))
 
+    def test_add_says_why_it_does_not_run(self) -> None:
+        self.site.host.volumes[POOL.path] = replace(POOL, trouble="its disk does not answer")
+        said = self.out("cache", "add", str(POOL.path))
+        self.assertEqual(f"{POOL.path}: 1.1 GB, idle: its disk does not answer\n", said)
+
     def test_add_for_scripts(self) -> None:
         volume = {"path": "/dev/sdx", "size": POOL.size, "state": "idle", "images": [], "devices": [], "trouble": ""}
         self.assertEqual(volume, self.json("cache", "add", "/dev/sdx"))

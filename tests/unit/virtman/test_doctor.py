@@ -13,7 +13,7 @@ from tests.doubles.machine import MachineDouble
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman.doctor import Examination, advice, examine, libvirt_trouble, libvirt_version, rows, version_text
-from virtman.stackchoice import USERSPACE, Drivers
+from virtman.stackchoice import KERNEL, USERSPACE, Drivers
 
 NOT_KERNEL = ("root",)
 NOTHING_OF_QEMU = ("qemu-img", "qemu-storage-daemon")
@@ -80,6 +80,17 @@ class DoctorTest(TestCase):
         found = self.examine()
         self.assertEqual((made, False), (found.drivers, found.runs))
         self.assertTrue(any("imaginary" in remedy for remedy in found.remedies))
+
+    def test_other_drivers_than_made_the_records_are_refused_as_the_agent_does(self) -> None:
+        (self.state / "drivers.json").write_text(json.dumps(vars(KERNEL)))
+        (self.state / "records" / "vms").mkdir(parents=True)
+        (self.state / "records" / "vms" / "web.json").touch()
+        found = self.examine()
+        self.assertEqual((True, None), (found.runs, found.refusal))
+        self.assertIn("were made with them", found.reason)
+        found = self.examine(cache="dmcache")
+        self.assertEqual((False, "as was asked for"), (found.runs, found.reason))
+        self.assertTrue(any("were made with the kernel stack" in line for line in advice(found)))
 
     def test_libvirt_is_asked(self) -> None:
         self.assertIsNone(libvirt_trouble(LIBVIRT))

@@ -161,6 +161,20 @@ class OrderTest(WorkQueueTest):
             self.quiet(f"long-{number}")
             self.assertEqual(1, work.done)
 
+    def test_who_is_woken_again_and_again_and_finds_no_thread_keeps_its_place_and_takes_no_room(self) -> None:
+        busy = [self.blocked(f"busy-{number}") for number in range(THREADS[Pool.SHORT])]
+        for number in range(2):
+            self.give(f"late-{number}", None)
+            self.queue.wake(f"late-{number}")
+            self.clock.advance(1)
+        for _ in range(20):
+            self.queue.wake("late-0")
+            self.clock.advance(1)
+        self.assertEqual(["late-0", "late-1"], [key for _, key in sorted(self.queue._dues)])
+        for work in busy:
+            work.go.set()
+        self.quiet("late-1")
+
 
 class ForgetTest(WorkQueueTest):
     def test_a_key_in_order_is_forgotten(self) -> None:
@@ -369,6 +383,20 @@ class StumbleTest(WorkQueueTest):
             self.pass_time(0.1 * pause)
             self.quiet("a")
             self.assertEqual(1, work.done)
+
+    def test_what_is_to_be_looked_at_now_waits_for_the_pause_that_it_gets_meanwhile(self) -> None:
+        busy = [self.blocked(f"busy-{number}") for number in range(THREADS[Pool.SHORT])]
+        work = self.give("a", None)
+        for _ in range(2):
+            self.queue.stumbled("a", "it died")
+        for other in busy:
+            other.go.set()
+        self.pass_time(0)
+        self.quiet("a")
+        self.assertEqual(0, work.done)
+        self.pass_time(FIRST_PAUSE)
+        self.quiet("a")
+        self.assertEqual(1, work.done)
 
     def test_after_a_calm_time_it_is_the_first_time(self) -> None:
         self.stumble()
