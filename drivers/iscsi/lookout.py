@@ -21,7 +21,7 @@ from typing import Protocol
 from drivers.host.keptfiles import KeptFiles
 from drivers.host.watch import Watch
 from drivers.iscsi.names import image_of
-from drivers.iscsi.sessions import CLASS, name_of
+from drivers.iscsi.sessions import CLASS, forget, name_of
 from drivers.kernel import devmapper
 from drivers.kernel.alarm import Alarm
 from drivers.kernel.diskstats import Standstill, counts, file_of
@@ -224,8 +224,10 @@ class Sessions:
     def _ours(self) -> list[str]:
         """The folders of our sessions. Whose a session is does not change, once it is known."""
         found, there = [], self._all()
-        for gone in self._images.keys() - self._states - there:
-            self._images.pop(gone)  # another's: one of ours gets its number if the modules are loaded anew
+        for gone in self._images.keys() - there:  # another one gets its number if the modules are loaded anew
+            forget(Path(gone))
+            if gone not in self._states:
+                self._images.pop(gone)
         for folder in there:
             if folder not in self._images:
                 with contextlib.suppress(OSError):  # it may be coming or going

@@ -76,8 +76,8 @@ class Session:
 
 
 _names: dict[Path, str] = {}
-"""The targets' names of this host's sessions, by their folders: no session has the number of an earlier one (Linux:
-drivers/scsi/scsi_transport_iscsi.c, iscsi_session_nr)."""
+"""The targets' names of this host's sessions, by their folders: no session has the number of an earlier one, until the
+module is loaded anew (Linux: drivers/scsi/scsi_transport_iscsi.c, iscsi_session_nr)."""
 
 _UNTOLD = "(null)"
 """What the kernel shows of a new session that iscsid has not told it yet: its target's name and address."""
@@ -116,11 +116,16 @@ def name_of(folder: Path) -> str:
     return "" if name == _UNTOLD else _names.setdefault(folder, name)
 
 
+def forget(folder: Path) -> None:
+    """A session has gone, given by its folder."""
+    _names.pop(folder, None)
+
+
 def _folders() -> list[Path]:
     """Those of all sessions. What is known of others is forgotten."""
     there = list(CLASS.iterdir()) if CLASS.exists() else []  # it is not there before the module is
     for gone in _names.keys() - set(there):
-        _names.pop(gone, None)
+        forget(gone)
     return there
 
 
