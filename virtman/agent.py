@@ -180,7 +180,8 @@ class Agent:
         log.info("all images are suspended: %s", ", ".join(record.name for record in records) or "there are none")
 
     def _tell_volt(self) -> HeartbeatAnswer:
-        return self._volt.heartbeat(self._upkeep.reports(), self._upkeep.kept(), self._upkeep.needed())
+        reports, needed = self._upkeep.news()
+        return self._volt.heartbeat(reports, self._upkeep.kept(), needed)
 
     def _on_answer(self, answer: HeartbeatAnswer | None) -> None:
         self._upkeep.handle(answer)

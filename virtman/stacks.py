@@ -753,6 +753,10 @@ class Stacks:
         """The records of all stacks."""
         return self._shelf.all()
 
+    def sorted_out(self) -> tuple[list[ImageRecord], dict[str, str]]:
+        """The records of all stacks, and why others cannot be read, by image."""
+        return self._shelf.sorted_out()
+
     def names(self) -> frozenset[str]:
         """All images that have a record, also one that cannot be read."""
         return frozenset(self._shelf.names())

@@ -179,23 +179,22 @@ class Upkeep:
         if image in self._lost:
             self.queue.wake(LOST + image)
 
-    def reports(self) -> list[NodeReport]:
-        """What Volt is told of this host's images; touches nothing that could be slow."""
-        return [
-            NodeReport(
-                image=record.name,
-                revision=record.revision,
-                fetched_bytes=self.stats(record.name).held_bytes,
-                parent=self.parent_in_use(record),
-            )
-            for record in self._stacks.records()
-            if record.steady
-        ]
+    def news(self) -> tuple[list[NodeReport], list[str]]:
+        """What Volt is told of this host's images, and the images in no report that may be needed.
 
-    def needed(self) -> list[str]:
-        """Images in no report that may be needed: their records cannot be read, or their stacks are not made."""
-        steady = {record.name for record in self._stacks.records() if record.steady}
-        return sorted(self._stacks.names() - steady)
+        Records of those cannot be read, or their stacks are not made. Touches nothing that could be slow.
+        """
+        records, unreadable = self._stacks.sorted_out()
+        reports = [self._report_of(record) for record in records if record.steady]
+        return reports, sorted([*unreadable, *(record.name for record in records if not record.steady)])
+
+    def _report_of(self, record: ImageRecord) -> NodeReport:
+        return NodeReport(
+            image=record.name,
+            revision=record.revision,
+            fetched_bytes=self.stats(record.name).held_bytes,
+            parent=self.parent_in_use(record),
+        )
 
     def kept(self) -> tuple[str, ...]:
         """Digests of what this host keeps without a stack, as of the last look."""

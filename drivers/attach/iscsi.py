@@ -51,8 +51,9 @@ _FIRST_RETRY, _LAST_RETRY, _LATE_RETRY = 0.2, 1.0, 10.0
 _UNKNOWN = -1
 _SOON = 60.0
 """Seconds after which a parent that is awaited is tried less often: with many images that adds up."""
-_WATCH_INTERVAL, _LATE_INTERVAL, _CALM_INTERVAL = 1.0, 10.0, 60.0
-"""Seconds between two looks of an image that waits for something, at first and at last, and of one that does not."""
+_WATCH_INTERVAL, _LATE_INTERVAL, _CALM_INTERVAL = 1.0, 10.0, 300.0
+"""Seconds between two looks of an image that waits for something, at first and at last, and of one that does not: that
+is woken by events, and a look goes through all sessions of the host."""
 
 _REFUSED_LIMIT = 2.0
 """Seconds for which iscsid may try to log in again to a parent that takes connections: it does not rest between two

@@ -77,6 +77,8 @@ class Lookout:
         self._thread: Watch | None = None
         self._standstill = Standstill()
         self._counters = KeptFiles()
+        self._numbers: set[str] = set()
+        """The disks whose counters are kept open."""
         self._still: Mapping[str, float] = {}
         self._events: Mapping[str, int] = {}
         self._sessions = Sessions()
@@ -154,7 +156,9 @@ class Lookout:
     def _look_at_disks(self, watched: list[Watched]) -> None:
         users = [(number, each) for each in watched for number in each.numbers]
         numbers = {number for number, _ in users}
-        self._counters.keep([file_of(number) for number in numbers])
+        if numbers != self._numbers:
+            self._counters.keep([file_of(number) for number in numbers])
+            self._numbers = numbers
         self._still = self._standstill.look(numbers, counts(numbers, self._counters.read), time.monotonic())
         for number, each in users:
             if self._still.get(number, 0) >= STANDSTILL:

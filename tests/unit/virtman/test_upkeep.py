@@ -76,12 +76,15 @@ class UpkeepTest(TestCase):
         assert record is not None
         return record
 
+    def tell(self) -> HeartbeatAnswer:
+        """A heartbeat, to which Volt answers."""
+        reports, needed = self.upkeep.news()
+        return self.volt.heartbeat(reports, self.upkeep.kept(), needed)
+
     def beat(self) -> None:
         """A heartbeat, as Volt answers it, and all that comes of it."""
         try:
-            said: HeartbeatAnswer | None = self.volt.heartbeat(
-                self.upkeep.reports(), self.upkeep.kept(), self.upkeep.needed()
-            )
+            said: HeartbeatAnswer | None = self.tell()
         except Exception:  # noqa: BLE001  Volt is down
             said = None
         self.upkeep.handle(said)
@@ -114,11 +117,11 @@ class VoltsAnswerTest(UpkeepTest):
 
     def test_images_whose_records_cannot_be_used_may_be_needed(self) -> None:
         record = self.attached()
-        self.assertEqual([], self.upkeep.needed())
+        self.assertEqual([], self.upkeep.news()[1])
         self.scene.image_shelf.put("debian", record.begin("attach"))
-        self.assertEqual(([], ["debian"]), (self.upkeep.reports(), self.upkeep.needed()))
+        self.assertEqual(([], ["debian"]), self.upkeep.news())
         (self.scene.folder / "records" / "images" / "debian.json").write_text("")
-        self.assertEqual(([], ["debian"]), (self.upkeep.reports(), self.upkeep.needed()))
+        self.assertEqual(([], ["debian"]), self.upkeep.news())
         self.beat()
         self.assertEqual(["debian"], self.volt.needed)
 
@@ -836,7 +839,7 @@ class InPlaceTest(UpkeepTest):
 
     def hear(self) -> None:
         """A heartbeat; what comes of it is not waited for."""
-        self.upkeep.handle(self.volt.heartbeat(self.upkeep.reports(), self.upkeep.kept(), self.upkeep.needed()))
+        self.upkeep.handle(self.tell())
 
     def test_it_is_said_in_the_log_once(self) -> None:
         logged = Logged(self, "virtman")
@@ -925,14 +928,14 @@ class InPlaceTest(UpkeepTest):
 
 class ReportsTest(UpkeepTest):
     def test_nothing_here_is_nothing_to_report(self) -> None:
-        self.assertEqual([], self.upkeep.reports())
+        self.assertEqual([], self.upkeep.news()[0])
 
     def test_an_attached_image_is_reported_with_its_parent_and_bytes(self) -> None:
         record = self.attached()
         self.upkeep.refresh(record)
         self.assertEqual(
             [NodeReport(image="debian", revision=record.revision, fetched_bytes=BYTES_PER_FETCH, parent="other")],
-            self.upkeep.reports(),
+            self.upkeep.news()[0],
         )
 
     def test_bytes_are_those_of_the_last_look(self) -> None:
@@ -941,7 +944,7 @@ class ReportsTest(UpkeepTest):
         self.settle()
         seen = self.upkeep.stats("debian")
         self.host.caches[record.image.key] *= 3
-        self.assertEqual((seen, seen.held_bytes), (self.upkeep.stats("debian"), self.upkeep.reports()[0].fetched_bytes))
+        self.assertEqual((seen, seen.held_bytes), (self.upkeep.stats("debian"), self.upkeep.news()[0][0].fetched_bytes))
         self.host.caches[record.image.key] = BYTES_PER_FETCH
         self.beat()
         self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.stats("debian"))
@@ -964,7 +967,7 @@ class ReportsTest(UpkeepTest):
     def test_an_origin_reads_from_nobody(self) -> None:
         record = self.scene.stacks.add_origin(self.scene.put_content("mine"))
         self.assertEqual(Role.ORIGIN, record.role)
-        report = self.upkeep.reports()[0]
+        report = self.upkeep.news()[0][0]
         self.assertIsNone(report.parent)
         self.assertEqual(NOTHING, self.upkeep.refresh(record))
 
@@ -973,20 +976,20 @@ class ReportsTest(UpkeepTest):
         self.scene.start()
         scene = self.scene
         upkeep = Upkeep(scene.stacks, scene.vms, scene.drivers, scene.kept, scene.devices, GRACE)
-        self.assertEqual([None], [report.parent for report in upkeep.reports()])
+        self.assertEqual([None], [report.parent for report in upkeep.news()[0]])
 
     def test_only_attached_images_are_reported(self) -> None:
         self.attached()
         self.scene.volt.down = True
         self.scene.stacks.remove_if_idle("debian")
         self.assertTrue(self.record().leaving)
-        self.assertEqual([], self.upkeep.reports())
+        self.assertEqual([], self.upkeep.news()[0])
 
     def test_a_follow_that_is_not_done_is_not_reported(self) -> None:
         before = self.attached().revision
         assignment = self.scene.volt.assign("debian", ["new"])
         self.scene.cut(lambda scene: scene.stacks.follow(assignment), 4)
-        self.assertEqual([before], [report.revision for report in self.upkeep.reports()])
+        self.assertEqual([before], [report.revision for report in self.upkeep.news()[0]])
 
 
 class WithdrawnTest(UpkeepTest):
@@ -1128,7 +1131,7 @@ class WithdrawnTest(UpkeepTest):
     def test_an_origin_that_publishes_it_again_goes_on_though_an_answer_of_before_comes_late(self) -> None:
         image = self.published()
         self.withdraw("mine")
-        late = self.volt.heartbeat(self.upkeep.reports())
+        late = self.volt.heartbeat(self.upkeep.news()[0])
         self.scene.stacks.add_origin(image)
         self.upkeep.handle(late)
         self.settle()
@@ -1137,7 +1140,7 @@ class WithdrawnTest(UpkeepTest):
     def test_an_origin_whose_image_is_missing_at_volt_goes_on(self) -> None:
         self.published()
         self.withdraw("mine")
-        late = self.volt.heartbeat(self.upkeep.reports())
+        late = self.volt.heartbeat(self.upkeep.news()[0])
         self.volt.remove_image("mine")  # its database was set back to a backup
         self.upkeep.handle(late)
         self.settle()
