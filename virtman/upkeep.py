@@ -149,7 +149,8 @@ class Upkeep:
                 self.queue.wake(IMAGE + record.name, now=record.name in self._stacks.flaws)  # it may be back
                 if self._stacks.wants_digest(record):
                     self.queue.wake(CONTENT + record.name)
-                self.queue.wake(PLACE + record.name)
+                if record.leaving or record.given_up:
+                    self.queue.wake(PLACE + record.name)  # nobody else does after a restart; of news who has them does
         for vm in vms:
             if vm.operation is not None or vm.leftover:
                 self.queue.wake(VM + vm.name)

@@ -187,15 +187,12 @@ class WorkQueue:
             log.warning("cut off: %s", ", ".join(cut))
 
     def _work_for(self, pool: Pool) -> None:
-        short = pool is Pool.SHORT
-        find, do = (self._due_key, self._look) if short else (partial(self._waiting_key, pool), self._do_waiting)
+        find = self._due_key if pool is Pool.SHORT else partial(self._waiting_key, pool)
         while (key := self._next(find, self._work[pool])) is not None:
-            do(key)
-
-    def _do_waiting(self, key: str) -> None:
-        job = self._entries[key].job
-        if job is not None:
-            self._done(key, job, _run(key, job))
+            job = self._entries[key].job
+            again = job is None or self._done(key, job, _run(key, job))
+            while again:  # by who is at it: to wake another thread costs more than most looks
+                again = self._look(key)
 
     def _next(self, find: Callable[[], tuple[str | None, float | None]], changed: threading.Condition) -> str | None:
         """The key that ``find`` gives, marked as running; None when all ends."""
@@ -227,38 +224,48 @@ class WorkQueue:
         line = self._lines[pool]
         return (line.popleft() if line else None), None
 
-    def _look(self, key: str) -> None:
-        """Do what is to be done for a key, if it is short; else leave it to the threads for it."""
+    def _look(self, key: str) -> bool:
+        """Do what is to be done for a key, if it is short; else leave it to the threads for it.
+
+        Whether it is to be looked at again now.
+        """
         with self._changed:
             self._entries[key].again = False
         try:
             job = self._plan(key)
         except Exception as error:
             log.exception("%s: what to do cannot be told", key)
-            self._done(key, _NO_PLAN, repr(error))
-            return
+            return self._done(key, _NO_PLAN, repr(error))
         if job is None:
-            self._in_order(key)
-        elif job.pool is Pool.SHORT:
-            self._done(key, job, _run(key, job))
-        else:
-            with self._changed:
-                self._entries[key].job, self._entries[key].running = job, False
-                self._lines[job.pool].append(key)
-                self._work[job.pool].notify()
+            return self._in_order(key)
+        if job.pool is Pool.SHORT:
+            return self._done(key, job, _run(key, job))
+        with self._changed:
+            self._entries[key].job, self._entries[key].running = job, False
+            self._lines[job.pool].append(key)
+            self._work[job.pool].notify()
+        return False
 
-    def _in_order(self, key: str) -> None:
-        """There is nothing to do for a key now."""
+    def _in_order(self, key: str) -> bool:
+        """There is nothing to do for a key now. Whether it was woken meanwhile."""
         with self._changed:
             entry = self._entries[key]
             entry.running, entry.trouble, entry.times = False, "", 0
             if entry.again:
-                self._wake(key, entry)
-            elif entry.due is None and self._clock() - entry.stumbled_at > CALM:
+                return self._goes_on(key, entry)
+            if self._clock() - entry.stumbled_at > CALM:
                 del self._entries[key]
+            return False
 
-    def _done(self, key: str, job: Job, trouble: str) -> None:
-        """A job has ended: look at its key again, at once or after a pause."""
+    def _goes_on(self, key: str, entry: _Entry) -> bool:
+        """Whether a key is looked at again now, by this thread, and not after a pause or never."""
+        entry.running = entry.not_before <= self._clock() and not self._stopped.is_set()
+        if not entry.running:
+            self._wake(key, entry)
+        return entry.running
+
+    def _done(self, key: str, job: Job, trouble: str) -> bool:
+        """A job has ended. Whether to look at its key again at once, and not after a pause."""
         with self._changed:
             entry = self._entries[key]
             entry.running, entry.job = False, None
@@ -274,7 +281,7 @@ class WorkQueue:
             else:
                 entry.failures = 0
             entry.trouble = trouble
-            self._wake(key, entry)
+            return self._goes_on(key, entry)
 
     def _pause(self, failures: int) -> float:
         """Seconds to wait after so many failures."""

@@ -28,6 +28,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -101,6 +102,7 @@ class BcacheCache:
         self._devices = Devices(self._group, place.group, split)
         self._split = split
         self._failed_paths = devmapper.FailedPaths()
+        self._calm = threading.Lock()
         self._seen: dict[str, int] = {}
         """How much was fetched for an image when its memory was looked at last."""
         self._freed: dict[str, int] = {}
@@ -241,10 +243,12 @@ class BcacheCache:
         """Whether it is read by way of this volume, and nothing was fetched for it since its memory was given back.
 
         Most images are at most times, and all that are used are asked for every few seconds: without the lock of the
-        group, at which the threads that look would line up.
+        group, which may be held for long, and one after the other, since threads that read files side by side pass the
+        interpreter to each other with each of them.
         """
         try:
-            return self._looks_calm(image, volume)
+            with self._calm:
+                return self._looks_calm(image, volume)
         except (DriverError, OSError):  # somebody may be closing it just now
             return False
 
