@@ -201,7 +201,7 @@ class WorkQueue:
                 key, wait = find()
                 if key is not None:
                     self._entries[key].running = True
-                    if changed is self._work[Pool.SHORT]:
+                    if self._dues and changed is self._work[Pool.SHORT]:
                         changed.notify()  # somebody else watches what is due later
                     return key
                 changed.wait(wait)

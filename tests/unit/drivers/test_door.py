@@ -61,6 +61,24 @@ class Lacking:
         return "closed"
 
 
+class _NeedsUnread:
+    """Of a host on which nobody can look."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        raise OSError(errno.EMFILE, "too many open files")
+
+
+@door
+class Unread:
+    """Cannot tell whether what it needs is there."""
+
+    needs = _NeedsUnread()
+
+    def act(self) -> None:
+        raise AssertionError("it was called")
+
+
 @door
 class Wanting(Lacking):
     """Needs a path that no module brings."""
@@ -112,6 +130,9 @@ class ModulesTest(TestCase):
         for _ in range(2):  # also when it is asked again
             error = self.assertRaises(ModuleMissing, driver.act)
             self.assertIn("virtman_has_no_such_module", str(error))
+
+    def test_a_host_that_cannot_be_looked_at_is_an_error_of_the_driver(self) -> None:
+        self.assertEqual(errno.EMFILE, self.assertRaises(HostFailed, Unread().act).errno)
 
     def test_a_path_that_no_module_brings_is_told_of(self) -> None:
         self.assertIn("virtman_has_no_such_module", str(self.assertRaises(ModuleMissing, Wanting().act)))

@@ -12,6 +12,7 @@ from testtools import TestCase
 
 from drivers.iscsi.lookout import KNOCK_INTERVAL, Knocks, Sessions
 from drivers.iscsi.names import target_name
+from tests.limits import no_more_files
 from tests.unit.drivers.openfiles import open_files, process_file
 
 
@@ -83,6 +84,12 @@ class SessionsTest(TestCase):
     def test_sessions_of_others_are_nobodys(self) -> None:
         self.sessions.changed()
         self.begin(3, "iqn.2001-04.com.example:storage")
+        self.assertEqual(set(), self.sessions.changed())
+
+    def test_who_has_no_room_to_look_is_told_so_and_not_that_all_have_gone(self) -> None:
+        self.sessions.changed()
+        with no_more_files():
+            self.assertRaises(OSError, self.sessions.changed)
         self.assertEqual(set(), self.sessions.changed())
 
     def test_a_session_of_ours_may_have_the_number_of_anothers_that_went(self) -> None:

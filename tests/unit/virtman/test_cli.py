@@ -826,6 +826,11 @@ class DoctorCommandTest(CliTest):
         self.assertEqual("apt-get install qemu-system-common", answer["install"])
         self.assertEqual({"uri": LIBVIRT, "trouble": None}, answer["libvirt"])
 
+    def test_other_drivers_are_looked_at_as_an_agent_would_take_them(self) -> None:
+        others = ("--attach", "one", "--cache", "two", "--export", "three", "--snapshot", "four")
+        answer = json.loads(self.doctor("--stack", "kernel", "--json", *others).stdout)
+        self.assertEqual({"attach": "one", "cache": "two", "export": "three", "snapshot": "four"}, answer["drivers"])
+
     def test_without_a_way_to_volt_it_takes_the_address_of_before_as_an_agent_would(self) -> None:
         asked = ("--stack", "kernel", "--volt", "http://x.invalid:1")
         self.assertThat(self.doctor(*asked).stdout, Contains("say with --address"))

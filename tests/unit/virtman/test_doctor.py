@@ -152,6 +152,11 @@ class DoctorTest(TestCase):
             self.assertEqual(told, any("LVM" in line for line in advice(found)), f"{stack} {lvm_filter}")
             self.assertEqual(told, bool(found.as_json()["lvm"]["trouble"]))
 
+    def test_drivers_of_the_kernel_in_another_stack_are_reason_enough_to_look_at_lvm(self) -> None:
+        machine = MachineDouble(lvm_filter="")
+        found = examine("userspace", {"snapshot": "dmthin"}, self.state, "10.0.0.1", LIBVIRT, machine)
+        self.assertTrue(found.as_json()["lvm"]["trouble"])
+
     def test_what_is_wrong_with_the_filter_is_named(self) -> None:
         for lvm_filter, wrong in (
             ('[ "r|^/dev/mapper/virtman-|", "r|^/dev/virtman/|", "a|^/dev/sd|" ]', '"a|^/dev/sd|" accepts /dev/sdz,'),

@@ -8,9 +8,10 @@ import stat
 
 from testtools.matchers import Contains, HasLength
 
+from tests.limits import no_more_files
 from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
 from virtman.convert import Content
-from virtman.errors import BadImageFile, NoRoom
+from virtman.errors import BadImageFile, HostTrouble, NoRoom
 from virtman.hostfiles import RESERVE
 from virtman.imagefile import inspect
 from virtman.imagestore import ImageStore
@@ -43,6 +44,8 @@ class StoreTest(ImagesTest):
         self.assertEqual([f"{digest}.raw"], self.stored())
         self.assertEqual(CONTENT, self.store.path(image).read_bytes())
         self.assertEqual([digest], list(self.store.keys()))
+        with no_more_files():
+            self.assertRaises(HostTrouble, self.store.keys)
 
     def test_raw_and_every_kind_of_qcow2_of_one_disk_are_one_file(self) -> None:
         added = {self.store.add("raw", inspect(self.raw), nothing).key}

@@ -14,8 +14,9 @@ from testtools import TestCase
 from drivers.registry import load
 from tests.doubles.machine import MachineDouble
 from tests.doubles.plugin import install_doubles
+from tests.limits import no_more_files
 from tests.unit.virtman.scene import folder_for
-from virtman.errors import ConfigError
+from virtman.errors import ConfigError, HostTrouble
 from virtman.stackchoice import (
     KERNEL,
     USERSPACE,
@@ -144,6 +145,8 @@ class RecordedChoiceTest(Scene):
     def test_half_written_records_are_none(self) -> None:
         self.record("vms/.web.json.x1")
         self.assertFalse(has_records(self.state))
+        with no_more_files():  # not "there are none": other drivers would be taken
+            self.assertRaises(HostTrouble, has_records, self.state)
 
     def test_a_choice_that_cannot_be_read_is_named(self) -> None:
         for content in ("", "{", "[]", '{"attach": "nbd"}'):

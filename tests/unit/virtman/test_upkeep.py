@@ -25,7 +25,7 @@ from tests.unit.virtman.scene import Scene
 from virtman.errors import CoordinatorDown, HypervisorError, OriginChanged
 from virtman.hostdrivers import HostDrivers
 from virtman.inplace import to_publish
-from virtman.records import DESTROY, DETACH, REMOVED, Boot, ImageRecord, InPlace, Role
+from virtman.records import DESTROY, DETACH, REMOVED, Boot, ChildRecord, ImageRecord, InPlace, Role
 from virtman.upkeep import IDLE_LOOK, NOTHING, USED_LOOK, Upkeep
 from virtman.workqueue import FIRST_PAUSE, IN_VAIN, LONGEST_PAUSE, THREADS, Job, Pool
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
@@ -1284,6 +1284,17 @@ class IdleTest(UpkeepTest):
             self.clock.advance(seconds)
             self.beat()
             self.assertEqual(times * BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
+
+    def test_an_image_that_children_read_is_looked_at_as_often(self) -> None:
+        record = self.attached()
+        children = (ChildRecord(host="child", secret="s"),)
+        self.scene.image_shelf.put("debian", record.model_copy(update={"children": children}))
+        self.clock.advance(IDLE_LOOK)
+        self.beat()
+        self.host.caches[record.image.key] *= 2
+        self.clock.advance(USED_LOOK)
+        self.beat()
+        self.assertEqual(2 * BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
 
     def test_an_image_that_volt_does_not_list_is_looked_after_and_let_go_of(self) -> None:
         record = self.attached()

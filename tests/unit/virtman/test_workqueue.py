@@ -241,6 +241,22 @@ class FailureTest(WorkQueueTest):
         self.quiet("a")
         self.assertEqual(2, work.done)
 
+    def test_a_pause_of_a_key_that_is_in_order_by_then_is_nothing(self) -> None:
+        self.fail_once()
+        self.queue.wake("a", now=True)
+        self.quiet("a")
+        self.until(lambda: not self.queue._entries, "a is never forgotten")
+        self.pass_time(FIRST_PAUSE)
+        self.assertEqual([], [thread.name for thread in self.queue._threads if not thread.is_alive()])
+
+    def test_it_is_tried_again_though_nobody_wakes_anything(self) -> None:
+        work = Work(CoordinatorDown("nobody there"), None)
+        queue = WorkQueue(lambda _key: work.next())
+        queue.start()
+        self.addCleanup(queue.stop)
+        queue.wake("a")
+        self.until(lambda: work.done == 2, "it is not tried again")
+
     def pauses(self, failures: int) -> list[float]:
         """The pause after each of so many failures in a row."""
         self.give("a", *[CoordinatorDown("nobody there")] * failures, None)
