@@ -8,6 +8,7 @@ from functools import partial
 
 from testtools import TestCase
 
+from drivers.host.watch import deaths
 from tests.unit.logs import Logged
 from tests.unit.virtman.clock import Clock
 from virtman.errors import CoordinatorDown
@@ -246,8 +247,9 @@ class FailureTest(WorkQueueTest):
         self.queue.wake("a", now=True)
         self.quiet("a")
         self.until(lambda: not self.queue._entries, "a is never forgotten")
+        before = deaths()
         self.pass_time(FIRST_PAUSE)
-        self.assertEqual([], [thread.name for thread in self.queue._threads if not thread.is_alive()])
+        self.assertEqual(before, deaths())
 
     def test_it_is_tried_again_though_nobody_wakes_anything(self) -> None:
         work = Work(CoordinatorDown("nobody there"), None)
