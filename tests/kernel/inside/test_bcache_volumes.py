@@ -174,7 +174,6 @@ class VolumesTest(BcacheCase):
         for seconds, before in ((1.0, 0.0), (10.0, RETRY)):
             clock = SlowClock(step=seconds)
             group = Group(self.place.state / "cache", file_size=DISK, bucket=BUCKET, clock=clock)
-            devmapper.reload(dying, ill)
             self.assert_left_out(group)
             self.cache.close(image)
             group.stop_if_unused()
@@ -190,6 +189,7 @@ class VolumesTest(BcacheCase):
             [found] = group.described()
             self.assertEqual((VolumeState.RUNNING, ""), (found.state, found.trouble))
             self.cache.close(image)
+            devmapper.reload(dying, ill)  # before the next one opens it, whose own rest may be over
             self.opened(image, base)
 
     def assert_left_out(self, group: Group) -> None:
