@@ -149,8 +149,8 @@ class Upkeep:
                 self.queue.wake(IMAGE + record.name, now=record.name in self._stacks.flaws)  # it may be back
                 if self._stacks.wants_digest(record):
                     self.queue.wake(CONTENT + record.name)
-                if record.leaving or record.given_up:
-                    self.queue.wake(PLACE + record.name)  # nobody else does after a restart; of news who has them does
+                if self._place_is_open(record):
+                    self.queue.wake(PLACE + record.name)
         for vm in vms:
             if vm.operation is not None or vm.leftover:
                 self.queue.wake(VM + vm.name)
@@ -160,6 +160,10 @@ class Upkeep:
             self.queue.wake(DEVICE + device.name)
         self.queue.wake(VOLUMES)
         self.queue.wake(KEPT)
+
+    def _place_is_open(self, record: ImageRecord) -> bool:
+        """Whether something may have to be done about an image's place in the tree: mostly nothing has."""
+        return record.leaving or record.given_up or record.name in self._absent or record.name in self._heard
 
     def parent_lost(self, image: Image, parent: Parent) -> None:
         """A driver lost a parent: have Volt told. Returns at once."""

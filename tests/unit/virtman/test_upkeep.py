@@ -218,6 +218,17 @@ class VoltsAnswerTest(UpkeepTest):
         self.pass_time(LONGEST_PAUSE)
         self.assertEqual({}, self.upkeep.troubles())
 
+    def test_what_is_given_up_and_whose_last_vm_went_while_no_agent_ran_is_dropped(self) -> None:
+        self.scene.stacks.add_origin(self.scene.put_content("mine"))
+        record = self.scene.image_shelf.get("mine")
+        assert record is not None
+        link_to(self.volt).withdraw("mine")
+        self.scene.image_shelf.put("mine", record.model_copy(update={"given_up": True}))
+        self.clock.advance(IDLE_LOOK)
+        self.upkeep.handle(None)  # though Volt is silent
+        self.settle()
+        self.assertIsNone(self.scene.image_shelf.get("mine"))
+
     def test_what_is_given_up_is_no_trouble_and_is_dropped_with_its_last_vm(self) -> None:
         self.scene.stacks.add_origin(self.scene.put_content("mine"))
         self.scene.vms.create("vm", "mine", None)
