@@ -44,8 +44,8 @@ STOP_GRACE = 3.0
 class Pool(StrEnum):
     """Whose threads do a job: ``LONG`` is for what may take seconds on this host, ``VOLT`` for what may ask Volt,
     ``CHILDREN`` for letting them in, which waits while their image is being published. ``SLOW`` is for what may take
-    hours, one after the other; ``PLACE`` for what is served in place, whose storage may be silent. The plans are made
-    in ``SHORT``.
+    hours, one after the other; ``PLACE`` for what is served in place, whose storage may be silent. Plans are made
+    in ``SHORT``, and by who has just done a job of the key: what is short is done there as well.
     """
 
     SHORT = "short"

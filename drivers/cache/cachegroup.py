@@ -84,8 +84,6 @@ class Group:
         if devmapper.names(IMAGE) or devmapper.names(DEVICE):
             return
         errors: list[Exception] = []
-        # Nobody needs the others now; those that rest are left out for the next image as well.
-        self._troubles = {number: why for number, why in self._troubles.items() if number in self._rests}
         for path, number in self.volumes.recorded().items():
             try:
                 self.volumes.stop(path, number)
@@ -193,7 +191,8 @@ class Group:
             volumes = self.volumes.recorded()
             if path not in volumes:
                 volumes = self.volumes.record({**volumes, path: self.volumes.make(path)})
-            self._rests.pop(volumes[path], None)  # who adds one that is there has mended it, and asks for it now
+            for known in (self._rests, self._troubles):
+                known.pop(volumes[path], None)  # who adds one that is there has mended it, and asks for it now
             self._start_if_used()
             return self._describe(path, volumes[path], self._use(volumes[path]))
 

@@ -118,40 +118,42 @@ class VolumesTest(BcacheCase):
         self.assert_reads(image, self.opened(image, base))
         self.assertLessEqual(fetched(base) - before, image.size // 20)
 
-    def test_a_disk_that_does_not_answer_is_left_out_and_runs_once_it_does(self) -> None:
-        disk, asleep = self.disk(), "virtman-test"
-        slow = devmapper.create(asleep, [f"0 {DISK // devmapper.SECTOR} linear {disk} 0"])
-        self.addCleanup(devmapper.remove, asleep)
-        self.addCleanup(self.cache.remove_volume, slow)
-        self.cache.add_volume(slow)
+    def volume_on_a_map(self) -> tuple[Path, Path]:
+        """A disk, and the only volume, which lies on it by a map."""
+        disk = self.disk()
+        volume = devmapper.create("virtman-test", [f"0 {DISK // devmapper.SECTOR} linear {disk} 0"])
+        self.addCleanup(devmapper.remove, volume.name)
+        self.addCleanup(self.cache.remove_volume, volume)
+        self.cache.add_volume(volume)
         self.cache.remove_volume(self.default)
-        run(["dmsetup", "suspend", asleep])
-        self.addCleanup(run, ["dmsetup", "resume", asleep])
+        return disk, volume
+
+    def sleeping_volume(self) -> Path:
+        """The only volume, which does not answer until its map is resumed."""
+        _, volume = self.volume_on_a_map()
+        run(["dmsetup", "suspend", volume.name])
+        self.addCleanup(run, ["dmsetup", "resume", volume.name])
+        return volume
+
+    def test_a_disk_that_does_not_answer_is_left_out_and_runs_once_it_does(self) -> None:
+        slow = self.sleeping_volume()
         images = [self.new_base(name, IMAGE) for name in ("a", "b", "c")]
         paths = [self.opened(*each) for each in images]
         self.assertEqual({slow: VolumeState.MISSING}, self.states())
         self.assert_reads(images[0][0], paths[0])
         self.cache = BcacheCache(self.place)  # an agent that starts meanwhile
         self.assertEqual({slow: VolumeState.MISSING}, self.states())
-        run(["dmsetup", "resume", asleep])
+        run(["dmsetup", "resume", slow.name])
         wait_until(lambda: self.states() == {slow: VolumeState.RUNNING})
         self.assertEqual(("a", "b", "c"), self.images(slow))
         self.assert_kept(*images[0], paths[0])
 
     def test_a_disk_that_does_not_answer_is_not_waited_for_by_each_image_that_is_opened(self) -> None:
-        disk, asleep = self.disk(), "virtman-test"
-        slow = devmapper.create(asleep, [f"0 {DISK // devmapper.SECTOR} linear {disk} 0"])
-        self.addCleanup(devmapper.remove, asleep)
-        self.addCleanup(self.cache.remove_volume, slow)
-        self.cache.add_volume(slow)
-        self.cache.remove_volume(self.default)
-        clock = SlowClock(step=10.0)
+        slow, clock = self.sleeping_volume(), SlowClock(step=10.0)
         group = Group(self.place.state / "cache", file_size=DISK, bucket=BUCKET, clock=clock)
-        run(["dmsetup", "suspend", asleep])
-        self.addCleanup(run, ["dmsetup", "resume", asleep])
         with group.lock:
             group.start()
-            run(["dmsetup", "resume", asleep])
+            run(["dmsetup", "resume", slow.name])
             group.start()
             self.assertFalse(group.runs())
 
@@ -164,16 +166,10 @@ class VolumesTest(BcacheCase):
             group.stop_if_unused()
 
     def test_a_disk_that_fails_slowly_is_left_alone_for_a_while_and_says_why(self) -> None:
-        disk, dying, sectors = self.disk(), "virtman-test", DISK // devmapper.SECTOR
-        well = [f"0 {sectors} linear {disk} 0"]
-        volume = devmapper.create(dying, well)
-        self.addCleanup(devmapper.remove, dying)
-        self.addCleanup(self.cache.remove_volume, volume)
-        self.cache.add_volume(volume)
-        self.cache.remove_volume(self.default)
-        ill = [f"0 8 linear {disk} 0", f"8 {sectors - 8} error"]
+        (disk, volume), sectors = self.volume_on_a_map(), DISK // devmapper.SECTOR
+        well, ill = [f"0 {sectors} linear {disk} 0"], [f"0 8 linear {disk} 0", f"8 {sectors - 8} error"]
         image, base = self.new_base(size=IMAGE)
-        devmapper.reload(dying, ill)
+        devmapper.reload(volume.name, ill)
         self.opened(image, base)
         for seconds, before in ((1.0, 0.0), (10.0, RETRY)):
             clock = SlowClock(step=seconds)
@@ -183,7 +179,7 @@ class VolumesTest(BcacheCase):
             group.stop_if_unused()
             self.opened(image, base)
             self.assert_left_out(group)
-            devmapper.reload(dying, well)
+            devmapper.reload(volume.name, well)
             clock.now += before
             self.assert_left_out(group)
             if seconds > 1:
@@ -193,7 +189,7 @@ class VolumesTest(BcacheCase):
             [found] = group.described()
             self.assertEqual((VolumeState.RUNNING, ""), (found.state, found.trouble))
             self.cache.close(image)
-            devmapper.reload(dying, ill)  # before the next one opens it, whose own rest may be over
+            devmapper.reload(volume.name, ill)  # before the next one opens it, whose own rest may be over
             self.opened(image, base)
 
     def assert_left_out(self, group: Group) -> None:
