@@ -12,6 +12,9 @@ HOSTS ?= 4
 VMS ?= 8
 SUITE ?=
 
+# What failed is said once more at the end of a run.
+export FAILURES = $(CURDIR)/.failures
+
 .PHONY: demo demo-kernel test test-whole test-13 check defects lint clean bootstrap
 
 demo: bootstrap
@@ -21,14 +24,15 @@ demo-kernel: bootstrap
 	.venv/bin/python -m lab.kernel.demo --suite "$(SUITE)"
 
 test: bootstrap
-	rm -f .coverage .coverage.*
-	.venv/bin/tox run-parallel --parallel 5 --parallel-live
+	rm -f .coverage .coverage.* $(FAILURES)
+	.venv/bin/tox run-parallel --parallel 5 --parallel-live || .venv/bin/python -m tests.failures
 
 test-whole:
 	WHOLE=1 $(MAKE) test
 
 test-13: bootstrap
-	SUITE=trixie .venv/bin/tox run-parallel --parallel 2 --parallel-live -e kernel,drivers
+	rm -f $(FAILURES)
+	SUITE=trixie .venv/bin/tox run-parallel --parallel 2 --parallel-live -e kernel,drivers || .venv/bin/python -m tests.failures
 	rm -f .coverage .coverage.*
 
 check: bootstrap
@@ -45,5 +49,5 @@ bootstrap:
 	@lab/bootstrap
 
 clean:
-	rm -rf build .venv .tox .coverage .coverage.* *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build .venv .tox .coverage .coverage.* *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis $(FAILURES)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

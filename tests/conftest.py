@@ -7,6 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
+from tests import failures
 from tests.sweeps import WHOLE
 
 
@@ -40,6 +41,18 @@ def pytest_make_collect_report(
     report = yield
     _refuse_skip(report)
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note what has failed."""
+    if report.failed:
+        failures.note(report.nodeid, report.longreprtext)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note a file that cannot be read."""
+    if report.failed:
+        failures.note(report.nodeid, report.longreprtext)
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -19,13 +19,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import failures
 from tests.openstack import nova_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/openstack"
 OURS = Path(__file__).parent
-PATIENCE = 1800
-"""Seconds after which tests are taken for ones that hang."""
+PATIENCE = 1800.0
+"""Seconds in which no test has ended, after which a process is taken for one that hangs."""
+AGAIN = 1.0
+"""Seconds between looks at what has ended."""
 
 LONGEST_NAME = 100
 """Characters of the name of a file of results: some names are of many modules."""
@@ -105,19 +108,35 @@ def run(name: str, folder: Path, defaults: Sequence[str]) -> Outcome:
         "OS_STDOUT_CAPTURE": "1", "OS_STDERR_CAPTURE": "1",
     }  # fmt: skip
     began = time.monotonic()
-    with log.open("w") as out:
+    with (
+        log.open("w") as out,
+        subprocess.Popen(
+            argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        ) as process,
+    ):
         try:
-            code = subprocess.run(
-                argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=PATIENCE,
-                check=False,
-            ).returncode  # fmt: skip
-        except subprocess.TimeoutExpired:
-            code = -9
+            code = end_of(process, results)
+        finally:
+            process.kill()  # one that has ended gets nothing
     outcome = _read(name, results)
     outcome.seconds = time.monotonic() - began
     if code != 0 or not outcome.counts:
         outcome.failed[name] = f"ended with {code} after {sum(outcome.counts.values())} tests; see {log}"
     return outcome
+
+
+def end_of(process: subprocess.Popen[bytes], results: Path, patience: float = PATIENCE, again: float = AGAIN) -> int:
+    """Wait for tests to end. Returns their exit code, or that of a process that was killed since it hangs."""
+    seen, since = 0, time.monotonic()
+    while True:
+        try:
+            return process.wait(again)
+        except subprocess.TimeoutExpired:
+            found = results.stat().st_size if results.exists() else 0
+            if found != seen:
+                seen, since = found, time.monotonic()
+            elif time.monotonic() - since > patience:
+                process.kill()
 
 
 def _read(name: str, results: Path) -> Outcome:
@@ -139,6 +158,7 @@ def judge(outcomes: Sequence[Outcome]) -> int:
     new = {test: why for test, why in failed.items() if test not in nova_tests.KNOWN}
     for test, why in new.items():
         print(f"\n{test}\n{why}")
+        failures.note(test, why)
     total = sum((outcome.counts for outcome in outcomes), Counter())
     known = len(failed) - len(new)
     print(

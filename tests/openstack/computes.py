@@ -67,7 +67,10 @@ class ComputesTest(base.ServersTestBase):  # type: ignore[misc]
                 fixtures.MonkeyPatch(f"{module}.{DATABASE}", _patient(getattr(sys.modules[module], DATABASE)))
             )
         self.flags(use_vmtsnapshot=True, socket=str(self.folder / "{node}.sock"), group="virtman")
+        # No service is taken for dead on a slow machine, and no call for lost. The first is read as services are made.
+        self.flags(service_down_time=10 * int(PATIENCE))
         super().setUp()
+        self.flags(rpc_response_timeout=int(PATIENCE))
         self.flags(state_path=str(self.folder / "nova"))  # not before: Nova looks for its API's configuration there
         # os-brick's own connector for local devices, which Nova's fixture has replaced by one that does nothing
         for name, real in (("connect_volume", CONNECT), ("disconnect_volume", DISCONNECT), ("extend_volume", EXTEND)):

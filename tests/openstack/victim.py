@@ -120,8 +120,6 @@ class Nova(AgreeingTest):
             ours.DefaultFlavorsFixture.setUp = fixtures.Fixture.setUp
         for name in CHANGES:
             setattr(AgentClient, name, self._stepping(name))
-        # No service is taken for dead as these processes live too shortly to report. It is read as services are made.
-        self.flags(service_down_time=10 * int(PATIENCE))
         super().setUp()
 
     def _setup_cells(self) -> None:

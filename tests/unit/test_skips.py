@@ -13,6 +13,7 @@ from testtools import TestCase
 from tests.unit.virtman.scene import folder_for
 
 CHECKOUT = Path(__file__).parents[2]
+OURS = ("CI", "FAILURES", "PYTEST_ADDOPTS")
 
 OF_A_TEST = """
 import unittest
@@ -32,7 +33,7 @@ class SkipsTest(TestCase):
         file = folder_for(self) / "test_it.py"
         file.write_text(content)
         options = ["-p", "tests.conftest", "-p", "no:cacheprovider", "-rs", "-q", f"--rootdir={file.parent}"]
-        inherited = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTEST_ADDOPTS")}
+        inherited = {name: value for name, value in os.environ.items() if name not in OURS}
         environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # to import those of others takes seconds
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, str(file)],

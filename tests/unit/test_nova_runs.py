@@ -1,0 +1,49 @@
+"""How long the runner of Nova's tests waits for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from testtools import TestCase
+
+from tests.openstack.__main__ import end_of
+from tests.unit.virtman.scene import folder_for
+
+
+class Going:
+    """A process whose tests end one by one: a line of results before each look."""
+
+    def __init__(self, results: Path) -> None:
+        self.results = results
+        self.tests = 5
+        self.killed = False
+
+    def wait(self, timeout: float) -> int:
+        if not self.tests:
+            return 0
+        self.tests -= 1
+        with self.results.open("a") as file:
+            file.write("{}\n")
+        raise subprocess.TimeoutExpired("tests", timeout)
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class EndTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.results = folder_for(self) / "results.json"
+
+    def test_tests_that_go_on_are_waited_for_however_long_all_take(self) -> None:
+        going: Any = Going(self.results)
+        self.assertEqual(0, end_of(going, self.results, patience=0, again=0))
+        self.assertFalse(going.killed)
+
+    def test_a_process_in_which_nothing_ends_is_killed(self) -> None:
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as process:
+            self.addCleanup(process.kill)
+            self.assertEqual(-9, end_of(process, self.results, patience=0.1, again=0.01))
