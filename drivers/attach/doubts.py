@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from drivers.attach.hangs import Hangs
@@ -24,8 +24,8 @@ SILENCE, HANG = STANDSTILL, 1.25
 INTERVAL = 0.25
 """Seconds between two looks at a parent that is doubted."""
 
-SPREAD = 0.75
-"""Seconds over which hosts log in again whose parents were silent together."""
+FIRST_SPREAD, SPREAD = 0.25, 0.75
+"""Seconds over which hosts log in again whose parents were silent together: each first to the one that it reads by."""
 
 T = TypeVar("T")
 
@@ -55,8 +55,10 @@ class Signs(Protocol[T]):
 class Leaving(Protocol[T]):
     """Whose parents are doubted."""
 
-    def paths(self) -> Collection[T]:
-        """The parents that it is to read by. Another one is asked for no more, but its answers may be awaited."""
+    def paths(self) -> Sequence[T]:
+        """The parents that it is to read by, in this order. Another one is asked for no more, but its answers may be
+        awaited.
+        """
 
     def leave(self, parent: T, *, silent: bool) -> None:
         """End the connection. ``silent``: nothing was heard of its host, as in a pause of the network."""
@@ -126,7 +128,10 @@ class Doubts(Generic[T]):
 
     def _is_reached_again(self, parent: T) -> bool:
         """Whether a silent parent takes new connections, and is silent still after a while, another on each host."""
-        if not self._signs.takes_connections(parent) or self._wait(random.uniform(0, SPREAD)):  # noqa: S311
+        if not self._signs.takes_connections(parent):
+            return False
+        spread = (0, FIRST_SPREAD) if self._route.paths()[:1] == [parent] else (FIRST_SPREAD, SPREAD)
+        if self._wait(random.uniform(*spread)):  # noqa: S311
             return False
         return self._signs.is_silent(parent, SILENCE)
 

@@ -53,6 +53,11 @@ class Hangs(Generic[T]):
         """Whether it comes behind others."""
         return self._clock() < self._rests.get(parent, (-math.inf, 0))[0]
 
+    def next_end(self) -> float:
+        """Seconds until a parent has rested; infinite if none rests."""
+        now = self._clock()
+        return min((until - now for until, _ in list(self._rests.values()) if until > now), default=math.inf)
+
     def in_order(self, parents: Iterable[T]) -> list[T]:
         """In their order, but those that rest come last."""
         return sorted(parents, key=self.rests)

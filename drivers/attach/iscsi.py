@@ -279,6 +279,8 @@ class _Route:
             with self._lock:
                 self._show()
             self._look()
+            if not self._settled:
+                self._woken.set()  # who watches may rest for long
         self._tell()
 
     def parents(self) -> list[Parent]:
@@ -331,9 +333,9 @@ class _Route:
 
     # What is called by who doubts a parent (drivers/attach/doubts.py)
 
-    def paths(self) -> Collection[Target]:
+    def paths(self) -> Sequence[Target]:
         """See Leaving."""
-        return set(self._up)
+        return [target for target in self._hangs.in_order(self._targets.values()) if target in self._up]
 
     def leave(self, parent: Target, *, silent: bool) -> None:
         """See Leaving: the map sends its requests by another path at once."""
@@ -357,10 +359,14 @@ class _Route:
                 self._settled = False
                 log.warning("image %s: looking after its paths: %s", self._image.name, error)
             self._tell()
-            if self._woken.wait(_CALM_INTERVAL if self._settled else pause) or self._head_start > 0:
+            if self._woken.wait(self._calm() if self._settled else pause) or self._head_start > 0:
                 pause = _WATCH_INTERVAL
             else:
                 pause = min(2 * pause, _LATE_INTERVAL)
+
+    def _calm(self) -> float:
+        """Seconds until an image that waits for nothing is looked at again: the end of a parent's rest is no event."""
+        return min(_CALM_INTERVAL, self._hangs.next_end())
 
     def _look(self) -> None:
         """Make the map's paths the usable parents, have the others brought up, and note those just lost."""

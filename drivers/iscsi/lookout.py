@@ -34,7 +34,12 @@ Server = tuple[str, int]
 STANDSTILL_INTERVAL, SESSION_INTERVAL = 0.25, 1.0
 """Seconds between two looks."""
 
-KNOCK_INTERVAL = 0.5
+BUSY = 10.0
+"""Seconds after a change of a session in which sessions are looked at as often as disks: more may follow, and reads
+wait for it.
+"""
+
+KNOCK_INTERVAL = 0.25
 """Seconds between two tries to connect to a server, and for each."""
 
 STANDSTILL = 1.0
@@ -82,7 +87,7 @@ class Lookout:
         self._still: Mapping[str, float] = {}
         self._events: Mapping[str, int] = {}
         self._sessions = Sessions()
-        self._sessions_at = 0.0
+        self._sessions_at = self._busy_until = 0.0
 
     def add(self, watched: Watched) -> None:
         """Look out for this one as well. Raises OSError without device-mapper, or without a thread."""
@@ -125,7 +130,8 @@ class Lookout:
         event = True
         try:
             while not self._stopped.is_set():
-                alarm.arm()
+                if event:  # else one that came just now would be taken for seen
+                    alarm.arm()
                 with self._lock:
                     watched = list(self._watched)
                 if event:
@@ -145,10 +151,11 @@ class Lookout:
 
     def _look_at_sessions(self, watched: list[Watched]) -> None:
         now = time.monotonic()
-        if now - self._sessions_at < SESSION_INTERVAL:
+        if now - self._sessions_at < SESSION_INTERVAL and now >= self._busy_until:
             return
         self._sessions_at = now
-        changed = self._sessions.changed()
+        if changed := self._sessions.changed():
+            self._busy_until = now + BUSY
         for each in watched:
             if each.image in changed:
                 each.wake()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from testtools import TestCase
 
-from drivers.attach.doubts import HANG, INTERVAL, SILENCE, SPREAD, Doubts
+from drivers.attach.doubts import FIRST_SPREAD, HANG, INTERVAL, SILENCE, SPREAD, Doubts
 from drivers.attach.hangs import Hangs
 
 HUNG, WELL, OTHER = "hung", "well", "other"
@@ -17,7 +17,8 @@ class Host:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.up = {HUNG, WELL, OTHER}
+        self.up = [HUNG, WELL, OTHER]
+        """In the order in which it reads by them."""
         self.still_since = {HUNG: self.now}
         """Since when none of a parent's reads has come back."""
         self.answer: set[str] = set()
@@ -65,8 +66,8 @@ class Host:
     def takes_connections(self, parent: str) -> bool:
         return parent in self.reachable
 
-    def paths(self) -> Collection[str]:
-        return set(self.up)
+    def paths(self) -> Sequence[str]:
+        return self.up
 
     def leave(self, parent: str, *, silent: bool) -> None:
         self.left.append((parent, silent))
@@ -95,7 +96,7 @@ class HangTest(DoubtsCase):
     def test_one_that_took_over_and_answered_nothing_since_is_not_left_for_the_one_that_rests(self) -> None:
         self.host.counts = {WELL: 7}
         self.host.doubt(60)
-        self.host.up = {HUNG, WELL}
+        self.host.up = [HUNG, WELL]
         self.host.still_since, self.host.answer = {WELL: 1000.0}, {HUNG}
         self.host.doubt(5, WELL)
         self.assertEqual([(HUNG, False)], self.host.left)
@@ -129,7 +130,7 @@ class HangTest(DoubtsCase):
         self.assertEqual(([], []), (self.host.left, self.host.asked))
 
     def test_one_that_is_no_path_any_more_is_left_without_another(self) -> None:
-        self.host.up, self.host.answer = {WELL}, set()
+        self.host.up, self.host.answer = [WELL], set()
         self.host.doubt(60)
         self.assertEqual([(HUNG, False)], self.host.left)
         self.assertEqual(([], []), (self.host.asked, self.host.waits))
@@ -175,7 +176,15 @@ class SilenceTest(DoubtsCase):
         self.host.doubt(60)
         self.assertEqual([(HUNG, True)], self.host.left)
         (spread,) = self.host.waits
-        self.assertTrue(0 <= spread <= SPREAD)
+        self.assertTrue(0 <= spread <= FIRST_SPREAD)
+
+    def test_one_that_others_come_before_is_left_after_them(self) -> None:
+        self.host.up = [WELL, HUNG]
+        self.host.reachable = {HUNG}
+        self.host.doubt(60)
+        self.assertEqual([(HUNG, True)], self.host.left)
+        (spread,) = self.host.waits
+        self.assertTrue(FIRST_SPREAD <= spread <= SPREAD)
 
     def test_it_stays_if_it_is_heard_of_in_the_meantime(self) -> None:
         self.host.reachable = {HUNG}

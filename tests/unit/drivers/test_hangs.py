@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from testtools import TestCase
 
 from drivers.attach.hangs import LONGEST_REST, REST, Hangs
@@ -30,6 +32,17 @@ class RestTest(HangsCase):
         self.assertEqual(["b", "hung"], self.hangs.in_order(["hung", "b"]))
         self.now += 1
         self.assertEqual(["hung", "b"], self.hangs.in_order(["hung", "b"]))
+
+    def test_the_next_rest_to_end_is_known(self) -> None:
+        self.assertEqual(math.inf, self.hangs.next_end())
+        for parent in ("first", "second"):
+            self.hangs.note(parent)
+            self.now += 10
+        self.assertEqual(REST - 20, self.hangs.next_end())
+        self.now += REST - 20
+        self.assertEqual(10, self.hangs.next_end())
+        self.now += 10
+        self.assertEqual(math.inf, self.hangs.next_end())
 
     def test_each_rest_is_twice_as_long_as_the_one_before(self) -> None:
         self.assertEqual([60, 120, 240, 480, 960, 1920, 3600, 3600], [self.rest() for _ in range(8)])
