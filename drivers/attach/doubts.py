@@ -2,8 +2,8 @@
 
 It does not matter whether it is without power, hangs behind a connection that is well, or waits itself: it is left as
 soon as another one answers a read in the meantime. If no other answers, the network may be silent for a moment, and
-nothing is better: the connection stays. One that the kernel calls silent is left once its parent can be reached again:
-TCP would wait for as long as it has waited.
+nothing is better: the connection stays. One that the kernel calls silent is left once it can be reached again, with the
+others that are silent, unless TCP is about to try again: it may wait for as long as it has waited.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ INTERVAL = 0.25
 
 FIRST_SPREAD, SPREAD = 0.25, 0.75
 """Seconds over which hosts log in again whose parents were silent together: each first to the one that it reads by."""
+
+SOON = 1.0
+"""Seconds for which TCP is waited for, rather than a new login, which costs both ends."""
 
 T = TypeVar("T")
 
@@ -50,6 +53,9 @@ class Signs(Protocol[T]):
 
     def takes_connections(self, parent: T) -> bool:
         """Whether a new connection to it comes about."""
+
+    def is_asked_again_within(self, parent: T, seconds: float) -> bool:
+        """Whether TCP sends its host again by then what it has not acknowledged."""
 
 
 class Leaving(Protocol[T]):
@@ -115,7 +121,8 @@ class Doubts(Generic[T]):
             return True
         if silent and self._is_reached_again(parent):
             log.warning("image %s: %s was silent, and is reached again", self._image, parent)
-            self._route.leave(parent, silent=True)
+            for each in [parent, *self._others_that_are_silent(parent)]:
+                self._route.leave(each, silent=True)
             return True
         return False
 
@@ -126,14 +133,22 @@ class Doubts(Generic[T]):
             others = set(self._hangs.successors(parent, others, self._signs.reads))
         return self._signs.first_that_answers([each for each in others if not self._signs.stands_still(each, SILENCE)])
 
+    def _others_that_are_silent(self, parent: T) -> list[T]:
+        """Reads that the map sends to these next would wait for as long, and so would the next change of its paths."""
+        others = [each for each in self._route.paths() if each != parent]
+        return [each for each in others if self._signs.stands_still(each, SILENCE) and self._stays_silent(each)]
+
+    def _stays_silent(self, parent: T) -> bool:
+        return self._signs.is_silent(parent, SILENCE) and not self._signs.is_asked_again_within(parent, SOON)
+
     def _is_reached_again(self, parent: T) -> bool:
         """Whether a silent parent takes new connections, and is silent still after a while, another on each host."""
-        if not self._signs.takes_connections(parent):
+        if not self._stays_silent(parent) or not self._signs.takes_connections(parent):
             return False
         spread = (0, FIRST_SPREAD) if self._route.paths()[:1] == [parent] else (FIRST_SPREAD, SPREAD)
         if self._wait(random.uniform(*spread)):  # noqa: S311
             return False
-        return self._signs.is_silent(parent, SILENCE)
+        return self._stays_silent(parent)
 
 
 _SILENT, _HANGS = "is silent", "hangs"

@@ -87,6 +87,10 @@ class Paths:
         """Whether its host owes an acknowledgement; no if the kernel cannot tell."""
         return self._of_link(parent, tcpsockets.awaits_acknowledgement)
 
+    def is_asked_again_within(self, parent: Target, seconds: float) -> bool:
+        """Whether TCP asks its host again by then; no if the kernel cannot tell."""
+        return self._of_link(parent, lambda link: tcpsockets.sends_again_within(link, seconds))
+
     def takes_connections(self, parent: Target) -> bool:
         """Whether a new connection to it comes about, now or lately."""
         return self._lookout.knocks.open((parent.ip, parent.port))

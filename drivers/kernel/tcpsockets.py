@@ -6,7 +6,7 @@ that first: it sends again after 0.2 s or so, and each time waits twice as long.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -26,6 +26,8 @@ _QUERY = struct.Struct("=BBBxI48s")  # inet_diag_req_v2
 _ID_AT, _ID_LENGTH = 4, 48  # inet_diag_sockid in an inet_diag_msg
 _ENDS = struct.Struct("!HH16s16s")  # its ports and addresses
 _MESSAGE = 72  # length of an inet_diag_msg
+_TIMER_AT, _EXPIRES_AT = 2, 52  # where it has which timer runs, and for how many milliseconds more
+_TO_SEND_AGAIN = 1
 _RETRANSMITS, _UNACKED, _LAST_SENT, _LAST_ACK_RECEIVED = 2, 24, 44, 56  # where tcp_info has them
 _PATIENCE = 2.0
 
@@ -51,19 +53,27 @@ def is_silent(link: Link, seconds: float) -> bool:
     That says nothing of whose fault it is: the way there may be silent for a moment. Raises OSError, also where the
     kernel cannot tell.
     """
-    return any(silent(info, seconds) for _, info in _connections(link.ip, link.port, link.local_port))
+    return any(silent(info, seconds) for _, info in _of_link(link))
 
 
 def awaits_acknowledgement(link: Link) -> bool:
     """Whether a server owes TCP an answer that a live one would have given. Raises OSError as ``is_silent``."""
-    return any(unacknowledged(info) for _, info in _connections(link.ip, link.port, link.local_port))
+    return any(unacknowledged(info) for _, info in _of_link(link))
+
+
+def sends_again_within(link: Link, seconds: float) -> bool:
+    """Whether TCP will by then send once more what nobody has acknowledged. Raises OSError as ``is_silent``."""
+    return any(is_due(message, seconds) for message, _ in _of_link(link))
 
 
 def end(link: Link) -> None:
     """End a connection, if it is there: both its ends are told. Raises OSError, also where the kernel cannot do it."""
-    for where, _ in list(_connections(link.ip, link.port, link.local_port)):
-        with contextlib.suppress(FileNotFoundError):  # it has ended by itself
-            list(_ask(_SOCK_DESTROY, _ACK, _family(link.ip), where))
+    for message, _ in list(_of_link(link)):
+        try:
+            list(_ask(_SOCK_DESTROY, _ACK, _family(link.ip), _id_of(message)))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTCONN):  # else it has ended by itself, or for another
+                raise
 
 
 def connected(ip: str, port: int) -> bool:
@@ -85,15 +95,28 @@ def unacknowledged(info: bytes) -> bool:
     return bool(segments) and (info[_RETRANSMITS] > 0 or since >= 1000 * _LIVE)
 
 
+def is_due(message: bytes, seconds: float) -> bool:
+    """Whether what the kernel tells of a connection, an inet_diag_msg, means that it sends again within this time."""
+    (left,) = struct.unpack_from("=I", message, _EXPIRES_AT)
+    return message[_TIMER_AT] == _TO_SEND_AGAIN and left <= 1000 * seconds
+
+
+def _of_link(link: Link) -> Iterator[tuple[bytes, bytes]]:
+    return _connections(link.ip, link.port, link.local_port)
+
+
+def _id_of(message: bytes) -> bytes:
+    return message[_ID_AT : _ID_AT + _ID_LENGTH]
+
+
 def _connections(ip: str, port: int, local_port: int = 0) -> Iterator[tuple[bytes, bytes]]:
-    """The inet_diag_sockid and the tcp_info of each established connection to a server, or of that from a port."""
+    """The inet_diag_msg and the tcp_info of each established connection to a server, or of that from a port."""
     nobody, server = bytes(16), ipaddress.ip_address(ip).packed.ljust(16, b"\0")
     like = _ENDS.pack(local_port, port, nobody, nobody).ljust(_ID_LENGTH, b"\0")  # the kernel compares the ports alone
     for message in _ask(_SOCK_DIAG_BY_FAMILY, _DUMP, _family(ip), like):
-        where = message[_ID_AT : _ID_AT + _ID_LENGTH]
         info = _attribute(message, _INET_DIAG_INFO)
-        if _ENDS.unpack_from(where)[3] == server and info:
-            yield where, info
+        if _ENDS.unpack_from(_id_of(message))[3] == server and info:
+            yield message, info
 
 
 def _family(ip: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from testtools import TestCase
 
-from drivers.attach.doubts import FIRST_SPREAD, HANG, INTERVAL, SILENCE, SPREAD, Doubts
+from drivers.attach.doubts import FIRST_SPREAD, HANG, INTERVAL, SILENCE, SOON, SPREAD, Doubts
 from drivers.attach.hangs import Hangs
 
 HUNG, WELL, OTHER = "hung", "well", "other"
@@ -28,6 +28,8 @@ class Host:
         self.silent: set[str] = set()
         self.unacknowledged: set[str] = set()
         self.reachable: set[str] = set()
+        self.again_at = 0.0
+        """When TCP tries again."""
         self.left: list[tuple[str, bool]] = []
         self.waits: list[float] = []
         self.while_waiting: Callable[[], None] = lambda: None
@@ -65,6 +67,9 @@ class Host:
 
     def takes_connections(self, parent: str) -> bool:
         return parent in self.reachable
+
+    def is_asked_again_within(self, parent: str, seconds: float) -> bool:
+        return self.now <= self.again_at <= self.now + seconds
 
     def paths(self) -> Sequence[str]:
         return self.up
@@ -185,6 +190,26 @@ class SilenceTest(DoubtsCase):
         self.assertEqual([(HUNG, True)], self.host.left)
         (spread,) = self.host.waits
         self.assertTrue(FIRST_SPREAD <= spread <= SPREAD)
+
+    def test_others_that_are_silent_are_left_with_it_and_no_others(self) -> None:
+        self.host.up = [HUNG, WELL, OTHER, "fourth", "fifth"]
+        self.host.reachable = {HUNG}
+        self.host.still_since = dict.fromkeys([HUNG, WELL, "fourth"], 1000.0)
+        self.host.silent = {HUNG, WELL, OTHER}
+        self.host.doubt(60)
+        self.assertEqual([(HUNG, True), (WELL, True)], self.host.left)
+
+    def test_tcp_is_waited_for_if_it_tries_again_soon(self) -> None:
+        self.host.reachable, self.host.again_at = {HUNG}, self.host.now + SOON
+        self.host.while_waiting = lambda: None if self.host.now < self.host.again_at else self.host.still_since.clear()
+        self.host.doubt(60)
+        self.assertEqual(([], self.host.again_at), (self.host.left, self.host.now))
+
+    def test_tcp_is_waited_for_once(self) -> None:
+        self.host.reachable, self.host.again_at = {HUNG}, self.host.now + SOON
+        self.host.doubt(60)
+        self.assertEqual([(HUNG, True)], self.host.left)
+        self.assertGreater(self.host.now, self.host.again_at)
 
     def test_it_stays_if_it_is_heard_of_in_the_meantime(self) -> None:
         self.host.reachable = {HUNG}

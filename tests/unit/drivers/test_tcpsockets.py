@@ -15,7 +15,7 @@ from lab.process import attempts
 
 _SO_ATTACH_FILTER = 26
 _DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)  # Linux: filter.h, BPF_RET | BPF_K with 0 bytes to keep
-SILENCE, PATIENCE = 0.3, 10.0
+SILENCE, PATIENCE, HOUR = 0.3, 10.0, 3600.0
 
 
 def deafen(connection: socket.socket) -> None:
@@ -96,6 +96,19 @@ class SilentServerTest(TestCase):
         self.deafen(0)
         self.wait_until_silent(0)
         self.assertFalse(self.silent(1))
+
+    def test_one_that_acknowledges_nothing_is_asked_again_by_itself_and_an_idle_one_is_not(self) -> None:
+        self.connect("127.0.0.1", "127.0.0.1")
+        self.deafen(0)
+        self.wait_until_silent(0)
+        self.assertEqual([True, False], [tcpsockets.sends_again_within(self.link(each), HOUR) for each in (0, 1)])
+
+    def test_when_it_is_asked_again_is_told_by_the_timer_that_runs(self) -> None:
+        for timer, left, due in ((1, 1000, True), (1, 1001, False), (1, 0, True), (2, 0, False), (0, 0, False)):
+            message = bytearray(72)
+            message[2] = timer
+            struct.pack_into("=I", message, 52, left)
+            self.assertEqual(due, tcpsockets.is_due(bytes(message), 1.0), f"{timer} {left}")
 
     def test_over_ipv6_as_well(self) -> None:
         self.connect("::1")
