@@ -13,7 +13,8 @@ VMS ?= 8
 SUITE ?=
 
 # What failed is said once more at the end of a run.
-export FAILURES = $(CURDIR)/.failures
+FAILURES = $(CURDIR)/.failures
+test test-13 check: export FAILURES := $(FAILURES)
 
 .PHONY: demo demo-kernel test test-whole test-13 check defects lint clean bootstrap
 
@@ -32,11 +33,14 @@ test-whole:
 
 test-13: bootstrap
 	rm -f $(FAILURES)
-	SUITE=trixie .venv/bin/tox run-parallel --parallel 2 --parallel-live -e kernel,drivers || .venv/bin/python -m tests.failures
+	SUITE=trixie .venv/bin/tox run-parallel --parallel 2 --parallel-live -e kernel,drivers || \
+	    .venv/bin/python -m tests.failures
 	rm -f .coverage .coverage.*
 
 check: bootstrap
-	ROUNDS=3 .venv/bin/tox run-parallel --parallel 3 --parallel-live -e lint,unit,userspace,smoke
+	rm -f $(FAILURES)
+	ROUNDS=3 .venv/bin/tox run-parallel --parallel 3 --parallel-live -e lint,unit,userspace,smoke || \
+	    .venv/bin/python -m tests.failures
 	rm -f .coverage .coverage.*
 
 defects: bootstrap

@@ -227,6 +227,16 @@ class DeviceInUse(DriverError):
         super().__init__(f"{path} is open, by a VM perhaps; take it away from there first, or use --force")
 
 
+class VolumeInUse(DriverError):
+    """Devices of somebody else are attached to a volume of the cache."""
+
+    def __init__(self, path: Path, devices: Sequence[str]) -> None:
+        super().__init__(
+            f"devices that are not of this agent are attached to the cache volume {path}: {', '.join(devices)};"
+            " detach each first (as root: echo 1 > /sys/class/block/NAME/bcache/detach)"
+        )
+
+
 class SnapshotMissing(DriverError):
     """The VM has no disk on this host."""
 

@@ -18,7 +18,7 @@ LONGEST = 700
 def note(test: str, why: str) -> None:
     """Keep that a test has failed. Several processes may do it at once."""
     if file := os.environ.get("FAILURES"):
-        with Path(file).open("a") as notes:
+        with Path(file).open("a", errors="backslashreplace") as notes:  # names in messages may be no UTF-8
             notes.write(f"\n{test}\n{why.strip()[-LONGEST:]}\n")
 
 

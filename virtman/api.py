@@ -37,6 +37,7 @@ from virtman.errors import (
     NotSupported,
     TooManyCalls,
     VirtmanError,
+    VolumeBusy,
 )
 from virtman.hostfiles import FULL
 from virtman.models import DiskPath, ForceRequest, ImagePath, SnapshotPath, VmPath
@@ -60,6 +61,7 @@ OF_DRIVERS: dict[type[Exception], type[VirtmanError]] = {
     driver_errors.BadVolume: BadVolume,
     driver_errors.DiskInUse: DiskBusy,
     driver_errors.DeviceInUse: DiskBusy,
+    driver_errors.VolumeInUse: VolumeBusy,
     driver_errors.DeviceRefused: BadDevice,
     driver_errors.NotPossible: NotSupported,
 }

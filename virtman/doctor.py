@@ -11,7 +11,7 @@ from typing import Any
 from drivers.needs import Finding, Machine
 from virtman import lvmfilter
 from virtman.accel import Verdict, known_accel
-from virtman.errors import HypervisorError
+from virtman.errors import ConfigError, HostTrouble, HypervisorError
 from virtman.machines import connected
 from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, inspect, pick, refusal
 
@@ -27,14 +27,16 @@ NEWER = (
 class Examination:
     """``drivers`` are those that the agent would use with this ``stack``; ``reports`` are by stack.
 
-    ``refusal``: why the agent would not start with these drivers, however much is there. ``versions``: of the kernel
-    and of libvirt, as far as they are known. ``lvm``: which devices LVM looks at.
+    ``refusal``: why the agent would not start with these drivers, however much is there; ``unknown``: why that
+    cannot be told to who asks. ``versions``: of the kernel and of libvirt, as far as they are known. ``lvm``: which
+    devices LVM looks at.
     """
 
     stack: str
     drivers: Drivers
     reason: str
     refusal: str | None
+    unknown: str | None
     reports: dict[str, list[DriverReport]]
     accel: Verdict | None
     libvirt: str
@@ -130,10 +132,31 @@ def examine(
     reports = {name: inspect(four, machine, address) for name, four in wanted.items()}
     accel = known_accel(state / "accel.json")
     versions = {LINUX: machine.kernel, **libvirt_version(libvirt)}
-    no = refusal(state, drivers)
     return Examination(
-        stack, drivers, reason, no, reports, accel, libvirt, libvirt_trouble(libvirt), versions, machine.lvm_filter
+        stack,
+        drivers,
+        reason,
+        *_refusal(state, drivers),
+        reports,
+        accel,
+        libvirt,
+        libvirt_trouble(libvirt),
+        versions,
+        machine.lvm_filter,
     )
+
+
+def _refusal(state: Path, drivers: Drivers) -> tuple[str | None, str | None]:
+    """Why the agent would not start; and for who may not read its state, why that cannot be told.
+
+    Raises ConfigError, HostTrouble.
+    """
+    try:
+        return refusal(state, drivers), None
+    except (ConfigError, HostTrouble) as error:
+        if not isinstance(error.__cause__, PermissionError):
+            raise
+        return None, str(error)
 
 
 def libvirt_trouble(uri: str) -> str | None:
@@ -178,6 +201,8 @@ def advice(examination: Examination) -> Iterator[str]:
     yield f"--stack {examination.stack} takes {examination.drivers}: {examination.reason}"
     if examination.refusal:
         yield f"the agent does not start: {examination.refusal}"
+    if examination.unknown:
+        yield f"whether the images and VMs of this host were made with these cannot be told: {examination.unknown}"
     if examination.install:
         yield f"to install what is missing: {examination.install}"
     for remedy in examination.remedies:

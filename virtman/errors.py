@@ -23,6 +23,7 @@ VirtmanError
 │   ├── DiskChanged          a VM's disk is not what was sent of it any more
 │   ├── DiskAttached         the disk is attached to a VM
 │   ├── DiskBusy             another program has the disk open: somebody's QEMU, or one that copies it
+│   ├── VolumeBusy           devices of somebody else are attached to a volume of the cache
 │   ├── ImageExists          the name is taken by other content
 │   ├── FileExists           there is a file already where one is to be written
 │   ├── StreamMisfit         a stream is of another image, or does not continue what the VM's disk holds
@@ -200,6 +201,12 @@ class DiskBusy(Conflict):
     """Another program has a VM's disk, or a cached device, open: somebody's QEMU, or one that copies it."""
 
     kind = "disk-busy"
+
+
+class VolumeBusy(Conflict):
+    """Devices of somebody else are attached to a volume of the cache."""
+
+    kind = "volume-busy"
 
 
 class ImageExists(Conflict):

@@ -26,10 +26,8 @@ while it does so it also refuses reads of the parents (Linux: closure_bio_submit
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import threading
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from drivers.base import CachedDevice, CacheStats, Device, Existing, Image, Place, Volume
@@ -37,6 +35,7 @@ from drivers.cache import cacheddevices, onefetch
 from drivers.cache.cacheddevices import Devices
 from drivers.cache.cachefiles import checked_key, file_bytes, file_of, key_of, label
 from drivers.cache.cachegroup import IMAGE, Group
+from drivers.cache.fetchnotes import FetchNotes
 from drivers.door import door
 from drivers.errors import BadDevice, BadDisk, DriverError, InUse
 from drivers.host.command import run
@@ -74,15 +73,6 @@ _SECTOR = devmapper.SECTOR
 _HEADER = bcachedev.SUPERBLOCK
 
 
-@dataclass(frozen=True)
-class _Note:
-    """What was fetched for an image: ``now`` bytes in the set ``volume``; ``before``: less what the kernel counts."""
-
-    volume: str = ""
-    before: int = 0
-    now: int = 0
-
-
 @door
 class BcacheCache:
     """The headers in ``<state>/cache``, and the volumes."""
@@ -98,6 +88,7 @@ class BcacheCache:
         ownership.claim(place.state)
         self._folder = place.state / "cache"
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._notes = FetchNotes(self._folder)
         self._group = Group(self._folder, file_size=pool_size, bucket=bucket)
         self._devices = Devices(self._group, place.group, split)
         self._split = split
@@ -128,7 +119,7 @@ class BcacheCache:
                 try:
                     self._group.start()
                     disk = self._start_disk(image, base.path)
-                    self._begin_count(image)
+                    self._notes.begin(image, _volume(image), onefetch.fetched(label(image)))
                     sectors = image.size // _SECTOR
                     pieces = devmapper.pieces(0, sectors, disk, GUARD // _SECTOR, self._split)
                     split = devmapper.create(_split_of(image), pieces, read_only=True)
@@ -175,7 +166,7 @@ class BcacheCache:
         An image whose volume has failed joins another, and reads by way of the cache again. Memory is freed if nothing
         was fetched since the last call: what it holds is in the volume by now.
         """
-        note = self._note(image)
+        note = self._notes.of(image)
         if not self._is_calm(image, note.volume):
             with self._group.lock:
                 self._group.join(_below(image))
@@ -183,7 +174,7 @@ class BcacheCache:
                 self._count(image)
                 if devmapper.exists(_top(image)):
                     self._free(label(image))
-                note = self._note(image)
+                note = self._notes.of(image)
         return CacheStats(held_bytes=min(note.now, image.size), file_bytes=self._group.volumes.file_bytes())
 
     def existing(self) -> Existing:
@@ -207,8 +198,8 @@ class BcacheCache:
     def remove_volume(self, path: Path) -> None:
         """Release a volume: a file is deleted, a disk is free again. A volume that is not there is fine.
 
-        Its images go on, on the other volumes or without any; what it held is fetched anew. Raises NotReleased,
-        CommandFailed.
+        Its images go on, on the other volumes or without any; what it held is fetched anew. Raises VolumeInUse,
+        NotReleased, CommandFailed.
         """
         self._group.remove(path)
 
@@ -373,41 +364,13 @@ class BcacheCache:
 
     def _count(self, image: Image) -> None:
         """Write down how many bytes were fetched from the parents for the image's volume until now."""
-        known, below = self._note(image), _below(image)
-        if not devmapper.exists(below) or not bcachedev.settings(below).exists():
-            return
-        home, fetched = bcachedev.set_of(below), onefetch.fetched(label(image))
-        if home is None or home.name != known.volume:
-            note = _Note(home.name if home else "", before=-fetched)
-        else:
-            note = replace(known, now=known.before + fetched)
-        if note != known:
-            self._write_note(image, note)
-
-    def _begin_count(self, image: Image) -> None:
-        """After a start: the kernel's own counter has begun anew."""
-        note, home = self._note(image), bcachedev.set_of(_below(image))
-        held = note.now if home and home.name == note.volume else 0
-        self._write_note(image, _Note(home.name if home else "", held - onefetch.fetched(label(image)), held))
-
-    def _note(self, image: Image) -> _Note:
-        try:
-            return _Note(**json.loads(file_of(self._folder, image, "json").read_text()))
-        except (FileNotFoundError, ValueError, TypeError):
-            return _Note()
-
-    def _write_note(self, image: Image, note: _Note) -> None:
-        """A figure for people: no image is kept from its users, or from being closed, for want of room for it."""
-        fresh = file_of(self._folder, image, "json.new")
-        try:
-            fresh.write_text(json.dumps(asdict(note)))
-            fresh.rename(file_of(self._folder, image, "json"))
-        except OSError as error:
-            log.warning("image %s: what was fetched for it is not written down: %s", image.name, error)
+        below = _below(image)
+        if devmapper.exists(below) and bcachedev.settings(below).exists():
+            self._notes.count(image, _volume(image), onefetch.fetched(label(image)))
 
     def _forget(self, image: Image) -> None:
         self._header(image).unlink(missing_ok=True)
-        file_of(self._folder, image, "json").unlink(missing_ok=True)
+        self._notes.forget(image)
 
     def _header(self, image: Image) -> Path:
         return file_of(self._folder, image, "header")
@@ -430,6 +393,12 @@ def _top(image: Image) -> str:
 
 def _split_of(image: Image) -> str:
     return f"virtman-cachesplit-{label(image)}"
+
+
+def _volume(image: Image) -> str:
+    """The set that the image is read by way of; empty if none."""
+    home = bcachedev.set_of(_below(image))
+    return home.name if home else ""
 
 
 def _below(image: Image) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from drivers.base import Volume, VolumeState
 from drivers.cache.cachevolumes import Volumes, size_of
-from drivers.errors import BadVolume, DriverError
+from drivers.errors import BadVolume, DriverError, VolumeInUse
 from drivers.kernel import bcachedev, devmapper
 
 log = logging.getLogger(__name__)
@@ -137,8 +137,13 @@ class Group:
             self.join(below)
 
     def _clear(self, path: Path, number: str) -> None:
-        """Let the members of a volume go on without it, images on others if there are."""
+        """Let the members of a volume go on without it, images on others if there are.
+
+        Raises VolumeInUse, before anything is changed, if somebody else has attached a device.
+        """
         home = self.volumes.running(number)
+        if home and (strangers := bcachedev.others(home)):
+            raise VolumeInUse(path, strangers)
         members = bcachedev.attached(home) if home else []
         for below in members:
             bcachedev.detach(below)

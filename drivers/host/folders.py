@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,9 +15,9 @@ def matching(folder: Path, name: str, *deeper: str) -> Iterator[Path]:
     then.
     """
     try:
-        entries = sorted(folder.iterdir())
+        with os.scandir(folder) as entries:
+            fitting = sorted(entry.name for entry in entries if fnmatchcase(entry.name, name))
     except (FileNotFoundError, NotADirectoryError):
         return
-    for path in entries:
-        if fnmatchcase(path.name, name):
-            yield from matching(path, *deeper) if deeper else (path,)
+    for path in map(folder.joinpath, fitting):
+        yield from matching(path, *deeper) if deeper else (path,)

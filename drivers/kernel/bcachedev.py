@@ -113,20 +113,30 @@ def attached(home: Path) -> list[str]:
 
     One that leaves meanwhile, as all do when a set fails, and a device that is no map are left out. Raises OSError.
     """
-    # Asked with each heartbeat, for hundreds: a Path costs more than what it leads to.
-    try:
-        with os.scandir(home) as entries:
-            links = sorted(entry.path for entry in entries if entry.name.startswith("bdev"))
-    except FileNotFoundError:
-        return []
     maps = []
-    for link in links:
+    for link in _members(home):
         try:
             maps.append(_read(f"{link}/../dm/name").strip())
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV):
                 raise
     return maps
+
+
+def others(home: Path) -> list[str]:
+    """The devices that are attached to a set and are no maps. Raises OSError."""
+    devices = [Path(link).resolve().parent for link in _members(home)]
+    return [device.name for device in devices if device.exists() and not (device / "dm").exists()]
+
+
+def _members(home: Path) -> list[str]:
+    """Links to the folders of what is attached to a set. Raises OSError."""
+    # Asked with each heartbeat, for hundreds: a Path costs more than what it leads to.
+    try:
+        with os.scandir(home) as entries:
+            return sorted(entry.path for entry in entries if entry.name.startswith("bdev"))
+    except FileNotFoundError:
+        return []
 
 
 def attach(name: str, home: Path) -> list[str]:

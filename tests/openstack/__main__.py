@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -125,17 +125,23 @@ def run(name: str, folder: Path, defaults: Sequence[str]) -> Outcome:
     return outcome
 
 
-def end_of(process: subprocess.Popen[bytes], results: Path, patience: float = PATIENCE, again: float = AGAIN) -> int:
+def end_of(
+    process: subprocess.Popen[bytes],
+    results: Path,
+    patience: float = PATIENCE,
+    again: float = AGAIN,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
     """Wait for tests to end. Returns their exit code, or that of a process that was killed since it hangs."""
-    seen, since = 0, time.monotonic()
+    seen, since = 0, clock()
     while True:
         try:
             return process.wait(again)
         except subprocess.TimeoutExpired:
             found = results.stat().st_size if results.exists() else 0
             if found != seen:
-                seen, since = found, time.monotonic()
-            elif time.monotonic() - since > patience:
+                seen, since = found, clock()
+            elif clock() - since > patience:
                 process.kill()
 
 

@@ -14,19 +14,22 @@ from tests.unit.virtman.scene import folder_for
 
 
 class Going:
-    """A process whose tests end one by one: a line of results before each look."""
+    """A process whose tests end one by one, and not before each look; and the time that this takes."""
 
     def __init__(self, results: Path) -> None:
         self.results = results
-        self.tests = 5
+        self.looks = 30
+        self.now = 0.0
         self.killed = False
 
     def wait(self, timeout: float) -> int:
-        if not self.tests:
+        if not self.looks:
             return 0
-        self.tests -= 1
-        with self.results.open("a") as file:
-            file.write("{}\n")
+        self.looks -= 1
+        self.now += timeout
+        if self.looks % 3 == 0:
+            with self.results.open("a") as file:
+                file.write("{}\n")
         raise subprocess.TimeoutExpired("tests", timeout)
 
     def kill(self) -> None:
@@ -40,7 +43,7 @@ class EndTest(TestCase):
 
     def test_tests_that_go_on_are_waited_for_however_long_all_take(self) -> None:
         going: Any = Going(self.results)
-        self.assertEqual(0, end_of(going, self.results, patience=0, again=0))
+        self.assertEqual(0, end_of(going, self.results, patience=5, again=2, clock=lambda: going.now))
         self.assertFalse(going.killed)
 
     def test_a_process_in_which_nothing_ends_is_killed(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from drivers.base import Device, Image, Volume, VolumeState
 from drivers.cache.bcache import BUCKET, BcacheCache
 from drivers.cache.cachegroup import PATIENCE, RETRY, Group
-from drivers.errors import BadVolume
+from drivers.errors import BadVolume, VolumeInUse
 from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev
 from tests.kernel.inside.bcachecase import BcacheCase
@@ -27,10 +27,10 @@ class SlowClock:
     """So many seconds go by with each look at it."""
 
     def __init__(self, step: float) -> None:
-        self.now, self._step = 0.0, step
+        self.now, self.step = 0.0, step
 
     def __call__(self) -> float:
-        self.now += self._step
+        self.now += self.step
         return self.now
 
 
@@ -153,17 +153,40 @@ class VolumesTest(BcacheCase):
         group = Group(self.place.state / "cache", file_size=DISK, bucket=BUCKET, clock=clock)
         with group.lock:
             group.start()
+            clock.step = 0.0
             run(["dmsetup", "resume", slow.name])
-            group.start()
-            self.assertFalse(group.runs())
-
-            def starts_half_a_minute_later() -> bool:
-                clock.now += RETRY
+            wait_until(lambda: f"reading-{slow.name}" not in [thread.name for thread in threading.enumerate()])
+            for passes, runs in ((0.0, False), (RETRY - 1, False), (1.0, True)):
+                clock.now += passes
                 group.start()
-                return group.runs()
-
-            wait_until(starts_half_a_minute_later)  # what read the mark in vain may not have ended yet
+                self.assertEqual(runs, group.runs())
             group.stop_if_unused()
+
+    def test_what_was_wrong_with_a_disk_is_forgotten_when_it_is_added_though_no_image_is_open(self) -> None:
+        (disk, volume), sectors = self.volume_on_a_map(), DISK // devmapper.SECTOR
+        image, base = self.new_base(size=IMAGE)
+        devmapper.reload(volume.name, [f"0 8 linear {disk} 0", f"8 {sectors - 8} error"])
+        self.opened(image, base)
+        self.cache.close(image)
+        [found] = self.cache.volumes()
+        self.assertNotEqual("", found.trouble)
+        devmapper.reload(volume.name, [f"0 {sectors} linear {disk} 0"])
+        self.assertEqual("", self.cache.add_volume(volume).trouble)
+
+    def test_a_volume_to_which_somebody_else_attached_a_device_is_not_removed(self) -> None:
+        image, base = self.new_base(size=IMAGE)
+        path = self.opened(image, base)
+        (name,) = devmapper.names("virtman-cachevol-")
+        theirs = self.device_of_somebody_else()
+        (theirs / "attach").write_text(self.running(name).name)
+        error = self.assertRaises(VolumeInUse, self.cache.remove_volume, self.default)
+        self.assertIn(theirs.parent.name, str(error))
+        self.assertEqual(("base",), self.images(self.default))
+        self.assert_reads(image, path)
+        (theirs / "detach").write_text("1")
+        wait_until(lambda: not bcachedev.others(self.running(name)))
+        self.cache.remove_volume(self.default)
+        self.assertEqual([], self.cache.volumes())
 
     def test_a_disk_that_fails_slowly_is_left_alone_for_a_while_and_says_why(self) -> None:
         (disk, volume), sectors = self.volume_on_a_map(), DISK // devmapper.SECTOR
@@ -195,6 +218,21 @@ class VolumesTest(BcacheCase):
     def assert_left_out(self, group: Group) -> None:
         [found] = group.described()
         self.assertEqual((VolumeState.IDLE, True), (found.state, bool(found.trouble)))
+
+    def device_of_somebody_else(self) -> Path:
+        """Where bcache has the settings of a backing device that an administrator made."""
+        disk = self.disk("theirs")
+        run(["make-bcache", "-B", str(disk)])
+        Path("/sys/fs/bcache/register_quiet").write_text(str(disk))
+        found = Path("/sys/class/block", disk.name, "bcache")
+        wait_until(found.exists)
+
+        def stop() -> None:
+            (found / "stop").write_text("1")
+            wait_until(lambda: not found.exists())
+
+        self.addCleanup(stop)
+        return found
 
     def test_a_volume_is_started_with_the_policy_that_takes_unused_space_first(self) -> None:
         self.opened(*self.new_base(size=IMAGE))

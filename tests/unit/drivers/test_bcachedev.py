@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import stat
 from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.kernel.bcachedev import attached, have_told
+from drivers.kernel.bcachedev import attached, have_told, others
 from lab.process import attempts
 from tests.patience import PATIENCE
 from tests.unit.virtman.scene import folder_for
+
+MISC, NOBODYS = 10, 254
+"""A device of the kernel's that no driver has: who opens it is told so (Linux: drivers/char/misc.c, misc_open)."""
 
 
 class ToldTest(TestCase):
@@ -64,6 +69,18 @@ class AttachedTest(TestCase):
         (self.member(2) / "dm").mkdir()
         (self.folder / "dm-2/dm/name").write_text("virtman-cacheof-debian\n")
         self.assertEqual(["virtman-cacheof-debian"], attached(self.home))
+        self.assertEqual(["dm-1"], others(self.home))
+
+    def test_one_whose_files_are_of_a_device_that_goes_just_now_is_left_out(self) -> None:
+        name = self.member(1) / "dm/name"
+        name.parent.mkdir()
+        os.mknod(name, stat.S_IFCHR, os.makedev(MISC, NOBODYS))
+        self.assertEqual(errno.ENODEV, self.assertRaises(OSError, name.open).errno)
+        self.assertEqual([], attached(self.home))
+
+    def test_one_that_cannot_be_read_for_another_reason_is_not_left_out(self) -> None:
+        (self.member(1) / "dm/name").mkdir(parents=True)
+        self.assertRaises(IsADirectoryError, attached, self.home)
 
     def test_a_set_that_has_gone_has_none(self) -> None:
         self.assertEqual([], attached(self.folder / "gone"))

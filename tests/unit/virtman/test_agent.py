@@ -136,6 +136,12 @@ class VmsOfAnAgentTest(AgentTest):
         self.assertEqual(["vm vm"], list(self.agent.status().damaged))
         self.assertEqual({"vm"}, set(self.host.disks))
 
+    def test_volt_hears_of_an_image_that_may_be_needed_though_its_record_is_damaged(self) -> None:
+        self.agent.create("vm", "debian", None)
+        (self.agent.config.state / "records" / "images" / "debian.json").write_bytes(b"{")
+        self.restart()
+        self.assertEqual(["debian"], self.volt.needed)
+
     def test_the_first_error_of_a_create_is_raised(self) -> None:
         self.host.failing = {"snapshot.create": TROUBLE, "export.withdraw": DriverError("stuck")}
         self.assertIs(TROUBLE, self.assertRaises(DriverError, self.agent.create, "vm", "debian", None))

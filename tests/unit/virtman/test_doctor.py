@@ -10,9 +10,11 @@ from pathlib import Path
 from testtools import TestCase
 
 from tests.doubles.machine import MachineDouble
+from tests.others import as_nobody
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman.doctor import Examination, advice, examine, libvirt_trouble, libvirt_version, rows, version_text
+from virtman.errors import ConfigError
 from virtman.stackchoice import KERNEL, USERSPACE, Drivers
 
 NOT_KERNEL = ("root",)
@@ -88,9 +90,24 @@ class DoctorTest(TestCase):
         found = self.examine()
         self.assertEqual((True, None), (found.runs, found.refusal))
         self.assertIn("were made with them", found.reason)
-        found = self.examine(cache="dmcache")
-        self.assertEqual((False, "as was asked for"), (found.runs, found.reason))
-        self.assertTrue(any("were made with the kernel stack" in line for line in advice(found)))
+        for stack, others in (("auto", {"cache": "dmcache"}), ("userspace", {})):
+            found = self.examine(stack, **others)
+            self.assertEqual((False, "as was asked for"), (found.runs, found.reason))
+            self.assertTrue(any("were made with the kernel stack" in line for line in advice(found)))
+            self.assertIn("were made with the kernel stack", found.as_json()["refusal"])
+
+    def test_who_may_not_read_the_state_is_told_all_else(self) -> None:
+        (self.state / "drivers.json").write_text(json.dumps(vars(KERNEL)))
+        self.state.chmod(0)
+        self.addCleanup(self.state.chmod, 0o700)
+        said = as_nobody(self, lambda: [*rows(self.examine("userspace")), *advice(self.examine("userspace"))])
+        self.assertEqual(4, said.count("['userspace', "), said)
+        self.assertRegex(said, "cannot be told: .*Permission denied")
+        self.assertNotIn("the agent does not start", said)
+
+    def test_a_choice_that_is_damaged_is_told_as_the_agent_does(self) -> None:
+        (self.state / "drivers.json").write_text("{")
+        self.assertRaises(ConfigError, self.examine, "userspace")
 
     def test_libvirt_is_asked(self) -> None:
         self.assertIsNone(libvirt_trouble(LIBVIRT))
