@@ -2,8 +2,8 @@
 
 It does not matter whether it is without power, hangs behind a connection that is well, or waits itself: it is left as
 soon as another one answers a read in the meantime. If no other answers, the network may be silent for a moment, and
-nothing is better: the connection stays. One that the kernel calls silent is left once it can be reached again, with the
-others that are silent, unless TCP is about to try again: it may wait for as long as it has waited.
+nothing is better: the connection stays. One that the kernel calls silent is left once it can be reached again, unless
+TCP is about to try again: it may wait for as long as it has waited.
 """
 
 from __future__ import annotations
@@ -121,8 +121,7 @@ class Doubts(Generic[T]):
             return True
         if silent and self._is_reached_again(parent):
             log.warning("image %s: %s was silent, and is reached again", self._image, parent)
-            for each in [parent, *self._others_that_are_silent(parent)]:
-                self._route.leave(each, silent=True)
+            self._route.leave(parent, silent=True)
             return True
         return False
 
@@ -132,11 +131,6 @@ class Doubts(Generic[T]):
         if not silent:
             others = set(self._hangs.successors(parent, others, self._signs.reads))
         return self._signs.first_that_answers([each for each in others if not self._signs.stands_still(each, SILENCE)])
-
-    def _others_that_are_silent(self, parent: T) -> list[T]:
-        """Reads that the map sends to these next would wait for as long, and so would the next change of its paths."""
-        others = [each for each in self._route.paths() if each != parent]
-        return [each for each in others if self._signs.stands_still(each, SILENCE) and self._stays_silent(each)]
 
     def _stays_silent(self, parent: T) -> bool:
         return self._signs.is_silent(parent, SILENCE) and not self._signs.is_asked_again_within(parent, SOON)

@@ -191,14 +191,6 @@ class SilenceTest(DoubtsCase):
         (spread,) = self.host.waits
         self.assertTrue(FIRST_SPREAD <= spread <= SPREAD)
 
-    def test_others_that_are_silent_are_left_with_it_and_no_others(self) -> None:
-        self.host.up = [HUNG, WELL, OTHER, "fourth", "fifth"]
-        self.host.reachable = {HUNG}
-        self.host.still_since = dict.fromkeys([HUNG, WELL, "fourth"], 1000.0)
-        self.host.silent = {HUNG, WELL, OTHER}
-        self.host.doubt(60)
-        self.assertEqual([(HUNG, True), (WELL, True)], self.host.left)
-
     def test_tcp_is_waited_for_if_it_tries_again_soon(self) -> None:
         self.host.reachable, self.host.again_at = {HUNG}, self.host.now + SOON
         self.host.while_waiting = lambda: None if self.host.now < self.host.again_at else self.host.still_since.clear()
