@@ -90,7 +90,10 @@ def _trouble_of_volumes(volumes: Sequence[Volume]) -> Iterator[str]:
         if volume.state in VOLUME_TROUBLE:
             yield f"the cache volume {volume.path} {VOLUME_TROUBLE[volume.state]}; see: virtman cache list"
         if volume.trouble:
-            yield f"the cache volume {volume.path} could not be started: {volume.trouble}; this is tried again"
+            yield (
+                f"the cache volume {volume.path} could not be started: {volume.trouble};"
+                " this is tried again while images are open"
+            )
 
 
 @click.command()

@@ -667,8 +667,8 @@ class CacheCommandsTest(AgentCliTest):
     def test_status_tells_why_a_volume_could_not_be_started(self) -> None:
         self.site.host.volumes[POOL.path] = replace(POOL, trouble="its disk is dying")
         self.out("cache", "list")
-        line = f"the cache volume {POOL.path} could not be started: its disk is dying; this is tried again\n"
-        self.assertEqual(line, self.run_virtman("status").stderr)
+        line = f"the cache volume {POOL.path} could not be started: its disk is dying; this is tried again while"
+        self.assertEqual(f"{line} images are open\n", self.run_virtman("status").stderr)
 
 
 class DeviceCommandsTest(AgentCliTest):
