@@ -13,6 +13,7 @@ from testtools import TestCase
 
 from openstack_nova_patch.tool import ours, series, work
 from openstack_nova_patch.tool.tree import Form, Verdict
+from tests.sweeps import some
 from tests.unit.opennebula_tm.scene import Cut, CutAt, tree
 from tests.unit.openstack_nova_patch.scene import KilledAt
 
@@ -143,9 +144,9 @@ class ApplyTest(TestCase):
 
     def test_nova_can_be_imported_wherever_it_is_killed(self) -> None:
         self.copy("tests")
-        for number in range(self.steps("apply")):
-            if not self.cut_after_a_file_of_nova(number):
-                continue
+        all_steps = [number for number in range(self.steps("apply")) if self.cut_after_a_file_of_nova(number)]
+        for number in some(all_steps):
+            self.cut_after_a_file_of_nova(number)
             argv = [sys.executable, "-B", "-c", IMPORTS]
             done = subprocess.run(
                 argv, env={"PYTHONPATH": str(self.folder)}, cwd=self.folder, capture_output=True, text=True, check=False

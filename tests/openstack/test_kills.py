@@ -13,7 +13,7 @@ from tests.openstack import victim  # not its test case itself, which would be t
 from tests.openstack.agreement import MARK
 from tests.openstack.computes import GLANCE_IMAGE
 from tests.openstack.victim import Script, World
-from tests.sweeps import long
+from tests.sweeps import long, numbers
 
 KEEP = ("resize", "confirm", "revert", "snapshot", "shelve")
 """Servers, by what was done to them, whose data is on a disk unless they are on the shelf."""
@@ -36,25 +36,28 @@ class NovaKilledTest(testtools.TestCase):
         cls.world.live(nothing)
 
     def kill_everywhere(self, prepare: Script, act: Script) -> list[str]:
-        """Kill Nova at each step of an act; the next process checks what is left, and is killed one step later.
+        """Kill Nova at steps of an act (tests/sweeps.py); the next process checks what is left, and is killed later.
 
-        Returns the steps.
+        Returns all steps: those that the last process took, which was not killed.
         """
-        steps: list[str] = []
-        while True:
+        killed: dict[int, str] = {}
+        for number in numbers():
 
-            def script(nova: victim.Nova, step: int = len(steps)) -> None:
+            def script(nova: victim.Nova, step: int = number - 1) -> None:
                 check(nova)
                 prepare(nova)
                 nova.die_at(step)
                 act(nova)
-                nova.die_at(-1)
+                nova.live_on()
                 check(nova)
 
-            killed = self.world.live(script)
-            if killed is None:
-                return steps
-            steps.append(killed)
+            died_at = self.world.live(script)
+            if died_at is None:
+                break
+            killed[number - 1] = died_at
+        steps = self.world.steps()
+        self.assertEqual(killed, {step: steps[step] for step in killed})
+        return steps
 
     def assert_killed(self, expected: list[str], steps: list[str]) -> None:
         """Each of these calls was interrupted before and after its effect, in this order."""

@@ -71,6 +71,10 @@ class World:
             raise AssertionError(said.read_text() if said.exists() else f"the process ended with status {status}")
         return None
 
+    def steps(self) -> list[str]:
+        """Those that the last process took which lived on."""
+        return (self.folder / "steps").read_text().splitlines()
+
     def _live(self, script: Script) -> None:
         """In the new process, which this ends."""
         signal.alarm(int(PATIENCE))
@@ -93,7 +97,7 @@ class Nova(AgreeingTest):
         self._world = world
         self.server: dict[str, Any] = {}
         """That of the script."""
-        self._calls = 0
+        self._steps: list[str] = []
         self._fatal: int | None = None
         self._counting = threading.Lock()
 
@@ -169,19 +173,24 @@ class Nova(AgreeingTest):
 
     # Its end
 
-    def die_at(self, call: int) -> None:
+    def die_at(self, step: int) -> None:
         """Kill this process at a call that changes something: 0 is before the next one, 1 after it."""
-        self._calls, self._fatal = 0, call
+        self._steps, self._fatal = [], step
+
+    def live_on(self) -> None:
+        """Do not kill it any more, and keep which steps it took."""
+        self._fatal = None
+        (self.folder / "steps").write_text("".join(f"{step}\n" for step in self._steps))
 
     def step(self, name: str) -> None:
         """One call is about to be made, or has been. Those of the test itself, and of the API's, do not count."""
         if threading.current_thread() is threading.main_thread():
             return
         with self._counting:
-            if self._calls == self._fatal:
+            if len(self._steps) == self._fatal:
                 (self.folder / "step").write_text(name)
                 os.kill(os.getpid(), signal.SIGKILL)
-            self._calls += 1
+            self._steps.append(name)
 
     def _stepping(self, name: str) -> Any:
         real = getattr(AgentClient, name)
