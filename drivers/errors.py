@@ -29,6 +29,7 @@ DriverError
 ├── InUse               the file is open in a running daemon
 ├── DiskInUse           another program has the VM's disk open: somebody's QEMU, or one that copies it
 ├── DeviceInUse         somebody has open what was handed out for a device
+├── VolumeInUse         devices of somebody else are attached to a volume of the cache
 ├── SnapshotMissing     the VM has no disk on this host
 ├── PointMissing        the disk has no point of this name
 ├── MonitorFailed       QEMU refused a command, or did not answer
