@@ -191,6 +191,14 @@ class SilenceTest(DoubtsCase):
         (spread,) = self.host.waits
         self.assertTrue(FIRST_SPREAD <= spread <= SPREAD)
 
+    def test_one_that_was_silent_and_then_waits_itself_is_left_and_does_not_rest(self) -> None:
+        def hear_of_it() -> None:
+            self.host.silent, self.host.answer = set(), {WELL}
+
+        self.host.while_waiting = hear_of_it
+        self.host.doubt(60)
+        self.assertEqual(([(HUNG, True)], False), (self.host.left, self.host.hangs.rests(HUNG)))
+
     def test_tcp_is_waited_for_if_it_tries_again_soon(self) -> None:
         self.host.reachable, self.host.again_at = {HUNG}, self.host.now + SOON
         self.host.while_waiting = lambda: None if self.host.now < self.host.again_at else self.host.still_since.clear()
