@@ -84,16 +84,17 @@ class Doubts(Generic[T]):
 
         One that is no path any more is left at once: only the change of the map's paths waits for its reads.
         """
-        said = was_silent = False
+        said = False
         while self._signs.stands_still(parent, SILENCE):
             if parent not in self._route.paths():
                 log.warning("image %s: %s does not answer, and is wanted no more", self._image, parent)
                 self._route.leave(parent, silent=False)
                 return
             trouble = self._trouble(parent)
-            was_silent |= trouble == _SILENT
+            if trouble == _SILENT:
+                self._hangs.note_silent(parent)
             if trouble:
-                if self._leave_if_better(parent, trouble, was_silent=was_silent):
+                if self._leave_if_better(parent, trouble):
                     return
                 if not said:
                     log.warning("image %s: %s %s, and no other answers", self._image, parent, trouble)
@@ -109,15 +110,16 @@ class Doubts(Generic[T]):
             return _SILENT
         return _HANGS if hangs else ""
 
-    def _leave_if_better(self, parent: T, trouble: str, *, was_silent: bool) -> bool:
+    def _leave_if_better(self, parent: T, trouble: str) -> bool:
         """Whether it was left: another one answers a read while it does not, or it is reached by a new connection.
 
-        One that was silent just before need not hang: after a pause of the network it may wait for parents of its own.
+        One that was silent lately need not hang: after a pause of the network it may wait for parents of its own.
         """
         silent = trouble == _SILENT
         better = self._other_that_answers(parent, silent=silent)
         if better is not None and self._signs.stands_still(parent, SILENCE):
             log.warning("image %s: %s %s, and %s answers", self._image, parent, trouble, better)
+            was_silent = self._hangs.was_silent(parent)
             if not was_silent:
                 self._hangs.note(parent)
                 self._hangs.note_heir(better, self._signs.reads(better))

@@ -15,6 +15,10 @@ T = TypeVar("T")
 REST, LONGEST_REST = 60.0, 3600.0
 """Seconds of the first rest; each is twice as long as the one before, if that ended less than LONGEST_REST ago."""
 
+LATELY = 10.0
+"""Seconds in which a parent whose host was silent may be waiting for parents of its own, as after a pause of the network.
+"""
+
 
 class Hangs(Generic[T]):
     """Those of one image's parents. May be used by several threads."""
@@ -24,6 +28,8 @@ class Hangs(Generic[T]):
         self._clock = clock
         self._rests: dict[T, tuple[float, float]] = {}
         """Until when a parent comes behind the others, and how long that is."""
+        self._silent: dict[T, float] = {}
+        """When nothing was heard of a parent's host last."""
         self._heirs: dict[T, tuple[int, float]] = {}
         """Parents that took over from one that hung, how many reads they had answered by then, and until when that
         matters."""
@@ -36,6 +42,14 @@ class Hangs(Generic[T]):
         until, length = self._rests.get(parent, (now, 0.0))
         length = min(2 * length, LONGEST_REST) if length and now - until < LONGEST_REST else REST
         self._rests[parent] = now + length, length
+
+    def note_silent(self, parent: T) -> None:
+        """Nothing is heard of its host."""
+        self._silent[parent] = self._clock()
+
+    def was_silent(self, parent: T) -> bool:
+        """Whether nothing was heard of its host a moment ago."""
+        return self._clock() - self._silent.get(parent, -math.inf) <= LATELY
 
     def note_starting(self, parent: T) -> None:
         """It does not even greet, as one that starts. That ends when it greets, so no later rest is longer for it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from testtools import TestCase
 
 from drivers.attach.doubts import FIRST_SPREAD, HANG, INTERVAL, SILENCE, SOON, SPREAD, Doubts
-from drivers.attach.hangs import Hangs
+from drivers.attach.hangs import LATELY, Hangs
 
 HUNG, WELL, OTHER = "hung", "well", "other"
 
@@ -198,6 +198,11 @@ class SilenceTest(DoubtsCase):
         self.host.while_waiting = hear_of_it
         self.host.doubt(60)
         self.assertEqual(([(HUNG, True)], False), (self.host.left, self.host.hangs.rests(HUNG)))
+        self.host.doubt(60)  # it has answered in between
+        self.assertEqual(([(HUNG, True)] * 2, False), (self.host.left, self.host.hangs.rests(HUNG)))
+        self.host.now += LATELY
+        self.host.doubt(60)
+        self.assertEqual(((HUNG, False), True), (self.host.left[-1], self.host.hangs.rests(HUNG)))
 
     def test_tcp_is_waited_for_if_it_tries_again_soon(self) -> None:
         self.host.reachable, self.host.again_at = {HUNG}, self.host.now + SOON
