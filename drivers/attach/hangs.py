@@ -16,8 +16,7 @@ REST, LONGEST_REST = 60.0, 3600.0
 """Seconds of the first rest; each is twice as long as the one before, if that ended less than LONGEST_REST ago."""
 
 LATELY = 10.0
-"""Seconds in which a parent whose host was silent may be waiting for parents of its own, as after a pause of the network.
-"""
+"""Seconds in which a parent whose host was silent may wait for parents of its own, as after a pause of the network."""
 
 
 class Hangs(Generic[T]):
