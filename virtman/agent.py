@@ -590,7 +590,10 @@ class Agent:
         return self._volumes([volume])[0]
 
     def remove_volume(self, path: Path) -> None:
-        """Take a volume from the cache, also while images are read. Raises NoVolumes, UnknownVolume, DriverError."""
+        """Take a volume from the cache, also while images are read.
+
+        Raises NoVolumes, UnknownVolume; DriverError, VolumeInUse if somebody else has attached a device to it.
+        """
         group = self._cache_group()
         if path not in (volume.path for volume in group.volumes()):
             raise UnknownVolume(f"{str(path)!r} is no volume of the cache")

@@ -95,6 +95,7 @@ class Examination:
             "drivers": asdict(self.drivers),
             "reason": self.reason,
             "refusal": self.refusal,
+            "unknown": self.unknown,
             "stacks": {stack: [_driver(report) for report in reports] for stack, reports in self.reports.items()},
             "install": self.install,
             "remedies": self.remedies,

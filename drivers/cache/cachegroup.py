@@ -112,9 +112,10 @@ class Group:
     def renew(self) -> None:
         """If the last member was refused by a volume that has given all its numbers away, empty that one.
 
-        What a volume holds of others stays if it refuses a member for another reason: nothing is gained then.
+        What a volume holds of others stays if it refuses a member for another reason: nothing is gained then. So does
+        that of one to which somebody else has attached a device: who is opened goes on without a volume.
         """
-        full = [volume for volume, home in self._by_room() if home.name in self._full]
+        full = [volume for volume, home in self._by_room() if home.name in self._full and not bcachedev.others(home)]
         for path, number in full[:1]:
             log.warning("the cache volume %s starts empty: it takes no more members", path)
             self._clear(path, number)

@@ -355,10 +355,14 @@ class VolumesTest(BcacheCase):
         self.cache.stats(image)
         self.assert_kept(image, base, path)
 
-    def test_a_volume_that_takes_no_more_images_starts_empty(self) -> None:
+    def image_by_a_small_volume(self) -> tuple[Image, Path]:
+        """An image, and where it is read, by way of a volume that takes few images."""
         self.cache = BcacheCache(self.place, pool_size=256 << 20, bucket=16 << 10)
         image, base = self.new_base(size=IMAGE)
-        path = self.opened(image, base)
+        return image, self.opened(image, base)
+
+    def fill(self) -> None:
+        """Let the only image go and come until its volume has given all numbers away."""
         (below,) = devmapper.names("virtman-cacheof-")
         home = bcachedev.set_of(below)
         assert home is not None
@@ -369,11 +373,29 @@ class VolumesTest(BcacheCase):
                 break
         else:
             self.fail("there is still a number left")
+
+    def test_a_volume_that_takes_no_more_images_starts_empty(self) -> None:
+        image, path = self.image_by_a_small_volume()
+        self.fill()
         other, other_base = self.new_base("other", IMAGE)
         other_path = self.opened(other, other_base)
         self.assertEqual(("base", "other"), self.images(self.default))
         self.assert_reads(other, other_path)
         self.assert_reads(image, path)
+
+    def test_one_to_which_somebody_else_attached_a_device_does_not_and_keeps_no_image_from_being_opened(self) -> None:
+        self.image_by_a_small_volume()
+        theirs = self.device_of_somebody_else()
+        (name,) = devmapper.names("virtman-cachevol-")
+        home = self.running(name)
+        (theirs / "attach").write_text(home.name)
+        self.fill()
+        other, other_base = self.new_base("other", IMAGE)
+        self.assert_reads(other, self.opened(other, other_base))
+        self.assertEqual([theirs.parent.name], bcachedev.others(home))
+        self.assertNotIn("other", self.images(self.default))
+        (theirs / "detach").write_text("1")
+        wait_until(lambda: not bcachedev.others(home))
 
     def test_a_volume_that_refuses_an_image_for_another_reason_keeps_what_it_holds(self) -> None:
         image, base = self.new_base(size=IMAGE)

@@ -104,6 +104,8 @@ class DoctorTest(TestCase):
         self.assertEqual(4, said.count("['userspace', "), said)
         self.assertRegex(said, "cannot be told: .*Permission denied")
         self.assertNotIn("the agent does not start", said)
+        told = json.loads(as_nobody(self, lambda: json.dumps(self.examine("userspace").as_json())))
+        self.assertEqual((None, True), (told["refusal"], "Permission denied" in told["unknown"]))
 
     def test_a_choice_that_is_damaged_is_told_as_the_agent_does(self) -> None:
         (self.state / "drivers.json").write_text("{")
