@@ -92,7 +92,7 @@ class Doubts(Generic[T]):
                 return
             trouble = self._trouble(parent)
             if trouble == _SILENT:
-                self._hangs.note_silent(parent)
+                self._hangs.note_silence()
             if trouble:
                 if self._leave_if_better(parent, trouble):
                     return
@@ -113,17 +113,18 @@ class Doubts(Generic[T]):
     def _leave_if_better(self, parent: T, trouble: str) -> bool:
         """Whether it was left: another one answers a read while it does not, or it is reached by a new connection.
 
-        One that was silent lately need not hang: after a pause of the network it may wait for parents of its own.
+        After a pause of the network one may wait for parents of its own, which is no hang yet.
         """
         silent = trouble == _SILENT
         better = self._other_that_answers(parent, silent=silent)
         if better is not None and self._signs.stands_still(parent, SILENCE):
             log.warning("image %s: %s %s, and %s answers", self._image, parent, trouble, better)
-            was_silent = self._hangs.was_silent(parent)
-            if not was_silent:
+            spared = silent or self._hangs.spare(parent)
+            if not spared:
                 self._hangs.note(parent)
+            if not silent:
                 self._hangs.note_heir(better, self._signs.reads(better))
-            self._route.leave(parent, silent=was_silent)
+            self._route.leave(parent, silent=spared)
             return True
         if silent and self._is_reached_again(parent):
             log.warning("image %s: %s was silent, and is reached again", self._image, parent)
@@ -143,7 +144,7 @@ class Doubts(Generic[T]):
 
     def _is_reached_again(self, parent: T) -> bool:
         """Whether a silent parent takes new connections, and is silent still after a while, another on each host."""
-        if not self._stays_silent(parent) or not self._signs.takes_connections(parent):
+        if not self._signs.takes_connections(parent) or not self._stays_silent(parent):
             return False
         spread = (0, FIRST_SPREAD) if self._route.paths()[:1] == [parent] else (FIRST_SPREAD, SPREAD)
         if self._wait(random.uniform(*spread)):  # noqa: S311

@@ -16,7 +16,7 @@ REST, LONGEST_REST = 60.0, 3600.0
 """Seconds of the first rest; each is twice as long as the one before, if that ended less than LONGEST_REST ago."""
 
 LATELY = 10.0
-"""Seconds in which a parent whose host was silent may wait for parents of its own, as after a pause of the network."""
+"""Seconds after a silence in which a parent may wait for parents of its own, as after a pause of the network."""
 
 
 class Hangs(Generic[T]):
@@ -27,8 +27,10 @@ class Hangs(Generic[T]):
         self._clock = clock
         self._rests: dict[T, tuple[float, float]] = {}
         """Until when a parent comes behind the others, and how long that is."""
-        self._silent: dict[T, float] = {}
-        """When nothing was heard of a parent's host last."""
+        self._silence = -math.inf
+        """When nothing was heard of the host of one of them last."""
+        self._spared: dict[T, float] = {}
+        """When a parent that hung was let off without a rest."""
         self._heirs: dict[T, tuple[int, float]] = {}
         """Parents that took over from one that hung, how many reads they had answered by then, and until when that
         matters."""
@@ -42,13 +44,19 @@ class Hangs(Generic[T]):
         length = min(2 * length, LONGEST_REST) if length and now - until < LONGEST_REST else REST
         self._rests[parent] = now + length, length
 
-    def note_silent(self, parent: T) -> None:
-        """Nothing is heard of its host."""
-        self._silent[parent] = self._clock()
+    def note_silence(self) -> None:
+        """Nothing is heard of the host of one that reads wait for: of the others, nobody knows yet."""
+        self._silence = self._clock()
 
-    def was_silent(self, parent: T) -> bool:
-        """Whether nothing was heard of its host a moment ago."""
-        return self._clock() - self._silent.get(parent, -math.inf) <= LATELY
+    def spare(self, parent: T) -> bool:
+        """Whether it need not rest though it hangs, since a host was silent a moment ago. Once in the time of a rest:
+        one that is silent again and again is no better than one that hangs.
+        """
+        now = self._clock()
+        if now - self._silence > LATELY or now - self._spared.get(parent, -math.inf) < REST:
+            return False
+        self._spared[parent] = now
+        return True
 
     def note_starting(self, parent: T) -> None:
         """It does not even greet, as one that starts. That ends when it greets, so no later rest is longer for it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from testtools import TestCase
 
 from drivers.attach.doubts import FIRST_SPREAD, HANG, INTERVAL, SILENCE, SOON, SPREAD, Doubts
-from drivers.attach.hangs import LATELY, Hangs
+from drivers.attach.hangs import LATELY, REST, Hangs
 
 HUNG, WELL, OTHER = "hung", "well", "other"
 
@@ -31,6 +31,7 @@ class Host:
         self.again_at = 0.0
         """When TCP tries again."""
         self.left: list[tuple[str, bool]] = []
+        self.knocked: list[str] = []
         self.waits: list[float] = []
         self.while_waiting: Callable[[], None] = lambda: None
         self.while_asking: Callable[[], None] = lambda: None
@@ -66,6 +67,7 @@ class Host:
         return parent in self.unacknowledged
 
     def takes_connections(self, parent: str) -> bool:
+        self.knocked.append(parent)
         return parent in self.reachable
 
     def is_asked_again_within(self, parent: str, seconds: float) -> bool:
@@ -97,6 +99,15 @@ class HangTest(DoubtsCase):
         self.assertEqual([{WELL, OTHER}], self.host.asked)
         self.assertEqual(1000.0 + HANG, self.host.now)
         self.assertEqual([WELL, HUNG], self.host.hangs.in_order([HUNG, WELL]))
+
+    def test_just_after_a_silence_it_need_not_rest_and_later_it_must(self) -> None:
+        for since, rests in ((LATELY, False), (LATELY + 1, True)):
+            host = Host()
+            host.answer = {WELL}
+            host.hangs.note_silence()
+            host.now += since
+            host.doubt(60)
+            self.assertEqual(([(HUNG, not rests)], rests), (host.left, host.hangs.rests(HUNG)))
 
     def test_one_that_took_over_and_answered_nothing_since_is_not_left_for_the_one_that_rests(self) -> None:
         self.host.counts = {WELL: 7}
@@ -143,7 +154,7 @@ class HangTest(DoubtsCase):
     def test_one_whose_host_acknowledges_is_not_left_because_it_can_be_reached(self) -> None:
         self.host.answer, self.host.reachable = set(), {HUNG}
         self.host.doubt(10)
-        self.assertEqual([], self.host.left)
+        self.assertEqual(([], []), (self.host.left, self.host.knocked))
         self.assertEqual({INTERVAL}, set(self.host.waits))
 
 
@@ -191,18 +202,32 @@ class SilenceTest(DoubtsCase):
         (spread,) = self.host.waits
         self.assertTrue(FIRST_SPREAD <= spread <= SPREAD)
 
-    def test_one_that_was_silent_and_then_waits_itself_is_left_and_does_not_rest(self) -> None:
-        def hear_of_it() -> None:
-            self.host.silent, self.host.answer = set(), {WELL}
+    def hear_of_it(self) -> None:
+        """It acknowledges what it is asked for, and waits itself."""
+        self.host.silent, self.host.answer = set(), {WELL}
 
-        self.host.while_waiting = hear_of_it
+    def test_one_that_waits_itself_after_a_silence_does_not_rest_the_first_time(self) -> None:
+        self.host.while_waiting = self.hear_of_it
         self.host.doubt(60)
         self.assertEqual(([(HUNG, True)], False), (self.host.left, self.host.hangs.rests(HUNG)))
+        self.host.hangs.note_silence()
         self.host.doubt(60)  # it has answered in between
-        self.assertEqual(([(HUNG, True)] * 2, False), (self.host.left, self.host.hangs.rests(HUNG)))
-        self.host.now += LATELY
-        self.host.doubt(60)
         self.assertEqual(((HUNG, False), True), (self.host.left[-1], self.host.hangs.rests(HUNG)))
+        self.host.now += REST
+        self.host.hangs.note_silence()
+        self.host.doubt(60)
+        self.assertEqual(((HUNG, True), False), (self.host.left[-1], self.host.hangs.rests(HUNG)))
+
+    def test_parents_that_wait_for_the_same_after_a_silence_are_left_once_each_and_do_not_rest(self) -> None:
+        self.host.up = [HUNG, WELL]
+        self.host.while_waiting = self.hear_of_it
+        self.host.doubt(60)
+        self.host.while_waiting = lambda: None
+        for doubted, other in ((WELL, HUNG), (HUNG, WELL)):
+            self.host.still_since, self.host.answer = {doubted: self.host.now - SILENCE}, {other}
+            self.host.doubt(5, doubted)
+        self.assertEqual([(HUNG, True), (WELL, True)], self.host.left)
+        self.assertEqual([HUNG, WELL], self.host.hangs.in_order([HUNG, WELL]))
 
     def test_tcp_is_waited_for_if_it_tries_again_soon(self) -> None:
         self.host.reachable, self.host.again_at = {HUNG}, self.host.now + SOON
