@@ -150,6 +150,7 @@ class BcacheCache:
             freed = self.size(key)
             for file in matching(self._folder, f"{key}-*"):
                 file.unlink()
+            self._notes.forget_all(key)
         return freed
 
     def size(self, key: str) -> int:
@@ -169,7 +170,7 @@ class BcacheCache:
         note = self._notes.of(image)
         if not self._is_calm(image, note.volume):
             with self._group.lock:
-                self._group.join(_below(image))
+                self._group.look_after(_below(image))
                 self._return(image)
                 self._count(image)
                 if devmapper.exists(_top(image)):
@@ -289,8 +290,7 @@ class BcacheCache:
             self._make_header(image)
             self._attach_disk(image, base)
             bcachedev.register(below)
-        if not self._group.join(below):
-            self._group.renew()
+        self._group.join_or_renew(below)
         settings = bcachedev.settings(below)
         if not (settings / "dev").exists():
             # Its volume is not there. bcache waits for it unless told not to, and then does not trust what it holds.

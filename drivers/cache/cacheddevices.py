@@ -370,10 +370,7 @@ class Devices:
             loop = loopdev.attach(self._new_header(name, _block(number)), direct=False)
             devmapper.create(below, _lines(loop, number, sectors))
             bcachedev.register(below)
-            joined = self._group.join(below)
-            if not joined:
-                self._group.renew()
-                joined = self._group.join(below)
+            joined = self._group.join_or_renew(below)
         if not joined:
             self._drop(name)
             return False

@@ -48,7 +48,9 @@ class Group:
         self._troubles: dict[str, str] = {}
         """By number, why a volume could not be started the last time."""
         self._full: set[str] = set()
-        """The sets that had no number left for the last member."""
+        """Numbers of the volumes that had no number left for a member when they were asked last."""
+        self._refused: dict[str, tuple[float, str]] = {}
+        """Until when a member that no volume takes is not tried again unasked, and what was said of it."""
 
     # What follows wants the lock
 
@@ -80,13 +82,19 @@ class Group:
             self._troubles.pop(number, None)
 
     def stop_if_unused(self) -> None:
-        """Stop all volumes if there is no member any more. Raises the first error after all were tried."""
+        """Stop all volumes if there is no member any more, but those to which somebody else has attached a device.
+
+        Raises the first error after all were tried.
+        """
         if devmapper.names(IMAGE) or devmapper.names(DEVICE):
             return
         errors: list[Exception] = []
         for path, number in self.volumes.recorded().items():
             try:
-                self.volumes.stop(path, number)
+                if strangers := self._strangers(number):
+                    log.warning("the cache volume %s runs on: %s is attached to it", path, ", ".join(strangers))
+                else:
+                    self.volumes.stop(path, number)
             except (DriverError, OSError) as error:
                 log.error("cache volume %s: %s", path, error)
                 errors.append(error)
@@ -104,33 +112,52 @@ class Group:
         """
         if not devmapper.exists(below) or not bcachedev.settings(below).exists():
             return False
-        self._full.clear()
         if bcachedev.set_of(below) is not None:
             return True
-        return any(self._attach(below, home) for (_, number), home in self._by_room() if number != leaving)
+        homes = [(number, home) for (_, number), home in self._by_room() if number != leaving]
+        return any(self._attach(below, number, home) for number, home in homes)
 
-    def renew(self) -> None:
-        """If the last member was refused by a volume that has given all its numbers away, empty that one.
+    def join_or_renew(self, below: str) -> bool:
+        """Whether a member has a volume, if need be one that starts empty for it.
 
-        What a volume holds of others stays if it refuses a member for another reason: nothing is gained then. So does
-        that of one to which somebody else has attached a device: who is opened goes on without a volume.
+        A volume that has given all its numbers away takes no more. It is emptied, and no other: what one holds of
+        others that refuses a member for another reason stays, since nothing is gained then. So does what one holds to
+        which somebody else has attached a device: the member goes on without a volume.
         """
-        full = [volume for volume, home in self._by_room() if home.name in self._full and not bcachedev.others(home)]
+        if self.join(below):
+            return True
+        full = [v for v, _ in self._by_room() if v[1] in self._full and not self._strangers(v[1])]
         for path, number in full[:1]:
             log.warning("the cache volume %s starts empty: it takes no more members", path)
             self._clear(path, number)
             self.volumes.stop(path, number)
             self.volumes.empty(path, number)
             self.volumes.start(path, number)
+            self._full.discard(number)
             self._rejoin()
+        return bool(full) and self.join(below)
 
-    def _attach(self, below: str, home: Path) -> bool:
+    def look_after(self, below: str) -> None:
+        """The same for a member that is in use. One that was refused is not tried again for a while."""
+        if self._clock() < self._refused.get(below, (-math.inf, ""))[0]:
+            return
+        try:
+            self.join_or_renew(below)
+        except (DriverError, OSError) as error:
+            log.error("%s goes on without a cache volume: %s", below, error)
+
+    def _attach(self, below: str, number: str, home: Path) -> bool:
         refusal = bcachedev.attach(below, home)
+        self._full.discard(number)
         if bcachedev.set_of(below) is not None:
+            self._refused.pop(below, None)
             return True
         if bcachedev.is_full(refusal):
-            self._full.add(home.name)
-        log.warning("%s is not attached to %s: %s", below, home.name, "; ".join(refusal) or "bcache gives no reason")
+            self._full.add(number)
+        why = "; ".join(refusal) or "bcache gives no reason"
+        if self._refused.get(below, (0, ""))[1] != why:  # not once more with each try
+            log.warning("%s is not attached to %s: %s", below, home.name, why)
+        self._refused[below] = self._clock() + RETRY, why
         return False
 
     def _rejoin(self) -> None:
@@ -142,15 +169,23 @@ class Group:
 
         Raises VolumeInUse, before anything is changed, if somebody else has attached a device.
         """
-        home = self.volumes.running(number)
-        if home and (strangers := bcachedev.others(home)):
+        if strangers := self._strangers(number):
             raise VolumeInUse(path, strangers)
-        members = bcachedev.attached(home) if home else []
+        members = self._attached(number)
         for below in members:
             bcachedev.detach(below)
             if below.startswith(IMAGE):
                 self.join(below, leaving=number)
         log.info("cache volume %s: %s leave it", path, ", ".join(members) or "no members")
+
+    def _attached(self, number: str) -> list[str]:
+        """What is attached to a volume, if it runs."""
+        home = self.volumes.running(number)
+        return bcachedev.attached(home) if home else []
+
+    def _strangers(self, number: str) -> list[str]:
+        """The devices of somebody else that are attached to a volume."""
+        return [name for name in self._attached(number) if _is_strange(name)]
 
     def _by_room(self) -> list[tuple[tuple[Path, str], Path]]:
         """The volumes that run, with their sets, the best for one more member first."""
@@ -218,16 +253,29 @@ class Group:
             self.volumes.record(volumes)
 
     def _use(self, number: str) -> tuple[VolumeState | None, list[str]]:
-        """How a volume is, if the kernel has it, and its members."""
+        """How a volume is, if the kernel has it, and what is attached to it."""
         if self.volumes.failed(number):
             return VolumeState.FAILED, []
         home = self.volumes.running(number)
         return (None, []) if home is None else (VolumeState.RUNNING, sorted(bcachedev.attached(home)))
 
+    def _trouble(self, number: str, state: VolumeState, strangers: list[str]) -> str:
+        if state is VolumeState.IDLE:
+            return self._troubles.get(number, "")
+        if number in self._full and strangers:
+            return f"it takes no more images, and cannot start empty while {', '.join(strangers)} is attached to it"
+        return ""
+
     def _describe(self, path: Path, number: str, use: tuple[VolumeState | None, list[str]]) -> Volume:
         state = use[0] or self.volumes.unused_state(path, number)
         images = [below.removeprefix(IMAGE).rpartition("-")[0] for below in use[1] if below.startswith(IMAGE)]
         devices = [below.removeprefix(DEVICE) for below in use[1] if below.startswith(DEVICE)]
+        strangers = [name for name in use[1] if _is_strange(name)]
         size = 0 if state is VolumeState.MISSING else size_of(path)
-        trouble = self._troubles.get(number, "") if state is VolumeState.IDLE else ""
+        trouble = self._trouble(number, state, strangers)
         return Volume(path, size, tuple(images), state, tuple(devices), trouble)
+
+
+def _is_strange(name: str) -> bool:
+    """Whether what is attached to a volume is no member of the group."""
+    return not name.startswith((IMAGE, DEVICE))

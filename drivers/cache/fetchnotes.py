@@ -1,12 +1,13 @@
 """Notes of how much was fetched for images, beside their headers: bcache does not count what a volume holds of each.
 
 The kernel's own counter begins anew with each opening, so a note has a basis to add it to. A figure for people: no
-image is kept from its users, or from being closed, for want of room for a note. One that cannot be written is taken
-away, since its basis would be wrong: the figure begins anew.
+image is kept from its users, or from being closed, for want of room for a note. What cannot be written is remembered
+until there is room. The next agent goes on from what is written: if that has another basis, it is taken away.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from dataclasses import asdict, dataclass, replace
@@ -32,56 +33,87 @@ class FetchNotes:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lost: set[Image] = set()
-        """Images of which it was said that their notes cannot be written."""
+        self._known: dict[Image, Note] = {}
+        self._unwritten: set[Image] = set()
+        self._said: dict[Image, str] = {}
+        """What was logged of an image's note last: not once more with each look."""
 
     def of(self, image: Image) -> Note:
         """The note of an image; an empty one if there is none that can be read."""
         try:
-            return Note(**json.loads(self._file(image).read_text()))
-        except FileNotFoundError:
-            return Note()
-        except (OSError, ValueError, TypeError) as error:
-            log.warning("image %s: the note of what was fetched for it cannot be read: %s", image.name, error)
+            return self._note(image)
+        except OSError as error:
+            self._say(image, f"the note of what was fetched for it cannot be read: {error}")
             return Note()
 
     def begin(self, image: Image, volume: str, counted: int) -> None:
         """After an opening: the kernel has counted so many bytes since. ``volume``: that of the image, "" if none."""
         note = self.of(image)
         held = note.now if volume and volume == note.volume else 0
-        self._write(image, Note(volume, held - counted, held))
+        self._keep(image, Note(volume, held - counted, held))
 
     def count(self, image: Image, volume: str, counted: int) -> None:
         """The kernel has counted so many bytes by now. What was fetched before it joined its volume is left out."""
-        known = self.of(image)
+        try:
+            known = self._note(image)
+        except OSError as error:  # what it was is known again with the next look
+            self._say(image, f"what was fetched for it is not counted: {error}")
+            return
         if volume and volume == known.volume:
             note = replace(known, now=max(0, known.before + counted))
         else:
             note = Note(volume, before=-counted)
-        if note != known:
-            self._write(image, note)
+        if note != known or image in self._unwritten:
+            self._keep(image, note)
 
     def forget(self, image: Image) -> None:
         """Take a note away. Raises OSError."""
+        self._known.pop(image, None)
         self._file(image).unlink(missing_ok=True)
 
-    def _write(self, image: Image, note: Note) -> None:
+    def forget_all(self, key: str) -> None:
+        """The files of all images with this key are gone."""
+        for image in [image for image in self._known if image.key == key]:
+            del self._known[image]
+
+    def _note(self, image: Image) -> Note:
+        """Raises OSError."""
+        if image in self._known:
+            return self._known[image]
+        try:
+            note = Note(**json.loads(self._file(image).read_text()))
+        except FileNotFoundError:
+            return Note()
+        except (ValueError, TypeError) as error:
+            self._say(image, f"the note of what was fetched for it makes no sense: {error}")
+            return Note()
+        return replace(note, now=max(0, note.now))  # an earlier release wrote less than nothing where there was no room
+
+    def _keep(self, image: Image, note: Note) -> None:
+        self._known[image] = note
         fresh = file_of(self._folder, image, "json.new")
         try:
             fresh.write_text(json.dumps(asdict(note)))
             fresh.rename(self._file(image))
-            self._lost.discard(image)
         except OSError as error:
-            if image not in self._lost:  # not once more with each look
-                log.warning("image %s: what was fetched for it is not written down: %s", image.name, error)
-            self._lost.add(image)
-            self._give_up(image)
+            self._unwritten.add(image)
+            self._say(image, f"what was fetched for it is not written down: {error}")
+            self._take_back(image, note)
+        else:
+            self._unwritten.discard(image)
+            self._said.pop(image, None)
 
-    def _give_up(self, image: Image) -> None:
-        try:
-            self.forget(image)
-        except OSError as error:
-            log.warning("image %s: an old note of what was fetched for it stays: %s", image.name, error)
+    def _take_back(self, image: Image, note: Note) -> None:
+        """Remove what is written of an image if it has another basis than this."""
+        with contextlib.suppress(OSError, ValueError, TypeError):  # it is not there, or makes no sense, or has to stay
+            written = Note(**json.loads(self._file(image).read_text()))
+            if (written.volume, written.before) != (note.volume, note.before):
+                self._file(image).unlink()
+
+    def _say(self, image: Image, what: str) -> None:
+        if self._said.get(image) != what:
+            log.warning("image %s: %s", image.name, what)
+        self._said[image] = what
 
     def _file(self, image: Image) -> Path:
         return file_of(self._folder, image, "json")

@@ -109,24 +109,26 @@ def set_of(name: str) -> Path | None:
 
 
 def attached(home: Path) -> list[str]:
-    """The maps that are attached to a set. Each is a link, to a folder of the device's.
+    """What is attached to a set: a map by its name, another device by the kernel's for it.
 
-    One that leaves meanwhile, as all do when a set fails, and a device that is no map are left out. Raises OSError.
+    One that leaves meanwhile, as all do when a set fails, is left out. Raises OSError.
     """
-    maps = []
-    for link in _members(home):
-        try:
-            maps.append(_read(f"{link}/../dm/name").strip())
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENODEV):
-                raise
-    return maps
+    names = (_name_of(link) for link in _members(home))
+    return [name for name in names if name]
 
 
-def others(home: Path) -> list[str]:
-    """The devices that are attached to a set and are no maps. Raises OSError."""
-    devices = [Path(link).resolve().parent for link in _members(home)]
-    return [device.name for device in devices if device.exists() and not (device / "dm").exists()]
+def _name_of(link: str) -> str:
+    """The name of a member, from the link to its folder; empty if it leaves just now. Raises OSError."""
+    try:
+        return _read(f"{link}/../dm/name").strip()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+    try:
+        device = os.path.basename(os.path.dirname(os.readlink(link)))  # noqa: PTH115, PTH119, PTH120  (as in _members)
+    except FileNotFoundError:
+        return ""
+    return "" if device.startswith("dm-") else device
 
 
 def _members(home: Path) -> list[str]:

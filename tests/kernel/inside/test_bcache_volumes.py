@@ -34,6 +34,11 @@ class SlowClock:
         return self.now
 
 
+def strangers(home: Path) -> list[str]:
+    """What is attached to a volume and is not the agent's."""
+    return [name for name in bcachedev.attached(home) if not name.startswith("virtman-")]
+
+
 class VolumesTest(BcacheCase):
     """Disks are loop devices."""
 
@@ -94,6 +99,7 @@ class VolumesTest(BcacheCase):
     def test_a_file_may_lie_on_a_file_system_with_sectors_of_4_kib(self) -> None:
         self.check_files_on_sectors_of_4_kib()
 
+    @pytest.mark.long
     def test_an_image_joins_the_volume_with_the_most_room(self) -> None:
         small, large = self.disk("small"), self.disk("large", 3 * DISK)
         self.cache.add_volume(small)
@@ -104,6 +110,7 @@ class VolumesTest(BcacheCase):
         self.assertEqual(2, len(self.images(large)))
         self.assertEqual(1, len(self.images(small)))
 
+    @pytest.mark.long
     def test_volumes_are_found_again(self) -> None:
         disk = self.disk()
         self.cache.add_volume(disk)
@@ -173,20 +180,28 @@ class VolumesTest(BcacheCase):
         devmapper.reload(volume.name, [f"0 {sectors} linear {disk} 0"])
         self.assertEqual("", self.cache.add_volume(volume).trouble)
 
-    def test_a_volume_to_which_somebody_else_attached_a_device_is_not_removed(self) -> None:
-        image, base = self.new_base(size=IMAGE)
-        path = self.opened(image, base)
-        (name,) = devmapper.names("virtman-cachevol-")
-        theirs = self.device_of_somebody_else()
-        (theirs / "attach").write_text(self.running(name).name)
-        error = self.assertRaises(VolumeInUse, self.cache.remove_volume, self.default)
-        self.assertIn(theirs.parent.name, str(error))
-        self.assertEqual(("base",), self.images(self.default))
-        self.assert_reads(image, path)
-        (theirs / "detach").write_text("1")
-        wait_until(lambda: not bcachedev.others(self.running(name)))
+    def test_a_volume_to_which_somebody_else_attached_a_device_is_neither_removed_nor_stopped(self) -> None:
+        disk, below = self.disk("theirs"), self.disk("below")
+        top = Path("/dev/mapper/vg0-theirs")
+        run(["dmsetup", "create", top.name, "--table", f"0 {DISK // devmapper.SECTOR} linear {below} 0"])
+        self.addCleanup(run, ["dmsetup", "remove", top.name])
+        for device, called in ((disk, disk.name), (top, top.name)):
+            image, base = self.new_base(called, IMAGE)
+            path = self.opened(image, base)
+            (name,) = devmapper.names("virtman-cachevol-")
+            home = self.running(name)
+            theirs = self.attached_by_somebody_else(device, home)
+            error = self.assertRaises(VolumeInUse, self.cache.remove_volume, self.default)
+            self.assertIn(called, str(error))
+            self.assertEqual((called,), self.images(self.default))
+            self.assert_reads(image, path)
+            self.cache.close(image)
+            self.assertEqual([called], strangers(home))
+            self.let_go(theirs, home)
+            self.cache.remove_volume(self.default)
+            self.assertEqual([], self.cache.volumes())
+            self.cache.add_volume(self.default)
         self.cache.remove_volume(self.default)
-        self.assertEqual([], self.cache.volumes())
 
     def test_a_disk_that_fails_slowly_is_left_alone_for_a_while_and_says_why(self) -> None:
         (disk, volume), sectors = self.volume_on_a_map(), DISK // devmapper.SECTOR
@@ -219,20 +234,28 @@ class VolumesTest(BcacheCase):
         [found] = group.described()
         self.assertEqual((VolumeState.IDLE, True), (found.state, bool(found.trouble)))
 
-    def device_of_somebody_else(self) -> Path:
-        """Where bcache has the settings of a backing device that an administrator made."""
-        disk = self.disk("theirs")
+    def attached_by_somebody_else(self, disk: Path, home: Path) -> Path:
+        """Where bcache has the settings of a backing device that an administrator made and attached to a volume."""
         run(["make-bcache", "-B", str(disk)])
         Path("/sys/fs/bcache/register_quiet").write_text(str(disk))
-        found = Path("/sys/class/block", disk.name, "bcache")
+        found = Path("/sys/dev/block", devmapper.number(disk), "bcache")
         wait_until(found.exists)
 
         def stop() -> None:
-            (found / "stop").write_text("1")
-            wait_until(lambda: not found.exists())
+            if found.exists():
+                (found / "stop").write_text("1")
+                wait_until(lambda: not found.exists())
 
         self.addCleanup(stop)
+        (found / "attach").write_text(home.name)
         return found
+
+    def let_go(self, theirs: Path, home: Path) -> None:
+        """The administrator's device leaves the volume."""
+        (theirs / "detach").write_text("1")
+        wait_until(lambda: not strangers(home))
+        (theirs / "stop").write_text("1")
+        wait_until(lambda: not theirs.exists())
 
     def test_a_volume_is_started_with_the_policy_that_takes_unused_space_first(self) -> None:
         self.opened(*self.new_base(size=IMAGE))
@@ -383,19 +406,28 @@ class VolumesTest(BcacheCase):
         self.assert_reads(other, other_path)
         self.assert_reads(image, path)
 
-    def test_one_to_which_somebody_else_attached_a_device_does_not_and_keeps_no_image_from_being_opened(self) -> None:
+    def test_one_to_which_somebody_else_attached_a_device_does_not_until_that_has_left(self) -> None:
         self.image_by_a_small_volume()
-        theirs = self.device_of_somebody_else()
         (name,) = devmapper.names("virtman-cachevol-")
-        home = self.running(name)
-        (theirs / "attach").write_text(home.name)
+        home, disk = self.running(name), self.disk("theirs")
+        theirs = self.attached_by_somebody_else(disk, home)
         self.fill()
         other, other_base = self.new_base("other", IMAGE)
-        self.assert_reads(other, self.opened(other, other_base))
-        self.assertEqual([theirs.parent.name], bcachedev.others(home))
-        self.assertNotIn("other", self.images(self.default))
-        (theirs / "detach").write_text("1")
-        wait_until(lambda: not bcachedev.others(home))
+        other_path = self.opened(other, other_base)
+        self.assert_reads(other, other_path)
+        self.assertEqual([disk.name], strangers(home))
+        [found] = self.cache.volumes()
+        self.assertEqual(((), True), (found.images, disk.name in found.trouble))
+        clock = SlowClock(step=0.0)
+        group = Group(self.place.state / "cache", file_size=256 << 20, bucket=16 << 10, clock=clock)
+        (below,) = devmapper.names("virtman-cacheof-other")
+        group.look_after(below)
+        self.let_go(theirs, home)
+        for waited, images in ((RETRY - 1, ()), (1.0, ("base", "other"))):
+            clock.now += waited
+            group.look_after(below)
+            self.assertEqual(images, self.images(self.default))
+        self.assert_reads(other, other_path)
 
     def test_a_volume_that_refuses_an_image_for_another_reason_keeps_what_it_holds(self) -> None:
         image, base = self.new_base(size=IMAGE)
