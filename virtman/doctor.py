@@ -13,7 +13,7 @@ from virtman import lvmfilter
 from virtman.accel import Verdict, known_accel
 from virtman.errors import ConfigError, HostTrouble, HypervisorError
 from virtman.machines import connected
-from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, inspect, pick, refusal
+from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, by_machine, inspect, pick, refusal
 
 LINUX, LIBVIRT = "Linux", "libvirt"
 NEWER = (
@@ -27,8 +27,9 @@ NEWER = (
 class Examination:
     """``drivers`` are those that the agent would use with this ``stack``; ``reports`` are by stack.
 
-    ``refusal``: why the agent would not start with these drivers, however much is there; ``unknown``: why that
-    cannot be told to who asks. ``versions``: of the kernel and of libvirt, as far as they are known. ``lvm``: which
+    ``refusal``: why the agent would not start with these drivers, however much is there; ``unknown``: why that, and
+    with ``auto`` which drivers, cannot be told to who asks.
+    ``versions``: of the kernel and of libvirt, as far as they are known. ``lvm``: which
     devices LVM looks at.
     """
 
@@ -64,11 +65,12 @@ class Examination:
         ]
 
     @property
-    def runs(self) -> bool:
-        """Whether the agent would start, and find all that it needs."""
-        return not self.refusal and not any(
-            report.missing for report in self.reports[self.drivers.stack or str(self.drivers)]
-        )
+    def runs(self) -> bool | None:
+        """Whether the agent would start, and find all that it needs; None if that cannot be told to who asks."""
+        lacking = any(report.missing for report in self.reports[self.drivers.stack or str(self.drivers)])
+        if self.refusal or lacking:
+            return False
+        return None if self.unknown else True
 
     @property
     def missing(self) -> list[Finding]:
@@ -126,7 +128,7 @@ def examine(
     Raises ConfigError, HostTrouble if ``state`` cannot be read.
     """
     machine = machine or Machine()
-    drivers, reason = pick(stack, others, state, address, machine)
+    drivers, reason, refused, unknown = _chosen(stack, others, state, address, machine)
     wanted = {drivers.stack or str(drivers): drivers}
     if stack == AUTO:
         wanted = STACKS | wanted
@@ -137,7 +139,8 @@ def examine(
         stack,
         drivers,
         reason,
-        *_refusal(state, drivers),
+        refused,
+        unknown,
         reports,
         accel,
         libvirt,
@@ -147,17 +150,29 @@ def examine(
     )
 
 
-def _refusal(state: Path, drivers: Drivers) -> tuple[str | None, str | None]:
-    """Why the agent would not start; and for who may not read its state, why that cannot be told.
+def _chosen(
+    stack: str, others: Mapping[str, str | None], state: Path, address: str, machine: Machine
+) -> tuple[Drivers, str, str | None, str | None]:
+    """The drivers, and why; why the agent would refuse them; and why that cannot be told to who may not read its state.
 
     Raises ConfigError, HostTrouble.
     """
     try:
-        return refusal(state, drivers), None
+        drivers, reason = pick(stack, others, state, address, machine)
     except (ConfigError, HostTrouble) as error:
-        if not isinstance(error.__cause__, PermissionError):
-            raise
-        return None, str(error)
+        other = {layer: name for layer, name in others.items() if name}
+        return *by_machine(other, machine, address), None, _forbidden(error)
+    try:
+        return drivers, reason, refusal(state, drivers), None
+    except (ConfigError, HostTrouble) as error:
+        return drivers, reason, None, _forbidden(error)
+
+
+def _forbidden(error: ConfigError | HostTrouble) -> str:
+    """What somebody may not read. Raises the error if it is about something else."""
+    if not isinstance(error.__cause__, PermissionError):
+        raise error
+    return str(error)
 
 
 def libvirt_trouble(uri: str) -> str | None:
@@ -203,7 +218,10 @@ def advice(examination: Examination) -> Iterator[str]:
     if examination.refusal:
         yield f"the agent does not start: {examination.refusal}"
     if examination.unknown:
-        yield f"whether the images and VMs of this host were made with these cannot be told: {examination.unknown}"
+        yield (
+            "whether the images and VMs of this host were made with these cannot be told: "
+            f"{examination.unknown}; ask as who runs the agent"
+        )
     if examination.install:
         yield f"to install what is missing: {examination.install}"
     for remedy in examination.remedies:

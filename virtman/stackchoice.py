@@ -112,7 +112,7 @@ def pick(
         made = made_with(state) or USERSPACE
         drivers = replace(made, **other)
         return drivers, "images or VMs of this host were made with them" if drivers == made else "as was asked for"
-    return _by_machine(other, machine, address)
+    return by_machine(other, machine, address)
 
 
 def choose(
@@ -132,7 +132,8 @@ def choose(
     return drivers
 
 
-def _by_machine(overrides: Mapping[str, str], machine: Machine, address: str) -> tuple[Drivers, str]:
+def by_machine(overrides: Mapping[str, str], machine: Machine, address: str) -> tuple[Drivers, str]:
+    """The drivers that ``auto`` takes where there are no records, and why."""
     kernel = replace(KERNEL, **overrides)
     lacking = missing(kernel, machine, address)
     if not lacking:

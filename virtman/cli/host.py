@@ -182,7 +182,7 @@ def doctor(
     """Show what this machine has of all that the stacks need, and how to install the rest.
 
     It looks as an agent with the same settings would, needs none and changes nothing. Exit code 0 if the stack can run
-    here (auto: any of them), else 1.
+    here (auto: any of them), else 1, also when who asks may not read what it depends on.
 
     \b
     Example: virtman doctor --stack kernel

@@ -66,6 +66,7 @@ from virtman.errors import (
     VirtmanError,
     VmExists,
     VmRuns,
+    VolumeBusy,
 )
 from virtman.passing import Passed
 from virtman.peer import Peer
@@ -187,13 +188,14 @@ class ErrorsTest(ApiTest):
             self.assertEqual((BadVolume, 400, str(error)), (type(seen), BadVolume.status, str(seen)))
 
     def test_what_a_driver_refuses_is_no_trouble_of_it_either(self) -> None:
-        refused: tuple[tuple[Exception, type[VirtmanError]], ...] = (
-            (driver_errors.DiskInUse("vm"), DiskBusy),
-            (driver_errors.NotPossible("its disks have no points"), NotSupported),
+        refused: tuple[tuple[Exception, type[VirtmanError], int], ...] = (
+            (driver_errors.DiskInUse("vm"), DiskBusy, 409),
+            (driver_errors.NotPossible("its disks have no points"), NotSupported, 400),
+            (driver_errors.VolumeInUse(Path("/dev/sdx"), ["sdb"]), VolumeBusy, 409),
         )
-        for error, ours in refused:
+        for error, ours, status in refused:
             seen = self.raised(error, self.client.status)
-            self.assertEqual((ours, str(error)), (type(seen), str(seen)))
+            self.assertEqual((ours, status, str(error)), (type(seen), ours.status, str(seen)))
 
     def test_other_trouble_of_a_driver_is_told_in_its_words(self) -> None:
         for call in (self.client.status, self.publish):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from testtools import TestCase
 
@@ -96,16 +98,28 @@ class DoctorTest(TestCase):
             self.assertTrue(any("were made with the kernel stack" in line for line in advice(found)))
             self.assertIn("were made with the kernel stack", found.as_json()["refusal"])
 
-    def test_who_may_not_read_the_state_is_told_all_else(self) -> None:
+    def test_who_may_not_read_the_state_is_told_all_else_and_no_yes(self) -> None:
+        self.assertIsNone(self.examine().unknown)
+        (self.state / "records/vms").mkdir(parents=True)
         (self.state / "drivers.json").write_text(json.dumps(vars(KERNEL)))
-        self.state.chmod(0)
-        self.addCleanup(self.state.chmod, 0o700)
-        said = as_nobody(self, lambda: [*rows(self.examine("userspace")), *advice(self.examine("userspace"))])
-        self.assertEqual(4, said.count("['userspace', "), said)
-        self.assertRegex(said, "cannot be told: .*Permission denied")
-        self.assertNotIn("the agent does not start", said)
-        told = json.loads(as_nobody(self, lambda: json.dumps(self.examine("userspace").as_json())))
-        self.assertEqual((None, True), (told["refusal"], "Permission denied" in told["unknown"]))
+        for hidden in ("records/vms", "drivers.json", "."):  # as an agent of root's has them, and a whole folder
+            (self.state / hidden).chmod(0o600)
+            self.addCleanup((self.state / hidden).chmod, 0o700)
+            for stack, drivers in (("userspace", 4), ("auto", 8)):
+                said = as_nobody(self, partial(self.all_that_is_said, stack))
+                self.assertEqual(drivers, said.count("['userspace', ") + said.count("['kernel', "), said)
+                self.assertRegex(said, "cannot be told: .*Permission denied")
+                self.assertNotIn("the agent does not start", said)
+                told = json.loads(as_nobody(self, partial(self.as_text, stack)))
+                self.assertEqual((None, None), (told["refusal"], told["runs"]))
+                self.assertIn("Permission denied", told["unknown"])
+
+    def all_that_is_said(self, stack: str) -> list[Any]:
+        found = self.examine(stack)
+        return [*rows(found), *advice(found)]
+
+    def as_text(self, stack: str) -> str:
+        return json.dumps(self.examine(stack).as_json())
 
     def test_a_choice_that_is_damaged_is_told_as_the_agent_does(self) -> None:
         (self.state / "drivers.json").write_text("{")
