@@ -21,9 +21,9 @@ class Test(unittest.TestCase):
     def test_bad(self):
         self.fail("begin" + "x" * 1000 + "end \\udcff")
 class Unready(unittest.TestCase):
-    def setUp(self):
-        self.addCleanup(self.fail, "left")
-        self.fail("lacks")
+    @classmethod
+    def setUpClass(cls):
+        raise Exception("lacks")
     def test_it(self):
         pass
 """
@@ -59,6 +59,7 @@ class FailuresTest(TestCase):
         self.assertIn("xend \\udcff", said)
         self.assertNotIn("beginx", said)
         self.assertIn("test_it.py::Unready::test_it\n", said)
+        self.assertIn("lacks", said)
         self.assertNotIn("test_good", said)
 
     def test_a_file_that_cannot_be_read_is_one_of_them(self) -> None:

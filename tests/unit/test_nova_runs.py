@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from testtools import TestCase
 
 from tests.openstack.__main__ import end_of
+from tests.patience import PATIENCE
 from tests.unit.virtman.scene import folder_for
 
 
@@ -47,6 +49,12 @@ class EndTest(TestCase):
         self.assertFalse(going.killed)
 
     def test_a_process_in_which_nothing_ends_is_killed(self) -> None:
-        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as process:
-            self.addCleanup(process.kill)
-            self.assertEqual(-9, end_of(process, self.results, patience=0.1, again=0.01))
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(end_of, process, self.results, patience=0.1, again=0.01)
+            try:
+                self.assertEqual(-9, ended.result(PATIENCE))
+            finally:
+                process.kill()  # else the pool would wait

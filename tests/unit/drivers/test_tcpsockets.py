@@ -12,6 +12,7 @@ from testtools import TestCase
 from drivers.kernel import tcpsockets
 from drivers.kernel.tcpsockets import Link
 from lab.process import attempts
+from tests.others import as_nobody
 
 _SO_ATTACH_FILTER = 26
 _DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)  # Linux: filter.h, BPF_RET | BPF_K with 0 bytes to keep
@@ -123,6 +124,23 @@ class SilentServerTest(TestCase):
         self.assertRaises(ConnectionAbortedError, self.clients[0].recv, 1)
         second.sendall(b"hello")
         self.end(0)  # what has ended is no error
+
+    def test_one_that_may_not_be_ended_is_an_error(self) -> None:
+        self.connect("127.0.0.1")
+        self.end(0)
+        self.connect("127.0.0.1")
+        self.assertIn("PermissionError", as_nobody(self, lambda: tcpsockets.end(self.link(1))))
+        self.clients[1].sendall(b"hello")
+
+    def test_another_connection_to_the_same_server_says_nothing_of_it(self) -> None:
+        self.connect("127.0.0.1")
+        second = socket.create_connection(self.servers[0])
+        self.addCleanup(second.close)
+        self.deafen(0)
+        self.wait_until_silent(0)
+        link = Link(*self.servers[0], second.getsockname()[1])
+        asked = (tcpsockets.is_silent, tcpsockets.sends_again_within)
+        self.assertEqual([False, False], [ask(link, HOUR * (ask is tcpsockets.sends_again_within)) for ask in asked])
 
     def test_one_that_is_idle_or_waits_for_a_slow_program_is_not_silent(self) -> None:
         self.connect("127.0.0.1")
