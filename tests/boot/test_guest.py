@@ -55,6 +55,7 @@ class GuestTest(VmTestCase):
             while b"POWERDOWN" not in received and (some := monitor.recv(4096)):
                 received += some
 
+    @pytest.mark.long
     def test_the_disk_boots_by_itself_and_powers_off_at_the_button(self) -> None:
         process = self.boot(str(self.guest.disk))
         wait_login("guest", self.folder / "console", PATIENCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import subprocess
@@ -16,7 +17,7 @@ from lab.kernel.services import Services, agent
 from lab.process import attempts
 from tests.kernel.machines import FAILED_PATH, KernelCase, changed_on_purpose, cluster
 from virtman.client import AgentClient
-from virtman.errors import CoordinatorDown
+from virtman.errors import AgentUnreachable, CoordinatorDown
 
 T = TypeVar("T")
 
@@ -110,6 +111,14 @@ class StackCase(KernelCase):
         """Bytes that a host has read from all its parents' disks that are there now."""
         counts = machine.run(["sh", "-c", "cat /sys/block/sd*/stat"]).splitlines()
         return sum(int(line.split()[2]) for line in counts) * 512
+
+    def wait_for(self, what: str, holds: Callable[[], bool]) -> None:
+        """Wait until it holds of what agents say: to ask one costs a guest less than to start a command."""
+        for _ in attempts(COMMAND_TIMEOUT):
+            with contextlib.suppress(AgentUnreachable, CoordinatorDown):
+                if holds():
+                    return
+        self.fail(f"still not: {what}")
 
     def wait_until(self, machine: Machine, command: str) -> None:
         """Wait until a shell command succeeds in a guest."""

@@ -108,6 +108,7 @@ class DataTest(StackCase):
 
 
 class BootTest(StackCase):
+    @pytest.mark.long
     def test_a_vm_boots_inside_a_host_with_two_parents_and_reads_the_right_bytes(self) -> None:
         tiny = tiny_vm(SUITE)
         self.addCleanup(self.origin.run, ["rm", "-f", f"/var/tmp/{tiny.disk.name}"])
@@ -160,11 +161,11 @@ class InPlaceTest(StackCase):
         path = self.create(self.host, "vm", "image")
         self.read(self.host, path, "image", SMALL // 2)
         self.origin.run(["ln", "-sfn", "/dev/mapper/other", LINK])
-        self.wait_until(self.origin, "virtman status 2>&1 | grep -q 'is another device now'")
+        self.wait_for("noticed", lambda: "is another device now" in self.trouble())
         self.assertNotIn("virtman-export", self.origin.run(["dmsetup", "ls"]))
         self.wait_until(self.origin, "! blockdev --getro /dev/mapper/image | grep -q 1")
         self.origin.run(["ln", "-sfn", "/dev/mapper/image", LINK])
-        self.wait_until(self.origin, "virtman status 2>&1 | grep -q 'image *origin *attached  '")
+        self.wait_for("served again", lambda: not self.trouble())
         self.read(self.host, path, "image", SMALL)
         again = self.origin.run(["virtman", "publish", "image", "/dev/mapper/image", "--in-place"])
         self.assertEqual(published, again)
@@ -184,8 +185,13 @@ class InPlaceTest(StackCase):
         self.read(self.host, self.create(self.host, "vm", "file"), "file", SMALL)
         self.assertIn(file, self.origin.run(["losetup", "--list", "--noheadings", "--output", "BACK-FILE"]))
         self.origin.run(["dd", "if=/dev/zero", f"of={file}", "bs=4k", "count=1", "conv=notrunc"])
-        self.wait_until(self.origin, "virtman status 2>&1 | grep -q 'has changed since it was published'")
+        self.wait_for("noticed", lambda: "has changed since it was published" in self.trouble())
         self.assertNotIn(file, self.origin.run(["losetup", "--list", "--noheadings", "--output", "BACK-FILE"]))
+
+    def trouble(self) -> str:
+        """Why the origin does not serve its only image; empty if it does."""
+        [image] = self.agent(self.origin).status().images
+        return (image.in_place and image.in_place.trouble) or ("" if image.serving else "it is not served")
 
     def device(self, name: str) -> None:
         """A map of the origin's that has a lasting name, over a loop device whose file is made of a seed."""
@@ -200,6 +206,7 @@ class InPlaceTest(StackCase):
 
 
 class CallersTest(StackCase):
+    @pytest.mark.long
     def test_eight_creates_of_three_images_at_once_succeed(self) -> None:
         for number in range(3):
             self.publish(f"image-{number}", SMALL)
@@ -290,7 +297,7 @@ class CrashTest(KillCase):
         self.origin.wait_up()
         services().start_volt()
         services().start_agent(self.origin)
-        self.wait_until(host, "virtman images")
+        self.wait_for("Volt answers", lambda: bool(self.agent(host).images()))
         # Not before: what the cache had lost would be waited for, and not counted.
         self.read(host, path, "image", SIZE, start=WRITTEN)
         lost = self.sectors_fetched(host)
@@ -308,7 +315,8 @@ class CrashTest(KillCase):
         self.create(host, "vm", "image")
         host.run(["systemctl", "restart", "virtman-agent.service"])
         self.assertTrue(self.agent(host).status().images[0].serving, "the agent alone was restarted")
-        self.wait_until(self.origin, f"virtman tree image | grep {host.name}")  # its lease may have run out meanwhile
+        # Its lease may have run out meanwhile.
+        self.wait_for("in the tree", lambda: host.name in str(self.agent(self.origin).tree("image")))
         path = self.create(child, "reader", "image")
         self.addCleanup(self.origin.run, ["ip", "link", "set", "eth1", "up"])
         self.origin.run(["ip", "link", "set", "eth1", "down"])
@@ -324,7 +332,7 @@ class CrashTest(KillCase):
         said = host.run(["journalctl", "--boot=-1", "--unit=virtman-agent.service", "--no-pager"])
         self.assertIn("all images are suspended: image", said)
         services().start_agent(host)
-        self.wait_until(host, "virtman list")
+        self.wait_for("the agent answers", lambda: bool(self.agent(host).vms()))
 
 
 class SnapshotCase(KillCase):

@@ -128,7 +128,10 @@ class InstalledTest(StackCase):
         path = self.create(self.guest, "data", "image")
         self.assertEqual(self.end_of(self.origin, "/var/tmp/image.raw"), self.end_of(self.guest, path))
         self.guest.run(fio(path, WRITE))
-        self.guest.run(["virtman", "boot", "vm", "tiny", "--memory", "128", "--network", "none"])
+        booted = json.loads(
+            self.guest.run(["virtman", "boot", "vm", "tiny", "--memory", "128", "--network", "none", "--json"])
+        )
+        self.wait_until(self.guest, f"grep -q '{tiny.line}' {booted['machine']['console_log']}")
         self.guest.power_off()
         self.guest.further_disks.reverse()
         self.guest.start()

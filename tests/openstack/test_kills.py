@@ -13,7 +13,7 @@ from tests.openstack import victim  # not its test case itself, which would be t
 from tests.openstack.agreement import MARK
 from tests.openstack.computes import GLANCE_IMAGE
 from tests.openstack.victim import Script, World
-from tests.sweeps import long, numbers
+from tests.sweeps import FINE, long, numbers
 
 KEEP = ("resize", "confirm", "revert", "snapshot", "shelve")
 """Servers, by what was done to them, whose data is on a disk unless they are on the shelf."""
@@ -41,7 +41,7 @@ class NovaKilledTest(testtools.TestCase):
         Returns all steps: those that the last process took, which was not killed.
         """
         killed: dict[int, str] = {}
-        for number in numbers():
+        for number in numbers(FINE):
 
             def script(nova: victim.Nova, step: int = number - 1) -> None:
                 check(nova)
@@ -60,7 +60,7 @@ class NovaKilledTest(testtools.TestCase):
         return steps
 
     def assert_killed(self, expected: list[str], steps: list[str]) -> None:
-        """Each of these calls was interrupted before and after its effect, in this order."""
+        """There was a step before and after the effect of each of these calls, in this order."""
         self.assertEqual([f"{when} {call}" for call in expected for when in ("before", "after")], steps)
 
     def test_the_first_server_of_a_base(self) -> None:

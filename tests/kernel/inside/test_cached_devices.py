@@ -153,6 +153,7 @@ class DevicesTest(DeviceCase):
         self.assertEqual([], list(HEADERS.glob("*")))
         os.close(os.open(self.device, os.O_RDWR | os.O_EXCL))
 
+    @pytest.mark.long
     def test_what_was_read_before_is_nothing_to_the_next_attachment(self) -> None:
         self.assert_reads_through(self.attached())
         self.cache.detach_device("one")
@@ -217,6 +218,7 @@ class DevicesTest(DeviceCase):
         run(["udevadm", "settle"])
         self.assertEqual(0, reads_of(self.device) - before)
 
+    @pytest.mark.long
     def test_it_grows_under_who_writes(self) -> None:
         path = self.attached()
         with Writer(self, path):
@@ -286,6 +288,7 @@ class RefusedTest(DeviceCase):
 class VolumesTest(DeviceCase):
     """Volumes come and go while a device is written."""
 
+    @pytest.mark.long
     def test_volumes_change_under_who_writes(self) -> None:
         path = self.attached()
         default, other = self.place.state / "cache/pool", self.folder / "other"
@@ -315,6 +318,7 @@ class VolumesTest(DeviceCase):
         self.cache.detach_device("one")
         self.cache.remove_volume(self.folder / "volume")
 
+    @pytest.mark.long
     def test_a_volume_runs_until_the_last_device_and_image_have_left(self) -> None:
         image, base = self.new_base(size=MIB)
         self.opened(image, base)
@@ -362,6 +366,7 @@ class ErrorsTest(DeviceCase):
         self.line = f"0 {SIZE // 512} linear {self.device} 0"
         self.storage = self.disk_map("storagetest", self.device, SIZE)
 
+    @pytest.mark.long
     def test_an_error_of_the_device_is_told_and_forgotten(self) -> None:
         path = self.attached(self.storage)
         self.assert_holds(path)

@@ -58,6 +58,7 @@ class DmCacheTest(DmCacheCase):
             self.assert_reads(image, path, size, direct=direct)
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
 
+    @pytest.mark.long
     def test_direct_reads_of_4_kib_are_fetched_once(self) -> None:
         self.check_kept(4096, direct=True)
 
@@ -73,6 +74,7 @@ class DmCacheTest(DmCacheCase):
         self.check_readers_at_once_fetch_once()
 
     @pytest.mark.smoke
+    @pytest.mark.long
     def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
         image, base = self.new_base()
         path = self.opened(image, base)
@@ -97,6 +99,7 @@ class DmCacheTest(DmCacheCase):
         self.assertEqual((SMALL // BLOCK, SMALL // BLOCK), (int(used), int(total)))
         self.assertGreater(self.cache.stats(image).file_bytes, image.size)
 
+    @pytest.mark.long
     def test_two_images_do_not_share_a_cache(self) -> None:
         image, base = self.new_base("one", SMALL)
         other, other_base = self.new_base("two", SMALL)
@@ -128,6 +131,7 @@ class DmCacheTest(DmCacheCase):
             self.assert_reads(image, path)
         self.assertGreater(self.cache.stats(image).held_bytes, 0)
 
+    @pytest.mark.long
     def test_after_a_power_cut_the_cache_starts_empty(self) -> None:
         image, base = self.new_base(size=SMALL)
         self.assert_reads(image, self.opened(image, base))
@@ -251,6 +255,7 @@ class DmCacheTest(DmCacheCase):
         self.cache.open(image, base)
         return between.name
 
+    @pytest.mark.long
     def test_a_disk_in_use_is_not_closed(self) -> None:
         image, base = self.new_base(size=SMALL)
         path = self.opened(image, base)

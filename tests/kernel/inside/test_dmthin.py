@@ -179,6 +179,7 @@ for count in itertools.count(1):
 
 
 class PointsTest(PointsCase):
+    @pytest.mark.long
     def test_a_point_is_of_one_moment_also_while_the_disk_is_written(self) -> None:
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(self.path)], stdout=subprocess.PIPE)
         assert writer.stdout is not None
@@ -236,6 +237,7 @@ class PointsTest(PointsCase):
         self.assertEqual(bytes(content), self.path.read_bytes())
         self.assert_nothing_leaked()
 
+    @pytest.mark.long
     def test_points_outlive_the_host(self) -> None:
         write(self.path, 0, b"then")
         self.driver.take("vm1", "point", None)

@@ -183,6 +183,7 @@ class LioTest(LioCase):
                 list(pool.map(lambda image: self.export.withdraw(image.name), images))
         self.assertEqual(frozenset(), self.export.existing().names)
 
+    @pytest.mark.long
     def test_images_of_one_file_are_published_and_withdrawn_side_by_side(self) -> None:
         images = [Image(f"image-{number}", SIZE, self.image.digest) for number in range(4)]
         for image in images:

@@ -165,6 +165,7 @@ class OtherFolderTest(OwnerCase):
         shutil.rmtree(self.one)
         kept.rename(self.one)
 
+    @pytest.mark.long
     def test_a_volume_of_the_pool_that_no_record_tells_of_is_given_to_nobody(self) -> None:
         disk = self.vm_with_data()
         maps, record = self.maps(), self.one / "thin" / "a.json"
@@ -187,6 +188,7 @@ class OtherFolderTest(OwnerCase):
         self.assertEqual(there, iscsi_tools.what_is_there())
         self.assertEqual([IMAGE.name], self.agent(self.one, "existing"))
 
+    @pytest.mark.long
     def test_another_agents_ways_to_its_parents_are_left_alone(self) -> None:
         self.agent(self.one, "connect")
         self.addCleanup(self.agent, self.one, "disconnect")
@@ -220,6 +222,7 @@ class EarlierReleaseTest(OwnerCase):
         self.agent(self.one, "create", "b", self.origin)
         self.agent(self.one, "delete", "b")
 
+    @pytest.mark.long
     def test_an_agent_with_another_folder_does_not_take_them(self) -> None:
         disk = self.vm_with_data()
         maps = self.maps()

@@ -8,6 +8,8 @@ import subprocess
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from lab.opennebula import Answer, Fate, Image, Vm
 from tests.userspace.opennebula.cloud import BASE, IMAGES, MIB, OTHER_SYSTEM, SYSTEM, CloudTestCase
 
@@ -44,6 +46,7 @@ class DataTest(CloudTestCase):
         """What the front end has of disks of stopped VMs."""
         return [str(path) for path in self.frontend.datastores().glob("*/.virtman/*")]
 
+    @pytest.mark.long
     def test_what_was_stopped_once_does_not_win_over_a_disk_that_moves(self) -> None:
         vm = self.started(self.add_image(7))
         self.resumed_by_an_operator(vm)
@@ -75,6 +78,7 @@ class DataTest(CloudTestCase):
         self.ok(self.one.recover_delete(vm))
         self.assertEqual([], self.streams())
 
+    @pytest.mark.long
     def test_what_was_stopped_in_another_datastore_goes_when_the_vm_is_made_anew(self) -> None:
         vm = self.stopped_in_another_datastore()
         self.ok(self.one.recreate(vm, "host-1", OTHER_SYSTEM))
@@ -94,6 +98,7 @@ class DataTest(CloudTestCase):
         self.refused(answers[0], "is not on this host")
         self.reads(vm, 0, 1)
 
+    @pytest.mark.long
     def test_a_full_front_end_is_told_and_the_disk_stays(self) -> None:
         vm = self.started(self.add_image(7))
         self.ok(self.one.undeploy(vm))
@@ -113,6 +118,7 @@ class DataTest(CloudTestCase):
         self.ok(self.one.deploy(vm, "host-2", SYSTEM))
         self.reads(vm, 0, 1)
 
+    @pytest.mark.long
     def test_a_disks_number_that_another_image_had_before(self) -> None:
         seven, nine = self.add_image(7, persistent=True), self.add_image(9, byte=0x99)
         vm = self.vm(self.add_image(5))

@@ -227,6 +227,7 @@ class FaultsTest(CloudTestCase):
         self.ok(self.one.recover_retry(vm))
         self.reads(vm, 0, BASE)
 
+    @pytest.mark.long
     def test_a_stream_that_is_cut_in_the_middle_leaves_the_disk_where_it_was(self) -> None:
         vm = self.vm(self.add_image(7))
         self.ok(self.one.deploy(vm, "host-1", SYSTEM))
@@ -244,6 +245,7 @@ class FaultsTest(CloudTestCase):
         self.ok(self.one.resume(vm, "host-1", SYSTEM))
         self.io(vm, 0, "read -P 1 0 2M")
 
+    @pytest.mark.long
     def test_an_agent_restarts_between_two_scripts(self) -> None:
         vm = self.vm(self.add_image(7))
         self.ok(self.one.deploy(vm, "host-1", SYSTEM))
@@ -273,6 +275,7 @@ class FaultsTest(CloudTestCase):
         self.reads(vm, 0, BASE)
         self.assertThat(self.disks()["host-1"], HasLength(1))
 
+    @pytest.mark.long
     def test_an_image_that_cannot_be_added_leaves_nothing(self) -> None:
         file = self.folder / "disk.vmdk"
         file.write_bytes(b"KDMV" + bytes(1 << 20))

@@ -89,6 +89,7 @@ class LifeContract:
             """Disks that wait for the next VM of a persistent image."""
             return {name for names in self.disks().values() for name in names if "-k" in name}
 
+        @pytest.mark.long
         def test_a_disk_that_is_attached_and_detached_while_the_vm_runs(self) -> None:
             image, data = self.add_image(7), self.add_image(8, persistent=True)
             vm = self.vm(image)
@@ -101,6 +102,7 @@ class LifeContract:
             self.reads(vm, 1, 1)
             self.ok(self.one.terminate(vm))
 
+        @pytest.mark.long
         def test_no_live_migration_opens_another_disk(self) -> None:
             vm = self.vm(self.add_image(7))
             self.ok(self.one.deploy(vm, "host-1", SYSTEM))
@@ -121,6 +123,7 @@ class LifeContract:
             self.ok(self.one.recover_delete(vm))
             self.nothing_left()
 
+        @pytest.mark.long
         def test_eight_disks_of_three_images_one_of_them_persistent(self) -> None:
             images = [self.add_image(7), self.add_image(8, byte=1), self.add_image(9, persistent=True, byte=2)]
             disks = [images[0], images[1], images[2], images[0], images[1], images[0], images[1], images[0]]
@@ -136,6 +139,7 @@ class LifeContract:
             self.ok(self.one.terminate(vm))
             self.assertEqual(1, len(self.kept()))
 
+        @pytest.mark.long
         def test_volatile_disks_go_along(self) -> None:
             vm = self.one.vm([*self.vm(self.add_image(7)).disks, Disk(1, size=1, type="fs", format="raw")], 42)
             self.ok(self.one.deploy(vm, "host-1", SYSTEM))
@@ -157,6 +161,7 @@ class LifeContract:
                 self.ok(self.one.snapshot_create(vm, 0, number))
             return image, vm
 
+        @pytest.mark.long
         def test_images_are_cloned_and_their_snapshots_kept(self) -> None:
             image, vm = self.with_two_snapshots()
             self.write(vm, 0, 9)
@@ -248,6 +253,7 @@ class WithOurOwnTest(LifeContract.Test):
         self.refused(self.one.restore(vm, backup.number, disk=0), "what came is no whole backup")
         self.reads(vm, 0, 2)
 
+    @pytest.mark.long
     def test_a_backup_that_cannot_be_made_says_why(self) -> None:
         vm = self.one.vm([*self.vm(self.add_image(7)).disks, Disk(1, size=1, type="fs", format="raw")], 42)
         self.ok(self.one.deploy(vm, "host-1", SYSTEM))
