@@ -429,6 +429,16 @@ class VolumesTest(BcacheCase):
             self.assertEqual(images, self.images(self.default))
         self.assert_reads(other, other_path)
 
+    def test_an_image_that_has_lost_its_volume_joins_one_with_the_next_look(self) -> None:
+        image, base = self.new_base(size=IMAGE)
+        path = self.opened(image, base)
+        (below,) = devmapper.names("virtman-cacheof-")
+        bcachedev.detach(below)
+        self.assertEqual((), self.images(self.default))
+        self.cache.stats(image)
+        self.assertEqual(("base",), self.images(self.default))
+        self.assert_reads(image, path)
+
     def test_a_volume_that_refuses_an_image_for_another_reason_keeps_what_it_holds(self) -> None:
         image, base = self.new_base(size=IMAGE)
         path = self.opened(image, base)
