@@ -33,8 +33,8 @@ class FetchNotes:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[Image, Note] = {}
-        self._unwritten: set[Image] = set()
+        self._unwritten: dict[Image, Note] = {}
+        """What there was no room for."""
         self._said: dict[Image, str] = {}
         """What was logged of an image's note last: not once more with each look."""
 
@@ -68,18 +68,18 @@ class FetchNotes:
 
     def forget(self, image: Image) -> None:
         """Take a note away. Raises OSError."""
-        self._known.pop(image, None)
+        self._unwritten.pop(image, None)
         self._file(image).unlink(missing_ok=True)
 
     def forget_all(self, key: str) -> None:
         """The files of all images with this key are gone."""
-        for image in [image for image in self._known if image.key == key]:
-            del self._known[image]
+        for image in [image for image in self._unwritten if image.key == key]:
+            del self._unwritten[image]
 
     def _note(self, image: Image) -> Note:
         """Raises OSError."""
-        if image in self._known:
-            return self._known[image]
+        if image in self._unwritten:
+            return self._unwritten[image]
         try:
             note = Note(**json.loads(self._file(image).read_text()))
         except FileNotFoundError:
@@ -90,17 +90,16 @@ class FetchNotes:
         return replace(note, now=max(0, note.now))  # an earlier release wrote less than nothing where there was no room
 
     def _keep(self, image: Image, note: Note) -> None:
-        self._known[image] = note
         fresh = file_of(self._folder, image, "json.new")
         try:
             fresh.write_text(json.dumps(asdict(note)))
             fresh.rename(self._file(image))
         except OSError as error:
-            self._unwritten.add(image)
+            self._unwritten[image] = note
             self._say(image, f"what was fetched for it is not written down: {error}")
             self._take_back(image, note)
         else:
-            self._unwritten.discard(image)
+            self._unwritten.pop(image, None)
             self._said.pop(image, None)
 
     def _take_back(self, image: Image, note: Note) -> None:

@@ -72,8 +72,10 @@ class FetchNotesTest(TestCase):
     def test_a_basis_that_is_wrong_all_the_same_gives_no_figure_below_nothing(self) -> None:
         self.notes.begin(IMAGE, "", 0)
         self.notes.count(IMAGE, "volume", 300 * MIB)
-        self.notes.count(IMAGE, "volume", 5 * MIB)  # the opening in between was cut off
-        self.assertEqual((0, 0), (self.held(), self.notes.of(IMAGE).now))
+        for prepare in (self.without_room, self.with_room):
+            prepare()
+            self.notes.count(IMAGE, "volume", 5 * MIB)  # the opening in between was cut off
+            self.assertEqual((0, 0), (self.held(), self.notes.of(IMAGE).now))
 
     def test_nor_does_a_note_of_an_earlier_release(self) -> None:
         self.written().write_text(json.dumps({"volume": "volume", "before": -MIB, "now": -MIB}))
@@ -125,7 +127,9 @@ class FetchNotesTest(TestCase):
     def test_what_was_fetched_for_an_image_that_was_forgotten_does_not_count(self) -> None:
         for forget in (self.forget, self.remove_files):
             self.notes.begin(IMAGE, "volume", 0)
+            self.without_room()
             self.notes.count(IMAGE, "volume", 8 * MIB)
+            self.with_room()
             for _ in range(2):
                 forget()
             self.assertEqual(Note(), self.notes.of(IMAGE))
