@@ -87,7 +87,7 @@ class Lookout:
         self._still: Mapping[str, float] = {}
         self._events: Mapping[str, int] = {}
         self._sessions = Sessions()
-        self._sessions_at = self._busy_until = 0.0
+        self._pace = Pace()
 
     def add(self, watched: Watched) -> None:
         """Look out for this one as well. Raises OSError without device-mapper, or without a thread."""
@@ -151,11 +151,10 @@ class Lookout:
 
     def _look_at_sessions(self, watched: list[Watched]) -> None:
         now = time.monotonic()
-        if now - self._sessions_at < SESSION_INTERVAL and now >= self._busy_until:
+        if not self._pace.is_due(now):
             return
-        self._sessions_at = now
         if changed := self._sessions.changed():
-            self._busy_until = now + BUSY
+            self._pace.note_change(now)
         for each in watched:
             if each.image in changed:
                 each.wake()
@@ -173,6 +172,24 @@ class Lookout:
                     each.stands_still(number)
                 except OSError as error:  # it has no thread now, and is told again; others are not to wait for that
                     log.warning("image %s: looking after a disk that stands still: %s", each.image, error)
+
+
+class Pace:
+    """When sessions are looked at next. Times in seconds."""
+
+    def __init__(self) -> None:
+        self._looked_at = self._busy_until = -math.inf
+
+    def is_due(self, now: float) -> bool:
+        """Whether to look now."""
+        due = now - self._looked_at >= SESSION_INTERVAL or now < self._busy_until
+        if due:
+            self._looked_at = now
+        return due
+
+    def note_change(self, now: float) -> None:
+        """One has changed."""
+        self._busy_until = now + BUSY
 
 
 class Knocks:
