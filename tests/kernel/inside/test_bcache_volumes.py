@@ -135,6 +135,10 @@ class VolumesTest(BcacheCase):
         self.cache.remove_volume(self.default)
         return disk, volume
 
+    def is_asked(self, volume: Path) -> bool:
+        """Whether a thread waits for what is at its beginning."""
+        return f"reading-{volume.name}" in [thread.name for thread in threading.enumerate()]
+
     def sleeping_volume(self) -> Path:
         """The only volume, which does not answer until its map is resumed."""
         _, volume = self.volume_on_a_map()
@@ -161,8 +165,9 @@ class VolumesTest(BcacheCase):
         with group.lock:
             group.start()
             clock.step = 0.0
+            self.assertTrue(self.is_asked(slow))
             run(["dmsetup", "resume", slow.name])
-            wait_until(lambda: f"reading-{slow.name}" not in [thread.name for thread in threading.enumerate()])
+            wait_until(lambda: not self.is_asked(slow))
             for passes, runs in ((0.0, False), (RETRY - 1, False), (1.0, True)):
                 clock.now += passes
                 group.start()
