@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
 from lab.process import attempts
@@ -74,6 +76,7 @@ class TwoParentsTest(KernelCase):
             return
         self.fail("the host does not read")
 
+    @pytest.mark.long
     def test_a_host_reads_from_one_parent_or_from_all_as_it_is_told(self) -> None:
         for policy, second in (("failover", "standby"), ("round-robin", "active")):
             told = self.read("once", policy)

@@ -8,6 +8,8 @@ import socket
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
 from tests.kernel.machines import KernelCase
@@ -39,6 +41,7 @@ class NetworkTest(KernelCase):
 
 
 class PowerTest(KernelCase):
+    @pytest.mark.long
     def test_what_was_synced_outlives_a_power_cut_and_what_was_written_a_shutdown(self) -> None:
         for switch_off, command in ((self.host.cut_power, "echo one > /root/kept; sync"),
                                     (self.host.power_off, "echo two > /root/kept")):  # fmt: skip

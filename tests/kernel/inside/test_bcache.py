@@ -191,6 +191,7 @@ class BcacheTest(BcacheCase):
         image, _ = self.new_base(size=1 << 20)
         self.assertRaises(CommandFailed, self.cache.open, image, Device(image.size, path=Path("/dev/mapper/none")))
 
+    @pytest.mark.long
     def test_an_open_image_is_not_opened_over_another_base(self) -> None:
         image, base = self.new_base(size=1 << 20)
         _, other = self.new_base("other", 1 << 20)

@@ -96,6 +96,7 @@ class VolumesTest(BcacheCase):
         self.cache.remove_volume(file)
         self.assertFalse(file.exists())
 
+    @pytest.mark.long
     def test_a_file_may_lie_on_a_file_system_with_sectors_of_4_kib(self) -> None:
         self.check_files_on_sectors_of_4_kib()
 
@@ -402,6 +403,7 @@ class VolumesTest(BcacheCase):
         else:
             self.fail("there is still a number left")
 
+    @pytest.mark.long
     def test_a_volume_that_takes_no_more_images_starts_empty(self) -> None:
         image, path = self.image_by_a_small_volume()
         self.fill()

@@ -164,6 +164,7 @@ class DevicesTest(DeviceCase):
             self.assert_holds(self.attached(name=name))
             self.cache.detach_device(name)
 
+    @pytest.mark.long
     def test_random_reads_and_writes_of_many_at_once(self) -> None:
         path = self.attached()
         with ThreadPoolExecutor(4) as pool:
@@ -264,6 +265,7 @@ class RefusedTest(DeviceCase):
         self.assertEqual("it is read-only", self.refused(self.device))
         run(["blockdev", "--setrw", str(self.device)])
 
+    @pytest.mark.long
     def test_what_is_ours(self) -> None:
         path = self.attached()
         self.assertIn("the map virtman-volume-one", self.refused(path))

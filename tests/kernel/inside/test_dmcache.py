@@ -70,6 +70,7 @@ class DmCacheTest(DmCacheCase):
     def test_buffered_reads_of_64_kib_are_fetched_once(self) -> None:
         self.check_kept(64 << 10, direct=False)
 
+    @pytest.mark.long
     def test_ten_readers_at_once_fetch_once(self) -> None:
         self.check_readers_at_once_fetch_once()
 
@@ -91,6 +92,7 @@ class DmCacheTest(DmCacheCase):
     def test_the_files_may_lie_on_a_file_system_with_sectors_of_4_kib(self) -> None:
         self.check_files_on_sectors_of_4_kib()
 
+    @pytest.mark.long
     def test_heartbeats_move_what_was_read_into_the_cache(self) -> None:
         image, base = self.new_base(size=SMALL)
         self.assert_reads(image, self.opened(image, base))
@@ -142,6 +144,7 @@ class DmCacheTest(DmCacheCase):
         self.file("data").with_suffix(".open").write_text("another boot")
         self.assert_reads(image, self.opened(image, base))
 
+    @pytest.mark.long
     def test_a_removed_image_is_never_read_again(self) -> None:
         image, base = self.new_base(size=SMALL)
         path = self.opened(image, base)

@@ -172,6 +172,7 @@ class LioTest(LioCase):
             (CONFIGFS / self.target / "tpgt_1/enable").write_text(word)
             self.assertEqual(open_, self.export.serving(self.image.name))
 
+    @pytest.mark.long
     def test_images_are_published_and_withdrawn_side_by_side(self) -> None:
         images = [self.new_image(f"image-{number}", os.urandom(SIZE)) for number in range(6)]
         for image in images:

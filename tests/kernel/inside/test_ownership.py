@@ -155,6 +155,7 @@ class OtherFolderTest(OwnerCase):
         self.assertEqual([], list((self.two / "thin").iterdir()))
         self.assert_untouched(disk, maps)
 
+    @pytest.mark.long
     def test_a_lost_state_folder_does_not_give_its_pool_to_the_next_one_of_the_same_name(self) -> None:
         disk = self.vm_with_data()
         maps, kept = self.maps(), self.folder / "kept"
