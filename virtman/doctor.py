@@ -28,9 +28,8 @@ class Examination:
     """``drivers`` are those that the agent would use with this ``stack``; ``reports`` are by stack.
 
     ``refusal``: why the agent would not start with these drivers, however much is there; ``unknown``: why that, and
-    with ``auto`` which drivers, cannot be told to who asks.
-    ``versions``: of the kernel and of libvirt, as far as they are known. ``lvm``: which
-    devices LVM looks at.
+    with ``auto`` which drivers, cannot be told to who asks. ``versions``: of the kernel and of libvirt, as far as they
+    are known. ``lvm``: which devices LVM looks at.
     """
 
     stack: str
