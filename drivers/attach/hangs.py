@@ -18,6 +18,9 @@ REST, LONGEST_REST = 60.0, 3600.0
 LATELY = 10.0
 """Seconds after a silence in which a parent may wait for parents of its own, as after a pause of the network."""
 
+SPARED = 3
+"""How often in the time of a first rest a parent may do so, and not rest."""
+
 
 class Hangs(Generic[T]):
     """Those of one image's parents. May be used by several threads."""
@@ -29,7 +32,7 @@ class Hangs(Generic[T]):
         """Until when a parent comes behind the others, and how long that is."""
         self._silence = -math.inf
         """When nothing was heard of the host of one of them last."""
-        self._spared: dict[T, float] = {}
+        self._spared: dict[T, list[float]] = {}
         """When a parent that hung was let off without a rest."""
         self._heirs: dict[T, tuple[int, float]] = {}
         """Parents that took over from one that hung, how many reads they had answered by then, and until when that
@@ -49,13 +52,14 @@ class Hangs(Generic[T]):
         self._silence = self._clock()
 
     def spare(self, parent: T) -> bool:
-        """Whether it need not rest though it hangs, since a host was silent a moment ago. Once in the time of a rest:
-        one that is silent again and again is no better than one that hangs.
+        """Whether it need not rest though it hangs, since a host was silent a moment ago. Said a few times: one that is
+        silent again and again is no better than one that hangs.
         """
         now = self._clock()
-        if now - self._silence > LATELY or now - self._spared.get(parent, -math.inf) < REST:
+        lately = [at for at in self._spared.get(parent, ()) if now - at < REST]
+        if now - self._silence > LATELY or len(lately) >= SPARED:
             return False
-        self._spared[parent] = now
+        self._spared[parent] = [*lately, now]
         return True
 
     def note_starting(self, parent: T) -> None:

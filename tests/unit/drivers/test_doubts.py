@@ -214,14 +214,17 @@ class SilenceTest(DoubtsCase):
         """It acknowledges what it is asked for, and waits itself."""
         self.host.silent, self.host.answer = set(), {WELL}
 
-    def test_one_that_waits_itself_after_a_silence_does_not_rest_the_first_time(self) -> None:
+    def test_one_that_waits_itself_after_a_silence_does_not_rest_the_first_times(self) -> None:
         began = self.host.now
         self.host.while_waiting = lambda: self.hear_of_it() if self.host.now > began + 2 * LATELY else None
         self.host.doubt(60)
         self.assertEqual(([(HUNG, True)], False), (self.host.left, self.host.hangs.rests(HUNG)))
-        self.host.hangs.note_silence()
-        self.host.doubt(60)  # it has answered in between
-        self.assertEqual(((HUNG, False), True), (self.host.left[-1], self.host.hangs.rests(HUNG)))
+        for rests in (False, False, True):
+            self.host.hangs.note_silence()
+            self.host.still_since = {HUNG: self.host.now - SILENCE}  # it has answered in between
+            self.host.doubt(60)
+            self.assertEqual(((HUNG, not rests), rests), (self.host.left[-1], self.host.hangs.rests(HUNG)))
+        self.assertTrue(self.host.hangs.spare(WELL), "another one")
         self.host.now += REST
         self.host.hangs.note_silence()
         self.host.doubt(60)
