@@ -48,9 +48,11 @@ class Group:
         self._troubles: dict[str, str] = {}
         """By number, why a volume could not be started the last time."""
         self._full: set[str] = set()
-        """Numbers of the volumes that had no number left for a member when they were asked last."""
+        """Numbers of the volumes that had no number left for the last member."""
         self._refused: dict[str, tuple[float, str]] = {}
         """Until when a member that no volume takes is not tried again unasked, and what was said of it."""
+        self._renew_again = -math.inf
+        """Until when no volume is emptied unasked, after one was in vain."""
 
     # What follows wants the lock
 
@@ -110,6 +112,7 @@ class Group:
 
         ``leaving``: the number of a volume that it must not join.
         """
+        self._full.clear()
         if not devmapper.exists(below) or not bcachedev.settings(below).exists():
             return False
         if bcachedev.set_of(below) is not None:
@@ -124,8 +127,10 @@ class Group:
         others that refuses a member for another reason stays, since nothing is gained then. So does what one holds to
         which somebody else has attached a device: the member goes on without a volume.
         """
-        if self.join(below):
-            return True
+        return self.join(below) or self._renew(below)
+
+    def _renew(self, below: str) -> bool:
+        """Whether a member that was just refused has a volume that starts empty for it."""
         full = [v for v, _ in self._by_room() if v[1] in self._full and not self._strangers(v[1])]
         for path, number in full[:1]:
             log.warning("the cache volume %s starts empty: it takes no more members", path)
@@ -133,32 +138,39 @@ class Group:
             self.volumes.stop(path, number)
             self.volumes.empty(path, number)
             self.volumes.start(path, number)
-            self._full.discard(number)
             self._rejoin()
         return bool(full) and self.join(below)
 
     def look_after(self, below: str) -> None:
-        """The same for a member that is in use. One that was refused is not tried again for a while."""
-        if self._clock() < self._refused.get(below, (-math.inf, ""))[0]:
+        """The same for a member that is in use. One that was refused is not tried again for a while.
+
+        Nor is a volume emptied for it for a while after that was slow or in vain: everybody else waits meanwhile.
+        """
+        began = self._clock()
+        if began < self._refused.get(below, (-math.inf, ""))[0]:
             return
         try:
-            self.join_or_renew(below)
+            if not self.join(below) and began >= self._renew_again:
+                self._renew(below)
         except (DriverError, OSError) as error:
-            log.error("%s goes on without a cache volume: %s", below, error)
+            ended = self._clock()
+            self._renew_again = ended + max(RETRY, PATIENCE * (ended - began))
+            self._refuse(below, f"it goes on without a cache volume: {error}")
 
     def _attach(self, below: str, number: str, home: Path) -> bool:
         refusal = bcachedev.attach(below, home)
-        self._full.discard(number)
         if bcachedev.set_of(below) is not None:
             self._refused.pop(below, None)
             return True
         if bcachedev.is_full(refusal):
             self._full.add(number)
-        why = "; ".join(refusal) or "bcache gives no reason"
-        if self._refused.get(below, (0, ""))[1] != why:  # not once more with each try
-            log.warning("%s is not attached to %s: %s", below, home.name, why)
-        self._refused[below] = self._clock() + RETRY, why
+        self._refuse(below, f"it is not attached to {home.name}: {'; '.join(refusal) or 'bcache gives no reason'}")
         return False
+
+    def _refuse(self, below: str, why: str) -> None:
+        if self._refused.get(below, (0, ""))[1] != why:  # not once more with each try
+            log.warning("%s: %s", below, why)
+        self._refused[below] = self._clock() + RETRY, why
 
     def _rejoin(self) -> None:
         for below in sorted(devmapper.names(IMAGE)):
@@ -185,7 +197,7 @@ class Group:
 
     def _strangers(self, number: str) -> list[str]:
         """The devices of somebody else that are attached to a volume."""
-        return [name for name in self._attached(number) if _is_strange(name)]
+        return [name for name in self._attached(number) if not name.startswith((IMAGE, DEVICE))]
 
     def _by_room(self) -> list[tuple[tuple[Path, str], Path]]:
         """The volumes that run, with their sets, the best for one more member first."""
@@ -259,23 +271,10 @@ class Group:
         home = self.volumes.running(number)
         return (None, []) if home is None else (VolumeState.RUNNING, sorted(bcachedev.attached(home)))
 
-    def _trouble(self, number: str, state: VolumeState, strangers: list[str]) -> str:
-        if state is VolumeState.IDLE:
-            return self._troubles.get(number, "")
-        if number in self._full and strangers:
-            return f"it takes no more images, and cannot start empty while {', '.join(strangers)} is attached to it"
-        return ""
-
     def _describe(self, path: Path, number: str, use: tuple[VolumeState | None, list[str]]) -> Volume:
         state = use[0] or self.volumes.unused_state(path, number)
         images = [below.removeprefix(IMAGE).rpartition("-")[0] for below in use[1] if below.startswith(IMAGE)]
         devices = [below.removeprefix(DEVICE) for below in use[1] if below.startswith(DEVICE)]
-        strangers = [name for name in use[1] if _is_strange(name)]
         size = 0 if state is VolumeState.MISSING else size_of(path)
-        trouble = self._trouble(number, state, strangers)
+        trouble = self._troubles.get(number, "") if state is VolumeState.IDLE else ""
         return Volume(path, size, tuple(images), state, tuple(devices), trouble)
-
-
-def _is_strange(name: str) -> bool:
-    """Whether what is attached to a volume is no member of the group."""
-    return not name.startswith((IMAGE, DEVICE))

@@ -35,8 +35,8 @@ class FetchNotes:
         self._folder = folder
         self._unwritten: dict[Image, Note] = {}
         """What there was no room for."""
-        self._said: dict[Image, str] = {}
-        """What was logged of an image's note last: not once more with each look."""
+        self._said: dict[Image, set[str]] = {}
+        """What was logged of an image's note: not once more with each look."""
 
     def of(self, image: Image) -> Note:
         """The note of an image; an empty one if there is none that can be read."""
@@ -78,8 +78,8 @@ class FetchNotes:
 
     def _note(self, image: Image) -> Note:
         """Raises OSError."""
-        if image in self._unwritten:
-            return self._unwritten[image]
+        if (unwritten := self._unwritten.get(image)) is not None:
+            return unwritten
         try:
             note = Note(**json.loads(self._file(image).read_text()))
         except FileNotFoundError:
@@ -110,9 +110,10 @@ class FetchNotes:
                 self._file(image).unlink()
 
     def _say(self, image: Image, what: str) -> None:
-        if self._said.get(image) != what:
+        said = self._said.setdefault(image, set())
+        if what not in said:
             log.warning("image %s: %s", image.name, what)
-        self._said[image] = what
+        said.add(what)
 
     def _file(self, image: Image) -> Path:
         return file_of(self._folder, image, "json")

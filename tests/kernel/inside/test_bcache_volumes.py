@@ -423,8 +423,7 @@ class VolumesTest(BcacheCase):
         other_path = self.opened(other, other_base)
         self.assert_reads(other, other_path)
         self.assertEqual([disk.name], strangers(home))
-        [found] = self.cache.volumes()
-        self.assertEqual(((), True), (found.images, disk.name in found.trouble))
+        self.assertEqual((), self.images(self.default))
         clock = SlowClock(step=0.0)
         group = Group(self.place.state / "cache", file_size=256 << 20, bucket=16 << 10, clock=clock)
         (below,) = devmapper.names("virtman-cacheof-other")
@@ -435,6 +434,21 @@ class VolumesTest(BcacheCase):
             group.look_after(below)
             self.assertEqual(images, self.images(self.default))
         self.assert_reads(other, other_path)
+
+    def test_a_full_volume_is_not_emptied_for_an_image_that_is_closed(self) -> None:
+        image, path = self.image_by_a_small_volume()
+        (below,), (name,) = devmapper.names("virtman-cacheof-"), devmapper.names("virtman-cachevol-")
+        home = self.running(name)
+        theirs = self.attached_by_somebody_else(self.disk("theirs"), home)
+        self.fill()
+        clock = SlowClock(step=0.0)
+        group = Group(self.place.state / "cache", file_size=256 << 20, bucket=16 << 10, clock=clock)
+        group.look_after(below)
+        self.let_go(theirs, home)
+        clock.now += RETRY
+        group.look_after("virtman-cacheof-nothing")
+        self.assertEqual(home, self.running(name))
+        self.assert_reads(image, path)
 
     def test_an_image_that_has_lost_its_volume_joins_one_with_the_next_look(self) -> None:
         image, base = self.new_base(size=IMAGE)

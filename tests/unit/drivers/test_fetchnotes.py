@@ -119,6 +119,14 @@ class FetchNotesTest(TestCase):
             self.notes.count(IMAGE, "volume", 9)
         self.assertEqual(2, len(said.lines), str(said.lines))
 
+    def test_nor_is_what_cannot_be_read_said_with_each_look(self) -> None:
+        said = Logged(self, "drivers.cache.fetchnotes")
+        self.written().mkdir()
+        for _ in range(3):
+            self.notes.of(IMAGE)
+            self.notes.count(IMAGE, "volume", MIB)
+        self.assertEqual(2, len(said.lines), str(said.lines))
+
     def test_one_that_makes_no_sense_is_none(self) -> None:
         for text in ("{", "[]", '{"other": 1}'):
             self.written().write_text(text)
