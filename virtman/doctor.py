@@ -66,6 +66,8 @@ class Examination:
     @property
     def runs(self) -> bool | None:
         """Whether the agent would start, and find all that it needs; None if that cannot be told to who asks."""
+        if self.unknown and self.stack == AUTO:
+            return None
         lacking = any(report.missing for report in self.reports[self.drivers.stack or str(self.drivers)])
         if self.refusal or lacking:
             return False
@@ -159,8 +161,9 @@ def _chosen(
     try:
         drivers, reason = pick(stack, others, state, address, machine)
     except (ConfigError, HostTrouble) as error:
-        other = {layer: name for layer, name in others.items() if name}
-        return *by_machine(other, machine, address), None, _forbidden(error)
+        unknown = _forbidden(error)
+        drivers, reason = by_machine({layer: name for layer, name in others.items() if name}, machine, address)
+        return drivers, f"a guess, without what the host has: {reason}", None, unknown
     try:
         return drivers, reason, refusal(state, drivers), None
     except (ConfigError, HostTrouble) as error:

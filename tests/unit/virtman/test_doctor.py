@@ -101,10 +101,15 @@ class DoctorTest(TestCase):
     def test_who_may_not_read_the_state_is_told_all_else_and_no_yes(self) -> None:
         self.assertIsNone(self.examine().unknown)
         (self.state / "records/vms").mkdir(parents=True)
+        (self.state / "records/vms/web.json").touch()
         (self.state / "drivers.json").write_text(json.dumps(vars(KERNEL)))
+        for shown in (self.state, *self.state.rglob("*")):
+            shown.chmod(0o755)
+        self.assertIn("the agent does not start", as_nobody(self, partial(self.all_that_is_said, "userspace")))
         for hidden in ("records/vms", "drivers.json", "."):  # as an agent of root's has them, and a whole folder
+            mode = (self.state / hidden).stat().st_mode
             (self.state / hidden).chmod(0o600)
-            self.addCleanup((self.state / hidden).chmod, 0o700)
+            self.addCleanup((self.state / hidden).chmod, mode)
             for stack, drivers in (("userspace", 4), ("auto", 8)):
                 said = as_nobody(self, partial(self.all_that_is_said, stack))
                 self.assertEqual(drivers, said.count("['userspace', ") + said.count("['kernel', "), said)
@@ -113,13 +118,18 @@ class DoctorTest(TestCase):
                 told = json.loads(as_nobody(self, partial(self.as_text, stack)))
                 self.assertEqual((None, None), (told["refusal"], told["runs"]))
                 self.assertIn("Permission denied", told["unknown"])
+            guess = json.loads(as_nobody(self, partial(self.as_text, "auto", NOTHING_OF_QEMU)))
+            self.assertEqual((None, True), (guess["runs"], guess["reason"].startswith("a guess")))
+            lacking = json.loads(as_nobody(self, partial(self.as_text, "userspace", NOTHING_OF_QEMU)))
+            self.assertIs(False, lacking["runs"])
+            (self.state / hidden).chmod(mode)
 
     def all_that_is_said(self, stack: str) -> list[Any]:
         found = self.examine(stack)
         return [*rows(found), *advice(found)]
 
-    def as_text(self, stack: str) -> str:
-        return json.dumps(self.examine(stack).as_json())
+    def as_text(self, stack: str, without: Collection[str] = ()) -> str:
+        return json.dumps(self.examine(stack, without).as_json())
 
     def test_a_choice_that_is_damaged_is_told_as_the_agent_does(self) -> None:
         (self.state / "drivers.json").write_text("{")
