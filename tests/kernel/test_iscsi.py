@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-
 from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
 from lab.process import attempts
@@ -76,7 +74,6 @@ class TwoParentsTest(KernelCase):
             return
         self.fail("the host does not read")
 
-    @pytest.mark.long
     def test_a_host_reads_from_one_parent_or_from_all_as_it_is_told(self) -> None:
         for policy, second in (("failover", "standby"), ("round-robin", "active")):
             told = self.read("once", policy)

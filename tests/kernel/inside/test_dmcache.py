@@ -75,7 +75,6 @@ class DmCacheTest(DmCacheCase):
         self.check_readers_at_once_fetch_once()
 
     @pytest.mark.smoke
-    @pytest.mark.long
     def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
         image, base = self.new_base()
         path = self.opened(image, base)

@@ -25,7 +25,6 @@ from tests.kernel.inside import disks
 from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
 from tests.kernel.inside.filesystems import fill, small_file_system
 from tests.kernel.inside.killing import killed_at
-from tests.sweeps import numbers
 
 CHUNK = 4096
 PER_AREA = CHUNK // 16
@@ -202,7 +201,7 @@ class CrashTest(SnapshotCase):
     def kill_at_each_step(self, call: str, *, before: bool) -> Iterator[int]:
         """Make the call in another process, which dies before, or after, its first program, its second, …"""
         self.origin = Device(size=MIB, path=self.origin.path)
-        for number in numbers() if call == "rename" else itertools.count(1):  # the others have three steps
+        for number in itertools.count(1):
             if call != "create":
                 self.create(size=MIB)
             code = killed_at(number, partial(self.act, call), self.folder / "killers", before=before)

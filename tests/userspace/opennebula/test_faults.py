@@ -12,7 +12,7 @@ import pytest
 from testtools.matchers import HasLength
 
 from lab.opennebula import Answer, Fate, Image, Vm
-from tests.sweeps import numbers
+from tests.sweeps import FINE, numbers
 from tests.userspace.hosts import wait_until
 from tests.userspace.opennebula.cloud import BASE, IMAGES, SYSTEM, CloudTestCase
 
@@ -30,7 +30,7 @@ class FaultsTest(CloudTestCase):
 
         ``back``: as it was before the action. ``clear``: what comes between a failure and the next try.
         """
-        for number in numbers():
+        for number in numbers(FINE):
             failed = self._hit(Fate.FAIL, number, act)
             if failed is None:
                 break

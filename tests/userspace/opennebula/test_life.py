@@ -89,7 +89,6 @@ class LifeContract:
             """Disks that wait for the next VM of a persistent image."""
             return {name for names in self.disks().values() for name in names if "-k" in name}
 
-        @pytest.mark.long
         def test_a_disk_that_is_attached_and_detached_while_the_vm_runs(self) -> None:
             image, data = self.add_image(7), self.add_image(8, persistent=True)
             vm = self.vm(image)
