@@ -118,7 +118,7 @@ class DoctorTest(TestCase):
                 told = json.loads(as_nobody(self, partial(self.as_text, stack)))
                 self.assertEqual((None, None), (told["refusal"], told["runs"]))
                 self.assertIn("Permission denied", told["unknown"])
-            guess = json.loads(as_nobody(self, partial(self.as_text, "auto", NOTHING_OF_QEMU)))
+            guess = json.loads(as_nobody(self, partial(self.as_text, "auto", (*NOT_KERNEL, *NOTHING_OF_QEMU))))
             self.assertEqual((None, True), (guess["runs"], guess["reason"].startswith("a guess")))
             lacking = json.loads(as_nobody(self, partial(self.as_text, "userspace", NOTHING_OF_QEMU)))
             self.assertIs(False, lacking["runs"])
