@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -21,8 +22,9 @@ log = logging.getLogger(__name__)
 SILENCE, HANG = STANDSTILL, 1.25
 """Seconds without an answer to a read until a parent is doubted: one that acknowledges nothing, and one that does."""
 
-INTERVAL = 0.25
-"""Seconds between two looks at a parent that is doubted."""
+INTERVAL, LEAST_INTERVAL = 0.25, 0.05
+"""Seconds from one look at a parent that is doubted to the next, and the least between two: a look may wait for an
+answer for as long."""
 
 FIRST_SPREAD, SPREAD = 0.25, 0.75
 """Seconds over which hosts log in again whose parents were silent together: each first to the one that it reads by."""
@@ -74,10 +76,17 @@ class Doubts(Generic[T]):
     """Those about one image's parents."""
 
     def __init__(
-        self, image: str, signs: Signs[T], route: Leaving[T], hangs: Hangs[T], wait: Callable[[float], bool]
+        self,
+        image: str,
+        signs: Signs[T],
+        route: Leaving[T],
+        hangs: Hangs[T],
+        wait: Callable[[float], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``wait`` waits so many seconds, or until all is to end: then it says yes."""
+        """``wait`` waits so many seconds, or until all is to end: then it says yes. ``clock`` in seconds."""
         self._image, self._signs, self._route, self._hangs, self._wait = image, signs, route, hangs, wait
+        self._clock = clock
 
     def resolve(self, parent: T) -> None:
         """Return once a parent answers reads, or is left.
@@ -86,6 +95,7 @@ class Doubts(Generic[T]):
         """
         said = False
         while self._signs.stands_still(parent, SILENCE):
+            began = self._clock()
             if parent not in self._route.paths():
                 log.warning("image %s: %s does not answer, and is wanted no more", self._image, parent)
                 self._route.leave(parent, silent=False)
@@ -99,7 +109,7 @@ class Doubts(Generic[T]):
                 if not said:
                     log.warning("image %s: %s %s, and no other answers", self._image, parent, trouble)
                 said = True
-            if self._wait(INTERVAL):
+            if self._wait(max(LEAST_INTERVAL, INTERVAL - (self._clock() - began))):
                 return
 
     def _trouble(self, parent: T) -> str:

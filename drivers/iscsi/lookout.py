@@ -40,7 +40,7 @@ wait for it.
 """
 
 KNOCK_INTERVAL = 0.25
-"""Seconds between two tries to connect to a server, and for each."""
+"""Seconds from one try to connect to a server to the next, at least, and for each at most."""
 
 STANDSTILL = 1.0
 """Seconds for which no read of a disk comes back until its image is told."""
@@ -195,22 +195,31 @@ class Pace:
 class Knocks:
     """Whether servers take connections, for many who ask: each is tried once in a while."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` in seconds."""
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, knock: Callable[[Server], bool] | None = None
+    ) -> None:
+        """``clock`` in seconds; ``knock`` tries one, for KNOCK_INTERVAL at most."""
         self._clock = clock
+        self._knock = knock or _takes_connections
         self._lock = threading.Lock()
         self._locks: dict[Server, threading.Lock] = {}
-        self._known: dict[Server, tuple[bool, float]] = {}
+        self._known: dict[Server, tuple[bool, float, float]] = {}
+        """What came of the last try, when it began, and when that was known."""
 
     def open(self, server: Server) -> bool:
-        """Whether it took one now, or lately. Waits at most KNOCK_INTERVAL for who asks already, and as long again."""
+        """Whether it took one now, or lately. Waits at most KNOCK_INTERVAL for who asks already, and as long again.
+
+        Tries may follow each other without a pause, but who waited for one does not begin another.
+        """
+        asked = self._clock()
         with self._lock:
             lock = self._locks.setdefault(server, threading.Lock())
         with lock:
-            known, at = self._known.get(server, (False, -math.inf))
-            if self._clock() - at >= KNOCK_INTERVAL:
-                known, at = _takes_connections(server), self._clock()
-                self._known[server] = known, at
+            known, began, ended = self._known.get(server, (False, -math.inf, -math.inf))
+            now = self._clock()
+            if ended < asked and now - began >= KNOCK_INTERVAL:
+                known = self._knock(server)
+                self._known[server] = known, now, self._clock()
             return known
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from testtools import TestCase
 
-from drivers.attach.doubts import HANG, INTERVAL, SILENCE, Doubts
+from drivers.attach.doubts import HANG, INTERVAL, LEAST_INTERVAL, SILENCE, Doubts
 from drivers.attach.hangs import REST, Hangs
 
 HUNG, WELL, OTHER = "hung", "well", "other"
@@ -34,6 +34,8 @@ class Host:
         """When TCP tries again."""
         self.left: list[tuple[str, bool]] = []
         self.knocked: list[str] = []
+        self.knocking = 0.0
+        """How long it takes to learn whether one takes connections."""
         self.waits: list[float] = []
         self.while_waiting: Callable[[], None] = lambda: None
         self.while_asking: Callable[[], None] = lambda: None
@@ -49,7 +51,7 @@ class Host:
             self.while_waiting()
             return self.now >= end
 
-        Doubts("debian", self, self, self.hangs, wait).resolve(parent)
+        Doubts("debian", self, self, self.hangs, wait, lambda: self.now).resolve(parent)
 
     def stands_still(self, parent: str, seconds: float) -> bool:
         return self.now - self.still_since.get(parent, self.now) >= seconds
@@ -70,6 +72,7 @@ class Host:
 
     def takes_connections(self, parent: str) -> bool:
         self.knocked.append(parent)
+        self.now += self.knocking
         return parent in self.reachable
 
     def is_asked_again_within(self, parent: str, seconds: float) -> bool:
@@ -221,14 +224,34 @@ class SilenceTest(DoubtsCase):
         self.assertEqual(([(HUNG, True)], False), (self.host.left, self.host.hangs.rests(HUNG)))
         for rests in (False, False, True):
             self.host.hangs.note_silence()
-            self.host.still_since = {HUNG: self.host.now - SILENCE}  # it has answered in between
-            self.host.doubt(60)
+            self.hang_again()
             self.assertEqual(((HUNG, not rests), rests), (self.host.left[-1], self.host.hangs.rests(HUNG)))
         self.assertTrue(self.host.hangs.spare(WELL), "another one")
         self.host.now += REST
         self.host.hangs.note_silence()
-        self.host.doubt(60)
+        self.hang_again()
         self.assertEqual(((HUNG, True), False), (self.host.left[-1], self.host.hangs.rests(HUNG)))
+
+    def hang_again(self) -> None:
+        """The parent has answered in between."""
+        self.host.still_since = {HUNG: self.host.now - SILENCE}
+        self.host.doubt(60)
+
+    def test_one_silence_spares_a_parent_once(self) -> None:
+        self.host.while_waiting = self.hear_of_it
+        self.host.doubt(60)
+        self.assertEqual(([(HUNG, True)], False), (self.host.left, self.host.hangs.rests(HUNG)))
+        self.hang_again()
+        self.assertEqual(([(HUNG, True), (HUNG, False)], True), (self.host.left, self.host.hangs.rests(HUNG)))
+
+    def test_a_parent_is_spared_as_often_as_is_told_in_any_minute(self) -> None:
+        spared = []
+        for seconds in (0, 25, 5, 20, 15, 0):  # the first two are more than a minute before the last two
+            self.host.now += seconds
+            self.host.hangs.note_silence()
+            self.host.now += 0.1
+            spared.append(self.host.hangs.spare(HUNG))
+        self.assertEqual([True, True, True, False, True, False], spared)
 
     def test_parents_that_wait_for_the_same_after_a_silence_are_left_once_each_and_do_not_rest(self) -> None:
         self.host.up = [HUNG, WELL]
@@ -240,6 +263,14 @@ class SilenceTest(DoubtsCase):
             self.host.doubt(5, doubted)
         self.assertEqual([(HUNG, True), (WELL, True)], self.host.left)
         self.assertEqual([HUNG, WELL], self.host.hangs.in_order([HUNG, WELL]))
+
+    def test_a_look_that_took_its_time_is_followed_by_the_next_at_once(self) -> None:
+        self.host.silent = {HUNG}
+        for knocking, pause in ((0.0, INTERVAL), (0.15, INTERVAL - 0.15), (0.24, LEAST_INTERVAL), (2, LEAST_INTERVAL)):
+            self.host.waits, self.host.knocking = [], knocking
+            self.host.now += HANG
+            self.host.doubt(HANG)
+            self.assertEqual({round(pause, 3)}, {round(each, 3) for each in self.host.waits})
 
     def test_tcp_is_waited_for_if_it_tries_again_soon(self) -> None:
         self.host.reachable, self.host.again_at = {HUNG}, self.host.now + SOON

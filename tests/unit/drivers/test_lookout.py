@@ -6,6 +6,7 @@ import itertools
 import shutil
 import socket
 import tempfile
+import threading
 from pathlib import Path
 
 from testtools import TestCase
@@ -143,6 +144,43 @@ class KnocksTest(TestCase):
         self.now += 0.01
         self.assertTrue(self.knocks.open(self.server))
         self.assertEqual(1, self.tries())
+
+    def test_one_that_does_not_answer_is_asked_again_at_once(self) -> None:
+        began: list[float] = []
+
+        def knock(_: object) -> bool:
+            began.append(self.now)
+            self.now += KNOCK_INTERVAL
+            return False
+
+        knocks = Knocks(lambda: self.now, knock)
+        for _ in range(3):
+            self.assertFalse(knocks.open(self.server))
+            self.now += 0.05
+        self.assertEqual([0.0, KNOCK_INTERVAL + 0.05], [round(at - 1000.0, 3) for at in began[:2]])
+        self.assertEqual(3, len(began))
+
+    def test_who_waits_for_an_answer_does_not_ask_again(self) -> None:
+        asked, answers, tries = threading.Event(), [], []
+        other = threading.Thread(target=lambda: answers.append(knocks.open(self.server)))
+
+        def clock() -> float:
+            if threading.current_thread() is other:
+                asked.set()
+            return self.now
+
+        def knock(_: object) -> bool:
+            tries.append(self.now)
+            if len(tries) == 1:
+                other.start()
+                asked.wait()
+                self.now += KNOCK_INTERVAL
+            return len(tries) == 1
+
+        knocks = Knocks(clock, knock)
+        self.assertTrue(knocks.open(self.server))
+        other.join()
+        self.assertEqual(([True], [1000.0]), (answers, tries))
 
     def test_one_that_takes_no_connections(self) -> None:
         self.listener.close()
