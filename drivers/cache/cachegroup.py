@@ -18,14 +18,15 @@ from pathlib import Path
 
 from drivers.base import Volume, VolumeState
 from drivers.cache.cachevolumes import Volumes, size_of
+from drivers.cache.rests import Rests
 from drivers.errors import BadVolume, DriverError, VolumeInUse
 from drivers.kernel import bcachedev, devmapper
 
 log = logging.getLogger(__name__)
 
 RETRY, PATIENCE = 30.0, 20
-"""Seconds at least between two tries to start a volume unasked. One that was slow and in vain is tried again, also for
-an image that is opened, after so many times as long: everybody else waits meanwhile."""
+"""Seconds at least between two tries to start a volume unasked, or to empty it. One that was slow and in vain is tried
+again, also for an image that is opened, after so many times as long: everybody else waits meanwhile."""
 
 IMAGE, DEVICE = "virtman-cacheof-", "virtman-volumeof-"
 """How the maps of members are called: of an image, and of a device."""
@@ -43,16 +44,20 @@ class Group:
         self.lock = threading.Lock()
         self._start_again = -math.inf
         """When volumes that do not run, and could, are started next."""
-        self._rests: dict[str, float] = {}
-        """By number, until when a volume is not tried that was slow."""
+        self._starts = Rests(clock)
+        """Of volumes, by number, that could not be started."""
+        self._renewals = Rests(clock)
+        """Of volumes, by number, that were emptied in vain."""
+        self._joins = Rests(clock)
+        """Of members that no volume takes, unless somebody asks for it."""
         self._troubles: dict[str, str] = {}
         """By number, why a volume could not be started the last time."""
         self._full: set[str] = set()
         """Numbers of the volumes that had no number left for the last member."""
-        self._refused: dict[str, tuple[float, str]] = {}
-        """Until when a member that no volume takes is not tried again unasked, and what was said of it."""
-        self._renew_again = -math.inf
-        """Until when no volume is emptied unasked, after one was in vain."""
+        self._held: dict[str, str] = {}
+        """By number, why a volume that has no number left is not emptied, as long as somebody else uses it."""
+        self._said: dict[str, set[str]] = {}
+        """By member, what was said of why it has no volume."""
 
     # What follows wants the lock
 
@@ -64,7 +69,7 @@ class Group:
             log.error("there is no cache volume: %s", error)
             return
         for path, number in volumes.items():
-            if self._clock() >= self._rests.get(number, -math.inf):
+            if not self._starts.lasts(number):
                 self._start(path, number)
 
     def _start(self, path: Path, number: str) -> None:
@@ -72,15 +77,14 @@ class Group:
         try:
             self.volumes.start(path, number)
         except (DriverError, OSError) as error:
-            ended = self._clock()
-            rest = PATIENCE * (ended - began)
+            rest = PATIENCE * (self._clock() - began)
             # One that does not answer is asked for no longer than Beginnings does, and may only have to spin up.
-            self._rests[number] = ended + (min(RETRY, rest) if isinstance(error, BadVolume) else rest)
+            self._starts.begin(number, min(RETRY, rest) if isinstance(error, BadVolume) else rest)
             if self._troubles.get(number) != str(error):  # not once more with each try
                 log.error("the cache volume %s is left out: %s", path, error)
             self._troubles[number] = str(error)
         else:
-            self._rests.pop(number, None)
+            self._starts.end(number)
             self._troubles.pop(number, None)
 
     def stop_if_unused(self) -> None:
@@ -125,52 +129,78 @@ class Group:
 
         A volume that has given all its numbers away takes no more. It is emptied, and no other: what one holds of
         others that refuses a member for another reason stays, since nothing is gained then. So does what one holds to
-        which somebody else has attached a device: the member goes on without a volume.
+        which somebody else has attached a device: the member goes on without a volume. So it does if that volume cannot
+        be emptied, and for a while after.
         """
         return self.join(below) or self._renew(below)
 
     def _renew(self, below: str) -> bool:
         """Whether a member that was just refused has a volume that starts empty for it."""
-        full = [v for v, _ in self._by_room() if v[1] in self._full and not self._strangers(v[1])]
-        for path, number in full[:1]:
-            log.warning("the cache volume %s starts empty: it takes no more members", path)
-            self._clear(path, number)
-            self.volumes.stop(path, number)
-            self.volumes.empty(path, number)
-            self.volumes.start(path, number)
-            self._rejoin()
-        return bool(full) and self.join(below)
+        joined = False
+        for path, number in self._renewable(below)[:1]:
+            began = self._clock()
+            try:
+                self._start_empty(path, number)
+                joined = self.join(below)
+            except (DriverError, OSError) as error:
+                self._say(below, f"it goes on without the cache volume {path}, which does not start empty: {error}")
+            if not joined:
+                self._renewals.begin(number, max(RETRY, PATIENCE * (self._clock() - began)))
+        return joined
+
+    def _renewable(self, below: str) -> list[tuple[Path, str]]:
+        """The volumes that have no number left for this member, and may be emptied now."""
+        found = []
+        for (path, number), _ in self._by_room():
+            if number not in self._full or self._renewals.lasts(number):
+                continue
+            if strangers := self._strangers(number):
+                self._held[number] = f"it takes no more members, and is not emptied: {strangers[0]} is attached to it"
+                self._say(below, f"the cache volume {path} does not take it: {self._held[number]}")
+            else:
+                found.append((path, number))
+        return found
+
+    def _start_empty(self, path: Path, number: str) -> None:
+        """Have a volume that runs begin anew, and images join it."""
+        log.warning("the cache volume %s starts empty: it takes no more members", path)
+        beginning = self.volumes.beginning(path)  # before anybody is sent away for it
+        self._clear(path, number)
+        self.volumes.stop(path, number)
+        self.volumes.empty(path, number, beginning)
+        self.volumes.start(path, number)
+        self._held.pop(number, None)
+        self._rejoin()
 
     def look_after(self, below: str) -> None:
-        """The same for a member that is in use. One that was refused is not tried again for a while.
-
-        Nor is a volume emptied for it for a while after that was slow or in vain: everybody else waits meanwhile.
-        """
-        began = self._clock()
-        if began < self._refused.get(below, (-math.inf, ""))[0]:
+        """The same for a member that is in use. One that was refused is not tried again for a while."""
+        if self._joins.lasts(below):
             return
+        began = self._clock()
         try:
-            if not self.join(below) and began >= self._renew_again:
-                self._renew(below)
+            self.join_or_renew(below)
         except (DriverError, OSError) as error:
-            ended = self._clock()
-            self._renew_again = ended + max(RETRY, PATIENCE * (ended - began))
-            self._refuse(below, f"it goes on without a cache volume: {error}")
+            self._say(below, f"it goes on without a cache volume: {error}")
+            self._joins.begin(below, max(RETRY, PATIENCE * (self._clock() - began)))
 
     def _attach(self, below: str, number: str, home: Path) -> bool:
         refusal = bcachedev.attach(below, home)
         if bcachedev.set_of(below) is not None:
-            self._refused.pop(below, None)
+            self._joins.end(below)
+            self._said.pop(below, None)
             return True
         if bcachedev.is_full(refusal):
             self._full.add(number)
-        self._refuse(below, f"it is not attached to {home.name}: {'; '.join(refusal) or 'bcache gives no reason'}")
+        self._say(below, f"it is not attached to {home.name}: {'; '.join(refusal) or 'bcache gives no reason'}")
+        self._joins.begin(below, RETRY)
         return False
 
-    def _refuse(self, below: str, why: str) -> None:
-        if self._refused.get(below, (0, ""))[1] != why:  # not once more with each try
+    def _say(self, below: str, why: str) -> None:
+        """Tell why a member has no volume, but not once more with each try."""
+        said = self._said.setdefault(below, set())
+        if why not in said:
+            said.add(why)
             log.warning("%s: %s", below, why)
-        self._refused[below] = self._clock() + RETRY, why
 
     def _rejoin(self) -> None:
         for below in sorted(devmapper.names(IMAGE)):
@@ -197,7 +227,7 @@ class Group:
 
     def _strangers(self, number: str) -> list[str]:
         """The devices of somebody else that are attached to a volume."""
-        return [name for name in self._attached(number) if not name.startswith((IMAGE, DEVICE))]
+        return [name for name in self._attached(number) if not _is_ours(name)]
 
     def _by_room(self) -> list[tuple[tuple[Path, str], Path]]:
         """The volumes that run, with their sets, the best for one more member first."""
@@ -244,8 +274,10 @@ class Group:
             volumes = self.volumes.recorded()
             if path not in volumes:
                 volumes = self.volumes.record({**volumes, path: self.volumes.make(path)})
-            for known in (self._rests, self._troubles):
-                known.pop(volumes[path], None)  # who adds one that is there has mended it, and asks for it now
+            # Who adds one that is there has mended it, and asks for it now.
+            self._starts.end(volumes[path])
+            self._renewals.end(volumes[path])
+            self._troubles.pop(volumes[path], None)
             self._start_if_used()
             return self._describe(path, volumes[path], self._use(volumes[path]))
 
@@ -276,5 +308,15 @@ class Group:
         images = [below.removeprefix(IMAGE).rpartition("-")[0] for below in use[1] if below.startswith(IMAGE)]
         devices = [below.removeprefix(DEVICE) for below in use[1] if below.startswith(DEVICE)]
         size = 0 if state is VolumeState.MISSING else size_of(path)
-        trouble = self._troubles.get(number, "") if state is VolumeState.IDLE else ""
-        return Volume(path, size, tuple(images), state, tuple(devices), trouble)
+        return Volume(path, size, tuple(images), state, tuple(devices), self._trouble(number, state, use[1]))
+
+    def _trouble(self, number: str, state: VolumeState, attached: list[str]) -> str:
+        """Why a volume takes no more members, or could not be started; what was so once and is not is left out."""
+        if state is VolumeState.RUNNING:
+            return self._held.get(number, "") if any(not _is_ours(name) for name in attached) else ""
+        return self._troubles.get(number, "") if state is VolumeState.IDLE else ""
+
+
+def _is_ours(name: str) -> bool:
+    """Whether what is attached to a volume is a member."""
+    return name.startswith((IMAGE, DEVICE))

@@ -141,9 +141,25 @@ class Volumes:
                 log.warning("the cache volume %s has failed and is not emptied: %s", path, error)
         loopdev.detach(path)
 
-    def empty(self, path: Path, number: str) -> None:
-        """Throw away what a volume holds that is stopped."""
-        self._write(path, number)
+    def beginning(self, path: Path) -> bytes:
+        """What an empty volume of the size that is there begins with: bcache's superblock.
+
+        It takes a file in the state folder for a moment. Raises CommandFailed, ToolMissing, OSError.
+        """
+        options = ["--bucket", str(self._bucket), "--block", str(_SECTOR)]
+        # The tool writes to a device, and knows no offset.
+        with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".new") as file:
+            file.truncate(size_of(path) - SHIFT)
+            run(["make-bcache", "-C", *options, file.name])
+            return file.read(bcachedev.SUPERBLOCK)
+
+    def empty(self, path: Path, number: str, beginning: bytes) -> None:
+        """Throw away what a volume holds that is stopped. Raises OSError."""
+        with path.open("r+b", buffering=0) as file:
+            file.write(_mark(number))
+            os.fsync(file.fileno())
+            file.write(beginning)
+            os.fsync(file.fileno())
 
     def erase(self, path: Path, number: str) -> None:
         """Give a stopped volume back: a file is deleted, a device loses its mark. Raises OSError."""
@@ -230,20 +246,7 @@ class Volumes:
 
     def _write(self, path: Path, number: str) -> None:
         """The mark, then an empty cache of the size that is there."""
-        size = size_of(path) - SHIFT
-        with path.open("r+b", buffering=0) as file:
-            file.write(_mark(number))
-            os.fsync(file.fileno())
-            file.write(self._superblock(size))
-            os.fsync(file.fileno())
-
-    def _superblock(self, size: int) -> bytes:
-        """What the tool writes to a device. It knows no offset, so that it writes to a file."""
-        options = ["--bucket", str(self._bucket), "--block", str(_SECTOR)]
-        with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".new") as file:
-            file.truncate(size)
-            run(["make-bcache", "-C", *options, file.name])
-            return file.read(bcachedev.SUPERBLOCK)
+        self.empty(path, number, self.beginning(path))
 
     def _create(self, name: str, path: Path) -> None:
         device = path if path.is_block_device() else loopdev.attach(path)

@@ -89,7 +89,9 @@ def _trouble_of_volumes(volumes: Sequence[Volume]) -> Iterator[str]:
     for volume in volumes:
         if volume.state in VOLUME_TROUBLE:
             yield f"the cache volume {volume.path} {VOLUME_TROUBLE[volume.state]}; see: virtman cache list"
-        if volume.trouble:
+        if volume.trouble and volume.state == "running":
+            yield f"the cache volume {volume.path}: {volume.trouble}"
+        elif volume.trouble:
             yield (
                 f"the cache volume {volume.path} could not be started: {volume.trouble};"
                 " this is tried again while images are open"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import fetched
+from tests.kernel.inside.standins import stand_in
 from tests.kernel.inside.waits import wait_until
 
 DISK = 2 << 30
@@ -391,8 +394,8 @@ class VolumesTest(BcacheCase):
         return image, self.opened(image, base)
 
     def fill(self) -> None:
-        """Let the only image go and come until its volume has given all numbers away."""
-        (below,) = devmapper.names("virtman-cacheof-")
+        """Let the first image go and come until its volume has given all numbers away."""
+        (below,) = devmapper.names("virtman-cacheof-base-")
         home = bcachedev.set_of(below)
         assert home is not None
         for _ in range((16 << 10) // 128):
@@ -424,31 +427,57 @@ class VolumesTest(BcacheCase):
         self.assert_reads(other, other_path)
         self.assertEqual([disk.name], strangers(home))
         self.assertEqual((), self.images(self.default))
+        why = f"it takes no more members, and is not emptied: {disk.name} is attached to it"
+        self.assertEqual(why, self.trouble())
         clock = SlowClock(step=0.0)
-        group = Group(self.place.state / "cache", file_size=256 << 20, bucket=16 << 10, clock=clock)
+        group = self.small_group(clock)
         (below,) = devmapper.names("virtman-cacheof-other")
+        with self.assertLogs("drivers.cache.cachegroup") as said:
+            for _ in range(2):
+                group.look_after(below)
+                clock.now += RETRY
+        self.assertEqual(1, sum(why in line and str(self.default) in line for line in said.output))
+        self.assertEqual(2, len(said.output))  # and bcache's own reason
         group.look_after(below)
         self.let_go(theirs, home)
+        self.assertEqual("", self.trouble())
+        group.look_after("virtman-cacheof-nothing")  # an image that is closed
         for waited, images in ((RETRY - 1, ()), (1.0, ("base", "other"))):
+            self.assertEqual(home, self.running(name))
             clock.now += waited
             group.look_after(below)
             self.assertEqual(images, self.images(self.default))
         self.assert_reads(other, other_path)
 
-    def test_a_full_volume_is_not_emptied_for_an_image_that_is_closed(self) -> None:
-        image, path = self.image_by_a_small_volume()
-        (below,), (name,) = devmapper.names("virtman-cacheof-"), devmapper.names("virtman-cachevol-")
-        home = self.running(name)
-        theirs = self.attached_by_somebody_else(self.disk("theirs"), home)
+    def trouble(self) -> str:
+        (volume,) = self.cache.volumes()
+        return volume.trouble
+
+    def small_group(self, clock: Callable[[], float]) -> Group:
+        """The group of the agent's, with another clock."""
+        return Group(self.place.state / "cache", file_size=256 << 20, bucket=16 << 10, clock=clock)
+
+    def test_a_full_volume_that_cannot_be_emptied_keeps_its_images_and_is_let_be_for_a_while(self) -> None:
+        self.image_by_a_small_volume()
+        kept, kept_base = self.new_base("kept", IMAGE)
+        kept_path = self.opened(kept, kept_base)
         self.fill()
-        clock = SlowClock(step=0.0)
-        group = Group(self.place.state / "cache", file_size=256 << 20, bucket=16 << 10, clock=clock)
-        group.look_after(below)
-        self.let_go(theirs, home)
-        clock.now += RETRY
-        group.look_after("virtman-cacheof-nothing")
-        self.assertEqual(home, self.running(name))
-        self.assert_reads(image, path)
+        (below,) = devmapper.names("virtman-cacheof-base-")
+        clock, path = SlowClock(step=10.0), os.environ["PATH"]
+        group = self.small_group(clock)
+        stand_in(self, self.folder, "make-bcache", 'case "$*" in *-C*) exit 1;; esac')
+        with self.assertLogs("drivers.cache.cachegroup") as said:
+            self.assertFalse(group.join_or_renew(below))
+        self.assertIn("it goes on without the cache volume", said.output[-1])
+        other, other_base = self.new_base("other", IMAGE)
+        self.assert_reads(other, self.opened(other, other_base))
+        self.assertEqual(("kept",), self.images(self.default))
+        os.environ["PATH"], clock.step = path, 0.0
+        for waited, images in ((PATIENCE * 10.0 - 1, ("kept",)), (100 * PATIENCE * 10.0, ("base", "kept", "other"))):
+            clock.now += waited
+            group.join_or_renew(below)
+            self.assertEqual(images, self.images(self.default))
+        self.assert_reads(kept, kept_path)
 
     def test_an_image_that_has_lost_its_volume_joins_one_with_the_next_look(self) -> None:
         image, base = self.new_base(size=IMAGE)

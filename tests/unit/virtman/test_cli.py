@@ -670,6 +670,12 @@ class CacheCommandsTest(AgentCliTest):
         line = f"the cache volume {POOL.path} could not be started: its disk is dying; this is tried again while"
         self.assertEqual(f"{line} images are open\n", self.run_virtman("status").stderr)
 
+    def test_status_tells_why_a_volume_that_runs_takes_no_more(self) -> None:
+        trouble = "it takes no more members, and is not emptied: sdz is attached to it"
+        self.site.host.volumes[POOL.path] = replace(POOL, state=VolumeState.RUNNING, trouble=trouble)
+        self.out("cache", "list")
+        self.assertEqual(f"the cache volume {POOL.path}: {trouble}\n", self.run_virtman("status").stderr)
+
 
 class DeviceCommandsTest(AgentCliTest):
     cache = "group"
