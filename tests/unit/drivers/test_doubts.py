@@ -251,6 +251,8 @@ class SilenceTest(DoubtsCase):
             self.host.hangs.note_silence()
             self.host.now += 0.1
             spared.append(self.host.hangs.spare(HUNG))
+            self.host.now += 0.1
+            self.assertFalse(self.host.hangs.spare(HUNG), "the same silence")
         self.assertEqual([True, True, True, False, True, False], spared)
 
     def test_parents_that_wait_for_the_same_after_a_silence_are_left_once_each_and_do_not_rest(self) -> None:
