@@ -19,7 +19,7 @@ LATELY = 10.0
 """Seconds after a silence in which a parent may wait for parents of its own, as after a pause of the network."""
 
 SPARED = 3
-"""How often in the time of a first rest a parent may do so, each time after another silence, and not rest."""
+"""How often in the time of a first rest a parent may do so, and not rest."""
 
 
 class Hangs(Generic[T]):
@@ -52,12 +52,14 @@ class Hangs(Generic[T]):
         self._silence = self._clock()
 
     def spare(self, parent: T) -> bool:
-        """Whether it need not rest though it hangs, since a host was silent a moment ago. Said once after a silence,
-        and a few times: one that is silent again and again is no better than one that hangs.
+        """Whether it need not rest though it hangs, since a host was silent a moment ago.
+
+        Said a few times, also after one silence, since several parents may wait for the same one in turn. One that is
+        silent again and again is no better than one that hangs.
         """
         now = self._clock()
         lately = [at for at in self._spared.get(parent, ()) if now - at < REST]
-        if now - self._silence > LATELY or len(lately) >= SPARED or (lately and lately[-1] > self._silence):
+        if now - self._silence > LATELY or len(lately) >= SPARED:
             return False
         self._spared[parent] = [*lately, now]
         return True

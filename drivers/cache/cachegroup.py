@@ -28,6 +28,11 @@ RETRY, PATIENCE = 30.0, 20
 """Seconds at least between two tries to start a volume unasked, or to empty it. One that was slow and in vain is tried
 again, also for an image that is opened, after so many times as long: everybody else waits meanwhile."""
 
+LONGEST = 3600.0
+"""Seconds at most between two tries to empty a volume that fail quickly; each is twice as long as the one before."""
+
+_FULL = "it takes no more members"
+
 IMAGE, DEVICE = "virtman-cacheof-", "virtman-volumeof-"
 """How the maps of members are called: of an image, and of a device."""
 
@@ -54,8 +59,10 @@ class Group:
         """By number, why a volume could not be started the last time."""
         self._full: set[str] = set()
         """Numbers of the volumes that had no number left for the last member."""
-        self._held: dict[str, str] = {}
-        """By number, why a volume that has no number left is not emptied, as long as somebody else uses it."""
+        self._held: set[str] = set()
+        """Numbers of the volumes that had no number left, and were not emptied since somebody else used them."""
+        self._vain: dict[str, tuple[int, str]] = {}
+        """By number, how often a volume without a number left was emptied in vain, and what came of it last."""
         self._said: dict[str, set[str]] = {}
         """By member, what was said of why it has no volume."""
 
@@ -92,7 +99,11 @@ class Group:
 
         Raises the first error after all were tried.
         """
-        if devmapper.names(IMAGE) or devmapper.names(DEVICE):
+        images = set(devmapper.names(IMAGE))
+        for below in [name for name in self._said if name.startswith(IMAGE) and name not in images]:
+            self._said.pop(below)
+            self._joins.end(below)
+        if images or devmapper.names(DEVICE):
             return
         errors: list[Exception] = []
         for path, number in self.volumes.recorded().items():
@@ -139,14 +150,24 @@ class Group:
         joined = False
         for path, number in self._renewable(below)[:1]:
             began = self._clock()
+            why = "it refused the next one as well"
             try:
                 self._start_empty(path, number)
                 joined = self.join(below)
             except (DriverError, OSError) as error:
                 self._say(below, f"it goes on without the cache volume {path}, which does not start empty: {error}")
-            if not joined:
-                self._renewals.begin(number, max(RETRY, PATIENCE * (self._clock() - began)))
+                why = str(error)
+            if joined:
+                self._vain.pop(number, None)
+            else:
+                self._let_be(number, why, self._clock() - began)
         return joined
+
+    def _let_be(self, number: str, why: str, took: float) -> None:
+        """Do not empty a volume again soon: its members are sent away each time, and everybody waits meanwhile."""
+        times, _ = self._vain.get(number, (0, ""))
+        self._vain[number] = times + 1, why
+        self._renewals.begin(number, max(min(RETRY * 2**times, LONGEST), PATIENCE * took))
 
     def _renewable(self, below: str) -> list[tuple[Path, str]]:
         """The volumes that have no number left for this member, and may be emptied now."""
@@ -155,21 +176,21 @@ class Group:
             if number not in self._full or self._renewals.lasts(number):
                 continue
             if strangers := self._strangers(number):
-                self._held[number] = f"it takes no more members, and is not emptied: {strangers[0]} is attached to it"
-                self._say(below, f"the cache volume {path} does not take it: {self._held[number]}")
+                self._held.add(number)
+                self._say(below, f"the cache volume {path} does not take it: {_held_by(strangers)}")
             else:
                 found.append((path, number))
         return found
 
     def _start_empty(self, path: Path, number: str) -> None:
         """Have a volume that runs begin anew, and images join it."""
+        beginning = self.volumes.beginning(path, number)  # before anybody is sent away for it
         log.warning("the cache volume %s starts empty: it takes no more members", path)
-        beginning = self.volumes.beginning(path)  # before anybody is sent away for it
         self._clear(path, number)
         self.volumes.stop(path, number)
         self.volumes.empty(path, number, beginning)
         self.volumes.start(path, number)
-        self._held.pop(number, None)
+        self._held.discard(number)
         self._rejoin()
 
     def look_after(self, below: str) -> None:
@@ -178,10 +199,11 @@ class Group:
             return
         began = self._clock()
         try:
-            self.join_or_renew(below)
+            if self.join_or_renew(below):
+                return
         except (DriverError, OSError) as error:
             self._say(below, f"it goes on without a cache volume: {error}")
-            self._joins.begin(below, max(RETRY, PATIENCE * (self._clock() - began)))
+        self._joins.begin(below, max(RETRY, PATIENCE * (self._clock() - began)))
 
     def _attach(self, below: str, number: str, home: Path) -> bool:
         refusal = bcachedev.attach(below, home)
@@ -192,7 +214,6 @@ class Group:
         if bcachedev.is_full(refusal):
             self._full.add(number)
         self._say(below, f"it is not attached to {home.name}: {'; '.join(refusal) or 'bcache gives no reason'}")
-        self._joins.begin(below, RETRY)
         return False
 
     def _say(self, below: str, why: str) -> None:
@@ -277,8 +298,11 @@ class Group:
             # Who adds one that is there has mended it, and asks for it now.
             self._starts.end(volumes[path])
             self._renewals.end(volumes[path])
-            self._troubles.pop(volumes[path], None)
+            for known in (self._troubles, self._vain):
+                known.pop(volumes[path], None)
             self._start_if_used()
+            for below in devmapper.names(IMAGE):
+                self._joins.end(below)  # the next look has it emptied, if need be
             return self._describe(path, volumes[path], self._use(volumes[path]))
 
     def remove(self, path: Path) -> None:
@@ -312,9 +336,18 @@ class Group:
 
     def _trouble(self, number: str, state: VolumeState, attached: list[str]) -> str:
         """Why a volume takes no more members, or could not be started; what was so once and is not is left out."""
-        if state is VolumeState.RUNNING:
-            return self._held.get(number, "") if any(not _is_ours(name) for name in attached) else ""
-        return self._troubles.get(number, "") if state is VolumeState.IDLE else ""
+        if state is VolumeState.IDLE:
+            return self._troubles.get(number, "")
+        if state is not VolumeState.RUNNING:
+            return ""
+        strangers = [name for name in attached if not _is_ours(name)]
+        if number in self._held and strangers:
+            return _held_by(strangers)
+        return f"{_FULL}, and could not be emptied: {self._vain[number][1]}" if number in self._vain else ""
+
+
+def _held_by(strangers: list[str]) -> str:
+    return f"{_FULL}, and is not emptied while this is attached to it: {', '.join(strangers)}"
 
 
 def _is_ours(name: str) -> bool:

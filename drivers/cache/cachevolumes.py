@@ -15,7 +15,6 @@ import logging
 import os
 import shutil
 import stat
-import tempfile
 import uuid
 from pathlib import Path
 
@@ -108,8 +107,7 @@ class Volumes:
             return
         if path == self.default and not path.exists():
             self._make(path, number)
-        if self._number(path) != number:
-            raise BadVolume(path, "what was made there is missing, or does not answer")
+        self._check_mark(path, number)
         self._create(half, path)
         bcachedev.prefer_unused(half)
         try:
@@ -141,20 +139,39 @@ class Volumes:
                 log.warning("the cache volume %s has failed and is not emptied: %s", path, error)
         loopdev.detach(path)
 
-    def beginning(self, path: Path) -> bytes:
-        """What an empty volume of the size that is there begins with: bcache's superblock.
+    def beginning(self, path: Path, number: str) -> bytes:
+        """What a volume begins with that is made to start empty.
 
-        It takes a file in the state folder for a moment. Raises CommandFailed, ToolMissing, OSError.
+        It takes a file in the state folder for a moment. Raises BadVolume if it is not there; CommandFailed,
+        ToolMissing, OSError.
         """
-        options = ["--bucket", str(self._bucket), "--block", str(_SECTOR)]
-        # The tool writes to a device, and knows no offset.
-        with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".new") as file:
-            file.truncate(size_of(path) - SHIFT)
-            run(["make-bcache", "-C", *options, file.name])
-            return file.read(bcachedev.SUPERBLOCK)
+        self._check_mark(path, number)
+        return self._superblock(size_of(path) - SHIFT)
 
     def empty(self, path: Path, number: str, beginning: bytes) -> None:
-        """Throw away what a volume holds that is stopped. Raises OSError."""
+        """Throw away what a volume holds that is stopped. Raises BadVolume if it is not there, OSError."""
+        self._check_mark(path, number)
+        self._overwrite(path, number, beginning)
+
+    def _check_mark(self, path: Path, number: str) -> None:
+        if self._number(path) != number:
+            raise BadVolume(path, "what was made there is missing, or does not answer")
+
+    def _superblock(self, size: int) -> bytes:
+        """What the tool writes to a device. It knows no offset, so that it writes to a file."""
+        options = ["--bucket", str(self._bucket), "--block", str(_SECTOR)]
+        file = self._folder / "superblock.new"
+        try:
+            with file.open("wb") as opened:
+                opened.truncate(size)
+            run(["make-bcache", "-C", *options, str(file)])
+            with file.open("rb") as opened:
+                return opened.read(bcachedev.SUPERBLOCK)
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _overwrite(self, path: Path, number: str, beginning: bytes) -> None:
+        """The mark, then what bcache begins with."""
         with path.open("r+b", buffering=0) as file:
             file.write(_mark(number))
             os.fsync(file.fileno())
@@ -246,7 +263,7 @@ class Volumes:
 
     def _write(self, path: Path, number: str) -> None:
         """The mark, then an empty cache of the size that is there."""
-        self.empty(path, number, self.beginning(path))
+        self._overwrite(path, number, self._superblock(size_of(path) - SHIFT))
 
     def _create(self, name: str, path: Path) -> None:
         device = path if path.is_block_device() else loopdev.attach(path)

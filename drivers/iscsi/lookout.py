@@ -39,8 +39,11 @@ BUSY = 10.0
 wait for it.
 """
 
-KNOCK_INTERVAL = 0.25
-"""Seconds from one try to connect to a server to the next, at least, and for each at most."""
+KNOCK_LIMIT = 0.25
+"""Seconds for which a try to connect to a server is waited for."""
+
+KNOWN = 0.1
+"""Seconds from the beginning of a try for which it is not repeated."""
 
 STANDSTILL = 1.0
 """Seconds for which no read of a disk comes back until its image is told."""
@@ -198,7 +201,7 @@ class Knocks:
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, knock: Callable[[Server], bool] | None = None
     ) -> None:
-        """``clock`` in seconds; ``knock`` tries one, for KNOCK_INTERVAL at most."""
+        """``clock`` in seconds; ``knock`` tries one, for KNOCK_LIMIT at most."""
         self._clock = clock
         self._knock = knock or _takes_connections
         self._lock = threading.Lock()
@@ -207,7 +210,7 @@ class Knocks:
         """What came of the last try, when it began, and when that was known."""
 
     def open(self, server: Server) -> bool:
-        """Whether it took one now, or lately. Waits at most KNOCK_INTERVAL for who asks already, and as long again.
+        """Whether it took one now, or a moment ago. Waits at most KNOCK_LIMIT, or for who asks already.
 
         Tries may follow each other without a pause, but who waited for one does not begin another.
         """
@@ -217,7 +220,7 @@ class Knocks:
         with lock:
             known, began, ended = self._known.get(server, (False, -math.inf, -math.inf))
             now = self._clock()
-            if ended < asked and now - began >= KNOCK_INTERVAL:
+            if ended < asked and now - began >= KNOWN:
                 known = self._knock(server)
                 self._known[server] = known, now, self._clock()
             return known
@@ -225,7 +228,7 @@ class Knocks:
 
 def _takes_connections(server: Server) -> bool:
     try:
-        socket.create_connection(server, KNOCK_INTERVAL).close()
+        socket.create_connection(server, KNOCK_LIMIT).close()
     except OSError:
         return False
     return True

@@ -427,7 +427,7 @@ class VolumesTest(BcacheCase):
         self.assert_reads(other, other_path)
         self.assertEqual([disk.name], strangers(home))
         self.assertEqual((), self.images(self.default))
-        why = f"it takes no more members, and is not emptied: {disk.name} is attached to it"
+        why = f"it takes no more members, and is not emptied while this is attached to it: {disk.name}"
         self.assertEqual(why, self.trouble())
         clock = SlowClock(step=0.0)
         group = self.small_group(clock)
@@ -473,11 +473,48 @@ class VolumesTest(BcacheCase):
         self.assert_reads(other, self.opened(other, other_base))
         self.assertEqual(("kept",), self.images(self.default))
         os.environ["PATH"], clock.step = path, 0.0
-        for waited, images in ((PATIENCE * 10.0 - 1, ("kept",)), (100 * PATIENCE * 10.0, ("base", "kept", "other"))):
+        self.assertIn("it takes no more members, and could not be emptied: ", self.trouble())
+        for waited, images in ((PATIENCE * 10.0 - 1, ("kept",)), (PATIENCE * 10.0, ("base", "kept", "other"))):
             clock.now += waited
             group.join_or_renew(below)
             self.assertEqual(images, self.images(self.default))
         self.assert_reads(kept, kept_path)
+
+    def test_a_full_volume_is_emptied_ever_more_rarely_as_long_as_that_is_in_vain(self) -> None:
+        self.image_by_a_small_volume()
+        self.fill()
+        (below,) = devmapper.names("virtman-cacheof-base-")
+        clock, path = SlowClock(step=0.0), os.environ["PATH"]
+        group = self.small_group(clock)
+        stand_in(self, self.folder, "make-bcache", f"echo >> {self.folder}/tries; exit 1")
+        tried = []
+        with self.assertLogs("drivers.cache.cachegroup") as said:
+            for _ in range(8):
+                group.look_after(below)
+                tried.append((self.folder / "tries").read_text().count("\n"))
+                clock.now += RETRY
+        self.assertEqual([1, 2, 2, 3, 3, 3, 3, 4], tried)
+        self.assertEqual(2, len(said.output))  # bcache's reason, and the tool's
+        (volume,) = group.described()
+        self.assertIn("could not be emptied", volume.trouble)
+        os.environ["PATH"] = path
+        group.look_after(below)
+        self.assertEqual((), self.images(self.default))
+        group.add(self.default)
+        group.look_after(below)
+        self.assertEqual(("base",), self.images(self.default))
+        self.assertEqual([""], [volume.trouble for volume in group.described()])
+
+    def test_what_took_the_place_of_a_full_volume_is_left_alone(self) -> None:
+        image, path = self.image_by_a_small_volume()
+        self.fill()
+        (below,) = devmapper.names("virtman-cacheof-base-")
+        self.default.rename(self.folder / "moved")
+        self.default.write_bytes(b"theirs" * 4096)
+        self.assertFalse(self.small_group(SlowClock(step=0.0)).join_or_renew(below))
+        self.assertEqual(b"theirs" * 4096, self.default.read_bytes())
+        self.assert_reads(image, path)
+        (self.folder / "moved").rename(self.default)
 
     def test_an_image_that_has_lost_its_volume_joins_one_with_the_next_look(self) -> None:
         image, base = self.new_base(size=IMAGE)

@@ -11,10 +11,14 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.iscsi.lookout import KNOCK_INTERVAL, Knocks, Pace, Sessions
+from drivers.attach.doubts import INTERVAL, LEAST_INTERVAL
+from drivers.iscsi.lookout import KNOCK_LIMIT, KNOWN, Knocks, Pace, Sessions
 from drivers.iscsi.names import target_name
 from tests.limits import no_more_files
 from tests.unit.drivers.openfiles import open_files, process_file
+
+LIMIT = 60.0
+"""Seconds after which a thread has failed."""
 
 
 class SessionsTest(TestCase):
@@ -138,31 +142,42 @@ class KnocksTest(TestCase):
 
     def test_a_server_is_asked_once_for_all_who_ask_soon(self) -> None:
         self.assertTrue(self.knocks.open(self.server))
-        self.now += KNOCK_INTERVAL - 0.01
+        self.now += KNOWN - 0.01
         self.assertTrue(self.knocks.open(self.server))
         self.assertEqual(1, self.tries())
         self.now += 0.01
         self.assertTrue(self.knocks.open(self.server))
         self.assertEqual(1, self.tries())
 
-    def test_one_that_does_not_answer_is_asked_again_at_once(self) -> None:
-        began: list[float] = []
+    def test_who_looks_at_a_silent_parent_has_each_look_ask_anew(self) -> None:
+        for seconds in (0.0, 0.1, KNOCK_LIMIT):  # that an answer takes
+            self.assertEqual((seconds, 10), (seconds, self.knocked_by_looks(10, seconds)))
+
+    def knocked_by_looks(self, looks: int, seconds: float) -> int:
+        """How often it was asked by looks like those of doubts, of which some take a bit longer until they ask."""
+        tried: list[float] = []
 
         def knock(_: object) -> bool:
-            began.append(self.now)
-            self.now += KNOCK_INTERVAL
+            tried.append(self.now)
+            self.now += seconds
             return False
 
         knocks = Knocks(lambda: self.now, knock)
-        for _ in range(3):
+        for number in range(looks):
+            began = self.now
+            self.now += 0.02 if number % 2 == 0 else 0.001
             self.assertFalse(knocks.open(self.server))
-            self.now += 0.05
-        self.assertEqual([0.0, KNOCK_INTERVAL + 0.05], [round(at - 1000.0, 3) for at in began[:2]])
-        self.assertEqual(3, len(began))
+            self.now += max(LEAST_INTERVAL, INTERVAL - (self.now - began))
+        return len(tried)
 
     def test_who_waits_for_an_answer_does_not_ask_again(self) -> None:
+        for answer in (False, True):
+            self.assertEqual(([answer, answer], 1), self.asked_while_another_asks(answer))
+
+    def asked_while_another_asks(self, answer: bool) -> tuple[list[bool], int]:
+        """What both hear, and how often it was tried."""
         asked, answers, tries = threading.Event(), [], []
-        other = threading.Thread(target=lambda: answers.append(knocks.open(self.server)))
+        other = threading.Thread(target=lambda: answers.append(knocks.open(self.server)), daemon=True)
 
         def clock() -> float:
             if threading.current_thread() is other:
@@ -172,15 +187,16 @@ class KnocksTest(TestCase):
         def knock(_: object) -> bool:
             tries.append(self.now)
             if len(tries) == 1:
+                self.now += 0.1
                 other.start()
-                asked.wait()
-                self.now += KNOCK_INTERVAL
-            return len(tries) == 1
+                self.assertTrue(asked.wait(LIMIT))
+                self.now += KNOCK_LIMIT
+            return answer
 
         knocks = Knocks(clock, knock)
-        self.assertTrue(knocks.open(self.server))
-        other.join()
-        self.assertEqual(([True], [1000.0]), (answers, tries))
+        answers.append(knocks.open(self.server))
+        other.join(LIMIT)
+        return answers, len(tries)
 
     def test_one_that_takes_no_connections(self) -> None:
         self.listener.close()
