@@ -469,8 +469,9 @@ class _Route:
             if trouble != said:
                 log.info("image %s: waiting for %s: %s", self._image.name, target.name, trouble)
             said = trouble
-            # Without a session nothing tells when it is time again. One that is refused is not left to iscsid for long.
-            longest = _REFUSED_LIMIT if target in self._refused_since else _LATE_RETRY
+            # Without a session nothing tells when it is time again. One that takes connections and is not logged in is
+            # not left to iscsid for long.
+            longest = self._lookout.nudges.seconds_left() if target in self._refused_since else _LATE_RETRY
             (news if self._has_session(target) else self._stopped).wait(min(pause, longest))
             pause = min(2 * pause, _LAST_RETRY if time.monotonic() - began < _SOON else _LATE_RETRY)
 
@@ -508,7 +509,7 @@ class _Route:
                 log_in(target, self._initiator)
                 session = sessions(self._image.name).get(target)
             if session is None or not session.logged_in:
-                return self._not_logged_in(target)
+                return self._not_logged_in(target, session)
             self._refused_since.pop(target, None)
             session.fail_fast()
             disk = session.disk()
@@ -530,7 +531,7 @@ class _Route:
         except (DriverError, OSError) as error:
             return str(error)
 
-    def _not_logged_in(self, target: Target) -> str:
+    def _not_logged_in(self, target: Target, session: Session | None) -> str:
         """iscsid logs in again by the record that the session began with, but not for ever to one that refuses it.
 
         Raises DriverError, OSError.
@@ -540,10 +541,12 @@ class _Route:
             return "the session has another secret, or is of an earlier release: it begins anew"
         if not self._lookout.knocks.open((target.ip, target.port)):
             self._refused_since.pop(target, None)
-        elif time.monotonic() - self._refused_since.setdefault(target, time.monotonic()) >= _REFUSED_LIMIT:
+        elif time.monotonic() - (since := self._refused_since.setdefault(target, time.monotonic())) >= _REFUSED_LIMIT:
             log_out(target)  # from now on it is tried from here, with a pause
             self._refused_since.pop(target, None)
             return "it takes connections and no login: it begins anew"
+        elif session is not None:
+            self._lookout.nudges.send(session.number, since)
         return "not logged in"
 
     def _let_go(self, target: Target) -> None:

@@ -21,7 +21,7 @@ from typing import Protocol
 from drivers.host.keptfiles import KeptFiles
 from drivers.host.watch import Watch
 from drivers.iscsi.names import image_of
-from drivers.iscsi.sessions import CLASS, forget, name_of
+from drivers.iscsi.sessions import CLASS, forget, name_of, nudge
 from drivers.kernel import devmapper
 from drivers.kernel.alarm import Alarm
 from drivers.kernel.diskstats import Standstill, counts, file_of
@@ -35,8 +35,8 @@ STANDSTILL_INTERVAL, SESSION_INTERVAL = 0.25, 1.0
 """Seconds between two looks."""
 
 BUSY = 10.0
-"""Seconds after a change of a session in which sessions are looked at as often as disks: more may follow, and reads
-wait for it.
+"""Seconds after a change of a session or map in which sessions are looked at as often as disks: more may follow, and
+reads wait for it.
 """
 
 KNOCK_LIMIT = 0.25
@@ -44,6 +44,9 @@ KNOCK_LIMIT = 0.25
 
 KNOWN = 0.1
 """Seconds from the beginning of a try for which it is not repeated."""
+
+COARSE = 0.02
+"""Seconds by which the clock that iscsid goes by may be late (CLOCK_MONOTONIC_COARSE: a tick, of 10 ms at most)."""
 
 STANDSTILL = 1.0
 """Seconds for which no read of a disk comes back until its image is told."""
@@ -77,6 +80,7 @@ class Lookout:
     def __init__(self, prefix: str) -> None:
         """``prefix``: how the names of their maps begin. Nothing runs before the first is added."""
         self.knocks = Knocks()
+        self.nudges = Nudges()
         self._prefix = prefix
         self._lock = threading.Lock()
         self._watched: list[Watched] = []
@@ -151,6 +155,8 @@ class Lookout:
         for each in watched:
             if before.get(each.map) != self._events.get(each.map):
                 each.wake()
+                # A session that is lost and back within a second is to be seen as well.
+                self._pace.note_change(time.monotonic())
 
     def _look_at_sessions(self, watched: list[Watched]) -> None:
         now = time.monotonic()
@@ -191,7 +197,7 @@ class Pace:
         return due
 
     def note_change(self, now: float) -> None:
-        """One has changed."""
+        """One has changed, or is about to."""
         self._busy_until = now + BUSY
 
 
@@ -232,6 +238,33 @@ def _takes_connections(server: Server) -> bool:
     except OSError:
         return False
     return True
+
+
+class Nudges:
+    """Requests to iscsid that it do what is due, for many who ask: one in each second of the clock that it goes by."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, nudge: Callable[[int], None] = nudge) -> None:
+        """``clock`` in seconds; ``nudge`` is given the number of a session."""
+        self._clock = clock
+        self._nudge = nudge
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def send(self, session: int, since: float) -> None:
+        """About a session that was not logged in then. Nothing is due before the second turns.
+
+        Raises DriverError, OSError.
+        """
+        second = int(self._clock())
+        with self._lock:
+            if second in (int(since), self._last):
+                return
+            self._last = second
+        self._nudge(session)
+
+    def seconds_left(self) -> float:
+        """Until the next one is of use."""
+        return 1 - self._clock() % 1 + COARSE
 
 
 class Sessions:

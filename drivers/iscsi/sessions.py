@@ -163,6 +163,19 @@ def log_in(target: Target, initiator: str) -> None:
           _SESSION_EXISTS)  # fmt: skip
 
 
+def nudge(number: int) -> None:
+    """Have iscsid do what is due, by a request about a session that changes nothing.
+
+    A new connection that is not there within a millisecond it looks at again when the second of the monotonic clock has
+    turned: with the next event, which may be an alarm a second later that other events put off (open-iscsi:
+    usr/initiator.c, session_conn_poll; usr/actor.c, actor_poll). Raises ToolMissing, OSError.
+    """
+    try:
+        _told(["iscsiadm", "--mode", "session", "--sid", str(number), "--stats"])
+    except CommandFailed as error:  # it was asked, and that is all
+        log.debug("asking for the statistics of session %d: %s", number, error)
+
+
 def log_out(target: Target) -> None:
     """End the session, if there is one, and remove the record once it is gone. Raises DriverError, OSError.
 

@@ -363,6 +363,23 @@ class IscsiTest(IscsiCase):
         self.publish()
         self.assertEqual(self.content, self.read(path))
 
+    def test_iscsid_is_asked_to_look_at_a_connection_that_takes_its_time(self) -> None:
+        """As on a network with a round trip of more than a millisecond. Whether its alarm comes first is chance."""
+        self.publish()
+        path = self.connect()
+        self.read(path)
+        told = self.folder / "told"
+        stand_in(self, self.folder, "iscsiadm", f'echo "$*" >> {told}')
+        run(["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "5ms"])
+        self.addCleanup(run, ["tc", "qdisc", "del", "dev", "lo", "root"])
+        for _ in range(10):
+            [session] = sessions(self.image.name).values()
+            session.cut()
+            self.assertEqual(self.content, self.read(path))
+            if told.exists() and f"--sid {session.number} --stats" in told.read_text():
+                return
+        self.fail("iscsid was left to its alarm ten times")
+
     def test_a_session_is_not_left_to_log_in_again_to_a_parent_that_refuses_it(self) -> None:
         other = replace(self.image, name="other")
         self.export.publish(other, Device(SIZE, self.folder / "image"))  # so that it takes connections still

@@ -12,7 +12,7 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.attach.doubts import INTERVAL, LEAST_INTERVAL
-from drivers.iscsi.lookout import KNOCK_LIMIT, KNOWN, Knocks, Pace, Sessions
+from drivers.iscsi.lookout import KNOCK_LIMIT, KNOWN, Knocks, Nudges, Pace, Sessions
 from drivers.iscsi.names import target_name
 from tests.limits import no_more_files
 from tests.unit.drivers.openfiles import open_files, process_file
@@ -118,6 +118,29 @@ class PaceTest(TestCase):
         """When a look is due of those that come four times a second."""
         times = [begin + 0.25 * number for number in range(int(4 * (end - begin)))]
         return [now for now in times if pace.is_due(now)]
+
+
+class NudgesTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.now, self.sent = 1000.3, list[int]()
+        self.nudges = Nudges(lambda: self.now, self.sent.append)
+
+    def test_one_is_sent_for_all_once_the_second_has_turned(self) -> None:
+        self.nudges.send(1, since=1000.1)
+        self.assertEqual([], self.sent)
+        self.now += self.nudges.seconds_left()
+        for session in (1, 2):
+            self.nudges.send(session, since=1000.1)
+        self.assertEqual([1], self.sent)
+        self.now += self.nudges.seconds_left()
+        self.nudges.send(2, since=1001.9)
+        self.assertEqual([1, 2], self.sent)
+
+    def test_the_next_is_of_use_just_after_the_second_turns(self) -> None:
+        for now, seconds in ((1000.0, 1.0), (1000.3, 0.7), (1000.99, 0.01)):
+            self.now = now
+            self.assertEqual(0.02, round(self.nudges.seconds_left() - seconds, 6))
 
 
 class KnocksTest(TestCase):
