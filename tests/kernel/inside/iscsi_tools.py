@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from drivers.errors import CommandFailed
@@ -76,8 +77,9 @@ def disk_of(target: str) -> Path | None:
     """The node of the disk with LUN 0, if there is one."""
     run(["udevadm", "settle"])
     for session in Path("/sys/class/iscsi_session").glob("*"):
-        if (session / "targetname").read_text().strip() == target:
-            return next((Path("/dev") / found.name for found in session.glob("device/target*/*:0/block/*")), None)
+        with contextlib.suppress(FileNotFoundError):  # it is going
+            if (session / "targetname").read_text().strip() == target:
+                return next((Path("/dev") / found.name for found in session.glob("device/target*/*:0/block/*")), None)
     return None
 
 

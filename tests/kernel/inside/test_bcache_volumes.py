@@ -193,7 +193,7 @@ class VolumesTest(BcacheCase):
         disk, below = self.disk("theirs"), self.disk("below")
         top = Path("/dev/mapper/vg0-theirs")
         run(["dmsetup", "create", top.name, "--table", f"0 {DISK // devmapper.SECTOR} linear {below} 0"])
-        self.addCleanup(run, ["dmsetup", "remove", top.name])
+        self.addCleanup(run, ["dmsetup", "remove", "--retry", top.name])  # udev may look at it
         for device, called in ((disk, disk.name), (top, top.name)):
             image, base = self.new_base(called, IMAGE)
             path = self.opened(image, base)
@@ -250,12 +250,7 @@ class VolumesTest(BcacheCase):
         found = Path("/sys/dev/block", devmapper.number(disk), "bcache")
         wait_until(found.exists)
 
-        def stop() -> None:
-            if found.exists():
-                (found / "stop").write_text("1")
-                wait_until(lambda: not found.exists())
-
-        self.addCleanup(stop)
+        self.addCleanup(self.stop, found)
         (found / "attach").write_text(home.name)
         return found
 
@@ -263,8 +258,16 @@ class VolumesTest(BcacheCase):
         """The administrator's device leaves the volume."""
         (theirs / "detach").write_text("1")
         wait_until(lambda: not strangers(home))
-        (theirs / "stop").write_text("1")
-        wait_until(lambda: not theirs.exists())
+        self.stop(theirs)
+
+    def stop(self, theirs: Path) -> None:
+        """Stop a backing device for good: by its superblock udev would have bcache take it again at once."""
+        if theirs.exists():
+            with Path("/dev/block", theirs.parent.name).open("r+b", buffering=0) as device:
+                device.write(bytes(bcachedev.SUPERBLOCK))
+                os.fsync(device.fileno())
+            (theirs / "stop").write_text("1")
+            wait_until(lambda: not theirs.exists())
 
     def test_a_volume_is_started_with_the_policy_that_takes_unused_space_first(self) -> None:
         self.opened(*self.new_base(size=IMAGE))
