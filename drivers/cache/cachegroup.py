@@ -150,16 +150,14 @@ class Group:
         joined = False
         for path, number in self._renewable(below)[:1]:
             began = self._clock()
-            why = "it refused the next one as well"
+            why = ""
             try:
                 self._start_empty(path, number)
                 joined = self.join(below)
             except (DriverError, OSError) as error:
                 self._say(below, f"it goes on without the cache volume {path}, which does not start empty: {error}")
                 why = str(error)
-            if joined:
-                self._vain.pop(number, None)
-            else:
+            if not joined:
                 self._let_be(number, why, self._clock() - began)
         return joined
 
@@ -210,6 +208,8 @@ class Group:
         if bcachedev.set_of(below) is not None:
             self._joins.end(below)
             self._said.pop(below, None)
+            self._held.discard(number)
+            self._vain.pop(number, None)
             return True
         if bcachedev.is_full(refusal):
             self._full.add(number)
@@ -343,7 +343,8 @@ class Group:
         strangers = [name for name in attached if not _is_ours(name)]
         if number in self._held and strangers:
             return _held_by(strangers)
-        return f"{_FULL}, and could not be emptied: {self._vain[number][1]}" if number in self._vain else ""
+        _, why = self._vain.get(number, (0, ""))
+        return f"{_FULL}, and could not be emptied: {why}" if why else ""
 
 
 def _held_by(strangers: list[str]) -> str:
