@@ -510,12 +510,18 @@ class VolumesTest(BcacheCase):
 
     def test_what_took_the_place_of_a_full_volume_is_left_alone(self) -> None:
         image, path = self.image_by_a_small_volume()
+        self.opened(*self.new_base("kept", IMAGE))
         self.fill()
         (below,) = devmapper.names("virtman-cacheof-base-")
         self.default.rename(self.folder / "moved")
-        self.default.write_bytes(b"theirs" * 4096)
+        theirs = b"theirs" * 4096
+        self.default.write_bytes(theirs)
+        os.truncate(self.default, 256 << 20)
         self.assertFalse(self.small_group(SlowClock(step=0.0)).join_or_renew(below))
-        self.assertEqual(b"theirs" * 4096, self.default.read_bytes())
+        with self.default.open("rb") as file:
+            self.assertEqual(theirs, file.read(len(theirs)))
+        (kept,) = devmapper.names("virtman-cacheof-kept-")
+        self.assertIsNotNone(bcachedev.set_of(kept), "it was sent away in vain")
         self.assert_reads(image, path)
         (self.folder / "moved").rename(self.default)
 

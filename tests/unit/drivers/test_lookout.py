@@ -127,7 +127,9 @@ class NudgesTest(TestCase):
         self.nudges = Nudges(lambda: self.now, self.sent.append)
 
     def test_one_is_sent_for_all_once_the_second_has_turned(self) -> None:
-        self.nudges.send(1, since=1000.1)
+        for now in (1000.3, 1000.99):
+            self.now = now
+            self.nudges.send(1, since=1000.1)
         self.assertEqual([], self.sent)
         self.now += self.nudges.seconds_left()
         for session in (1, 2):
