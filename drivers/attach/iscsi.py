@@ -459,6 +459,7 @@ class _Route:
         while True:
             news = self._news  # before what it may tell of
             if self._stopped.is_set() or (wanted := self._wanted(target)) is None:
+                self._refused_since.pop(target, None)
                 return
             trouble = self._try(wanted)
             if not trouble:
@@ -506,6 +507,7 @@ class _Route:
         try:
             session = sessions(self._image.name).get(target)
             if session is None:
+                self._refused_since.pop(target, None)
                 log_in(target, self._initiator)
                 session = sessions(self._image.name).get(target)
             if session is None or not session.logged_in:
@@ -542,8 +544,8 @@ class _Route:
         if not self._lookout.knocks.open((target.ip, target.port)):
             self._refused_since.pop(target, None)
         elif time.monotonic() - (since := self._refused_since.setdefault(target, time.monotonic())) >= _REFUSED_LIMIT:
-            log_out(target)  # from now on it is tried from here, with a pause
             self._refused_since.pop(target, None)
+            log_out(target)  # from now on it is tried from here, with a pause
             return "it takes connections and no login: it begins anew"
         elif session is not None:
             self._lookout.nudges.send(session.number, since)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from drivers.base import Volume, VolumeState
 from drivers.cache.cachevolumes import Volumes, size_of
-from drivers.cache.rests import Rests
+from drivers.cache.rests import Rests, growing
 from drivers.errors import BadVolume, DriverError, VolumeInUse
 from drivers.kernel import bcachedev, devmapper
 
@@ -57,6 +57,8 @@ class Group:
         """Of members that no volume takes, unless somebody asks for it."""
         self._troubles: dict[str, str] = {}
         """By number, why a volume could not be started the last time."""
+        self._refused = False
+        """Whether a volume did not take the last member that was to join one."""
         self._full: set[str] = set()
         """Numbers of the volumes that had no number left for the last member."""
         self._held: set[str] = set()
@@ -102,7 +104,7 @@ class Group:
         images = set(devmapper.names(IMAGE))
         for below in [name for name in self._said if name.startswith(IMAGE) and name not in images]:
             self._said.pop(below)
-            self._joins.end(below)
+        self._joins.keep(images)
         if images or devmapper.names(DEVICE):
             return
         errors: list[Exception] = []
@@ -127,6 +129,7 @@ class Group:
 
         ``leaving``: the number of a volume that it must not join.
         """
+        self._refused = False
         self._full.clear()
         if not devmapper.exists(below) or not bcachedev.settings(below).exists():
             return False
@@ -165,7 +168,7 @@ class Group:
         """Do not empty a volume again soon: its members are sent away each time, and everybody waits meanwhile."""
         times, _ = self._vain.get(number, (0, ""))
         self._vain[number] = times + 1, why
-        self._renewals.begin(number, max(min(RETRY * 2**times, LONGEST), PATIENCE * took))
+        self._renewals.begin(number, max(growing(times, RETRY, LONGEST), PATIENCE * took))
 
     def _renewable(self, below: str) -> list[tuple[Path, str]]:
         """The volumes that have no number left for this member, and may be emptied now."""
@@ -187,34 +190,40 @@ class Group:
         self._clear(path, number)
         self.volumes.stop(path, number)
         self.volumes.empty(path, number, beginning)
-        self.volumes.start(path, number)
-        self._held.discard(number)
+        self._has_room(number)
+        self._start(path, number)
         self._rejoin()
 
     def look_after(self, below: str) -> None:
         """The same for a member that is in use. One that was refused is not tried again for a while."""
         if self._joins.lasts(below):
             return
-        began = self._clock()
+        began, rest = self._clock(), RETRY
         try:
-            if self.join_or_renew(below):
+            if self.join_or_renew(below) or not self._refused:
                 return
         except (DriverError, OSError) as error:
             self._say(below, f"it goes on without a cache volume: {error}")
-        self._joins.begin(below, max(RETRY, PATIENCE * (self._clock() - began)))
+            rest = max(RETRY, PATIENCE * (self._clock() - began))
+        self._joins.begin(below, rest)
 
     def _attach(self, below: str, number: str, home: Path) -> bool:
         refusal = bcachedev.attach(below, home)
         if bcachedev.set_of(below) is not None:
             self._joins.end(below)
             self._said.pop(below, None)
-            self._held.discard(number)
-            self._vain.pop(number, None)
+            self._has_room(number)
             return True
+        self._refused = True
         if bcachedev.is_full(refusal):
             self._full.add(number)
         self._say(below, f"it is not attached to {home.name}: {'; '.join(refusal) or 'bcache gives no reason'}")
         return False
+
+    def _has_room(self, number: str) -> None:
+        """A volume takes members."""
+        self._held.discard(number)
+        self._vain.pop(number, None)
 
     def _say(self, below: str, why: str) -> None:
         """Tell why a member has no volume, but not once more with each try."""
@@ -298,8 +307,8 @@ class Group:
             # Who adds one that is there has mended it, and asks for it now.
             self._starts.end(volumes[path])
             self._renewals.end(volumes[path])
-            for known in (self._troubles, self._vain):
-                known.pop(volumes[path], None)
+            self._troubles.pop(volumes[path], None)
+            self._vain.pop(volumes[path], None)
             self._start_if_used()
             for below in devmapper.names(IMAGE):
                 self._joins.end(below)  # the next look has it emptied, if need be
@@ -319,6 +328,7 @@ class Group:
             except OSError as error:
                 log.warning("the mark of the cache volume %s stays on it: %s", path, error)
             self.volumes.record(volumes)
+            self._has_room(number)  # nobody will say so of it any more
 
     def _use(self, number: str) -> tuple[VolumeState | None, list[str]]:
         """How a volume is, if the kernel has it, and what is attached to it."""

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+
+
+def growing(times: int, first: float, longest: float) -> float:
+    """Seconds of a rest after so many others: twice as long as the one before, and not longer than ``longest``."""
+    # From some power on it is no float any more.
+    return min(first * 2.0 ** min(times, 64), longest)
 
 
 class Rests:
@@ -22,6 +28,10 @@ class Rests:
     def end(self, name: str) -> None:
         """It may be tried."""
         self._until.pop(name, None)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all others."""
+        self._until = {name: until for name, until in self._until.items() if name in names}
 
     def lasts(self, name: str) -> bool:
         """Whether it is not to be tried yet."""

@@ -255,7 +255,7 @@ class Nudges:
 
         Raises DriverError, OSError.
         """
-        second = int(self._clock())
+        second = int(self._clock() - COARSE)
         with self._lock:
             if second in (int(since), self._last):
                 return

@@ -13,7 +13,8 @@ import pytest
 from drivers.base import Device, Image, Volume, VolumeState
 from drivers.cache.bcache import BUCKET, BcacheCache
 from drivers.cache.cachegroup import PATIENCE, RETRY, Group
-from drivers.errors import BadVolume, VolumeInUse
+from drivers.cache.cachevolumes import Volumes
+from drivers.errors import BadDisk, BadVolume, VolumeInUse
 from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev
 from tests.kernel.inside.bcachecase import BcacheCase
@@ -35,6 +36,20 @@ class SlowClock:
     def __call__(self) -> float:
         self.now += self.step
         return self.now
+
+
+class SlowToStart(Volumes):
+    """Those of which none starts, and a minute goes by until that is known."""
+
+    def __init__(self, folder: Path, clock: SlowClock) -> None:
+        super().__init__(folder, file_size=256 << 20, bucket=16 << 10)
+        self._clock = clock
+        self.tries = 0
+
+    def start(self, path: Path, number: str) -> None:
+        self.tries += 1
+        self._clock.now += 60
+        raise BadDisk("it is slow")
 
 
 def strangers(home: Path) -> list[str]:
@@ -507,6 +522,40 @@ class VolumesTest(BcacheCase):
         group.look_after(below)
         self.assertEqual(("base",), self.images(self.default))
         self.assertEqual([""], [volume.trouble for volume in group.described()])
+
+    def test_a_volume_that_is_emptied_and_does_not_start_rests_and_is_in_no_trouble_once_it_runs(self) -> None:
+        image, path = self.image_by_a_small_volume()
+        self.fill()
+        (below,) = devmapper.names("virtman-cacheof-base-")
+        clock = SlowClock(step=0.0)
+        group = self.small_group(clock)
+        well, slow = group.volumes, SlowToStart(self.place.state / "cache", clock)
+        group.volumes = slow
+        group.look_after(below)
+        self.assert_reads(image, path)
+        for waited in (RETRY, 60.0 * PATIENCE - RETRY - 1):
+            clock.now += waited
+            (volume,) = group.described()
+            self.assertEqual((VolumeState.IDLE, "it is slow", 1), (volume.state, volume.trouble, slow.tries))
+        clock.now += RETRY
+        group.volumes = well
+        (volume,) = group.described()
+        self.assertEqual((VolumeState.RUNNING, "", ("base",)), (volume.state, volume.trouble, volume.images))
+        self.assert_reads(image, path)
+
+    def test_one_that_nobody_refused_is_looked_at_again_at_once(self) -> None:
+        self.image_by_a_small_volume()
+        (below,), (name,) = devmapper.names("virtman-cacheof-"), devmapper.names("virtman-cachevol-")
+        clock = SlowClock(step=0.0)
+        group = self.small_group(clock)
+        bcachedev.detach(below)
+        bcachedev.stop(name)
+        devmapper.remove(name)
+        group.look_after(below)
+        with group.lock:
+            group.start()
+        group.look_after(below)
+        self.assertEqual(("base",), self.images(self.default))
 
     def test_what_took_the_place_of_a_full_volume_is_left_alone(self) -> None:
         image, path = self.image_by_a_small_volume()

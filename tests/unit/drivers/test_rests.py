@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testtools import TestCase
 
-from drivers.cache.rests import Rests
+from drivers.cache.rests import Rests, growing
 
 
 class RestsTest(TestCase):
@@ -26,6 +26,17 @@ class RestsTest(TestCase):
         self.assertEqual(["two"], self.lasting())
         self.now += 10
         self.assertEqual([], self.lasting())
+
+    def test_those_that_are_not_kept_are_forgotten(self) -> None:
+        self.rests.begin("one", 10)
+        self.rests.begin("two", 10)
+        self.rests.keep(["two", "three"])
+        self.assertEqual(["two"], self.lasting())
+
+    def test_each_is_twice_as_long_as_the_one_before_up_to_a_limit_for_ever(self) -> None:
+        self.assertEqual([30.0, 60.0, 120.0], [growing(times, 30.0, 3600.0) for times in range(3)])
+        self.assertEqual([1920.0, 3600.0], [growing(times, 30.0, 3600.0) for times in (6, 7)])
+        self.assertEqual(3600.0, growing(10**6, 30.0, 3600.0))
 
     def test_one_may_begin_again_and_be_ended(self) -> None:
         self.rests.begin("one", 10)
