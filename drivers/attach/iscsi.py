@@ -470,11 +470,17 @@ class _Route:
             if trouble != said:
                 log.info("image %s: waiting for %s: %s", self._image.name, target.name, trouble)
             said = trouble
-            # Without a session nothing tells when it is time again. One that takes connections and is not logged in is
-            # not left to iscsid for long.
-            longest = self._lookout.nudges.seconds_left() if target in self._refused_since else _LATE_RETRY
-            (news if self._has_session(target) else self._stopped).wait(min(pause, longest))
+            # Without a session nothing tells when it is time again.
+            (news if self._has_session(target) else self._stopped).wait(min(pause, self._seconds_left(target)))
             pause = min(2 * pause, _LAST_RETRY if time.monotonic() - began < _SOON else _LATE_RETRY)
+
+    def _seconds_left(self, target: Target) -> float:
+        """At most until the next try. A session that is refused is nudged, and not left to iscsid for long."""
+        since = self._refused_since.get(target)
+        if since is None:
+            return _LATE_RETRY
+        turn, limit = self._lookout.nudges.seconds_left(), since + _REFUSED_LIMIT - time.monotonic()
+        return min(turn, limit) if limit > 0 else turn
 
     def _is_up(self, target: Target) -> None:
         """Have it taken into the map, which may wait for a parent that hangs: for this one that is left at once."""

@@ -255,16 +255,21 @@ class Nudges:
 
         Raises DriverError, OSError.
         """
-        second = int(self._clock() - COARSE)
         with self._lock:
-            if second in (int(since), self._last):
+            second = _turned(self._clock())
+            if second <= max(_turned(since), self._last):
                 return
             self._last = second
         self._nudge(session)
 
     def seconds_left(self) -> float:
         """Until the next one is of use."""
-        return 1 - self._clock() % 1 + COARSE
+        return 1 - (self._clock() - COARSE) % 1
+
+
+def _turned(moment: float) -> int:
+    """The second that has turned by then for iscsid, too, whose clock may be late."""
+    return math.floor(moment - COARSE)
 
 
 class Sessions:

@@ -142,10 +142,22 @@ class NudgesTest(TestCase):
         self.nudges.send(2, since=1001.9)
         self.assertEqual([1, 2], self.sent)
 
-    def test_the_next_is_of_use_just_after_the_second_turns(self) -> None:
-        for now, seconds in ((1000.0, 1.0), (1000.3, 0.7), (1000.99, 0.01)):
+    def test_who_is_first_seen_just_after_the_turn_is_nudged_when_it_has_turned_for_iscsid(self) -> None:
+        for now, sent in ((1001.012, []), (1001.021, [1]), (1001.9, [1]), (1002.019, [1]), (1002.021, [1, 1])):
             self.now = now
-            self.assertEqual(0.02, round(self.nudges.seconds_left() - seconds, 6))
+            self.nudges.send(1, since=1001.01)
+            self.assertEqual((now, sent), (now, self.sent))
+
+    def test_it_goes_on_each_second_for_who_is_not_logged_in_for_long(self) -> None:
+        for second in range(1001, 1005):
+            self.now = second + 0.5
+            self.nudges.send(1, since=1000.5)
+        self.assertEqual(4, len(self.sent))
+
+    def test_the_next_is_of_use_just_after_the_second_turns(self) -> None:
+        for now, seconds in ((1000.0, 0.02), (1000.01, 0.01), (1000.02, 1.0), (1000.3, 0.72), (1000.99, 0.03)):
+            self.now = now
+            self.assertEqual(seconds, round(self.nudges.seconds_left(), 6))
 
 
 class KnocksTest(TestCase):
