@@ -178,7 +178,7 @@ class Devices:
         if self._state(name) is DeviceState.CACHED:
             return
         number = self._device(name)
-        if number is None:
+        if number is None or self._rests(name):
             return
         sectors = devmapper.size(top) // SECTOR
         if _of(_SPLIT, name) in _parts(top):
@@ -207,6 +207,8 @@ class Devices:
         devmapper.remove_when_closed(_GONE + name)
         self._checked.discard(name)
         self._returns.forget(name)
+        with self._group.lock:
+            self._group.forget(DEVICE + name)
         self._failed.forget(top)
         self._ring()
 
@@ -371,6 +373,8 @@ class Devices:
             devmapper.create(below, _lines(loop, number, sectors))
             bcachedev.register(below)
             joined = self._group.join_or_renew(below)
+            if not joined:
+                self._group.let_rest(below)
         if not joined:
             self._drop(name)
             return False
@@ -392,6 +396,10 @@ class Devices:
         run(["make-bcache", "-B", "--data-offset", str(_HEAD // SECTOR), "--block", str(block), str(header)])
         os.truncate(header, _HEAD + _GUARD + _GUARD_BEHIND)
         return header
+
+    def _rests(self, name: str) -> bool:
+        with self._group.lock:
+            return self._group.rests(DEVICE + name)
 
     def _drop(self, name: str) -> None:
         """Remove what is below, whole or half made, and what names it in a volume."""

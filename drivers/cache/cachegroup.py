@@ -54,7 +54,7 @@ class Group:
         self._renewals = Rests(clock)
         """Of volumes, by number, that were emptied in vain."""
         self._joins = Rests(clock)
-        """Of members that no volume takes, unless somebody asks for it."""
+        """Of members that no volume takes."""
         self._troubles: dict[str, str] = {}
         """By number, why a volume could not be started the last time."""
         self._refused = False
@@ -103,8 +103,7 @@ class Group:
         """
         images = set(devmapper.names(IMAGE))
         for below in [name for name in self._said if name.startswith(IMAGE) and name not in images]:
-            self._said.pop(below)
-        self._joins.keep(images)
+            self.forget(below)
         if images or devmapper.names(DEVICE):
             return
         errors: list[Exception] = []
@@ -150,23 +149,29 @@ class Group:
 
     def _renew(self, below: str) -> bool:
         """Whether a member that was just refused has a volume that starts empty for it."""
-        joined = False
         for path, number in self._renewable(below)[:1]:
             began = self._clock()
-            why = ""
+            times, _ = self._vain.get(number, (0, ""))  # the first one that joins has it forgotten
             try:
                 self._start_empty(path, number)
-                joined = self.join(below)
             except (DriverError, OSError) as error:
-                self._say(below, f"it goes on without the cache volume {path}, which does not start empty: {error}")
-                why = str(error)
-            if not joined:
-                self._let_be(number, why, self._clock() - began)
-        return joined
+                why = f"could not be emptied: {error}"
+            else:
+                self._rejoin()
+                if self.join(below):
+                    return True
+                if number not in self._full:
+                    return False  # it does not run, which is another matter, or not for want of numbers
+                why = "was emptied in vain"
+            self._say(below, f"it goes on without the cache volume {path}, which {why}")
+            self._let_be(number, times, why, self._clock() - began)
+        return False
 
-    def _let_be(self, number: str, why: str, took: float) -> None:
-        """Do not empty a volume again soon: its members are sent away each time, and everybody waits meanwhile."""
-        times, _ = self._vain.get(number, (0, ""))
+    def _let_be(self, number: str, times: int, why: str, took: float) -> None:
+        """Do not empty a volume again soon: its members are sent away each time, and everybody waits meanwhile.
+
+        ``times``: how often it was emptied in vain before.
+        """
         self._vain[number] = times + 1, why
         self._renewals.begin(number, max(growing(times, RETRY, LONGEST), PATIENCE * took))
 
@@ -184,28 +189,42 @@ class Group:
         return found
 
     def _start_empty(self, path: Path, number: str) -> None:
-        """Have a volume that runs begin anew, and images join it."""
+        """Have a volume that runs begin anew."""
         beginning = self.volumes.beginning(path, number)  # before anybody is sent away for it
         log.warning("the cache volume %s starts empty: it takes no more members", path)
         self._clear(path, number)
         self.volumes.stop(path, number)
         self.volumes.empty(path, number, beginning)
-        self._has_room(number)
         self._start(path, number)
-        self._rejoin()
 
     def look_after(self, below: str) -> None:
-        """The same for a member that is in use. One that was refused is not tried again for a while."""
-        if self._joins.lasts(below):
+        """As ``join_or_renew``, for an image that is in use. One that was refused is not tried again for a while."""
+        if self.rests(below):
             return
         began, rest = self._clock(), RETRY
         try:
-            if self.join_or_renew(below) or not self._refused:
+            if self.join(below):
+                return
+            refused = self._refused  # by this one; others join while a volume is emptied
+            if self._renew(below) or not refused:
                 return
         except (DriverError, OSError) as error:
             self._say(below, f"it goes on without a cache volume: {error}")
             rest = max(RETRY, PATIENCE * (self._clock() - began))
         self._joins.begin(below, rest)
+
+    def rests(self, below: str) -> bool:
+        """Whether no volume took a member a short while ago."""
+        return self._joins.lasts(below)
+
+    def let_rest(self, below: str) -> None:
+        """No volume takes a member."""
+        self._joins.begin(below, RETRY)
+
+    def forget(self, below: str) -> None:
+        """A member is gone."""
+        self._said.pop(below, None)
+        self._joins.end(below)
 
     def _attach(self, below: str, number: str, home: Path) -> bool:
         refusal = bcachedev.attach(below, home)
@@ -233,8 +252,13 @@ class Group:
             log.warning("%s: %s", below, why)
 
     def _rejoin(self) -> None:
+        """Have images join. After an error those that are left join by themselves: nobody is kept waiting for more."""
         for below in sorted(devmapper.names(IMAGE)):
-            self.join(below)
+            try:
+                self.join(below)
+            except (DriverError, OSError) as error:
+                self._say(below, f"it goes on without a cache volume: {error}")
+                return
 
     def _clear(self, path: Path, number: str) -> None:
         """Let the members of a volume go on without it, images on others if there are.
@@ -310,8 +334,7 @@ class Group:
             self._troubles.pop(volumes[path], None)
             self._vain.pop(volumes[path], None)
             self._start_if_used()
-            for below in devmapper.names(IMAGE):
-                self._joins.end(below)  # the next look has it emptied, if need be
+            self._joins.clear()  # the next look at a member has it emptied, if need be
             return self._describe(path, volumes[path], self._use(volumes[path]))
 
     def remove(self, path: Path) -> None:
@@ -346,15 +369,14 @@ class Group:
 
     def _trouble(self, number: str, state: VolumeState, attached: list[str]) -> str:
         """Why a volume takes no more members, or could not be started; what was so once and is not is left out."""
-        if state is VolumeState.IDLE:
-            return self._troubles.get(number, "")
-        if state is not VolumeState.RUNNING:
+        if state not in (VolumeState.IDLE, VolumeState.RUNNING):
             return ""
+        if state is VolumeState.IDLE and number in self._troubles:
+            return f"it could not be started: {self._troubles[number]}"
         strangers = [name for name in attached if not _is_ours(name)]
         if number in self._held and strangers:
             return _held_by(strangers)
-        _, why = self._vain.get(number, (0, ""))
-        return f"{_FULL}, and could not be emptied: {why}" if why else ""
+        return f"{_FULL}, and {self._vain[number][1]}" if number in self._vain else ""
 
 
 def _held_by(strangers: list[str]) -> str:

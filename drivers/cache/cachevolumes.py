@@ -52,6 +52,8 @@ class Volumes:
         self._beginnings = Beginnings()
         self._known: tuple[tuple[int, int, int], dict[Path, str]] | None = None
         """What the record said, with what its file was just before: it is asked for with each look at an image."""
+        self._stopping: dict[str, bool] = {}
+        """Numbers of the volumes that were not released yet when they were to stop, and whether they had failed."""
 
     def recorded(self) -> dict[Path, str]:
         """The numbers of the volumes. Raises NoSpace if there is no room for the first one."""
@@ -102,6 +104,8 @@ class Volumes:
 
     def start(self, path: Path, number: str) -> None:
         """Have the volume run, unless it has failed. If it is damaged it starts empty. Raises DriverError, OSError."""
+        if number in self._stopping:
+            self.stop(path, number)
         name, half = _map(number), _half(number)
         if devmapper.exists(name):
             return
@@ -127,11 +131,15 @@ class Volumes:
         self.replacement.begin(home)
 
     def stop(self, path: Path, number: str) -> None:
-        """Release the volume, to which no image is attached. What a failed one holds is not trusted any more."""
-        failed = self.failed(number)
+        """Release the volume, to which no image is attached. What a failed one holds is not trusted any more.
+
+        Raises NotReleased, CommandFailed; the next start, or stop, goes on with it.
+        """
+        failed = self._stopping.setdefault(number, self.failed(number))
         for name in (_map(number), _half(number)):
             bcachedev.stop(name)
             devmapper.remove(name)
+        del self._stopping[number]
         if failed and self._number(path) == number:
             try:
                 self._write(path, number)
@@ -190,13 +198,14 @@ class Volumes:
                 os.fsync(file.fileno())
 
     def running(self, number: str) -> Path | None:
-        """The set of a volume that runs."""
+        """The set of a volume that runs, and is not about to stop."""
         name = _map(number)
-        return bcachedev.running_set(name) if devmapper.exists(name) else None
+        return bcachedev.running_set(name) if devmapper.exists(name) and number not in self._stopping else None
 
     def failed(self, number: str) -> bool:
         """Whether bcache has given the volume up."""
-        return devmapper.exists(_map(number)) and self.running(number) is None
+        name = _map(number)
+        return number not in self._stopping and devmapper.exists(name) and bcachedev.running_set(name) is None
 
     def unused_state(self, path: Path, number: str) -> VolumeState:
         """How a volume is that the kernel does not have."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 
 def growing(times: int, first: float, longest: float) -> float:
@@ -29,9 +29,9 @@ class Rests:
         """It may be tried."""
         self._until.pop(name, None)
 
-    def keep(self, names: Collection[str]) -> None:
-        """Forget all others."""
-        self._until = {name: until for name, until in self._until.items() if name in names}
+    def clear(self) -> None:
+        """All may be tried."""
+        self._until.clear()
 
     def lasts(self, name: str) -> bool:
         """Whether it is not to be tried yet."""

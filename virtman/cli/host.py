@@ -89,12 +89,10 @@ def _trouble_of_volumes(volumes: Sequence[Volume]) -> Iterator[str]:
     for volume in volumes:
         if volume.state in VOLUME_TROUBLE:
             yield f"the cache volume {volume.path} {VOLUME_TROUBLE[volume.state]}; see: virtman cache list"
-        if volume.trouble and volume.state == "running":
-            yield f"the cache volume {volume.path}: {volume.trouble}"
-        elif volume.trouble:
+        if volume.trouble:
             yield (
-                f"the cache volume {volume.path} could not be started: {volume.trouble};"
-                " this is tried again while images are open"
+                f"the cache volume {volume.path}: {volume.trouble}; that is tried again, and soon if you say:"
+                f" virtman cache add {volume.path}"
             )
 
 

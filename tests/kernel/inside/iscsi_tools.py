@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 from drivers.errors import CommandFailed
@@ -73,11 +75,21 @@ def rescan(target: str) -> None:
     run(["iscsiadm", "--mode", "node", "--targetname", target, "--rescan"])
 
 
+@contextlib.contextmanager
+def it_may_go() -> Iterator[None]:
+    """What is asked for may go meanwhile: before its file is opened, or after."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+
+
 def disk_of(target: str) -> Path | None:
     """The node of the disk with LUN 0, if there is one."""
     run(["udevadm", "settle"])
     for session in Path("/sys/class/iscsi_session").glob("*"):
-        with contextlib.suppress(FileNotFoundError):  # it is going
+        with it_may_go():
             if (session / "targetname").read_text().strip() == target:
                 return next((Path("/dev") / found.name for found in session.glob("device/target*/*:0/block/*")), None)
     return None

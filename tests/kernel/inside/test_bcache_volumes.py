@@ -52,6 +52,17 @@ class SlowToStart(Volumes):
         raise BadDisk("it is slow")
 
 
+class EmptiedInVain(Volumes):
+    """Those whose disk takes writes, and keeps what it had."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, file_size=256 << 20, bucket=16 << 10)
+        self.times = 0
+
+    def empty(self, path: Path, number: str, beginning: bytes) -> None:
+        self.times += 1
+
+
 def strangers(home: Path) -> list[str]:
     """What is attached to a volume and is not the agent's."""
     return [name for name in bcachedev.attached(home) if not name.startswith("virtman-")]
@@ -466,6 +477,8 @@ class VolumesTest(BcacheCase):
             group.look_after(below)
             self.assertEqual(images, self.images(self.default))
         self.assert_reads(other, other_path)
+        self.attached_by_somebody_else(disk, self.running(name))
+        self.assertEqual([""], [volume.trouble for volume in group.described()])  # it has room
 
     def trouble(self) -> str:
         (volume,) = self.cache.volumes()
@@ -518,10 +531,129 @@ class VolumesTest(BcacheCase):
         os.environ["PATH"] = path
         group.look_after(below)
         self.assertEqual((), self.images(self.default))
-        group.add(self.default)
+        clock.now += 8 * RETRY
+        group.look_after(below)
+        self.assertEqual([("base",)], [volume.images for volume in group.described()])
+        self.assertEqual([""], [volume.trouble for volume in group.described()])
+
+    def test_a_volume_that_was_not_emptied_for_want_of_room_is_as_soon_as_it_is_added_again(self) -> None:
+        self.image_by_a_small_volume()
+        self.fill()
+        (below,) = devmapper.names("virtman-cacheof-base-")
+        path, group = os.environ["PATH"], self.small_group(SlowClock(step=0.0))
+        stand_in(self, self.folder, "make-bcache", "exit 1")
+        group.look_after(below)
+        os.environ["PATH"] = path
+        self.assertEqual("", group.add(self.default).trouble)
+        group.look_after(below)
+        self.assertEqual([("base",)], [volume.images for volume in group.described()])
+
+    def test_one_that_is_full_still_after_it_was_emptied_is_let_be_as_long(self) -> None:
+        self.image_by_a_small_volume()
+        self.fill()
+        (below,) = devmapper.names("virtman-cacheof-base-")
+        clock = SlowClock(step=0.0)
+        group = self.small_group(clock)
+        well, worn = group.volumes, EmptiedInVain(self.place.state / "cache")
+        group.volumes = worn
+        tried = []
+        for _ in range(4):
+            group.look_after(below)
+            tried.append(worn.times)
+            clock.now += RETRY
+        self.assertEqual([1, 2, 2, 3], tried)
+        (volume,) = group.described()
+        self.assertEqual("it takes no more members, and was emptied in vain", volume.trouble)
+        group.volumes = well
+        clock.now += 4 * RETRY
+        group.look_after(below)
+        self.assertEqual(["base"], [*group.described()[0].images])
+
+    def test_one_that_somebody_has_open_when_it_is_emptied_runs_once_that_has_ended(self) -> None:
+        self.image_by_a_small_volume()
+        self.fill()
+        (below,), (name,) = devmapper.names("virtman-cacheof-base-"), devmapper.names("virtman-cachevol-")
+        clock = SlowClock(step=0.0)
+        group = self.small_group(clock)
+        with devmapper.map_path(name).open("rb"):
+            group.look_after(below)
+            (volume,) = group.described()
+            self.assertEqual((VolumeState.IDLE, True), (volume.state, bool(volume.trouble)))
+        clock.now += PATIENCE * RETRY
+        (volume,) = group.described()
+        self.assertIs(VolumeState.RUNNING, volume.state)
+        group.look_after(below)
+        (volume,) = group.described()
+        self.assertEqual((("base",), ""), (volume.images, volume.trouble))
+
+    def test_one_that_is_found_damaged_has_room_again(self) -> None:
+        self.image_by_a_small_volume()
+        self.fill()
+        (below,), (name,) = devmapper.names("virtman-cacheof-base-"), devmapper.names("virtman-cachevol-")
+        clock = SlowClock(step=0.0)
+        group = self.small_group(clock)
+        path = os.environ["PATH"]
+        stand_in(self, self.folder, "make-bcache", "exit 1")
+        group.look_after(below)
+        os.environ["PATH"] = path
+        bcachedev.stop(name)
+        with devmapper.map_path(name).open("r+b", buffering=0) as opened:
+            opened.write(bytes(bcachedev.SUPERBLOCK))
+            os.fsync(opened.fileno())
+        devmapper.remove(name)
+        clock.now += RETRY
+        (volume,) = group.described()
+        self.assertEqual((VolumeState.RUNNING, ("base",), ""), (volume.state, volume.images, volume.trouble))
+
+    def test_an_image_that_is_refused_is_tried_again_soon_however_long_that_took(self) -> None:
+        self.opened(*self.new_base(size=IMAGE))
+        (below,) = devmapper.names("virtman-cacheof-")
+        bcachedev.detach(below)
+        clock, tried = SlowClock(step=10.0), []
+        group = self.small_group(clock)
+        stand_in(self, self.folder, "sh", f"echo >> {self.folder}/tries; exit 1")
+        for waited in (0, 0, RETRY):
+            clock.now += waited
+            group.look_after(below)
+            tried.append((self.folder / "tries").read_text().count("\n"))
+        self.assertEqual([1, 1, 2], tried)
+
+    def test_an_error_of_images_that_join_is_told_and_they_join_later(self) -> None:
+        image, path = self.image_by_a_small_volume()
+        (below,) = devmapper.names("virtman-cacheof-")
+        bcachedev.detach(below)
+        clock, programs = SlowClock(step=0.0), os.environ["PATH"]
+        group = self.small_group(clock)
+        self.addCleanup(os.environ.__setitem__, "PATH", programs)
+        os.environ["PATH"] = str(self.folder)
+        with self.assertLogs("drivers.cache.cachegroup") as said:
+            group.add(self.default)
+            group.look_after(below)
+        self.assertIn("it goes on without a cache volume: ", said.output[0])
+        os.environ["PATH"] = programs
+        for waited, images in ((0.0, ()), (RETRY, ("base",))):
+            clock.now += waited
+            group.look_after(below)
+            self.assertEqual(images, group.described()[0].images)
+        self.assert_reads(image, path)
+
+    def test_one_that_joins_is_no_more_taken_for_refused(self) -> None:
+        self.opened(*self.new_base(size=IMAGE))
+        (below,), (name,) = devmapper.names("virtman-cacheof-"), devmapper.names("virtman-cachevol-")
+        bcachedev.detach(below)
+        clock, path = SlowClock(step=0.0), os.environ["PATH"]
+        group = self.small_group(clock)
+        stand_in(self, self.folder, "sh", "exit 1")
+        group.look_after(below)
+        os.environ["PATH"] = path
+        bcachedev.stop(name)
+        devmapper.remove(name)
+        clock.now += RETRY
+        group.look_after(below)  # there is no volume that could refuse it
+        with group.lock:
+            group.start()
         group.look_after(below)
         self.assertEqual(("base",), self.images(self.default))
-        self.assertEqual([""], [volume.trouble for volume in group.described()])
 
     def test_a_volume_that_is_emptied_and_does_not_start_rests_and_is_in_no_trouble_once_it_runs(self) -> None:
         image, path = self.image_by_a_small_volume()
@@ -531,12 +663,14 @@ class VolumesTest(BcacheCase):
         group = self.small_group(clock)
         well, slow = group.volumes, SlowToStart(self.place.state / "cache", clock)
         group.volumes = slow
-        group.look_after(below)
+        with self.assertLogs("drivers.cache.cachegroup") as said:
+            group.look_after(below)
+        self.assertIn("it is slow", said.output[-1])  # and not that it is full still
         self.assert_reads(image, path)
         for waited in (RETRY, 60.0 * PATIENCE - RETRY - 1):
             clock.now += waited
             (volume,) = group.described()
-            self.assertEqual((VolumeState.IDLE, "it is slow", 1), (volume.state, volume.trouble, slow.tries))
+            self.assertEqual((VolumeState.IDLE, "it could not be started: it is slow", 1), (volume.state, volume.trouble, slow.tries))
         clock.now += RETRY
         group.volumes = well
         (volume,) = group.described()
@@ -563,6 +697,7 @@ class VolumesTest(BcacheCase):
         self.fill()
         (below,) = devmapper.names("virtman-cacheof-base-")
         self.default.rename(self.folder / "moved")
+        self.addCleanup((self.folder / "moved").rename, self.default)
         theirs = b"theirs" * 4096
         self.default.write_bytes(theirs)
         os.truncate(self.default, 256 << 20)
@@ -572,7 +707,6 @@ class VolumesTest(BcacheCase):
         (kept,) = devmapper.names("virtman-cacheof-kept-")
         self.assertIsNotNone(bcachedev.set_of(kept), "it was sent away in vain")
         self.assert_reads(image, path)
-        (self.folder / "moved").rename(self.default)
 
     def test_an_image_that_has_lost_its_volume_joins_one_with_the_next_look(self) -> None:
         image, base = self.new_base(size=IMAGE)

@@ -30,6 +30,7 @@ from tests.contracts import drivers as contracts
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import content, drop_memory
 from tests.kernel.inside.killing import killed_at, programs_run
+from tests.kernel.inside.standins import stand_in
 from tests.kernel.inside.waits import wait_until
 from tests.sweeps import STRIDE
 
@@ -319,6 +320,31 @@ class VolumesTest(DeviceCase):
         self.assertEqual(self.wanted, self.file.read_bytes())
         self.cache.detach_device("one")
         self.cache.remove_volume(self.folder / "volume")
+
+    def test_one_that_no_volume_takes_is_not_made_anew_with_each_heartbeat(self) -> None:
+        path, tries = os.environ["PATH"], self.folder / "tries"
+        refusing = f'case "$*" in */attach) echo >> {tries}; exit 1;; esac'
+        stand_in(self, self.folder, "sh", refusing)
+        self.attached()
+        for _ in range(3):
+            self.cache.tend_device("one")
+        self.assertEqual("\n", tries.read_text())
+        self.assertIs(DeviceState.DIRECT, self.found().state)
+        os.environ["PATH"] = path
+        self.cache.tend_device("one")
+        self.assertIs(DeviceState.DIRECT, self.found().state)
+        self.cache.add_volume(self.place.state / "cache/pool")  # who adds one has it tried
+        self.cache.tend_device("one")
+        self.assertIs(DeviceState.CACHED, self.found().state)
+
+    def test_one_that_was_detached_is_tried_at_once_when_it_is_attached_again(self) -> None:
+        path = os.environ["PATH"]
+        stand_in(self, self.folder, "sh", 'case "$*" in */attach) exit 1;; esac')
+        self.attached()
+        self.cache.detach_device("one")
+        os.environ["PATH"] = path
+        self.attached()
+        self.assertIs(DeviceState.CACHED, self.found().state)
 
     @pytest.mark.long
     def test_a_volume_runs_until_the_last_device_and_image_have_left(self) -> None:

@@ -27,11 +27,11 @@ class RestsTest(TestCase):
         self.now += 10
         self.assertEqual([], self.lasting())
 
-    def test_those_that_are_not_kept_are_forgotten(self) -> None:
+    def test_all_may_be_ended(self) -> None:
         self.rests.begin("one", 10)
         self.rests.begin("two", 10)
-        self.rests.keep(["two", "three"])
-        self.assertEqual(["two"], self.lasting())
+        self.rests.clear()
+        self.assertEqual([], self.lasting())
 
     def test_each_is_twice_as_long_as_the_one_before_up_to_a_limit_for_ever(self) -> None:
         self.assertEqual([30.0, 60.0, 120.0], [growing(times, 30.0, 3600.0) for times in range(3)])

@@ -665,16 +665,21 @@ class CacheCommandsTest(AgentCliTest):
         self.assertEqual(f"the cache volume /a has failed{see}\nthe cache volume /b is missing{see}\n", result.stderr)
 
     def test_status_tells_why_a_volume_could_not_be_started(self) -> None:
-        self.site.host.volumes[POOL.path] = replace(POOL, trouble="its disk is dying")
+        trouble = "it could not be started: its disk is dying"
+        self.site.host.volumes[POOL.path] = replace(POOL, trouble=trouble)
         self.out("cache", "list")
-        line = f"the cache volume {POOL.path} could not be started: its disk is dying; this is tried again while"
-        self.assertEqual(f"{line} images are open\n", self.run_virtman("status").stderr)
+        self.assert_status_says(trouble)
+
+    def assert_status_says(self, trouble: str) -> None:
+        """Of a volume, with the way out."""
+        line = f"the cache volume {POOL.path}: {trouble}; that is tried again, and soon if you say:"
+        self.assertEqual(f"{line} virtman cache add {POOL.path}\n", self.run_virtman("status").stderr)
 
     def test_status_tells_why_a_volume_that_runs_takes_no_more(self) -> None:
         trouble = "it takes no more members, and is not emptied: sdz is attached to it"
         self.site.host.volumes[POOL.path] = replace(POOL, state=VolumeState.RUNNING, trouble=trouble)
         self.out("cache", "list")
-        self.assertEqual(f"the cache volume {POOL.path}: {trouble}\n", self.run_virtman("status").stderr)
+        self.assert_status_says(trouble)
 
 
 class DeviceCommandsTest(AgentCliTest):
