@@ -173,7 +173,7 @@ class Volume:
 
     ``size`` in bytes, 0 if it is missing; ``images``: the names of those whose reads it keeps now; ``devices``: the
     names of such attachments (``DeviceCache``); ``trouble``: why an idle one could not be started for those that are
-    open, or a running one takes no more.
+    open, stopped or removed, or one takes no more.
     """
 
     path: Path

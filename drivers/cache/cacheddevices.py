@@ -372,9 +372,7 @@ class Devices:
             loop = loopdev.attach(self._new_header(name, _block(number)), direct=False)
             devmapper.create(below, _lines(loop, number, sectors))
             bcachedev.register(below)
-            joined = self._group.join_or_renew(below)
-            if not joined:
-                self._group.let_rest(below)
+            joined = self._group.try_to_join(below)
         if not joined:
             self._drop(name)
             return False

@@ -53,10 +53,16 @@ class Group:
         """Of volumes, by number, that could not be started."""
         self._renewals = Rests(clock)
         """Of volumes, by number, that were emptied in vain."""
+        self._stops = Rests(clock)
+        """Of volumes, by number, that were not released when they were to stop."""
         self._joins = Rests(clock)
         """Of members that no volume takes."""
         self._troubles: dict[str, str] = {}
         """By number, why a volume could not be started the last time."""
+        self._held_up: dict[str, str] = {}
+        """By number, why a volume could not be stopped, or removed, the last time."""
+        self._leaving: set[str] = set()
+        """Numbers of the volumes that are to be removed, and were not released yet."""
         self._refused = False
         """Whether a volume did not take the last member that was to join one."""
         self._full: set[str] = set()
@@ -78,7 +84,7 @@ class Group:
             log.error("there is no cache volume: %s", error)
             return
         for path, number in volumes.items():
-            if not self._starts.lasts(number):
+            if number not in self._leaving and not self._starts.lasts(number):
                 self._start(path, number)
 
     def _start(self, path: Path, number: str) -> None:
@@ -89,17 +95,19 @@ class Group:
             rest = PATIENCE * (self._clock() - began)
             # One that does not answer is asked for no longer than Beginnings does, and may only have to spin up.
             self._starts.begin(number, min(RETRY, rest) if isinstance(error, BadVolume) else rest)
-            if self._troubles.get(number) != str(error):  # not once more with each try
+            trouble = f"it could not be started: {error}; this is tried again while images are open"
+            if self._troubles.get(number) != trouble:  # not once more with each try
                 log.error("the cache volume %s is left out: %s", path, error)
-            self._troubles[number] = str(error)
+            self._troubles[number] = trouble
         else:
             self._starts.end(number)
             self._troubles.pop(number, None)
+            self._held_up.pop(number, None)
 
     def stop_if_unused(self) -> None:
         """Stop all volumes if there is no member any more, but those to which somebody else has attached a device.
 
-        Raises the first error after all were tried.
+        One that was slow and in vain is not tried again for a while. Raises the first error after all were tried.
         """
         images = set(devmapper.names(IMAGE))
         for below in [name for name in self._said if name.startswith(IMAGE) and name not in images]:
@@ -111,13 +119,24 @@ class Group:
             try:
                 if strangers := self._strangers(number):
                     log.warning("the cache volume %s runs on: %s is attached to it", path, ", ".join(strangers))
-                else:
-                    self.volumes.stop(path, number)
+                elif not self._stops.lasts(number):
+                    self._stop(path, number)
             except (DriverError, OSError) as error:
                 log.error("cache volume %s: %s", path, error)
                 errors.append(error)
         if errors:
             raise errors[0]
+
+    def _stop(self, path: Path, number: str, *, empty: bool = False) -> None:
+        began = self._clock()
+        try:
+            self.volumes.stop(path, number, empty=empty)
+        except (DriverError, OSError) as error:
+            self._stops.begin(number, PATIENCE * (self._clock() - began))
+            self._held_up[number] = f"it could not be stopped: {error}"
+            raise
+        self._stops.end(number)
+        self._held_up.pop(number, None)
 
     def runs(self) -> bool:
         """Whether there is a volume to join."""
@@ -190,36 +209,38 @@ class Group:
 
     def _start_empty(self, path: Path, number: str) -> None:
         """Have a volume that runs begin anew."""
-        beginning = self.volumes.beginning(path, number)  # before anybody is sent away for it
+        self.volumes.check(path, number)  # before anybody is sent away for it
         log.warning("the cache volume %s starts empty: it takes no more members", path)
         self._clear(path, number)
-        self.volumes.stop(path, number)
-        self.volumes.empty(path, number, beginning)
+        self._stop(path, number, empty=True)
         self._start(path, number)
 
     def look_after(self, below: str) -> None:
-        """As ``join_or_renew``, for an image that is in use. One that was refused is not tried again for a while."""
-        if self.rests(below):
-            return
-        began, rest = self._clock(), RETRY
+        """As ``try_to_join``, for an image that is in use, if it does not rest."""
         try:
-            if self.join(below):
-                return
-            refused = self._refused  # by this one; others join while a volume is emptied
-            if self._renew(below) or not refused:
-                return
+            if not self.rests(below):
+                self.try_to_join(below)
         except (DriverError, OSError) as error:
             self._say(below, f"it goes on without a cache volume: {error}")
-            rest = max(RETRY, PATIENCE * (self._clock() - began))
-        self._joins.begin(below, rest)
+
+    def try_to_join(self, below: str) -> bool:
+        """As ``join_or_renew``. One that is refused rests, and one that fails does for longer if that took long."""
+        began = self._clock()
+        try:
+            if self.join(below):
+                return True
+            refused = self._refused  # this one; others join while a volume is emptied
+            joined = self._renew(below)
+        except (DriverError, OSError):
+            self._joins.begin(below, max(RETRY, PATIENCE * (self._clock() - began)))
+            raise
+        if refused and not joined:
+            self._joins.begin(below, RETRY)
+        return joined
 
     def rests(self, below: str) -> bool:
         """Whether no volume took a member a short while ago."""
         return self._joins.lasts(below)
-
-    def let_rest(self, below: str) -> None:
-        """No volume takes a member."""
-        self._joins.begin(below, RETRY)
 
     def forget(self, below: str) -> None:
         """A member is gone."""
@@ -331,7 +352,10 @@ class Group:
             # Who adds one that is there has mended it, and asks for it now.
             self._starts.end(volumes[path])
             self._renewals.end(volumes[path])
+            self._stops.end(volumes[path])
+            self._leaving.discard(volumes[path])
             self._troubles.pop(volumes[path], None)
+            self._held_up.pop(volumes[path], None)
             self._vain.pop(volumes[path], None)
             self._start_if_used()
             self._joins.clear()  # the next look at a member has it emptied, if need be
@@ -345,7 +369,13 @@ class Group:
             if number is None:
                 return
             self._clear(path, number)
-            self.volumes.stop(path, number)
+            self._leaving.add(number)
+            try:
+                self._stop(path, number)
+            except (DriverError, OSError) as error:
+                self._held_up[number] = f"it could not be removed: {error}; it is not used until it is added again"
+                raise
+            self._leaving.discard(number)
             try:
                 self.volumes.erase(path, number)
             except OSError as error:
@@ -371,12 +401,14 @@ class Group:
         """Why a volume takes no more members, or could not be started; what was so once and is not is left out."""
         if state not in (VolumeState.IDLE, VolumeState.RUNNING):
             return ""
-        if state is VolumeState.IDLE and number in self._troubles:
-            return f"it could not be started: {self._troubles[number]}"
+        if state is VolumeState.IDLE and (why := self._held_up.get(number) or self._troubles.get(number)):
+            return why
         strangers = [name for name in attached if not _is_ours(name)]
         if number in self._held and strangers:
             return _held_by(strangers)
-        return f"{_FULL}, and {self._vain[number][1]}" if number in self._vain else ""
+        if number not in self._vain:
+            return ""
+        return f"{_FULL}, and {self._vain[number][1]}; this is tried again, and soon after it is added again"
 
 
 def _held_by(strangers: list[str]) -> str:

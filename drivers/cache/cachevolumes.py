@@ -43,17 +43,20 @@ _SECTOR = devmapper.SECTOR
 class Volumes:
     """The volumes in ``folder/volumes.json``. Until others are named there is one: the sparse file ``folder/pool``."""
 
-    def __init__(self, folder: Path, *, file_size: int, bucket: int) -> None:
-        """``file_size``: bytes that a file grows to; ``bucket``: see BUCKET of the driver."""
+    def __init__(self, folder: Path, *, file_size: int, bucket: int, beginnings: Beginnings | None = None) -> None:
+        """``file_size``: bytes that a file grows to; ``bucket``: see BUCKET of the driver.
+
+        ``beginnings``: of what volumes lie on; the usual ones unless given.
+        """
         self._folder, self._record = folder, folder / "volumes.json"
         self._file_size, self._bucket = file_size, bucket
         self.default = folder / "pool"
         self.replacement = bcachedev.Replacement()
-        self._beginnings = Beginnings()
+        self._beginnings = beginnings or Beginnings()
         self._known: tuple[tuple[int, int, int], dict[Path, str]] | None = None
         """What the record said, with what its file was just before: it is asked for with each look at an image."""
         self._stopping: dict[str, bool] = {}
-        """Numbers of the volumes that were not released yet when they were to stop, and whether they had failed."""
+        """Numbers of the volumes that were not released yet when they were to stop, and whether they begin empty."""
 
     def recorded(self) -> dict[Path, str]:
         """The numbers of the volumes. Raises NoSpace if there is no room for the first one."""
@@ -130,36 +133,31 @@ class Volumes:
         devmapper.rename(half, name)
         self.replacement.begin(home)
 
-    def stop(self, path: Path, number: str) -> None:
+    def stop(self, path: Path, number: str, *, empty: bool = False) -> None:
         """Release the volume, to which no image is attached. What a failed one holds is not trusted any more.
 
-        Raises NotReleased, CommandFailed; the next start, or stop, goes on with it.
+        ``empty``: throw away what it holds. Raises NotReleased, CommandFailed; the next start or stop goes on with it.
         """
-        failed = self._stopping.setdefault(number, self.failed(number))
+        empty = self._stopping.setdefault(number, empty or self.failed(number))
         for name in (_map(number), _half(number)):
             bcachedev.stop(name)
             devmapper.remove(name)
         del self._stopping[number]
-        if failed and self._number(path) == number:
+        if empty and self._number(path) == number:
             try:
                 self._write(path, number)
             except (DriverError, OSError) as error:
-                log.warning("the cache volume %s has failed and is not emptied: %s", path, error)
+                log.warning("the cache volume %s is not emptied: %s", path, error)
         loopdev.detach(path)
 
-    def beginning(self, path: Path, number: str) -> bytes:
-        """What a volume begins with that is made to start empty.
+    def check(self, path: Path, number: str) -> None:
+        """Whether a volume could be emptied.
 
         It takes a file in the state folder for a moment. Raises BadVolume if it is not there; CommandFailed,
         ToolMissing, OSError.
         """
         self._check_mark(path, number)
-        return self._superblock(size_of(path) - SHIFT)
-
-    def empty(self, path: Path, number: str, beginning: bytes) -> None:
-        """Throw away what a volume holds that is stopped. Raises BadVolume if it is not there, OSError."""
-        self._check_mark(path, number)
-        self._overwrite(path, number, beginning)
+        self._superblock(size_of(path) - SHIFT)
 
     def _check_mark(self, path: Path, number: str) -> None:
         if self._number(path) != number:
@@ -177,14 +175,6 @@ class Volumes:
                 return opened.read(bcachedev.SUPERBLOCK)
         finally:
             file.unlink(missing_ok=True)
-
-    def _overwrite(self, path: Path, number: str, beginning: bytes) -> None:
-        """The mark, then what bcache begins with."""
-        with path.open("r+b", buffering=0) as file:
-            file.write(_mark(number))
-            os.fsync(file.fileno())
-            file.write(beginning)
-            os.fsync(file.fileno())
 
     def erase(self, path: Path, number: str) -> None:
         """Give a stopped volume back: a file is deleted, a device loses its mark. Raises OSError."""
@@ -272,7 +262,12 @@ class Volumes:
 
     def _write(self, path: Path, number: str) -> None:
         """The mark, then an empty cache of the size that is there."""
-        self._overwrite(path, number, self._superblock(size_of(path) - SHIFT))
+        superblock = self._superblock(size_of(path) - SHIFT)
+        with path.open("r+b", buffering=0) as file:
+            file.write(_mark(number))
+            os.fsync(file.fileno())
+            file.write(superblock)
+            os.fsync(file.fileno())
 
     def _create(self, name: str, path: Path) -> None:
         device = path if path.is_block_device() else loopdev.attach(path)

@@ -90,10 +90,7 @@ def _trouble_of_volumes(volumes: Sequence[Volume]) -> Iterator[str]:
         if volume.state in VOLUME_TROUBLE:
             yield f"the cache volume {volume.path} {VOLUME_TROUBLE[volume.state]}; see: virtman cache list"
         if volume.trouble:
-            yield (
-                f"the cache volume {volume.path}: {volume.trouble}; that is tried again, and soon if you say:"
-                f" virtman cache add {volume.path}"
-            )
+            yield f"the cache volume {volume.path}: {volume.trouble}"
 
 
 @click.command()

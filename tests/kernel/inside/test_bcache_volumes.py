@@ -14,13 +14,15 @@ from drivers.base import Device, Image, Volume, VolumeState
 from drivers.cache.bcache import BUCKET, BcacheCache
 from drivers.cache.cachegroup import PATIENCE, RETRY, Group
 from drivers.cache.cachevolumes import Volumes
-from drivers.errors import BadDisk, BadVolume, VolumeInUse
+from drivers.errors import BadDisk, BadVolume, DriverError, NotReleased, VolumeInUse
+from drivers.host.beginnings import Beginnings
 from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import fetched
 from tests.kernel.inside.standins import stand_in
 from tests.kernel.inside.waits import wait_until
+from tests.patience import PATIENCE as SURELY
 
 DISK = 2 << 30
 """Bytes of a disk, of which a sparse file is made."""
@@ -38,11 +40,18 @@ class SlowClock:
         return self.now
 
 
-class SlowToStart(Volumes):
+class SmallVolumes(Volumes):
+    """Those of ``image_by_a_small_volume``. No test is decided by how long it takes to read a mark."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, file_size=256 << 20, bucket=16 << 10, beginnings=Beginnings(SURELY))
+
+
+class SlowToStart(SmallVolumes):
     """Those of which none starts, and a minute goes by until that is known."""
 
     def __init__(self, folder: Path, clock: SlowClock) -> None:
-        super().__init__(folder, file_size=256 << 20, bucket=16 << 10)
+        super().__init__(folder)
         self._clock = clock
         self.tries = 0
 
@@ -52,15 +61,28 @@ class SlowToStart(Volumes):
         raise BadDisk("it is slow")
 
 
-class EmptiedInVain(Volumes):
+class SlowToStop(SmallVolumes):
+    """Those of which none is released, and a minute goes by until that is known."""
+
+    def __init__(self, folder: Path, clock: SlowClock) -> None:
+        super().__init__(folder)
+        self._clock = clock
+        self.tries = 0
+
+    def stop(self, path: Path, number: str, *, empty: bool = False) -> None:
+        self.tries += 1
+        self._clock.now += 60
+        raise NotReleased("volume", 60)
+
+
+class EmptiedInVain(SmallVolumes):
     """Those whose disk takes writes, and keeps what it had."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, file_size=256 << 20, bucket=16 << 10)
-        self.times = 0
+    times = 0
 
-    def empty(self, path: Path, number: str, beginning: bytes) -> None:
-        self.times += 1
+    def stop(self, path: Path, number: str, *, empty: bool = False) -> None:
+        self.times += empty
+        super().stop(path, number)
 
 
 def strangers(home: Path) -> list[str]:
@@ -486,7 +508,9 @@ class VolumesTest(BcacheCase):
 
     def small_group(self, clock: Callable[[], float]) -> Group:
         """The group of the agent's, with another clock."""
-        return Group(self.place.state / "cache", file_size=256 << 20, bucket=16 << 10, clock=clock)
+        group = Group(self.place.state / "cache", file_size=256 << 20, bucket=16 << 10, clock=clock)
+        group.volumes = SmallVolumes(self.place.state / "cache")
+        return group
 
     def test_a_full_volume_that_cannot_be_emptied_keeps_its_images_and_is_let_be_for_a_while(self) -> None:
         self.image_by_a_small_volume()
@@ -563,7 +587,7 @@ class VolumesTest(BcacheCase):
             clock.now += RETRY
         self.assertEqual([1, 2, 2, 3], tried)
         (volume,) = group.described()
-        self.assertEqual("it takes no more members, and was emptied in vain", volume.trouble)
+        self.assertIn("it takes no more members, and was emptied in vain; this is tried again", volume.trouble)
         group.volumes = well
         clock.now += 4 * RETRY
         group.look_after(below)
@@ -581,10 +605,38 @@ class VolumesTest(BcacheCase):
             self.assertEqual((VolumeState.IDLE, True), (volume.state, bool(volume.trouble)))
         clock.now += PATIENCE * RETRY
         (volume,) = group.described()
-        self.assertIs(VolumeState.RUNNING, volume.state)
-        group.look_after(below)
+        self.assertEqual((VolumeState.RUNNING, ("base",), ""), (volume.state, volume.images, volume.trouble))
+
+    def test_one_that_was_not_released_in_time_is_removed_with_the_next_try(self) -> None:
+        image, base = self.new_base(size=IMAGE)
+        path = self.opened(image, base)
+        (name,) = devmapper.names("virtman-cachevol-")
+        with devmapper.map_path(name).open("rb"):
+            self.assertRaises(DriverError, self.cache.remove_volume, self.default)
+        self.assertEqual({self.default: VolumeState.IDLE}, self.states())
+        self.assert_reads(image, path)
+        self.cache.remove_volume(self.default)
+        self.assertEqual([], self.cache.volumes())
+        self.assertFalse(self.default.exists())
+
+    def test_one_that_is_slow_to_stop_is_not_tried_with_each_look(self) -> None:
+        clock = SlowClock(step=0.0)
+        image, _ = self.image_by_a_small_volume()
+        group = self.small_group(clock)
+        well, slow = group.volumes, SlowToStop(self.place.state / "cache", clock)
+        self.cache.close(image)
+        group.volumes = slow
+        self.assertRaises(NotReleased, group.stop_if_unused)
+        for waited in (0.0, 60.0 * PATIENCE - 1):
+            clock.now += waited
+            group.stop_if_unused()
+            self.assertEqual(1, slow.tries)
         (volume,) = group.described()
-        self.assertEqual((("base",), ""), (volume.images, volume.trouble))
+        self.assertEqual((VolumeState.IDLE, True), (volume.state, "could not be stopped: " in volume.trouble))
+        clock.now += 1
+        group.volumes = well
+        group.stop_if_unused()
+        self.assertEqual([""], [volume.trouble for volume in group.described()])
 
     def test_one_that_is_found_damaged_has_room_again(self) -> None:
         self.image_by_a_small_volume()
@@ -620,21 +672,65 @@ class VolumesTest(BcacheCase):
 
     def test_an_error_of_images_that_join_is_told_and_they_join_later(self) -> None:
         image, path = self.image_by_a_small_volume()
-        (below,) = devmapper.names("virtman-cacheof-")
-        bcachedev.detach(below)
+        self.opened(*self.new_base("other", IMAGE))
+        for below in devmapper.names("virtman-cacheof-"):
+            bcachedev.detach(below)
+        (first,) = devmapper.names("virtman-cacheof-base-")
+        (second,) = devmapper.names("virtman-cacheof-other-")
         clock, programs = SlowClock(step=0.0), os.environ["PATH"]
         group = self.small_group(clock)
         self.addCleanup(os.environ.__setitem__, "PATH", programs)
+        for act, below in ((lambda: group.add(self.default), first), (lambda: group.look_after(second), second)):
+            os.environ["PATH"] = str(self.folder)
+            with self.assertLogs("drivers.cache.cachegroup") as said:
+                act()
+            self.assertEqual(1, len(said.output))  # once for all that join, which may take long
+            self.assertIn(f"{below}: it goes on without a cache volume: ", said.output[0])
+            os.environ["PATH"] = programs
+        for waited, images in ((0.0, ("base",)), (RETRY, ("base", "other"))):
+            clock.now += waited
+            for below in (first, second):
+                group.look_after(below)
+            self.assertEqual(images, group.described()[0].images)
+        self.assert_reads(image, path)
+
+    def test_an_image_whose_join_fails_slowly_rests_for_longer(self) -> None:
+        self.image_by_a_small_volume()
+        (below,) = devmapper.names("virtman-cacheof-")
+        bcachedev.detach(below)
+        clock, programs = SlowClock(step=10.0), os.environ["PATH"]
+        group = self.small_group(clock)
+        self.addCleanup(os.environ.__setitem__, "PATH", programs)
         os.environ["PATH"] = str(self.folder)
-        with self.assertLogs("drivers.cache.cachegroup") as said:
-            group.add(self.default)
-            group.look_after(below)
-        self.assertIn("it goes on without a cache volume: ", said.output[0])
-        os.environ["PATH"] = programs
-        for waited, images in ((0.0, ()), (RETRY, ("base",))):
+        group.look_after(below)
+        os.environ["PATH"], clock.step = programs, 0.0
+        for waited, images in ((PATIENCE * 10.0 - 1, ()), (11.0, ("base",))):
             clock.now += waited
             group.look_after(below)
-            self.assertEqual(images, group.described()[0].images)
+            self.assertEqual(images, self.images(self.default))
+
+    def test_what_a_volume_that_has_failed_holds_is_thrown_away_though_it_is_not_released_at_once(self) -> None:
+        disk = self.disk()
+        failing = devmapper.create("virtman-testvolume", [f"0 {DISK // 512} linear {disk} 0"])
+        self.addCleanup(devmapper.remove, failing.name)
+        self.cache.add_volume(failing)
+        self.cache.remove_volume(self.default)
+        image, base = self.new_base(size=IMAGE)
+        path = self.opened(image, base)
+        (name,) = devmapper.names("virtman-cachevol-")
+        held = self.running(name).name
+        self.assert_reads(image, path)
+        devmapper.reload(failing.name, [f"0 {DISK // 512} error"])
+        self.read_until_failed(image, path, failing)
+        devmapper.reload(failing.name, [f"0 {DISK // 512} linear {disk} 0"])
+        with devmapper.map_path(name).open("rb"):
+            self.assertRaises(DriverError, self.cache.remove_volume, failing)
+        [volume] = self.cache.volumes()
+        self.assertEqual((VolumeState.IDLE, True), (volume.state, "could not be removed" in volume.trouble))
+        self.assertEqual("", self.cache.add_volume(failing).trouble)
+        self.cache.stats(image)
+        self.assertEqual((image.name,), self.images(failing))
+        self.assertNotEqual(held, self.running(name).name)
         self.assert_reads(image, path)
 
     def test_one_that_joins_is_no_more_taken_for_refused(self) -> None:
@@ -670,7 +766,9 @@ class VolumesTest(BcacheCase):
         for waited in (RETRY, 60.0 * PATIENCE - RETRY - 1):
             clock.now += waited
             (volume,) = group.described()
-            self.assertEqual((VolumeState.IDLE, "it could not be started: it is slow", 1), (volume.state, volume.trouble, slow.tries))
+            self.assertEqual((VolumeState.IDLE, 1), (volume.state, slow.tries))
+            why = "it could not be started: it is slow; this is tried again while images are open"
+            self.assertEqual(why, volume.trouble)
         clock.now += RETRY
         group.volumes = well
         (volume,) = group.described()

@@ -21,8 +21,9 @@ from pathlib import Path
 import pytest
 
 from drivers.base import CachedDevice, DeviceState
-from drivers.cache.bcache import BcacheCache
-from drivers.cache.cacheddevices import HEADERS
+from drivers.cache.bcache import BUCKET, SPLIT, BcacheCache
+from drivers.cache.cacheddevices import HEADERS, Devices
+from drivers.cache.cachegroup import RETRY, Group
 from drivers.errors import DeviceRefused, NotReleased
 from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev
@@ -325,17 +326,28 @@ class VolumesTest(DeviceCase):
         path, tries = os.environ["PATH"], self.folder / "tries"
         refusing = f'case "$*" in */attach) echo >> {tries}; exit 1;; esac'
         stand_in(self, self.folder, "sh", refusing)
-        self.attached()
-        for _ in range(3):
-            self.cache.tend_device("one")
-        self.assertEqual("\n", tries.read_text())
-        self.assertIs(DeviceState.DIRECT, self.found().state)
-        os.environ["PATH"] = path
-        self.cache.tend_device("one")
-        self.assertIs(DeviceState.DIRECT, self.found().state)
-        self.cache.add_volume(self.place.state / "cache/pool")  # who adds one has it tried
-        self.cache.tend_device("one")
-        self.assertIs(DeviceState.CACHED, self.found().state)
+        now, volume = 0.0, self.place.state / "cache/pool"
+        group = Group(volume.parent, file_size=VOLUME, bucket=BUCKET, clock=lambda: now)
+        devices = Devices(group, None, SPLIT)
+        self.addCleanup(devices.detach, "one", force=True)
+        for added in (False, True):  # who adds a volume has it tried
+            devices.attach("one", self.device)
+            for _ in range(3):
+                devices.tend("one")
+            self.assertEqual("\n", tries.read_text())
+            now += RETRY - 1
+            os.environ["PATH"], refused = path, os.environ["PATH"]
+            devices.tend("one")
+            self.assertIs(DeviceState.DIRECT, self.found().state)
+            if added:
+                group.add(volume)
+            else:
+                now += 1
+            devices.tend("one")
+            self.assertIs(DeviceState.CACHED, self.found().state)
+            devices.detach("one", force=False)
+            os.environ["PATH"] = refused
+            tries.unlink()
 
     def test_one_that_was_detached_is_tried_at_once_when_it_is_attached_again(self) -> None:
         path = os.environ["PATH"]

@@ -150,8 +150,9 @@ class NudgesTest(TestCase):
 
     def test_it_goes_on_each_second_for_who_is_not_logged_in_for_long(self) -> None:
         for second in range(1001, 1005):
-            self.now = second + 0.5
-            self.nudges.send(1, since=1000.5)
+            for within in (0.5, 0.9):
+                self.now = second + within
+                self.nudges.send(1, since=1000.5)
         self.assertEqual(4, len(self.sent))
 
     def test_the_next_is_of_use_just_after_the_second_turns(self) -> None:
