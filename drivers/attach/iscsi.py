@@ -475,12 +475,11 @@ class _Route:
             pause = min(2 * pause, _LAST_RETRY if time.monotonic() - began < _SOON else _LATE_RETRY)
 
     def _seconds_left(self, target: Target) -> float:
-        """At most until the next try. A session that is refused is nudged, and not left to iscsid for long."""
-        since = self._refused_since.get(target)
-        if since is None:
-            return _LATE_RETRY
-        turn, limit = self._lookout.nudges.seconds_left(), since + _REFUSED_LIMIT - time.monotonic()
-        return min(turn, limit) if limit > 0 else turn
+        """At most until the next try. A session that is refused is nudged as each second turns.
+
+        Nor is it ended in between: it may be about to be taken. That made pauses of the network last seconds longer.
+        """
+        return self._lookout.nudges.seconds_left() if target in self._refused_since else _LATE_RETRY
 
     def _is_up(self, target: Target) -> None:
         """Have it taken into the map, which may wait for a parent that hangs: for this one that is left at once."""
