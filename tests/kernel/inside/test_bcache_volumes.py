@@ -390,11 +390,7 @@ class VolumesTest(BcacheCase):
         self.assertEqual([self.default], [volume.path for volume in self.cache.volumes()])
 
     def test_reads_go_on_when_a_volume_fails(self) -> None:
-        disk = self.disk()
-        failing = devmapper.create("virtman-testvolume", [f"0 {DISK // 512} linear {disk} 0"])
-        self.addCleanup(devmapper.remove, failing.name)
-        self.cache.add_volume(failing)
-        self.cache.remove_volume(self.default)
+        _, failing = self.volume_on_a_map()
         image, base = self.new_base(size=IMAGE)
         path = self.opened(image, base)
         self.assert_reads(image, path)
@@ -710,11 +706,7 @@ class VolumesTest(BcacheCase):
             self.assertEqual(images, self.images(self.default))
 
     def test_what_a_volume_that_has_failed_holds_is_thrown_away_though_it_is_not_released_at_once(self) -> None:
-        disk = self.disk()
-        failing = devmapper.create("virtman-testvolume", [f"0 {DISK // 512} linear {disk} 0"])
-        self.addCleanup(devmapper.remove, failing.name)
-        self.cache.add_volume(failing)
-        self.cache.remove_volume(self.default)
+        disk, failing = self.volume_on_a_map()
         image, base = self.new_base(size=IMAGE)
         path = self.opened(image, base)
         (name,) = devmapper.names("virtman-cachevol-")
