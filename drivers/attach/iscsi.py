@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from drivers.attach.doubts import Doubts
@@ -32,23 +33,32 @@ from drivers.door import door
 from drivers.errors import BadDisk, CommandFailed, DriverError, NoParents
 from drivers.host.watch import Watch
 from drivers.iscsi import records
-from drivers.iscsi.disks import NO_ANSWER, Asking, alien, flaw, number_of
+from drivers.iscsi.disks import NO_ANSWER, Asking, alien, answers, flaw, lasting_number_of, number_of
 from drivers.iscsi.lookout import Lookout
 from drivers.iscsi.names import image_of, initiator_name, portal_of, target_name
 from drivers.iscsi.paths import Paths
 from drivers.iscsi.records import Target
-from drivers.iscsi.sessions import REFUSALS, UNPROVEN, Session, known_targets, log_in, log_out, sessions
-from drivers.kernel import devmapper, ownership, tcpsockets
+from drivers.iscsi.sessions import (
+    REFUSALS,
+    UNPROVEN,
+    Session,
+    known_targets,
+    link_to,
+    log_in,
+    log_out,
+    sessions,
+    word,
+)
+from drivers.kernel import devmapper, multipath, ownership, tcpsockets
 from drivers.kernel.devmapper import SECTOR
+from drivers.kernel.multipath import Groups, State
+from drivers.kernel.tcpsockets import Link
 from drivers.needs import DEVICE_MAPPER, DMSETUP, MODPROBE, UDEVADM, Needs, Tool
 
 log = logging.getLogger(__name__)
 
 _MAP = "virtman-attach-"
-_HOLDS, _FAILS = "queue_if_no_path", "fail_if_no_path"
-"""What a multipath map does with requests that it has no path for (Linux: drivers/md/dm-mpath.c)."""
 _FIRST_RETRY, _LAST_RETRY, _LATE_RETRY = 0.2, 1.0, 10.0
-_UNKNOWN = -1
 _SOON = 60.0
 """Seconds after which a parent that is awaited is tried less often: with many images that adds up."""
 _WATCH_INTERVAL, _LATE_INTERVAL, _CALM_INTERVAL = 1.0, 10.0, 300.0
@@ -98,7 +108,9 @@ class IscsiAttach:
         if route is None:
             route = self._routes.add(
                 image.name,
-                _Route(image, parents, self._table, self._lost, self._name, self._head_start, self._lookout),
+                _Route(
+                    image, parents, self._policy, self._table, self._lost, self._name, self._head_start, self._lookout
+                ),
             )
             try:
                 route.start()
@@ -128,7 +140,7 @@ class IscsiAttach:
             route.stop()
             try:
                 self._fail(image)  # its thread may wait for them, while it gives the map other paths
-            except DriverError as error:  # it is done once more
+            except (DriverError, OSError) as error:  # it is done once more
                 log.warning("image %s: %s", image, error)
         self._routes.drop(image)
         self._fail(image)
@@ -138,9 +150,9 @@ class IscsiAttach:
         name = _MAP + image
         if not devmapper.exists(name):
             return
-        devmapper.message(name, _FAILS)
-        for number in devmapper.numbers_in(devmapper.table(name)):
-            devmapper.message(name, f"fail_path {number}")  # what one parent gives back is not for the next one
+        devmapper.message(name, multipath.FAILS)
+        # What one parent gives back is not for the next one.
+        multipath.fail(name, devmapper.numbers_in(devmapper.table(name)))
         # A parent that waits for its own answers pings but no reads. SCSI takes a minute to give up on it.
         for session in sessions(image).values():
             _cut(session)
@@ -183,8 +195,8 @@ class IscsiAttach:
             return PathState.LOST
         return PathState.ACTIVE if parent == usable[0] or self._policy != FAILOVER else PathState.STANDBY
 
-    def _table(self, image: Image, numbers: Sequence[str], resting: int) -> str:
-        return table_of(image, self._policy, numbers, resting)
+    def _table(self, image: Image, groups: Groups) -> str:
+        return table_of(image, self._policy, groups)
 
 
 class _Route:
@@ -194,7 +206,8 @@ class _Route:
         self,
         image: Image,
         parents: Sequence[Parent],
-        table: Callable[[Image, Sequence[str], int], str],
+        policy: str,
+        table: Callable[[Image, Groups], str],
         lost: LostParent,
         initiator: str,
         head_start: float,
@@ -202,7 +215,7 @@ class _Route:
     ) -> None:
         if image.size % SECTOR:
             raise BadDisk(f"image {image.name}: {image.size} bytes are not whole sectors")
-        self._image, self._table, self._lost, self._initiator = image, table, lost, initiator
+        self._image, self._policy, self._table, self._lost, self._initiator = image, policy, table, lost, initiator
         self.image, self.map = image.name, _MAP + image.name
         self._lookout = lookout
         self._targets = _targets(image, parents)
@@ -218,12 +231,10 @@ class _Route:
         """When the map was made, and when a parent last refused this host."""
         self._head_start = 0.0 if found else head_start
         """Seconds from the beginning, at most, in which only the first parent is logged in to; 0 once that is over."""
-        self._events = -1 if found else 0
-        """How many the map had had when its paths were asked for last."""
-        self._loaded: list[str] | None = []
-        """The numbers in the map; None while they are changed."""
-        self._resting = 0
-        """Of how many of them the parents rest."""
+        self._groups: Groups | None = []
+        """The paths in the map, also those that have failed; None while they are changed."""
+        self._said: Groups = []
+        """The good ones of them, as the log has them."""
         self._behind = False
         """Whether the map may have others than the list of parents wants."""
         self._up: set[Target] = set()
@@ -236,10 +247,14 @@ class _Route:
         self._usable: list[Parent] = []
         """The parents, and which of them are up, for who asks."""
         self._asking = Asking()
+        self._link: Link | None = None
+        """The connection over which its only parent was taken in last."""
+        self._again: set[str] = set()
+        """Disks that have failed in the map, and are to be read by again as the parents' order says."""
         self._refused_since: dict[Target, float] = {}
         """Targets whose sessions are not logged in though they take connections, and since when."""
         self._losses: Losses[Parent] = Losses()
-        devmapper.create(self.map, [table(image, [], 0)], read_only=True)
+        devmapper.create(self.map, [table(image, [])], read_only=True)
         if found:
             self._find_paths()
         self._show()
@@ -257,15 +272,15 @@ class _Route:
     def _find_paths(self) -> None:
         """An earlier driver object's paths are good until they fail."""
         table = devmapper.table(self.map)
-        self._loaded = devmapper.numbers_in(table)
-        if devmapper.groups_in(table) != devmapper.groups_in(self._table(self._image, self._loaded, 0)):
-            self._resting = _UNKNOWN  # who rested is not remembered, and nobody does now
-        if _HOLDS not in table:  # it was abandoned
-            devmapper.message(self.map, _HOLDS)
-            devmapper.reinstate(self.map, self._loaded)
+        self._groups = multipath.groups_in(table)
+        loaded = devmapper.numbers_in(table)
+        if multipath.HOLDS not in table:  # it was abandoned
+            devmapper.message(self.map, multipath.HOLDS)
+            multipath.reinstate(self.map, loaded)
+        self._said = multipath.good_of(self._groups, multipath.state(self.map).failed)
         there = sessions(self._image.name)
         found = {number_of(session, self._image): target for target, session in there.items()}
-        self._paths.add({number: target for number, target in found.items() if number in self._loaded})
+        self._paths.add({number: target for number, target in found.items() if number in loaded})
         self._up = set(self._targets.values()) & set(self._paths.disks.values())
 
     def follow(self, parents: Sequence[Parent]) -> None:
@@ -371,16 +386,23 @@ class _Route:
     def _look(self) -> None:
         """Make the map's paths the usable parents, have the others brought up, and note those just lost."""
         with self._looking:
-            there, failed = sessions(self._image.name), self._failed()
+            with self._lock:
+                up, paths = set(self._up), multipath.state(self.map)
+            there = sessions(self._image.name)
             disks: dict[Target, str] = {}
+            waiting: set[str] = set()
             first = next(iter(self._targets.values()))
             first_only = self._has_head_start(first)
             for parent, target in self._targets.items():
-                number = number_of(there.get(target), self._image)
-                if target in self._up and number is not None and number not in failed:
+                session = there.get(target)
+                number = number_of(session, self._image)
+                if target in up and number is not None and number not in paths.failed - self._again:
                     disks[target] = number
                     continue
-                self._note_lost(parent, target)
+                if (number := lasting_number_of(session, self._image)) is not None:
+                    waiting.add(number)
+                if target in up:
+                    self._note_lost(parent, target)
                 if not first_only or target is first:
                     self._work(target, self._bring_up)
             wanted = set(self._targets.values())
@@ -390,7 +412,8 @@ class _Route:
                 # The load waits for reads by all of them, and one may hang.
                 self._paths.add({number: target for target, number in disks.items()})
             in_order = self._hangs.in_order(disks)
-            self._load([disks[target] for target in in_order], sum(map(self._hangs.rests, in_order)))
+            resting = sum(map(self._hangs.rests, in_order))
+            self._read_by(groups_of(self._policy, [disks[target] for target in in_order], resting), waiting, paths)
             left = there.keys() - wanted
             for target in left:
                 self._work(target, self._let_go)
@@ -419,22 +442,28 @@ class _Route:
             self._head_start = 0.0
         return self._head_start > 0
 
-    def _failed(self) -> list[str]:
-        """The paths that failed since the last look: each with an event, so that mostly no process is needed."""
-        events, failed = devmapper.events(self.map), []
-        if events != self._events:
-            failed = devmapper.failed_paths(self.map)
-            self._events = events
-        return failed
+    def _read_by(self, groups: Groups, waiting: set[str], paths: State) -> None:
+        """Have the map read by these disks, as soon as it can.
 
-    def _load(self, numbers: list[str], resting: int) -> None:
-        """Have the map read by these disks; of so many, the last ones, the parents rest."""
-        if self._loaded == numbers and self._resting == resting:
+        ``waiting`` are not read by until they are up, and stay in it as long as that needs no other table: that waits
+        for all reads below it, and more than one parent may have gone silent. ``paths``: how it reads now.
+        """
+        numbers = dict.fromkeys(chain.from_iterable(groups)).keys()
+        if groups != self._said:
+            log.info("image %s: paths are now %s", self._image.name, ", ".join(numbers) or "none; reads wait")
+            self._said = groups
+        if self._groups is None or multipath.good_of(self._groups, waiting) != groups:
+            self._groups = None
+            devmapper.reload(self.map, [self._table(self._image, groups)], read_only=True)
+            self._groups = groups
+            self._again -= numbers
             return
-        log.info("image %s: paths are now %s", self._image.name, ", ".join(numbers) or "none; reads wait")
-        self._loaded = None
-        devmapper.reload(self.map, [self._table(self._image, numbers, resting)], read_only=True)
-        self._loaded, self._resting = numbers, resting
+        multipath.fail(self.map, waiting.difference(paths.failed).intersection(chain.from_iterable(self._groups)))
+        multipath.reinstate(self.map, numbers & paths.failed)
+        self._again -= numbers
+        first = multipath.first_good(self._groups, waiting)
+        if first not in (0, paths.group):  # else it would stay with the next best
+            multipath.switch_to(self.map, first)
 
     def _tell(self) -> None:
         for parent in self._losses.take_due():
@@ -482,9 +511,17 @@ class _Route:
         return self._lookout.nudges.seconds_left() if target in self._refused_since else _LATE_RETRY
 
     def _is_up(self, target: Target) -> None:
-        """Have it taken into the map, which may wait for a parent that hangs: for this one that is left at once."""
+        """Have it taken into the map, which may wait for a parent that hangs: for this one that is left at once.
+
+        It is read by at once if it is in the map still, unless it is to come behind others first.
+        """
         number = number_of(sessions(self._image.name).get(target), self._image)
         with self._lock:
+            if number is not None and self._has_path(number):
+                if self._hangs.rests(target):
+                    self._again.add(number)
+                else:
+                    self._reinstate(number)
             self._up.add(target)
             if (back := self._parent_of(target)) is not None:
                 self._losses.note_back(back)
@@ -492,6 +529,16 @@ class _Route:
             if number is not None:
                 self._paths.replace(target, number)
         self.wake()
+
+    def _has_path(self, number: str) -> bool:
+        """Whether a disk is in the map, though it may have failed."""
+        return any(number in group for group in self._groups or ())
+
+    def _reinstate(self, number: str) -> None:
+        try:
+            multipath.reinstate(self.map, [number])
+        except (DriverError, OSError) as error:  # the map gets another table just now, and one with it then
+            log.debug("image %s: reading by %s again: %s", self.image, number, error)
 
     def _has_session(self, target: Target) -> bool:
         """Also one that is not well; no if that cannot be told."""
@@ -525,10 +572,7 @@ class _Route:
                 disk = session.disk()
             if disk is None:
                 return "no disk yet"
-            if alien(disk, self._image):
-                self._head_start = 0.0  # no waiting makes it a path
-                self._asking.ask(target, disk)
-            return flaw(disk, self._image)
+            return self._flaw(target, disk)
         except CommandFailed as error:
             if error.code == UNPROVEN:
                 self._head_start = 0.0  # nor does waiting make it another one
@@ -537,6 +581,25 @@ class _Route:
             return REFUSALS.get(error.code, str(error))
         except (DriverError, OSError) as error:
             return str(error)
+
+    def _flaw(self, target: Target, disk: Path) -> str:
+        """What keeps its disk from being a path. Raises OSError."""
+        if alien(disk, self._image):
+            self._head_start = 0.0  # no waiting makes it a path
+            self._asking.ask(target, disk)
+        if trouble := flaw(disk, self._image):
+            return trouble
+        return "" if self._is_taken_back(target, disk) or answers(disk) else NO_ANSWER
+
+    def _is_taken_back(self, target: Target, disk: Path) -> bool:
+        """Whether it need not answer a read first: the only parent, over a new connection. Nothing could be better.
+
+        If it answers with errors it is asked, since its connection is the same then. Raises OSError.
+        """
+        if len(self._targets) > 1:
+            return False
+        before, self._link = self._link, link_to(target)
+        return self._link not in (None, before) and self._has_path(word(f"{disk}/dev"))
 
     def _not_logged_in(self, target: Target, session: Session | None) -> str:
         """iscsid logs in again by the record that the session began with, but not for ever to one that refuses it.
@@ -553,7 +616,7 @@ class _Route:
             log_out(target)  # from now on it is tried from here, with a pause
             return "it takes connections and no login: it begins anew"
         elif session is not None:
-            self._lookout.nudges.send(session.number, since)
+            self._lookout.nudges.send(since)
         return "not logged in"
 
     def _let_go(self, target: Target) -> None:
@@ -567,19 +630,20 @@ class _Route:
             log.warning("image %s: leaving %s: %s", self._image.name, target.name, error)
 
 
-def table_of(image: Image, policy: str, numbers: Sequence[str], resting: int) -> str:
-    """Reads by these disks (Linux: admin-guide/device-mapper; drivers/md/dm-mpath.c, parse_priority_group).
-
-    The parents of the last ones rest: it reads by these when it cannot read by another.
-    """
+def groups_of(policy: str, numbers: Sequence[str], resting: int) -> Groups:
+    """How a map is to read by these disks. The parents of so many at their end rest: they come after all others."""
     if policy == FAILOVER:
-        groups = [f"service-time 0 1 0 {number}" for number in numbers]
-    else:
-        awake = len(numbers) - resting
-        parts = [part for part in (numbers[:awake], numbers[awake:]) if part]
-        groups = [f"{policy} 0 {len(part)} 0 {' '.join(part)}" for part in parts]
+        return [[number] for number in numbers]
+    awake = len(numbers) - resting
+    return [list(part) for part in (numbers[:awake], numbers[awake:]) if part]
+
+
+def table_of(image: Image, policy: str, groups: Groups) -> str:
+    """Reads by these disks (Linux: admin-guide/device-mapper; drivers/md/dm-mpath.c, parse_priority_group)."""
+    selector = "service-time" if policy == FAILOVER else policy
+    told = [f"{selector} 0 {len(group)} 0 {' '.join(group)}" for group in groups]
     counts = f"{len(groups)} {min(1, len(groups))}"
-    return " ".join([f"0 {image.size // SECTOR} multipath 1 {_HOLDS} 0 {counts}", *groups])
+    return " ".join([f"0 {image.size // SECTOR} multipath 1 {multipath.HOLDS} 0 {counts}", *told])
 
 
 def _targets(image: Image, parents: Sequence[Parent]) -> dict[Parent, Target]:

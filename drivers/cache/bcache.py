@@ -40,7 +40,7 @@ from drivers.door import door
 from drivers.errors import BadDevice, BadDisk, DriverError, InUse
 from drivers.host.command import run
 from drivers.host.folders import matching
-from drivers.kernel import bcachedev, devmapper, loopdev, ownership
+from drivers.kernel import bcachedev, devmapper, loopdev, multipath, ownership
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,6 @@ class BcacheCache:
         self._group = Group(self._folder, file_size=pool_size, bucket=bucket)
         self._devices = Devices(self._group, place.group, split)
         self._split = split
-        self._failed_paths = devmapper.FailedPaths()
         self._calm = threading.Lock()
         self._seen: dict[str, int] = {}
         """How much was fetched for an image when its memory was looked at last."""
@@ -252,19 +251,21 @@ class BcacheCache:
         home = bcachedev.set_of(_below(image))
         if home is None or home.name != volume:
             return False
-        failed = any(self._failed_paths.of(each) for each in (top, onefetch.device(name).name))
-        return not failed and not self._failed_paths.beside(top)
+        if multipath.state(onefetch.device(name).name).failed:
+            return False
+        paths = multipath.state(top)
+        return not paths.failed and paths.group <= 1
 
     def _return(self, image: Image) -> None:
         """Read by way of bcache again, or of the parents, if that has failed."""
         top = _top(image)
         if devmapper.exists(top):
             once = onefetch.device(label(image)).name
-            devmapper.reinstate(once, self._failed_paths.of(once))
-            failed = self._failed_paths.of(top)
-            devmapper.reinstate(top, failed)
-            if failed or self._failed_paths.beside(top):  # an agent may have died between the two
-                devmapper.message(top, "switch_group 1")
+            multipath.reinstate(once, multipath.state(once).failed)
+            paths = multipath.state(top)
+            multipath.reinstate(top, paths.failed)
+            if paths.failed or paths.group > 1:  # an agent may have died between the two
+                multipath.switch_to(top, 1)
 
     def _check_base(self, image: Image, base: Path) -> None:
         """Raises BadDevice if the image is open over another device."""

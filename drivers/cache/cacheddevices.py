@@ -59,7 +59,7 @@ from drivers.errors import (
 from drivers.host.command import run
 from drivers.host.folders import matching
 from drivers.host.watch import Watch
-from drivers.kernel import bcachedev, devmapper, loopdev, udevrules
+from drivers.kernel import bcachedev, devmapper, loopdev, multipath, udevrules
 from drivers.kernel.alarm import Alarm
 from drivers.kernel.devmapper import SECTOR
 from drivers.kernel.scsi import MAKER, MODEL
@@ -89,7 +89,6 @@ holes of the header, and no zero target: with one, the map would take no discard
 _LARGEST_BLOCK = 4096
 _SMALLEST_CHUNK, _CHUNK = 1 << 20, 1 << 30
 """Bytes: see ``_whole``."""
-_QUEUE, _FAIL = "queue_if_no_path", "fail_if_no_path"
 
 
 class Returns:
@@ -126,7 +125,6 @@ class Devices:
 
     def __init__(self, group: Group, access: int | None, split: int) -> None:
         self._group, self._access, self._split = group, access, split
-        self._failed = devmapper.FailedPaths()
         self._messages = threading.Lock()
         """Nobody is brought back while somebody is being cut off."""
         self._checked: set[str] = set()
@@ -209,7 +207,6 @@ class Devices:
         self._returns.forget(name)
         with self._group.lock:
             self._group.forget(DEVICE + name)
-        self._failed.forget(top)
         self._ring()
 
     def found(self) -> list[CachedDevice]:
@@ -300,11 +297,9 @@ class Devices:
         except DriverError:
             # A wait that is cut off leaves it failing what no path takes (Linux: multipath_presuspend).
             with self._messages:
-                devmapper.message(_TOP + name, _QUEUE)
+                devmapper.message(_TOP + name, multipath.HOLDS)
                 devmapper.drop_loaded(_TOP + name)
             raise
-        finally:
-            self._failed.forget(_TOP + name)
 
     def _bring_back(self, name: str) -> None:
         """Have the map use the device, and hold what no path takes: one who failed what was held may have died then."""
@@ -313,21 +308,21 @@ class Devices:
             devmapper.drop_loaded(top)
             if raw not in _parts(top):
                 return
-            if raw in devmapper.failed_paths(top):
-                devmapper.message(top, f"reinstate_path {raw}")
-            devmapper.message(top, _QUEUE)
+            if raw in multipath.state(top).failed:
+                multipath.reinstate(top, [raw])
+            devmapper.message(top, multipath.HOLDS)
 
     def _pass_errors(self, name: str) -> None:
         """If no path takes anything any more, fail what is held, and try the device again for what comes next."""
         with self._messages:
             top, raw = _TOP + name, _of(_RAW, name)
             parts = _parts(top)
-            if raw not in parts or parts - set(self._failed.of(top)) or _QUEUE not in devmapper.table(top):
+            if raw not in parts or parts - multipath.state(top).failed or multipath.HOLDS not in devmapper.table(top):
                 return  # somebody takes it, or its user was cut off
             log.warning("%s: the device %s fails requests", top, self._device(name))
-            devmapper.message(top, _FAIL)
-            devmapper.message(top, f"reinstate_path {raw}")
-            devmapper.message(top, _QUEUE)
+            devmapper.message(top, multipath.FAILS)
+            multipath.reinstate(top, [raw])
+            devmapper.message(top, multipath.HOLDS)
 
     def _cut(self, top: str) -> None:
         """Whoever has it open gets errors from now on."""
@@ -336,9 +331,8 @@ class Devices:
             parts = _parts(top)
             if not parts:
                 return  # it was done before
-            devmapper.message(top, _FAIL)
-            for part in sorted(parts):
-                devmapper.message(top, f"fail_path {part}")
+            devmapper.message(top, multipath.FAILS)
+            multipath.fail(top, sorted(parts))
 
     def _remove_top(self, name: str, *, force: bool) -> None:
         top = _TOP + name
@@ -416,7 +410,8 @@ class Devices:
     def _state(self, name: str) -> DeviceState:
         """Once bcache has seen an error of the device it is not trusted any more."""
         top, split, below = _TOP + name, _of(_SPLIT, name), DEVICE + name
-        by_cache = split in _parts(top) and split not in self._failed.of(top) and bcachedev.set_of(below) is not None
+        used = split in _parts(top) and split not in multipath.state(top).failed
+        by_cache = used and bcachedev.set_of(below) is not None
         trusted = by_cache and _text(bcachedev.settings(below) / "io_errors") == "0"
         return DeviceState.CACHED if trusted else DeviceState.DIRECT
 
@@ -469,7 +464,7 @@ class Devices:
 def _multipath(sectors: int, *numbers: str) -> str:
     """A table that sends to the first device, and to the next what that fails to do; what all fail is held."""
     groups = " ".join(f"round-robin 0 1 0 {number}" for number in numbers)
-    return f"0 {sectors} multipath 3 {_QUEUE} queue_mode bio 0 {len(numbers)} 1 {groups}"
+    return f"0 {sectors} multipath 3 {multipath.HOLDS} queue_mode bio 0 {len(numbers)} 1 {groups}"
 
 
 def _linear(number: str) -> str:

@@ -36,7 +36,7 @@ from drivers.errors import BadDevice, BadDisk, CommandFailed, DriverError, InUse
 from drivers.host.durable import sync, write_atomically
 from drivers.host.folders import matching
 from drivers.host.space import allocate
-from drivers.kernel import devmapper, loopdev, ownership
+from drivers.kernel import devmapper, loopdev, multipath, ownership
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,6 @@ class DmCache:
         ownership.claim(place.state)
         self._folder = place.state / "cache"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._failed_paths = devmapper.FailedPaths()
         self._moves: dict[str, _Moves] = {}
         """By label."""
 
@@ -207,7 +206,7 @@ class DmCache:
         if not all(devmapper.exists(path.name) for path in (_inner(image), onefetch.device(label(image)))):
             return
         once = onefetch.device(label(image)).name
-        devmapper.reinstate(once, self._failed_paths.of(once))
+        multipath.reinstate(once, multipath.state(once).failed)
         moves, fetched = self._moves.setdefault(label(image), _Moves()), onefetch.fetched(label(image))
         if moves.done_at == fetched or (seconds < _CLOSING and time.monotonic() < moves.not_before):
             return

@@ -35,7 +35,7 @@ from drivers.export.leaving import Leaving, commands_wait
 from drivers.host.folders import matching
 from drivers.iscsi import names as iscsinames
 from drivers.iscsi.names import DISK, PORTAL_GROUP, Side, image_of, initiator_name, serial_of, target_name
-from drivers.kernel import devmapper, loopdev, ownership, scsi
+from drivers.kernel import devmapper, loopdev, multipath, ownership, scsi
 from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
 from drivers.needs import CONFIGFS, DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, MOUNT, UDEVADM, Library, Needs
@@ -49,7 +49,6 @@ _SETTINGS = Path("/etc/target")
 _FOR_VMS = "virtman-image-"
 _FOR_CHILDREN = "virtman-export-"
 
-_HOLDS = "queue_if_no_path"
 """What a map's table says that holds what it has no path for."""
 
 _ALIAS = "emulate_model_alias"
@@ -134,7 +133,6 @@ class LioExport:
         self._host = checked(place.host)
         self._address = iscsinames.address_of(place.address, port)
         self._ip, self._port = iscsinames.portal_of(self._address)
-        self._failed_paths = devmapper.FailedPaths()
         self._numbering = threading.Lock()  # held while a new disk gets its number
         self._admitting = threading.Lock()
         """Held while children are let in or sent away. Nobody waits for their reads with it."""
@@ -208,7 +206,7 @@ class LioExport:
             self._served.pop(image, None)
             return False
         self._served[image] = known
-        return not any(self._failed_paths.of(prefix + image) for prefix in (_FOR_VMS, _FOR_CHILDREN))
+        return not any(multipath.state(prefix + image).failed for prefix in (_FOR_VMS, _FOR_CHILDREN))
 
     def hit_bytes(self, image: str) -> int | None:
         """None: the kernel counts what the target's children read, not where the cache below found it."""
@@ -327,7 +325,6 @@ class LioExport:
         table = [_table(image.size // SECTOR, [number])]
         if devmapper.exists(name) and _unlike(name, number):
             devmapper.reload(name, table, read_only=True)
-            self._failed_paths.forget(name)
         return devmapper.create(name, table, read_only=True)
 
     def _make_disk(self, image: Image, source: Path) -> Any:
@@ -355,14 +352,16 @@ def _check_ours(image: str) -> None:
 def _unlike(name: str, path: str) -> bool:
     """Whether the map reads by something else, by nothing, not any more after an error, or is to hold nothing."""
     table = devmapper.table(name)
-    return devmapper.numbers_in(table) != [path] or _HOLDS not in table or f"{path} A" not in devmapper.status(name)
+    return devmapper.numbers_in(table) != [path] or multipath.HOLDS not in table or bool(multipath.state(name).failed)
 
 
 def _hold_no_children(image: str) -> None:
     """Fail the children's reads that no device answers, and those that come."""
     name = _FOR_CHILDREN + image
-    if devmapper.exists(name) and _HOLDS in devmapper.table(name):  # a release before this had a linear map there
-        devmapper.message(name, "fail_if_no_path")
+    if devmapper.exists(name) and multipath.HOLDS in devmapper.table(
+        name
+    ):  # a release before this had a linear map there
+        devmapper.message(name, multipath.FAILS)
 
 
 def _table(sectors: int, paths: Sequence[str]) -> str:
@@ -372,7 +371,7 @@ def _table(sectors: int, paths: Sequence[str]) -> str:
     by a target of another type.
     """
     group = f"1 1 service-time 0 1 0 {paths[0]}" if paths else "0 0"
-    return f"0 {sectors} multipath 3 {_HOLDS} queue_mode bio 0 {group}"
+    return f"0 {sectors} multipath 3 {multipath.HOLDS} queue_mode bio 0 {group}"
 
 
 def _check_device(image: Image, device: Device) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
+from fnmatch import filter as fitting
 from pathlib import Path
 
 
@@ -14,10 +14,16 @@ def matching(folder: Path, name: str, *deeper: str) -> Iterator[Path]:
     Raises OSError if it cannot look, for want of a file descriptor, say: ``Path.glob`` of Python 3.13 finds nothing
     then.
     """
+    return map(Path, _matching(os.fspath(folder), name, *deeper))
+
+
+def _matching(folder: str, name: str, *deeper: str) -> Iterator[str]:
+    """As ``matching``. As text: to make a ``Path`` costs more than to look."""
     try:
         with os.scandir(folder) as entries:
-            fitting = sorted(entry.name for entry in entries if fnmatchcase(entry.name, name))
+            there = [entry.name for entry in entries]
     except (FileNotFoundError, NotADirectoryError):
         return
-    for path in map(folder.joinpath, fitting):
-        yield from matching(path, *deeper) if deeper else (path,)
+    for entry in sorted(fitting(there, name)):
+        path = f"{folder}/{entry}"
+        yield from _matching(path, *deeper) if deeper else (path,)

@@ -36,25 +36,32 @@ sd_read_write_protect_flag): whoever waits for udev waits for ever, if it is don
 
 def number_of(session: Session | None, image: Image) -> str | None:
     """The ``major:minor`` of a session's disk, if it can be read now. Raises OSError."""
-    if session is None or not session.logged_in:
-        return None
+    return _number(session, image, _misfit) if session is not None and session.logged_in else None
+
+
+def lasting_number_of(session: Session | None, image: Image) -> str | None:
+    """As ``number_of``, but also of one that cannot be read now, and may be again. Raises OSError."""
+    return _number(session, image, alien) if session is not None else None
+
+
+def _number(session: Session, image: Image, trouble: Callable[[Path, Image], str]) -> str | None:
     with may_go():
         disk = session.disk()
-        if disk is not None and not _misfit(disk, image):
-            return word(disk / "dev")
+        if disk is not None and not trouble(disk, image):
+            return word(f"{disk}/dev")
     return None
 
 
 def _misfit(disk: Path, image: Image) -> str:
     """Why a disk is not the image, as far as sysfs knows. Raises OSError."""
-    if word(disk / "device/state") != "running":
+    if word(f"{disk}/device/state") != "running":
         return "its disk does not run"
     return alien(disk, image)
 
 
 def alien(disk: Path, image: Image) -> str:
     """Why a disk is not the image, whatever its state. Raises OSError."""
-    if int(word(disk / "size")) * SECTOR != image.size:
+    if int(word(f"{disk}/size")) * SECTOR != image.size:
         return "its disk is of another size"
     serial = disk / _SERIAL
     if not serial.exists() or serial_of(image).encode() not in serial.read_bytes():
@@ -63,14 +70,14 @@ def alien(disk: Path, image: Image) -> str:
 
 
 def flaw(disk: Path, image: Image) -> str:
-    """Why a disk cannot be a path to the image. Raises OSError."""
-    if word(disk / "device/state") == "offline":
+    """Why a disk cannot be a path to the image, though it may answer reads. Raises OSError."""
+    if word(f"{disk}/device/state") == "offline":
         (disk / "device/state").write_text("running")  # the kernel gave it up; it answers again, or not
     if trouble := _misfit(disk, image):
         return trouble
-    if int(word(disk / "inflight").split()[0]):  # the kernel's, which looks for partitions, or that of an earlier look
+    if int(word(f"{disk}/inflight").split()[0]):  # the kernel's, which looks for partitions, or that of an earlier look
         return "a read of its disk waits"
-    return "" if answers(disk) else NO_ANSWER
+    return ""
 
 
 def answers(disk: Path, seconds: float = READ_LIMIT) -> bool:

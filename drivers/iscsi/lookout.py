@@ -243,24 +243,21 @@ def _takes_connections(server: Server) -> bool:
 class Nudges:
     """Requests to iscsid that it do what is due, for many who ask: one in each second of the clock that it goes by."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, nudge: Callable[[int], None] = nudge) -> None:
-        """``clock`` in seconds; ``nudge`` is given the number of a session."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic, nudge: Callable[[], None] = nudge) -> None:
+        """``clock`` in seconds."""
         self._clock = clock
         self._nudge = nudge
         self._lock = threading.Lock()
         self._last = 0
 
-    def send(self, session: int, since: float) -> None:
-        """About a session that was not logged in then. Nothing is due before the second turns.
-
-        Raises DriverError, OSError.
-        """
+    def send(self, since: float) -> None:
+        """For a session that was not logged in then. Nothing is due before the second turns."""
         with self._lock:
             second = _turned(self._clock())
             if second <= max(_turned(since), self._last):
                 return
             self._last = second
-        self._nudge(session)
+        self._nudge()
 
     def seconds_left(self) -> float:
         """Until the next one is of use."""
@@ -303,13 +300,13 @@ class Sessions:
         """The folders of our sessions. Whose a session is does not change, once it is known."""
         found, there = [], self._all()
         for gone in self._images.keys() - there:  # another one gets its number if the modules are loaded anew
-            forget(Path(gone))
+            forget(gone)
             if gone not in self._states:
                 self._images.pop(gone)
         for folder in there:
             if folder not in self._images:
                 with contextlib.suppress(OSError):  # it may be coming or going
-                    if name := name_of(Path(folder)):
+                    if name := name_of(folder):
                         self._images[folder] = image_of(name)
             if self._images.get(folder) is not None:
                 found.append(folder)

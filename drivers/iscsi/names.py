@@ -61,6 +61,7 @@ def image_of(name: str) -> str | None:
     return _decoded(parts[1]) if authority == _AUTHORITY and len(parts) == 2 else None
 
 
+@functools.lru_cache(maxsize=1024)
 def serial_of(image: Image) -> str:
     """The serial of the image's disk, on every host the same: to a child they are paths to one disk."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, image.key))

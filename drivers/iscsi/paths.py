@@ -11,7 +11,7 @@ from pathlib import Path
 from drivers.iscsi.disks import answers
 from drivers.iscsi.lookout import Lookout
 from drivers.iscsi.records import Target
-from drivers.iscsi.sessions import link_of
+from drivers.iscsi.sessions import link_to
 from drivers.kernel import diskstats, tcpsockets
 
 log = logging.getLogger(__name__)
@@ -114,5 +114,4 @@ class Paths:
 
     def _link(self, parent: Target) -> tcpsockets.Link | None:
         """Raises OSError."""
-        number = next(iter(self._numbers(parent)), None)
-        return None if number is None else link_of(_NODES / number, parent)
+        return link_to(parent) if self._numbers(parent) else None

@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 
-from drivers.kernel.devmapper import Events
+from drivers.kernel.dmioctl import Events
 
 
 class Alarm:

@@ -4,54 +4,29 @@ Names are the machine's. Whose a map is, its UUID says: ``VIRTMAN-<owner>-<rando
 (drivers/kernel/ownership.py) and sees its maps; one of the same name that is another's is NotOurs, and stays as it is.
 
 dmsetup(8) changes them; which there are, also half made ones, is asked of the kernel without a process for each look
-(Linux: linux/dm-ioctl.h).
+(drivers/kernel/dmioctl.py).
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import mmap
 import os
 import re
-import select
-import struct
 import tempfile
-import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from drivers.errors import DriverError, NotOurs
 from drivers.host.command import run
-from drivers.kernel import udevrules
+from drivers.kernel import dmioctl, udevrules
+from drivers.kernel.dmioctl import Known
 
 log = logging.getLogger(__name__)
 
 _NUMBER = re.compile(r"\d+:\d+")
-_GROUP = re.compile(r"(?<= )[a-z-]+ 0 \d+ \d+(?= \d+:\d+)")
-"""What a group of paths begins with: how one is chosen, and how many there are."""
-_CONTROL = "/dev/mapper/control"
-_LIST_DEVICES, _DEV_STATUS, _DEV_ARM_POLL = 0xC138FD02, 0xC138FD07, 0xC138FD10
-"""linux/dm-ioctl.h: _IOWR(0xfd, 2, 7 or 16, struct dm_ioctl)."""
-_IOCTL = struct.Struct("=3I2I8xII4xQ128s129s7x")
-"""struct dm_ioctl: the version, the size of all data, where they start, the flags, the number of events, the device's
-number, its name and its UUID."""
-_NAME_SIZE = 128
-"""Bytes of a name, with the zero at its end."""
-_NO_MAPPER = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO})
-"""How its control device cannot be opened where the kernel has no device-mapper."""
-_LISTED = struct.Struct("=QI")
-"""struct dm_name_list: the device's number, where the next one is. The name follows; at the next multiple of 8 the
-number of events, and flags; and then, if the flags say so, the UUID (Linux 5.13 and later)."""
-_TOO_SMALL, _WITH_UUIDS = 1 << 8, 1 << 14
-_HAS_UUID = 1
-_FAILED_PATH = re.compile(r"(\d+:\d+) F \d+")
-_GROUP_READ = re.compile(r" multipath 2 \d+ \d+ 0 \d+ (\d+) ")
-"""A multipath map's status: its queue, its groups, and that which it reads by (Linux: drivers/md/dm-mpath.c)."""
 
 SECTOR = 512
 """Bytes: device-mapper counts in sectors of this size, whatever the disk's are."""
@@ -194,13 +169,13 @@ def rename(old: str, new: str) -> None:
 
 def events(name: str) -> int:
     """How many events the map has had: a path that failed, a threshold that was reached. 0 if there is no map."""
-    found = _found(name)
+    found = dmioctl.find(name)
     return found.events if found else 0
 
 
 def all_events(prefix: str) -> dict[str, int]:
     """As ``events``, of all our maps whose names begin like this."""
-    return {name: found.events for name, found in _listing().items() if name.startswith(prefix) and found.ours}
+    return {name: found.events for name, found in _listed(prefix).items() if _is_ours(found)}
 
 
 def openers(name: str) -> int:
@@ -209,86 +184,15 @@ def openers(name: str) -> int:
 
 
 def message(name: str, text: str) -> None:
-    """Send a message to the first target of a map. Raises NotOurs, CommandFailed."""
+    """Send a message to the first target of a map, and wait for what it does. Raises NotOurs, CommandFailed."""
     _own(name)
     run(["dmsetup", "message", name, "0", text])
 
 
-class Events:
-    """Tells when any map of this host has had an event: a path that failed, a new table (Linux: linux/dm-ioctl.h)."""
-
-    def __init__(self) -> None:
-        """Raises OSError without device-mapper."""
-        self._control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
-        self._poller = select.poll()
-        self._poller.register(self._control, select.POLLIN)
-        self.arm()
-
-    def fileno(self) -> int:
-        """What to poll: it is readable after an event."""
-        return self._control
-
-    def arm(self) -> None:
-        """Wait for the next event. To be called before maps are looked at, so that none is missed."""
-        fcntl.ioctl(self._control, _DEV_ARM_POLL, _argument(_IOCTL.size))
-
-    def happened(self) -> bool:
-        """Whether there was an event since it was armed. If so, it is armed again."""
-        if not self._poller.poll(0):
-            return False
-        self.arm()
-        return True
-
-    def close(self) -> None:
-        """Stop listening."""
-        os.close(self._control)
-
-
-class FailedPaths:
-    """The failed paths of multipath maps, for who asks often: a map is asked, by a process, only after an event."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._events: Events | None = None
-        self._known: dict[str, str] = {}
-
-    def of(self, name: str) -> list[str]:
-        """As ``failed_paths``. Raises CommandFailed, OSError."""
-        return _FAILED_PATH.findall(self._status(name))
-
-    def beside(self, name: str) -> bool:
-        """Whether the map reads by another group of paths than its first, as it does once all of that have failed.
-
-        It stays with that when they are reinstated, until it is told to go back. Raises CommandFailed, OSError.
-        """
-        found = _GROUP_READ.search(self._status(name))
-        return found is not None and int(found[1]) > 1
-
-    def _status(self, name: str) -> str:
-        with self._lock:
-            if self._events is None:
-                self._events = Events()
-            elif self._events.happened():
-                self._known.clear()
-            if name not in self._known:
-                self._known[name] = status(name)
-            return self._known[name]
-
-    def forget(self, name: str) -> None:
-        """To be called when a map has another table, which is no event, or was removed."""
-        with self._lock:
-            self._known.pop(name, None)
-
-
-def failed_paths(name: str) -> list[str]:
-    """The devices, by their numbers, that a multipath map does not read by any more. Raises CommandFailed."""
-    return _FAILED_PATH.findall(status(name))
-
-
-def reinstate(name: str, failed: Iterable[str]) -> None:
-    """Have a multipath map read by these failed paths again. Raises CommandFailed."""
-    for path in failed:
-        message(name, f"reinstate_path {path}")
+def tell(name: str, text: str) -> None:
+    """As ``message``, but only for what is done at once. Raises NotOurs, OSError, also while the map is suspended."""
+    _own(name)
+    dmioctl.send(name, text)
 
 
 def either(first: Path, second: Path, sectors: int) -> str:
@@ -337,11 +241,6 @@ def numbers_in(table: str) -> list[str]:
     return _NUMBER.findall(table)
 
 
-def groups_in(table: str) -> int:
-    """How many groups of paths the table of a multipath map has (Linux: drivers/md/dm-mpath.c)."""
-    return len(_GROUP.findall(table))
-
-
 def number(device: Path) -> str:
     """The number by which a table names a block device: ``major:minor``."""
     rdev = device.stat().st_rdev
@@ -370,20 +269,20 @@ def exists(name: str) -> bool:
 
 def names(prefix: str) -> frozenset[str]:
     """Our maps whose names begin like this."""
-    return frozenset(name for name, found in _listing().items() if name.startswith(prefix) and found.ours)
+    return frozenset(name for name, found in _listed(prefix).items() if _is_ours(found))
 
 
 def others(prefix: str) -> frozenset[str]:
     """The maps whose names begin like this and which are not ours."""
-    return frozenset(name for name, found in _listing().items() if name.startswith(prefix) and not found.ours)
+    return frozenset(name for name, found in _listed(prefix).items() if not _is_ours(found))
 
 
 def unowned(prefix: str) -> dict[str, list[str]]:
     """The maps of this prefix that have no UUID, as the releases before 0.2 made them, with the devices below each."""
     return {
         name: sorted(path.name for path in Path(f"/sys/block/dm-{found.minor}/slaves").glob("*"))
-        for name, found in _listing().items()
-        if name.startswith(prefix) and not found.uuid
+        for name, found in _listed(prefix).items()
+        if not found.uuid
     }
 
 
@@ -396,46 +295,42 @@ def _new_uuid() -> str:
     return f"{_MAKER}{_acting_for}-{uuid.uuid4().hex}"
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """What a listing says of a map."""
-
-    minor: int
-    events: int
-    uuid: str
-
-    @property
-    def ours(self) -> bool:
-        """Whether this process acts for its owner."""
-        return self.uuid.startswith(f"{_MAKER}{_acting_for}-") if _acting_for else not self.uuid.startswith(_MAKER)
-
-    @property
-    def whose(self) -> str:
-        """In words."""
-        if not self.uuid.startswith(_MAKER):
-            return "of an earlier release of VirtMan, or somebody else's"
-        owner = self.uuid.removeprefix(_MAKER).partition("-")[0]
-        try:
-            return f"of {(OWNERS / owner).read_text().strip()} (owner {owner})"
-        except OSError:
-            return f"of an unknown one (owner {owner})"
+def _listed(prefix: str) -> dict[str, Known]:
+    """The maps whose names begin like this."""
+    return {name: found for name, found in dmioctl.listing().items() if name.startswith(prefix)}
 
 
-def _own(name: str) -> _Listed | None:
+def _is_ours(map_: Known) -> bool:
+    """Whether this process acts for its owner."""
+    return map_.uuid.startswith(f"{_MAKER}{_acting_for}-") if _acting_for else not map_.uuid.startswith(_MAKER)
+
+
+def _whose(map_: Known) -> str:
+    """In words."""
+    if not map_.uuid.startswith(_MAKER):
+        return "of an earlier release of VirtMan, or somebody else's"
+    owner = map_.uuid.removeprefix(_MAKER).partition("-")[0]
+    try:
+        return f"of {(OWNERS / owner).read_text().strip()} (owner {owner})"
+    except OSError:
+        return f"of an unknown one (owner {owner})"
+
+
+def _own(name: str) -> Known | None:
     """Our map of this name, if it is there. Raises NotOurs."""
-    found = _found(name)
-    if found is not None and not found.ours:
-        raise NotOurs(name, found.whose)
+    found = dmioctl.find(name)
+    if found is not None and not _is_ours(found):
+        raise NotOurs(name, _whose(found))
     return found
 
 
 def _is_whole(name: str) -> bool:
     """Whether the map, if it is there, has its table."""
-    found = _found(name)
+    found = dmioctl.find(name)
     return found is None or int(_shown(found, "size") or 0) > 0
 
 
-def _shown(found: _Listed | None, attribute: str) -> str:
+def _shown(found: Known | None, attribute: str) -> str:
     """What the kernel says of a map in a file of sysfs; nothing if the map is not there, or has gone since."""
     if found is None:
         return ""
@@ -443,82 +338,6 @@ def _shown(found: _Listed | None, attribute: str) -> str:
         return Path(f"/sys/block/dm-{found.minor}", attribute).read_text().strip()
     except FileNotFoundError:
         return ""
-
-
-def _found(name: str) -> _Listed | None:
-    """The map of this name, without a look at any other: it is asked for often, and there may be many. Raises OSError.
-
-    Linux: drivers/md/dm-ioctl.c, dev_status.
-    """
-    wanted = os.fsencode(name)
-    with _control() as control:
-        if control is None or len(wanted) >= _NAME_SIZE:
-            return None
-        argument = _argument(_IOCTL.size, name=wanted)
-        try:
-            fcntl.ioctl(control, _DEV_STATUS, argument)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return None
-    *_, happened, device, _, uuid_of_it = _IOCTL.unpack_from(argument)
-    return _Listed(_minor(device), happened, uuid_of_it.partition(b"\0")[0].decode(errors="replace"))
-
-
-def _listing() -> dict[str, _Listed]:
-    """All maps. Raises OSError if the kernel does not answer."""
-    with _control() as control:
-        size = 1 << 12
-        while control is not None:
-            argument = _argument(size, _WITH_UUIDS)
-            fcntl.ioctl(control, _LIST_DEVICES, argument)
-            _, _, _, end, start, flags, *_ = _IOCTL.unpack_from(argument)
-            if not flags & _TOO_SMALL:
-                return dict(_listed(argument[:end], start)) if end > start else {}
-            size *= 2
-    return {}
-
-
-@contextmanager
-def _control() -> Iterator[int | None]:
-    """What takes requests; None without device-mapper: then there are no maps. Raises OSError."""
-    try:
-        control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno not in _NO_MAPPER:
-            raise
-        yield None
-        return
-    try:
-        yield control
-    finally:
-        os.close(control)
-
-
-def _listed(data: bytearray, at: int) -> Iterator[tuple[str, _Listed]]:
-    """The maps of a listing (Linux: drivers/md/dm-ioctl.c, list_devices)."""
-    following = 1
-    while following:
-        device, following = _LISTED.unpack_from(data, at)
-        name_ends = data.index(0, at + _LISTED.size)
-        behind = (name_ends + 8) // 8 * 8
-        happened, known = struct.unpack_from("=II", data, behind)
-        uuid_at = behind + 8
-        name_of_owner = data[uuid_at : data.index(0, uuid_at)] if known & _HAS_UUID else b""
-        name = os.fsdecode(bytes(data[at + _LISTED.size : name_ends]))
-        yield name, _Listed(_minor(device), happened, bytes(name_of_owner).decode(errors="replace"))
-        at += following
-
-
-def _minor(device: int) -> int:
-    """Linux: linux/kdev_t.h, huge_encode_dev."""
-    return device & 0xFF | device >> 12 & 0xFFF00
-
-
-def _argument(size: int, flags: int = 0, *, name: bytes = b"") -> bytearray:
-    argument = bytearray(size)
-    _IOCTL.pack_into(argument, 0, 4, 0, 0, size, _IOCTL.size, flags, 0, 0, name, b"")
-    return argument
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from drivers.cache.cacheddevices import HEADERS, Devices
 from drivers.cache.cachegroup import RETRY, Group
 from drivers.errors import DeviceRefused, NotReleased
 from drivers.host.command import run
-from drivers.kernel import bcachedev, devmapper, loopdev
+from drivers.kernel import bcachedev, devmapper, loopdev, multipath
 from tests.contracts import drivers as contracts
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import content, drop_memory
@@ -426,7 +426,7 @@ class ErrorsTest(DeviceCase):
     def is_tried_again(self, top: str) -> bool:
         """Whether a map has a path, and holds what it has none for."""
         table = devmapper.table(top)
-        return set(devmapper.numbers_in(table)) > set(devmapper.failed_paths(top)) and "queue_if_no_path" in table
+        return set(devmapper.numbers_in(table)) > multipath.state(top).failed and "queue_if_no_path" in table
 
     def test_what_a_device_had_no_space_for_is_not_read(self) -> None:
         """An error that fails no path of the map."""
@@ -467,7 +467,7 @@ class ErrorsTest(DeviceCase):
         devmapper.reload(self.storage.name, [f"0 {SIZE // 512} error"])
         with ThreadPoolExecutor(1) as pool:
             written = pool.submit(write, path, 0, bytes(BLOCK))
-            wait_until(lambda: len(devmapper.failed_paths(path.name)) == 2)
+            wait_until(lambda: len(multipath.state(path.name).failed) == 2)
             self.assertFalse(written.done())
             devmapper.reload(self.storage.name, [self.line])
             self.cache.tend_device("one")

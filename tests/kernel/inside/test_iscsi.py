@@ -9,7 +9,6 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,8 @@ from drivers.host.command import run
 from drivers.iscsi import records
 from drivers.iscsi.names import DISK, PORTAL_GROUP, serial_of, target_name
 from drivers.iscsi.sessions import sessions
-from drivers.kernel import devmapper, loopdev
+from drivers.kernel import devmapper, loopdev, multipath
+from drivers.kernel.multipath import Groups
 from drivers.kernel.scsi import MODEL
 from tests.contracts import drivers as contracts
 from tests.kernel.inside import iscsi_tools, rtslibwarns
@@ -86,11 +86,11 @@ class SlowMaps(IscsiAttach):
         super().__init__(place, lost=lost)
         self.asked, self.may = threading.Event(), threading.Event()
 
-    def _table(self, image: Image, numbers: Sequence[str], resting: int) -> str:
-        if numbers:
+    def _table(self, image: Image, groups: Groups) -> str:
+        if groups:
             self.asked.set()
             self.may.wait(PATIENCE)
-        return super()._table(image, numbers, resting)
+        return super()._table(image, groups)
 
 
 class IscsiCase(TestCase):
@@ -368,16 +368,15 @@ class IscsiTest(IscsiCase):
         self.publish()
         path = self.connect()
         self.read(path)
-        told = self.folder / "told"
-        stand_in(self, self.folder, "iscsiadm", f'echo "$*" >> {told}')
         run(["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "5ms"])
         self.addCleanup(run, ["tc", "qdisc", "del", "dev", "lo", "root"])
-        for _ in range(40):
-            [session] = sessions(self.image.name).values()
-            session.cut()
-            self.assertEqual(self.content, self.read(path))
-            if told.exists() and f"--sid {session.number} --stats" in told.read_text():
-                return
+        with self.assertLogs("drivers.iscsi.sessions", "DEBUG") as said:
+            for _ in range(40):
+                [session] = sessions(self.image.name).values()
+                session.cut()
+                self.assertEqual(self.content, self.read(path))
+                if any("asked iscsid to do what is due" in line for line in said.output):
+                    return
         self.fail("iscsid was left to its alarm each time")
 
     def test_a_session_is_not_left_to_log_in_again_to_a_parent_that_refuses_it(self) -> None:
@@ -430,6 +429,38 @@ class IscsiTest(IscsiCase):
             finally:
                 self.let_all_go()
                 self.export.withdraw(self.image.name)
+
+    def groups(self, path: Path) -> list[list[str]]:
+        """The paths in the map, also those that have failed."""
+        return multipath.groups_in(devmapper.table(path.name))
+
+    def test_the_disk_of_an_only_parent_stays_in_the_map_while_that_is_not_there(self) -> None:
+        self.publish()
+        path = self.connect()
+        self.read(path)
+        [[number]] = before = self.groups(path)
+        silence = ["tc", "qdisc", "replace", "dev", "lo", "root", "netem", "loss"]
+        run([*silence, "100%"])
+        self.addCleanup(run, ["tc", "qdisc", "del", "dev", "lo", "root"])
+        self.lose(HOST)
+        wait_until(lambda: number in multipath.state(path.name).failed)
+        self.assertEqual(before, self.groups(path))
+        run([*silence, "0%"])
+        self.assertEqual(self.content, self.read(path))
+        self.assertEqual(before, self.groups(path))
+        self.assertEqual([PathState.ACTIVE], self.states())
+
+    def test_the_first_parent_is_read_by_again_once_it_is_back(self) -> None:
+        self.publish()
+        path = self.attach.connect(self.image, [self.parent, self.good_parent()]).path
+        assert path is not None
+        wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY] and len(self.groups(path)) == 2)
+        before = self.groups(path)
+        self.lose(HOST)
+        self.assertEqual(self.content, self.read(path))
+        wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
+        wait_until(lambda: multipath.state(path.name) == multipath.State(frozenset(), 1))
+        self.assertEqual(before, self.groups(path))
 
     def lose(self, parent: str) -> None:
         """Have the driver see that a session has no connection."""

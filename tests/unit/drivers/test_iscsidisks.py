@@ -10,7 +10,7 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.base import Image
-from drivers.iscsi.disks import ANEW, Asking, alien, flaw, number_of
+from drivers.iscsi.disks import ANEW, Asking, alien, flaw, lasting_number_of, number_of
 from drivers.iscsi.names import DISK, serial_of
 from drivers.iscsi.records import Target
 from drivers.iscsi.sessions import Session
@@ -100,10 +100,16 @@ class PathTest(TestCase):
             self.write("device/state", state)
             self.assertIsNone(number_of(self.session, IMAGE), state)
             self.assertEqual("", alien(self.disk, IMAGE), "it is the image's all the same")
+            self.assertEqual("8:0", lasting_number_of(replace(self.session, logged_in=False), IMAGE))
 
     def test_a_disk_of_another_image_or_size_is_none(self) -> None:
-        self.assertIsNone(number_of(self.session, Image("debian", IMAGE.size, f"sha256:{'b' * 64}")))
-        self.assertIsNone(number_of(self.session, Image("debian", IMAGE.size + 512, IMAGE.digest)))
+        for other in (
+            Image("debian", IMAGE.size, f"sha256:{'b' * 64}"),
+            Image("debian", IMAGE.size + 512, IMAGE.digest),
+        ):
+            self.assertIsNone(number_of(self.session, other))
+            self.assertIsNone(lasting_number_of(self.session, other))
+        self.assertIsNone(lasting_number_of(None, IMAGE))
 
     def test_who_cannot_look_for_want_of_room_does_not_take_it_for_gone(self) -> None:
         with none_left():

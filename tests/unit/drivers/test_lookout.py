@@ -123,36 +123,36 @@ class PaceTest(TestCase):
 class NudgesTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.now, self.sent = 1000.3, list[int]()
-        self.nudges = Nudges(lambda: self.now, self.sent.append)
+        self.now, self.sent = 1000.3, list[float]()
+        self.nudges = Nudges(lambda: self.now, lambda: self.sent.append(self.now))
 
     def test_one_is_sent_for_all_once_the_second_has_turned(self) -> None:
         for now in (1000.3, 1000.99):
             self.now = now
-            self.nudges.send(1, since=1000.1)
+            self.nudges.send(since=1000.1)
         self.assertEqual([], self.sent)
         self.now = 1001.01
-        self.nudges.send(1, since=1000.1)
+        self.nudges.send(since=1000.1)
         self.assertEqual([], self.sent, "the clock that iscsid goes by may be late")
         self.now = 1001.021
-        for session in (1, 2):
-            self.nudges.send(session, since=1000.1)
-        self.assertEqual([1], self.sent)
+        for _session in range(2):
+            self.nudges.send(since=1000.1)
+        self.assertEqual([1001.021], self.sent)
         self.now += self.nudges.seconds_left()
-        self.nudges.send(2, since=1001.9)
-        self.assertEqual([1, 2], self.sent)
+        self.nudges.send(since=1001.9)
+        self.assertEqual([1001.021, self.now], self.sent)
 
     def test_who_is_first_seen_just_after_the_turn_is_nudged_when_it_has_turned_for_iscsid(self) -> None:
-        for now, sent in ((1001.012, []), (1001.021, [1]), (1001.9, [1]), (1002.019, [1]), (1002.021, [1, 1])):
+        for now, sent in ((1001.012, 0), (1001.021, 1), (1001.9, 1), (1002.019, 1), (1002.021, 2)):
             self.now = now
-            self.nudges.send(1, since=1001.01)
-            self.assertEqual((now, sent), (now, self.sent))
+            self.nudges.send(since=1001.01)
+            self.assertEqual((now, sent), (now, len(self.sent)))
 
     def test_it_goes_on_each_second_for_who_is_not_logged_in_for_long(self) -> None:
         for second in range(1001, 1005):
             for within in (0.5, 0.9):
                 self.now = second + within
-                self.nudges.send(1, since=1000.5)
+                self.nudges.send(since=1000.5)
         self.assertEqual(4, len(self.sent))
 
     def test_the_next_is_of_use_just_after_the_second_turns(self) -> None:

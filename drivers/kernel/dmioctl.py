@@ -1,0 +1,188 @@
+"""What device-mapper tells and does at once: it is asked by ioctl(2), without a process for each question.
+
+On a host that is busy a process takes a tenth of a second and more, and after a pause of the network reads wait for
+several. What may wait, for requests that are on their way or for a disk, a process does, which can be killed: see
+drivers/kernel/devmapper.py.
+
+Linux: linux/dm-ioctl.h, drivers/md/dm-ioctl.c.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+_CONTROL = "/dev/mapper/control"
+_LIST_DEVICES, _DEV_STATUS, _TABLE_STATUS, _TARGET_MSG, _DEV_ARM_POLL = (
+    0xC138FD00 | number for number in (2, 7, 12, 14, 16)
+)
+"""_IOWR(0xfd, number, struct dm_ioctl)."""
+_IOCTL = struct.Struct("=3I3I4xII4xQ128s129s7x")
+"""struct dm_ioctl: the version, the size of all data, where they start, the number of targets, the flags, the number of
+events, the device's number, its name and its UUID."""
+_NAME_SIZE = 128
+"""Bytes of a name, with the zero at its end."""
+_NO_MAPPER = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO})
+"""How its control device cannot be opened where the kernel has no device-mapper."""
+_LISTED = struct.Struct("=QI")
+"""struct dm_name_list: the device's number, where the next one is. The name follows; at the next multiple of 8 the
+number of events, and flags; and then, if the flags say so, the UUID (Linux 5.13 and later)."""
+_TARGET = struct.Struct("=QQ4xI16s")
+"""struct dm_target_spec: the first sector, how many, where the next one is, and the type. What it says follows."""
+_SECTOR = struct.Struct("=Q")
+"""struct dm_target_msg: a sector of the target that is told. The message follows."""
+_TOO_SMALL, _NO_FLUSH, _WITH_UUIDS = 1 << 8, 1 << 11, 1 << 14
+_HAS_UUID = 1
+_FIRST_SIZE = 1 << 12
+"""Bytes for an answer; more if they are too few."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the kernel tells of a map: its minor number, how many events it has had, and its UUID."""
+
+    minor: int
+    events: int
+    uuid: str
+
+
+class Events:
+    """Tells when any map of this host has had an event: a path that failed, a threshold that was reached."""
+
+    def __init__(self) -> None:
+        """Raises OSError without device-mapper."""
+        self._control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
+        self.arm()
+
+    def fileno(self) -> int:
+        """What to poll: it is readable after an event."""
+        return self._control
+
+    def arm(self) -> None:
+        """Wait for the next event. To be called before maps are looked at, so that none is missed."""
+        fcntl.ioctl(self._control, _DEV_ARM_POLL, _argument(_IOCTL.size))
+
+    def close(self) -> None:
+        """Stop listening."""
+        os.close(self._control)
+
+
+def find(name: str) -> Known | None:
+    """The map of this name, without a look at any other: it is asked for often, and there may be many. Raises OSError.
+
+    Linux: drivers/md/dm-ioctl.c, dev_status.
+    """
+    wanted = os.fsencode(name)
+    with _control() as control:
+        if control is None or len(wanted) >= _NAME_SIZE:
+            return None
+        argument = _argument(_IOCTL.size, name=wanted)
+        try:
+            fcntl.ioctl(control, _DEV_STATUS, argument)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return None
+    *_, happened, device, _, uuid = _IOCTL.unpack_from(argument)
+    return Known(_minor(device), happened, _text(uuid))
+
+
+def listing() -> dict[str, Known]:
+    """All maps by their names. Raises OSError if the kernel does not answer."""
+    with _control() as control:
+        if control is None:
+            return {}
+        data, start, _ = _ask(control, _LIST_DEVICES, _WITH_UUIDS)
+        return dict(_listed(data, start)) if len(data) > start else {}
+
+
+def status(name: str) -> str:
+    """What the first target of a map says: start, length, type, and what that type tells. Raises OSError.
+
+    Without a flush: one of a thin pool would wait for its disks.
+    """
+    with _control() as control:
+        if control is None:
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), name)
+        data, start, targets = _ask(control, _TABLE_STATUS, _NO_FLUSH, os.fsencode(name))
+    if not targets:
+        return ""
+    first, sectors, _, kind = _TARGET.unpack_from(data, start)
+    told_at = start + _TARGET.size
+    words = first, sectors, _text(kind), _text(data[told_at:])
+    return " ".join(map(str, words)).strip()
+
+
+def send(name: str, text: str) -> None:
+    """Give the first target of a map a message. Raises OSError, also while the map is suspended."""
+    message = _SECTOR.pack(0) + os.fsencode(text) + b"\0"
+    argument = _argument(_IOCTL.size + len(message), name=os.fsencode(name))
+    argument[_IOCTL.size :] = message
+    with _control() as control:
+        if control is None:
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), name)
+        fcntl.ioctl(control, _TARGET_MSG, argument)
+
+
+@contextmanager
+def _control() -> Iterator[int | None]:
+    """What takes requests; None without device-mapper: then there are no maps. Raises OSError."""
+    try:
+        control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in _NO_MAPPER:
+            raise
+        yield None
+        return
+    try:
+        yield control
+    finally:
+        os.close(control)
+
+
+def _ask(control: int, request: int, flags: int, name: bytes = b"") -> tuple[bytes, int, int]:
+    """What is answered, where in it the answer begins, and how many targets it is about. Raises OSError."""
+    size = _FIRST_SIZE
+    while True:
+        argument = _argument(size, flags, name=name)
+        fcntl.ioctl(control, request, argument)
+        _, _, _, end, start, targets, answered, *_ = _IOCTL.unpack_from(argument)
+        if not answered & _TOO_SMALL:
+            return bytes(argument[:end]), start, targets
+        size *= 2
+
+
+def _listed(data: bytes, at: int) -> Iterator[tuple[str, Known]]:
+    """The maps of a listing (Linux: drivers/md/dm-ioctl.c, list_devices)."""
+    following = 1
+    while following:
+        device, following = _LISTED.unpack_from(data, at)
+        name_ends = data.index(0, at + _LISTED.size)
+        behind = (name_ends + 8) // 8 * 8
+        happened, known = struct.unpack_from("=II", data, behind)
+        uuid_at = behind + 8
+        uuid = data[uuid_at : data.index(0, uuid_at)] if known & _HAS_UUID else b""
+        yield os.fsdecode(data[at + _LISTED.size : name_ends]), Known(_minor(device), happened, _text(uuid))
+        at += following
+
+
+def _text(data: bytes) -> str:
+    """Up to its zero, if it has one."""
+    return data.partition(b"\0")[0].decode(errors="replace")
+
+
+def _minor(device: int) -> int:
+    """Linux: linux/kdev_t.h, huge_encode_dev."""
+    return device & 0xFF | device >> 12 & 0xFFF00
+
+
+def _argument(size: int, flags: int = 0, *, name: bytes = b"") -> bytearray:
+    """Of so many bytes, with ``struct dm_ioctl`` at its beginning."""
+    argument = bytearray(size)
+    _IOCTL.pack_into(argument, 0, 4, 0, 0, size, _IOCTL.size, 0, flags, 0, 0, name, b"")
+    return argument
