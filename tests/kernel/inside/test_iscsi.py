@@ -25,6 +25,7 @@ from drivers.errors import BadDisk, CommandFailed, HostFailed, NoParents
 from drivers.export.lio import LioExport
 from drivers.host.command import run
 from drivers.iscsi import records
+from drivers.iscsi.disks import NO_ANSWER
 from drivers.iscsi.names import DISK, PORTAL_GROUP, serial_of, target_name
 from drivers.iscsi.sessions import sessions
 from drivers.kernel import devmapper, loopdev, multipath
@@ -461,6 +462,55 @@ class IscsiTest(IscsiCase):
         wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
         wait_until(lambda: multipath.state(path.name) == multipath.State(frozenset(), 1))
         self.assertEqual(before, self.groups(path))
+
+    def test_a_disk_that_is_deleted_is_found_anew(self) -> None:
+        self.publish()
+        path = self.connect()
+        self.read(path)
+        [session] = sessions(self.image.name).values()
+        disk = session.disk()
+        assert disk is not None
+        (disk / "device/delete").write_text("1")
+        self.assertEqual(self.content, self.read(path))
+
+    def test_an_only_parent_that_answers_with_errors_is_asked_before_it_is_read_by_again(self) -> None:
+        loop = loopdev.attach(self.folder / "image", read_only=True)
+        self.addCleanup(loopdev.detach, self.folder / "image")
+        good, broken = (f"0 {SIZE // 512} {kind}" for kind in (f"linear {loop} 0", "error"))
+        device = devmapper.create("virtman-test", [good], read_only=True)
+        self.addCleanup(devmapper.remove, "virtman-test")
+        disk = rtslib_fb.BlockStorageObject(f"{MODEL}x", dev=str(device), wwn=serial_of(self.image), readonly=True)
+        path = self.attach.connect(self.image, [self.parent_with(self.made(disk))]).path
+        assert path is not None
+        self.read(path)
+        with ThreadPoolExecutor() as pool, self.assertLogs("drivers.attach.iscsi", "INFO") as said:
+            devmapper.reload(device.name, [broken], read_only=True)
+            reading = pool.submit(self.read, path)
+            try:
+                wait_until(lambda: any(NO_ANSWER in line for line in said.output))
+            finally:
+                devmapper.reload(device.name, [good], read_only=True)
+            self.assertEqual(self.content, reading.result(PATIENCE))
+
+    def test_a_parent_that_rests_is_read_by_again_only_behind_the_others(self) -> None:
+        _, path = self.second_while_the_first_waits_for_its_own_parents()
+        before = self.groups(path)
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(self.read, path)
+            try:
+                wait_until(self.reads_wait)
+                self.assertEqual(self.content, reading.result(PATIENCE))
+            finally:
+                self.let_all_go()
+        reinstated = self.reinstatements()
+        self.publish()
+        wait_until(lambda: self.states() == [PathState.STANDBY, PathState.ACTIVE])
+        wait_until(lambda: self.groups(path) == before[::-1])
+        self.assertEqual(reinstated, self.reinstatements())
+
+    def reinstatements(self) -> int:
+        """How often the kernel was told to read by a path again."""
+        return run(["dmesg"]).stdout.count("Reinstating path")
 
     def lose(self, parent: str) -> None:
         """Have the driver see that a session has no connection."""
