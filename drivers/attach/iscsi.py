@@ -27,6 +27,7 @@ from pathlib import Path
 from drivers.attach.doubts import Doubts
 from drivers.attach.hangs import Hangs
 from drivers.attach.losses import Losses
+from drivers.attach.returns import Returns
 from drivers.attach.routes import Routes, origin_file
 from drivers.base import FAILOVER, Device, Existing, Image, LostParent, Opened, Parent, PathState, PathStatus, Place
 from drivers.door import door
@@ -52,7 +53,6 @@ from drivers.iscsi.sessions import (
 from drivers.kernel import devmapper, multipath, ownership, tcpsockets
 from drivers.kernel.devmapper import SECTOR
 from drivers.kernel.multipath import Groups, State
-from drivers.kernel.tcpsockets import Link
 from drivers.needs import DEVICE_MAPPER, DMSETUP, MODPROBE, UDEVADM, Needs, Tool
 
 log = logging.getLogger(__name__)
@@ -247,8 +247,7 @@ class _Route:
         self._usable: list[Parent] = []
         """The parents, and which of them are up, for who asks."""
         self._asking = Asking()
-        self._link: Link | None = None
-        """The connection over which its only parent was taken in last."""
+        self._returns = Returns()
         self._again: set[str] = set()
         """Disks that have failed in the map, and are to be read by again as the parents' order says."""
         self._refused_since: dict[Target, float] = {}
@@ -592,14 +591,13 @@ class _Route:
         return "" if self._is_taken_back(target, disk) or answers(disk) else NO_ANSWER
 
     def _is_taken_back(self, target: Target, disk: Path) -> bool:
-        """Whether it need not answer a read first: the only parent, over a new connection. Nothing could be better.
-
-        If it answers with errors it is asked, since its connection is the same then. Raises OSError.
-        """
+        """Whether it need not answer a read first (drivers/attach/returns.py). Raises OSError."""
         if len(self._targets) > 1:
+            self._returns.forget()
             return False
-        before, self._link = self._link, link_to(target)
-        return self._link not in (None, before) and self._has_path(word(f"{disk}/dev"))
+        # A read that the map sends once more counts as none until it is answered.
+        answered = int(devmapper.counted(self.map)[0])
+        return self._returns.is_trusted(link_to(target), answered) and self._has_path(word(f"{disk}/dev"))
 
     def _not_logged_in(self, target: Target, session: Session | None) -> str:
         """iscsid logs in again by the record that the session began with, but not for ever to one that refuses it.

@@ -99,8 +99,10 @@ class Group:
             if self._troubles.get(number) != trouble:  # not once more with each try
                 log.error("the cache volume %s is left out: %s", path, error)
             self._troubles[number] = trouble
+            self._held_up.pop(number, None)
         else:
             self._starts.end(number)
+            self._stops.end(number)
             self._troubles.pop(number, None)
             self._held_up.pop(number, None)
 
@@ -120,7 +122,7 @@ class Group:
                 if strangers := self._strangers(number):
                     log.warning("the cache volume %s runs on: %s is attached to it", path, ", ".join(strangers))
                 elif not self._stops.lasts(number):
-                    self._stop(path, number)
+                    (self._take_out if number in self._leaving else self._stop)(path, number)
             except (DriverError, OSError) as error:
                 log.error("cache volume %s: %s", path, error)
                 errors.append(error)
@@ -133,7 +135,7 @@ class Group:
             self.volumes.stop(path, number, empty=empty)
         except (DriverError, OSError) as error:
             self._stops.begin(number, PATIENCE * (self._clock() - began))
-            self._held_up[number] = f"it could not be stopped: {error}"
+            self._held_up[number] = f"it could not be stopped: {error}; this is tried again, and once it is added again"
             raise
         self._stops.end(number)
         self._held_up.pop(number, None)
@@ -322,7 +324,7 @@ class Group:
         if any(volume.state is VolumeState.IDLE for volume in found) and self._clock() >= self._start_again:
             with self.lock:
                 try:
-                    self._start_if_used()
+                    self._start_or_stop()
                 finally:
                     self._start_again = self._clock() + RETRY
             found = self._described()
@@ -338,10 +340,14 @@ class Group:
         # Nobody who opens an image waits while a dying disk is asked what is on it.
         return [self._describe(*volume) for volume in found]
 
-    def _start_if_used(self) -> None:
+    def _start_or_stop(self) -> None:
+        """Have volumes run if there are members; else stop those that could not be stopped."""
         if devmapper.names(IMAGE) or devmapper.names(DEVICE):
             self.start()
             self._rejoin()
+        elif self._held_up:
+            with contextlib.suppress(DriverError, OSError):  # it was logged, and status says so
+                self.stop_if_unused()
 
     def add(self, path: Path) -> Volume:
         """As ``add_volume`` of the driver."""
@@ -355,33 +361,37 @@ class Group:
             self._stops.end(volumes[path])
             self._leaving.discard(volumes[path])
             self._troubles.pop(volumes[path], None)
-            self._held_up.pop(volumes[path], None)
             self._vain.pop(volumes[path], None)
-            self._start_if_used()
+            self._start_or_stop()
             self._joins.clear()  # the next look at a member has it emptied, if need be
             return self._describe(path, volumes[path], self._use(volumes[path]))
 
     def remove(self, path: Path) -> None:
         """As ``remove_volume`` of the driver."""
         with self.lock:
-            volumes = self.volumes.recorded()
-            number = volumes.pop(path, None)
-            if number is None:
-                return
-            self._clear(path, number)
-            self._leaving.add(number)
-            try:
-                self._stop(path, number)
-            except (DriverError, OSError) as error:
-                self._held_up[number] = f"it could not be removed: {error}; it is not used until it is added again"
-                raise
-            self._leaving.discard(number)
-            try:
-                self.volumes.erase(path, number)
-            except OSError as error:
-                log.warning("the mark of the cache volume %s stays on it: %s", path, error)
-            self.volumes.record(volumes)
-            self._has_room(number)  # nobody will say so of it any more
+            number = self.volumes.recorded().get(path)
+            if number is not None:
+                self._clear(path, number)
+                self._leaving.add(number)
+                self._take_out(path, number)
+
+    def _take_out(self, path: Path, number: str) -> None:
+        """Remove a volume that is empty of members. What was begun is ended by the next look, or the next removal."""
+        try:
+            self._stop(path, number)
+        except (DriverError, OSError) as error:
+            self._held_up[number] = (
+                f"it could not be removed: {error}; this is tried again while no image is open, and by the next virtman"
+                " cache remove; it is not used until it is added again"
+            )
+            raise
+        self._leaving.discard(number)
+        try:
+            self.volumes.erase(path, number)
+        except OSError as error:
+            log.warning("the mark of the cache volume %s stays on it: %s", path, error)
+        self.volumes.record({other: its for other, its in self.volumes.recorded().items() if other != path})
+        self._has_room(number)  # nobody will say so of it any more
 
     def _use(self, number: str) -> tuple[VolumeState | None, list[str]]:
         """How a volume is, if the kernel has it, and what is attached to it."""

@@ -49,8 +49,6 @@ _SETTINGS = Path("/etc/target")
 _FOR_VMS = "virtman-image-"
 _FOR_CHILDREN = "virtman-export-"
 
-"""What a map's table says that holds what it has no path for."""
-
 _ALIAS = "emulate_model_alias"
 """Has the disk's name be its model, by which children know it for ours (see drivers.kernel.udevrules)."""
 

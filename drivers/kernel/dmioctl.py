@@ -109,7 +109,7 @@ def status(name: str) -> str:
     with _control() as control:
         if control is None:
             raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), name)
-        data, start, targets = _ask(control, _TABLE_STATUS, _NO_FLUSH, os.fsencode(name))
+        data, start, targets = _ask(control, _TABLE_STATUS, _NO_FLUSH, name)
     if not targets:
         return ""
     first, sectors, _, kind = _TARGET.unpack_from(data, start)
@@ -126,7 +126,7 @@ def send(name: str, text: str) -> None:
     with _control() as control:
         if control is None:
             raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), name)
-        fcntl.ioctl(control, _TARGET_MSG, argument)
+        _request(control, _TARGET_MSG, argument, f"{name}: {text}")
 
 
 @contextmanager
@@ -145,16 +145,24 @@ def _control() -> Iterator[int | None]:
         os.close(control)
 
 
-def _ask(control: int, request: int, flags: int, name: bytes = b"") -> tuple[bytes, int, int]:
+def _ask(control: int, request: int, flags: int, name: str = "") -> tuple[bytes, int, int]:
     """What is answered, where in it the answer begins, and how many targets it is about. Raises OSError."""
     size = _FIRST_SIZE
     while True:
-        argument = _argument(size, flags, name=name)
-        fcntl.ioctl(control, request, argument)
+        argument = _argument(size, flags, name=os.fsencode(name))
+        _request(control, request, argument, name)
         _, _, _, end, start, targets, answered, *_ = _IOCTL.unpack_from(argument)
         if not answered & _TOO_SMALL:
             return bytes(argument[:end]), start, targets
         size *= 2
+
+
+def _request(control: int, request: int, argument: bytearray, about: str) -> None:
+    """Raises OSError, which says what it is ``about``."""
+    try:
+        fcntl.ioctl(control, request, argument)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, about) from error
 
 
 def _listed(data: bytes, at: int) -> Iterator[tuple[str, Known]]:

@@ -629,10 +629,39 @@ class VolumesTest(BcacheCase):
             self.assertEqual(1, slow.tries)
         (volume,) = group.described()
         self.assertEqual((VolumeState.IDLE, True), (volume.state, "could not be stopped: " in volume.trouble))
-        clock.now += 1
+        clock.now += RETRY
         group.volumes = well
-        group.stop_if_unused()
         self.assertEqual([""], [volume.trouble for volume in group.described()])
+        self.assertEqual(frozenset(), devmapper.names("virtman-cachevol-"))
+
+    def test_one_that_was_slow_to_stop_and_ran_again_is_stopped_at_once(self) -> None:
+        clock = SlowClock(step=0.0)
+        image, _ = self.image_by_a_small_volume()
+        group = self.small_group(clock)
+        well, group.volumes = group.volumes, SlowToStop(self.place.state / "cache", clock)
+        self.cache.close(image)
+        self.assertRaises(NotReleased, group.stop_if_unused)
+        group.volumes = well
+        with group.lock:
+            group.start()
+            group.stop_if_unused()
+        self.assertEqual(frozenset(), devmapper.names("virtman-cachevol-"))
+
+    def test_one_that_was_removed_in_vain_is_removed_once_no_image_is_open(self) -> None:
+        clock = SlowClock(step=0.0)
+        image, _ = self.image_by_a_small_volume()
+        group = self.small_group(clock)
+        well, group.volumes = group.volumes, SlowToStop(self.place.state / "cache", clock)
+        self.assertRaises(NotReleased, group.remove, self.default)
+        self.cache.close(image)
+        clock.now += 60.0 * PATIENCE
+        group.described()
+        (volume,) = group.described()
+        self.assertIn("it could not be removed: ", volume.trouble)
+        clock.now += 60.0 * PATIENCE
+        group.volumes = well
+        self.assertEqual([], group.described())
+        self.assertFalse(self.default.exists())
 
     def test_one_that_is_found_damaged_has_room_again(self) -> None:
         self.image_by_a_small_volume()
