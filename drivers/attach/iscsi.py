@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -231,10 +231,8 @@ class _Route:
         """When the map was made, and when a parent last refused this host."""
         self._head_start = 0.0 if found else head_start
         """Seconds from the beginning, at most, in which only the first parent is logged in to; 0 once that is over."""
-        self._groups: Groups | None = []
-        """The paths in the map, also those that have failed; None while they are changed."""
         self._said: Groups = []
-        """The good ones of them, as the log has them."""
+        """The good paths, as the log has them."""
         self._behind = False
         """Whether the map may have others than the list of parents wants."""
         self._up: set[Target] = set()
@@ -271,12 +269,12 @@ class _Route:
     def _find_paths(self) -> None:
         """An earlier driver object's paths are good until they fail."""
         table = devmapper.table(self.map)
-        self._groups = multipath.groups_in(table)
         loaded = devmapper.numbers_in(table)
         if multipath.HOLDS not in table:  # it was abandoned
             devmapper.message(self.map, multipath.HOLDS)
             multipath.reinstate(self.map, loaded)
-        self._said = multipath.good_of(self._groups, multipath.state(self.map).failed)
+        paths = multipath.state(self.map)
+        self._said = paths.without(paths.failed)
         there = sessions(self._image.name)
         found = {number_of(session, self._image): target for target, session in there.items()}
         self._paths.add({number: target for number, target in found.items() if number in loaded})
@@ -387,9 +385,10 @@ class _Route:
         with self._looking:
             with self._lock:
                 up, paths = set(self._up), multipath.state(self.map)
+                self._again &= paths.failed
             there = sessions(self._image.name)
             disks: dict[Target, str] = {}
-            waiting: set[str] = set()
+            waiting: dict[str, Target] = {}
             first = next(iter(self._targets.values()))
             first_only = self._has_head_start(first)
             for parent, target in self._targets.items():
@@ -399,7 +398,7 @@ class _Route:
                     disks[target] = number
                     continue
                 if (number := lasting_number_of(session, self._image)) is not None:
-                    waiting.add(number)
+                    waiting[number] = target
                 if target in up:
                     self._note_lost(parent, target)
                 if not first_only or target is first:
@@ -441,7 +440,7 @@ class _Route:
             self._head_start = 0.0
         return self._head_start > 0
 
-    def _read_by(self, groups: Groups, waiting: set[str], paths: State) -> None:
+    def _read_by(self, groups: Groups, waiting: Mapping[str, Target], paths: State) -> None:
         """Have the map read by these disks, as soon as it can.
 
         ``waiting`` are not read by until they are up, and stay in it as long as that needs no other table: that waits
@@ -451,18 +450,19 @@ class _Route:
         if groups != self._said:
             log.info("image %s: paths are now %s", self._image.name, ", ".join(numbers) or "none; reads wait")
             self._said = groups
-        if self._groups is None or multipath.good_of(self._groups, waiting) != groups:
-            self._groups = None
+        if paths.without(waiting) != groups:
             devmapper.reload(self.map, [self._table(self._image, groups)], read_only=True)
-            self._groups = groups
+        else:
+            loaded = set(chain.from_iterable(paths.groups))
+            with self._lock:  # one that is up by now is read by again
+                down = {number for number, target in waiting.items() if target not in self._up}
+                multipath.fail(self.map, down & loaded - paths.failed)
+            multipath.reinstate(self.map, numbers & paths.failed)
+            first = paths.first_without(waiting)
+            if first not in (0, paths.group):  # else it would stay with the next best
+                multipath.switch_to(self.map, first)
+        with self._lock:
             self._again -= numbers
-            return
-        multipath.fail(self.map, waiting.difference(paths.failed).intersection(chain.from_iterable(self._groups)))
-        multipath.reinstate(self.map, numbers & paths.failed)
-        self._again -= numbers
-        first = multipath.first_good(self._groups, waiting)
-        if first not in (0, paths.group):  # else it would stay with the next best
-            multipath.switch_to(self.map, first)
 
     def _tell(self) -> None:
         for parent in self._losses.take_due():
@@ -516,11 +516,8 @@ class _Route:
         """
         number = number_of(sessions(self._image.name).get(target), self._image)
         with self._lock:
-            if number is not None and self._has_path(number):
-                if self._hangs.rests(target):
-                    self._again.add(number)
-                else:
-                    self._reinstate(number)
+            if number is not None:
+                self._reinstate(number, target)
             self._up.add(target)
             if (back := self._parent_of(target)) is not None:
                 self._losses.note_back(back)
@@ -529,14 +526,17 @@ class _Route:
                 self._paths.replace(target, number)
         self.wake()
 
-    def _has_path(self, number: str) -> bool:
-        """Whether a disk is in the map, though it may have failed."""
-        return any(number in group for group in self._groups or ())
+    def _has_failed(self, number: str) -> bool:
+        """Whether a disk is in the map, which does not read by it any more."""
+        return number in multipath.state(self.map).failed
 
-    def _reinstate(self, number: str) -> None:
+    def _reinstate(self, number: str, target: Target) -> None:
+        """Read by a disk again, or have the next look see to that. Called with ``_lock`` held."""
+        self._again.add(number)
         try:
-            multipath.reinstate(self.map, [number])
-        except (DriverError, OSError) as error:  # the map gets another table just now, and one with it then
+            if not self._hangs.rests(target) and self._has_failed(number):
+                multipath.reinstate(self.map, [number])
+        except (DriverError, OSError) as error:  # the map gets another table just now, say
             log.debug("image %s: reading by %s again: %s", self.image, number, error)
 
     def _has_session(self, target: Target) -> bool:
@@ -597,7 +597,7 @@ class _Route:
             return False
         # A read that the map sends once more counts as none until it is answered.
         answered = int(devmapper.counted(self.map)[0])
-        return self._returns.is_trusted(link_to(target), answered) and self._has_path(word(f"{disk}/dev"))
+        return self._returns.is_trusted(link_to(target), answered) and self._has_failed(word(f"{disk}/dev"))
 
     def _not_logged_in(self, target: Target, session: Session | None) -> str:
         """iscsid logs in again by the record that the session began with, but not for ever to one that refuses it.

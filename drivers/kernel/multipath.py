@@ -8,20 +8,14 @@ Linux: drivers/md/dm-mpath.c. All of it is done at once: no process is needed (d
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from drivers.kernel import devmapper, dmioctl
 
 HOLDS, FAILS = "queue_if_no_path", "fail_if_no_path"
 """What a map does with requests that it has no path for."""
-
-_FAILED = re.compile(r"(\d+:\d+) F \d+")
-_GROUP_READ = re.compile(r" multipath 2 \d+ \d+ 0 \d+ (\d+) ")
-"""A map's status: its queue, its groups, and that which it reads by (multipath_status)."""
-_GROUP = re.compile(r"(?<= )[a-z-]+ 0 \d+ \d+(?= \d+:\d+)")
-"""What a group of paths begins with in a table: how one is chosen, and how many there are."""
 
 Groups = Sequence[Sequence[str]]
 """Disks by their numbers, ``major:minor``. A map reads by those of a group while it can, and by the next one's then."""
@@ -29,17 +23,45 @@ Groups = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class State:
-    """How a map reads: not by the paths that have failed, and by this one of its groups, counted from 1."""
+    """How a map reads: by all paths in ``groups`` but those that have ``failed``, and now by this ``group``.
 
+    Groups are counted from 1; 0: it has none.
+    """
+
+    groups: Groups
     failed: frozenset[str]
     group: int
+
+    def without(self, numbers: Iterable[str]) -> Groups:
+        """The groups without these; one of which nothing is left is not there."""
+        left = [[number for number in group if number not in set(numbers)] for group in self.groups]
+        return [group for group in left if group]
+
+    def first_without(self, numbers: Iterable[str]) -> int:
+        """The first group that has others than these; 0 if none has."""
+        return next((place for place, group in enumerate(self.groups, 1) if not set(group) <= set(numbers)), 0)
 
 
 def state(name: str) -> State:
     """Of one map. Raises OSError."""
-    told = dmioctl.status(name)
-    found = _GROUP_READ.search(told)
-    return State(frozenset(_FAILED.findall(told)), int(found[1]) if found else 0)
+    return state_in(dmioctl.status(name))
+
+
+def state_in(told: str) -> State:
+    """What the kernel tells of a map (multipath_status). Of one of another kind: no groups."""
+    words = iter(told.split())
+    if list(islice(words, 3))[2:] != ["multipath"]:
+        return State([], frozenset(), 0)
+    for _of_its_queue_then_of_a_hardware_handler in range(2):
+        _skip(words, int(next(words)))
+    count, group = int(next(words)), int(next(words))
+    groups = []
+    for _ in range(count):
+        next(words)  # whether it is in use
+        _skip(words, int(next(words)))
+        groups.append(dict(_paths(words, int(next(words)), int(next(words)))))
+    failed = {number for paths in groups for number, has_failed in paths.items() if has_failed}
+    return State([list(paths) for paths in groups], frozenset(failed), group)
 
 
 def reinstate(name: str, paths: Iterable[str]) -> None:
@@ -59,17 +81,14 @@ def switch_to(name: str, group: int) -> None:
     devmapper.tell(name, f"switch_group {group}")
 
 
-def groups_in(table: str) -> list[list[str]]:
-    """The groups of a map, by its table."""
-    return [devmapper.numbers_in(part) for part in _GROUP.split(table)[1:]]
+def _paths(words: Iterator[str], count: int, details: int) -> Iterator[tuple[str, bool]]:
+    """So many disks, and whether each has failed."""
+    for _ in range(count):
+        number, how, _times = islice(words, 3)
+        _skip(words, details)
+        yield number, how == "F"
 
 
-def good_of(groups: Groups, failed: Collection[str]) -> list[list[str]]:
-    """The groups without those that have failed; one of which none is left is not there."""
-    left = ([number for number in group if number not in failed] for group in groups)
-    return [group for group in left if group]
-
-
-def first_good(groups: Groups, failed: Collection[str]) -> int:
-    """The first group that has a path which has not failed, counted from 1; 0 if none has."""
-    return next((place for place, group in enumerate(groups, 1) if not set(group) <= set(failed)), 0)
+def _skip(words: Iterator[str], count: int) -> None:
+    for _ in islice(words, count):
+        pass

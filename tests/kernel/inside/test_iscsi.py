@@ -431,9 +431,9 @@ class IscsiTest(IscsiCase):
                 self.let_all_go()
                 self.export.withdraw(self.image.name)
 
-    def groups(self, path: Path) -> list[list[str]]:
+    def groups(self, path: Path) -> Groups:
         """The paths in the map, also those that have failed."""
-        return multipath.groups_in(devmapper.table(path.name))
+        return multipath.state(path.name).groups
 
     def test_the_disk_of_an_only_parent_stays_in_the_map_while_that_is_not_there(self) -> None:
         self.publish()
@@ -460,7 +460,7 @@ class IscsiTest(IscsiCase):
         self.lose(HOST)
         self.assertEqual(self.content, self.read(path))
         wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
-        wait_until(lambda: multipath.state(path.name) == multipath.State(frozenset(), 1))
+        wait_until(lambda: multipath.state(path.name) == multipath.State(before, frozenset(), 1))
         self.assertEqual(before, self.groups(path))
 
     def test_a_disk_that_is_deleted_is_found_anew(self) -> None:
@@ -505,8 +505,24 @@ class IscsiTest(IscsiCase):
         reinstated = self.reinstatements()
         self.publish()
         wait_until(lambda: self.states() == [PathState.STANDBY, PathState.ACTIVE])
-        wait_until(lambda: self.groups(path) == before[::-1])
+        wait_until(lambda: self.groups(path) == [*reversed(before)])
         self.assertEqual(reinstated, self.reinstatements())
+
+    def test_a_table_that_a_dead_agent_gave_the_map_is_noticed(self) -> None:
+        """Its dmsetup outlives it, and waits for reads. Who finds its map reads by what it had."""
+        self.publish()
+        path = self.attach.connect(self.image, [self.parent, self.good_parent()]).path
+        assert path is not None
+        wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY] and len(self.groups(path)) == 2)
+        first, second = before = self.groups(path)
+        size = SIZE // devmapper.SECTOR
+        for groups in ([second], [second, first]):
+            told = " ".join(f"service-time 0 1 0 {number}" for (number,) in groups)
+            table = f"0 {size} multipath 1 {multipath.HOLDS} 0 {len(groups)} 1 {told}"
+            devmapper.reload(path.name, [table], read_only=True)
+            self.lose(HOST)
+            self.assertEqual(self.content, self.read(path))
+            wait_until(lambda: multipath.state(path.name) == multipath.State(before, frozenset(), 1))
 
     def reinstatements(self) -> int:
         """How often the kernel was told to read by a path again."""

@@ -7,7 +7,7 @@ from testtools import TestCase
 from drivers.attach.iscsi import groups_of, table_of
 from drivers.base import Image
 from drivers.kernel.devmapper import numbers_in
-from drivers.kernel.multipath import first_good, good_of, groups_in
+from drivers.kernel.multipath import State, state_in
 
 
 class PathsTest(TestCase):
@@ -34,21 +34,27 @@ class PathsTest(TestCase):
         self.assertEqual("0 0", self.table("failover", [], 0))
 
 
-class TableTest(TestCase):
-    def test_paths_and_their_groups(self) -> None:
-        """As dmsetup prints them, and as they are loaded."""
-        head = "0 8192 multipath 3 queue_if_no_path queue_mode bio 0"
-        for table, groups in (
-            (f"{head} 0 0", []),
-            (f"{head} 2 1 service-time 0 1 2 8:0 1 1 service-time 0 1 2 8:16 1 1", [["8:0"], ["8:16"]]),
-            (f"{head} 2 1 round-robin 0 2 1 8:0 1 8:16 1 round-robin 0 1 1 8:32 1", [["8:0", "8:16"], ["8:32"]]),
-            ("0 8192 multipath 1 queue_if_no_path 0 1 1 queue-length 0 2 0 8:0 65:16", [["8:0", "65:16"]]),
-        ):
-            numbers = [number for group in groups for number in group]
-            self.assertEqual((numbers, groups), (numbers_in(table), groups_in(table)), table)
+class StateTest(TestCase):
+    """As kernels tell of maps: Linux 6.1 and 6.12."""
 
-    def test_groups_without_what_has_failed(self) -> None:
+    def test_paths_by_their_groups_and_which_have_failed(self) -> None:
+        for told, groups, failed, group in (
+            ("2 0 0 0 0 0", [], [], 0),
+            ("2 0 0 0 1 1 A 0 1 2 8:0 A 0 0 1", [["8:0"]], [], 1),
+            ("2 0 0 0 2 2 E 0 1 2 8:0 F 1 0 1 A 0 1 2 8:16 A 0 3 1", [["8:0"], ["8:16"]], ["8:0"], 2),
+            ("2 1 0 0 1 1 A 0 2 2 8:0 A 0 0 1 8:16 A 0 0 1", [["8:0", "8:16"]], [], 1),
+            ("2 0 0 0 1 1 A 0 2 1 8:0 A 0 5 65:16 F 2 0", [["8:0", "65:16"]], ["65:16"], 1),
+            ("2 0 0 1 alua 2 1 A 0 2 0 8:0 A 0 8:16 F 1 E 0 1 0 8:32 A 0", [["8:0", "8:16"], ["8:32"]], ["8:16"], 1),
+        ):
+            self.assertEqual(State(groups, frozenset(failed), group), state_in(f"0 8192 multipath {told}"))
+
+    def test_one_of_another_kind_has_no_paths(self) -> None:
+        for told in ("", "0 8192 linear", "0 8192 mirror 2 252:0 252:1 1/1 1 AA 1 core"):
+            self.assertEqual(State([], frozenset(), 0), state_in(told))
+
+    def test_groups_without_some(self) -> None:
         groups = [["8:0"], ["8:16", "8:32"]]
+        state = State(groups, frozenset(), 1)
         for failed, good, first in (
             ([], groups, 1),
             (["8:0"], [["8:16", "8:32"]], 2),
@@ -57,4 +63,9 @@ class TableTest(TestCase):
             (["8:0", "8:16"], [["8:32"]], 2),
             (["8:0", "8:16", "8:32", "8:48"], [], 0),
         ):
-            self.assertEqual((good, first), (good_of(groups, failed), first_good(groups, failed)))
+            self.assertEqual((good, first), (state.without(failed), state.first_without(failed)))
+
+    def test_numbers_in_a_table(self) -> None:
+        head = "0 8192 multipath 3 queue_if_no_path queue_mode bio 0"
+        self.assertEqual([], numbers_in(f"{head} 0 0"))
+        self.assertEqual(["8:0", "65:16"], numbers_in(f"{head} 1 1 round-robin 0 2 1 8:0 1 65:16 1"))
