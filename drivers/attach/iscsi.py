@@ -87,11 +87,21 @@ class IscsiAttach:
         root=True,
     )
 
-    def __init__(self, place: Place, *, lost: LostParent, head_start: float = HEAD_START) -> None:
-        """``head_start``: seconds that the first parent has, if all reads go to the first."""
+    def __init__(
+        self,
+        place: Place,
+        *,
+        lost: LostParent,
+        head_start: float = HEAD_START,
+        hangs: Callable[[], Hangs[Target]] = Hangs,
+    ) -> None:
+        """``head_start``: seconds that the first parent has, if all reads go to the first. ``hangs``: for an
+        image, those of its parents that hung.
+        """
         ownership.claim(place.state)
         self._name, self._policy, self._lost = initiator_name(place.host), place.path_policy, lost
         self._head_start = head_start if self._policy == FAILOVER else 0.0
+        self._hangs = hangs
         self._routes: Routes[_Route] = Routes()
         self._lookout = Lookout(_MAP)
 
@@ -109,7 +119,15 @@ class IscsiAttach:
             route = self._routes.add(
                 image.name,
                 _Route(
-                    image, parents, self._policy, self._table, self._lost, self._name, self._head_start, self._lookout
+                    image,
+                    parents,
+                    self._policy,
+                    self._table,
+                    self._hangs(),
+                    self._lost,
+                    self._name,
+                    self._head_start,
+                    self._lookout,
                 ),
             )
             try:
@@ -208,6 +226,7 @@ class _Route:
         parents: Sequence[Parent],
         policy: str,
         table: Callable[[Image, Groups], str],
+        hangs: Hangs[Target],
         lost: LostParent,
         initiator: str,
         head_start: float,
@@ -236,7 +255,7 @@ class _Route:
         self._behind = False
         """Whether the map may have others than the list of parents wants."""
         self._up: set[Target] = set()
-        self._hangs: Hangs[Target] = Hangs()
+        self._hangs = hangs
         self._paths = Paths(lookout)
         self._doubts = Doubts(image.name, self._paths, self, self._hangs, self._stopped.wait)
         self._settled = False

@@ -205,8 +205,8 @@ def log_in(target: Target, initiator: str) -> None:
           _SESSION_EXISTS)  # fmt: skip
 
 
-def nudge() -> None:
-    """Have iscsid do what is due, by a connection to it that ends without a request.
+def nudge(address: str = ISCSID) -> None:
+    """Have iscsid do what is due, by a connection to it that ends without a request. It is not awaited for long.
 
     A new connection that is not there within a millisecond it looks at again when the second of the monotonic clock has
     turned: with the next event, which may be an alarm a second later that other events put off (open-iscsi:
@@ -217,7 +217,7 @@ def nudge() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(_NUDGE_LIMIT)
         try:
-            asking.connect(ISCSID)
+            asking.connect(address)
         except OSError as error:  # what is due it does some time
             log.debug("asking iscsid to do what is due: %s", error)
         else:

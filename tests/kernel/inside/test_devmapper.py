@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from testtools import TestCase
 
+from drivers.errors import NotOurs
 from drivers.host.command import run
 from drivers.kernel import devmapper
 
@@ -36,6 +37,16 @@ class MapsTest(TestCase):
         self.addCleanup(devmapper.remove, name)
         first = devmapper.number(devmapper.create(name, [ZEROS]))
         self.assertEqual(first, devmapper.number(devmapper.create(name, [ZEROS])))
+
+    def test_a_map_of_another_agent_is_told_nothing(self) -> None:
+        name = "virtman-test-whole"
+        self.addCleanup(devmapper.act_for, "")
+        devmapper.act_for("one")
+        self.addCleanup(devmapper.remove, name)
+        self.addCleanup(devmapper.act_for, "one")
+        devmapper.create(name, [ZEROS])
+        devmapper.act_for("two")
+        self.assertRaises(NotOurs, devmapper.tell, name, "fail_if_no_path")
 
     @pytest.mark.smoke
     def test_a_map_gets_another_table(self) -> None:

@@ -9,6 +9,7 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ import rtslib_fb
 from testtools import TestCase
 
 from drivers.attach import iscsi
+from drivers.attach.hangs import Hangs
 from drivers.attach.iscsi import IscsiAttach
 from drivers.base import Child, Device, Image, LostParent, Parent, PathState, Place
 from drivers.errors import BadDisk, CommandFailed, HostFailed, NoParents
@@ -27,8 +29,10 @@ from drivers.host.command import run
 from drivers.iscsi import records
 from drivers.iscsi.disks import NO_ANSWER
 from drivers.iscsi.names import DISK, PORTAL_GROUP, serial_of, target_name
+from drivers.iscsi.records import Target
 from drivers.iscsi.sessions import sessions
 from drivers.kernel import devmapper, loopdev, multipath
+from drivers.kernel.kernellog import listening
 from drivers.kernel.multipath import Groups
 from drivers.kernel.scsi import MODEL
 from tests.contracts import drivers as contracts
@@ -116,8 +120,10 @@ class IscsiCase(TestCase):
         self.attach = self.new_driver()
         self.addCleanup(self.attach.disconnect, self.image.name)
 
-    def new_driver(self, head_start: float = iscsi.HEAD_START) -> IscsiAttach:
-        driver = IscsiAttach(self.place, lost=self._note_lost, head_start=head_start)
+    def new_driver(
+        self, head_start: float = iscsi.HEAD_START, hangs: Callable[[], Hangs[Target]] = Hangs
+    ) -> IscsiAttach:
+        driver = IscsiAttach(self.place, lost=self._note_lost, head_start=head_start, hangs=hangs)
         self.addCleanup(driver.close)
         return driver
 
@@ -493,20 +499,24 @@ class IscsiTest(IscsiCase):
             self.assertEqual(self.content, reading.result(PATIENCE))
 
     def test_a_parent_that_rests_is_read_by_again_only_behind_the_others(self) -> None:
+        self.attach.close()
+        self.attach = self.new_driver(hangs=lambda: Hangs(clock=lambda: 0.0))  # no rest ends
         _, path = self.second_while_the_first_waits_for_its_own_parents()
         before = self.groups(path)
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor() as pool, self.assertLogs("drivers.attach.iscsi", "INFO") as said:
             reading = pool.submit(self.read, path)
             try:
                 wait_until(self.reads_wait)
                 self.assertEqual(self.content, reading.result(PATIENCE))
             finally:
                 self.let_all_go()
-        reinstated = self.reinstatements()
-        self.publish()
-        wait_until(lambda: self.states() == [PathState.STANDBY, PathState.ACTIVE])
-        wait_until(lambda: self.groups(path) == [*reversed(before)])
-        self.assertEqual(reinstated, self.reinstatements())
+            wait_until(lambda: any(NO_ANSWER in line for line in said.output))
+        self.assertEqual([PathState.LOST, PathState.ACTIVE], self.states())
+        with listening() as kernels_lines:
+            self.publish()
+            wait_until(lambda: self.states() == [PathState.STANDBY, PathState.ACTIVE])
+            wait_until(lambda: self.groups(path) == [*reversed(before)])
+            self.assertEqual([], [line for line in kernels_lines() if "Reinstating path" in line])
 
     def test_a_table_that_a_dead_agent_gave_the_map_is_noticed(self) -> None:
         """Its dmsetup outlives it, and waits for reads. Who finds its map reads by what it had."""
@@ -523,10 +533,6 @@ class IscsiTest(IscsiCase):
             self.lose(HOST)
             self.assertEqual(self.content, self.read(path))
             wait_until(lambda: multipath.state(path.name) == multipath.State(before, frozenset(), 1))
-
-    def reinstatements(self) -> int:
-        """How often the kernel was told to read by a path again."""
-        return run(["dmesg"]).stdout.count("Reinstating path")
 
     def lose(self, parent: str) -> None:
         """Have the driver see that a session has no connection."""

@@ -351,19 +351,26 @@ class LioTest(LioCase):
         self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
         disk = self.attach()
-        broken = devmapper.create("virtman-test", [f"0 {SIZE // devmapper.SECTOR} error"], read_only=True)
+        error, copy = f"0 {SIZE // devmapper.SECTOR} error", self.folder / "copy"
+        broken = devmapper.create("virtman-test", [error], read_only=True)
         self.addCleanup(devmapper.remove, broken.name)
         self.addCleanup(self.export.withdraw, self.image.name)
-        copy = self.folder / "copy"
-        for path in (disk, self.export.local(self.image).path):  # a child's reads, and a VM's
-            self.export.publish(self.image, Device(SIZE, broken))
-            self.assertTrue(self.export.serving(self.image.name))
-            with ThreadPoolExecutor() as pool:
-                reading = pool.submit(run, ["dd", f"if={path}", f"of={copy}", "iflag=direct", "bs=64k"])
-                wait_until(lambda: not self.export.serving(self.image.name))
-                self.export.publish(self.image, self.device_of(self.image))
-                reading.result()
-            self.assertEqual((True, self.content), (self.export.serving(self.image.name), copy.read_bytes()))
+        with loopdev.held(self.folder / self.image.name) as source:
+            mended = f"0 {SIZE // devmapper.SECTOR} linear {source} 0"
+            for path in (disk, self.export.local(self.image).path):  # a child's reads, and a VM's
+                for later in (self.device_of(self.image), Device(SIZE, broken)):
+                    devmapper.reload(broken.name, [error], read_only=True)
+                    self.export.publish(self.image, Device(SIZE, broken))
+                    self.assertTrue(self.export.serving(self.image.name))
+                    with ThreadPoolExecutor() as pool:
+                        reading = pool.submit(run, ["dd", f"if={path}", f"of={copy}", "iflag=direct", "bs=64k"])
+                        wait_until(lambda: not self.export.serving(self.image.name))
+                        devmapper.reload(broken.name, [mended], read_only=True)
+                        self.export.publish(self.image, later)
+                        reading.result()
+                    self.assertEqual((True, self.content), (self.export.serving(self.image.name), copy.read_bytes()))
+            self.export.withdraw(self.image.name)
+            devmapper.remove(broken.name)
 
     def test_a_map_of_an_earlier_release_holds_children_reads_on_its_own_after_a_publish(self) -> None:
         lower, upper = (f"virtman-{whose}-{self.image.name}" for whose in ("image", "export"))

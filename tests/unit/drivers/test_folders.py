@@ -30,6 +30,12 @@ class MatchingTest(TestCase):
         self.assertEqual([], self.found("a1", "x", "file", "*"), "no folder")
         self.assertEqual([], self.found("missing", "*"))
 
+    def test_what_fits_comes_in_order(self) -> None:
+        names = [f"{digest:08x}" for digest in (number * 2654435761 % 2**32 for number in range(100))]
+        for name in names:
+            (self.folder / name).touch()
+        self.assertEqual(sorted(names), self.found("????????"))
+
     def test_who_cannot_look_is_told_so(self) -> None:
         with none_left():
             self.assertRaises(OSError, self.found, "*")
