@@ -8,7 +8,7 @@ Linux: drivers/md/dm-mpath.c. All of it is done at once: no process is needed (d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -32,12 +32,12 @@ class State:
     failed: frozenset[str]
     group: int
 
-    def without(self, numbers: Iterable[str]) -> Groups:
+    def without(self, numbers: Collection[str]) -> Groups:
         """The groups without these; one of which nothing is left is not there."""
-        left = [[number for number in group if number not in set(numbers)] for group in self.groups]
+        left = [[number for number in group if number not in numbers] for group in self.groups]
         return [group for group in left if group]
 
-    def first_without(self, numbers: Iterable[str]) -> int:
+    def first_without(self, numbers: Collection[str]) -> int:
         """The first group that has others than these; 0 if none has."""
         return next((place for place, group in enumerate(self.groups, 1) if not set(group) <= set(numbers)), 0)
 
