@@ -21,7 +21,7 @@ from unittest import TestCase
 T = TypeVar("T")
 
 WHOLE = os.environ.get("WHOLE", "") not in ("", "0")
-STRIDE, FINE = (1, 1) if WHOLE else (5, 3)
+STRIDE, FINE = (1, 1) if WHOLE else (7, 5)
 """Of so many steps one is taken; FINE where there are few. Odd, since most are before and after something by turns."""
 
 _long: list[object] = []

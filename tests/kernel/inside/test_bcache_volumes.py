@@ -66,12 +66,12 @@ class SlowToStop(SmallVolumes):
 
     def __init__(self, folder: Path, clock: SlowClock) -> None:
         super().__init__(folder)
-        self._clock = clock
+        self.clock = clock
         self.tries = 0
 
     def stop(self, path: Path, number: str, *, empty: bool = False) -> None:
         self.tries += 1
-        self._clock.now += 60
+        self.clock.now += 60
         raise NotReleased("volume", 60)
 
 
@@ -615,30 +615,32 @@ class VolumesTest(BcacheCase):
         self.assertEqual([], self.cache.volumes())
         self.assertFalse(self.default.exists())
 
-    def test_one_that_is_slow_to_stop_is_not_tried_with_each_look(self) -> None:
-        clock = SlowClock(step=0.0)
+    def slow_to_stop(self) -> tuple[Image, Group, Volumes, SlowToStop]:
+        """An image that is open, by a group whose volumes are slow to stop; and those that it had, which are not."""
         image, _ = self.image_by_a_small_volume()
+        clock = SlowClock(step=0.0)
         group = self.small_group(clock)
         well, slow = group.volumes, SlowToStop(self.place.state / "cache", clock)
-        self.cache.close(image)
         group.volumes = slow
+        return image, group, well, slow
+
+    def test_one_that_is_slow_to_stop_is_not_tried_with_each_look(self) -> None:
+        image, group, well, slow = self.slow_to_stop()
+        self.cache.close(image)
         self.assertRaises(NotReleased, group.stop_if_unused)
         for waited in (0.0, 60.0 * PATIENCE - 1):
-            clock.now += waited
+            slow.clock.now += waited
             group.stop_if_unused()
             self.assertEqual(1, slow.tries)
         (volume,) = group.described()
         self.assertEqual((VolumeState.IDLE, True), (volume.state, "could not be stopped: " in volume.trouble))
-        clock.now += RETRY
+        slow.clock.now += RETRY
         group.volumes = well
         self.assertEqual([""], [volume.trouble for volume in group.described()])
         self.assertEqual(frozenset(), devmapper.names("virtman-cachevol-"))
 
     def test_one_that_was_slow_to_stop_and_ran_again_is_stopped_at_once(self) -> None:
-        clock = SlowClock(step=0.0)
-        image, _ = self.image_by_a_small_volume()
-        group = self.small_group(clock)
-        well, group.volumes = group.volumes, SlowToStop(self.place.state / "cache", clock)
+        image, group, well, _ = self.slow_to_stop()
         self.cache.close(image)
         self.assertRaises(NotReleased, group.stop_if_unused)
         group.volumes = well
@@ -648,17 +650,14 @@ class VolumesTest(BcacheCase):
         self.assertEqual(frozenset(), devmapper.names("virtman-cachevol-"))
 
     def test_one_that_was_removed_in_vain_is_removed_once_no_image_is_open(self) -> None:
-        clock = SlowClock(step=0.0)
-        image, _ = self.image_by_a_small_volume()
-        group = self.small_group(clock)
-        well, group.volumes = group.volumes, SlowToStop(self.place.state / "cache", clock)
+        image, group, well, slow = self.slow_to_stop()
         self.assertRaises(NotReleased, group.remove, self.default)
         self.cache.close(image)
-        clock.now += 60.0 * PATIENCE
+        slow.clock.now += 60.0 * PATIENCE
         group.described()
         (volume,) = group.described()
         self.assertIn("it could not be removed: ", volume.trouble)
-        clock.now += 60.0 * PATIENCE
+        slow.clock.now += 60.0 * PATIENCE
         group.volumes = well
         self.assertEqual([], group.described())
         self.assertFalse(self.default.exists())

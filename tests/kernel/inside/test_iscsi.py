@@ -536,12 +536,16 @@ class IscsiTest(IscsiCase):
 
     def lose(self, parent: str) -> None:
         """Have the driver see that a session has no connection."""
+
+        def is_lost() -> bool:
+            for session in sessions().values():
+                if session.target.name == target_name(parent, self.image.name):
+                    with contextlib.suppress(OSError):  # it has none already
+                        session.cut()
+            return any(f"parent {parent} lost" in line for line in said.output)
+
         with self.assertLogs("drivers.attach.iscsi", "WARNING") as said:
-            while not any(f"parent {parent} lost" in line for line in said.output):
-                for session in sessions().values():
-                    if session.target.name == target_name(parent, self.image.name):
-                        with contextlib.suppress(OSError):  # it has none already
-                            session.cut()
+            wait_until(is_lost)
 
     def test_a_parent_that_is_named_while_the_only_one_hangs_is_read_from(self) -> None:
         self.publish()
