@@ -305,8 +305,8 @@ class CacheGroup(Protocol):
         Raises BadVolume, and nothing has changed, if anything of somebody else is there.
         """
 
-    def remove_volume(self, path: Path) -> None:
-        """Release a volume, also while images are read: what it held is fetched anew."""
+    def remove_volume(self, path: Path) -> bool:
+        """Release a volume, also while images are read: what it held is fetched anew. False: there is none."""
 
 
 @runtime_checkable

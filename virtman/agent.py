@@ -594,10 +594,8 @@ class Agent:
 
         Raises NoVolumes, UnknownVolume; DriverError, VolumeInUse if somebody else has attached a device to it.
         """
-        group = self._cache_group()
-        if path not in (volume.path for volume in group.volumes()):
+        if not self._cache_group().remove_volume(path):
             raise UnknownVolume(f"{str(path)!r} is no volume of the cache")
-        group.remove_volume(path)
         self._upkeep.look_at_volumes()
         self._upkeep.tend_all()
 

@@ -195,13 +195,13 @@ class BcacheCache:
         """
         return self._group.add(path)
 
-    def remove_volume(self, path: Path) -> None:
-        """Release a volume: a file is deleted, a disk is free again. A volume that is not there is fine.
+    def remove_volume(self, path: Path) -> bool:
+        """Release a volume: a file is deleted, a disk is free again. False: there is none.
 
-        Its images go on, on the other volumes or without any; what it held is fetched anew. Raises VolumeInUse,
-        NotReleased, CommandFailed.
+        Its images go on, on the other volumes or without any; what it held is fetched anew. What cannot be released is
+        not used any more, and its removal tried again. Raises VolumeInUse, NotReleased, CommandFailed, OSError.
         """
-        self._group.remove(path)
+        return self._group.remove(path)
 
     def attach_device(self, name: str, device: Path) -> Device:
         """A device of somebody else, read through the volumes that images use, and written through.

@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from drivers.base import Volume, VolumeState
@@ -32,6 +32,11 @@ LONGEST = 3600.0
 """Seconds at most between two tries to empty a volume that fail quickly; each is twice as long as the one before."""
 
 _FULL = "it takes no more members"
+_STOP = "it could not be stopped: {}; this is tried again, and once it is added again"
+_REMOVAL = (
+    "it could not be removed: {}; this is tried again, also by the next virtman cache remove; it is not used unless it"
+    " is added again"
+)
 
 IMAGE, DEVICE = "virtman-cacheof-", "virtman-volumeof-"
 """How the maps of members are called: of an image, and of a device."""
@@ -58,11 +63,11 @@ class Group:
         self._joins = Rests(clock)
         """Of members that no volume takes."""
         self._troubles: dict[str, str] = {}
-        """By number, why a volume could not be started the last time."""
-        self._held_up: dict[str, str] = {}
-        """By number, why a volume could not be stopped, or removed, the last time."""
+        """By number, why a volume could not be started, stopped or removed, whichever was tried last."""
         self._leaving: set[str] = set()
-        """Numbers of the volumes that are to be removed, and were not released yet."""
+        """Numbers of the volumes that are to be removed, and could not be yet."""
+        self._used_by_others: set[str] = set()
+        """Numbers of the volumes of which it was said that they run on for somebody else."""
         self._refused = False
         """Whether a volume did not take the last member that was to join one."""
         self._full: set[str] = set()
@@ -95,16 +100,17 @@ class Group:
             rest = PATIENCE * (self._clock() - began)
             # One that does not answer is asked for no longer than Beginnings does, and may only have to spin up.
             self._starts.begin(number, min(RETRY, rest) if isinstance(error, BadVolume) else rest)
-            trouble = f"it could not be started: {error}; this is tried again while images are open"
-            if self._troubles.get(number) != trouble:  # not once more with each try
-                log.error("the cache volume %s is left out: %s", path, error)
-            self._troubles[number] = trouble
-            self._held_up.pop(number, None)
+            self._note(path, number, f"it could not be started: {error}; this is tried again while images are open")
         else:
             self._starts.end(number)
             self._stops.end(number)
             self._troubles.pop(number, None)
-            self._held_up.pop(number, None)
+
+    def _note(self, path: Path, number: str, trouble: str) -> None:
+        """A volume could not be started, stopped or removed. It is not said once more with each try."""
+        if self._troubles.get(number) != trouble:
+            log.error("cache volume %s: %s", path, trouble)
+        self._troubles[number] = trouble
 
     def stop_if_unused(self) -> None:
         """Stop all volumes if there is no member any more, but those to which somebody else has attached a device.
@@ -116,29 +122,41 @@ class Group:
             self.forget(below)
         if images or devmapper.names(DEVICE):
             return
+        self._release(self.volumes.recorded())
+
+    def _release(self, volumes: Mapping[Path, str]) -> None:
+        """Stop these, or remove those that are to be. Raises the first error after all were tried."""
         errors: list[Exception] = []
-        for path, number in self.volumes.recorded().items():
+        for path, number in volumes.items():
             try:
                 if strangers := self._strangers(number):
-                    log.warning("the cache volume %s runs on: %s is attached to it", path, ", ".join(strangers))
+                    self._runs_on(path, number, strangers)
                 elif not self._stops.lasts(number):
+                    self._used_by_others.discard(number)
                     (self._take_out if number in self._leaving else self._stop)(path, number)
             except (DriverError, OSError) as error:
-                log.error("cache volume %s: %s", path, error)
                 errors.append(error)
         if errors:
             raise errors[0]
 
+    def _runs_on(self, path: Path, number: str, strangers: list[str]) -> None:
+        if number not in self._used_by_others:
+            log.warning("the cache volume %s runs on: %s is attached to it", path, ", ".join(strangers))
+        self._used_by_others.add(number)
+
     def _stop(self, path: Path, number: str, *, empty: bool = False) -> None:
-        began = self._clock()
+        began, begun = self._clock(), number in self.volumes.stopping
         try:
             self.volumes.stop(path, number, empty=empty)
         except (DriverError, OSError) as error:
             self._stops.begin(number, PATIENCE * (self._clock() - began))
-            self._held_up[number] = f"it could not be stopped: {error}; this is tried again, and once it is added again"
+            self._note(path, number, (_REMOVAL if number in self._leaving else _STOP).format(error))
             raise
         self._stops.end(number)
-        self._held_up.pop(number, None)
+        if begun:
+            log.info("cache volume %s: it is released", path)
+            self._starts.end(number)
+            self._troubles.pop(number, None)
 
     def runs(self) -> bool:
         """Whether there is a volume to join."""
@@ -307,8 +325,8 @@ class Group:
         return [name for name in self._attached(number) if not _is_ours(name)]
 
     def _by_room(self) -> list[tuple[tuple[Path, str], Path]]:
-        """The volumes that run, with their sets, the best for one more member first."""
-        found = self.volumes.recorded().items()
+        """The volumes that run and are to, with their sets, the best for one more member first."""
+        found = [volume for volume in self.volumes.recorded().items() if volume[1] not in self._leaving]
         sets = [(volume, home) for volume in found if (home := self.volumes.running(volume[1]))]
         return sorted(sets, key=lambda item: -size_of(item[0][0]) / (1 + len(bcachedev.attached(item[1]))))
 
@@ -318,13 +336,14 @@ class Group:
         """All volumes, also those that have failed or are missing. Raises NoSpace.
 
         One that could run is started, if images are open: its disk was away, or there was no room for it, when they
-        were opened, by this agent or one before. If that is in vain it is tried again after a while.
+        were opened, by this agent or one before. Removals go on that were in vain, and while no image is open stops.
+        What is in vain once more is tried again after a while.
         """
         found = self._described()
         if any(volume.state is VolumeState.IDLE for volume in found) and self._clock() >= self._start_again:
             with self.lock:
                 try:
-                    self._start_or_stop()
+                    self._settle()
                 finally:
                     self._start_again = self._clock() + RETRY
             found = self._described()
@@ -340,14 +359,15 @@ class Group:
         # Nobody who opens an image waits while a dying disk is asked what is on it.
         return [self._describe(*volume) for volume in found]
 
-    def _start_or_stop(self) -> None:
-        """Have volumes run if there are members; else stop those that could not be stopped."""
-        if devmapper.names(IMAGE) or devmapper.names(DEVICE):
+    def _settle(self) -> None:
+        """Have removals end, and volumes run if there are members; else stop those that were not released."""
+        members = devmapper.names(IMAGE) | devmapper.names(DEVICE)
+        ending = self._leaving if members else self._leaving | self.volumes.stopping.keys()
+        with contextlib.suppress(DriverError, OSError):  # it was logged, and status says so
+            self._release({path: number for path, number in self.volumes.recorded().items() if number in ending})
+        if members:
             self.start()
             self._rejoin()
-        elif self._held_up:
-            with contextlib.suppress(DriverError, OSError):  # it was logged, and status says so
-                self.stop_if_unused()
 
     def add(self, path: Path) -> Volume:
         """As ``add_volume`` of the driver."""
@@ -362,39 +382,42 @@ class Group:
             self._leaving.discard(volumes[path])
             self._troubles.pop(volumes[path], None)
             self._vain.pop(volumes[path], None)
-            self._start_or_stop()
+            self._settle()
             self._joins.clear()  # the next look at a member has it emptied, if need be
             return self._describe(path, volumes[path], self._use(volumes[path]))
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: Path) -> bool:
         """As ``remove_volume`` of the driver."""
         with self.lock:
             number = self.volumes.recorded().get(path)
-            if number is not None:
-                self._clear(path, number)
-                self._leaving.add(number)
-                self._take_out(path, number)
+            if number is None:
+                return False
+            self._clear(path, number)
+            self._leaving.add(number)
+            self._take_out(path, number)
+            return True
 
     def _take_out(self, path: Path, number: str) -> None:
         """Remove a volume that is empty of members. What was begun is ended by the next look, or the next removal."""
-        try:
-            self._stop(path, number)
-        except (DriverError, OSError) as error:
-            self._held_up[number] = (
-                f"it could not be removed: {error}; this is tried again while no image is open, and by the next virtman"
-                " cache remove; it is not used until it is added again"
-            )
-            raise
-        self._leaving.discard(number)
+        self._stop(path, number)
         try:
             self.volumes.erase(path, number)
         except OSError as error:
             log.warning("the mark of the cache volume %s stays on it: %s", path, error)
-        self.volumes.record({other: its for other, its in self.volumes.recorded().items() if other != path})
+        try:
+            self.volumes.record({other: its for other, its in self.volumes.recorded().items() if other != path})
+        except (DriverError, OSError) as error:
+            self._note(path, number, _REMOVAL.format(error))
+            raise
+        self._leaving.discard(number)
+        self._troubles.pop(number, None)
         self._has_room(number)  # nobody will say so of it any more
+        log.info("cache volume %s: it is removed", path)
 
     def _use(self, number: str) -> tuple[VolumeState | None, list[str]]:
-        """How a volume is, if the kernel has it, and what is attached to it."""
+        """How a volume is, if that can be told without a look at its disk, and what is attached to it."""
+        if number in self._leaving or number in self.volumes.stopping:
+            return VolumeState.IDLE, []
         if self.volumes.failed(number):
             return VolumeState.FAILED, []
         home = self.volumes.running(number)
@@ -411,7 +434,7 @@ class Group:
         """Why a volume takes no more members, or could not be started; what was so once and is not is left out."""
         if state not in (VolumeState.IDLE, VolumeState.RUNNING):
             return ""
-        if state is VolumeState.IDLE and (why := self._held_up.get(number) or self._troubles.get(number)):
+        if state is VolumeState.IDLE and (why := self._troubles.get(number)):
             return why
         strangers = [name for name in attached if not _is_ours(name)]
         if number in self._held and strangers:

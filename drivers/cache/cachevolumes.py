@@ -55,7 +55,7 @@ class Volumes:
         self._beginnings = beginnings or Beginnings()
         self._known: tuple[tuple[int, int, int], dict[Path, str]] | None = None
         """What the record said, with what its file was just before: it is asked for with each look at an image."""
-        self._stopping: dict[str, bool] = {}
+        self.stopping: dict[str, bool] = {}
         """Numbers of the volumes that were not released yet when they were to stop, and whether they begin empty."""
 
     def recorded(self) -> dict[Path, str]:
@@ -107,7 +107,7 @@ class Volumes:
 
     def start(self, path: Path, number: str) -> None:
         """Have the volume run, unless it has failed. If it is damaged it starts empty. Raises DriverError, OSError."""
-        if number in self._stopping:
+        if number in self.stopping:
             self.stop(path, number)
         name, half = _map(number), _half(number)
         if devmapper.exists(name):
@@ -138,11 +138,11 @@ class Volumes:
 
         ``empty``: throw away what it holds. Raises NotReleased, CommandFailed; the next start or stop goes on with it.
         """
-        empty = self._stopping.setdefault(number, empty or self.failed(number))
+        empty = self.stopping.setdefault(number, empty or self.failed(number))
         for name in (_map(number), _half(number)):
             bcachedev.stop(name)
             devmapper.remove(name)
-        del self._stopping[number]
+        del self.stopping[number]
         if empty and self._number(path) == number:
             try:
                 self._write(path, number)
@@ -190,12 +190,12 @@ class Volumes:
     def running(self, number: str) -> Path | None:
         """The set of a volume that runs, and is not about to stop."""
         name = _map(number)
-        return bcachedev.running_set(name) if devmapper.exists(name) and number not in self._stopping else None
+        return bcachedev.running_set(name) if devmapper.exists(name) and number not in self.stopping else None
 
     def failed(self, number: str) -> bool:
         """Whether bcache has given the volume up."""
         name = _map(number)
-        return number not in self._stopping and devmapper.exists(name) and bcachedev.running_set(name) is None
+        return number not in self.stopping and devmapper.exists(name) and bcachedev.running_set(name) is None
 
     def unused_state(self, path: Path, number: str) -> VolumeState:
         """How a volume is that the kernel does not have."""

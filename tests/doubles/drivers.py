@@ -265,12 +265,15 @@ class CacheGroupDouble(CacheDouble):
         with self.host.act("cache.add_volume"):
             return self.host.volumes.setdefault(path, replace(POOL, path=path))
 
-    def remove_volume(self, path: Path) -> None:
+    def remove_volume(self, path: Path) -> bool:
+        if path not in self.host.volumes:
+            return False
         with self.host.act("cache.remove_volume"):
-            self.host.volumes.pop(path, None)
+            del self.host.volumes[path]
             if not self._taking():
                 for name, device in self.host.devices.items():
                     self.host.devices[name] = replace(device, state=DeviceState.DIRECT)
+            return True
 
     def _taking(self) -> bool:
         return any(volume.state is not VolumeState.FAILED for volume in self.host.volumes.values())

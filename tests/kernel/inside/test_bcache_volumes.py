@@ -62,17 +62,20 @@ class SlowToStart(SmallVolumes):
 
 
 class SlowToStop(SmallVolumes):
-    """Those of which none is released, and a minute goes by until that is known."""
+    """Those of which none is released while they are ``slow``, and a minute goes by until that is known."""
 
     def __init__(self, folder: Path, clock: SlowClock) -> None:
         super().__init__(folder)
         self.clock = clock
-        self.tries = 0
+        self.slow, self.tries = True, 0
 
     def stop(self, path: Path, number: str, *, empty: bool = False) -> None:
-        self.tries += 1
-        self.clock.now += 60
-        raise NotReleased("volume", 60)
+        if self.slow:
+            self.stopping.setdefault(number, empty)
+            self.tries += 1
+            self.clock.now += 60
+            raise NotReleased("volume", 60)
+        super().stop(path, number, empty=empty)
 
 
 class EmptiedInVain(SmallVolumes):
@@ -363,8 +366,7 @@ class VolumesTest(BcacheCase):
     def test_a_volume_that_is_removed_is_free_for_others(self) -> None:
         disk = self.disk()
         self.cache.add_volume(disk)
-        self.cache.remove_volume(disk)
-        self.cache.remove_volume(disk)
+        self.assertEqual([True, False], [self.cache.remove_volume(disk) for _ in range(2)])
         run(["mke2fs", "-q", str(disk), "1M"])
         self.assertRaises(BadVolume, self.cache.add_volume, disk)
 
@@ -615,52 +617,115 @@ class VolumesTest(BcacheCase):
         self.assertEqual([], self.cache.volumes())
         self.assertFalse(self.default.exists())
 
-    def slow_to_stop(self) -> tuple[Image, Group, Volumes, SlowToStop]:
-        """An image that is open, by a group whose volumes are slow to stop; and those that it had, which are not."""
+    def slow_to_stop(self) -> tuple[Image, Group, SlowToStop]:
+        """An image that is open, by a group whose volumes are slow to stop."""
         image, _ = self.image_by_a_small_volume()
         clock = SlowClock(step=0.0)
         group = self.small_group(clock)
-        well, slow = group.volumes, SlowToStop(self.place.state / "cache", clock)
-        group.volumes = slow
-        return image, group, well, slow
+        group.volumes = volumes = SlowToStop(self.place.state / "cache", clock)
+        return image, group, volumes
 
-    def test_one_that_is_slow_to_stop_is_not_tried_with_each_look(self) -> None:
-        image, group, well, slow = self.slow_to_stop()
-        self.cache.close(image)
+    def stopped_in_vain(self) -> tuple[Group, SlowToStop]:
+        """No image is open, and the volume was not released."""
+        image, group, volumes = self.slow_to_stop()
+        (name,) = devmapper.names("virtman-cachevol-")
+        with devmapper.map_path(name).open("rb"):
+            self.assertRaises(DriverError, self.cache.close, image)
         self.assertRaises(NotReleased, group.stop_if_unused)
-        for waited in (0.0, 60.0 * PATIENCE - 1):
-            slow.clock.now += waited
-            group.stop_if_unused()
-            self.assertEqual(1, slow.tries)
-        (volume,) = group.described()
-        self.assertEqual((VolumeState.IDLE, True), (volume.state, "could not be stopped: " in volume.trouble))
-        slow.clock.now += RETRY
-        group.volumes = well
-        self.assertEqual([""], [volume.trouble for volume in group.described()])
+        self.assertEqual({name}, devmapper.names("virtman-cachevol-"))
+        return group, volumes
+
+    def assert_none_is_left(self) -> None:
         self.assertEqual(frozenset(), devmapper.names("virtman-cachevol-"))
 
+    def test_one_that_is_slow_to_stop_is_not_tried_with_each_look(self) -> None:
+        group, volumes = self.stopped_in_vain()
+        for waited in (0.0, 60.0 * PATIENCE - 1):
+            volumes.clock.now += waited
+            group.stop_if_unused()
+            self.assertEqual(1, volumes.tries)
+        (volume,) = group.described()
+        self.assertEqual((VolumeState.IDLE, True), (volume.state, "could not be stopped: " in volume.trouble))
+        volumes.clock.now += RETRY
+        volumes.slow = False
+        self.assertEqual([""], [volume.trouble for volume in group.described()])
+        self.assert_none_is_left()
+
     def test_one_that_was_slow_to_stop_and_ran_again_is_stopped_at_once(self) -> None:
-        image, group, well, _ = self.slow_to_stop()
-        self.cache.close(image)
-        self.assertRaises(NotReleased, group.stop_if_unused)
-        group.volumes = well
+        group, volumes = self.stopped_in_vain()
+        volumes.slow = False
         with group.lock:
             group.start()
             group.stop_if_unused()
-        self.assertEqual(frozenset(), devmapper.names("virtman-cachevol-"))
+        self.assert_none_is_left()
 
-    def test_one_that_was_removed_in_vain_is_removed_once_no_image_is_open(self) -> None:
-        image, group, well, slow = self.slow_to_stop()
-        self.assertRaises(NotReleased, group.remove, self.default)
-        self.cache.close(image)
-        slow.clock.now += 60.0 * PATIENCE
+    def test_one_that_was_not_released_is_stopped_at_once_when_it_is_added(self) -> None:
+        group, volumes = self.stopped_in_vain()
+        volumes.slow = False
+        self.assertEqual("", group.add(self.default).trouble)
+        self.assert_none_is_left()
+
+    def test_one_that_was_not_released_to_be_started_either_is_stopped_later(self) -> None:
+        group, volumes = self.stopped_in_vain()
+        with group.lock:
+            group.start()
+        self.assertEqual(2, volumes.tries)
+        (volume,) = group.described()
+        self.assertIn("it could not be started: ", volume.trouble)
+        volumes.slow = False
+        volumes.clock.now += 2 * 60.0 * PATIENCE
+        self.assertEqual([""], [volume.trouble for volume in group.described()])
+        self.assert_none_is_left()
+
+    def test_one_that_was_not_released_is_stopped_though_its_disk_answers_no_more(self) -> None:
+        group, volumes = self.stopped_in_vain()
+        self.default.write_bytes(b"")
+        (volume,) = group.described()
+        self.assertEqual((VolumeState.IDLE, True), (volume.state, "could not be stopped: " in volume.trouble))
+        volumes.slow = False
+        volumes.clock.now += 60.0 * PATIENCE
         group.described()
+        self.assert_none_is_left()
+
+    def test_what_is_tried_in_vain_again_and_again_is_said_once(self) -> None:
+        group, volumes = self.stopped_in_vain()
+        with self.assertNoLogs("drivers.cache.cachegroup", "ERROR"):
+            for _ in range(3):
+                volumes.clock.now += 60.0 * PATIENCE
+                group.described()
+        self.assertEqual(4, volumes.tries)
+        volumes.slow = False
+        volumes.clock.now += 60.0 * PATIENCE
+        with self.assertLogs("drivers.cache.cachegroup", "INFO") as said:
+            group.described()
+        self.assertTrue(any("it is released" in line for line in said.output))
+        self.assert_none_is_left()
+
+    def test_one_that_was_removed_in_vain_is_removed_later_though_an_image_is_open(self) -> None:
+        _, group, volumes = self.slow_to_stop()
+        self.assertRaises(NotReleased, group.remove, self.default)
+        volumes.clock.now += 60.0 * PATIENCE
         (volume,) = group.described()
         self.assertIn("it could not be removed: ", volume.trouble)
-        slow.clock.now += 60.0 * PATIENCE
-        group.volumes = well
+        volumes.slow = False
+        volumes.clock.now += 60.0 * PATIENCE
         self.assertEqual([], group.described())
         self.assertFalse(self.default.exists())
+
+    def test_one_whose_removal_cannot_be_written_down_is_removed_once_it_can(self) -> None:
+        image, group, volumes = self.slow_to_stop()
+        self.cache.close(image)
+        volumes.slow = False
+        record = str(self.place.state / "cache/volumes.json")
+        run(["chattr", "+i", record])
+        try:
+            self.assertRaises(OSError, group.remove, self.default)
+            (volume,) = group.described()
+            self.assertEqual((VolumeState.IDLE, True), (volume.state, "could not be removed: " in volume.trouble))
+        finally:
+            run(["chattr", "-i", record])
+        volumes.clock.now += RETRY
+        self.assertEqual([], group.described())
 
     def test_one_that_is_found_damaged_has_room_again(self) -> None:
         self.image_by_a_small_volume()
