@@ -553,8 +553,10 @@ class _Route:
         """Read by a disk again, or have the next look see to that. Called with ``_lock`` held."""
         self._again.add(number)
         try:
-            if not self._hangs.rests(target) and self._has_failed(number):
-                multipath.reinstate(self.map, [number])
+            if not self._hangs.rests(target):
+                if self._has_failed(number):
+                    multipath.reinstate(self.map, [number])
+                self._again.discard(number)  # if it fails from now on it has to answer first
         except (DriverError, OSError) as error:  # the map gets another table just now, say
             log.debug("image %s: reading by %s again: %s", self.image, number, error)
 

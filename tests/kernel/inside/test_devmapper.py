@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from testtools import TestCase
 
 from drivers.errors import NotOurs
 from drivers.host.command import run
-from drivers.kernel import devmapper
+from drivers.kernel import devmapper, dmioctl
 
 ZEROS = "0 2048 zero"
 
@@ -47,6 +49,17 @@ class MapsTest(TestCase):
         devmapper.create(name, [ZEROS])
         devmapper.act_for("two")
         self.assertRaises(NotOurs, devmapper.tell, name, "fail_if_no_path")
+
+    def test_an_error_says_of_which_map_it_is_and_what_that_was_told(self) -> None:
+        name = "virtman-test-whole"
+        self.addCleanup(devmapper.remove, name)
+        devmapper.create(name, [ZEROS])
+        for act, about, number in (
+            (lambda: dmioctl.status("virtman-test-none"), "virtman-test-none", errno.ENXIO),
+            (lambda: devmapper.tell(name, "fail_if_no_path"), f"{name}: fail_if_no_path", errno.EINVAL),
+        ):
+            error = self.assertRaises(OSError, act)
+            self.assertEqual((number, True), (error.errno, about in str(error)))
 
     @pytest.mark.smoke
     def test_a_map_gets_another_table(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
+import mmap
 import os
 import shutil
 import socket
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +99,30 @@ class SlowMaps(IscsiAttach):
             self.asked.set()
             self.may.wait(PATIENCE)
         return super()._table(image, groups)
+
+
+class Resting(Hangs[Target]):
+    """Those of which the targets in ``names`` rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def rests(self, parent: Target) -> bool:
+        return parent.name in self.names
+
+
+class Interrupted(logging.Filter):
+    """Who says ``words`` first does something before he goes on."""
+
+    def __init__(self, words: str, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._words, self._acts = words, [act]
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._words in record.getMessage() and self._acts:
+            self._acts.pop()()
+        return True
 
 
 class IscsiCase(TestCase):
@@ -457,11 +484,80 @@ class IscsiTest(IscsiCase):
         self.assertEqual(before, self.groups(path))
         self.assertEqual([PathState.ACTIVE], self.states())
 
-    def test_the_first_parent_is_read_by_again_once_it_is_back(self) -> None:
+    def read_on(self, path: Path, over: threading.Event) -> None:
+        """Read past the page cache all the time."""
+        with mmap.mmap(-1, mmap.PAGESIZE) as page:
+            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            try:
+                while not over.is_set():
+                    os.preadv(file, [page], 0)
+            finally:
+                os.close(file)
+
+    def test_an_only_parent_that_has_answered_is_read_by_again_without_a_question(self) -> None:
         self.publish()
-        path = self.attach.connect(self.image, [self.parent, self.good_parent()]).path
+        path, over = self.connect(), threading.Event()
+        self.read(path)
+        stand_in(self, self.folder, "dd", "exit 1")  # what asks
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(self.read_on, path, over)
+            try:
+                self.lose(HOST)
+                wait_until(lambda: self.states() == [PathState.ACTIVE])
+                over.set()
+                reading.result(PATIENCE)
+            finally:
+                over.set()
+                self.let_all_go()
+
+    def by_both(self, *parents: Parent) -> Path:
+        """Two parents in this order, which are in the map."""
+        path = self.attach.connect(self.image, parents).path
         assert path is not None
         wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY] and len(self.groups(path)) == 2)
+        return path
+
+    def test_a_parent_at_the_end_that_rests_is_read_by_again_once_it_is_back(self) -> None:
+        self.attach.close()
+        hangs = Resting()
+        self.attach = self.new_driver(hangs=lambda: hangs)
+        self.publish()
+        path = self.by_both(self.good_parent(), self.parent)
+        before = self.groups(path)
+        hangs.names.add(target_name(HOST, self.image.name))
+        self.lose(HOST)
+        back = [PathState.ACTIVE, PathState.STANDBY], multipath.State(before, frozenset(), 1)
+        wait_until(lambda: (self.states(), multipath.state(path.name)) == back)
+
+    def times_lost(self, act: Callable[[str], None]) -> int:
+        """How often the second parent is, if something happens in the look that finds it lost, once it is back."""
+        self.publish()
+        path = self.by_both(self.good_parent(), self.parent)
+        [_, [number]] = before = self.groups(path)
+
+        def interrupt() -> None:
+            wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
+            act(number)
+
+        logger, interrupted = logging.getLogger("drivers.attach.iscsi"), Interrupted("paths are now", interrupt)
+        self.addCleanup(logger.removeFilter, interrupted)
+        with self.assertLogs(logger, "INFO") as said:
+            logger.addFilter(interrupted)
+            self.cut_until_seen(HOST, said.output)
+            wait_until(lambda: sum("paths are now" in line for line in said.output) > 1)
+            wait_until(lambda: multipath.state(path.name) == multipath.State(before, frozenset(), 1))
+        return sum(f"parent {HOST} lost" in line for line in said.output)
+
+    def test_a_parent_that_is_back_before_the_look_that_found_it_lost_has_ended_is_read_by(self) -> None:
+        self.assertEqual(1, self.times_lost(lambda _: None))
+
+    def test_a_parent_that_fails_just_after_it_came_back_is_lost_again(self) -> None:
+        fails = partial(multipath.fail, f"virtman-attach-{self.image.name}")
+        self.assertEqual(2, self.times_lost(lambda number: fails([number])))
+
+    def test_the_first_parent_is_read_by_again_once_it_is_back(self) -> None:
+        self.publish()
+        path = self.by_both(self.parent, self.good_parent())
         before = self.groups(path)
         self.lose(HOST)
         self.assertEqual(self.content, self.read(path))
@@ -521,9 +617,7 @@ class IscsiTest(IscsiCase):
     def test_a_table_that_a_dead_agent_gave_the_map_is_noticed(self) -> None:
         """Its dmsetup outlives it, and waits for reads. Who finds its map reads by what it had."""
         self.publish()
-        path = self.attach.connect(self.image, [self.parent, self.good_parent()]).path
-        assert path is not None
-        wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY] and len(self.groups(path)) == 2)
+        path = self.by_both(self.parent, self.good_parent())
         first, second = before = self.groups(path)
         size = SIZE // devmapper.SECTOR
         for groups in ([second], [second, first]):
@@ -536,16 +630,20 @@ class IscsiTest(IscsiCase):
 
     def lose(self, parent: str) -> None:
         """Have the driver see that a session has no connection."""
+        with self.assertLogs("drivers.attach.iscsi", "WARNING") as said:
+            self.cut_until_seen(parent, said.output)
 
-        def is_lost() -> bool:
+    def cut_until_seen(self, parent: str, said: list[str]) -> None:
+        """iscsid may be back before the driver looks."""
+
+        def is_seen() -> bool:
             for session in sessions().values():
                 if session.target.name == target_name(parent, self.image.name):
-                    with contextlib.suppress(OSError):  # it has none already
+                    with contextlib.suppress(OSError):  # it has no connection already
                         session.cut()
-            return any(f"parent {parent} lost" in line for line in said.output)
+            return any(f"parent {parent} lost" in line for line in said)
 
-        with self.assertLogs("drivers.attach.iscsi", "WARNING") as said:
-            wait_until(is_lost)
+        wait_until(is_seen)
 
     def test_a_parent_that_is_named_while_the_only_one_hangs_is_read_from(self) -> None:
         self.publish()
@@ -584,9 +682,7 @@ class IscsiTest(IscsiCase):
         """Two parents, of which the first answers no read from now on. Returns the other, and what reads by them."""
         self.publish()
         second = self.good_parent()
-        path = self.attach.connect(self.image, [self.parent, second]).path
-        assert path is not None
-        wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
+        path = self.by_both(self.parent, second)
         self.export.publish(self.image, Device(SIZE, self.without_parents()))
         return second, path
 

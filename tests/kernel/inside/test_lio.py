@@ -363,7 +363,8 @@ class LioTest(LioCase):
                     self.export.publish(self.image, Device(SIZE, broken))
                     self.assertTrue(self.export.serving(self.image.name))
                     with ThreadPoolExecutor() as pool:
-                        reading = pool.submit(run, ["dd", f"if={path}", f"of={copy}", "iflag=direct", "bs=64k"])
+                        dd = ["dd", f"if={path}", f"of={copy}", "iflag=direct", "bs=64k"]
+                        reading = pool.submit(run, dd, timeout=PATIENCE)
                         wait_until(lambda: not self.export.serving(self.image.name))
                         devmapper.reload(broken.name, [mended], read_only=True)
                         self.export.publish(self.image, later)
