@@ -125,6 +125,24 @@ class Interrupted(logging.Filter):
         return True
 
 
+class Reader:
+    """Reads the beginning of a disk again and again, past the page cache, until it is ``over``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.done, self.over = 0, threading.Event()
+
+    def run(self) -> None:
+        with mmap.mmap(-1, mmap.PAGESIZE) as page:
+            file = os.open(self._path, os.O_RDONLY | os.O_DIRECT)
+            try:
+                while not self.over.is_set():
+                    os.preadv(file, [page], 0)
+                    self.done += 1
+            finally:
+                os.close(file)
+
+
 class IscsiCase(TestCase):
     """A host that is its own parent."""
 
@@ -484,30 +502,32 @@ class IscsiTest(IscsiCase):
         self.assertEqual(before, self.groups(path))
         self.assertEqual([PathState.ACTIVE], self.states())
 
-    def read_on(self, path: Path, over: threading.Event) -> None:
-        """Read past the page cache all the time."""
-        with mmap.mmap(-1, mmap.PAGESIZE) as page:
-            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-            try:
-                while not over.is_set():
-                    os.preadv(file, [page], 0)
-            finally:
-                os.close(file)
-
     def test_an_only_parent_that_has_answered_is_read_by_again_without_a_question(self) -> None:
         self.publish()
-        path, over = self.connect(), threading.Event()
+        path = self.connect()
         self.read(path)
         stand_in(self, self.folder, "dd", "exit 1")  # what asks
-        with ThreadPoolExecutor() as pool:
-            reading = pool.submit(self.read_on, path, over)
+        reader, cut_after = Reader(path), 0
+
+        def is_lost() -> bool:
+            """A read failed by the last cut, or goes on: then it was too short for it."""
+            nonlocal cut_after
+            if any(f"parent {HOST} lost" in line for line in said.output):
+                return True
+            if reader.done > cut_after + 1:
+                cut_after = reader.done
+                self.cut(HOST)
+            return False
+
+        with ThreadPoolExecutor() as pool, self.assertLogs("drivers.attach.iscsi", "WARNING") as said:
+            reading = pool.submit(reader.run)
             try:
-                self.lose(HOST)
+                wait_until(is_lost)
                 wait_until(lambda: self.states() == [PathState.ACTIVE])
-                over.set()
+                reader.over.set()
                 reading.result(PATIENCE)
             finally:
-                over.set()
+                reader.over.set()
                 self.let_all_go()
 
     def by_both(self, *parents: Parent) -> Path:
@@ -523,14 +543,14 @@ class IscsiTest(IscsiCase):
         self.attach = self.new_driver(hangs=lambda: hangs)
         self.publish()
         path = self.by_both(self.good_parent(), self.parent)
-        before = self.groups(path)
+        [_, [number]] = before = self.groups(path)
         hangs.names.add(target_name(HOST, self.image.name))
-        self.lose(HOST)
+        multipath.fail(path.name, [number])
         back = [PathState.ACTIVE, PathState.STANDBY], multipath.State(before, frozenset(), 1)
         wait_until(lambda: (self.states(), multipath.state(path.name)) == back)
 
     def times_lost(self, act: Callable[[str], None]) -> int:
-        """How often the second parent is, if something happens in the look that finds it lost, once it is back."""
+        """How often the second parent is, if something happens once it is back, in the look that finds it lost."""
         self.publish()
         path = self.by_both(self.good_parent(), self.parent)
         [_, [number]] = before = self.groups(path)
@@ -543,7 +563,7 @@ class IscsiTest(IscsiCase):
         self.addCleanup(logger.removeFilter, interrupted)
         with self.assertLogs(logger, "INFO") as said:
             logger.addFilter(interrupted)
-            self.cut_until_seen(HOST, said.output)
+            multipath.fail(path.name, [number])
             wait_until(lambda: sum("paths are now" in line for line in said.output) > 1)
             wait_until(lambda: multipath.state(path.name) == multipath.State(before, frozenset(), 1))
         return sum(f"parent {HOST} lost" in line for line in said.output)
@@ -630,20 +650,20 @@ class IscsiTest(IscsiCase):
 
     def lose(self, parent: str) -> None:
         """Have the driver see that a session has no connection."""
+
+        def is_lost() -> bool:
+            self.cut(parent)
+            return any(f"parent {parent} lost" in line for line in said.output)
+
         with self.assertLogs("drivers.attach.iscsi", "WARNING") as said:
-            self.cut_until_seen(parent, said.output)
+            wait_until(is_lost)
 
-    def cut_until_seen(self, parent: str, said: list[str]) -> None:
-        """iscsid may be back before the driver looks."""
-
-        def is_seen() -> bool:
-            for session in sessions().values():
-                if session.target.name == target_name(parent, self.image.name):
-                    with contextlib.suppress(OSError):  # it has no connection already
-                        session.cut()
-            return any(f"parent {parent} lost" in line for line in said)
-
-        wait_until(is_seen)
+    def cut(self, parent: str) -> None:
+        """End the connection of a session, if it has one."""
+        for session in sessions().values():
+            if session.target.name == target_name(parent, self.image.name):
+                with contextlib.suppress(OSError):
+                    session.cut()
 
     def test_a_parent_that_is_named_while_the_only_one_hangs_is_read_from(self) -> None:
         self.publish()
