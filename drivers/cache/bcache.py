@@ -198,8 +198,8 @@ class BcacheCache:
     def remove_volume(self, path: Path) -> bool:
         """Release a volume: a file is deleted, a disk is free again. False: there is none.
 
-        Its images go on, on the other volumes or without any; what it held is fetched anew. What cannot be released is
-        not used any more, and its removal tried again. Raises VolumeInUse, NotReleased, CommandFailed, OSError.
+        Its images go on, on the other volumes or without any; what it held is fetched anew. What cannot be released
+        takes no more images, and its removal is tried again. Raises VolumeInUse, NotReleased, CommandFailed, DiskFull.
         """
         return self._group.remove(path)
 

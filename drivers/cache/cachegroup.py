@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from drivers.base import Volume, VolumeState
@@ -34,8 +34,8 @@ LONGEST = 3600.0
 _FULL = "it takes no more members"
 _STOP = "it could not be stopped: {}; this is tried again, and once it is added again"
 _REMOVAL = (
-    "it could not be removed: {}; this is tried again, also by the next virtman cache remove; it is not used unless it"
-    " is added again"
+    "it could not be removed: {}; this is tried again, also by the next virtman cache remove; no image joins it unless"
+    " it is added again"
 )
 
 IMAGE, DEVICE = "virtman-cacheof-", "virtman-volumeof-"
@@ -64,10 +64,14 @@ class Group:
         """Of members that no volume takes."""
         self._troubles: dict[str, str] = {}
         """By number, why a volume could not be started, stopped or removed, whichever was tried last."""
+        self._held_up: set[str] = set()
+        """Numbers of the volumes that could not be stopped the last time."""
         self._leaving: set[str] = set()
         """Numbers of the volumes that are to be removed, and could not be yet."""
-        self._used_by_others: set[str] = set()
-        """Numbers of the volumes of which it was said that they run on for somebody else."""
+        self._erased: set[str] = set()
+        """Of these, the numbers of those that are recorded, and else gone."""
+        self._used_by_others: dict[str, list[str]] = {}
+        """By number, for whom a volume runs on, as was said of it."""
         self._refused = False
         """Whether a volume did not take the last member that was to join one."""
         self._full: set[str] = set()
@@ -103,8 +107,12 @@ class Group:
             self._note(path, number, f"it could not be started: {error}; this is tried again while images are open")
         else:
             self._starts.end(number)
-            self._stops.end(number)
-            self._troubles.pop(number, None)
+            self._is_released(number)
+
+    def _is_released(self, number: str) -> None:
+        self._stops.end(number)
+        self._held_up.discard(number)
+        self._troubles.pop(number, None)
 
     def _note(self, path: Path, number: str, trouble: str) -> None:
         """A volume could not be started, stopped or removed. It is not said once more with each try."""
@@ -115,24 +123,27 @@ class Group:
     def stop_if_unused(self) -> None:
         """Stop all volumes if there is no member any more, but those to which somebody else has attached a device.
 
-        One that was slow and in vain is not tried again for a while. Raises the first error after all were tried.
+        One that was slow and in vain is not tried again for a while. Those that are to be removed look after
+        themselves. Raises the first error after all were tried.
         """
         images = set(devmapper.names(IMAGE))
         for below in [name for name in self._said if name.startswith(IMAGE) and name not in images]:
             self.forget(below)
         if images or devmapper.names(DEVICE):
             return
-        self._release(self.volumes.recorded())
+        self._release([number for number in self.volumes.recorded().values() if number not in self._leaving])
 
-    def _release(self, volumes: Mapping[Path, str]) -> None:
+    def _release(self, numbers: Collection[str]) -> None:
         """Stop these, or remove those that are to be. Raises the first error after all were tried."""
         errors: list[Exception] = []
-        for path, number in volumes.items():
+        for path, number in self.volumes.recorded().items():
+            if number not in numbers:
+                continue
             try:
                 if strangers := self._strangers(number):
                     self._runs_on(path, number, strangers)
                 elif not self._stops.lasts(number):
-                    self._used_by_others.discard(number)
+                    self._used_by_others.pop(number, None)
                     (self._take_out if number in self._leaving else self._stop)(path, number)
             except (DriverError, OSError) as error:
                 errors.append(error)
@@ -140,23 +151,24 @@ class Group:
             raise errors[0]
 
     def _runs_on(self, path: Path, number: str, strangers: list[str]) -> None:
-        if number not in self._used_by_others:
+        if self._used_by_others.get(number) != strangers:
             log.warning("the cache volume %s runs on: %s is attached to it", path, ", ".join(strangers))
-        self._used_by_others.add(number)
+        self._used_by_others[number] = strangers
 
     def _stop(self, path: Path, number: str, *, empty: bool = False) -> None:
-        began, begun = self._clock(), number in self.volumes.stopping
+        began = self._clock()
         try:
             self.volumes.stop(path, number, empty=empty)
         except (DriverError, OSError) as error:
             self._stops.begin(number, PATIENCE * (self._clock() - began))
-            self._note(path, number, (_REMOVAL if number in self._leaving else _STOP).format(error))
+            self._held_up.add(number)
+            if number not in self._leaving:
+                self._note(path, number, _STOP.format(error))
             raise
-        self._stops.end(number)
-        if begun:
+        if number in self._held_up:
             log.info("cache volume %s: it is released", path)
             self._starts.end(number)
-            self._troubles.pop(number, None)
+            self._is_released(number)
 
     def runs(self) -> bool:
         """Whether there is a volume to join."""
@@ -313,7 +325,8 @@ class Group:
             bcachedev.detach(below)
             if below.startswith(IMAGE):
                 self.join(below, leaving=number)
-        log.info("cache volume %s: %s leave it", path, ", ".join(members) or "no members")
+        if members:
+            log.info("cache volume %s: %s leave it", path, ", ".join(members))
 
     def _attached(self, number: str) -> list[str]:
         """What is attached to a volume, if it runs."""
@@ -340,7 +353,8 @@ class Group:
         What is in vain once more is tried again after a while.
         """
         found = self._described()
-        if any(volume.state is VolumeState.IDLE for volume in found) and self._clock() >= self._start_again:
+        wanting = self._leaving or any(volume.state is VolumeState.IDLE for volume in found)
+        if wanting and self._clock() >= self._start_again:
             with self.lock:
                 try:
                     self._settle()
@@ -362,9 +376,8 @@ class Group:
     def _settle(self) -> None:
         """Have removals end, and volumes run if there are members; else stop those that were not released."""
         members = devmapper.names(IMAGE) | devmapper.names(DEVICE)
-        ending = self._leaving if members else self._leaving | self.volumes.stopping.keys()
         with contextlib.suppress(DriverError, OSError):  # it was logged, and status says so
-            self._release({path: number for path, number in self.volumes.recorded().items() if number in ending})
+            self._release(self._leaving if members else self._leaving | self._held_up)
         if members:
             self.start()
             self._rejoin()
@@ -373,13 +386,15 @@ class Group:
         """As ``add_volume`` of the driver."""
         with self.lock:
             volumes = self.volumes.recorded()
-            if path not in volumes:
+            before = volumes.get(path, "")
+            if before in {"", *self._erased}:
                 volumes = self.volumes.record({**volumes, path: self.volumes.make(path)})
+            self._leaving.discard(before)
+            self._erased.discard(before)
             # Who adds one that is there has mended it, and asks for it now.
             self._starts.end(volumes[path])
             self._renewals.end(volumes[path])
             self._stops.end(volumes[path])
-            self._leaving.discard(volumes[path])
             self._troubles.pop(volumes[path], None)
             self._vain.pop(volumes[path], None)
             self._settle()
@@ -392,36 +407,49 @@ class Group:
             number = self.volumes.recorded().get(path)
             if number is None:
                 return False
-            self._clear(path, number)
+            if strangers := self._strangers(number):
+                raise VolumeInUse(path, strangers)
             self._leaving.add(number)
             self._take_out(path, number)
             return True
 
     def _take_out(self, path: Path, number: str) -> None:
-        """Remove a volume that is empty of members. What was begun is ended by the next look, or the next removal."""
-        self._stop(path, number)
+        """Remove a volume. Its members go on without it. What is in vain the next look tries, or the next removal."""
+        began = self._clock()
         try:
-            self.volumes.erase(path, number)
-        except OSError as error:
-            log.warning("the mark of the cache volume %s stays on it: %s", path, error)
-        try:
+            self._clear(path, number)
+            self._stop(path, number)
+            stays = self._erase(path, number)
             self.volumes.record({other: its for other, its in self.volumes.recorded().items() if other != path})
         except (DriverError, OSError) as error:
+            self._stops.begin(number, PATIENCE * (self._clock() - began))
             self._note(path, number, _REMOVAL.format(error))
             raise
         self._leaving.discard(number)
-        self._troubles.pop(number, None)
+        self._erased.discard(number)
+        self._is_released(number)
         self._has_room(number)  # nobody will say so of it any more
-        log.info("cache volume %s: it is removed", path)
+        log.info("cache volume %s: it is removed%s", path, f", but its mark stays on it: {stays}" if stays else "")
+
+    def _erase(self, path: Path, number: str) -> str:
+        """What keeps a volume from being given back; nothing if it is."""
+        try:
+            self.volumes.erase(path, number)
+        except OSError as error:
+            return str(error)
+        self._erased.add(number)
+        return ""
 
     def _use(self, number: str) -> tuple[VolumeState | None, list[str]]:
         """How a volume is, if that can be told without a look at its disk, and what is attached to it."""
-        if number in self._leaving or number in self.volumes.stopping:
+        if number in self.volumes.stopping:
             return VolumeState.IDLE, []
         if self.volumes.failed(number):
             return VolumeState.FAILED, []
         home = self.volumes.running(number)
-        return (None, []) if home is None else (VolumeState.RUNNING, sorted(bcachedev.attached(home)))
+        if home is None:
+            return VolumeState.IDLE if number in self._leaving else None, []
+        return VolumeState.RUNNING, sorted(bcachedev.attached(home))
 
     def _describe(self, path: Path, number: str, use: tuple[VolumeState | None, list[str]]) -> Volume:
         state = use[0] or self.volumes.unused_state(path, number)
@@ -432,10 +460,11 @@ class Group:
 
     def _trouble(self, number: str, state: VolumeState, attached: list[str]) -> str:
         """Why a volume takes no more members, or could not be started; what was so once and is not is left out."""
+        why = self._troubles.get(number, "")
+        if number in self._leaving or (state is VolumeState.IDLE and why):
+            return why
         if state not in (VolumeState.IDLE, VolumeState.RUNNING):
             return ""
-        if state is VolumeState.IDLE and (why := self._troubles.get(number)):
-            return why
         strangers = [name for name in attached if not _is_ours(name)]
         if number in self._held and strangers:
             return _held_by(strangers)

@@ -712,7 +712,8 @@ class VolumesTest(BcacheCase):
         self.assertEqual([], group.described())
         self.assertFalse(self.default.exists())
 
-    def test_one_whose_removal_cannot_be_written_down_is_removed_once_it_can(self) -> None:
+    def removed_but_for_its_record(self) -> tuple[Group, SlowToStop]:
+        """What is gone is written down once there is room."""
         image, group, volumes = self.slow_to_stop()
         self.cache.close(image)
         volumes.slow = False
@@ -720,12 +721,36 @@ class VolumesTest(BcacheCase):
         run(["chattr", "+i", record])
         try:
             self.assertRaises(OSError, group.remove, self.default)
+            group.stop_if_unused()
             (volume,) = group.described()
             self.assertEqual((VolumeState.IDLE, True), (volume.state, "could not be removed: " in volume.trouble))
         finally:
             run(["chattr", "-i", record])
+        return group, volumes
+
+    def test_one_whose_removal_cannot_be_written_down_is_removed_once_it_can(self) -> None:
+        group, volumes = self.removed_but_for_its_record()
         volumes.clock.now += RETRY
         self.assertEqual([], group.described())
+
+    def test_one_whose_removal_was_not_written_down_is_made_anew_when_it_is_added(self) -> None:
+        group, volumes = self.removed_but_for_its_record()
+        self.assertEqual((VolumeState.IDLE, ""), ((added := group.add(self.default)).state, added.trouble))
+        volumes.clock.now += RETRY
+        self.assertEqual([self.default], [volume.path for volume in group.described()])
+
+    def test_one_whose_loop_device_is_not_let_go_is_stopped_later(self) -> None:
+        group, volumes = self.stopped_in_vain()
+        volumes.slow = False
+        volumes.clock.now += 60.0 * PATIENCE
+        programs = os.environ["PATH"]
+        stand_in(self, self.folder, "losetup", "exit 1")
+        (volume,) = group.described()
+        self.assertIn("it could not be stopped: ", volume.trouble)
+        os.environ["PATH"] = programs
+        volumes.clock.now += RETRY
+        self.assertEqual([""], [volume.trouble for volume in group.described()])
+        self.assertIsNone(loopdev.device_of(self.default))
 
     def test_one_that_is_found_damaged_has_room_again(self) -> None:
         self.image_by_a_small_volume()
