@@ -60,12 +60,14 @@ class Group:
         """Of volumes, by number, that were emptied in vain."""
         self._stops = Rests(clock)
         """Of volumes, by number, that were not released when they were to stop."""
+        self._removals = Rests(clock)
+        """Of volumes, by number, that could not be removed."""
         self._joins = Rests(clock)
         """Of members that no volume takes."""
         self._troubles: dict[str, str] = {}
         """By number, why a volume could not be started, stopped or removed, whichever was tried last."""
         self._held_up: set[str] = set()
-        """Numbers of the volumes that could not be stopped the last time."""
+        """Numbers of the volumes that could not be stopped, or removed, the last time."""
         self._leaving: set[str] = set()
         """Numbers of the volumes that are to be removed, and could not be yet."""
         self._erased: set[str] = set()
@@ -111,6 +113,7 @@ class Group:
 
     def _is_released(self, number: str) -> None:
         self._stops.end(number)
+        self._removals.end(number)
         self._held_up.discard(number)
         self._troubles.pop(number, None)
 
@@ -123,15 +126,20 @@ class Group:
     def stop_if_unused(self) -> None:
         """Stop all volumes if there is no member any more, but those to which somebody else has attached a device.
 
-        One that was slow and in vain is not tried again for a while. Those that are to be removed look after
-        themselves. Raises the first error after all were tried.
+        One that was slow and in vain is not tried again for a while. Raises the first error after all were tried, but
+        none of a removal, which goes on by itself.
         """
         images = set(devmapper.names(IMAGE))
         for below in [name for name in self._said if name.startswith(IMAGE) and name not in images]:
             self.forget(below)
         if images or devmapper.names(DEVICE):
             return
+        self._release_quietly(self._leaving)
         self._release([number for number in self.volumes.recorded().values() if number not in self._leaving])
+
+    def _release_quietly(self, numbers: Collection[str]) -> None:
+        with contextlib.suppress(DriverError, OSError):  # it was logged, and status says so
+            self._release(numbers)
 
     def _release(self, numbers: Collection[str]) -> None:
         """Stop these, or remove those that are to be. Raises the first error after all were tried."""
@@ -151,7 +159,9 @@ class Group:
             raise errors[0]
 
     def _runs_on(self, path: Path, number: str, strangers: list[str]) -> None:
-        if self._used_by_others.get(number) != strangers:
+        if number in self._leaving:
+            self._note(path, number, _REMOVAL.format(f"this is attached to it: {', '.join(strangers)}"))
+        elif self._used_by_others.get(number) != strangers:
             log.warning("the cache volume %s runs on: %s is attached to it", path, ", ".join(strangers))
         self._used_by_others[number] = strangers
 
@@ -163,9 +173,9 @@ class Group:
             self._stops.begin(number, PATIENCE * (self._clock() - began))
             self._held_up.add(number)
             if number not in self._leaving:
-                self._note(path, number, _STOP.format(error))
+                self._note(path, number, _STOP.format(_why(error)))
             raise
-        if number in self._held_up:
+        if number in self._held_up - self._leaving:
             log.info("cache volume %s: it is released", path)
             self._starts.end(number)
             self._is_released(number)
@@ -353,7 +363,7 @@ class Group:
         What is in vain once more is tried again after a while.
         """
         found = self._described()
-        wanting = self._leaving or any(volume.state is VolumeState.IDLE for volume in found)
+        wanting = self._leaving or self._held_up or any(volume.state is VolumeState.IDLE for volume in found)
         if wanting and self._clock() >= self._start_again:
             with self.lock:
                 try:
@@ -376,8 +386,8 @@ class Group:
     def _settle(self) -> None:
         """Have removals end, and volumes run if there are members; else stop those that were not released."""
         members = devmapper.names(IMAGE) | devmapper.names(DEVICE)
-        with contextlib.suppress(DriverError, OSError):  # it was logged, and status says so
-            self._release(self._leaving if members else self._leaving | self._held_up)
+        removals = {number for number in self._leaving if not self._removals.lasts(number)}
+        self._release_quietly(removals if members else removals | self._held_up - self._leaving)
         if members:
             self.start()
             self._rejoin()
@@ -389,8 +399,10 @@ class Group:
             before = volumes.get(path, "")
             if before in {"", *self._erased}:
                 volumes = self.volumes.record({**volumes, path: self.volumes.make(path)})
+                self._held_up.discard(before)
             self._leaving.discard(before)
             self._erased.discard(before)
+            self._removals.end(before)
             # Who adds one that is there has mended it, and asks for it now.
             self._starts.end(volumes[path])
             self._renewals.end(volumes[path])
@@ -422,8 +434,9 @@ class Group:
             stays = self._erase(path, number)
             self.volumes.record({other: its for other, its in self.volumes.recorded().items() if other != path})
         except (DriverError, OSError) as error:
-            self._stops.begin(number, PATIENCE * (self._clock() - began))
-            self._note(path, number, _REMOVAL.format(error))
+            self._removals.begin(number, PATIENCE * (self._clock() - began))
+            self._held_up.add(number)
+            self._note(path, number, _REMOVAL.format(_why(error)))
             raise
         self._leaving.discard(number)
         self._erased.discard(number)
@@ -434,10 +447,10 @@ class Group:
     def _erase(self, path: Path, number: str) -> str:
         """What keeps a volume from being given back; nothing if it is."""
         try:
-            self.volumes.erase(path, number)
+            if self.volumes.erase(path, number):
+                self._erased.add(number)
         except OSError as error:
             return str(error)
-        self._erased.add(number)
         return ""
 
     def _use(self, number: str) -> tuple[VolumeState | None, list[str]]:
@@ -461,7 +474,7 @@ class Group:
     def _trouble(self, number: str, state: VolumeState, attached: list[str]) -> str:
         """Why a volume takes no more members, or could not be started; what was so once and is not is left out."""
         why = self._troubles.get(number, "")
-        if number in self._leaving or (state is VolumeState.IDLE and why):
+        if why and (state is VolumeState.IDLE or number in self._leaving | self._held_up):
             return why
         if state not in (VolumeState.IDLE, VolumeState.RUNNING):
             return ""
@@ -471,6 +484,11 @@ class Group:
         if number not in self._vain:
             return ""
         return f"{_FULL}, and {self._vain[number][1]}; this is tried again, and soon after it is added again"
+
+
+def _why(error: Exception) -> str:
+    """The same for the same trouble, whatever a temporary file was called."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def _held_by(strangers: list[str]) -> str:

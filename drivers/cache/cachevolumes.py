@@ -176,16 +176,20 @@ class Volumes:
         finally:
             file.unlink(missing_ok=True)
 
-    def erase(self, path: Path, number: str) -> None:
-        """Give a stopped volume back: a file is deleted, a device loses its mark. Raises OSError."""
+    def erase(self, path: Path, number: str) -> bool:
+        """Give a stopped volume back: a file is deleted, a device loses its mark. Raises OSError.
+
+        False, and nothing is changed, if it is not there, or does not answer.
+        """
         if self._number(path) != number:
-            return
+            return False
         if path.is_file():
             path.unlink()
         else:
             with path.open("r+b", buffering=0) as file:
                 file.write(bytes(SHIFT + bcachedev.SUPERBLOCK))
                 os.fsync(file.fileno())
+        return True
 
     def running(self, number: str) -> Path | None:
         """The set of a volume that runs, and is not about to stop."""

@@ -724,6 +724,9 @@ class VolumesTest(BcacheCase):
             group.stop_if_unused()
             (volume,) = group.described()
             self.assertEqual((VolumeState.IDLE, True), (volume.state, "could not be removed: " in volume.trouble))
+            volumes.clock.now += RETRY
+            with self.assertNoLogs("drivers.cache.cachegroup"):
+                group.described()
         finally:
             run(["chattr", "-i", record])
         return group, volumes
