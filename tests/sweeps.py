@@ -3,7 +3,8 @@
 The long ones are most of the time of a run. ``make test`` goes through them in strides, ``make test-whole`` step by
 step. Some of the longest tests, of what shorter ones show by parts, or of what another driver or another step is tested
 for, ``make test`` leaves out: they have the mark ``long``, or with Nova, where there is no pytest, the decorator below.
-Nothing shorter shows, on whole hosts of the kernel stack, volumes of a storage network, disks that come to a running
+Nothing shorter shows what becomes of a cache volume that has given all its numbers away and cannot be emptied, or is
+damaged; nor, on whole hosts of the kernel stack, volumes of a storage network, disks that come to a running
 VM, and clones, streams and snapshots of disks; nor a live migration that is aborted or taken back. Drivers' and unit
 tests show what these are made of.
 

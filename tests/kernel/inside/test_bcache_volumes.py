@@ -465,6 +465,7 @@ class VolumesTest(BcacheCase):
         self.assert_reads(other, other_path)
         self.assert_reads(image, path)
 
+    @pytest.mark.long
     def test_one_to_which_somebody_else_attached_a_device_does_not_until_that_has_left(self) -> None:
         self.image_by_a_small_volume()
         (name,) = devmapper.names("virtman-cachevol-")
@@ -510,6 +511,7 @@ class VolumesTest(BcacheCase):
         group.volumes = SmallVolumes(self.place.state / "cache")
         return group
 
+    @pytest.mark.long
     def test_a_full_volume_that_cannot_be_emptied_keeps_its_images_and_is_let_be_for_a_while(self) -> None:
         self.image_by_a_small_volume()
         kept, kept_base = self.new_base("kept", IMAGE)
@@ -533,6 +535,7 @@ class VolumesTest(BcacheCase):
             self.assertEqual(images, self.images(self.default))
         self.assert_reads(kept, kept_path)
 
+    @pytest.mark.long
     def test_a_full_volume_is_emptied_ever_more_rarely_as_long_as_that_is_in_vain(self) -> None:
         self.image_by_a_small_volume()
         self.fill()
@@ -570,6 +573,7 @@ class VolumesTest(BcacheCase):
         group.look_after(below)
         self.assertEqual([("base",)], [volume.images for volume in group.described()])
 
+    @pytest.mark.long
     def test_one_that_is_full_still_after_it_was_emptied_is_let_be_as_long(self) -> None:
         self.image_by_a_small_volume()
         self.fill()
@@ -755,6 +759,7 @@ class VolumesTest(BcacheCase):
         self.assertEqual([""], [volume.trouble for volume in group.described()])
         self.assertIsNone(loopdev.device_of(self.default))
 
+    @pytest.mark.long
     def test_one_that_is_found_damaged_has_room_again(self) -> None:
         self.image_by_a_small_volume()
         self.fill()
@@ -864,6 +869,7 @@ class VolumesTest(BcacheCase):
         group.look_after(below)
         self.assertEqual(("base",), self.images(self.default))
 
+    @pytest.mark.long
     def test_a_volume_that_is_emptied_and_does_not_start_rests_and_is_in_no_trouble_once_it_runs(self) -> None:
         image, path = self.image_by_a_small_volume()
         self.fill()
@@ -902,6 +908,7 @@ class VolumesTest(BcacheCase):
         group.look_after(below)
         self.assertEqual(("base",), self.images(self.default))
 
+    @pytest.mark.long
     def test_what_took_the_place_of_a_full_volume_is_left_alone(self) -> None:
         image, path = self.image_by_a_small_volume()
         self.opened(*self.new_base("kept", IMAGE))
