@@ -659,7 +659,6 @@ class IscsiTest(IscsiCase):
 
     def lose(self, parent: str) -> None:
         """Have the driver see that a session has no connection."""
-
         with self.assertLogs("drivers.attach.iscsi", "WARNING") as said:
             self.cut_until_lost(parent, said.output)
 
