@@ -339,8 +339,8 @@ class Group:
             log.info("cache volume %s: %s leave it", path, ", ".join(members))
 
     def _attached(self, number: str) -> list[str]:
-        """What is attached to a volume, if it runs."""
-        home = self.volumes.running(number)
+        """What is attached to a volume, if the kernel has it."""
+        home = self.volumes.home(number)
         return bcachedev.attached(home) if home else []
 
     def _strangers(self, number: str) -> list[str]:
@@ -429,28 +429,33 @@ class Group:
         """Remove a volume. Its members go on without it. What is in vain the next look tries, or the next removal."""
         began = self._clock()
         try:
-            self._clear(path, number)
-            self._stop(path, number)
-            stays = self._erase(path, number)
+            stays = "" if number in self._erased else self._give_back(path, number)
             self.volumes.record({other: its for other, its in self.volumes.recorded().items() if other != path})
         except (DriverError, OSError) as error:
             self._removals.begin(number, PATIENCE * (self._clock() - began))
             self._held_up.add(number)
-            self._note(path, number, _REMOVAL.format(_why(error)))
+            record = "volumes.json in the state folder cannot be written: " if number in self._erased else ""
+            self._note(path, number, _REMOVAL.format(record + _why(error)))
             raise
         self._leaving.discard(number)
         self._erased.discard(number)
         self._is_released(number)
         self._has_room(number)  # nobody will say so of it any more
-        log.info("cache volume %s: it is removed%s", path, f", but its mark stays on it: {stays}" if stays else "")
+        if stays:
+            log.warning("cache volume %s: it is removed, but may stay as it is: %s", path, stays)
+        else:
+            log.info("cache volume %s: it is removed", path)
 
-    def _erase(self, path: Path, number: str) -> str:
-        """What keeps a volume from being given back; nothing if it is."""
+    def _give_back(self, path: Path, number: str) -> str:
+        """Release a volume and erase it. Returns why it may not be erased; nothing if it is."""
+        self._clear(path, number)
+        self._stop(path, number)
         try:
-            if self.volumes.erase(path, number):
-                self._erased.add(number)
+            if not self.volumes.erase(path, number):
+                return "it is not there, or does not answer"
         except OSError as error:
             return str(error)
+        self._erased.add(number)
         return ""
 
     def _use(self, number: str) -> tuple[VolumeState | None, list[str]]:
@@ -465,10 +470,13 @@ class Group:
         return VolumeState.RUNNING, sorted(bcachedev.attached(home))
 
     def _describe(self, path: Path, number: str, use: tuple[VolumeState | None, list[str]]) -> Volume:
-        state = use[0] or self.volumes.unused_state(path, number)
+        # What answers is asked for with a limit, and what may not answer is not opened.
+        runs = use[0] in (VolumeState.RUNNING, VolumeState.FAILED)
+        found = VolumeState.RUNNING if runs else self.volumes.unused_state(path, number)
+        state = use[0] or found
         images = [below.removeprefix(IMAGE).rpartition("-")[0] for below in use[1] if below.startswith(IMAGE)]
         devices = [below.removeprefix(DEVICE) for below in use[1] if below.startswith(DEVICE)]
-        size = 0 if state is VolumeState.MISSING else size_of(path)
+        size = 0 if found is VolumeState.MISSING else size_of(path)
         return Volume(path, size, tuple(images), state, tuple(devices), self._trouble(number, state, use[1]))
 
     def _trouble(self, number: str, state: VolumeState, attached: list[str]) -> str:

@@ -193,8 +193,12 @@ class Volumes:
 
     def running(self, number: str) -> Path | None:
         """The set of a volume that runs, and is not about to stop."""
+        return None if number in self.stopping else self.home(number)
+
+    def home(self, number: str) -> Path | None:
+        """The set of a volume, also of one that is to stop: it runs on if the kernel could not be told so."""
         name = _map(number)
-        return bcachedev.running_set(name) if devmapper.exists(name) and number not in self.stopping else None
+        return bcachedev.running_set(name) if devmapper.exists(name) else None
 
     def failed(self, number: str) -> bool:
         """Whether bcache has given the volume up."""

@@ -523,8 +523,8 @@ class IscsiTest(IscsiCase):
             if any(f"parent {HOST} lost" in line for line in said.output):
                 return True
             if reader.done > cut_after + 1:
-                cut_after = reader.done
                 self.cut(HOST)
+                cut_after = reader.done
             return False
 
         with ThreadPoolExecutor() as pool, self.assertLogs("drivers.attach.iscsi", "WARNING") as said:
