@@ -1,9 +1,9 @@
 # make demo         boot real VMs through a tree of hosts on this machine; HOSTS=4 VMS=8 choose the size
 # make demo-kernel  the kernel stack: guests with Debian's kernel, a VM booted in one of them; SUITE=trixie: with Debian 13's
-# make test         everything that CI runs: lint, unit, userspace, boot, openstack, kernel and drivers' tests, coverage
-# make test-whole   the same, with each step of every sweep and the long tests (tests/sweeps.py): hours
-# make test-13      what runs in guests, the kernel stack and its drivers, in guests of Debian 13
-# make check        lint, unit and userspace tests, one boot, one test of each driver: while you work
+# make test         what CI runs: lint, unit, userspace, boot, openstack, kernel, coverage. ENV=kernel: only that of them
+# make test-whole   all tests: every step of each sweep, the long ones, and guests of Debian 13 too: hours. ENV=kernel as above
+# make test-13      the kernel environment of make test-whole in guests of Debian 13
+# make check        lint, unit and userspace tests, one boot: while you work
 # make defects      put hand-made defects into a copy, one by one, and see that unit tests notice them: many minutes
 # make lint         style and types only
 # make clean        remove what was built, installed Debian packages excepted
@@ -11,10 +11,17 @@
 HOSTS ?= 4
 VMS ?= 8
 SUITE ?=
+ENV ?=
+RESULTS = build/results
+comma := ,
 
-# What failed is said once more at the end of a run.
-FAILURES = $(CURDIR)/.failures
-test test-13 check: export FAILURES := $(FAILURES)
+# Run environments of tox ($(1): options that choose them) to their end, whatever fails, and say what came of them.
+define tests
+	rm -rf .coverage .coverage.* $(RESULTS)
+	mkdir -p $(RESULTS)
+	-.venv/bin/tox run-parallel --parallel-live --result-json $(RESULTS)/tox.json $(1)
+	.venv/bin/python -m tests.summary $(RESULTS)
+endef
 
 .PHONY: demo demo-kernel test test-whole test-13 check defects lint clean bootstrap
 
@@ -25,23 +32,17 @@ demo-kernel: bootstrap
 	.venv/bin/python -m lab.kernel.demo --suite "$(SUITE)"
 
 test: bootstrap
-	rm -f .coverage .coverage.* $(FAILURES)
-	.venv/bin/tox run-parallel --parallel 5 --parallel-live || .venv/bin/python -m tests.failures
+	$(call tests,--parallel 3 $(if $(ENV),-e $(ENV)))
 
-test-whole:
-	WHOLE=1 $(MAKE) test
+test-whole test-13: export WHOLE = 1
+test-whole: bootstrap
+	$(call tests,--parallel 2 -e $(or $(ENV),lint$(comma)unit$(comma)userspace$(comma)boot$(comma)openstack$(comma)kernel$(comma)kernel-13$(comma)coverage))
 
 test-13: bootstrap
-	rm -f $(FAILURES)
-	SUITE=trixie .venv/bin/tox run-parallel --parallel 2 --parallel-live -e kernel,drivers || \
-	    .venv/bin/python -m tests.failures
-	rm -f .coverage .coverage.*
+	$(call tests,-e kernel-13)
 
 check: bootstrap
-	rm -f $(FAILURES)
-	ROUNDS=3 .venv/bin/tox run-parallel --parallel 3 --parallel-live -e lint,unit,userspace,smoke || \
-	    .venv/bin/python -m tests.failures
-	rm -f .coverage .coverage.*
+	$(call tests,--parallel 2 -e lint$(comma)unit$(comma)userspace$(comma)boot)
 
 defects: bootstrap
 	.venv/bin/python -m tests.defects
@@ -53,5 +54,5 @@ bootstrap:
 	@lab/bootstrap
 
 clean:
-	rm -rf build .venv .tox .coverage .coverage.* *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis $(FAILURES)
+	rm -rf build .venv .tox .coverage .coverage.* *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -36,7 +36,14 @@ setup(
     ],
     extras_require={
         "postgresql": ["psycopg[binary]>=3.1"],
-        "test": ["coverage>=7.10", "hypothesis>=6.100", "pytest>=8.0", "testtools>=2.7", "tox>=4.11"],
+        "test": [
+            "coverage>=7.10",
+            "hypothesis>=6.100",
+            "pytest>=8.0",
+            "pytest-xdist>=3.5",
+            "testtools>=2.7",
+            "tox>=4.11",
+        ],
         "lint": ["import-linter>=2.0", "mypy>=1.10", "ruff>=0.5"],
     },
     entry_points={

@@ -7,7 +7,6 @@ from collections.abc import Generator
 
 import pytest
 
-from tests import failures
 from tests.sweeps import WHOLE
 
 
@@ -17,6 +16,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: runs with WHOLE set alone, as make test-whole does (tests/sweeps.py)")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the long tests out, unless all is wanted."""
     left_out = [] if WHOLE else [item for item in items if item.get_closest_marker("long")]
@@ -41,18 +41,6 @@ def pytest_make_collect_report(
     report = yield
     _refuse_skip(report)
     return report
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note what has failed."""
-    if report.failed:
-        failures.note(report.nodeid, report.longreprtext)
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Note a file that cannot be read."""
-    if report.failed:
-        failures.note(report.nodeid, report.longreprtext)
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -37,7 +37,6 @@ class TreeBootTest(VmTestCase):
         found = processes_of(cluster.run_folder(host))
         return [pid for pid, line in found.items() if line.startswith("qemu-storage-daemon")]
 
-    @pytest.mark.smoke
     def test_vms_of_all_hosts_boot_and_each_host_fetches_the_same_bytes_once(self) -> None:
         cluster = self.cluster(4)
         for host in (1, 2, 3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernel.selection import marked, selected
+from tests.kernel.selection import selected
 
 collect_ignore = ["inside"]
 
@@ -12,5 +12,3 @@ collect_ignore = ["inside"]
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Tell test_inside which files are wanted: it begins with all of them at once."""
     selected.extend(item.name for item in session.items)
-    if session.config.option.markexpr:
-        marked.extend(["-m", session.config.option.markexpr])

@@ -28,8 +28,9 @@ blk_print_req_error), and the kernel's own look for partitions on a new one (fs/
 map's own errors name dm-."""
 SUITE = os.environ.get("SUITE", "")
 """The codename of the guests' Debian release; this machine's unless given."""
-LOGS = BUILD / "kernel-tests" / os.environ.get("TOX_ENV_NAME", "all")
-"""Environments of tox run side by side."""
+ENVIRONMENT = os.environ.get("TOX_ENV_NAME", "kernel")
+"""The name of tox's environment, in which these tests run. Several may run side by side."""
+LOGS = BUILD / "kernel-tests" / ENVIRONMENT
 
 Footprints = dict[str, dict[str, list[str]]]
 

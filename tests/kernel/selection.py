@@ -2,6 +2,3 @@
 
 selected: list[str] = []
 """Names of tests."""
-
-marked: list[str] = []
-"""The option for marks, if there was one: it holds for the tests in guests."""

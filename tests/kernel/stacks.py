@@ -23,7 +23,18 @@ T = TypeVar("T")
 
 READER = "/opt/virtman/tests/kernel/inside/reader.py"
 
+WRITTEN = 2 << 20
+"""Bytes at the start of a disk that a test writes."""
+WRITE = "--rw=randwrite --do_verify=1"
+CHECK = "--rw=randread --verify_only=1"
+
 MAKE = "import random, sys; sys.stdout.buffer.write(random.Random(sys.argv[1]).randbytes(int(sys.argv[2])))"
+
+
+def fio(path: str, mode: str) -> list[str]:
+    """Write, or read and compare, a pattern with checksums at the start of a disk."""
+    options = {"name": "vm", "filename": path, "size": str(WRITTEN), "bs": "16k", "direct": "1", "verify": "crc32c"}
+    return ["fio", *(f"--{name}={value}" for name, value in options.items()), "--end_fsync=1", *mode.split()]
 
 
 @functools.cache

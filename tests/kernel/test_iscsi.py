@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
 from lab.process import attempts
 from tests.kernel.machines import FAILED_PATH, KernelCase, changed_on_purpose, cluster
+
+pytestmark = pytest.mark.long
 
 IMAGE = "two-parents"
 SERVED = f"virtman-export-{IMAGE}"

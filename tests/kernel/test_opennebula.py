@@ -15,6 +15,8 @@ from lab.opennebula import Host, Image, Vm
 from tests.kernel.stacks import StackCase
 from tests.userspace.opennebula.cloud import BASE, IMAGES, MIB, SYSTEM, DriversTestCase
 
+pytestmark = pytest.mark.long
+
 USER = "oneadmin"
 HOME = f"/home/{USER}"
 INSTALL = "/opt/virtman/opennebula_tm/install"
@@ -76,7 +78,6 @@ class KernelDriversTest(StackCase, DriversTestCase):
     def reads(self, vm: Vm, byte: int, offset: int = MIB) -> None:
         self.io(vm, f"read -P {byte} {offset} 64k")
 
-    @pytest.mark.long
     def test_the_life_of_a_vm(self) -> None:
         image = self.add_image(7)
         vm = self.vm(image, grow=4)

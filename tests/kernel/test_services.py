@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from lab.errors import CommandFailed
 from tests.kernel.machines import KernelCase
 from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.long
 
 UNITS = ("volt.service", "virtman-agent.service")
 TOKEN = "/etc/volt/token"

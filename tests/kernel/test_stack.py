@@ -1,4 +1,4 @@
-"""Hosts of the kernel stack, as their users and callers see them."""
+"""Hosts of the kernel stack, as their users and callers see them: what ``test_story.py`` does not tell."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from lab.kernel.machine import Machine
 from lab.kernel.services import AGENT_SETTINGS
 from lab.kernel.tinyvm import tiny_vm
 from tests.kernel.machines import SUITE
-from tests.kernel.stacks import MAKE, StackCase, patiently, services
+from tests.kernel.stacks import CHECK, MAKE, WRITE, WRITTEN, StackCase, fio, patiently, services
 from tests.userspace.hosts import HostProcess, VoltProcess
 from virtman.errors import AgentUnreachable, VmRuns
+
+pytestmark = pytest.mark.long
 
 SIZE = 8 << 20
 SMALL = 2 << 20
 LINK = "/run/in-place"
-WRITTEN = 2 << 20
-"""Bytes at the start of a disk that a test writes."""
 
 INDEX_IS_WRITTEN = """
 while now=$(cut -d. -f1 /proc/uptime) value=$(cat /sys/fs/bcache/*-*/cache0/btree_written); do
@@ -51,16 +51,7 @@ done
 """What the cache of an image has read from the parents since it was opened."""
 
 
-def fio(path: str, mode: str) -> list[str]:
-    """Write, or read and compare, a pattern with checksums at the start of a disk."""
-    options = {"name": "vm", "filename": path, "size": str(WRITTEN), "bs": "16k", "direct": "1", "verify": "crc32c"}
-    return ["fio", *(f"--{name}={value}" for name, value in options.items()), "--end_fsync=1", *mode.split()]
-
-
 SECOND_AGENT = f"set -a; . {AGENT_SETTINGS}; exec virtman agent --state /var/tmp/other --run /run/other"
-
-WRITE = "--rw=randwrite --do_verify=1"
-CHECK = "--rw=randread --verify_only=1"
 
 
 JOURNAL = "/var/log/journal"
@@ -88,27 +79,7 @@ systemctl show --value --property=Result --property=ExecMainStatus virtman-agent
 """
 
 
-class DataTest(StackCase):
-    def test_vms_read_the_image_and_keep_their_own_writes_and_each_range_crosses_a_link_once(self) -> None:
-        self.publish("image", SIZE)
-        host, child = self.hosts[:2]
-        first = self.create(host, "first", "image")
-        second = self.create(host, "second", "image", 2 * SIZE)
-        third = self.create(child, "third", "image")
-        for machine, path in ((host, first), (host, second), (child, third)):
-            self.read(machine, path, "image", SIZE)
-        for machine in (host, child):
-            self.assertLess(self.fetched(machine), 1.05 * SIZE)
-        self.assertEqual("0", host.run(["sh", "-c", f"tail -c {SIZE} {second} | tr -d '\\0' | wc -c"]).strip())
-        host.run(fio(first, WRITE))
-        host.run(fio(first, CHECK))
-        self.read(host, second, "image", SIZE)
-        [image] = self.agent(child).status().images
-        self.assertEqual(["host-1"], [parent.host for parent in image.paths if parent.state == "active"])
-
-
 class BootTest(StackCase):
-    @pytest.mark.long
     def test_a_vm_boots_inside_a_host_with_two_parents_and_reads_the_right_bytes(self) -> None:
         tiny = tiny_vm(SUITE)
         self.addCleanup(self.origin.run, ["rm", "-f", f"/var/tmp/{tiny.disk.name}"])
@@ -177,7 +148,6 @@ class InPlaceTest(StackCase):
         self.assertEqual(before, self.origin.run(["sha256sum", "/dev/mapper/image"]))
         self.origin.run(["dmsetup", "remove", "image"])  # nobody has it any more
 
-    @pytest.mark.long
     def test_a_file_is_served_where_it_is_until_it_changes(self) -> None:
         file = "/var/tmp/file.raw"
         self.origin.run(["sh", "-c", f'python3 -c "$0" file {SMALL} > {file}', MAKE])
@@ -209,7 +179,6 @@ class InPlaceTest(StackCase):
 
 
 class CallersTest(StackCase):
-    @pytest.mark.long
     def test_eight_creates_of_three_images_at_once_succeed(self) -> None:
         for number in range(3):
             self.publish(f"image-{number}", SMALL)
@@ -225,14 +194,8 @@ class CallersTest(StackCase):
         for path, (_, image) in zip(made, wanted, strict=True):
             self.read(host, str(path), image, SMALL)
 
-    def test_image_that_nobody_published_is_an_error_and_leaves_nothing(self) -> None:
-        error = self.assertRaises(CommandFailed, self.host.run, ["virtman", "create", "vm", "nothing"])
-        self.assertIn("nothing", str(error))
-        self.assertEqual([], self.agent(self.host).vms())
-
 
 class SecondAgentTest(StackCase):
-    @pytest.mark.long
     def test_an_agent_with_another_state_folder_is_refused_and_changes_nothing(self) -> None:
         self.publish("image", SMALL)
         host = self.hosts[0]
@@ -260,7 +223,6 @@ class CrashTest(KillCase):
         self.assertEqual([], self.agent(machine).vms())
         self.assertEqual([], self.agent(machine).status().strays)
 
-    @pytest.mark.long
     def test_agent_killed_while_it_creates_destroys_and_lets_go_leaves_nothing_half_made(self) -> None:
         self.publish("image", SMALL)
         host = self.hosts[0]
@@ -353,7 +315,6 @@ class SnapshotCase(KillCase):
 
 
 class SnapshotTest(SnapshotCase):
-    @pytest.mark.long
     def test_a_disk_grows_and_goes_back_to_what_its_snapshots_keep_also_when_the_agent_is_killed(self) -> None:
         self.publish("image", SMALL)
         path = self.create(self.host, "vm", "image")
@@ -373,7 +334,6 @@ class SnapshotTest(SnapshotCase):
         self.assertEqual((["two"], two), ([snapshot.name for snapshot in agent.snapshots("vm")], self.content(path)))
         self.assertEqual((4 << 20, []), (agent.vms()[0].disk.size, agent.status().strays))
 
-    @pytest.mark.long
     def test_clones_files_and_images_hold_what_the_disk_held(self) -> None:
         self.publish("image", SMALL)
         path = self.create(self.host, "vm", "image")
@@ -428,7 +388,6 @@ class StreamTest(SnapshotCase):
         finally:
             self.file.unlink()
 
-    @pytest.mark.long
     def test_to_the_other_stack_and_back(self) -> None:
         one = self.changed(self.path, 0).split()[0]
         self.virtman("snapshot", "create", "vm", "one")
@@ -448,7 +407,6 @@ class StreamTest(SnapshotCase):
         self.virtman("snapshot", "revert", "vm", "one")
         self.assertEqual(one, self.content(self.path).split()[0])
 
-    @pytest.mark.long
     def test_only_what_changed_is_sent(self) -> None:
         self.changed(self.path, 0)
         self.virtman("snapshot", "create", "vm", "one")
@@ -462,7 +420,6 @@ class StreamTest(SnapshotCase):
             ["one"], [point["name"] for point in json.loads(self.virtman("snapshot", "list", "new", "--json"))]
         )
 
-    @pytest.mark.long
     def test_a_receiving_agent_that_is_killed_leaves_the_disk_as_it_was(self) -> None:
         self.changed(self.path, 0)
         self.virtman("snapshot", "create", "vm", "one")

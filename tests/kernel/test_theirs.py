@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 
+import pytest
+
 from lab.errors import CommandFailed
 from tests.kernel.stacks import StackCase
 from tests.kernel.theirs import Theirs
+
+pytestmark = pytest.mark.long
 
 SIZE = 2 << 20
 FILL = "fallocate --length $(df --output=avail --block-size=1 /var/lib/virtman | tail -n 1) /var/tmp/ballast"

@@ -24,6 +24,8 @@ from tests.kernel.stacks import StackCase, services
 from virtman import models
 from virtman.errors import DiskBusy
 
+pytestmark = pytest.mark.long
+
 SIZE = 32 << 20
 BRICK = "/var/tmp/os-brick"
 AWAY = 20
@@ -108,7 +110,6 @@ class VolumeCase(StackCase):
 
 
 class VolumeTest(VolumeCase):
-    @pytest.mark.long
     def test_what_a_vm_writes_through_the_cache_of_one_host_is_right_on_another_one(self) -> None:
         device = self.connect(self.one)
         attached = self.attach(self.one, device)
@@ -179,7 +180,6 @@ class VolumeTest(VolumeCase):
             user.communicate("\n")
         self.assertEqual(self.sum_of(self.storage, FILE, size=2 * SIZE), self.sum_of(machine, path, size=2 * SIZE))
 
-    @pytest.mark.long
     def test_a_storage_that_is_gone_does_not_keep_a_volume(self) -> None:
         device = self.connect(self.one)
         path = self.attach(self.one, device).path

@@ -8,6 +8,8 @@ import re
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from lab.kernel.machine import COMMAND_TIMEOUT, Machine
 from lab.kernel.root import root
 from lab.kernel.services import AGENT_SETTINGS, TOKEN_FILE, VOLT_PORT
@@ -15,8 +17,10 @@ from lab.kernel.tinyvm import tiny_vm
 from lab.kernel.wheels import wheels
 from lab.tools import CHECKOUT, run
 from tests.kernel.machines import SUITE, changed_on_purpose
-from tests.kernel.stacks import StackCase, services
-from tests.kernel.test_stack import CHECK, SMALL, WRITE, WRITTEN, fio
+from tests.kernel.stacks import CHECK, WRITE, WRITTEN, StackCase, fio, services
+from tests.kernel.test_stack import SMALL
+
+pytestmark = pytest.mark.long
 
 PROJECT = (
     "setup.py",

@@ -12,15 +12,16 @@ import shutil
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests import failures
 from tests.openstack import nova_tests
+from tests.sweeps import WHOLE
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/openstack"
@@ -30,14 +31,23 @@ PATIENCE = 1800.0
 AGAIN = 1.0
 """Seconds between looks at what has ended."""
 
+XML_REFUSES = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd]")
+"""What XML cannot hold (XML 1.0, section 2.2), and messages of terminals may have."""
+
 LONGEST_NAME = 100
 """Characters of the name of a file of results: some names are of many modules."""
+
+RESULTS = ROOT / "build/results/openstack.xml"
+"""What tests.summary reads."""
+
+EVERY_RUN = ("tests.openstack.test_servers", "tests.openstack.test_apply")
+"""Our tests that make test runs: a few servers, and the patch itself."""
 
 LONGEST = ("test_agents_killed", "test_bases", "test_kills", "test_moves", "test_servers")
 
 EPILOG = """examples, with build/openstack/venv/bin/python, which lab/openstack-venv makes:
   python -m tests.openstack                                    what make test runs
-  python -m tests.openstack --all                              with all of Nova's own tests that come to the patch
+  python -m tests.openstack --all                              what make test-whole runs
   python -m tests.openstack tests.openstack.test_apply
   python -m tests.openstack 'nova.tests.unit.virt.libvirt.test_driver:volume|block'
   python -m tests.openstack --pristine nova.tests.unit.conf    the same without the patch: what fails here is known"""
@@ -45,12 +55,13 @@ EPILOG = """examples, with build/openstack/venv/bin/python, which lab/openstack-
 
 @dataclass
 class Outcome:
-    """What became of the tests of one name. ``failed``: why, by test."""
+    """What became of the tests of one name. ``failed``, ``skipped``: why, by test. ``took``: seconds, by test."""
 
     name: str
     counts: Counter[str] = field(default_factory=Counter)
     failed: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    took: dict[str, float] = field(default_factory=dict)
     seconds: float = 0
 
     def __str__(self) -> str:
@@ -150,6 +161,7 @@ def _read(name: str, results: Path) -> Outcome:
     for line in results.read_text().splitlines() if results.exists() else ():
         test = json.loads(line)
         outcome.counts[test["outcome"]] += 1
+        outcome.took[test["test"]] = test["seconds"]
         if test["outcome"] != "passed":
             (outcome.failed if test["outcome"] == "failed" else outcome.skipped)[test["test"]] = test["why"]
     return outcome
@@ -164,7 +176,7 @@ def judge(outcomes: Sequence[Outcome]) -> int:
     new = {test: why for test, why in failed.items() if test not in nova_tests.KNOWN}
     for test, why in new.items():
         print(f"\n{test}\n{why}")
-        failures.note(test, why)
+    write_results(outcomes, new)
     total = sum((outcome.counts for outcome in outcomes), Counter())
     known = len(failed) - len(new)
     print(
@@ -173,15 +185,26 @@ def judge(outcomes: Sequence[Outcome]) -> int:
     return int(bool(new))
 
 
+def write_results(outcomes: Sequence[Outcome], failed: Mapping[str, str]) -> None:
+    """Write JUnit's XML, as pytest does for the other environments."""
+    suite = ET.Element("testsuite", name="openstack")
+    took = {test: seconds for outcome in outcomes for test, seconds in outcome.took.items()}
+    for test in {**took, **failed}:
+        where, _, name = test.rpartition(".")
+        case = ET.SubElement(suite, "testcase", classname=where, name=name, time=str(took.get(test, 0)))
+        if test in failed:
+            ET.SubElement(case, "failure").text = XML_REFUSES.sub("?", failed[test])
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    ET.ElementTree(suite).write(RESULTS, encoding="unicode")
+
+
 def main() -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.openstack", description="Run tests with a patched Nova.", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument(
-        "--all", action="store_true", help="all of Nova's own tests that come to what the patch changes"
-    )
+    parser.add_argument("--all", action="store_true", help="all of ours, and all of Nova's that come to the patch")
     parser.add_argument(
         "--pristine", action="store_true", help="with a Nova that is not patched, and without our tests"
     )
@@ -193,11 +216,12 @@ def main() -> int:
         "names", nargs="*", metavar="NAME", help="only these: modules, classes or tests, ours or Nova's"
     )
     chosen = parser.parse_args()
-    novas = nova_tests.WHOLE if chosen.all or os.environ.get("WHOLE") else nova_tests.together()
-    names = chosen.names or [*([] if chosen.pristine else our_names()), *novas]
+    whole = WHOLE or chosen.all
+    ours = () if chosen.pristine else our_names() if whole else EVERY_RUN
+    names = chosen.names or [*ours, *(nova_tests.WHOLE if whole else nova_tests.EVERY_RUN)]
     (BUILD / "logs").mkdir(parents=True, exist_ok=True)
     outcomes, runs = [], [(name, chosen.default) for name in names]
-    if not chosen.names and not chosen.pristine:
+    if whole and not chosen.names and not chosen.pristine:
         runs.append((" ".join(nova_tests.SET), [*chosen.default, *nova_tests.SETTINGS]))
     with alone(), ThreadPoolExecutor(chosen.at_once) as pool:
         folder = copy_nova(patched=not chosen.pristine)

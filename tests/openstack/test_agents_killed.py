@@ -12,7 +12,6 @@ from lab.cluster import Cluster
 from tests.openstack.agreement import AgreeingTest
 from tests.openstack.cinder import nobody_listens
 from tests.patience import PATIENCE
-from tests.sweeps import long, some
 
 
 class AgentKilledTest(AgreeingTest):
@@ -45,7 +44,7 @@ class AgentKilledTest(AgreeingTest):
 
     def killed_at(self, steps: list[str], act: Callable[[], object]) -> Iterator[str]:
         """An act for steps, at which the agent is killed; it starts again, and all repair."""
-        for step in some(steps):
+        for step in steps:
             (self.orders / f"{self.node}.kill").write_text(step)
             act()
             self.cluster.kill_agent(1)
@@ -72,7 +71,6 @@ class AgentKilledTest(AgreeingTest):
             self.assert_whole(step)
             self.let_go()
 
-    @long
     def test_while_it_destroys_a_disk(self) -> None:
         server = self.boot_here()
         steps = self.steps_of(lambda: self.delete(server))
@@ -80,7 +78,6 @@ class AgentKilledTest(AgreeingTest):
         for step in self.killed_at(steps, lambda: self.delete(self.boot_here())):
             self.assert_agreement(step)
 
-    @long
     def test_one_that_answers_too_late_leaves_nothing(self) -> None:
         self.delete(self.boot_here())
         steps = self.steps_of(self.boot_here)

@@ -13,7 +13,7 @@ from testtools import TestCase
 
 from openstack_nova_patch.tool import ours, series, work
 from openstack_nova_patch.tool.tree import Form, Verdict
-from tests.sweeps import some
+from tests.sweeps import kills
 from tests.unit.opennebula_tm.scene import Cut, CutAt, tree
 from tests.unit.openstack_nova_patch.scene import KilledAt
 
@@ -145,7 +145,7 @@ class ApplyTest(TestCase):
     def test_nova_can_be_imported_wherever_it_is_killed(self) -> None:
         self.copy("tests")
         all_steps = [number for number in range(self.steps("apply")) if self.cut_after_a_file_of_nova(number)]
-        for number in some(all_steps):
+        for number in kills(all_steps):
             self.cut_after_a_file_of_nova(number)
             argv = [sys.executable, "-B", "-c", IMPORTS]
             done = subprocess.run(

@@ -13,7 +13,6 @@ from nova import exception
 from oslo_concurrency.processutils import ProcessExecutionError
 
 from tests.openstack.computes import CONNECT, ComputesTest, sha256
-from tests.sweeps import long
 
 
 class BaseTest(ComputesTest):
@@ -51,7 +50,6 @@ class BaseTest(ComputesTest):
         (note,) = self.notes()
         self.assertEqual([0o600, 0o700], [stat.S_IMODE(path.stat().st_mode) for path in (note, note.parent)])
 
-    @long
     def test_a_base_that_somebody_else_has_attached_fails_the_boot_in_the_end(self) -> None:
         self.flags(base_timeout=1, group="virtman")
         self.cinder.attachment_create(self.volume, str(uuid.uuid4()), {"host": "elsewhere"})
@@ -77,7 +75,6 @@ class BaseTest(ComputesTest):
         self.assertEqual(2, len(tried))
         self.assertEqual(1, len(self.cinder.attachments))
 
-    @long
     def test_an_attachment_that_never_got_its_connection_is_made_anew(self) -> None:
         from nova.virtman import origins
 
@@ -99,7 +96,6 @@ class BaseTest(ComputesTest):
             self.assertIn(why, self.refused(lambda: self.api.post_server({"server": self.request()})))
             self.cinder.volumes[self.volume] = before
 
-    @long
     def test_a_server_comes_up_at_another_host_if_the_agent_of_the_first_is_away(self) -> None:
         self.cluster.kill_agent(1)
         servers = [self.boot() for _ in range(2)]
@@ -124,7 +120,6 @@ class BaseTest(ComputesTest):
         self.assertEqual(self.cluster.names, sorted(self.images()[self.image()], reverse=True))
         self.assertEqual(2, len(self.cinder.attachments))
 
-    @long
     def test_a_host_that_is_to_be_an_origin_reads_from_others_what_it_may_not_attach(self) -> None:
         self.flags(origin=True, group="virtman")
         for node in self.cluster.names:
@@ -142,7 +137,6 @@ class BaseTest(ComputesTest):
         self.assertIn(other, self.images()[self.image()])
         self.assertEqual(sha256(self.content), sha256(self.read(server)))
 
-    @long
     def test_a_base_that_is_detached_in_cinder_goes_when_no_server_needs_it(self) -> None:
         server = self.boot()
         self.cinder.attachments.clear()
@@ -157,7 +151,6 @@ class BaseTest(ComputesTest):
         self.nothing_is_left()
         self.assertEqual(self.content, self.file.read_bytes())
 
-    @long
     def test_a_base_that_loses_its_mark_stays_attached_until_no_server_needs_it(self) -> None:
         server = self.boot()
         del self.cinder.volumes[self.volume]["volume_metadata"]["virtman_base"]
@@ -171,7 +164,6 @@ class BaseTest(ComputesTest):
         self.all_upkeep()
         self.nothing_is_left()
 
-    @long
     def test_a_host_lets_go_of_a_base_that_it_reads_from_another_host_by_now(self) -> None:
         from nova.virtman.notes import Note
 
@@ -185,7 +177,6 @@ class BaseTest(ComputesTest):
         self.assertEqual([origin], [path.parent.parent.name for path in self.notes()])
         self.assertEqual([self.image()] * 2, self.stacks())
 
-    @long
     def test_what_was_killed_while_it_attached_a_base_is_forgotten(self) -> None:
         from nova.virtman import origins
 
@@ -237,7 +228,6 @@ class BaseTest(ComputesTest):
 
         return objects.Instance.get_by_uuid(context.get_admin_context(read_deleted="yes"), server["id"])
 
-    @long
     def test_a_base_is_not_attached_to_a_server_that_is_there(self) -> None:
         server = self.boot()
         second = self.cinder.add(self.file)
@@ -267,7 +257,6 @@ class BaseTest(ComputesTest):
             thread.join()
         self.assertLessEqual([name for name, _ in self.cinder.calls].count("attachment_create"), 3)
 
-    @long
     def test_a_lost_disk_is_not_made_anew(self) -> None:
         server = self.boot()
         node = self.node_of(server)

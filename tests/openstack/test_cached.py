@@ -27,7 +27,6 @@ from tests.doubles.drivers import Host
 from tests.doubles.plugin import install_doubles
 from tests.doubles.servers import serve_agent
 from tests.openstack.computes import ComputesTest
-from tests.sweeps import long
 from virtman.agent import Agent
 from virtman.api import create_app
 from virtman.client import AgentClient
@@ -126,7 +125,6 @@ class CachedTest(ComputesTest):
         self.boot(self.data)
         self.assertEqual([(self.cinder.volumes[self.data]["file"], os.geteuid())], given)
 
-    @long
     def test_what_a_live_migration_left_attached_is_nothing_to_a_server_that_comes_back(self) -> None:
         server = self.boot(self.data)
         before = self.cached()
@@ -143,7 +141,6 @@ class CachedTest(ComputesTest):
         self.assertEqual(1, len(self.cached()))
         self.assertNotEqual(before, self.cached())
 
-    @long
     def test_a_volume_that_its_server_has_open_is_connected_once_more_as_it_is(self) -> None:
         server = self.boot(self.data)
         before = self.cached()
@@ -160,12 +157,10 @@ class CachedTest(ComputesTest):
         self.assertEqual([], self.cached())
         self.assertEqual([self.cinder.volumes[self.data]["file"]], self.sources(server))
 
-    @long
     def test_a_volume_that_is_no_device_is_read_past_the_cache(self) -> None:
         server = self.boot(self.cinder.add(self.file, base=False))
         self.assertEqual([str(self.file)], self.sources(server))
 
-    @long
     def test_a_volume_that_cinder_has_moved_leaves_no_device_behind(self) -> None:
         server = self.boot(self.data)
         moved = self.device()
@@ -187,7 +182,6 @@ class CachedTest(ComputesTest):
         self._delete_server(server)
         self.assertEqual("available", self.cinder.volumes[self.data]["status"])
 
-    @long
     def test_a_volume_that_the_agent_does_not_let_go_of_stays_connected_until_it_does(self) -> None:
         server = self.boot(self.data)
         self.host.failing["cache.detach_device"] = NotReleased("its device", 10)
@@ -227,7 +221,6 @@ class CachedTest(ComputesTest):
         driver.disconnect_volume(connection, None, force=True)
         self.assertEqual(([], []), (volume.connected, self.cached()))
 
-    @long
     def test_one_whose_path_was_not_noted_any_more_is_let_go_by_its_own(self) -> None:
         _, driver, connection = self.connected()
         self.forget_path(cachegroup._boot())
@@ -272,7 +265,6 @@ class CachedTest(ComputesTest):
         self.upkeep(self.node)
         self.assertEqual(([], [], []), (volume.connected, self.cached(), notes(self.node, "cached")))
 
-    @long
     def test_one_that_is_connected_once_more_is_left_to_its_server(self) -> None:
         _, driver, connection = self.connected()
         self.host.open_devices.update(self.host.devices)
@@ -283,7 +275,6 @@ class CachedTest(ComputesTest):
         self.upkeep(self.node)
         self.assertEqual([again["data"]["device_path"]], self.cached())
 
-    @long
     def test_who_is_not_let_in_as_others_attach_waits_for_his_turn(self) -> None:
         real, refused = AgentClient.attach_cached, [TooManyCalls("32"), TooManyCalls("32")]
 

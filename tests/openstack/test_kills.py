@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,6 @@ from tests.openstack import victim  # not its test case itself, which would be t
 from tests.openstack.agreement import MARK
 from tests.openstack.computes import GLANCE_IMAGE
 from tests.openstack.victim import Script, World
-from tests.sweeps import FINE, long, numbers
 
 KEEP = ("resize", "confirm", "revert", "snapshot", "shelve")
 """Servers, by what was done to them, whose data is on a disk unless they are on the shelf."""
@@ -36,12 +36,12 @@ class NovaKilledTest(testtools.TestCase):
         cls.world.live(nothing)
 
     def kill_everywhere(self, prepare: Script, act: Script) -> list[str]:
-        """Kill Nova at steps of an act (tests/sweeps.py); the next process checks what is left, and is killed later.
+        """Kill Nova at each step of an act; the next process checks what is left, and is killed later.
 
         Returns all steps: those that the last process took, which was not killed.
         """
         killed: dict[int, str] = {}
-        for number in numbers(FINE):
+        for number in itertools.count(1):
 
             def script(nova: victim.Nova, step: int = number - 1) -> None:
                 check(nova)
@@ -70,47 +70,39 @@ class NovaKilledTest(testtools.TestCase):
         calls = ["attachment_create", "attachment_complete", "publish_in_place", "create"]
         self.assert_killed(calls, steps[2:])
 
-    @long
     def test_delete(self) -> None:
         self.assert_killed(
             ["destroy"], self.kill_everywhere(server_to("delete"), lambda nova: nova.delete(nova.server))
         )
 
-    @long
     def test_rebuild(self) -> None:
         steps = self.kill_everywhere(server_to("rebuild"), doing({"rebuild": {"imageRef": GLANCE_IMAGE}}, "ACTIVE"))
         self.assert_killed(["destroy"], steps[:2])
         self.assert_killed(["create"], steps[-2:])
 
-    @long
     def test_resize_to_the_other_host(self) -> None:
         steps = self.kill_everywhere(server_to("resize"), doing({"migrate": None}, "VERIFY_RESIZE"))
         self.assert_killed(["send"], steps)
 
-    @long
     def test_confirm(self) -> None:
         resized = server_to("confirm", ({"migrate": None}, "VERIFY_RESIZE"))
         self.assert_killed(["destroy"], self.kill_everywhere(resized, doing({"confirmResize": None}, "ACTIVE")))
 
-    @long
     def test_revert_whose_disk_is_destroyed_by_the_upkeep_alone_as_nova_takes_these_hosts_folders_for_shared(
         self,
     ) -> None:
         resized = server_to("revert", ({"migrate": None}, "VERIFY_RESIZE"))
         self.assert_killed([], self.kill_everywhere(resized, doing({"revertResize": None}, "ACTIVE")))
 
-    @long
     def test_snapshot(self) -> None:
         stopped = server_to("snapshot", ({"os-stop": None}, "SHUTOFF"))
         steps = self.kill_everywhere(stopped, doing({"createImage": {"name": "copy"}}, "SHUTOFF"))
         self.assert_killed(["export_vm"], steps)
 
-    @long
     def test_shelve(self) -> None:
         steps = self.kill_everywhere(server_to("shelve"), doing({"shelve": None}, "SHELVED_OFFLOADED"))
         self.assert_killed(["export_vm", "destroy"], steps)
 
-    @long
     def test_unshelve(self) -> None:
         shelved = server_to("unshelve", ({"shelve": None}, "SHELVED_OFFLOADED"))
         steps = self.kill_everywhere(shelved, doing({"unshelve": None}, "ACTIVE"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.openstack.computes import ComputesTest, ServerCase, sha256
-from tests.sweeps import long
 
 
 class MoveTest(ServerCase):
@@ -19,7 +18,6 @@ class MoveTest(ServerCase):
         self.assertEqual({}, self.disks(self.node))
         self.assertEqual(b"moved", self.read(self.server)[:5])
 
-    @long
     def test_a_resize_replaces_what_an_earlier_try_has_left_at_the_other_host(self) -> None:
         self.write(self.server, b"moved")
         self.agent(self.other).create(self.disk_of(self.server, self.volume), f"cinder-{self.volume}")
@@ -67,7 +65,6 @@ class MoveTest(ServerCase):
         self.assertEqual(self.other, self.node_of(server))
         self.assertEqual(sha256(self.content), sha256(self.read(server)))
 
-    @long
     def test_a_server_stays_on_its_private_disk_when_the_mark_is_taken_from_the_volume(self) -> None:
         self.write(self.server, b"moved")
         self.cinder.volumes[self.volume]["volume_metadata"].clear()

@@ -12,7 +12,6 @@ from nova.compute import task_states
 from nova.virtman import disks
 
 from tests.openstack.computes import GLANCE_IMAGE, ServerCase, sha256
-from tests.sweeps import long
 
 DISK = (
     '<disk type="file" device="disk"><driver name="qemu" type="qcow2" cache="none" error_policy="stop"'
@@ -46,7 +45,6 @@ class LifeTest(ServerCase):
         self.assertEqual([], self.all_disks())
         self.assertIn(self.volume, self.cinder.volumes)
 
-    @long
     def test_a_server_that_is_rebuilt_begins_anew_also_if_its_disk_could_not_be_destroyed(self) -> None:
         self.write(self.server, b"gone")
         instance = objects.Instance.get_by_uuid(self.admin, self.server["id"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.openstack.computes import ServerCase
-from tests.sweeps import long
 
 
 class ShelfTest(ServerCase):
@@ -20,7 +19,6 @@ class ShelfTest(ServerCase):
         self._delete_server(self.server)
         self.assertEqual([], self.all_disks())
 
-    @long
     def test_a_base_that_was_attached_to_a_shelved_server_is_to_be_detached_before_it_comes_back(self) -> None:
         second = self.cinder.add(self.file)
         self.act(self.server, {"shelve": None}, "SHELVED_OFFLOADED")

@@ -14,7 +14,6 @@ from nova import objects
 from nova.compute import task_states, vm_states
 
 from tests.openstack.agreement import MARK, AgreeingTest
-from tests.sweeps import long
 
 FIRST, LAST = (f"nova-{digit * 8}-0000-0000-0000-{'0' * 12}-{'0' * 18}" for digit in "0f")
 """Disks of servers that are nowhere, in the order in which the agent lists them."""
@@ -91,7 +90,6 @@ class UpkeepTest(AgreeingTest):
         self.assertEqual([self.disk_of(self.server, self.volume)], self.names())
         self.assertEqual({self.image(): [self.node]}, self.images())
 
-    @long
     def test_without_keystone_and_beside_a_file_of_somebody_else_disks_are_looked_after(self) -> None:
         self.agent(self.node).create(LAST, self.image())
         (Path(nova.conf.CONF.instances_path) / "virtman-backup.tar").write_bytes(b"")
@@ -128,7 +126,6 @@ class UpkeepTest(AgreeingTest):
         self.act(self.server, {"unshelve": None}, "ACTIVE")
         self.assertEqual({self.node: MARK}, self.copies(self.server))
 
-    @long
     def test_one_whose_disk_is_gone_does_not_come_back_with_an_empty_one(self) -> None:
         self.change(task_state=task_states.SHELVING)
         self.computes[self.node].manager.shelve_offload_instance(self.admin, self.instance(), False, [])
@@ -138,7 +135,6 @@ class UpkeepTest(AgreeingTest):
         self.soon(lambda: bool(self.failures(self.server)))
         self.assertEqual([], self.all_disks())
 
-    @long
     def test_files_of_a_snapshot_that_was_killed_are_removed_and_no_others(self) -> None:
         from nova.virtman import scratch
 
@@ -154,7 +150,6 @@ class UpkeepTest(AgreeingTest):
             self.upkeep(self.node)
             self.assertEqual([False, True, True, True], [folder.exists() for folder in (left, new, held, others)])
 
-    @long
     def test_a_server_with_disks_of_two_bases_has_and_loses_both(self) -> None:
         other = self.cinder.add(self.second())
         root, data = (
@@ -182,7 +177,6 @@ class UpkeepTest(AgreeingTest):
         self.delete(server)
         self.assertEqual([self.disk_of(self.server, self.volume)], self.names())
 
-    @long
     def test_a_base_that_cannot_be_served_keeps_no_other_from_being_let_go(self) -> None:
         other = self.cinder.add(self.second())
         self.delete(self.boot(other))

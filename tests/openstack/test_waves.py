@@ -7,7 +7,6 @@ import os
 from nova import exception
 
 from tests.openstack.computes import ComputesTest, sha256
-from tests.sweeps import long
 
 
 class WaveTest(ComputesTest):
@@ -51,7 +50,6 @@ class WaveTest(ComputesTest):
         self.assertEqual([self.volume], [*self.cinder.volumes])
         self.assertEqual({}, self.cinder.attachments)
 
-    @long
     def test_no_volume_of_somebody_else_stands_for_a_snapshot_whatever_its_metadata_say(self) -> None:
         snapshot = self.cinder.add_snapshot(self.volume)
         file = self.folder / "foreign.raw"
@@ -70,7 +68,6 @@ class WaveTest(ComputesTest):
         said = self.refused(lambda: self.api.post_server({"server": self.request(volume, min_count=2)}))
         self.assertIn("Cannot attach one or more volumes to multiple instances", said)
 
-    @long
     def test_a_volume_that_another_host_has_made_of_the_snapshot_meanwhile_is_used(self) -> None:
         snapshot = self.cinder.add_snapshot(self.volume)
         first: list[str] = []
@@ -88,7 +85,6 @@ class WaveTest(ComputesTest):
         self.assertEqual({self.volume, *first}, {*self.cinder.volumes})
         self.assertEqual([f"cinder-{one}" for one in first], [*self.images()])
 
-    @long
     def test_a_volume_too_many_that_cinder_does_not_delete_yet_fails_no_server_and_goes_later(self) -> None:
         snapshot = self.cinder.add_snapshot(self.volume)
         metadata = {"virtman_base": "true", "virtman_snapshot": snapshot}

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.sweeps import some
+from tests.sweeps import kills
 from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
 from virtman.client import AgentClient
 from virtman.errors import AgentUnreachable, UnknownVm
@@ -83,7 +83,7 @@ class AgentKilledTest(KilledTestCase):
         def create(client: AgentClient) -> None:
             client.create("vm", "img")
 
-        for number, step in enumerate(some(self.steps_of(create))):
+        for number, step in enumerate(kills(self.steps_of(create))):
             host = self.host(f"h{number}")
             client = self.interrupt(host, step, create)
             self.assert_nothing_left_over(host, client)
@@ -103,7 +103,7 @@ class AgentKilledTest(KilledTestCase):
         def destroy(client: AgentClient) -> None:
             client.destroy("vm")
 
-        for number, step in enumerate(some(self.steps_of(destroy, two_vms))):
+        for number, step in enumerate(kills(self.steps_of(destroy, two_vms))):
             host = self.host(f"h{number}")
             client = self.interrupt(host, step, destroy, two_vms)
             self.assert_nothing_left_over(host, client)
@@ -116,7 +116,7 @@ class AgentKilledTest(KilledTestCase):
             client.create("vm", "img")
             client.destroy("vm")
 
-        for number, step in enumerate(some(self.steps_of(AgentClient.gc, stack_without_vm))):
+        for number, step in enumerate(kills(self.steps_of(AgentClient.gc, stack_without_vm))):
             host = self.host(f"h{number}")
             client = self.interrupt(host, step, AgentClient.gc, stack_without_vm)
             self.assert_nothing_left_over(host, client)
@@ -161,7 +161,7 @@ class DiskKilledTest(KilledTestCase):
         act(client)
         steps = list(dict.fromkeys(self.h1.steps()[reached:]))
         self.assertTrue(steps)
-        for step in some(steps):
+        for step in kills(steps):
             self.destroy_all(client)
             self.h1.stop()
             client = self.interrupt(self.h1, step, act, self.with_snapshots)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.others import GROUP, as_nobody
 from tests.patience import PATIENCE
-from tests.sweeps import some
+from tests.sweeps import kills
 from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
 from virtman import models, passing
 from virtman.client import AgentClient
@@ -395,14 +395,14 @@ class KilledInPlaceTest(InPlaceTestCase):
         unpublish = self.steps_of(self.unpublish)
         self.assertTrue({"publish:recorded", "in-place:recorded", "in-place:locked"} <= set(publish), publish)
         self.assertTrue({"detach:recorded", "in-place:unlocked", "detach:removed"} <= set(unpublish), unpublish)
-        for step in some(publish):
+        for step in kills(publish):
             client = self.killed(step, self.publish)
             self.publish(client)
             self.await_served(self.origin)
             self.assertTrue(read_only(self.loop), step)
             self.unpublish(client)
             self.assert_let_go(client, step)
-        for step in some(unpublish):
+        for step in kills(unpublish):
             self.publish(self.origin.client())
             client = self.killed(step, self.unpublish)
             if client.status().images:

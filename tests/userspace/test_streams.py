@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.sweeps import some
+from tests.sweeps import kills
 from tests.userspace.hosts import wait_until
 from tests.userspace.test_agent_killed import KilledTestCase
 from tests.userspace.test_cluster import ClusterTestCase
@@ -252,7 +252,7 @@ class KilledTest(KilledTestCase):
         client.receive("vm", "img", io.BytesIO(self.whole))
 
     def test_a_new_vm_is_there_whole_or_not_at_all(self) -> None:
-        for number, step in enumerate(some(self.steps_of(self.receive_whole))):
+        for number, step in enumerate(kills(self.steps_of(self.receive_whole))):
             host = self.host(f"n{number}")
             client = self.interrupt(host, step, self.receive_whole)
             if client.vms():
@@ -263,7 +263,7 @@ class KilledTest(KilledTestCase):
             host.tear_down()
 
     def test_a_vm_has_all_that_changed_or_nothing(self) -> None:
-        for number, step in enumerate(some(self.steps_of(self.receive_changes, self.receive_whole))):
+        for number, step in enumerate(kills(self.steps_of(self.receive_changes, self.receive_whole))):
             host = self.host(f"c{number}")
             client = self.interrupt(host, step, self.receive_changes, self.receive_whole)
             self.assert_nothing_left_over(host, client)

@@ -7,7 +7,6 @@ import stat
 from abc import abstractmethod
 from pathlib import Path
 
-import pytest
 from testtools import TestCase
 
 from drivers.base import Device, SnapshotDriver
@@ -75,14 +74,12 @@ class EveryDriver(DiskCase, contracts.SnapshotContract):
     def test_new_disk_reads_as_the_image(self) -> None:
         self.assertEqual(self.content, self.create().read_bytes())
 
-    @pytest.mark.smoke
     def test_a_disk_and_nothing_else_is_the_groups(self) -> None:
         disk = self.create()
         found = {path: path.stat() for path in Path("/dev/mapper").iterdir()}
         (ours,) = (path for path, one in found.items() if one.st_gid == GROUP)
         self.assertEqual((disk, 0o660), (ours, stat.S_IMODE(found[ours].st_mode)))
 
-    @pytest.mark.smoke
     def test_writes_stay_in_the_disk(self) -> None:
         one, two = self.create("vm1"), self.create("vm2")
         write(one, 3 * MIB + 512, b"w" * 1024)

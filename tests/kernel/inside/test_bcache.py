@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from platform import freedesktop_os_release
 
-import pytest
-
 from drivers.base import Device, Image
 from drivers.cache import onefetch
 from drivers.cache.bcache import SPLIT, SUPERBLOCK_AT, BcacheCache
@@ -34,14 +32,12 @@ class BcacheTest(BcacheCase):
     def test_direct_reads_of_any_size_are_fetched_once(self) -> None:
         self.check_fetched_once(*self.new_base(), SIZES, direct=True)
 
-    @pytest.mark.long
     def test_buffered_reads_of_any_size_are_fetched_once(self) -> None:
         self.check_fetched_once(*self.new_base(), SIZES, direct=False)
 
     def test_ten_readers_at_once_fetch_once(self) -> None:
         self.check_readers_at_once_fetch_once()
 
-    @pytest.mark.smoke
     def test_a_miss_is_one_request_where_loop_devices_hand_on_whole_ones_and_one_for_each_page_elsewhere(self) -> None:
         image, base = self.new_base()
         path, before = self.opened(image, base), requests(base)
@@ -50,7 +46,6 @@ class BcacheTest(BcacheCase):
         release = freedesktop_os_release()["VERSION_ID"]
         self.assertEqual({"12": of_pages, "13": whole}[release], (requests(base) - before, onefetch.piece()))
 
-    @pytest.mark.long
     def test_two_images_share_the_pool_and_one_leaves_while_the_other_is_read(self) -> None:
         image, base = self.new_base("one", 8 << 20)
         other, other_base = self.new_base("two", 8 << 20)
@@ -63,7 +58,6 @@ class BcacheTest(BcacheCase):
         self.assert_reads(image, path)
         self.assertLessEqual(fetched(base) - before, (AT_MOST - 1) * image.size)
 
-    @pytest.mark.smoke
     def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
         image, base = self.new_base(size=8 << 20)
         self.assert_reads(image, self.opened(image, base))
@@ -93,7 +87,6 @@ class BcacheTest(BcacheCase):
         run(["udevadm", "settle"])
         self.assertEqual(0, fetched(base) - before)
 
-    @pytest.mark.long
     def test_what_a_header_of_an_older_release_stands_for_is_not_read(self) -> None:
         image, base = self.new_base(size=1 << 20)
         self.assert_reads(image, self.opened(image, base))
@@ -191,7 +184,6 @@ class BcacheTest(BcacheCase):
         image, _ = self.new_base(size=1 << 20)
         self.assertRaises(CommandFailed, self.cache.open, image, Device(image.size, path=Path("/dev/mapper/none")))
 
-    @pytest.mark.long
     def test_an_open_image_is_not_opened_over_another_base(self) -> None:
         image, base = self.new_base(size=1 << 20)
         _, other = self.new_base("other", 1 << 20)
@@ -199,13 +191,11 @@ class BcacheTest(BcacheCase):
         self.assertRaises(BadDevice, self.cache.open, image, other)
         self.assert_reads(image, path)
 
-    @pytest.mark.long
     def test_a_fast_reader_fetches_once_while_the_kernel_thinks_all_it_reads_is_old(self) -> None:
         """That is so until 1/128 of the volume was read; after its first free buckets it takes others."""
         self.cache = BcacheCache(self.place, pool_size=8 << 30)
         self.check_fetched_once(*self.new_base(size=48 << 20), [1 << 20], direct=True)
 
-    @pytest.mark.long
     def test_a_volume_that_is_not_nearly_empty_any_more_throws_away_what_was_not_used_for_longest(self) -> None:
         self.cache = BcacheCache(self.place, pool_size=512 << 20)
         image, base = self.new_base(size=24 << 20)

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from drivers.base import Device, Image, Volume, VolumeState
 from drivers.cache.bcache import BUCKET, BcacheCache
 from drivers.cache.cachegroup import PATIENCE, RETRY, Group
@@ -120,7 +118,6 @@ class VolumesTest(BcacheCase):
         self.assert_reads(image, path)
         self.assertLessEqual(fetched(base) - before, image.size // 20)
 
-    @pytest.mark.smoke
     def test_images_change_volumes_while_they_are_read(self) -> None:
         image, base = self.new_base(size=IMAGE)
         path = self.opened(image, base)
@@ -150,11 +147,9 @@ class VolumesTest(BcacheCase):
         self.cache.remove_volume(file)
         self.assertFalse(file.exists())
 
-    @pytest.mark.long
     def test_a_file_may_lie_on_a_file_system_with_sectors_of_4_kib(self) -> None:
         self.check_files_on_sectors_of_4_kib()
 
-    @pytest.mark.long
     def test_an_image_joins_the_volume_with_the_most_room(self) -> None:
         small, large = self.disk("small"), self.disk("large", 3 * DISK)
         self.cache.add_volume(small)
@@ -165,7 +160,6 @@ class VolumesTest(BcacheCase):
         self.assertEqual(2, len(self.images(large)))
         self.assertEqual(1, len(self.images(small)))
 
-    @pytest.mark.long
     def test_volumes_are_found_again(self) -> None:
         disk = self.disk()
         self.cache.add_volume(disk)
@@ -458,7 +452,6 @@ class VolumesTest(BcacheCase):
         else:
             self.fail("there is still a number left")
 
-    @pytest.mark.long
     def test_a_volume_that_takes_no_more_images_starts_empty(self) -> None:
         image, path = self.image_by_a_small_volume()
         self.fill()
@@ -468,7 +461,6 @@ class VolumesTest(BcacheCase):
         self.assert_reads(other, other_path)
         self.assert_reads(image, path)
 
-    @pytest.mark.long
     def test_one_to_which_somebody_else_attached_a_device_does_not_until_that_has_left(self) -> None:
         self.image_by_a_small_volume()
         (name,) = devmapper.names("virtman-cachevol-")
@@ -514,7 +506,6 @@ class VolumesTest(BcacheCase):
         group.volumes = SmallVolumes(self.place.state / "cache")
         return group
 
-    @pytest.mark.long
     def test_a_full_volume_that_cannot_be_emptied_keeps_its_images_and_is_let_be_for_a_while(self) -> None:
         self.image_by_a_small_volume()
         kept, kept_base = self.new_base("kept", IMAGE)
@@ -538,7 +529,6 @@ class VolumesTest(BcacheCase):
             self.assertEqual(images, self.images(self.default))
         self.assert_reads(kept, kept_path)
 
-    @pytest.mark.long
     def test_a_full_volume_is_emptied_ever_more_rarely_as_long_as_that_is_in_vain(self) -> None:
         self.image_by_a_small_volume()
         self.fill()
@@ -576,7 +566,6 @@ class VolumesTest(BcacheCase):
         group.look_after(below)
         self.assertEqual([("base",)], [volume.images for volume in group.described()])
 
-    @pytest.mark.long
     def test_one_that_is_full_still_after_it_was_emptied_is_let_be_as_long(self) -> None:
         self.image_by_a_small_volume()
         self.fill()
@@ -764,7 +753,6 @@ class VolumesTest(BcacheCase):
         self.assertEqual([""], [volume.trouble for volume in group.described()])
         self.assertIsNone(loopdev.device_of(self.default))
 
-    @pytest.mark.long
     def test_one_that_is_found_damaged_has_room_again(self) -> None:
         self.image_by_a_small_volume()
         self.fill()
@@ -874,7 +862,6 @@ class VolumesTest(BcacheCase):
         group.look_after(below)
         self.assertEqual(("base",), self.images(self.default))
 
-    @pytest.mark.long
     def test_a_volume_that_is_emptied_and_does_not_start_rests_and_is_in_no_trouble_once_it_runs(self) -> None:
         image, path = self.image_by_a_small_volume()
         self.fill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 
-import pytest
 from testtools import TestCase
 
 from drivers.errors import NotOurs
@@ -61,7 +60,6 @@ class MapsTest(TestCase):
             error = self.assertRaises(OSError, act)
             self.assertEqual((number, True), (error.errno, about in str(error)))
 
-    @pytest.mark.smoke
     def test_a_map_gets_another_table(self) -> None:
         name = "virtman-test-whole"
         self.addCleanup(devmapper.remove, name)

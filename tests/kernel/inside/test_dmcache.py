@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from drivers.base import Device, Image, Place
 from drivers.cache.dmcache import BLOCK, DmCache
 from drivers.errors import CommandFailed, InUse
@@ -58,23 +56,18 @@ class DmCacheTest(DmCacheCase):
             self.assert_reads(image, path, size, direct=direct)
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
 
-    @pytest.mark.long
     def test_direct_reads_of_4_kib_are_fetched_once(self) -> None:
         self.check_kept(4096, direct=True)
 
-    @pytest.mark.long
     def test_direct_reads_of_1_mib_are_fetched_once(self) -> None:
         self.check_kept(1 << 20, direct=True)
 
-    @pytest.mark.long
     def test_buffered_reads_of_64_kib_are_fetched_once(self) -> None:
         self.check_kept(64 << 10, direct=False)
 
-    @pytest.mark.long
     def test_ten_readers_at_once_fetch_once(self) -> None:
         self.check_readers_at_once_fetch_once()
 
-    @pytest.mark.smoke
     def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
         image, base = self.new_base()
         path = self.opened(image, base)
@@ -87,11 +80,9 @@ class DmCacheTest(DmCacheCase):
         # Less than all, since udev probes the loop device each time: half a MiB.
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
 
-    @pytest.mark.long
     def test_the_files_may_lie_on_a_file_system_with_sectors_of_4_kib(self) -> None:
         self.check_files_on_sectors_of_4_kib()
 
-    @pytest.mark.long
     def test_heartbeats_move_what_was_read_into_the_cache(self) -> None:
         image, base = self.new_base(size=SMALL)
         self.assert_reads(image, self.opened(image, base))
@@ -100,7 +91,6 @@ class DmCacheTest(DmCacheCase):
         self.assertEqual((SMALL // BLOCK, SMALL // BLOCK), (int(used), int(total)))
         self.assertGreater(self.cache.stats(image).file_bytes, image.size)
 
-    @pytest.mark.long
     def test_two_images_do_not_share_a_cache(self) -> None:
         image, base = self.new_base("one", SMALL)
         other, other_base = self.new_base("two", SMALL)
@@ -132,7 +122,6 @@ class DmCacheTest(DmCacheCase):
             self.assert_reads(image, path)
         self.assertGreater(self.cache.stats(image).held_bytes, 0)
 
-    @pytest.mark.long
     def test_after_a_power_cut_the_cache_starts_empty(self) -> None:
         image, base = self.new_base(size=SMALL)
         self.assert_reads(image, self.opened(image, base))
@@ -143,7 +132,6 @@ class DmCacheTest(DmCacheCase):
         self.file("data").with_suffix(".open").write_text("another boot")
         self.assert_reads(image, self.opened(image, base))
 
-    @pytest.mark.long
     def test_a_removed_image_is_never_read_again(self) -> None:
         image, base = self.new_base(size=SMALL)
         path = self.opened(image, base)
@@ -161,7 +149,6 @@ class DmCacheTest(DmCacheCase):
         self.assert_reads(other, path)
         self.assert_reads(other, path, 4096)
 
-    @pytest.mark.long
     def test_a_damaged_or_lost_file_starts_empty(self) -> None:
         image, base = self.new_base(size=SMALL)
         self.assert_reads(image, self.opened(image, base))
@@ -213,7 +200,6 @@ class DmCacheTest(DmCacheCase):
         self.assert_reads(image, self.opened(image, base))
         self.assertLessEqual(self.cache.stats(image).held_bytes, 512)
 
-    @pytest.mark.long
     def test_an_image_larger_than_the_memory_is_moved_into_the_cache(self) -> None:
         _, start = self.new_base("start", SMALL)
         size, sectors = 4 << 30, SMALL // 512
@@ -225,7 +211,6 @@ class DmCacheTest(DmCacheCase):
         content(self.opened(image, base), 1 << 20, direct=True, end=SMALL)
         self.heartbeats(image, SMALL)
 
-    @pytest.mark.long
     def test_a_file_that_fails_below_the_cache_is_passed_by_and_the_cache_opens_again(self) -> None:
         for kind in ("meta", "data"):
             image, base = self.new_base(kind, SMALL)
@@ -257,7 +242,6 @@ class DmCacheTest(DmCacheCase):
         self.cache.open(image, base)
         return between.name
 
-    @pytest.mark.long
     def test_a_disk_in_use_is_not_closed(self) -> None:
         image, base = self.new_base(size=SMALL)
         path = self.opened(image, base)

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from drivers.base import Device, Place
 from drivers.errors import BadDisk, BadName, DiskInUse, NoSpace, NotPossible, PointMissing, SnapshotMissing
 from drivers.host.command import run
@@ -184,14 +182,12 @@ class CrashTest(SnapshotCase):
             self.driver.delete("vm1")
             self.assertEqual((before, []), (self.listing(), self.left()), f"killed after call {number}")
 
-    @pytest.mark.long
     def test_delete_that_was_killed_at_any_step_is_finished_by_the_next(self) -> None:
         before = self.listing()
         for number in self.kill_at_each_step("delete", before=False):
             self.driver.delete("vm1")
             self.assertEqual((before, []), (self.listing(), self.left()), f"killed after call {number}")
 
-    @pytest.mark.long
     def test_rename_that_was_killed_at_any_step_is_finished_by_the_next(self) -> None:
         for number in self.kill_at_each_step("rename", before=False):
             self.driver.rename("vm1", "new")

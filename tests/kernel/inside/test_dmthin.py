@@ -20,8 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-import pytest
-
 from drivers.base import Device, Place, SnapshotDriver
 from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, DiskInUse, NoSpace, SnapshotMissing
 from drivers.host.command import run
@@ -179,7 +177,6 @@ for count in itertools.count(1):
 
 
 class PointsTest(PointsCase):
-    @pytest.mark.long
     def test_a_point_is_of_one_moment_also_while_the_disk_is_written(self) -> None:
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(self.path)], stdout=subprocess.PIPE)
         assert writer.stdout is not None
@@ -215,7 +212,6 @@ class PointsTest(PointsCase):
         self.assertFalse(devmapper.is_suspended(self.name))
         self.assertEqual(frozenset(), self.driver.points("vm1"))
 
-    @pytest.mark.long
     def test_many_points_are_dropped_in_any_order(self) -> None:
         chance = random.Random(20)
         content, digests = bytearray(self.content), {}
@@ -237,7 +233,6 @@ class PointsTest(PointsCase):
         self.assertEqual(bytes(content), self.path.read_bytes())
         self.assert_nothing_leaked()
 
-    @pytest.mark.long
     def test_points_outlive_the_host(self) -> None:
         write(self.path, 0, b"then")
         self.driver.take("vm1", "point", None)
@@ -443,7 +438,6 @@ class GrowTest(PointsCase):
         self.assertEqual(SIZE + MIB, len(self.path.read_bytes()))
 
 
-@pytest.mark.long
 class KilledTest(PointsCase):
     """The agent dies at each step of a call, before and after each program that it runs."""
 
@@ -800,7 +794,6 @@ class SpaceTest(ThinCase):
         self.addCleanup(writer.communicate)
         return writer
 
-    @pytest.mark.long
     def test_writes_wait_while_the_file_system_is_full_and_go_on_when_it_is_not(self) -> None:
         driver, path, ballast = self.full(timeout=HELD)
         writer = self.writer(path)

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import rtslib_fb
 from testtools import TestCase
 
@@ -258,7 +257,6 @@ class ContractTest(IscsiCase, contracts.AttachContract):
 class IscsiTest(IscsiCase):
     """What holds for this driver."""
 
-    @pytest.mark.smoke
     def test_reads_the_parents_bytes(self) -> None:
         self.publish()
         path = self.connect()

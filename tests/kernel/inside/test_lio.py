@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
 import rtslib_fb
 from testtools import ExpectedException, TestCase
 
@@ -159,7 +158,6 @@ class LioTest(LioCase):
         self.assertTrue((CONFIGFS / self.target / "tpgt_1/np" / PORTAL).is_dir())
         self.assertFalse(self.export.serving(self.image.name))
 
-    @pytest.mark.smoke
     def test_allowed_host_reads_what_was_published(self) -> None:
         self.export.publish(self.image, self.device_of(self.image))
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
@@ -172,7 +170,6 @@ class LioTest(LioCase):
             (CONFIGFS / self.target / "tpgt_1/enable").write_text(word)
             self.assertEqual(open_, self.export.serving(self.image.name))
 
-    @pytest.mark.long
     def test_images_are_published_and_withdrawn_side_by_side(self) -> None:
         images = [self.new_image(f"image-{number}", os.urandom(SIZE)) for number in range(6)]
         for image in images:
@@ -184,7 +181,6 @@ class LioTest(LioCase):
                 list(pool.map(lambda image: self.export.withdraw(image.name), images))
         self.assertEqual(frozenset(), self.export.existing().names)
 
-    @pytest.mark.long
     def test_images_of_one_file_are_published_and_withdrawn_side_by_side(self) -> None:
         images = [Image(f"image-{number}", SIZE, self.image.digest) for number in range(4)]
         for image in images:

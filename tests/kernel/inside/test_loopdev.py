@@ -8,7 +8,6 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
 from testtools import TestCase
 
 from drivers.host.command import run
@@ -30,7 +29,6 @@ class LoopsTest(TestCase):
         self.addCleanup(loopdev.detach, file)
         return " ".join(run(["losetup", "-n", "-O", "DIO,LOG-SEC", str(loopdev.attach(file))]).stdout.split())
 
-    @pytest.mark.smoke
     def test_a_file_is_read_past_the_page_cache(self) -> None:
         self.assertEqual("1 512", self.kind(self.folder))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from testtools import TestCase
 
 from drivers.attach.iscsi import IscsiAttach
@@ -36,7 +35,6 @@ def unload(modules: tuple[str, ...]) -> None:
 
 
 class FreshHostTest(TestCase):
-    @pytest.mark.smoke
     def test_each_driver_has_its_modules_loaded_and_its_file_systems_mounted(self) -> None:
         for driver in DRIVERS:
             unload(driver.needs.modules)

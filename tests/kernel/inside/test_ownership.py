@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
 from testtools import TestCase
 
 from drivers.host.command import run
@@ -141,7 +140,6 @@ class OneAtATimeTest(OwnerCase):
 
 
 class OtherFolderTest(OwnerCase):
-    @pytest.mark.smoke
     def test_another_agents_disks_are_neither_seen_nor_used_nor_removed(self) -> None:
         disk = self.vm_with_data()
         maps = self.maps()
@@ -155,7 +153,6 @@ class OtherFolderTest(OwnerCase):
         self.assertEqual([], list((self.two / "thin").iterdir()))
         self.assert_untouched(disk, maps)
 
-    @pytest.mark.long
     def test_a_lost_state_folder_does_not_give_its_pool_to_the_next_one_of_the_same_name(self) -> None:
         disk = self.vm_with_data()
         maps, kept = self.maps(), self.folder / "kept"
@@ -166,7 +163,6 @@ class OtherFolderTest(OwnerCase):
         shutil.rmtree(self.one)
         kept.rename(self.one)
 
-    @pytest.mark.long
     def test_a_volume_of_the_pool_that_no_record_tells_of_is_given_to_nobody(self) -> None:
         disk = self.vm_with_data()
         maps, record = self.maps(), self.one / "thin" / "a.json"
@@ -189,7 +185,6 @@ class OtherFolderTest(OwnerCase):
         self.assertEqual(there, iscsi_tools.what_is_there())
         self.assertEqual([IMAGE.name], self.agent(self.one, "existing"))
 
-    @pytest.mark.long
     def test_another_agents_ways_to_its_parents_are_left_alone(self) -> None:
         self.agent(self.one, "connect")
         self.addCleanup(self.agent, self.one, "disconnect")
@@ -223,7 +218,6 @@ class EarlierReleaseTest(OwnerCase):
         self.agent(self.one, "create", "b", self.origin)
         self.agent(self.one, "delete", "b")
 
-    @pytest.mark.long
     def test_an_agent_with_another_folder_does_not_take_them(self) -> None:
         disk = self.vm_with_data()
         maps = self.maps()

@@ -7,7 +7,6 @@ import os
 import subprocess
 from abc import abstractmethod
 
-import pytest
 from testtools import TestCase
 
 from drivers.attach.iscsi import IscsiAttach
@@ -98,7 +97,6 @@ class BcacheTest(Waiting):
     def new_cache(self) -> CacheDriver:
         return BcacheCache(self.place, pool_size=1 << 30)
 
-    @pytest.mark.smoke
     def test_a_read_of_the_parents_map_fails(self) -> None:
         self.check_a_read_of_the_parents_map_fails()
 
@@ -109,7 +107,6 @@ class BcacheTest(Waiting):
         self.check_a_vms_read_waits_on_for_the_next_stack_and_holds_nobody_up()
 
 
-@pytest.mark.long
 class DmCacheTest(Waiting):
     def new_cache(self) -> CacheDriver:
         return DmCache(self.place)

@@ -12,7 +12,6 @@ from testtools import TestCase
 from openstack_nova_patch.tool import series
 from openstack_nova_patch.tool.errors import Refused
 from openstack_nova_patch.tool.refresh import main, refresh
-from tests.openstack.nova_tests import CHOSEN
 from tests.unit.opennebula_tm.scene import assert_raises, tree, write
 from tests.unit.openstack_nova_patch.scene import CHANGED, FILES, Scene, change, nova
 from tests.unit.virtman.scene import folder_for
@@ -123,10 +122,6 @@ class RecordedTest(TestCase):
                 self.assertEqual([f"a/{change_.file}"], re.findall(r"(?m)^--- (\S+)$", text))
                 self.assertEqual([f"b/{change_.file}"], re.findall(r"(?m)^\+\+\+ (\S+)$", text))
                 self.assertNotEqual(change_.before, change_.after)
-
-    def test_novas_own_tests_of_each_file_are_run_with_every_run(self) -> None:
-        changed = {change_.file for one in series.read_all() for change_ in one.changes}
-        self.assertEqual(set(), changed - CHOSEN.keys())
 
     def test_a_scene_s_series_are_read_in_the_order_of_their_versions(self) -> None:
         scene = Scene(folder_for(self))

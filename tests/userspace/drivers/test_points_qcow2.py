@@ -28,7 +28,6 @@ from drivers.snapshot import qcow2
 from drivers.snapshot.layers import Layers
 from drivers.snapshot.qcow2 import DEEP, Qcow2Snapshot
 from tests.patience import PATIENCE
-from tests.sweeps import numbers
 from tests.userspace.drivers.hosts import MIB, HostCase, until
 from tests.userspace.drivers.qemus import Vm, stranger
 
@@ -384,7 +383,7 @@ class EarlierReleaseTest(PointCase):
         self.assertEqual([], list(self.folder.iterdir()))
 
     def test_taking_its_first_point_is_cut_off_anywhere(self) -> None:
-        for number in numbers():
+        for number in itertools.count(1):
             vm = self.create()
             self.write(self.make().open(vm).path, 0, 1)
             with cut_at(number) as steps, contextlib.suppress(Cut):
@@ -401,7 +400,7 @@ class EarlierReleaseTest(PointCase):
                 break
 
     def test_it_gets_another_name_wherever_that_was_cut_off(self) -> None:
-        for number in numbers():
+        for number in itertools.count(1):
             vm, new = self.create(), f"new{number}"
             self.write(self.make().open(vm).path, 0, 1)
             with cut_at(number) as steps, contextlib.suppress(Cut):
@@ -429,7 +428,7 @@ class CrashTest(PointCase):
 
     def cuts(self, call: Callable[[str, Monitor | None], object], *, runs: bool) -> Iterator[tuple[str, Vm | None]]:
         """Disks with points p1 to p3 whose call was cut off, at one step after the other; the VM runs on, if it did."""
-        for number in numbers():
+        for number in itertools.count(1):
             vm = self.create()
             running = self.start(vm) if runs else None
             self.with_points(vm, 3, running)
@@ -836,7 +835,7 @@ class CloneTest(PointCase):
             self.assertRaises(DiskInUse, self.make().resize, new, 8 * MIB, None)
 
     def test_cloning_is_cut_off_anywhere(self) -> None:
-        for number in numbers():
+        for number in itertools.count(1):
             vm, new = self.source(), next(self.names)
             with cut_at(number) as steps, contextlib.suppress(Cut):
                 self.make().clone(vm, "p2", new)
@@ -853,7 +852,7 @@ class CloneTest(PointCase):
                 break
 
     def test_deleting_what_others_share_is_cut_off_anywhere(self) -> None:
-        for number in numbers():
+        for number in itertools.count(1):
             vm, new = self.source(), next(self.names)
             self.make().clone(vm, "p2", new)
             with cut_at(number) as steps, contextlib.suppress(Cut):

@@ -5,6 +5,7 @@ After a failure the same action, repeated, ends well, and the data are right.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 
@@ -12,7 +13,6 @@ import pytest
 from testtools.matchers import HasLength
 
 from lab.opennebula import Answer, Fate, Image, Vm
-from tests.sweeps import FINE, numbers
 from tests.userspace.hosts import wait_until
 from tests.userspace.opennebula.cloud import BASE, IMAGES, SYSTEM, CloudTestCase
 
@@ -30,7 +30,7 @@ class FaultsTest(CloudTestCase):
 
         ``back``: as it was before the action. ``clear``: what comes between a failure and the next try.
         """
-        for number in numbers(FINE):
+        for number in itertools.count(1):
             failed = self._hit(Fate.FAIL, number, act)
             if failed is None:
                 break
