@@ -16,6 +16,8 @@ from lab.process import attempts, processes_of
 from tests.boot.vms import VmTestCase
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.long
+
 
 class ClusterTest(VmTestCase):
     def image(self) -> Path:
@@ -23,16 +25,6 @@ class ClusterTest(VmTestCase):
         path = self.folder / "image.raw"
         path.write_bytes(os.urandom(1 << 20))
         return path
-
-    def test_daemons_and_sockets_end_with_the_cluster(self) -> None:
-        with Cluster(self.folder / "c", 3) as cluster:
-            cluster.agents[0].publish("img", self.image())
-            for host in (1, 2):
-                cluster.agents[host].create(f"vm-{host}", "img")
-            run_folder = cluster.run_folder(0).parent
-            self.assertGreater(len(processes_of(run_folder)), 3)
-        self.assertEqual({}, processes_of(run_folder))
-        self.assertFalse(run_folder.exists())
 
     def test_what_a_killed_agent_leaves_is_removed(self) -> None:
         with Cluster(self.folder / "c", 2) as cluster:
@@ -42,23 +34,6 @@ class ClusterTest(VmTestCase):
             run_folder = cluster.run_folder(0).parent
         self.assertEqual({}, processes_of(run_folder))
 
-    def test_a_restarted_agent_has_what_it_had(self) -> None:
-        with Cluster(self.folder / "c", 2) as cluster:
-            cluster.agents[0].publish("img", self.image())
-            cluster.agents[1].create("vm", "img")
-            cluster.kill_agent(1)
-            cluster.restart_agent(1)
-            self.assertEqual(["vm"], [vm.name for vm in cluster.agents[1].vms()])
-
-    def test_volt_comes_back_at_the_same_address(self) -> None:
-        with Cluster(self.folder / "c", 1) as cluster:
-            before = cluster.volt_url
-            cluster.stop_volt()
-            cluster.start_volt()
-            self.assertEqual(before, cluster.volt_url)
-            self.assertEqual(["origin"], [host.name for host in cluster.volt.hosts()])
-
-    @pytest.mark.long
     def test_a_process_that_outlives_its_agent_is_an_error_and_is_ended(self) -> None:
         cluster = Cluster(self.folder / "c", 1)
         cluster.start()

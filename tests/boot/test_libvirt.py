@@ -12,11 +12,14 @@ import tempfile
 from pathlib import Path
 
 import libvirt
+import pytest
 
 from lab.libvirt import PrivateLibvirt
 from lab.process import processes_of
 from tests.boot.vms import VmTestCase
 from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.long
 
 DOMAIN = """
 <domain type='qemu'><name>idle</name><memory unit='MiB'>64</memory>

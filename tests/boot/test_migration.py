@@ -17,10 +17,11 @@ from lab.process import attempts
 from tests.boot.test_points import WRITER
 from tests.boot.vms import VmTestCase
 from tests.patience import PATIENCE
-from tests.sweeps import WHOLE
 from virtman.errors import AgentUnreachable, BadRequest, HypervisorError, NotSupported, VirtmanError, VmExists, VmMoving
 from virtman.models import Sent
 from virtman.moving import Destination, Migration, Send, Taker, abort
+
+pytestmark = pytest.mark.long
 
 VM = "vm"
 
@@ -73,10 +74,9 @@ class MigrationTest(VmTestCase):
         self.assertEqual(0, io_errors(Path(machine.console_log)))
 
     def test_a_vm_moves_there_and_back_whatever_goes_wrong_on_the_way(self) -> None:
-        """One test, because a boot takes long. Two of its parts are left to make test-whole."""
+        """One test, because a boot takes long."""
         self.refused()
-        if WHOLE:
-            self.interrupted()
+        self.interrupted()
         moved = self.migration().run()
         self.assertGreater(moved.sent, 8 << 20)
         self.assertEqual([], self.here.vms())
@@ -84,8 +84,7 @@ class MigrationTest(VmTestCase):
         self.assert_goes_on(1)
         self.cut_off()
         self.assert_goes_on(0)
-        if WHOLE:
-            self.taken_back()
+        self.taken_back()
 
     def refused(self) -> None:
         """What cannot be leaves the VM where it is, and nothing at the other host."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import libvirt
+import pytest
 
 from lab.guest import guest
 from lab.libvirt import PrivateLibvirt
@@ -13,6 +14,8 @@ from lab.opennebula import Image, Vm
 from lab.tools import run
 from tests.patience import PATIENCE
 from tests.userspace.opennebula.cloud import IMAGES, SYSTEM, USER, CloudTestCase
+
+pytestmark = pytest.mark.long
 
 DOMAIN = """
 <domain type='qemu'><name>one-42</name><memory unit='MiB'>256</memory>

@@ -26,6 +26,8 @@ from tests.patience import PATIENCE
 from virtman.errors import VirtmanError, VmRuns
 from virtman.records import CRASH, FROZEN
 
+pytestmark = pytest.mark.long
+
 VM = "vm"
 DATA = "data"
 FURTHER = f"/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_{DATA}"
@@ -150,7 +152,6 @@ class PointsTest(VmTestCase):
         self.private.wait_ready()
         self.agent.repair()
 
-    @pytest.mark.long
     def test_points_of_a_vm_that_runs_are_kept_and_forgotten_whoever_is_killed_and_its_disk_grows(self) -> None:
         """One test, because a boot takes long."""
         first = self.write()
