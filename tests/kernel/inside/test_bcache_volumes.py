@@ -9,16 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from drivers.base import Device, Image, Volume, VolumeState
-from drivers.cache.bcache import BUCKET, BcacheCache
-from drivers.cache.cachegroup import PATIENCE, RETRY, Group
+from drivers.cache.bcache import BcacheCache
+from drivers.cache.cachegroup import Group
 from drivers.cache.cachevolumes import Volumes
-from drivers.errors import BadDisk, BadVolume, DriverError, NotReleased, VolumeInUse
+from drivers.errors import BadVolume, DriverError, VolumeInUse
 from drivers.host.beginnings import Beginnings
 from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import fetched
-from tests.kernel.inside.standins import stand_in
 from tests.kernel.inside.waits import wait_until
 from tests.patience import PATIENCE as SURELY
 
@@ -43,47 +42,6 @@ class SmallVolumes(Volumes):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, file_size=256 << 20, bucket=16 << 10, beginnings=Beginnings(SURELY))
-
-
-class SlowToStart(SmallVolumes):
-    """Those of which none starts, and a minute goes by until that is known."""
-
-    def __init__(self, folder: Path, clock: SlowClock) -> None:
-        super().__init__(folder)
-        self._clock = clock
-        self.tries = 0
-
-    def start(self, path: Path, number: str) -> None:
-        self.tries += 1
-        self._clock.now += 60
-        raise BadDisk("it is slow")
-
-
-class SlowToStop(SmallVolumes):
-    """Those of which none is released while they are ``slow``, and a minute goes by until that is known."""
-
-    def __init__(self, folder: Path, clock: SlowClock) -> None:
-        super().__init__(folder)
-        self.clock = clock
-        self.slow, self.tries = True, 0
-
-    def stop(self, path: Path, number: str, *, empty: bool = False) -> None:
-        if self.slow:
-            self.stopping.setdefault(number, empty)
-            self.tries += 1
-            self.clock.now += 60
-            raise NotReleased("volume", 60)
-        super().stop(path, number, empty=empty)
-
-
-class EmptiedInVain(SmallVolumes):
-    """Those whose disk takes writes, and keeps what it had."""
-
-    times = 0
-
-    def stop(self, path: Path, number: str, *, empty: bool = False) -> None:
-        self.times += empty
-        super().stop(path, number)
 
 
 def strangers(home: Path) -> list[str]:
@@ -184,10 +142,6 @@ class VolumesTest(BcacheCase):
         self.cache.remove_volume(self.default)
         return disk, volume
 
-    def is_asked(self, volume: Path) -> bool:
-        """Whether a thread waits for what is at its beginning."""
-        return f"reading-{volume.name}" in [thread.name for thread in threading.enumerate()]
-
     def sleeping_volume(self) -> Path:
         """The only volume, which does not answer until its map is resumed."""
         _, volume = self.volume_on_a_map()
@@ -207,32 +161,6 @@ class VolumesTest(BcacheCase):
         wait_until(lambda: self.states() == {slow: VolumeState.RUNNING})
         self.assertEqual(("a", "b", "c"), self.images(slow))
         self.assert_kept(*images[0], paths[0])
-
-    def test_a_disk_that_does_not_answer_is_not_waited_for_by_each_image_that_is_opened(self) -> None:
-        slow, clock = self.sleeping_volume(), SlowClock(step=10.0)
-        group = Group(self.place.state / "cache", file_size=DISK, bucket=BUCKET, clock=clock)
-        with group.lock:
-            group.start()
-            clock.step = 0.0
-            self.assertTrue(self.is_asked(slow))
-            run(["dmsetup", "resume", slow.name])
-            wait_until(lambda: not self.is_asked(slow))
-            for passes, runs in ((0.0, False), (RETRY - 1, False), (1.0, True)):
-                clock.now += passes
-                group.start()
-                self.assertEqual(runs, group.runs())
-            group.stop_if_unused()
-
-    def test_what_was_wrong_with_a_disk_is_forgotten_when_it_is_added_though_no_image_is_open(self) -> None:
-        (disk, volume), sectors = self.volume_on_a_map(), DISK // devmapper.SECTOR
-        image, base = self.new_base(size=IMAGE)
-        devmapper.reload(volume.name, [f"0 8 linear {disk} 0", f"8 {sectors - 8} error"])
-        self.opened(image, base)
-        self.cache.close(image)
-        [found] = self.cache.volumes()
-        self.assertNotEqual("", found.trouble)
-        devmapper.reload(volume.name, [f"0 {sectors} linear {disk} 0"])
-        self.assertEqual("", self.cache.add_volume(volume).trouble)
 
     def test_a_volume_to_which_somebody_else_attached_a_device_is_neither_removed_nor_stopped(self) -> None:
         disk, below = self.disk("theirs"), self.disk("below")
@@ -257,37 +185,6 @@ class VolumesTest(BcacheCase):
             self.assertEqual([], self.cache.volumes())
             self.cache.add_volume(self.default)
         self.cache.remove_volume(self.default)
-
-    def test_a_disk_that_fails_slowly_is_left_alone_for_a_while_and_says_why(self) -> None:
-        (disk, volume), sectors = self.volume_on_a_map(), DISK // devmapper.SECTOR
-        well, ill = [f"0 {sectors} linear {disk} 0"], [f"0 8 linear {disk} 0", f"8 {sectors - 8} error"]
-        image, base = self.new_base(size=IMAGE)
-        devmapper.reload(volume.name, ill)
-        self.opened(image, base)
-        for seconds, before in ((1.0, 0.0), (10.0, RETRY)):
-            clock = SlowClock(step=seconds)
-            group = Group(self.place.state / "cache", file_size=DISK, bucket=BUCKET, clock=clock)
-            self.assert_left_out(group)
-            self.cache.close(image)
-            group.stop_if_unused()
-            self.opened(image, base)
-            self.assert_left_out(group)
-            devmapper.reload(volume.name, well)
-            clock.now += before
-            self.assert_left_out(group)
-            if seconds > 1:
-                group.add(volume)  # who adds it has mended it
-            else:
-                clock.now += max(RETRY, PATIENCE * seconds)
-            [found] = group.described()
-            self.assertEqual((VolumeState.RUNNING, ""), (found.state, found.trouble))
-            self.cache.close(image)
-            devmapper.reload(volume.name, ill)  # before the next one opens it, whose own rest may be over
-            self.opened(image, base)
-
-    def assert_left_out(self, group: Group) -> None:
-        [found] = group.described()
-        self.assertEqual((VolumeState.IDLE, True), (found.state, bool(found.trouble)))
 
     def attached_by_somebody_else(self, disk: Path, home: Path) -> Path:
         """Where bcache has the settings of a backing device that an administrator made and attached to a volume."""
@@ -461,145 +358,11 @@ class VolumesTest(BcacheCase):
         self.assert_reads(other, other_path)
         self.assert_reads(image, path)
 
-    def test_one_to_which_somebody_else_attached_a_device_does_not_until_that_has_left(self) -> None:
-        self.image_by_a_small_volume()
-        (name,) = devmapper.names("virtman-cachevol-")
-        home, disk = self.running(name), self.disk("theirs")
-        theirs = self.attached_by_somebody_else(disk, home)
-        self.fill()
-        other, other_base = self.new_base("other", IMAGE)
-        other_path = self.opened(other, other_base)
-        self.assert_reads(other, other_path)
-        self.assertEqual([disk.name], strangers(home))
-        self.assertEqual((), self.images(self.default))
-        why = f"it takes no more members, and is not emptied while this is attached to it: {disk.name}"
-        self.assertEqual(why, self.trouble())
-        clock = SlowClock(step=0.0)
-        group = self.small_group(clock)
-        (below,) = devmapper.names("virtman-cacheof-other")
-        with self.assertLogs("drivers.cache.cachegroup") as said:
-            for _ in range(2):
-                group.look_after(below)
-                clock.now += RETRY
-        self.assertEqual(1, sum(why in line and str(self.default) in line for line in said.output))
-        self.assertEqual(2, len(said.output))  # and bcache's own reason
-        group.look_after(below)
-        self.let_go(theirs, home)
-        self.assertEqual("", self.trouble())
-        group.look_after("virtman-cacheof-nothing")  # an image that is closed
-        for waited, images in ((RETRY - 1, ()), (1.0, ("base", "other"))):
-            self.assertEqual(home, self.running(name))
-            clock.now += waited
-            group.look_after(below)
-            self.assertEqual(images, self.images(self.default))
-        self.assert_reads(other, other_path)
-        self.attached_by_somebody_else(disk, self.running(name))
-        self.assertEqual([""], [volume.trouble for volume in group.described()])  # it has room
-
-    def trouble(self) -> str:
-        (volume,) = self.cache.volumes()
-        return volume.trouble
-
     def small_group(self, clock: Callable[[], float]) -> Group:
         """The group of the agent's, with another clock."""
         group = Group(self.place.state / "cache", file_size=256 << 20, bucket=16 << 10, clock=clock)
         group.volumes = SmallVolumes(self.place.state / "cache")
         return group
-
-    def test_a_full_volume_that_cannot_be_emptied_keeps_its_images_and_is_let_be_for_a_while(self) -> None:
-        self.image_by_a_small_volume()
-        kept, kept_base = self.new_base("kept", IMAGE)
-        kept_path = self.opened(kept, kept_base)
-        self.fill()
-        (below,) = devmapper.names("virtman-cacheof-base-")
-        clock, path = SlowClock(step=10.0), os.environ["PATH"]
-        group = self.small_group(clock)
-        stand_in(self, self.folder, "make-bcache", 'case "$*" in *-C*) exit 1;; esac')
-        with self.assertLogs("drivers.cache.cachegroup") as said:
-            self.assertFalse(group.join_or_renew(below))
-        self.assertIn("it goes on without the cache volume", said.output[-1])
-        other, other_base = self.new_base("other", IMAGE)
-        self.assert_reads(other, self.opened(other, other_base))
-        self.assertEqual(("kept",), self.images(self.default))
-        os.environ["PATH"], clock.step = path, 0.0
-        self.assertIn("it takes no more members, and could not be emptied: ", self.trouble())
-        for waited, images in ((PATIENCE * 10.0 - 1, ("kept",)), (PATIENCE * 10.0, ("base", "kept", "other"))):
-            clock.now += waited
-            group.join_or_renew(below)
-            self.assertEqual(images, self.images(self.default))
-        self.assert_reads(kept, kept_path)
-
-    def test_a_full_volume_is_emptied_ever_more_rarely_as_long_as_that_is_in_vain(self) -> None:
-        self.image_by_a_small_volume()
-        self.fill()
-        (below,) = devmapper.names("virtman-cacheof-base-")
-        clock, path = SlowClock(step=0.0), os.environ["PATH"]
-        group = self.small_group(clock)
-        stand_in(self, self.folder, "make-bcache", f"echo >> {self.folder}/tries; exit 1")
-        tried = []
-        with self.assertLogs("drivers.cache.cachegroup") as said:
-            for _ in range(8):
-                group.look_after(below)
-                tried.append((self.folder / "tries").read_text().count("\n"))
-                clock.now += RETRY
-        self.assertEqual([1, 2, 2, 3, 3, 3, 3, 4], tried)
-        self.assertEqual(2, len(said.output))  # bcache's reason, and the tool's
-        (volume,) = group.described()
-        self.assertIn("could not be emptied", volume.trouble)
-        os.environ["PATH"] = path
-        group.look_after(below)
-        self.assertEqual((), self.images(self.default))
-        clock.now += 8 * RETRY
-        group.look_after(below)
-        self.assertEqual([("base",)], [volume.images for volume in group.described()])
-        self.assertEqual([""], [volume.trouble for volume in group.described()])
-
-    def test_a_volume_that_was_not_emptied_for_want_of_room_is_as_soon_as_it_is_added_again(self) -> None:
-        self.image_by_a_small_volume()
-        self.fill()
-        (below,) = devmapper.names("virtman-cacheof-base-")
-        path, group = os.environ["PATH"], self.small_group(SlowClock(step=0.0))
-        stand_in(self, self.folder, "make-bcache", "exit 1")
-        group.look_after(below)
-        os.environ["PATH"] = path
-        self.assertEqual("", group.add(self.default).trouble)
-        group.look_after(below)
-        self.assertEqual([("base",)], [volume.images for volume in group.described()])
-
-    def test_one_that_is_full_still_after_it_was_emptied_is_let_be_as_long(self) -> None:
-        self.image_by_a_small_volume()
-        self.fill()
-        (below,) = devmapper.names("virtman-cacheof-base-")
-        clock = SlowClock(step=0.0)
-        group = self.small_group(clock)
-        well, worn = group.volumes, EmptiedInVain(self.place.state / "cache")
-        group.volumes = worn
-        tried = []
-        for _ in range(4):
-            group.look_after(below)
-            tried.append(worn.times)
-            clock.now += RETRY
-        self.assertEqual([1, 2, 2, 3], tried)
-        (volume,) = group.described()
-        self.assertIn("it takes no more members, and was emptied in vain; this is tried again", volume.trouble)
-        group.volumes = well
-        clock.now += 4 * RETRY
-        group.look_after(below)
-        self.assertEqual(["base"], [*group.described()[0].images])
-
-    def test_one_that_somebody_has_open_when_it_is_emptied_runs_once_that_has_ended(self) -> None:
-        self.image_by_a_small_volume()
-        self.fill()
-        (below,), (name,) = devmapper.names("virtman-cacheof-base-"), devmapper.names("virtman-cachevol-")
-        clock = SlowClock(step=0.0)
-        group = self.small_group(clock)
-        with devmapper.map_path(name).open("rb"):
-            group.look_after(below)
-            (volume,) = group.described()
-            self.assertEqual((VolumeState.IDLE, True), (volume.state, bool(volume.trouble)))
-        clock.now += PATIENCE * RETRY
-        (volume,) = group.described()
-        self.assertEqual((VolumeState.RUNNING, ("base",), ""), (volume.state, volume.images, volume.trouble))
 
     def test_one_that_was_not_released_in_time_is_removed_with_the_next_try(self) -> None:
         image, base = self.new_base(size=IMAGE)
@@ -612,293 +375,6 @@ class VolumesTest(BcacheCase):
         self.cache.remove_volume(self.default)
         self.assertEqual([], self.cache.volumes())
         self.assertFalse(self.default.exists())
-
-    def slow_to_stop(self) -> tuple[Image, Group, SlowToStop]:
-        """An image that is open, by a group whose volumes are slow to stop."""
-        image, _ = self.image_by_a_small_volume()
-        clock = SlowClock(step=0.0)
-        group = self.small_group(clock)
-        group.volumes = volumes = SlowToStop(self.place.state / "cache", clock)
-        return image, group, volumes
-
-    def stopped_in_vain(self) -> tuple[Group, SlowToStop]:
-        """No image is open, and the volume was not released."""
-        image, group, volumes = self.slow_to_stop()
-        (name,) = devmapper.names("virtman-cachevol-")
-        with devmapper.map_path(name).open("rb"):
-            self.assertRaises(DriverError, self.cache.close, image)
-        self.assertRaises(NotReleased, group.stop_if_unused)
-        self.assertEqual({name}, devmapper.names("virtman-cachevol-"))
-        return group, volumes
-
-    def assert_none_is_left(self) -> None:
-        self.assertEqual(frozenset(), devmapper.names("virtman-cachevol-"))
-
-    def test_one_that_is_slow_to_stop_is_not_tried_with_each_look(self) -> None:
-        group, volumes = self.stopped_in_vain()
-        for waited in (0.0, 60.0 * PATIENCE - 1):
-            volumes.clock.now += waited
-            group.stop_if_unused()
-            self.assertEqual(1, volumes.tries)
-        (volume,) = group.described()
-        self.assertEqual((VolumeState.IDLE, True), (volume.state, "could not be stopped: " in volume.trouble))
-        volumes.clock.now += RETRY
-        volumes.slow = False
-        self.assertEqual([""], [volume.trouble for volume in group.described()])
-        self.assert_none_is_left()
-
-    def test_one_that_was_slow_to_stop_and_ran_again_is_stopped_at_once(self) -> None:
-        group, volumes = self.stopped_in_vain()
-        volumes.slow = False
-        with group.lock:
-            group.start()
-            group.stop_if_unused()
-        self.assert_none_is_left()
-
-    def test_one_that_was_not_released_is_stopped_at_once_when_it_is_added(self) -> None:
-        group, volumes = self.stopped_in_vain()
-        volumes.slow = False
-        self.assertEqual("", group.add(self.default).trouble)
-        self.assert_none_is_left()
-
-    def test_one_that_was_not_released_to_be_started_either_is_stopped_later(self) -> None:
-        group, volumes = self.stopped_in_vain()
-        with group.lock:
-            group.start()
-        self.assertEqual(2, volumes.tries)
-        (volume,) = group.described()
-        self.assertIn("it could not be started: ", volume.trouble)
-        volumes.slow = False
-        volumes.clock.now += 2 * 60.0 * PATIENCE
-        self.assertEqual([""], [volume.trouble for volume in group.described()])
-        self.assert_none_is_left()
-
-    def test_one_that_was_not_released_is_stopped_though_its_disk_answers_no_more(self) -> None:
-        group, volumes = self.stopped_in_vain()
-        self.default.write_bytes(bytes(4096))
-        (volume,) = group.described()
-        self.assertEqual((VolumeState.IDLE, 0), (volume.state, volume.size))  # it is not even opened
-        self.assertIn("it could not be stopped: ", volume.trouble)
-        volumes.slow = False
-        volumes.clock.now += 60.0 * PATIENCE
-        group.described()
-        self.assert_none_is_left()
-
-    def test_what_is_tried_in_vain_again_and_again_is_said_once(self) -> None:
-        group, volumes = self.stopped_in_vain()
-        with self.assertNoLogs("drivers.cache.cachegroup", "ERROR"):
-            for _ in range(3):
-                volumes.clock.now += 60.0 * PATIENCE
-                group.described()
-        self.assertEqual(4, volumes.tries)
-        volumes.slow = False
-        volumes.clock.now += 60.0 * PATIENCE
-        with self.assertLogs("drivers.cache.cachegroup", "INFO") as said:
-            group.described()
-        self.assertTrue(any("it is released" in line for line in said.output))
-        self.assert_none_is_left()
-
-    def test_one_that_was_removed_in_vain_is_removed_later_though_an_image_is_open(self) -> None:
-        _, group, volumes = self.slow_to_stop()
-        self.assertRaises(NotReleased, group.remove, self.default)
-        volumes.clock.now += 60.0 * PATIENCE
-        (volume,) = group.described()
-        self.assertIn("it could not be removed: ", volume.trouble)
-        volumes.slow = False
-        volumes.clock.now += 60.0 * PATIENCE
-        self.assertEqual([], group.described())
-        self.assertFalse(self.default.exists())
-
-    def removed_but_for_its_record(self) -> tuple[Group, SlowToStop]:
-        """What is gone is written down once there is room."""
-        image, group, volumes = self.slow_to_stop()
-        self.cache.close(image)
-        volumes.slow = False
-        record = str(self.place.state / "cache/volumes.json")
-        run(["chattr", "+i", record])
-        try:
-            self.assertRaises(OSError, group.remove, self.default)
-            group.stop_if_unused()
-            (volume,) = group.described()
-            self.assertEqual(VolumeState.IDLE, volume.state)
-            self.assertIn("it could not be removed: volumes.json ", volume.trouble)
-            volumes.clock.now += RETRY
-            with self.assertNoLogs("drivers.cache.cachegroup"):
-                group.described()
-        finally:
-            run(["chattr", "-i", record])
-        return group, volumes
-
-    def test_one_whose_removal_cannot_be_written_down_is_removed_once_it_can(self) -> None:
-        group, volumes = self.removed_but_for_its_record()
-        volumes.clock.now += RETRY
-        self.assertEqual([], group.described())
-
-    def test_one_whose_removal_was_not_written_down_is_made_anew_when_it_is_added(self) -> None:
-        group, volumes = self.removed_but_for_its_record()
-        self.assertEqual((VolumeState.IDLE, ""), ((added := group.add(self.default)).state, added.trouble))
-        volumes.clock.now += RETRY
-        self.assertEqual([self.default], [volume.path for volume in group.described()])
-
-    def test_one_whose_loop_device_is_not_let_go_is_stopped_later(self) -> None:
-        group, volumes = self.stopped_in_vain()
-        volumes.slow = False
-        volumes.clock.now += 60.0 * PATIENCE
-        programs = os.environ["PATH"]
-        stand_in(self, self.folder, "losetup", "exit 1")
-        (volume,) = group.described()
-        self.assertIn("it could not be stopped: ", volume.trouble)
-        os.environ["PATH"] = programs
-        volumes.clock.now += RETRY
-        self.assertEqual([""], [volume.trouble for volume in group.described()])
-        self.assertIsNone(loopdev.device_of(self.default))
-
-    def test_one_that_is_found_damaged_has_room_again(self) -> None:
-        self.image_by_a_small_volume()
-        self.fill()
-        (below,), (name,) = devmapper.names("virtman-cacheof-base-"), devmapper.names("virtman-cachevol-")
-        clock = SlowClock(step=0.0)
-        group = self.small_group(clock)
-        path = os.environ["PATH"]
-        stand_in(self, self.folder, "make-bcache", "exit 1")
-        group.look_after(below)
-        os.environ["PATH"] = path
-        bcachedev.stop(name)
-        with devmapper.map_path(name).open("r+b", buffering=0) as opened:
-            opened.write(bytes(bcachedev.SUPERBLOCK))
-            os.fsync(opened.fileno())
-        devmapper.remove(name)
-        clock.now += RETRY
-        (volume,) = group.described()
-        self.assertEqual((VolumeState.RUNNING, ("base",), ""), (volume.state, volume.images, volume.trouble))
-
-    def test_an_image_that_is_refused_is_tried_again_soon_however_long_that_took(self) -> None:
-        self.opened(*self.new_base(size=IMAGE))
-        (below,) = devmapper.names("virtman-cacheof-")
-        bcachedev.detach(below)
-        clock, tried = SlowClock(step=10.0), []
-        group = self.small_group(clock)
-        stand_in(self, self.folder, "sh", f"echo >> {self.folder}/tries; exit 1")
-        for waited in (0, 0, RETRY):
-            clock.now += waited
-            group.look_after(below)
-            tried.append((self.folder / "tries").read_text().count("\n"))
-        self.assertEqual([1, 1, 2], tried)
-
-    def test_an_error_of_images_that_join_is_told_and_they_join_later(self) -> None:
-        image, path = self.image_by_a_small_volume()
-        self.opened(*self.new_base("other", IMAGE))
-        for below in devmapper.names("virtman-cacheof-"):
-            bcachedev.detach(below)
-        (first,) = devmapper.names("virtman-cacheof-base-")
-        (second,) = devmapper.names("virtman-cacheof-other-")
-        clock, programs = SlowClock(step=0.0), os.environ["PATH"]
-        group = self.small_group(clock)
-        self.addCleanup(os.environ.__setitem__, "PATH", programs)
-        for act, below in ((lambda: group.add(self.default), first), (lambda: group.look_after(second), second)):
-            os.environ["PATH"] = str(self.folder)
-            with self.assertLogs("drivers.cache.cachegroup") as said:
-                act()
-            self.assertEqual(1, len(said.output))  # once for all that join, which may take long
-            self.assertIn(f"{below}: it goes on without a cache volume: ", said.output[0])
-            os.environ["PATH"] = programs
-        for waited, images in ((0.0, ("base",)), (RETRY, ("base", "other"))):
-            clock.now += waited
-            for below in (first, second):
-                group.look_after(below)
-            self.assertEqual(images, group.described()[0].images)
-        self.assert_reads(image, path)
-
-    def test_an_image_whose_join_fails_slowly_rests_for_longer(self) -> None:
-        self.image_by_a_small_volume()
-        (below,) = devmapper.names("virtman-cacheof-")
-        bcachedev.detach(below)
-        clock, programs = SlowClock(step=10.0), os.environ["PATH"]
-        group = self.small_group(clock)
-        self.addCleanup(os.environ.__setitem__, "PATH", programs)
-        os.environ["PATH"] = str(self.folder)
-        group.look_after(below)
-        os.environ["PATH"], clock.step = programs, 0.0
-        for waited, images in ((PATIENCE * 10.0 - 1, ()), (11.0, ("base",))):
-            clock.now += waited
-            group.look_after(below)
-            self.assertEqual(images, self.images(self.default))
-
-    def test_what_a_volume_that_has_failed_holds_is_thrown_away_though_it_is_not_released_at_once(self) -> None:
-        disk, failing = self.volume_on_a_map()
-        image, base = self.new_base(size=IMAGE)
-        path = self.opened(image, base)
-        (name,) = devmapper.names("virtman-cachevol-")
-        held = self.running(name).name
-        self.assert_reads(image, path)
-        devmapper.reload(failing.name, [f"0 {DISK // 512} error"])
-        self.read_until_failed(image, path, failing)
-        devmapper.reload(failing.name, [f"0 {DISK // 512} linear {disk} 0"])
-        with devmapper.map_path(name).open("rb"):
-            self.assertRaises(DriverError, self.cache.remove_volume, failing)
-        [volume] = self.cache.volumes()
-        self.assertEqual((VolumeState.IDLE, True), (volume.state, "could not be removed" in volume.trouble))
-        self.assertEqual("", self.cache.add_volume(failing).trouble)
-        self.cache.stats(image)
-        self.assertEqual((image.name,), self.images(failing))
-        self.assertNotEqual(held, self.running(name).name)
-        self.assert_reads(image, path)
-
-    def test_one_that_joins_is_no_more_taken_for_refused(self) -> None:
-        self.opened(*self.new_base(size=IMAGE))
-        (below,), (name,) = devmapper.names("virtman-cacheof-"), devmapper.names("virtman-cachevol-")
-        bcachedev.detach(below)
-        clock, path = SlowClock(step=0.0), os.environ["PATH"]
-        group = self.small_group(clock)
-        stand_in(self, self.folder, "sh", "exit 1")
-        group.look_after(below)
-        os.environ["PATH"] = path
-        bcachedev.stop(name)
-        devmapper.remove(name)
-        clock.now += RETRY
-        group.look_after(below)  # there is no volume that could refuse it
-        with group.lock:
-            group.start()
-        group.look_after(below)
-        self.assertEqual(("base",), self.images(self.default))
-
-    def test_a_volume_that_is_emptied_and_does_not_start_rests_and_is_in_no_trouble_once_it_runs(self) -> None:
-        image, path = self.image_by_a_small_volume()
-        self.fill()
-        (below,) = devmapper.names("virtman-cacheof-base-")
-        clock = SlowClock(step=0.0)
-        group = self.small_group(clock)
-        well, slow = group.volumes, SlowToStart(self.place.state / "cache", clock)
-        group.volumes = slow
-        with self.assertLogs("drivers.cache.cachegroup") as said:
-            group.look_after(below)
-        self.assertIn("it is slow", said.output[-1])  # and not that it is full still
-        self.assert_reads(image, path)
-        for waited in (RETRY, 60.0 * PATIENCE - RETRY - 1):
-            clock.now += waited
-            (volume,) = group.described()
-            self.assertEqual((VolumeState.IDLE, 1), (volume.state, slow.tries))
-            why = "it could not be started: it is slow; this is tried again while images are open"
-            self.assertEqual(why, volume.trouble)
-        clock.now += RETRY
-        group.volumes = well
-        (volume,) = group.described()
-        self.assertEqual((VolumeState.RUNNING, "", ("base",)), (volume.state, volume.trouble, volume.images))
-        self.assert_reads(image, path)
-
-    def test_one_that_nobody_refused_is_looked_at_again_at_once(self) -> None:
-        self.image_by_a_small_volume()
-        (below,), (name,) = devmapper.names("virtman-cacheof-"), devmapper.names("virtman-cachevol-")
-        clock = SlowClock(step=0.0)
-        group = self.small_group(clock)
-        bcachedev.detach(below)
-        bcachedev.stop(name)
-        devmapper.remove(name)
-        group.look_after(below)
-        with group.lock:
-            group.start()
-        group.look_after(below)
-        self.assertEqual(("base",), self.images(self.default))
 
     def test_what_took_the_place_of_a_full_volume_is_left_alone(self) -> None:
         image, path = self.image_by_a_small_volume()

@@ -19,9 +19,8 @@ from functools import partial
 from pathlib import Path
 
 from drivers.base import CachedDevice, DeviceState
-from drivers.cache.bcache import BUCKET, SPLIT, BcacheCache
-from drivers.cache.cacheddevices import HEADERS, Devices
-from drivers.cache.cachegroup import RETRY, Group
+from drivers.cache.bcache import BcacheCache
+from drivers.cache.cacheddevices import HEADERS
 from drivers.errors import DeviceRefused, NotReleased
 from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev, multipath
@@ -29,7 +28,6 @@ from tests.contracts import drivers as contracts
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import content, drop_memory
 from tests.kernel.inside.killing import killed_at, programs_run
-from tests.kernel.inside.standins import stand_in
 from tests.kernel.inside.waits import wait_until
 
 MIB = 1 << 20
@@ -312,42 +310,6 @@ class VolumesTest(DeviceCase):
         self.assertEqual(self.wanted, self.file.read_bytes())
         self.cache.detach_device("one")
         self.cache.remove_volume(self.folder / "volume")
-
-    def test_one_that_no_volume_takes_is_not_made_anew_with_each_heartbeat(self) -> None:
-        path, tries = os.environ["PATH"], self.folder / "tries"
-        refusing = f'case "$*" in */attach) echo >> {tries}; exit 1;; esac'
-        stand_in(self, self.folder, "sh", refusing)
-        now, volume = 0.0, self.place.state / "cache/pool"
-        group = Group(volume.parent, file_size=VOLUME, bucket=BUCKET, clock=lambda: now)
-        devices = Devices(group, None, SPLIT)
-        self.addCleanup(devices.detach, "one", force=True)
-        for added in (False, True):  # who adds a volume has it tried
-            devices.attach("one", self.device)
-            for _ in range(3):
-                devices.tend("one")
-            self.assertEqual("\n", tries.read_text())
-            now += RETRY - 1
-            os.environ["PATH"], refused = path, os.environ["PATH"]
-            devices.tend("one")
-            self.assertIs(DeviceState.DIRECT, self.found().state)
-            if added:
-                group.add(volume)
-            else:
-                now += 1
-            devices.tend("one")
-            self.assertIs(DeviceState.CACHED, self.found().state)
-            devices.detach("one", force=False)
-            os.environ["PATH"] = refused
-            tries.unlink()
-
-    def test_one_that_was_detached_is_tried_at_once_when_it_is_attached_again(self) -> None:
-        path = os.environ["PATH"]
-        stand_in(self, self.folder, "sh", 'case "$*" in */attach) exit 1;; esac')
-        self.attached()
-        self.cache.detach_device("one")
-        os.environ["PATH"] = path
-        self.attached()
-        self.assertIs(DeviceState.CACHED, self.found().state)
 
     def test_a_volume_runs_until_the_last_device_and_image_have_left(self) -> None:
         image, base = self.new_base(size=MIB)

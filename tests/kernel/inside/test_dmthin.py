@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from drivers.base import Device, Place, SnapshotDriver
-from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, DiskInUse, NoSpace, SnapshotMissing
+from drivers.errors import BadDisk, CommandFailed, DiskInUse, NoSpace
 from drivers.host.command import run
-from drivers.host.space import allocate
-from drivers.host.watch import deaths
 from drivers.kernel import devmapper, loopdev
 from drivers.snapshot.disks import DISK_PREFIX, Records
 from drivers.snapshot.dmthin import BLOCK_SECTORS, META_BYTES, POOL, DmThinSnapshot
@@ -35,7 +33,6 @@ from tests.kernel.inside import disks
 from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
 from tests.kernel.inside.filesystems import fill, small_file_system
 from tests.kernel.inside.killing import killed_at
-from tests.kernel.inside.openfiles import none_left
 from tests.kernel.inside.standins import stand_in
 from tests.kernel.inside.waits import wait_until
 from tests.patience import PATIENCE
@@ -353,12 +350,6 @@ class ReadingTest(PointsCase):
         self.assert_no_map()
         self.assert_nothing_leaked()
 
-    def test_a_map_that_a_killed_agent_left_does_not_keep_the_pool(self) -> None:
-        self.left_map()
-        for vm in ("other", "vm1"):
-            self.driver.delete(vm)
-        self.assertFalse(devmapper.exists(POOL))
-
     def test_metadata_that_a_killed_agent_had_the_kernel_keep_are_let_go(self) -> None:
         devmapper.message(POOL, "reserve_metadata_snap")
         self.assertEqual([], self.driver.changes("other", None, None))
@@ -526,15 +517,6 @@ class KilledTest(PointsCase):
             self.assertEqual(then, self.clone().read_bytes(), f"step {number}")
             self.assert_nothing_leaked()
 
-    def test_a_half_made_clone_is_made_again_by_the_next_call(self) -> None:
-        self.driver.take("vm1", "point", None)
-        half = max(volumes()) + 1
-        devmapper.message(POOL, f"create_snap {half} {self.records.read('vm1').number}")
-        self.records.write("new", ThinDisk(0, SIZE, str(self.origin.path), made=False, spare=half))
-        self.assertRaises(SnapshotMissing, self.driver.open, "new")
-        self.assertEqual(self.content, self.clone().read_bytes())
-        self.assert_nothing_leaked()
-
     def test_a_point_is_read_by_the_next_call(self) -> None:
         self.driver.take("vm1", "point", None)
 
@@ -579,31 +561,6 @@ class CrashTest(ThinCase):
     def records(self) -> Records[ThinDisk]:
         return Records(self.folder / "thin", ThinDisk)
 
-    def test_create_that_was_cut_off_before_the_volume_is_written_down_is_done_by_the_next(self) -> None:
-        self.create("other")
-        for made_in_pool in (True, False):
-            self.create("vm1")
-            devmapper.remove(DISK_PREFIX + "vm1")
-            if not made_in_pool:
-                devmapper.message(POOL, f"delete {self.number()}")
-            self.records().write("vm1", replace(self.records().read("vm1"), made=False))
-            self.assertRaises(SnapshotMissing, self.driver.open, "vm1")
-            self.assertEqual(self.content, self.create("vm1").read_bytes())
-            self.driver.delete("vm1")
-
-    def test_create_that_was_cut_off_before_the_map_is_finished_by_the_next(self) -> None:
-        write(self.create("vm1"), 0, b"w" * 512)
-        devmapper.remove(DISK_PREFIX + "vm1")
-        self.assertEqual(b"w" * 512, self.create("vm1").read_bytes()[:512])
-
-    def test_delete_that_was_cut_off_is_finished_by_the_next(self) -> None:
-        self.create("other")
-        self.create("vm1")
-        devmapper.remove(DISK_PREFIX + "vm1")
-        devmapper.message(POOL, f"delete {self.number()}")
-        self.driver.delete("vm1")
-        self.assertEqual({"other"}, self.driver.existing().names)
-
     def test_a_volume_that_is_gone_does_not_come_back_empty(self) -> None:
         self.create("vm1")
         devmapper.remove(DISK_PREFIX + "vm1")
@@ -642,14 +599,6 @@ class OtherFilesTest(ThinCase):
         shutil.rmtree(self.folder / "thin")
         kept.rename(self.folder / "thin")
         self.assertEqual((self.content, ""), (self.create().read_bytes(), self.driver.trouble()))
-
-    def test_a_file_that_grew_without_its_pool_does_not_grow_again(self) -> None:
-        self.create()
-        data = self.folder / "thin" / "data"
-        allocate(data, 2 * STEP)
-        write(self.create("vm2", 2 * SIZE), 0, os.urandom(SIZE + MIB))
-        wait_until(lambda: pool_size() >= 2 * STEP)
-        self.assertEqual((2 * STEP, 2 * STEP), (pool_size(), data.stat().st_size))
 
     def test_a_pool_that_takes_no_writes_is_told_of(self) -> None:
         self.create()
@@ -756,18 +705,6 @@ class SpaceTest(ThinCase):
         blocks = int(devmapper.status(POOL).split()[4].split("/")[1])
         self.assertEqual(steps * META_BYTES // 4096, blocks)
 
-    def test_the_pool_grows_on_after_a_moment_without_open_files(self) -> None:
-        self.hold_writes(HOLD)
-        fd = os.open(self.create(size=4 * STEP), os.O_RDWR)
-        self.addCleanup(os.close, fd)
-        with none_left():
-            os.pwrite(fd, os.urandom(STEP * 3 // 4), 0)
-            os.fsync(fd)  # below the mark where the pool has an event
-            wait_until(lambda: any(death.thread == "pool-watch" for death in deaths()))
-        os.pwrite(fd, os.urandom(3 * STEP), STEP)
-        os.fsync(fd)
-        self.assertGreaterEqual((self.folder / "thin" / "data").stat().st_size, 4 * STEP)
-
     def hold_writes(self, timeout: int) -> None:
         """Have the kernel hold writes to a pool without room for so many seconds."""
         self.addCleanup(NO_SPACE_TIMEOUT.write_text, NO_SPACE_TIMEOUT.read_text())
@@ -814,18 +751,6 @@ class SpaceTest(ThinCase):
         ballast.unlink()
         self.assertEqual(0, writer.wait(PATIENCE))
 
-    def test_a_point_that_waits_for_room_is_given_up_and_the_writes_go_on(self) -> None:
-        driver, path, ballast = self.full(timeout=HELD)
-        self.patch(devmapper, "SUSPEND_LIMIT", 3.0)
-        writer = self.writer(path)
-        wait_until(lambda: "out_of_data_space" in devmapper.status(POOL))
-        self.assertRaises(CommandTimedOut, driver.take, "vm1", "point", None)
-        self.assertFalse(devmapper.is_suspended(DISK_PREFIX + "vm1"))
-        self.assertEqual(frozenset(), driver.points("vm1"))
-        ballast.unlink()
-        self.assertEqual(0, writer.wait(PATIENCE))
-        driver.take("vm1", "point", None)
-
     def with_holes(self) -> tuple[DmThinSnapshot, Path, Path]:
         """As an earlier release had it, which let a VM make holes in the pool's file: of 1 MiB.
 
@@ -840,13 +765,6 @@ class SpaceTest(ThinCase):
         run(["blkdiscard", "--offset", str(SIZE), "--length", str(MIB), str(path)])
         self.assertLess(taken(data), STEP)
         return driver, path, data
-
-    def test_a_disk_that_has_no_room_for_what_the_pool_lacks_is_left_what_it_has(self) -> None:
-        driver, _, data = self.with_holes()
-        fill(self.folder / "small", but=MIB // 2)
-        before = shutil.disk_usage(self.folder / "small").free, taken(data)
-        driver.open("vm1")
-        self.assertEqual(before, (shutil.disk_usage(self.folder / "small").free, taken(data)))
 
     def test_what_a_vm_discards_is_the_pools_again_and_not_the_file_systems(self) -> None:
         driver, path, data = self.with_holes()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
-import mmap
 import os
 import shutil
 import socket
@@ -14,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +21,15 @@ from testtools import TestCase
 from drivers.attach import iscsi
 from drivers.attach.hangs import Hangs
 from drivers.attach.iscsi import IscsiAttach
-from drivers.base import Child, Device, Image, LostParent, Parent, PathState, Place
+from drivers.base import Child, Device, Image, Parent, PathState, Place
 from drivers.errors import BadDisk, CommandFailed, HostFailed, NoParents
 from drivers.export.lio import LioExport
 from drivers.host.command import run
 from drivers.iscsi import records
-from drivers.iscsi.disks import NO_ANSWER
 from drivers.iscsi.names import DISK, PORTAL_GROUP, serial_of, target_name
 from drivers.iscsi.records import Target
 from drivers.iscsi.sessions import sessions
-from drivers.kernel import devmapper, loopdev, multipath
-from drivers.kernel.kernellog import listening
+from drivers.kernel import devmapper, multipath
 from drivers.kernel.multipath import Groups
 from drivers.kernel.scsi import MODEL
 from tests.contracts import drivers as contracts
@@ -42,7 +37,6 @@ from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import SECRET
 from tests.kernel.inside.openfiles import none_left
-from tests.kernel.inside.standins import stand_in
 from tests.kernel.inside.waits import wait_until
 from tests.patience import PATIENCE
 
@@ -84,62 +78,6 @@ def let_everybody_log_in(listener: socket.socket) -> None:
             head = to_the_next_stage + len(text).to_bytes(3) + session + task + bytes(8) + asked[24:28] * 2
             connection.sendall(head.ljust(48, b"\0") + text)
             connection.recv(1)
-
-
-class SlowMaps(IscsiAttach):
-    """A driver whose maps get no paths until they may, as while a read waits in them."""
-
-    def __init__(self, place: Place, lost: LostParent) -> None:
-        super().__init__(place, lost=lost)
-        self.asked, self.may = threading.Event(), threading.Event()
-
-    def _table(self, image: Image, groups: Groups) -> str:
-        if groups:
-            self.asked.set()
-            self.may.wait(PATIENCE)
-        return super()._table(image, groups)
-
-
-class Resting(Hangs[Target]):
-    """Those of which the targets in ``names`` rest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def rests(self, parent: Target) -> bool:
-        return parent.name in self.names
-
-
-class Interrupted(logging.Filter):
-    """Who says ``words`` first does something before he goes on."""
-
-    def __init__(self, words: str, act: Callable[[], None]) -> None:
-        super().__init__()
-        self._words, self._acts = words, [act]
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if self._words in record.getMessage() and self._acts:
-            self._acts.pop()()
-        return True
-
-
-class Reader:
-    """Reads the beginning of a disk again and again, past the page cache, until it is ``over``."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.done, self.over = 0, threading.Event()
-
-    def run(self) -> None:
-        with mmap.mmap(-1, mmap.PAGESIZE) as page:
-            file = os.open(self._path, os.O_RDONLY | os.O_DIRECT)
-            try:
-                while not self.over.is_set():
-                    os.preadv(file, [page], 0)
-                    self.done += 1
-            finally:
-                os.close(file)
 
 
 class IscsiCase(TestCase):
@@ -326,20 +264,6 @@ class IscsiTest(IscsiCase):
         self.attach.connect(self.image, [self.alien(), self.parent])
         wait_until(lambda: self.states() == [PathState.LOST, PathState.ACTIVE])
 
-    def test_a_disk_whose_size_the_kernel_got_wrong_is_asked_again(self) -> None:
-        file, grows = self.folder / "image", "virtman-testgrows"
-        loop = loopdev.attach(file, read_only=True)
-        self.addCleanup(loopdev.detach, file)
-        small = devmapper.create(grows, [f"0 {SIZE // 2 // 512} linear {loop} 0"], read_only=True)
-        self.addCleanup(devmapper.remove, grows)
-        node = f"/dev/dm-{devmapper.number(small).partition(':')[2]}"
-        disk = rtslib_fb.BlockStorageObject(f"{MODEL}grows", dev=node, readonly=True, wwn=serial_of(self.image))
-        parent = self.parent_with(self.made(disk))
-        self.attach.connect(self.image, [parent])
-        wait_until(lambda: iscsi_tools.disk_of(target_name(parent.host, self.image.name)) is not None)
-        devmapper.reload(grows, [f"0 {SIZE // 512} linear {loop} 0"], read_only=True)
-        wait_until(lambda: self.states() == [PathState.ACTIVE])
-
     def test_a_parent_that_refuses_is_asked_again_with_the_secret_that_volt_names_later(self) -> None:
         self.publish()
         self.attach.connect(self.image, [replace(self.parent, secret="of an edge that is gone")])
@@ -355,15 +279,6 @@ class IscsiTest(IscsiCase):
         session.cut()
         self.assertTrue(self.was_lost.wait(PATIENCE))
         wait_until(lambda: self.states() == [PathState.ACTIVE])
-
-    def test_a_session_that_iscsid_knows_nothing_of_at_first_ends_all_the_same(self) -> None:
-        self.publish()
-        self.read(self.connect())
-        no_session = f'case "$*" in *--logout) mkdir {self.folder}/asked 2> /dev/null && exit 2;; esac'
-        stand_in(self, self.folder, "iscsiadm", no_session)
-        self.attach.disconnect(self.image.name)
-        self.assertTrue((self.folder / "asked").exists())
-        self.assertEqual({}, sessions())
 
     def test_a_multipathd_that_takes_every_disk_leaves_ours_by_the_file_that_administrators_are_given(self) -> None:
         ours, aside = FOR_ADMINISTRATORS, self.folder / "virtman.conf"
@@ -413,22 +328,6 @@ class IscsiTest(IscsiCase):
         self.publish()
         self.assertEqual(self.content, self.read(path))
 
-    def test_iscsid_is_asked_to_look_at_a_connection_that_takes_its_time(self) -> None:
-        """As on a network with a round trip of more than a millisecond. Whether its alarm comes first is chance."""
-        self.publish()
-        path = self.connect()
-        self.read(path)
-        run(["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "5ms"])
-        self.addCleanup(run, ["tc", "qdisc", "del", "dev", "lo", "root"])
-        with self.assertLogs("drivers.iscsi.sessions", "DEBUG") as said:
-            for _ in range(40):
-                [session] = sessions(self.image.name).values()
-                session.cut()
-                self.assertEqual(self.content, self.read(path))
-                if any("asked iscsid to do what is due" in line for line in said.output):
-                    return
-        self.fail("iscsid was left to its alarm each time")
-
     def test_a_session_is_not_left_to_log_in_again_to_a_parent_that_refuses_it(self) -> None:
         other = replace(self.image, name="other")
         self.export.publish(other, Device(SIZE, self.folder / "image"))  # so that it takes connections still
@@ -455,26 +354,6 @@ class IscsiTest(IscsiCase):
             try:
                 wait_until(self.reads_wait)
                 self.attach.abandon(self.image.name)
-                self.assertRaises(CommandFailed, reading.result, PATIENCE)
-            finally:
-                self.let_all_go()
-                self.export.withdraw(self.image.name)
-
-    def test_an_image_is_abandoned_at_once_while_its_map_waits_for_a_read_to_change(self) -> None:
-        self.publish()
-        [published] = [disk for disk in rtslib_fb.RTSRoot().storage_objects if disk.name.startswith(MODEL)]
-        path = self.attach.connect(self.image, [self.parent, self.parent_with(published)]).path
-        assert path is not None
-        wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
-        self.export.publish(self.image, Device(SIZE, self.without_parents()))  # both hang
-        with ThreadPoolExecutor() as pool:
-            reading = pool.submit(self.read, path)
-            try:
-                wait_until(self.reads_wait)
-                self.lose("alien")
-                began = time.monotonic()
-                self.attach.abandon(self.image.name)
-                self.assertLess(time.monotonic() - began, devmapper.RELOAD_LIMIT / 2)
                 self.assertRaises(CommandFailed, reading.result, PATIENCE)
             finally:
                 self.let_all_go()
@@ -508,79 +387,12 @@ class IscsiTest(IscsiCase):
         self.assertEqual(before, self.groups(path))
         self.assertEqual([PathState.ACTIVE], self.states())
 
-    def test_an_only_parent_that_has_answered_is_read_by_again_without_a_question(self) -> None:
-        self.publish()
-        path = self.connect()
-        self.read(path)
-        stand_in(self, self.folder, "dd", "exit 1")  # what asks
-        reader, cut_after = Reader(path), 0
-
-        def is_lost() -> bool:
-            """A read failed by the last cut, or goes on: then it was too short for it."""
-            nonlocal cut_after
-            if any(f"parent {HOST} lost" in line for line in said.output):
-                return True
-            if reader.done > cut_after + 1:
-                self.cut(HOST)
-                cut_after = reader.done
-            return False
-
-        with ThreadPoolExecutor() as pool, self.assertLogs("drivers.attach.iscsi", "WARNING") as said:
-            reading = pool.submit(reader.run)
-            try:
-                wait_until(is_lost)
-                wait_until(lambda: self.states() == [PathState.ACTIVE])
-                reader.over.set()
-                reading.result(PATIENCE)
-            finally:
-                reader.over.set()
-                self.let_all_go()
-
     def by_both(self, *parents: Parent) -> Path:
         """Two parents in this order, which are in the map."""
         path = self.attach.connect(self.image, parents).path
         assert path is not None
         wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY] and len(self.groups(path)) == 2)
         return path
-
-    def test_a_parent_at_the_end_that_rests_is_read_by_again_once_it_is_back(self) -> None:
-        self.attach.close()
-        hangs = Resting()
-        self.attach = self.new_driver(hangs=lambda: hangs)
-        self.publish()
-        path = self.by_both(self.good_parent(), self.parent)
-        [_, [number]] = before = self.groups(path)
-        hangs.names.add(target_name(HOST, self.image.name))
-        multipath.fail(path.name, [number])
-        back = [PathState.ACTIVE, PathState.STANDBY], multipath.State(before, frozenset(), 1)
-        wait_until(lambda: (self.states(), multipath.state(path.name)) == back)
-
-    def times_lost(self, act: Callable[[str], None]) -> int:
-        """How often the second parent is, if something happens once it is back, in the look that finds it lost."""
-        self.publish()
-        path = self.by_both(self.good_parent(), self.parent)
-        [_, [number]] = before = self.groups(path)
-
-        def interrupt() -> None:
-            wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY])
-            act(number)
-
-        logger, interrupted = logging.getLogger("drivers.attach.iscsi"), Interrupted("paths are now", interrupt)
-        self.addCleanup(logger.removeFilter, interrupted)
-        with self.assertLogs(logger, "INFO") as said:
-            logger.addFilter(interrupted)
-            with self.silence():
-                self.cut_until_lost(HOST, said.output)
-            wait_until(lambda: sum("paths are now" in line for line in said.output) > 1)
-            wait_until(lambda: multipath.state(path.name) == multipath.State(before, frozenset(), 1))
-        return sum(f"parent {HOST} lost" in line for line in said.output)
-
-    def test_a_parent_that_is_back_before_the_look_that_found_it_lost_has_ended_is_read_by(self) -> None:
-        self.assertEqual(1, self.times_lost(lambda _: None))
-
-    def test_a_parent_that_fails_just_after_it_came_back_is_lost_again(self) -> None:
-        fails = partial(multipath.fail, f"virtman-attach-{self.image.name}")
-        self.assertEqual(2, self.times_lost(lambda number: fails([number])))
 
     def test_the_first_parent_is_read_by_again_once_it_is_back(self) -> None:
         self.publish()
@@ -601,59 +413,6 @@ class IscsiTest(IscsiCase):
         assert disk is not None
         (disk / "device/delete").write_text("1")
         self.assertEqual(self.content, self.read(path))
-
-    def test_an_only_parent_that_answers_with_errors_is_asked_before_it_is_read_by_again(self) -> None:
-        loop = loopdev.attach(self.folder / "image", read_only=True)
-        self.addCleanup(loopdev.detach, self.folder / "image")
-        good, broken = (f"0 {SIZE // 512} {kind}" for kind in (f"linear {loop} 0", "error"))
-        device = devmapper.create("virtman-test", [good], read_only=True)
-        self.addCleanup(devmapper.remove, "virtman-test")
-        disk = rtslib_fb.BlockStorageObject(f"{MODEL}x", dev=str(device), wwn=serial_of(self.image), readonly=True)
-        path = self.attach.connect(self.image, [self.parent_with(self.made(disk))]).path
-        assert path is not None
-        self.read(path)
-        with ThreadPoolExecutor() as pool, self.assertLogs("drivers.attach.iscsi", "INFO") as said:
-            devmapper.reload(device.name, [broken], read_only=True)
-            reading = pool.submit(self.read, path)
-            try:
-                wait_until(lambda: any(NO_ANSWER in line for line in said.output))
-            finally:
-                devmapper.reload(device.name, [good], read_only=True)
-            self.assertEqual(self.content, reading.result(PATIENCE))
-
-    def test_a_parent_that_rests_is_read_by_again_only_behind_the_others(self) -> None:
-        self.attach.close()
-        self.attach = self.new_driver(hangs=lambda: Hangs(clock=lambda: 0.0))  # no rest ends
-        _, path = self.second_while_the_first_waits_for_its_own_parents()
-        before = self.groups(path)
-        with ThreadPoolExecutor() as pool, self.assertLogs("drivers.attach.iscsi", "INFO") as said:
-            reading = pool.submit(self.read, path)
-            try:
-                wait_until(self.reads_wait)
-                self.assertEqual(self.content, reading.result(PATIENCE))
-            finally:
-                self.let_all_go()
-            wait_until(lambda: any(NO_ANSWER in line for line in said.output))
-        self.assertEqual([PathState.LOST, PathState.ACTIVE], self.states())
-        with listening() as kernels_lines:
-            self.publish()
-            wait_until(lambda: self.states() == [PathState.STANDBY, PathState.ACTIVE])
-            wait_until(lambda: self.groups(path) == [*reversed(before)])
-            self.assertEqual([], [line for line in kernels_lines() if "Reinstating path" in line])
-
-    def test_a_table_that_a_dead_agent_gave_the_map_is_noticed(self) -> None:
-        """Its dmsetup outlives it, and waits for reads. Who finds its map reads by what it had."""
-        self.publish()
-        path = self.by_both(self.parent, self.good_parent())
-        first, second = before = self.groups(path)
-        size = SIZE // devmapper.SECTOR
-        for groups in ([second], [second, first]):
-            told = " ".join(f"service-time 0 1 0 {number}" for (number,) in groups)
-            table = f"0 {size} multipath 1 {multipath.HOLDS} 0 {len(groups)} 1 {told}"
-            devmapper.reload(path.name, [table], read_only=True)
-            self.lose(HOST)
-            self.assertEqual(self.content, self.read(path))
-            wait_until(lambda: multipath.state(path.name) == multipath.State(before, frozenset(), 1))
 
     def lose(self, parent: str) -> None:
         """Have the driver see that a session has no connection."""
@@ -693,93 +452,11 @@ class IscsiTest(IscsiCase):
             finally:
                 self.let_all_go()
 
-    def test_a_parent_is_not_told_to_be_lost_when_an_abandoned_image_is_connected_again(self) -> None:
-        self.publish()
-        path = self.connect()
-        self.assertEqual(self.content, self.read(path))
-        self.attach.abandon(self.image.name)
-        wait_until(lambda: all(session.logged_in for session in sessions().values()))
-        self.connect()
-        self.assertEqual(self.content, self.read(path))
-        self.assertEqual([], self.lost)
-
     def good_parent(self) -> Parent:
         """Another one, that answers."""
         file = self.folder / "image"
         good = rtslib_fb.FileIOStorageObject(f"{MODEL}good", dev=str(file), size=SIZE, wwn=serial_of(self.image))
         return self.parent_with(self.made(good))
-
-    def second_while_the_first_waits_for_its_own_parents(self) -> tuple[Parent, Path]:
-        """Two parents, of which the first answers no read from now on. Returns the other, and what reads by them."""
-        self.publish()
-        second = self.good_parent()
-        path = self.by_both(self.parent, second)
-        self.export.publish(self.image, Device(SIZE, self.without_parents()))
-        return second, path
-
-    def test_a_parent_that_hangs_and_is_wanted_no_more_is_not_waited_for(self) -> None:
-        second, path = self.second_while_the_first_waits_for_its_own_parents()
-        with ThreadPoolExecutor() as pool:
-            reading = pool.submit(self.read, path)
-            try:
-                wait_until(self.reads_wait)
-                self.attach.update(self.image, [second])
-                self.assertEqual(self.content, reading.result(PATIENCE))
-            finally:
-                self.let_all_go()
-        self.assertEqual([PathState.ACTIVE], self.states())
-
-    def test_a_new_agent_leaves_a_parent_that_hangs_and_is_named_no_more(self) -> None:
-        second, path = self.second_while_the_first_waits_for_its_own_parents()
-        with ThreadPoolExecutor() as pool:
-            reading = pool.submit(self.read, path)
-            try:
-                wait_until(self.reads_wait)
-                self.attach.close()
-                self.attach = self.new_driver()
-                began = time.monotonic()
-                self.attach.connect(self.image, [second])
-                self.assertEqual(self.content, reading.result(PATIENCE))
-                self.assertLess(time.monotonic() - began, devmapper.RELOAD_LIMIT / 2)
-            finally:
-                self.let_all_go()
-        self.assertEqual([PathState.ACTIVE], self.states())
-
-    def test_a_parent_that_is_withdrawn_while_it_waits_for_its_own_parents_is_no_error(self) -> None:
-        _, path = self.second_while_the_first_waits_for_its_own_parents()
-        with ThreadPoolExecutor() as pool:
-            reading = pool.submit(self.read, path)
-            try:
-                wait_until(self.reads_wait)
-                self.let_go()
-                wait_until(lambda: not self.export.serving(self.image.name))
-                pool.submit(self.export.withdraw, self.image.name).result(PATIENCE)
-                self.assertEqual(self.content, reading.result(PATIENCE))
-            finally:
-                self.let_all_go()
-        self.assertEqual([PathState.LOST, PathState.ACTIVE], self.states())
-
-    def test_parents_are_looked_for_on_after_a_moment_without_open_files(self) -> None:
-        path = self.connect()
-        waiting = threading.Event()
-        with self.assertLogs("drivers.attach.iscsi", "WARNING") as said, none_left():
-            while not any("looking after its paths" in line for line in said.output):
-                waiting.wait(0.05)
-        self.publish()
-        self.assertEqual(self.content, self.read(path))
-
-    def test_paths_are_told_while_the_map_waits_for_reads(self) -> None:
-        self.publish()
-        self.attach = slow = SlowMaps(self.place, self._note_lost)
-        self.addCleanup(slow.close)
-        self.addCleanup(slow.may.set)
-        self.connect()
-        self.assertTrue(slow.asked.wait(PATIENCE))
-        told: list[list[PathState]] = []
-        asking = threading.Thread(target=lambda: told.append(self.states()), daemon=True)
-        asking.start()
-        asking.join(PATIENCE / 2)
-        self.assertEqual([[PathState.ACTIVE]], told)
 
     def test_update_takes_parents_in_and_out_of_the_map(self) -> None:
         self.publish()
