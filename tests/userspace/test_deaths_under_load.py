@@ -10,13 +10,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from testtools.content import text_content
 
 from tests.patience import PATIENCE
+from tests.sweeps import WHOLE
 from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
 
-ROUNDS = int(os.environ.get("ROUNDS", "20"))
-"""How often an inner host is killed: make check does it less often."""
+ROUNDS = 20 if WHOLE else 1
+"""How often an inner host is killed."""
 REGION = 4 << 20
 """Bytes that one round reads, cold: 2 seconds at RATE."""
 RATE = 2 << 20
@@ -113,6 +115,7 @@ class DeathsUnderLoadTest(HostsTestCase):
         self.finish(self.read_region(ROUNDS))
         self.assert_same_content(Path(self.client.vm("vm").disk.path), self.file)
 
+    @pytest.mark.long
     def test_the_vms_own_daemon_killed_costs_no_error(self) -> None:
         for number in range(5):
             reader = self.read_region(number)
@@ -120,6 +123,7 @@ class DeathsUnderLoadTest(HostsTestCase):
             self.finish(reader)
         self.assert_same_content(Path(self.client.vm("vm").disk.path), self.file)
 
+    @pytest.mark.long
     def test_a_parent_whose_daemon_alone_is_killed_serves_again(self) -> None:
         """Whether its children have left it in the meantime depends on how long its agent needs."""
         victim = self.wait_for_inner_parent()
@@ -128,6 +132,7 @@ class DeathsUnderLoadTest(HostsTestCase):
         self.finish(reader)
         wait_until(lambda: len(victim.daemons()) == 1, "its agent has started the daemon again")
 
+    @pytest.mark.long
     def test_a_parent_that_hangs_is_left(self) -> None:
         victim = self.wait_for_inner_parent()
         reader = self.read_region(0)
@@ -136,6 +141,7 @@ class DeathsUnderLoadTest(HostsTestCase):
         self.finish(reader)
         wait_until(lambda: self.parent_in_use() != victim, "the leaf has left the parent that hangs")
 
+    @pytest.mark.long
     def test_the_origin_away_for_a_while_costs_no_error(self) -> None:
         """Every host loses all its parents; reads wait, and go on when the origin is back."""
         reader = self.read_region(0)

@@ -6,11 +6,14 @@ import base64
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from testtools import TestCase
 
 from lab.opennebula import Answer, Datastore, driver_of
 from lab.opennebula.pool import request
 from tests.userspace.opennebula.stand import WITH_SOURCE, StandTestCase
+
+pytestmark = pytest.mark.long
 
 
 class DriverContract:

@@ -16,6 +16,8 @@ from lab.opennebula import Answer, Fate, Image, Vm
 from tests.userspace.hosts import wait_until
 from tests.userspace.opennebula.cloud import BASE, IMAGES, SYSTEM, CloudTestCase
 
+pytestmark = pytest.mark.long
+
 Action = Callable[[], Answer]
 
 OURS = " virtman 600 virtman "
@@ -83,7 +85,6 @@ class FaultsTest(CloudTestCase):
         self.ok(deploy())
         self.sweep(lambda: self.one.terminate(vm), self.retry(vm), self.nothing_left, deploy)
 
-    @pytest.mark.long
     def test_a_disk_moves_between_hosts_and_to_the_front_end_and_back(self) -> None:
         vm = self.vm(self.add_image(7, mib=2))
         self.ok(self.one.deploy(vm, "host-1", SYSTEM))
@@ -116,7 +117,6 @@ class FaultsTest(CloudTestCase):
         self.ok(self.one.snapshot_revert(vm, 0, 0))
         self.reads(vm, 0, 1)
 
-    @pytest.mark.long
     def test_a_persistent_disk_is_given_out_and_taken_back(self) -> None:
         image = self.add_image(7, mib=2, persistent=True)
         vm = self.vm(image)
@@ -166,7 +166,6 @@ class FaultsTest(CloudTestCase):
         self.sweep(revert, revert, lambda: self.reads(vm, 0, 1), overwrite)
         self.sweep(forget, forget, lambda: self.reads(vm, 0, 2), take)
 
-    @pytest.mark.long
     def test_a_disk_is_saved(self) -> None:
         vm = self.vm(self.add_image(7, mib=2))
         self.ok(self.one.deploy(vm, "host-2", SYSTEM))
@@ -227,7 +226,6 @@ class FaultsTest(CloudTestCase):
         self.ok(self.one.recover_retry(vm))
         self.reads(vm, 0, BASE)
 
-    @pytest.mark.long
     def test_a_stream_that_is_cut_in_the_middle_leaves_the_disk_where_it_was(self) -> None:
         vm = self.vm(self.add_image(7))
         self.ok(self.one.deploy(vm, "host-1", SYSTEM))
@@ -245,7 +243,6 @@ class FaultsTest(CloudTestCase):
         self.ok(self.one.resume(vm, "host-1", SYSTEM))
         self.io(vm, 0, "read -P 1 0 2M")
 
-    @pytest.mark.long
     def test_an_agent_restarts_between_two_scripts(self) -> None:
         vm = self.vm(self.add_image(7))
         self.ok(self.one.deploy(vm, "host-1", SYSTEM))
@@ -275,7 +272,6 @@ class FaultsTest(CloudTestCase):
         self.reads(vm, 0, BASE)
         self.assertThat(self.disks()["host-1"], HasLength(1))
 
-    @pytest.mark.long
     def test_an_image_that_cannot_be_added_leaves_nothing(self) -> None:
         file = self.folder / "disk.vmdk"
         file.write_bytes(b"KDMV" + bytes(1 << 20))

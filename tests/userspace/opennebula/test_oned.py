@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
+import pytest
+
 from lab.opennebula import Disk, Image, Vm
 from lab.opennebula.pool import Lcm, State
 from tests.userspace.opennebula.stand import WITH_SOURCE, StandTestCase
+
+pytestmark = pytest.mark.long
 
 
 class OnedContract:

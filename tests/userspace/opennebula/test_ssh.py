@@ -7,10 +7,14 @@ import subprocess
 import threading
 from pathlib import Path
 
+import pytest
+
 from lab.errors import Leftovers
 from lab.opennebula import Fate
 from tests.patience import PATIENCE
 from tests.userspace.opennebula.stand import StandTestCase
+
+pytestmark = pytest.mark.long
 
 
 class SshTest(StandTestCase):

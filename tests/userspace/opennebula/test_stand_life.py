@@ -10,10 +10,14 @@ import subprocess
 import threading
 from pathlib import Path
 
+import pytest
+
 from lab.opennebula import Disk, Fate, Image, Vm
 from lab.opennebula.pool import Lcm, State
 from tests.patience import PATIENCE
 from tests.userspace.opennebula.stand import WITH_SOURCE, StandTestCase
+
+pytestmark = pytest.mark.long
 
 SIZE = 3
 """MiB of an image."""
