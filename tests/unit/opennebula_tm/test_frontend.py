@@ -17,7 +17,6 @@ from opennebula_tm.installer.cli import main
 from opennebula_tm.installer.console import Console, Done
 from opennebula_tm.installer.errors import Refused
 from opennebula_tm.installer.frontend import Places
-from tests.limits import FileSize
 from tests.unit.opennebula_tm.scene import (
     ONED,
     PROBE,
@@ -94,23 +93,6 @@ class LifeTest(TestCase):
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
             self.assertNotEqual(0, done.returncode)
             self.assertNotIn("Error", done.stderr.splitlines()[-1])  # such as ModuleNotFoundError
-        scene.front().remove(force=False)
-        self.assertEqual(before, scene.tree())
-
-    def test_one_probe_where_one_folder_is_a_link_to_the_other(self) -> None:
-        scene = Scene(folder_for(self))
-        shutil.rmtree(scene.places.remotes / "im/qemu-probes.d")
-        (scene.places.remotes / "im/qemu-probes.d").symlink_to("kvm-probes.d")
-        before = scene.tree()
-        scene.front().install(None)
-        scene.front().remove(force=False)
-        self.assertEqual(before, scene.tree())
-
-    def test_what_python_compiled_goes_too(self) -> None:
-        scene = Scene(folder_for(self))
-        before = scene.tree()
-        scene.front().install(None)
-        write(scene.places.remotes / "tm/virtman/opennebula_tm/driver/__pycache__/main.cpython-311.pyc", b"\0")
         scene.front().remove(force=False)
         self.assertEqual(before, scene.tree())
 
@@ -229,11 +211,6 @@ class RefusalTest(TestCase):
         shutil.rmtree(scene.places.remotes)
         self.assert_untouched(scene, "there is no folder .*remotes")
 
-    def test_half_a_copy_of_the_project(self) -> None:
-        scene = Scene(folder_for(self))
-        shutil.rmtree(scene.package / "driver")
-        self.assert_untouched(scene, "is not whole")
-
     def test_records_that_cannot_be_read_or_are_newer(self) -> None:
         for content, why in (("{", "cannot be read"), ('{"version": 2}', "another release"), ("[]", "cannot be read")):
             scene = Scene(folder_for(self))
@@ -265,13 +242,6 @@ class RefusalTest(TestCase):
         scene.commands.answers = [Done(0, USED.format("fs", "ssh"))]
         scene.front().remove(force=False)
         self.assertEqual(ONED, scene.oned())
-
-    def test_answers_that_are_no_xml(self) -> None:
-        for answer in ("no", "<!DOCTYPE x><DATASTORE_POOL/>"):
-            scene = Scene(folder_for(self))
-            scene.front().install(None)
-            scene.commands.answers = [Done(0, answer)]
-            assert_raises(self, Refused, "onedatastore printed", scene.front().remove, force=False)
 
 
 class CutOffTest(TestCase):
@@ -320,31 +290,8 @@ class CutOffTest(TestCase):
             scene.front().remove(force=False)
             self.assertEqual(before, scene.tree(), str(number))
 
-    def test_drafts_of_a_killed_run_are_no_obstacle_and_go(self) -> None:
-        scene = Scene(folder_for(self))
-        before = scene.tree()
-        drafts = [
-            scene.places.oned.with_name(f".oned.conf{disk.DRAFT}"),
-            scene.places.remotes / f"tm/virtman/.clone{disk.DRAFT}",
-        ]
-        assert_raises(self, Cut, ".", scene.front(CutAt(8)).install, None)
-        for draft in drafts:
-            write(draft, "half")
-        scene.front().remove(force=False)
-        self.assertEqual(before, scene.tree())
-
 
 class DiskTest(TestCase):
-    def test_where_there_is_no_room_the_old_file_stays(self) -> None:
-        path = folder_for(self) / "file"
-        write(path, "old")
-        limit = FileSize(self)
-        limit.to(4)
-        assert_raises(self, OSError, r".*file'$", disk.write, path, b"x" * 4096, disk.owner_of(path))
-        limit.lift()
-        self.assertEqual(["old"], [path.read_text()])
-        self.assertEqual(["file"], [each.name for each in path.parent.iterdir()])
-
     def test_a_link_to_the_settings_stays_one(self) -> None:
         folder = folder_for(self)
         write(folder / "real", "old", 0o600)
@@ -419,17 +366,6 @@ class CommandLineTest(TestCase):
         self.assertEqual(Path("/var/lib/one/remotes"), places.remotes)
         self.assertEqual(Path("/etc/one/oned.conf"), places.oned)
         self.assertEqual(Path("/etc/one/vmm_exec/vmm_execrc"), places.execrc)
-
-    def test_a_location_by_another_name_is_the_same(self) -> None:
-        before = tree(self.scene.location)
-        link = self.scene.location.with_name("link")
-        link.symlink_to(self.scene.location)
-        self.addCleanup(link.unlink)
-        self.location[1] = str(link)
-        self.assertEqual(0, self.run_it("--yes")[0])
-        self.location[1] = str(self.scene.location)
-        self.assertEqual(0, self.run_it("--remove", "--yes")[0])
-        self.assertEqual(before, tree(self.scene.location))
 
     def test_tuning_shows_present_values(self) -> None:
         code, said = self.run_it("--tuning")

@@ -51,17 +51,11 @@ R = TypeVar("R", bound=Record)
 
 
 class SmallShelf(Shelf[R]):
-    """Records on a disk that may be full, or in trouble. ``asked``: the names of those that were read."""
+    """Records on a disk that may be full, or in trouble."""
 
     def __init__(self, folder: Path, kind: type[R], room: Room) -> None:
         super().__init__(folder, kind)
         self._room = room
-        self.asked: list[str] = []
-
-    def get(self, name: str) -> R | None:
-        """The record, or None."""
-        self.asked.append(name)
-        return super().get(name)
 
     def put(self, name: str, record: R) -> None:
         """Write the record, if there is room."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from testtools.matchers import Contains, MatchesRegex
 
-from drivers.base import VolumeState
 from drivers.errors import DriverError
-from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, POOL, Disk, unnoticed
+from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, POOL, unnoticed
 from tests.doubles.volt import digest_of
-from tests.unit.virtman.agents import MIB, SOON, SiteCase
+from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import Cut
 from virtman import models
@@ -30,17 +26,13 @@ from virtman.errors import (
     ImageExists,
     ImageInUse,
     NeverBooted,
-    NotFound,
-    NoVolumes,
     RepairIncomplete,
     StateLocked,
-    StateNewer,
     UnknownImage,
-    UnknownVm,
     UnknownVolume,
     VmMoving,
 )
-from virtman.records import DETACH, PUBLISH, Boot, Shelf, VmRecord
+from virtman.records import Boot, Shelf, VmRecord
 
 TROUBLE = DriverError("the device is on fire")
 BOOT = Boot(memory=64, cpus=1, network="none")
@@ -76,10 +68,6 @@ class LifeTest(AgentTest):
     def test_a_second_agent_on_the_same_folders_is_refused(self) -> None:
         self.assertRaises(StateLocked, Agent, self.site.config)
 
-    def test_another_one_may_follow(self) -> None:
-        self.restart()
-        self.assertEqual([], self.agent.vms())
-
     def test_it_starts_and_works_without_volt(self) -> None:
         self.agent.create("vm", "debian", None)
         self.volt.down = True
@@ -101,12 +89,6 @@ class LifeTest(AgentTest):
         self.restart()
         self.assertEqual(before, (self.host.served, self.host.disks))
         self.assertEqual("running", self.agent.vms()[0].state)
-
-    def test_an_interrupted_import_is_cleaned_at_the_start(self) -> None:
-        torn = self.site.config.state / "images" / ".import-x.raw"
-        torn.touch()
-        self.restart()
-        self.assertFalse(torn.exists())
 
 
 class VmsOfAnAgentTest(AgentTest):
@@ -135,21 +117,6 @@ class VmsOfAnAgentTest(AgentTest):
         self.assertEqual(models.Removed(stacks=[], freed_bytes=0), self.agent.gc())
         self.assertEqual(["vm vm"], list(self.agent.status().damaged))
         self.assertEqual({"vm"}, set(self.host.disks))
-
-    def test_volt_hears_of_an_image_that_may_be_needed_though_its_record_is_damaged(self) -> None:
-        self.agent.create("vm", "debian", None)
-        (self.agent.config.state / "records" / "images" / "debian.json").write_bytes(b"{")
-        self.restart()
-        self.assertEqual(["debian"], self.volt.needed)
-
-    def test_the_first_error_of_a_create_is_raised(self) -> None:
-        self.host.failing = {"snapshot.create": TROUBLE, "export.withdraw": DriverError("stuck")}
-        self.assertIs(TROUBLE, self.assertRaises(DriverError, self.agent.create, "vm", "debian", None))
-
-    def test_a_create_that_fails_leaves_other_vms_of_the_image_alone(self) -> None:
-        self.agent.create("old", "debian", None)
-        self.assertRaises(BadSize, self.agent.create, "vm", "debian", 512)
-        self.assertEqual({"debian"}, set(self.host.served))
 
     def test_vms_are_listed_with_their_states(self) -> None:
         self.agent.create("disk", "debian", None)
@@ -182,16 +149,6 @@ class VmsOfAnAgentTest(AgentTest):
                 self.assertRaises(VmMoving, self.agent.stop_vm, "vm", force=force)
         records.put("vm", record)
         self.assertEqual("running", self.agent.vm("vm").state)
-
-    def test_unknown_vms_are_named(self) -> None:
-        for call in (
-            self.agent.vm,
-            self.agent.destroy,
-            self.agent.console,
-            lambda vm: self.agent.stop_vm(vm, force=False),
-        ):
-            error = self.assertRaises(UnknownVm, call, "unknown")
-            self.assertThat(str(error), Contains("'unknown'"))
 
 
 class BootTest(AgentTest):
@@ -313,18 +270,6 @@ class UnpublishTest(AgentTest):
         self.site.await_true(lambda: not self.agent.status().images)
         self.assertEqual(({}, {}), (self.host.leftovers(), self.agent.status().troubles))
 
-    def test_what_is_dropped_while_it_is_given_up_again_is_not_served(self) -> None:
-        def end_the_vm(what: str) -> None:
-            if what == "before volt.leave":
-                self.volt.moment = unnoticed
-                self.agent.destroy("vm")
-                self.site.await_true(lambda: self.agent._stacks.find("mine") is None)
-
-        self.agent.create("vm", "mine", None)
-        self.agent.unpublish("mine")
-        self.volt.moment = end_the_vm
-        self.assertFalse(self.agent.unpublish("mine").serving)
-
     def test_it_can_be_given_up_twice_and_published_again(self) -> None:
         self.agent.create("vm", "mine", None)
         for _ in range(2):
@@ -352,64 +297,6 @@ class UnpublishTest(AgentTest):
         self.volt.down = True
         self.assertRaises(CoordinatorDown, self.agent.unpublish, "mine")
         self.assertEqual({"mine"}, set(self.host.served))
-
-    def test_what_is_not_served_any_more_is_only_told_to_volt(self) -> None:
-        self.site.hold_still(self.agent)
-        record = self.agent._stacks.find("mine")
-        assert record is not None
-        self.agent._stacks._shelf.put("mine", record.begin(DETACH))
-        self.volt.down = True
-        self.agent._stacks.restore("mine")
-        self.volt.down = False
-        self.assertFalse(self.agent.unpublish("mine").serving)
-        self.assertEqual(({"debian"}, []), (set(self.volt.images), self.agent.status().images))
-
-    def test_what_is_half_removed_is_removed(self) -> None:
-        self.site.hold_still(self.agent)
-        self.host.failing = {"export.withdraw": TROUBLE}
-        self.assertRaises(DriverError, self.agent.unpublish, "mine")
-        self.host.failing = {}
-        self.assertEqual(models.Unpublished(name="mine", serving=False), self.agent.unpublish("mine"))
-        self.assertEqual({}, self.host.leftovers())
-
-    def test_nobody_publishes_it_meanwhile(self) -> None:
-        def look(what: str) -> None:
-            if what == "before volt.leave":
-                kept_out.add(self.agent._publishing.taken("mine"))
-
-        kept_out: set[bool] = set()
-        self.volt.moment = look
-        self.agent.unpublish("mine")
-        self.assertEqual({True}, kept_out)
-
-    def test_what_is_announced_while_it_is_to_be_taken_back_is_withdrawn(self) -> None:
-        asking, go, said = threading.Event(), threading.Event(), list[models.Unpublished]()
-        self.addCleanup(go.set)
-
-        def hold_up(what: str) -> None:
-            if what == "before volt.publish":
-                asking.set()
-                go.wait()
-
-        self.site.hold_still(self.agent)
-        stacks = self.agent._stacks
-        record = stacks.find("mine")
-        assert record is not None
-        stacks._shelf.put("mine", record.begin(PUBLISH))
-        self.volt.moment = hold_up
-        threads = [
-            threading.Thread(target=stacks.restore, args=["mine"]),
-            threading.Thread(target=lambda: said.append(self.agent.unpublish("mine"))),
-        ]
-        threads[0].start()
-        asking.wait()
-        threads[1].start()
-        self.site.await_true(lambda: stacks._locks._locks["mine"][1] == len(threads))
-        go.set()
-        for thread in threads:
-            thread.join()
-        self.assertEqual([models.Unpublished(name="mine", serving=False)], said)
-        self.assertEqual(({"debian"}, {}), (set(self.volt.images), self.host.leftovers()))
 
 
 class UnpublishWhenUnusedTest(AgentTest):
@@ -484,13 +371,6 @@ class UnpublishWhenUnusedTest(AgentTest):
         self.site.settle(self.agent)
         self.assertEqual((False, {"mine"}), (self.volt.images["mine"].withdrawn, set(self.host.served)))
 
-    def test_an_answer_that_got_lost_may_be_asked_for_again(self) -> None:
-        self.agent.create("vm", "mine", None)
-        self.volt.moment = lambda what: setattr(self.volt, "down", True) if what == "before volt.image" else None
-        self.assertRaises(CoordinatorDown, self.unpublish)
-        self.volt.moment, self.volt.down = unnoticed, False
-        self.assertEqual(self.withdrawn(), self.unpublish())
-
     def test_one_of_several_origins_gives_itself_up_and_its_content(self) -> None:
         image = self.volt.images["mine"]
         self.volt.images["mine"] = image.model_copy(update={"origins": ["here", "other"]})
@@ -498,35 +378,6 @@ class UnpublishWhenUnusedTest(AgentTest):
         self.assertEqual(models.Unpublished(name="mine", serving=False), self.unpublish())
         self.assertFalse(self.volt.images["mine"].withdrawn)
         self.assertEqual((["other"], []), (self.volt.images["mine"].origins, self.stored()))
-
-    def test_a_volt_that_does_not_know_how_removes_it_at_once_and_its_content_goes(self) -> None:
-        def forget(what: str) -> None:
-            if what == "before volt.image":
-                self.volt.images.pop("mine", None)
-
-        self.volt.moment = forget
-        self.assertEqual(models.Unpublished(name="mine", serving=False), self.unpublish())
-        self.assertEqual([], self.stored())
-
-    def test_what_is_yet_to_be_announced_is_taken_back_with_its_content(self) -> None:
-        self.announce_later()
-        self.assertEqual(models.Unpublished(name="mine", serving=False), self.unpublish())
-        self.assertEqual(({}, []), (self.host.leftovers(), self.stored()))
-
-    def test_what_is_yet_to_be_announced_and_is_read_is_announced_and_withdrawn(self) -> None:
-        self.announce_later()
-        self.volt.read_by_others("mine")
-        self.assertEqual(self.withdrawn(), self.unpublish())
-        self.assertTrue(self.volt.images["mine"].withdrawn)
-        record = self.agent._stacks.find("mine")
-        self.assertTrue(record is not None and record.steady, "or it would be announced again, and so taken back")
-
-    def announce_later(self) -> None:
-        """Volt's answer to the publish got lost."""
-        self.site.hold_still(self.agent)
-        record = self.agent._stacks.find("mine")
-        assert record is not None
-        self.agent._stacks._shelf.put("mine", record.begin(PUBLISH))
 
 
 class PublishInPlaceTest(AgentTest):
@@ -595,14 +446,6 @@ class PublishInPlaceTest(AgentTest):
         self.assertThat(str(error), Contains(f"in place, from {self.file}"))
         self.assertEqual(str(self.file), self.here().path)
 
-    def test_without_volt_it_is_announced_later(self) -> None:
-        self.volt.down = True
-        self.assertRaises(CoordinatorDown, self.publish)
-        self.assertIn("mine", self.host.served)
-        self.volt.down = False
-        self.agent._upkeep.handle(self.agent._tell_volt())
-        self.site.await_true(lambda: "mine" in self.volt.images)
-
     def test_gc_and_unpublish_leave_it_as_it_is(self) -> None:
         before = self.file.stat()
         self.publish()
@@ -612,14 +455,6 @@ class PublishInPlaceTest(AgentTest):
         self.agent.gc()
         self.assertEqual((False, False), (answer.serving, answer.withdrawn))
         self.assertEqual(({}, before), (self.host.leftovers(), self.file.stat()))
-
-    def test_a_host_that_reads_it_from_the_tree_afterwards_has_a_cache_of_its_key(self) -> None:
-        digest = "id:" + "1" * 64
-        self.volt.offer("drawn", MIB, digest)
-        self.agent.create("vm", "drawn", None)
-        self.agent.destroy("vm")
-        self.agent.gc()
-        self.assertEqual({}, self.host.caches)
 
 
 class PublishTest(AgentTest):
@@ -662,37 +497,10 @@ class PublishTest(AgentTest):
         self.assertRaises(ImageExists, self.publish, "debian")
         self.assertEqual(1, len(self.stored()))
 
-    def test_two_names_of_one_content_at_once_of_which_one_is_refused(self) -> None:
-        file = self.site.image_file()
-
-        def refused_meanwhile(step: str, done: int, _total: int) -> None:
-            if step == "digest" and done == MIB and not refused:
-                refused.append(self.assertRaises(ImageExists, self.agent.publish, "debian", file, nothing))
-
-        refused: list[Exception] = []
-        published = self.agent.publish("mine", file, refused_meanwhile)
-        self.assertEqual(1, len(refused))
-        self.assertEqual([f"{published.digest.removeprefix('sha256:')}.raw"], self.stored())
-
-    def test_content_that_is_about_to_get_its_record_outlives_another_name_that_is_refused(self) -> None:
-        refused = []
-        self.site.at["publish:stored"] = lambda: refused.append(self.assertRaises(ImageExists, self.publish, "debian"))
-        self.publish("mine")
-        self.assertEqual((1, 1), (len(refused), len(self.stored())))
-
     def test_content_that_is_about_to_get_its_record_outlives_gc(self) -> None:
         self.site.at["publish:stored"] = self.agent.gc
         self.publish("mine")
         self.assertEqual(1, len(self.stored()))
-
-    def test_content_that_is_about_to_get_its_record_outlives_gc_though_its_cache_is_not_needed(self) -> None:
-        key = hashlib.sha256(self.site.image_file().read_bytes()).hexdigest()
-        self.host.caches[key] = MIB
-        self.site.at["publish:stored"] = lambda: told.append((self.agent.would_remove(), self.agent.gc()))
-        told: list[tuple[models.Removed, models.Removed]] = []
-        self.publish("mine")
-        self.assertEqual([(models.Removed(stacks=[], freed_bytes=MIB),) * 2], told)
-        self.assertEqual(([f"{key}.raw"], {}), (self.stored(), self.host.caches))
 
     def test_without_volt_it_is_kept_and_announced_when_volt_is_back(self) -> None:
         self.volt.down = True
@@ -703,28 +511,6 @@ class PublishTest(AgentTest):
         self.assertEqual(1, len(self.stored()), "what is yet to be announced is needed")
         self.agent._heartbeat.soon()
         self.site.await_true(lambda: "mine" in self.volt.images)
-
-    def test_what_is_yet_to_be_announced_is_taken_back_by_unpublish_once_volt_answers(self) -> None:
-        self.volt.down = True
-        self.assertRaises(CoordinatorDown, self.publish)
-        self.assertRaises(CoordinatorDown, self.agent.unpublish, "mine")
-        self.assertIn("mine", self.host.served)
-        self.site.hold_still(self.agent)
-        self.volt.down = False
-        self.assertFalse(self.agent.unpublish("mine").serving)
-        self.assertEqual({}, self.host.leftovers())
-        self.assertNotIn("mine", self.volt.images)
-        self.agent.gc()
-        self.assertEqual([], self.stored())
-
-    def test_what_a_later_release_does_with_an_image_is_not_withdrawn(self) -> None:
-        self.publish()
-        shelf = self.agent._stacks._shelf
-        record = shelf.get("mine")
-        assert record is not None
-        shelf.put("mine", record.begin("resize"))
-        self.assertRaises(StateNewer, self.agent.unpublish, "mine")
-        self.assertEqual(["here"], self.volt.images["mine"].origins)
 
     def test_an_answer_that_got_lost_costs_nothing(self) -> None:
         self.volt.moment = self.volt.lose_the_answer
@@ -752,10 +538,6 @@ class PublishTest(AgentTest):
             self.assertIn(f"image-{number}", self.host.served, step)
         self.assertEqual(1, len(self.stored()))
 
-    def test_volt_hears_of_the_origin_with_the_next_heartbeat(self) -> None:
-        self.publish()
-        self.site.await_true(lambda: any(node.image == "mine" for node in self.volt.beats[-1]))
-
 
 class LookTest(AgentTest):
     def test_images_say_how_far_they_are_here(self) -> None:
@@ -767,15 +549,6 @@ class LookTest(AgentTest):
             models.ImageHere(role="host", phase="attached", held_bytes=BYTES_PER_FETCH), images["debian"].here
         )
         self.assertIsNone(images["alpine"].here)
-
-    def test_images_and_trees_need_volt(self) -> None:
-        self.volt.down = True
-        self.assertRaises(CoordinatorDown, self.agent.images)
-        self.assertRaises(CoordinatorDown, self.agent.tree, "debian")
-
-    def test_a_tree(self) -> None:
-        self.assertEqual("other", self.agent.tree("debian").root.host)
-        self.assertRaises(UnknownImage, self.agent.tree, "unknown")
 
     def test_status_tells_of_stacks_and_vms(self) -> None:
         self.agent.create("vm", "debian", None)
@@ -795,11 +568,6 @@ class LookTest(AgentTest):
         self.host.disks["stray"] = self.host.disks["vm"]
         self.assertEqual(["stray"], self.agent.status().strays)
 
-    def test_status_tells_of_threads_that_died(self) -> None:
-        self.site.have_a_thread_die("a test's thread", ValueError("over"))
-        (death,) = [death for death in self.agent.status().deaths if death.thread == "a test's thread"]
-        self.assertEqual(("ValueError('over')", False), (death.error, death.running))
-
     def test_status_tells_what_keeps_vms_from_writing(self) -> None:
         self.assertIsNone(self.agent.status().disks.trouble)
         self.host.disk_trouble = "no room"
@@ -816,11 +584,6 @@ class VolumesTest(AgentTest):
     def states(self) -> dict[str, str]:
         """What the status says of the volumes."""
         return {volume.path: volume.state for volume in self.agent.status().cache_volumes}
-
-    def test_they_are_listed(self) -> None:
-        self.host.volumes[POOL.path] = replace(POOL, images=("debian",), state=VolumeState.RUNNING)
-        line = models.Volume(path=str(POOL.path), size=POOL.size, state="running", images=["debian"])
-        self.assertEqual([line], self.agent.volumes())
 
     def test_they_come_and_go(self) -> None:
         for _ in range(2):
@@ -839,27 +602,6 @@ class VolumesTest(AgentTest):
         self.assertThat(str(error), Contains("'/dev/sdx'"))
         self.assertNotIn(str(POOL.path), str(error))
         self.assertNotIn("cache.remove_volume", self.host.calls)
-
-    def test_the_status_comes_to_know_of_one_that_fails(self) -> None:
-        self.host.volumes[POOL.path] = replace(POOL, state=VolumeState.FAILED)
-        self.agent._heartbeat.soon()
-        self.site.await_true(lambda: self.states() == {str(POOL.path): "failed"})
-
-    def test_the_status_does_not_look_at_them(self) -> None:
-        self.agent.volumes()
-        self.host.failing = {"cache.volumes": TROUBLE}
-        self.assertEqual({str(POOL.path): "idle"}, self.states())
-        self.assertIs(TROUBLE, self.assertRaises(DriverError, self.agent.volumes))
-
-    def test_a_driver_without_volumes_says_so(self) -> None:
-        self.restart()
-        for call in (
-            self.agent.volumes, lambda: self.agent.add_volume(POOL.path), lambda: self.agent.remove_volume(POOL.path),
-        ):  # fmt: skip
-            error = self.assertRaises(NoVolumes, call)
-            self.assertThat(str(error), Contains("double"))
-            self.assertThat(str(error), Contains("bcache"))
-        self.assertEqual({}, self.states())
 
 
 class RepairTest(AgentTest):
@@ -881,14 +623,6 @@ class RepairTest(AgentTest):
         self.assertEqual(models.Repaired(vms=["vm"], images=["debian"], strays=["stray"]), self.agent.repair())
         self.assertEqual(({}, {"debian"}), (self.host.disks, set(self.host.served)))
 
-    def test_it_tells_of_what_was_served_and_in_the_middle_of_its_removal(self) -> None:
-        self.agent.create("vm", "debian", None)
-        self.agent.destroy("vm")
-        self.site.cut_at = "detach:recorded"
-        self.assertRaises(Cut, self.agent._stacks.remove_if_idle, "debian")
-        self.assertIn("debian", self.host.served)
-        self.assertEqual(["debian"], self.agent.repair().images)
-
     def test_it_goes_on_after_an_error_and_tells_all(self) -> None:
         for image in ("alpine", "debian"):
             self.volt.offer(image, size=MIB)
@@ -901,39 +635,6 @@ class RepairTest(AgentTest):
         self.assertNotIn("stray", self.host.endpoints)
         self.host.failing = {}
         self.assertEqual(["alpine", "debian"], self.agent.repair().images)
-
-    def test_what_is_in_place_comes_last_as_its_storage_may_not_answer(self) -> None:
-        file = self.site.folder / "mine.raw"
-        file.write_bytes(b"1" * MIB)
-        self.agent.publish_in_place("mine", file, None, digest=False)
-        for vm, image in (("a-mine", "mine"), ("vm", "debian")):
-            self.agent.create(vm, image, None)
-            self.host.daemon_dies(image)
-        self.host.failing = {"attach.origin": TROUBLE}
-        self.host.disks.clear()
-        told = str(self.assertRaises(RepairIncomplete, self.agent.repair))
-        self.assertThat(told, MatchesRegex(r"(?s).*\bvm\b.*on fire.*\ba-mine\b"))
-
-    def test_what_is_in_place_on_storage_that_does_not_answer_keeps_nobody_else_in_place_waiting(self) -> None:
-        for image in ("here", "there"):
-            (file := self.site.folder / f"{image}.raw").write_bytes(image[:1].encode() * MIB)
-            self.agent.publish_in_place(image, file, None, digest=False)
-            self.agent.create(f"vm-{image}", image, None)
-            self.host.daemon_dies(image)
-        reopened, waiting, waited = threading.Event(), threading.Lock(), list[bool]()
-
-        class Disks(dict[str, Disk]):
-            def get(self, name: str, default: Any = None) -> Any:
-                reopened.set()
-                return super().get(name, default)
-
-        def first_does_not_answer(moment: str) -> None:
-            if moment == "before attach.origin" and waiting.acquire(blocking=False):
-                waited.append(reopened.wait(SOON))
-
-        self.host.disks, self.host.moment = Disks(self.host.disks), first_does_not_answer
-        self.assertEqual(["here", "there"], self.agent.repair().images)
-        self.assertEqual([True], waited)
 
     def test_a_disk_that_cannot_be_opened_again_is_told_of(self) -> None:
         self.agent.create("vm", "debian", None)
@@ -1008,17 +709,6 @@ class GcTest(AgentTest):
         self.assert_foretold()
         self.assert_foretold()
 
-    def test_volt_lists_all_its_images_once_however_many_origins_go(self) -> None:
-        asked: list[str] = []
-        names = ["a", "b", "c"]
-        for name in names:
-            self.agent.publish(name, self.site.image_file(), nothing)
-        self.site.hold_still(self.agent)
-        self.volt.images.clear()
-        self.volt.moment = asked.append
-        self.assertEqual(names, self.agent.gc().stacks)
-        self.assertEqual(1, asked.count("before volt.images"))
-
     def test_what_other_hosts_read_stays_though_volt_does_not_list_it_until_it_is_given_up(self) -> None:
         self.agent.publish("mine", self.site.image_file(), nothing)
         self.volt.assign("mine", [], ["child"])
@@ -1043,40 +733,6 @@ class GcTest(AgentTest):
         self.volt.moment = publish
         self.agent.gc()
         self.assertEqual((["mine"], 1), (list(self.host.served), len(self.stored())))
-
-    def test_what_volt_cannot_be_asked_about_again_stays(self) -> None:
-        def go(what: str) -> None:
-            self.volt.down = self.volt.down or what == "after volt.images"
-
-        self.agent.publish("mine", self.site.image_file(), nothing)
-        self.site.hold_still(self.agent)
-        del self.volt.images["mine"]
-        self.volt.moment = go
-        self.assertRaises(RepairIncomplete, self.agent.gc)
-        self.assertEqual((["mine"], 1), (list(self.host.served), len(self.stored())))
-
-    def test_what_volt_took_again_without_an_answer_stays(self) -> None:
-        def publish(what: str) -> None:
-            if what == "after volt.images":
-                self.volt.moment = self.volt.lose_the_answer
-                self.assertRaises(CoordinatorDown, self.agent.publish, "mine", file, nothing)
-                self.volt.moment, self.volt.down = unnoticed, False
-
-        file = self.site.image_file()
-        self.agent.publish("mine", file, nothing)
-        self.site.hold_still(self.agent)
-        del self.volt.images["mine"], self.volt.places["mine"]  # it was set back to a backup
-        self.volt.moment = publish
-        self.agent.gc()
-        self.assertEqual(["here"], self.volt.images["mine"].origins)
-        self.assertEqual((["mine"], 1), (list(self.host.served), len(self.stored())))
-
-    def test_nothing_would_be_removed_that_a_damaged_record_may_need(self) -> None:
-        self.agent.create("vm", "debian", None)
-        self.agent.destroy("vm")
-        (self.agent.config.state / "records" / "images" / "other.json").write_bytes(b"{")
-        self.assertEqual(0, self.agent.would_remove().freed_bytes)
-        self.assert_foretold()
 
     def test_an_origin_that_volt_lists_no_more_goes_with_its_content(self) -> None:
         self.agent.publish("mine", self.site.image_file(), nothing)
@@ -1107,27 +763,6 @@ class GcTest(AgentTest):
         self.volt.images["mine"] = self.volt.images["mine"].model_copy(update={"origins": ["other"]})
         self.assertEqual(models.Removed(stacks=["mine"], freed_bytes=MIB), self.agent.gc())
         self.assertEqual([], self.stored())
-
-    def test_what_a_later_release_began_with_is_not_foretold_to_go(self) -> None:
-        self.agent.create("vm", "debian", None)
-        self.agent.destroy("vm")
-        self.site.hold_still(self.agent)
-        record = self.agent._stacks.find("debian")
-        assert record is not None
-        self.agent._stacks._shelf.put("debian", record.begin("convert", to="chunks"))
-        self.assertEqual(models.Removed(stacks=[], freed_bytes=0), self.agent.would_remove())
-
-    def test_nothing_is_deleted_while_a_record_can_begin_to_refer_to_it(self) -> None:
-        def look(what: str) -> None:
-            if what == "before cache.remove":
-                kept_out.append(self.agent._stacks.content.locked())
-
-        kept_out: list[bool] = []
-        self.agent.create("vm", "debian", None)
-        self.agent.destroy("vm")
-        self.host.moment = look
-        self.agent.gc()
-        self.assertEqual([True], kept_out)
 
     def test_it_goes_on_after_an_error_and_tells_all(self) -> None:
         self.volt.offer("alpine", size=MIB)
@@ -1218,9 +853,3 @@ class SuspendTest(AgentTest):
         # What was planned before is refused, and not planned again.
         self.site.await_true(lambda: not self.agent.status().troubles)
         self.assertEqual(set(), set(self.host.served))
-
-
-class ErrorsTest(AgentTest):
-    def test_not_found_is_one_family(self) -> None:
-        self.assertRaises(NotFound, self.agent.vm, "unknown")
-        self.assertRaises(NotFound, self.agent.create, "vm", "unknown", None)

@@ -5,22 +5,18 @@ from __future__ import annotations
 from testtools import TestCase
 from testtools.matchers import Contains
 
-from drivers.errors import BadDisk, DiskInUse, DriverError, NoSpace
-from tests.doubles.drivers import Disk, unnoticed
+from drivers.errors import DiskInUse, DriverError
+from tests.doubles.drivers import Disk
 from tests.unit.virtman.scene import NOW, Scene
-from virtman.disks import Disks
 from virtman.errors import (
     BadRequest,
     BadSize,
-    HypervisorError,
-    NoRoom,
-    StateNewer,
     UnknownSnapshot,
     UnknownVm,
     VmExists,
     VmRuns,
 )
-from virtman.records import CRASH, DROP, FROZEN, OFF, REVERT, Boot, Point, State, VmRecord
+from virtman.records import CRASH, FROZEN, OFF, REVERT, Boot, Point, VmRecord
 
 MIB = 1 << 20
 BOOT = Boot(memory=64, cpus=1, network="none")
@@ -82,21 +78,6 @@ class ResizeTest(DisksTest):
         self.assertRaises(DriverError, self.disks.resize, "vm", 5 * MIB)
         self.assertTrue(self.record.steady)
 
-    def test_a_failure_after_the_disk_has_grown_leaves_the_new_size(self) -> None:
-        def fail(moment: str) -> None:
-            if moment == "after snapshot.resize":
-                raise TROUBLE
-
-        self.host.moment = fail
-        self.assertRaises(DriverError, self.disks.resize, "vm", 5 * MIB)
-        self.assertEqual(5 * MIB, self.record.size)
-
-    def test_one_that_was_cut_off_and_cannot_be_finished_keeps_no_vm_from_starting(self) -> None:
-        self.scene.vm_shelf.put("vm", self.record.begin("resize", size=5 * MIB))
-        self.host.failing["snapshot.resize"] = TROUBLE
-        self.boot()
-        self.assertEqual(MIB, self.record.size)
-
     def test_a_running_vm_is_told_by_its_monitor(self) -> None:
         self.boot()
         self.disk.stranger = True
@@ -146,52 +127,10 @@ class TakeTest(DisksTest):
         self.assertIn("after machines.freeze", self.scene.moments)
         self.assertEqual(set(), self.scene.machines.frozen)
 
-    def test_the_guest_goes_on_also_if_libvirt_goes_away_while_it_is_held_still(self) -> None:
-        def gone(moment: str) -> None:
-            if moment == "before machines.thaw" and gone_for.pop():
-                raise HypervisorError("libvirtd is gone")
-
-        self.boot()
-        self.scene.machines.with_agents.add("vm")
-        for thaws in (1, 2, 3):
-            gone_for = [False, *(thaws * [True])]
-            self.scene.machines.moment = gone
-            self.assertRaises(HypervisorError, self.disks.take, "vm", "a")
-            while len(gone_for) > 1:
-                self.assertEqual({"vm"}, self.scene.machines.frozen)
-                self.assertRaises(HypervisorError, self.heal)
-            self.scene.machines.moment = unnoticed
-            self.heal()
-            self.assertEqual(((), set()), (self.record.points, self.scene.machines.frozen))
-
     def test_a_failure_leaves_no_point(self) -> None:
         self.host.failing["snapshot.take"] = TROUBLE
         self.assertRaises(DriverError, self.disks.take, "vm", "a")
         self.assertEqual(((), None), (self.record.points, self.record.current))
-
-    def test_a_failure_after_the_point_was_taken_drops_it(self) -> None:
-        self.boot()
-        self.scene.machines.failing["follow"] = HypervisorError("libvirtd is gone")
-        self.assertRaises(HypervisorError, self.disks.take, "vm", "a")
-        self.assertTrue(self.record.doing(DROP))
-        self.heal()
-        self.assertEqual({}, self.disk.points)
-
-    def test_without_room_to_write_it_down_there_is_no_point(self) -> None:
-        for room in range(2):
-            self.scene.fill_up(after=room)
-            self.assertRaises(NoRoom, self.disks.take, "vm", "a")
-            self.scene.make_room()
-            self.heal()
-            self.assertEqual(({}, ()), (self.disk.points, self.record.points))
-
-    def test_a_vm_that_is_not_there_has_none(self) -> None:
-        self.assertRaises(UnknownVm, self.disks.take, "other", "a")
-
-    def test_what_a_newer_release_began_is_left_alone(self) -> None:
-        self.scene.vm_shelf.put("vm", self.record.begin("freeze-dry"))
-        self.assertRaises(StateNewer, self.disks.take, "vm", "a")
-        self.scene.vm_shelf.put("vm", self.record.settled())
 
     def test_destroying_a_vm_takes_its_points_along(self) -> None:
         self.take("a", "b")
@@ -255,41 +194,6 @@ class DropTest(DisksTest):
         self.assertRaises(DriverError, self.disks.drop, "vm", "a")
         self.assertEqual(({"a": None}, True), (self.tree(), self.record.steady))
 
-    def gone_but_not_free(self) -> None:
-        full = NoSpace(self.scene.folder, 0, 1)
-
-        def fail(moment: str) -> None:
-            if moment == "after snapshot.drop":
-                raise full
-
-        self.take("a", "b")
-        self.host.moment = fail
-        self.assertRaises(NoSpace, self.disks.drop, "vm", "a")
-        self.host.moment = self.scene.moment
-
-    def test_what_is_gone_and_not_free_yet_is_freed_later(self) -> None:
-        self.gone_but_not_free()
-        self.assertEqual(({"b": None}, "a", True), (self.tree(), self.record.untidy, self.record.steady))
-        self.assertTrue(self.scene.vms.unfinished("vm"))
-        self.host.calls.clear()
-        self.heal()
-        self.assertEqual((["snapshot.drop"], None), (self.host.calls, self.record.untidy))
-        self.assertFalse(self.scene.vms.unfinished("vm"))
-
-    def test_what_is_not_free_yet_keeps_no_vm_from_starting(self) -> None:
-        self.gone_but_not_free()
-        self.host.failing["snapshot.drop"] = TROUBLE
-        self.boot()
-        self.assertIn("vm", self.scene.machines.running)
-        self.heal()
-
-    def test_one_that_was_cut_off_keeps_no_vm_from_starting(self) -> None:
-        self.take("a")
-        self.scene.vm_shelf.put("vm", self.record.begin(DROP, point="a"))
-        self.host.failing["snapshot.drop"] = TROUBLE
-        self.boot()
-        self.assertEqual({"a": None}, self.tree())
-
 
 class AfterFailureTest(DisksTest):
     """What is tried again later never takes what came since."""
@@ -312,70 +216,6 @@ class AfterFailureTest(DisksTest):
         self.heal()
         self.assertEqual(("theirs", "b", True), (self.disk.writes, self.record.current, self.record.steady))
 
-    def test_a_point_that_could_not_be_forgotten_for_want_of_libvirt_stays(self) -> None:
-        self.boot()
-        self.take("a")
-        self.scene.machines.failing["running_vm"] = HypervisorError("libvirtd is gone")
-        self.assertRaises(HypervisorError, self.disks.drop, "vm", "a")
-        self.heal()
-        self.assertEqual(({"a": None}, {"a"}), (self.tree(), set(self.disk.points)))
-
-    def test_what_is_left_of_a_taking_that_failed_is_dropped_whatever_comes_between(self) -> None:
-        self.boot()
-        self.scene.machines.failing["follow"] = HypervisorError("libvirtd is gone")
-        self.host.failing["snapshot.drop"] = TROUBLE
-        self.assertRaises(HypervisorError, self.disks.take, "vm", "a")
-        self.scene.machines.failing.clear()
-        self.disks.resize("vm", 5 * MIB)
-        self.assertTrue(self.scene.vms.unfinished("vm"))
-        self.heal()
-        self.assertEqual({}, self.disk.points)
-
-    def test_a_point_that_cannot_be_taken_after_all_keeps_no_vm_from_starting(self) -> None:
-        self.scene.vm_shelf.put("vm", self.record.begin("take snapshot", point="a", temporary=False))
-        self.host.failing["snapshot.take"] = TROUBLE
-        self.boot()
-        self.assertIn("vm", self.scene.machines.running)
-        self.heal()
-        self.assertEqual(({}, {}), (self.tree(), self.disk.points))
-
-
-class LostPointsTest(DisksTest):
-    """A driver whose own list of points was lost."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.take("a", "b")
-        self.lost, self.disk.points = self.disk.points, {}
-        self.host.calls.clear()
-
-    def assert_left_as_it_is(self) -> None:
-        for change in ("take", "revert", "drop"):
-            self.assertNotIn(f"snapshot.{change}", str(self.host.calls))
-        self.boot()
-        self.disk.points = self.lost
-        self.heal()
-
-    def test_nothing_is_taken(self) -> None:
-        error = self.assertRaises(BadDisk, self.disks.take, "vm", "c")
-        self.assertThat(str(error), Contains("'a'"))
-        self.assertRaises(BadDisk, self.disks.clone, "vm", ["new"])
-        self.assert_left_as_it_is()
-
-    def test_nothing_is_dropped(self) -> None:
-        self.assertRaises(BadDisk, self.disks.drop, "vm", "b")
-        self.assert_left_as_it_is()
-
-    def test_nothing_is_thrown_away_by_going_back(self) -> None:
-        self.assertRaises(BadDisk, self.disks.revert, "vm", "b")
-        self.disk.points = self.lost
-        self.heal()
-        self.assertEqual("b", self.disk.writes)
-
-    def test_the_vm_is_destroyed(self) -> None:
-        self.scene.vms.destroy("vm")
-        self.assertEqual({}, self.host.disks)
-
 
 class MomentTest(DisksTest):
     def test_it_is_there_meanwhile_and_nobody_sees_it_afterwards(self) -> None:
@@ -393,18 +233,6 @@ class MomentTest(DisksTest):
             self.assertFalse(self.scene.vms.unfinished("vm"))
         self.assertEqual({}, self.disk.points)
 
-    def test_it_is_in_use_from_when_it_is_written_down(self) -> None:
-        seen: list[tuple[bool, bool]] = []
-
-        def look(step: str) -> None:
-            if step == "take:done":
-                seen.append((self.record.leftover, self.scene.vms.unfinished("vm")))
-
-        scene = self.scene
-        disks = Disks(scene.vms, scene.vm_shelf, scene.drivers.snapshot, scene.machines, look)
-        with disks.moment("vm"):
-            self.assertEqual([(True, False)], seen)
-
     def test_all_that_a_killed_agent_left_are_dropped(self) -> None:
         with self.disks.moment("vm"), self.disks.moment("vm"):
             self.scene.restart()
@@ -414,14 +242,6 @@ class MomentTest(DisksTest):
         with self.disks.moment("vm"):
             self.take("a")
         self.assertEqual({"a": None}, self.tree())
-
-    def test_one_that_cannot_be_dropped_now_is_dropped_later(self) -> None:
-        with self.disks.moment("vm"):
-            self.host.failing["snapshot.drop"] = TROUBLE
-        self.assertTrue(self.record.leftover)
-        self.assertTrue(self.scene.vms.unfinished("vm"))
-        self.heal()
-        self.assertEqual(({}, False), (self.disk.points, self.record.leftover))
 
     def test_nobody_else_may_name_his_so(self) -> None:
         self.assertRaises(BadRequest, self.disks.take, "vm", "moment-of-mine")
@@ -494,14 +314,6 @@ class CloneTest(DisksTest):
         self.scene.vms.create("vm", "other", None)
         self.assertRaises(VmExists, self.disks.clone, "vm", ["new"])
 
-    def test_one_is_known_whatever_its_source_is_called(self) -> None:
-        self.disks.clone("vm", ["new"])
-        for old, name in (("vm", "second"), ("second", "third")):
-            self.scene.renames.rename(old, name)
-        self.host.calls.clear()
-        self.disks.clone("third", ["new"])
-        self.assertEqual([], self.host.calls)
-
     def test_one_of_a_vm_that_had_the_name_before_is_not_taken_for_it(self) -> None:
         self.disks.clone("vm", ["new"])
         self.scene.renames.rename("vm", "old")
@@ -510,38 +322,6 @@ class CloneTest(DisksTest):
         self.scene.vms.destroy("vm")
         self.scene.vms.create("vm", "debian", None)
         self.assertRaises(VmExists, self.disks.clone, "vm", ["new"])
-
-    def test_of_an_earlier_release_one_is_known_by_the_names(self) -> None:
-        self.disks.clone("vm", ["new"])
-        for name in ("vm", "new"):
-            record = self.scene.vms.record(name)
-            self.scene.vm_shelf.put(name, record.model_copy(update={"uuid": None, "source_uuid": None}))
-        self.disks.clone("vm", ["new"])
-        self.scene.renames.rename("vm", "second")
-        self.disks.clone("second", ["new"])
-        self.scene.volt.offer("other", size=MIB)
-        self.scene.vms.create("vm", "other", None)
-        self.assertRaises(VmExists, self.disks.clone, "vm", ["new"])
-        self.scene.renames.rename("second", "third")
-        self.assertRaises(VmExists, self.disks.clone, "third", ["new"])
-
-    def test_one_is_not_there_until_it_is_whole(self) -> None:
-        seen: list[tuple[State, bool]] = []
-
-        def look(moment: str) -> None:
-            if moment == "within snapshot.clone":
-                seen.append((self.scene.vms.record("new").state, self.scene.vms.is_clone("new", self.record)))
-
-        self.host.moment = look
-        self.disks.clone("vm", ["new"])
-        self.assertEqual([(State.ABSENT, False)], seen)
-
-    def test_one_that_was_half_made_is_made_again(self) -> None:
-        record = VmRecord(name="new", image="debian", size=None, source="vm", state=State.ABSENT)
-        self.scene.vm_shelf.put("new", record.begin("create"))
-        self.disk.writes = "then"
-        self.disks.clone("vm", ["new"])
-        self.assertEqual({"new": "then"}, self.clones())
 
     def test_they_outlive_what_they_come_from(self) -> None:
         self.disk.writes = "then"

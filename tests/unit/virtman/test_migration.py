@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 from testtools import TestCase
@@ -13,7 +11,6 @@ from testtools.matchers import Contains
 
 from drivers.errors import NotPossible
 from tests.doubles.machines import HARDWARE
-from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from virtman.errors import (
@@ -23,16 +20,12 @@ from virtman.errors import (
     DiskChanged,
     HypervisorError,
     NeverBooted,
-    NoRoom,
     NotSupported,
     StreamMisfit,
-    UnknownVm,
     VirtmanError,
     VmMoving,
     VmRuns,
 )
-from virtman.locks import NamedLocks
-from virtman.migration import Migrations
 from virtman.names import TRAVELLING
 from virtman.records import MIGRATE
 from virtman.vms import Traveller
@@ -86,21 +79,6 @@ def there(here: Scene) -> Scene:
     a_disk(scene)
     scene.migrations.expect("vm", TRAVELLER)
     return scene
-
-
-class AskedFor(NamedLocks):
-    """Locks that tell when somebody wants one."""
-
-    def __init__(self, told: Callable[[str], None]) -> None:
-        super().__init__()
-        self._told = told
-
-    @contextmanager
-    def hold(self, name: str) -> Iterator[None]:
-        """Hold the lock of ``name``."""
-        self._told(f"lock of {name}")
-        with super().hold(name):
-            yield
 
 
 class LeaveTest(TestCase):
@@ -163,17 +141,6 @@ class LeaveTest(TestCase):
         self.scene.vms.start("vm")
         self.assert_stays()
 
-    def test_what_goes_along(self) -> None:
-        traveller = self.scene.migrations.traveller("vm")
-        self.assertEqual((BOOT, self.scene.vms.record("vm").uuid), (traveller.boot, traveller.uuid))
-
-    def test_a_new_vm_of_its_name_is_another_one(self) -> None:
-        uuid = self.scene.machines.uuids["vm"]
-        leave(self.scene)
-        self.scene.vms.destroy("vm")
-        self.scene.vms.boot("vm", "debian", None, BOOT, [], None)
-        self.assertNotEqual(uuid, self.scene.machines.uuids["vm"])
-
     def test_what_cannot_go(self) -> None:
         scene = self.scene
         scene.vms.boot("off", "debian", None, BOOT, [], None)
@@ -231,49 +198,6 @@ class LeaveTest(TestCase):
             self.assertRaises(DiskChanged, leave, scene)
             self.assert_stays()
 
-    def test_what_libvirt_still_has_of_one_that_went_goes_before_that_is_written_down(self) -> None:
-        self.scene.machines.failing["undefine"] = HypervisorError("away")
-        self.assertRaises(HypervisorError, leave, self.scene)
-        self.scene.machines.failing.clear()
-        self.scene.vms.repair("vm")
-        self.assert_went()
-
-    def test_one_that_goes_while_its_move_is_ended_went(self) -> None:
-        """As libvirt's daemon goes on with the move of an agent that was killed."""
-        self.scene.vm_shelf.put("vm", self.scene.vms.record("vm").begin(MIGRATE, to=THERE))
-
-        def go(moment: str) -> None:
-            if moment == "before machines.end_migration":
-                del self.scene.machines.running["vm"]
-                self.scene.machines.gone["vm"] = True
-
-        self.scene.machines.moment = go
-        self.scene.vms.repair("vm")
-        self.assert_went()
-
-    def test_a_move_that_is_under_way_is_ended_before_anybody_waits_for_its_end(self) -> None:
-        done, first = list[str](), threading.Event()
-        aborting = threading.Thread(target=self.scene.migrations.abort, args=["vm"], daemon=True)
-
-        def hear(what: str) -> None:
-            if threading.current_thread() is aborting and not what.startswith("before"):
-                done.append(what)
-                first.set()
-
-        def abort(_done: int, _total: int) -> None:
-            aborting.start()
-            first.wait(PATIENCE)
-
-        self.scene.machines.moment = hear
-        self.scene.vms.locks = AskedFor(hear)
-        there(self.scene)
-        error = self.assertRaises(
-            HypervisorError, self.scene.migrations.leave, "vm", THERE, "<domain/>", SENT, abort
-        )  # fmt: skip
-        aborting.join(PATIENCE)
-        self.assertEqual(("it was ended", ["after machines.end_migration", "lock of vm"]), (str(error), done))
-        self.assert_stays()
-
     def test_one_whose_disk_is_a_device_of_the_host_stays(self) -> None:
         self.scene.host.disks["vm"].device = True
         for act in (lambda: self.scene.migrations.traveller("vm"), lambda: leave(self.scene)):
@@ -289,13 +213,6 @@ class LeaveTest(TestCase):
         self.assertEqual((None, True), (self.scene.vms.record("vm").moved, self.scene.vms.record("vm").steady))
         self.scene.vms.start("vm")
         self.assert_stays()
-
-    def test_one_of_which_nobody_knows_why_it_is_off_may_run_there(self) -> None:
-        leave(self.scene)
-        self.scene.machines.gone["vm"] = None
-        self.scene.vm_shelf.put("vm", self.scene.vms.record("vm").settled(moved=None).begin(MIGRATE, to=THERE))
-        self.scene.vms.repair("vm")
-        self.assert_went()
 
     def test_who_asks_for_it_hangs_up(self) -> None:
         def hung_up(done: int, total: int) -> None:
@@ -322,22 +239,6 @@ class LeaveTest(TestCase):
         self.assert_went()
         self.scene.migrations.finish("vm", THERE)
         self.assertEqual({"disk"}, set(self.scene.host.disks))
-
-    def test_its_uuid_is_written_down(self) -> None:
-        before = self.scene.machines.traveller("vm").uuid
-        leave(self.scene)
-        self.assertEqual(before, self.scene.vms.record("vm").uuid)
-
-    def test_a_full_disk(self) -> None:
-        for room, stays in ((0, True), (1, False)):
-            scene = self.scene = Scene(self)
-            a_vm(scene)
-            there(scene)
-            scene.fill_up(after=room)
-            self.assertRaises(NoRoom, leave, scene)
-            scene.make_room()
-            scene.vms.repair("vm")
-            self.assert_stays() if stays else self.assert_went()
 
 
 class ArriveTest(TestCase):
@@ -370,15 +271,6 @@ class ArriveTest(TestCase):
         self.scene.vms.destroy("vm")
         self.assertEqual(({}, {}), (self.scene.host.disks, self.scene.machines.running))
 
-    def test_it_is_the_same_when_it_is_taken_back_from_the_next_host(self) -> None:
-        arriving(self.scene)
-        self.scene.migrations.arrive("vm")
-        self.scene.disks.take("vm", SENT)
-        leave(self.scene)
-        self.scene.migrations.take_back("vm", THERE)
-        self.scene.vms.start("vm")
-        self.assertEqual(TRAVELLER.uuid, self.scene.machines.uuids["vm"])
-
     def test_one_whose_memory_has_not_come(self) -> None:
         a_disk(self.scene)
         for _ in range(2):
@@ -399,10 +291,6 @@ class ArriveTest(TestCase):
         self.scene.migrations.check(TRAVELLER)
         self.assertRaises(NotSupported, self.scene.migrations.check, replace(TRAVELLER, hardware="pc-q35-99"))
 
-    def test_it_has_the_uuid_that_it_had(self) -> None:
-        arriving(self.scene)
-        self.assertEqual(TRAVELLER.uuid, self.scene.vms.record("vm").uuid)
-
     def test_what_has_come_is_given_up(self) -> None:
         def give_up() -> str:
             return self.scene.migrations.give_up("vm", ["another", "migration-0"])
@@ -415,24 +303,6 @@ class ArriveTest(TestCase):
             self.assertIn("vm", scene.host.disks)
             self.assertEqual(["given up", "absent"], [give_up(), give_up()])
             self.assertEqual(({}, {}), (scene.host.disks, scene.machines.running))
-
-    def test_a_repair_that_destroys_it_first_makes_no_difference(self) -> None:
-        def repaired(step: str) -> None:
-            if step == "migration:destroying":
-                scene.vms.repair("vm")
-
-        for come, end in (
-            (arriving, lambda migrations: self.assertEqual("given up", migrations.give_up("vm", ["migration-0"]))),
-            (went, lambda migrations: migrations.finish("vm", THERE)),
-        ):
-            scene = self.scene = Scene(self)
-            come(scene)
-            end(
-                Migrations(
-                    scene.vms, scene.vm_shelf, scene.drivers.snapshot, scene.machines, scene.streams.interrupt, repaired
-                )
-            )
-            self.assertRaises(UnknownVm, scene.vms.record, "vm")
 
     def test_what_goes_on_is_not_given_up(self) -> None:
         arriving(self.scene)
@@ -463,17 +333,6 @@ class ArriveTest(TestCase):
         a_disk(self.scene)
         self.scene.host.disks["vm"].device = True
         self.assertRaises(NotPossible, self.scene.migrations.expect, "vm", TRAVELLER)
-
-    def test_it_is_asked_again_when_its_answer_was_lost(self) -> None:
-        for room, paused in ((0, {"vm"}), (1, set[str]())):
-            self.scene = Scene(self)
-            arriving(self.scene)
-            self.scene.fill_up(after=room)
-            self.assertRaises(NoRoom, self.scene.migrations.arrive, "vm")
-            self.assertEqual(paused, self.scene.machines.paused)
-            self.scene.make_room()
-            self.scene.migrations.arrive("vm")
-            self.scene.check(self)
 
 
 class MigrationCutOffTest(CutOff):

@@ -13,19 +13,15 @@ from drivers.base import Image
 from drivers.errors import DriverError
 from tests.doubles.drivers import unnoticed
 from tests.doubles.volt import child, digest_of, link_to, parent, secret_of
-from tests.unit.virtman.scene import Room, Scene
+from tests.unit.virtman.scene import Scene
 from virtman.errors import (
     ContentChanged,
     CoordinatorDown,
-    HostTrouble,
     ImageExists,
     ImageInUse,
     ImageUnlisted,
-    StateNewer,
     Suspended,
     UnknownImage,
-    VirtmanError,
-    VoltRefused,
 )
 from virtman.locks import NamedLocks
 from virtman.records import ImageRecord, Role
@@ -127,13 +123,6 @@ class EnsureTest(StacksTest):
         self.assertEqual([[child("child")]], let_in)
         self.assertEqual([child("child")], self.host.allowed["debian"])
 
-    def test_nobody_is_let_in_after_a_stack_was_removed(self) -> None:
-        self.attached()
-        place = self.volt.places["debian"]
-        self.stacks.remove_if_idle("debian")
-        self.stacks.admit(place.model_copy(update={"revision": place.revision + 1, "children": [CHILD]}))
-        self.scene.check_empty(self)
-
     def test_children_of_other_content_under_the_name_are_not_let_in(self) -> None:
         self.attached()
         before = list(self.host.allowed["debian"])
@@ -219,15 +208,6 @@ class OriginTest(StacksTest):
         self.assertEqual([], self.scene.image_shelf.names())
         self.assertEqual(["other"], self.volt.images["mine"].origins, "theirs is not withdrawn")
 
-    def test_a_publish_that_is_yet_to_be_announced_is_not_dropped_and_survives_trouble(self) -> None:
-        self.volt.down = True
-        self.assertRaises(CoordinatorDown, self.publish)
-        self.assertFalse(self.stacks.drop_origin("mine"))
-        self.host.daemon_dies("mine")
-        self.host.failing = {"export.publish": TROUBLE}
-        self.assertRaises(DriverError, self.stacks.restore, "mine")
-        self.assertEqual("publishing", self.record("mine").phase)
-
     def publish_without_an_answer(self) -> None:
         """Volt takes the image and goes before it can say so."""
         self.volt.moment = self.volt.lose_the_answer
@@ -243,41 +223,6 @@ class OriginTest(StacksTest):
         self.volt.down = False
         self.assertTrue(self.stacks.take_back("mine"))
         self.assertEqual({}, self.volt.images, "Volt had it")
-        self.scene.check_empty(self)
-
-    def test_a_volt_that_goes_after_it_agreed_is_not_asked_again(self) -> None:
-        def volt_goes(what: str) -> None:
-            self.volt.down = self.volt.down or what == "before attach.abandon"
-
-        self.publish_without_an_answer()
-        self.volt.down = False
-        self.host.moment = volt_goes
-        self.assertTrue(self.stacks.take_back("mine"))
-        self.assertEqual(([], {}), (self.scene.image_shelf.names(), self.host.leftovers()))
-
-    def test_what_cannot_be_written_down_is_taken_back(self) -> None:
-        self.publish_without_an_answer()
-        self.volt.down = False
-        self.scene.fill_up(trouble=HostTrouble("its disk is dying"))
-        self.assertTrue(self.stacks.take_back("mine"))
-        self.scene.check_empty(self)
-
-    def test_what_can_neither_be_written_down_nor_removed_now_is_not_announced_again(self) -> None:
-        self.check_not_announced_again(Room.trouble)
-
-    def test_nor_is_it_where_the_disk_is_in_other_trouble(self) -> None:
-        self.check_not_announced_again(HostTrouble("its disk is dying"))
-
-    def check_not_announced_again(self, trouble: VirtmanError) -> None:
-        self.publish_without_an_answer()
-        self.volt.down = False
-        self.scene.fill_up(trouble=trouble)
-        self.host.failing = {"export.withdraw": TROUBLE}
-        for attempt in (self.stacks.take_back, self.stacks.restore):
-            self.assertRaises(DriverError, attempt, "mine")
-        self.host.failing = {}
-        self.stacks.restore("mine")
-        self.assertEqual({}, self.volt.images)
         self.scene.check_empty(self)
 
     def test_a_publish_whose_answer_got_lost_is_not_taken_back_from_those_that_read_it(self) -> None:
@@ -300,40 +245,6 @@ class OriginTest(StacksTest):
         self.publish()
         self.assertFalse(self.stacks.take_back("mine"))
         self.assertIn("mine", self.host.served)
-        self.scene.check(self)
-
-    def test_a_publish_of_what_is_half_removed_begins_anew(self) -> None:
-        self.publish()
-        self.host.failing = {"export.withdraw": TROUBLE}
-        self.volt.remove_image("mine")
-        self.assertRaises(DriverError, self.stacks.drop_origin, "mine")
-        self.assertRaises(DriverError, self.publish)
-        self.assertEqual("detaching", self.record("mine").phase, "Volt has not heard of it again")
-        self.host.failing = {}
-        self.publish()
-        self.scene.check(self)
-
-    def leaving(self) -> None:
-        """An origin is removed, as the release before did when it took one back, and Volt does not hear of it."""
-        self.publish()
-        self.scene.image_shelf.put("mine", self.record("mine").begin("detach"))
-        self.volt.down = True
-        self.stacks.restore("mine")
-        self.assertTrue(self.record("mine").leaving)
-
-    def test_a_publish_of_what_is_leaving_is_a_publish_again_while_volt_is_away(self) -> None:
-        self.leaving()
-        self.assertRaises(CoordinatorDown, self.publish)
-        self.assertEqual(("publishing", {"mine"}), (self.record("mine").phase, set(self.host.served)))
-        self.volt.down = False
-        self.stacks.restore("mine")
-        self.scene.check(self)
-
-    def test_a_publish_of_what_is_leaving_needs_no_leave_that_volt_would_refuse(self) -> None:
-        self.leaving()
-        self.volt.down = False
-        self.volt.read_by_others("mine")
-        self.publish()
         self.scene.check(self)
 
     def test_other_content_under_the_same_name_is_refused_and_never_served(self) -> None:
@@ -370,27 +281,6 @@ class OriginTest(StacksTest):
         self.publish()
         self.assertEqual([child("child", "mine")], self.host.allowed["mine"])
 
-    def test_undoing_that_fails_is_finished_by_repair(self) -> None:
-        self.host.failing = {"export.publish": TROUBLE, "export.withdraw": DriverError("stuck")}
-        self.assertIs(TROUBLE, self.assertRaises(DriverError, self.publish))
-        self.host.failing = {}
-        self.scene.restart()
-        self.scene.check_empty(self)
-
-    def test_asked_again_without_volt_it_goes_on_serving(self) -> None:
-        record = self.publish()
-        self.volt.down = True
-        self.assertRaises(CoordinatorDown, self.publish)
-        self.assertEqual(record, self.record("mine"))
-        self.volt.down = False
-        self.scene.check(self)
-
-    def test_asked_again_it_is_served_again(self) -> None:
-        self.publish()
-        self.host.daemon_dies("mine")
-        self.publish()
-        self.scene.check(self)
-
     def test_an_origin_is_never_idle(self) -> None:
         record = self.publish()
         self.assertFalse(self.stacks.idle(record))
@@ -401,12 +291,6 @@ class OriginTest(StacksTest):
         del self.volt.images["mine"], self.volt.places["mine"]
         self.assertTrue(self.stacks.drop_origin("mine"))
         self.scene.check_empty(self)
-
-    def test_an_origin_has_no_cache_to_close(self) -> None:
-        self.publish()
-        del self.volt.images["mine"], self.volt.places["mine"]
-        self.stacks.drop_origin("mine")
-        self.assertNotIn("cache.close", self.host.calls)
 
     def test_drop_keeps_an_origin_that_a_vm_needs(self) -> None:
         self.publish()
@@ -433,39 +317,10 @@ class OriginTest(StacksTest):
         self.assertTrue(self.stacks.drop_origin("mine"))
         self.scene.check_empty(self)
 
-    def test_what_is_only_not_listed_is_not_given_up(self) -> None:
-        self.publish()
-        self.scene.vms.create("vm", "mine", None)
-        self.stacks.drop_origin("mine")
-        self.assertFalse(self.record("mine").given_up)
-
     def test_published_again_it_is_not_given_up_any_more(self) -> None:
         self.given_up()
         self.publish()
         self.assertFalse(self.record("mine").given_up)
-        self.scene.check(self)
-
-    def test_published_again_it_is_not_given_up_though_nobody_knows_whether_volt_lists_it(self) -> None:
-        self.given_up()
-        self.volt.moment = self.volt.lose_the_answer
-        self.assertRaises(CoordinatorDown, self.publish)
-        self.volt.moment, self.volt.down = unnoticed, False
-        self.assertEqual((False, ["here"]), (self.record("mine").given_up, self.volt.images["mine"].origins))
-
-    def test_what_was_given_up_and_is_read_from_others_is_not_given_up(self) -> None:
-        self.given_up()
-        self.scene.vms.destroy("vm")
-        self.host.failing = {"export.withdraw": TROUBLE}
-        self.assertRaises(DriverError, self.stacks.drop_origin, "mine")
-        self.host.failing = {}
-        self.volt.offer("mine")
-        self.scene.vms.create("vm", "mine", None)
-        self.assertEqual((Role.HOST, False), (self.record("mine").role, self.record("mine").given_up))
-
-    def test_drop_is_for_origins_alone(self) -> None:
-        self.attached()
-        self.assertFalse(self.stacks.drop_origin("debian"))
-        self.assertFalse(self.stacks.drop_origin("unknown"))
         self.scene.check(self)
 
     def test_a_vm_on_the_origin_reads_the_published_content(self) -> None:
@@ -524,32 +379,6 @@ class FollowTest(StacksTest):
             self.stacks.follow(assignment)
             self.assertEqual([], self.host.calls)
 
-    def test_an_unknown_image_is_ignored(self) -> None:
-        self.volt.offer("debian")
-        self.stacks.follow(self.volt.assign("debian", ["new"]))
-        self.assertEqual([], self.scene.image_shelf.names())
-
-    def test_a_list_that_comes_after_a_half_done_return_has_the_old_parents_dropped(self) -> None:
-        record = self.attached()
-        for call in ("cache.open", "export.publish"):
-            self.host.unsettled, self.host.failing = {"debian"}, {call: TROUBLE}
-            self.assertRaises(DriverError, self.stacks.settle_parents, record)
-            self.host.failing = {}
-            for published in (True, False):
-                self.host.calls.clear()
-                self.stacks.follow(self.volt.assign("debian", ["other", f"after-{call}-{published}"]))
-                self.assertEqual(published, "export.publish" in self.host.calls)
-
-    def test_a_return_that_failed_is_finished_after_the_driver_was_asked_again_where_to(self) -> None:
-        record = self.attached()
-        self.host.unsettled, self.host.failing = {"debian"}, {"export.reserve": TROUBLE}
-        self.assertRaises(DriverError, self.stacks.settle_parents, record)
-        self.host.unsettled, self.host.failing = set(), {}
-        for asked in (["attach.unsettled", "export.reserve"], ["attach.unsettled"]):
-            self.host.calls.clear()
-            self.stacks.settle_parents(record)
-            self.assertEqual(asked, self.host.calls[:2])
-
     def test_a_failed_move_is_not_confirmed_and_done_again(self) -> None:
         self.attached()
         for call in ("export.reserve", "attach.connect", "cache.open", "export.publish"):
@@ -594,24 +423,6 @@ class FollowTest(StacksTest):
         self.assertNotIn("debian", self.volt.places)
         self.assertEqual({"debian": -1}, self.volt.dropped)
 
-    def test_an_image_that_volt_does_not_list_is_not_joined(self) -> None:
-        self.attached()
-        del self.volt.images["debian"], self.volt.places["debian"]
-        self.assertRaises(ImageUnlisted, self.stacks.rejoin, "debian")
-        self.assertIn("debian", self.host.served)
-
-    def test_rejoin_of_what_is_not_attached_does_nothing(self) -> None:
-        self.volt.offer("debian")
-        self.stacks.rejoin("debian")
-        self.assertEqual({}, self.volt.places)
-
-    def test_a_lost_parent_is_reported_and_the_answer_followed(self) -> None:
-        self.attached()
-        self.stacks.follow(self.volt.assign("debian", ["dead", "spare"]))
-        self.stacks.parent_lost("debian", "dead")
-        self.assertEqual([("debian", "dead")], self.volt.reported)
-        self.assertEqual({parent("spare")}, self.host.reading["debian"])
-
     def test_a_lost_parent_is_let_go_of_though_volt_cannot_be_told(self) -> None:
         self.attached()
         self.volt.down = True
@@ -647,34 +458,6 @@ class RemovalTest(StacksTest):
         self.assertFalse(self.stacks.idle(self.record()))
         self.assertFalse(self.stacks.remove_if_idle("debian"))
 
-    def test_there_is_nothing_to_remove_of_an_unknown_image(self) -> None:
-        self.assertFalse(self.stacks.remove_if_idle("debian"))
-
-    def test_layers_are_removed_from_the_top_after_readers_were_let_go(self) -> None:
-        self.attached()
-        self.host.calls.clear()
-        self.stacks.remove_if_idle("debian")
-        self.assertEqual(["attach.abandon", "export.withdraw", "cache.close", "attach.disconnect"], self.host.calls)
-
-    def test_children_are_let_in_again_by_a_volt_that_counts_anew(self) -> None:
-        self.attached()
-        self.stacks.follow(self.volt.assign("debian", ["other"]))
-        self.stacks.remove_if_idle("debian")
-        self.volt._revision = 0
-        self.stacks.ensure("debian")
-        self.stacks.admit(self.volt.places["debian"].model_copy(update={"revision": 2, "children": [CHILD]}))
-        self.assertEqual([child("child")], self.host.allowed["debian"])
-
-    def test_children_are_let_in_after_a_rejoin_at_a_volt_that_counts_anew(self) -> None:
-        self.attached()
-        for _ in range(3):
-            self.stacks.follow(self.volt.assign("debian", ["other"]))
-        self.volt.forget("debian")
-        self.volt._revision = 0
-        self.stacks.rejoin("debian")
-        self.stacks.admit(self.volt.places["debian"].model_copy(update={"revision": 2, "children": [CHILD]}))
-        self.assertEqual([child("child")], self.host.allowed["debian"])
-
     def test_every_layer_is_removed_though_one_fails(self) -> None:
         own = {
             "export.withdraw": {"reading", "endpoints", "served", "allowed"},
@@ -691,15 +474,6 @@ class RemovalTest(StacksTest):
             self.stacks.remove_if_idle("debian")
             self.scene.check_empty(self)
 
-    def test_an_attach_over_a_half_removed_stack_that_fails_leaves_nothing(self) -> None:
-        self.attached()
-        self.host.failing = {"cache.close": TROUBLE}
-        self.assertRaises(DriverError, self.stacks.remove_if_idle, "debian")
-        self.host.failing = {}
-        self.volt.down = True
-        self.assertRaises(CoordinatorDown, self.stacks.ensure, "debian")
-        self.assertEqual({}, self.host.leftovers())
-
     def test_volt_is_told_later_when_it_is_down(self) -> None:
         self.attached()
         self.volt.down = True
@@ -712,11 +486,6 @@ class RemovalTest(StacksTest):
         self.stacks.leave_later("debian")
         self.assertEqual({"debian": newest}, self.volt.dropped)
         self.scene.check_empty(self)
-
-    def test_volt_is_told_which_parents_were_dropped(self) -> None:
-        newest = self.attached().assigned
-        self.assertTrue(self.stacks.remove_if_idle("debian"))
-        self.assertEqual({"debian": newest}, self.volt.dropped)
 
     def test_a_stack_that_is_leaving_can_be_attached_again(self) -> None:
         self.attached()
@@ -732,13 +501,6 @@ class RemovalTest(StacksTest):
         self.volt.assign("debian", ["other"])
         self.stacks.leave_unknown("debian")
         self.assertEqual({}, self.volt.places)
-
-    def test_the_image_of_another_agent_of_this_name_outlives_an_attach_that_failed(self) -> None:
-        link_to(self.volt).publish(Image("debian", 1 << 20, digest_of("debian")))
-        self.host.failing = {"cache.open": TROUBLE}
-        self.assertRaises(DriverError, self.stacks.ensure, "debian")
-        self.assertRaises(VoltRefused, self.stacks.leave_later, "debian")
-        self.assertEqual(["here"], self.volt.images["debian"].origins)
 
     def test_a_place_with_a_stack_is_kept(self) -> None:
         self.attached()
@@ -758,25 +520,6 @@ class RemovalTest(StacksTest):
         self.scene.restart()
         self.assertEqual(place, self.volt.places["debian"])
         self.scene.check(self)
-
-    def test_suspend_removes_what_is_half_made_too(self) -> None:
-        record = self.attached()
-        self.scene.image_shelf.put("debian", record.begin("attach"))
-        self.stacks.suspend("debian")
-        self.assertEqual({}, self.host.leftovers())
-
-    def test_a_stack_in_an_operation_of_a_newer_release_is_left_alone(self) -> None:
-        record = self.attached().begin("convert", to="chunks")
-        self.scene.image_shelf.put("debian", record)
-        self.host.calls.clear()
-        for act in (self.stacks.remove_if_idle, self.stacks.restore, self.stacks.suspend, self.stacks.ensure):
-            self.assertRaises(StateNewer, act, "debian")
-        self.assertEqual(([], record), (self.host.calls, self.record()))
-
-    def test_suspend_and_restore_of_an_unknown_image_do_nothing(self) -> None:
-        self.stacks.suspend("debian")
-        self.stacks.restore("debian")
-        self.assertEqual([], self.host.calls)
 
 
 class RestoreTest(StacksTest):
@@ -826,14 +569,6 @@ class RestoreTest(StacksTest):
         self.stacks.remove_stray("debian")
         self.scene.check(self)
 
-    def test_records_are_found(self) -> None:
-        record = self.attached()
-        self.assertTrue(self.stacks.known("debian"))
-        self.assertFalse(self.stacks.known("alpine"))
-        self.assertEqual(record, self.stacks.find("debian"))
-        self.assertIsNone(self.stacks.find("alpine"))
-        self.assertEqual([record], self.stacks.records())
-
     def test_volt_down_all_the_time_after_a_cut_attach_leaves_the_host_clean(self) -> None:
         self.volt.offer("debian")
         self.scene.cut(lambda scene: scene.stacks.ensure("debian"), 12)
@@ -844,18 +579,6 @@ class RestoreTest(StacksTest):
 
 
 class ContentTest(StacksTest):
-    def test_other_content_over_a_half_removed_stack_leaves_no_cache_open(self) -> None:
-        self.attached()
-        self.host.failing = {"cache.close": TROUBLE}
-        self.assertRaises(DriverError, self.stacks.remove_if_idle, "debian")
-        self.volt.images.clear()
-        self.volt.places.clear()
-        later = self.volt.offer("debian", digest=digest_of("later"))
-        self.assertRaises(DriverError, self.stacks.ensure, "debian")
-        self.host.failing = {}
-        self.stacks.ensure("debian")
-        self.assertEqual({later.key}, self.host.open_caches)
-
     def test_an_image_of_another_digest_has_another_cache(self) -> None:
         first = self.attached()
         self.stacks.remove_if_idle("debian")
@@ -915,31 +638,6 @@ class AtOnceTest(StacksTest):
             self.stacks = self.scene.stacks
             remove = partial(self.stacks.remove_if_idle, "debian")
 
-    def test_a_stack_that_is_being_removed_is_not_restored(self) -> None:
-        self.attached()
-        self.meanwhile("after export.withdraw", self.stacks._locks, "debian", partial(self.stacks.restore, "debian"))
-        self.assertTrue(self.stacks.remove_if_idle("debian"))
-        self.second.join()
-        self.scene.check_empty(self)
-
-    def test_new_parents_of_a_stack_that_is_being_removed_are_not_followed(self) -> None:
-        self.attached()
-        assignment = self.volt.assign("debian", ["new"])
-        self.meanwhile("after export.withdraw", self.stacks._locks, "debian", partial(self.stacks.follow, assignment))
-        self.assertTrue(self.stacks.remove_if_idle("debian"))
-        self.second.join()
-        self.scene.check_empty(self)
-
-    def test_new_parents_of_a_stack_that_is_being_restored_are_followed(self) -> None:
-        self.attached()
-        assignment = self.volt.assign("debian", ["new"])
-        self.host.daemon_dies("debian")
-        self.meanwhile("before cache.open", self.stacks._locks, "debian", partial(self.stacks.follow, assignment))
-        self.stacks.restore("debian")
-        self.second.join()
-        self.assertEqual({parent("new")}, self.host.reading["debian"])
-        self.scene.check(self)
-
     def test_a_vm_that_is_created_again_while_it_is_destroyed_is_a_new_one(self) -> None:
         vms = self.scene.vms
         for where in ("before snapshot.delete", "after snapshot.delete"):
@@ -962,13 +660,3 @@ class AtOnceTest(StacksTest):
             self.assertEqual({}, self.host.disks)
             self.stacks.remove_if_idle("debian")
             self.scene.check_empty(self)
-
-    def test_a_vm_that_is_destroyed_is_not_repaired_or_reopened_meanwhile(self) -> None:
-        vms = self.scene.vms
-        for act in (vms.repair, vms.reopen):
-            self.volt.offer("debian")
-            vms.create("vm", "debian", None)
-            self.meanwhile("before snapshot.delete", vms.locks, "vm", partial(act, "vm"))
-            vms.destroy("vm")
-            self.second.join()
-            self.assertEqual(({}, []), (self.host.disks, self.scene.vm_shelf.names()))

@@ -8,7 +8,6 @@ from functools import partial
 
 from testtools import TestCase
 
-from drivers.host.watch import deaths
 from tests.unit.logs import Logged
 from tests.unit.virtman.clock import Clock
 from virtman.errors import CoordinatorDown
@@ -162,20 +161,6 @@ class OrderTest(WorkQueueTest):
             self.quiet(f"long-{number}")
             self.assertEqual(1, work.done)
 
-    def test_who_is_woken_again_and_again_and_finds_no_thread_keeps_its_place_and_takes_no_room(self) -> None:
-        busy = [self.blocked(f"busy-{number}") for number in range(THREADS[Pool.SHORT])]
-        for number in range(2):
-            self.give(f"late-{number}", None)
-            self.queue.wake(f"late-{number}")
-            self.clock.advance(1)
-        for _ in range(20):
-            self.queue.wake("late-0")
-            self.clock.advance(1)
-        self.assertEqual(["late-0", "late-1"], [key for _, key in sorted(self.queue._dues)])
-        for work in busy:
-            work.go.set()
-        self.quiet("late-1")
-
 
 class ForgetTest(WorkQueueTest):
     def test_a_key_in_order_is_forgotten(self) -> None:
@@ -220,37 +205,6 @@ class FailureTest(WorkQueueTest):
         self.quiet("a")
         self.assertEqual(2, work.done)
 
-    def test_news_begin_the_pauses_anew(self) -> None:
-        down = CoordinatorDown("nobody there")
-        self.give("a", down, down, None)
-        for _ in range(2):
-            self.queue.wake("a", now=True)
-            self.quiet("a")
-        due = self.queue._entries["a"].due
-        assert due is not None
-        self.assertEqual(FIRST_PAUSE, due - self.clock.now)
-
-    def test_a_pause_that_news_have_ended_ends_no_later_one(self) -> None:
-        down = CoordinatorDown("nobody there")
-        work = self.give("a", down, down, None)
-        self.queue.wake("a")
-        self.quiet("a")
-        self.clock.advance(0.5 * FIRST_PAUSE)
-        self.queue.wake("a", now=True)
-        self.quiet("a")
-        self.pass_time(0.9 * FIRST_PAUSE)
-        self.quiet("a")
-        self.assertEqual(2, work.done)
-
-    def test_a_pause_of_a_key_that_is_in_order_by_then_is_nothing(self) -> None:
-        self.fail_once()
-        self.queue.wake("a", now=True)
-        self.quiet("a")
-        self.until(lambda: not self.queue._entries, "a is never forgotten")
-        before = deaths()
-        self.pass_time(FIRST_PAUSE)
-        self.assertEqual(before, deaths())
-
     def test_it_is_tried_again_though_nobody_wakes_anything(self) -> None:
         work = Work(CoordinatorDown("nobody there"), None)
         queue = WorkQueue(lambda _key: work.next())
@@ -278,23 +232,9 @@ class FailureTest(WorkQueueTest):
         self.assertEqual([FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE], pauses[:3])
         self.assertEqual([LONGEST_PAUSE] * 2, pauses[-2:])
 
-    def test_the_pause_after_days_of_failures_is_the_longest(self) -> None:
-        self.assertEqual(LONGEST_PAUSE, self.queue._pause(10_000))
-
     def test_a_success_begins_anew(self) -> None:
         self.pauses(5)
         self.assertEqual([FIRST_PAUSE], self.pauses(1))
-
-    def test_a_step_that_succeeded_begins_anew_too(self) -> None:
-        down = CoordinatorDown("nobody there")
-        self.give("a", down, down, None, down, None)
-        self.queue.wake("a")
-        for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE, FIRST_PAUSE):
-            self.quiet("a")
-            due = self.queue._entries["a"].due
-            assert due is not None
-            self.assertEqual(pause, due - self.clock.now)
-            self.pass_time(pause)
 
     def test_chance_spreads_those_that_failed_together(self) -> None:
         self.chance = 1.0
@@ -333,32 +273,6 @@ class FailureTest(WorkQueueTest):
         self.quiet("a")
         self.assertEqual(IN_VAIN + 2, work.done)
 
-    def test_jobs_that_are_different_each_time_are_not_in_vain(self) -> None:
-        jobs = [Job(f"step {number}", lambda: None) for number in range(2 * IN_VAIN)]
-        queue = WorkQueue(lambda _key: jobs.pop() if jobs else None, self.clock)
-        self.addCleanup(queue.stop)
-        queue.start()
-        queue.wake("a")
-        self.until(lambda: not jobs and not queue.busy("a"), "it is never in order")
-        self.assertEqual({}, queue.troubles())
-
-    def test_who_waits_longest_for_a_thread_is_next(self) -> None:
-        again, *_others = [self.blocked(f"busy {number}", pool=Pool.LONG) for number in range(THREADS[Pool.LONG])]
-        first, second = (self.give(key, None, pool=Pool.LONG) for key in ("first", "second"))
-        for key, work in (("first", first), ("second", second)):
-            work.go.clear()
-            self.queue.wake(key)
-            self.until(lambda key=key: self.queue._entries[key].job is not None, "it never waits")  # type: ignore[misc]
-        again.errors.append(None)
-        again.running.clear()
-        again.go.set()
-        self.assertTrue(first.running.wait(PATIENCE))
-        again.go.clear()
-        self.until(lambda: again.looks == 2 and self.queue._entries["busy 0"].job is not None, "it never waits again")
-        first.go.set()
-        self.until(lambda: second.running.is_set() or again.running.is_set(), "nobody is next")
-        self.assertTrue(second.running.is_set())
-
     def test_a_job_that_is_asked_for_again_and_again_is_done_each_time(self) -> None:
         work = self.give("a", *[None] * 3 * IN_VAIN, on_demand=True)
         self.queue.wake("a")
@@ -378,18 +292,6 @@ class StumbleTest(WorkQueueTest):
         self.quiet("a")
         self.assertEqual(1, work.done)
 
-    def test_the_first_time_no_pause_of_a_failure_counts(self) -> None:
-        work = self.give("a", *[CoordinatorDown("nobody there")] * 3)
-        self.queue.wake("a")
-        for _ in range(2):
-            self.quiet("a")
-            self.pass_time(LONGEST_PAUSE)
-        self.quiet("a")
-        self.assertEqual(3, work.done)
-        work = self.stumble()
-        self.quiet("a")
-        self.assertEqual(1, work.done)
-
     def test_what_dies_again_and_again_is_done_again_after_pauses(self) -> None:
         self.stumble()
         self.quiet("a")
@@ -402,20 +304,6 @@ class StumbleTest(WorkQueueTest):
             self.quiet("a")
             self.assertEqual(1, work.done)
 
-    def test_what_is_to_be_looked_at_now_waits_for_the_pause_that_it_gets_meanwhile(self) -> None:
-        busy = [self.blocked(f"busy-{number}") for number in range(THREADS[Pool.SHORT])]
-        work = self.give("a", None)
-        for _ in range(2):
-            self.queue.stumbled("a", "it died")
-        for other in busy:
-            other.go.set()
-        self.pass_time(0)
-        self.quiet("a")
-        self.assertEqual(0, work.done)
-        self.pass_time(FIRST_PAUSE)
-        self.quiet("a")
-        self.assertEqual(1, work.done)
-
     def test_after_a_calm_time_it_is_the_first_time(self) -> None:
         self.stumble()
         self.quiet("a")
@@ -423,21 +311,6 @@ class StumbleTest(WorkQueueTest):
         work = self.stumble()
         self.quiet("a")
         self.assertEqual(1, work.done)
-
-    def test_what_somebody_else_mended_meanwhile_is_not_told_any_more(self) -> None:
-        self.give("a")
-        self.queue.stumbled("a", "it died")
-        self.quiet("a")
-        self.assertEqual({}, self.queue.troubles())
-
-    def test_what_is_done_now_and_then_after_it_is_not_done_in_vain(self) -> None:
-        self.stumble()
-        self.quiet("a")
-        for _ in range(2 * IN_VAIN):
-            self.give("a", None)
-            self.queue.wake("a")
-            self.quiet("a")
-            self.assertEqual({}, self.queue.troubles())
 
 
 class StopTest(WorkQueueTest):

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 
-from sqlalchemy import event, text
-from sqlalchemy.exc import IntegrityError, OperationalError
-from sqlalchemy.orm import Session
-from testtools import ExpectedException, TestCase
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+from testtools import TestCase
 
-from tests.patience import PATIENCE
 from tests.unit.logs import Logged
 from tests.unit.volt.clock import Clock
 from tests.unit.volt.databases import new_database
-from volt.coordinator import EVICTED_AT_ONCE, Coordinator, Policy, steady_clock
+from volt.coordinator import Coordinator, Policy, steady_clock
 from volt.errors import (
     HostHasNode,
     HostUnknown,
@@ -42,31 +38,6 @@ from volt.models import (
 from volt.store import Store
 
 DIGEST = "sha256:" + "a" * 64
-
-
-class SlowStore(Store):
-    """Something happens before one of its next transactions that change something can begin."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.begun = 0
-        """How many such transactions there were."""
-        self._left = 0
-        self._happen: Callable[[], object] = list
-
-    def before(self, which: int, happen: Callable[[], object]) -> None:
-        """Before the first one from now on (1), the second one (2), …"""
-        self._left, self._happen = which, happen
-
-    @contextmanager
-    def write(self, durable: bool = True) -> Iterator[Session]:
-        """Have it happen if it is time to, then begin."""
-        self.begun += 1
-        self._left -= 1
-        if self._left == 0:
-            self._happen()
-        with super().write(durable) as session:
-            yield session
 
 
 class CoordinatorCase(TestCase):
@@ -168,9 +139,6 @@ class Hosts(CoordinatorCase):
         self.assertEqual(2, self.volt.image("image").nodes)
         self.assertRaises(HostUnknown, self.volt.heartbeat, "h1", [])
 
-    def test_removing_a_host_that_is_not_there_is_fine(self) -> None:
-        self.volt.remove_host("nobody")
-
     def test_the_last_origin_cannot_be_removed_and_nothing_changes(self) -> None:
         self.publish()
         self.publish("second")
@@ -227,12 +195,6 @@ class Images(CoordinatorCase):
         self.publish(digest="sha256:" + "b" * 64)
         self.assertTrue(self.volt.join("image", "h1").revision > before)
 
-    def test_images_are_listed_by_name_with_origins_and_nodes(self) -> None:
-        self.grow(2)
-        self.publish("another")
-        listed = [(image.name, image.nodes, image.origins) for image in self.volt.images()]
-        self.assertEqual([("another", 0, ["origin"]), ("image", 2, ["origin"])], listed)
-
     def test_what_is_listed_are_the_numbers_of_the_trees(self) -> None:
         for image in ("second", "first"):
             for origin in ("z", "a", "m"):
@@ -247,20 +209,6 @@ class Images(CoordinatorCase):
         self.assertEqual(expected, [(image.name, image.origins, image.nodes) for image in listed])
         self.assertEqual(listed, [self.volt.image(image.name) for image in listed])
         self.assertEqual([self.volt.tree(image.name).revision for image in listed], [i.revision for i in listed])
-
-    def test_no_tree_is_loaded_for_what_is_listed(self) -> None:
-        statements: list[str] = []
-        with self.volt.store.connect() as connection:
-            event.listen(connection.engine, "before_cursor_execute", lambda *said: statements.append(said[2]))
-        asked = []
-        for image in ("first", "second"):
-            self.publish(image)
-            statements.clear()
-            self.volt.images()
-            self.volt.image(image)
-            asked.append(list(statements))
-        self.assertEqual(len(asked[0]), len(asked[1]), "as much is asked for one image as for two")
-        self.assertEqual([], [statement for statement in asked[1] if "departures" in statement or "told" in statement])
 
     def test_the_fanout_of_an_image_is_that_of_its_publishing(self) -> None:
         self.grow(7)
@@ -302,14 +250,6 @@ class Withdrawing(CoordinatorCase):
         self.assertEqual(["image"], self.told("origin"))
         self.assertRaises(ImageWithdrawn, self.volt.join, "image", "h1")
 
-    def test_a_host_that_was_evicted_before_may_come_back_too(self) -> None:
-        self.publish("second")
-        self.volt.join("second", "h1")
-        self.lease_runs_out("origin")
-        self.volt.remove_image("second", when_unused=True)
-        self.assertEqual([], self.beat("origin", 0, "second").withdrawn)
-        self.volt.join("second", "h1")
-
     def test_who_was_evicted_and_says_that_it_has_nothing_of_it_is_not_awaited(self) -> None:
         for forget in (
             lambda: self.volt.leave("image", "h1"),
@@ -332,25 +272,11 @@ class Withdrawing(CoordinatorCase):
         self.volt.heartbeat("h1", [])
         self.assertEqual(["image"], self.told("origin"))
 
-    def test_what_is_gone_was_nobodys_when_its_name_is_used_again(self) -> None:
-        self.lease_runs_out("origin")
-        self.volt.remove_image("image")
-        self.publish()
-        self.volt.remove_image("image", when_unused=True)
-        self.assertEqual(["image"], self.told("origin"))
-
     def test_one_of_two_origins_that_leaves_withdraws_nothing(self) -> None:
         self.publish("second")
         self.publish("second", origin="another")
         self.volt.leave("second", "origin")
         self.assertFalse(self.volt.image("second").withdrawn)
-
-    def test_a_host_that_is_evicted_twice_is_awaited_once(self) -> None:
-        for _ in range(2):
-            self.lease_runs_out("origin")
-            self.volt.join("image", "h1")
-        self.lease_runs_out("origin")
-        self.assertEqual([], self.told("origin"))
 
 
 class Nodes(CoordinatorCase):
@@ -449,17 +375,6 @@ class Heartbeats(CoordinatorCase):
         told = self.volt.join("image", "h2")
         self.assertEqual([], self.beat("h2", told.revision).assignments)
 
-    def test_a_host_that_knows_all_and_said_so_costs_one_transaction(self) -> None:
-        self.grow(3)
-        revision = self.current("h3").revision
-        self.beat("h3", revision)
-        store, more = SlowStore(self.url), list[str]()
-        self.addCleanup(store.close)
-        self.volt.store = store
-        store.before(2, lambda: more.append("another one"))
-        self.beat("h3", revision)
-        self.assertEqual([], more)
-
     def test_images_that_the_host_does_not_have_in_volt_are_absent(self) -> None:
         self.grow(1)
         reports = [NodeReport(image=name, revision=1) for name in ("nothing", "image", "gone")]
@@ -469,26 +384,6 @@ class Heartbeats(CoordinatorCase):
         self.grow(1)
         (told,) = self.volt.heartbeat("h1", []).assignments
         self.assertEqual(("image", 1), (told.image, told.slot))
-
-    def test_what_a_host_says_of_its_reading_is_said_of_no_other_host_and_image(self) -> None:
-        self.grow(1)
-        self.publish("other")
-        self.volt.join("other", "h1")
-        self.volt.heartbeat("h1", [NodeReport(image="image", revision=0, fetched_bytes=4096, parent="origin")])
-        said = {
-            (image, node.host): (node.fetched_bytes, node.parent)
-            for image in ("image", "other")
-            for root in [self.volt.tree(image).root]
-            for node in (root, *root.children)
-        }
-        silent = (0, None)
-        self.assertEqual(
-            {
-                ("image", "origin"): silent, ("image", "h1"): (4096, "origin"),
-                ("other", "origin"): silent, ("other", "h1"): silent,
-            },
-            said,
-        )  # fmt: skip
 
     def test_bytes_and_parent_are_shown_in_the_tree(self) -> None:
         self.grow(1)
@@ -524,20 +419,6 @@ class Heartbeats(CoordinatorCase):
         self.clock.time += 1
         self.assertEqual(self.clock.time * 1000, self.volt.join("image", "origin").revision)
         self.assertEqual(self.clock.time * 1000 + 1, self.volt.join("image", "origin").revision)
-
-    def test_a_host_without_a_place_costs_a_look_at_the_tree_only_if_it_says_what_is_not_known(self) -> None:
-        self.grow(2)
-        self.host("new")
-        revision = self.current("h2").revision
-        self.volt.leave("image", "h2")
-        store = SlowStore(self.url)
-        self.addCleanup(store.close)
-        self.volt = Coordinator(store, Policy(), self.clock)
-        looks: list[tuple[str, int]] = []
-        for said in (("h2", revision), ("new", revision), ("h2", revision + 1000)):
-            store.before(2, partial(looks.append, said))
-            self.assertEqual(["image"], self.beat(*said).absent)
-        self.assertEqual([("new", revision), ("h2", revision + 1000)], looks)
 
     def test_a_revision_that_nobody_can_have_changes_nothing(self) -> None:
         self.grow(3)
@@ -604,24 +485,6 @@ class SetBack(CoordinatorCase):
         self.assertEqual({NodeState.READY}, {node.state for node in _nodes(self.volt.tree("image").root)})
         self.assertEqual(["h3", "h4", "h1", "origin"], self.parents("h7"))
 
-    def test_a_host_that_the_copy_does_not_have_gives_the_alarm_once_as_well(self) -> None:
-        self.host("h9", "h8")
-        self.clock.time += 60
-        self.beat("h9", self.revisions["h9"])
-        self.beat("h9", self.revisions["h9"])
-        self.beat("h8", self.revisions["h8"])
-        self.beat("h7", self.revisions["h7"])
-        self.assertEqual(1, self.alarms())
-        self.assertEqual(["origin"], self.parents("h6"))
-        self.settle("origin", *(f"h{number}" for number in range(1, 8)))
-        self.assertEqual(NodeState.MOVING, self.volt.join("image", "h9").state)
-
-    def test_a_lost_revision_is_noticed_though_later_ones_were_given_since(self) -> None:
-        self.host("new")
-        self.volt.join("image", "new")
-        self.beat("h7", self.revisions["h7"])
-        self.assertEqual(1, self.alarms())
-
     def test_an_image_that_is_not_published_gives_no_alarm(self) -> None:
         newer = int(self.clock() * 1000) + 10**6  # revisions are made from the time; what is far ahead is nobody's
         self.volt.heartbeat("h7", [NodeReport(image="nothing", revision=newer)])
@@ -671,20 +534,6 @@ class Leases(CoordinatorCase):
         self.obey("origin")
         self.assertEqual(NodeState.READY, self.volt.tree("image").root.state)
 
-    def test_expiry_tells_when_the_next_lease_can_run_out_or_when_to_look_at_the_store_again(self) -> None:
-        self.assertEqual(1.0, self.volt.expire())
-        self.host("h1")
-        self.pass_time(5)
-        self.clock.time += 4.5
-        self.assertEqual(0.5, self.volt.expire())
-
-    def test_expiry_that_evicted_is_not_due_again_at_once(self) -> None:
-        self.host("h1")
-        self.pass_time(10)
-        self.clock.time += 0.5
-        self.assertEqual(1.0, self.volt.expire())
-        self.assertEqual(1, self.hosts_in_state(HostState.LOST))
-
     def hosts_in_state(self, state: HostState) -> int:
         return sum(host.state is state for host in self.volt.hosts())
 
@@ -705,41 +554,6 @@ class Leases(CoordinatorCase):
         self.pass_time(1)
         self.assertEqual(0, self.hosts_in_state(HostState.ALIVE))
 
-    def test_a_host_that_is_told_a_shorter_lease_has_that_from_then_on(self) -> None:
-        hosts = [f"h{number}" for number in range(100)]
-        self.host(*hosts)
-        self.assertEqual(20.0, self.volt.heartbeat("h0", []).lease_s)
-        for host in hosts[1:]:
-            self.volt.remove_host(host)
-        self.assertEqual(10.0, self.volt.heartbeat("h0", []).lease_s)
-        self.pass_time(10)
-        self.assertEqual(1, self.hosts_in_state(HostState.ALIVE))
-        self.pass_time(1)
-        self.assertEqual(1, self.hosts_in_state(HostState.LOST))
-
-    def test_the_next_lease_that_can_run_out_is_that_of_who_was_told_the_shortest(self) -> None:
-        self.host("early")
-        self.volt.heartbeat("early", [])  # told 10 s
-        self.host(*(f"h{number}" for number in range(99)))  # told none: the lease is 20 s now
-        self.clock.time += 1
-        self.assertEqual(1.0, self.volt.expire())
-        for _ in range(8):
-            self.clock.time += 1
-            self.volt.expire()
-        self.clock.time += 0.5
-        self.assertEqual(0.5, self.volt.expire())
-        self.pass_time(1)
-        self.assertEqual(1, self.hosts_in_state(HostState.LOST))
-
-    def test_statements_that_the_database_refuses_keep_no_dead_host_alive(self) -> None:
-        self.grow(3)
-        again = text("INSERT INTO hosts (name, address, state, last_seen) VALUES ('h1', 'unix:///run/x', 'alive', 0)")
-        for _ in range(2):
-            self.pass_time(6)
-            with ExpectedException(IntegrityError), self.volt.store.write() as session:
-                session.execute(again)
-        self.assertEqual(4, self.hosts_in_state(HostState.LOST))
-
     def test_joining_lets_leases_run_out_first(self) -> None:
         self.grow(2)
         self.host("h3")
@@ -747,62 +561,6 @@ class Leases(CoordinatorCase):
         self.volt.heartbeat("h3", [])
         self.clock.time += 0.5
         self.assertEqual(1, self.volt.join("image", "h3").slot)
-
-    def test_reporting_lets_leases_run_out_first(self) -> None:
-        self.grow(3)
-        self.pass_time(9)
-        for host in ("origin", "h3"):
-            self.volt.heartbeat(host, [])
-        self.pass_time(1)
-        self.clock.time += 0.5
-        told = self.volt.report("image", DeadParentReport(reporter="h3", dead="h1"))
-        self.assertEqual(["origin"], [parent.host for parent in told.parents], "h2 is as dead as h1")
-
-    def test_nobody_waits_for_an_expiry_that_is_under_way(self) -> None:
-        self.let_all_leases_run_out_but_one()
-        others = ThreadPoolExecutor()
-        self.addCleanup(others.shutdown)
-        answers: list[object] = []
-
-        def ask() -> None:
-            asked: list[Future[object]] = [
-                others.submit(self.volt.join, "image", "h1"),
-                others.submit(self.volt.report, "image", DeadParentReport(reporter="h1", dead="origin")),
-                others.submit(self.volt.tree, "image"),
-                others.submit(self.volt.expire),
-            ]
-            answers.extend(answer.result(PATIENCE) for answer in asked)
-
-        self.slow_store().before(2, ask)  # the first eviction
-        self.volt.expire()
-        self.assertEqual(1.0, answers[-1], "it is tried again as soon as usual")
-        self.assertEqual(["h1"], [node.host for node in self.volt.tree("image").root.children])
-
-    def let_all_leases_run_out_but_one(self) -> None:
-        """The leases of two hosts and of the origin have run out, which nobody has noticed; h1 has renewed its own."""
-        self.grow(3)
-        self.pass_time(10)
-        self.volt.heartbeat("h1", [])
-        self.clock.time += 1
-
-    def test_hosts_whose_leases_run_out_together_are_evicted_together_but_not_too_many(self) -> None:
-        self.grow(EVICTED_AT_ONCE + 1)
-        self.pass_time(10)
-        self.volt.heartbeat("origin", [])
-        self.clock.time += 1
-        store = self.slow_store()
-        self.volt.expire()
-        self.assertEqual((0, 1 + 2), (self.volt.image("image").nodes, store.begun), "the look at all leases, then two")
-
-    def test_an_expiry_that_fails_half_way_is_done_again_by_who_comes_next(self) -> None:
-        self.let_all_leases_run_out_but_one()
-
-        def fail() -> None:
-            raise ZeroDivisionError
-
-        self.slow_store().before(2, fail)
-        self.assertRaises(ZeroDivisionError, self.volt.expire)
-        self.assertEqual(["h1"], [node.host for node in self.volt.tree("image").root.children])
 
     def test_a_restart_evicts_nobody(self) -> None:
         self.grow(3)
@@ -828,16 +586,6 @@ class Leases(CoordinatorCase):
         self.pass_time(2)
         self.assertEqual(9, self.volt.image("image").nodes, "who is dead is evicted then")
 
-    def test_heartbeats_that_the_store_did_not_take_begin_all_leases_anew(self) -> None:
-        self.grow(3)
-        self.pass_time(9)
-        with self.database_away():
-            self.assertRaises(OperationalError, self.volt.heartbeat, "h1", [])
-        self.pass_time(10)
-        self.assertEqual(3, self.volt.image("image").nodes)
-        self.pass_time(2)
-        self.assertEqual(0, self.volt.image("image").nodes)
-
     def test_a_volt_that_stood_still_evicts_nobody_before_all_had_a_lease_since(self) -> None:
         self.grow(3)
         self.clock.time += 12
@@ -846,40 +594,6 @@ class Leases(CoordinatorCase):
         self.assertEqual(3, self.volt.image("image").nodes)
         self.pass_time(1)
         self.assertEqual(0, self.volt.image("image").nodes)
-
-    def test_a_store_that_hangs_evicts_nobody_before_all_had_a_lease_since(self) -> None:
-        self.grow(3)
-        self.volt = self.start()
-        self.pass_time(10)
-        store = self.slow_store()
-
-        def hang() -> None:
-            self.clock.time += 12
-
-        for write in (1, 2):  # the look at all leases, then the first eviction
-            store.before(write, hang)
-            self.clock.time += 1
-            self.volt.expire()
-            self.assertEqual(3, self.volt.image("image").nodes, f"hung in {write}")
-            self.pass_time(10)
-        self.assertEqual(3, self.volt.image("image").nodes)
-        self.pass_time(1)
-        self.assertEqual(0, self.volt.image("image").nodes)
-
-    def slow_store(self) -> SlowStore:
-        """Volt's store from now on."""
-        store = SlowStore(self.url)
-        self.addCleanup(store.close)
-        self.volt.store = store
-        return store
-
-    def test_who_renews_its_lease_while_others_are_evicted_stays(self) -> None:
-        self.grow(3)
-        other = self.start()
-        self.pass_time(10)
-        self.slow_store().before(2, lambda: other.heartbeat("h1", []))
-        self.pass_time(1)
-        self.assertEqual({"h1"}, {host.name for host in self.volt.hosts() if host.state is HostState.ALIVE})
 
     def test_one_volt_does_not_evict_who_renews_at_another(self) -> None:
         self.grow(3)
@@ -891,14 +605,6 @@ class Leases(CoordinatorCase):
             self.volt.expire()
             other.expire()
         self.assertEqual(3, self.volt.image("image").nodes)
-
-    def test_a_tree_that_is_asked_for_shows_no_host_whose_lease_ran_out(self) -> None:
-        self.grow(2)
-        self.pass_time(10)
-        self.clock.time += 0.5
-        self.assertEqual(
-            (NodeState.LOST, []), (self.volt.tree("image").root.state, self.volt.tree("image").root.children)
-        )
 
     def test_two_coordinators_on_one_database_agree(self) -> None:
         self.grow(2)

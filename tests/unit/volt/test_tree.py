@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
 
 from testtools import TestCase
 
 from tests.unit.volt.simulation import ROUNDS, Cluster, heap_height
 from volt.models import NodeState
-from volt.tree import FAR, Node, Tree, depth, readers, siblings, sources
+from volt.tree import FAR, Tree, depth, readers, siblings, sources
 
 
 def grown(hosts: int, fanout: int = 2) -> Tree:
@@ -32,17 +31,6 @@ def settle(tree: Tree, but: frozenset[str] = frozenset()) -> None:
 
 def parents(tree: Tree, host: str) -> list[str]:
     return list(tree.parents(tree.hosts[host]))
-
-
-class Looked(dict[str, Node]):
-    """Counts how often all are looked at."""
-
-    looks = 0
-
-    def values(self) -> Any:
-        """All of them."""
-        self.looks += 1
-        return super().values()
 
 
 class Slots(TestCase):
@@ -290,13 +278,6 @@ class Returning(TestCase):
         settle(tree, but=frozenset({"h3"}))
         self.assertEqual(["origin"], parents(tree, "h1"))
 
-    def test_the_one_in_the_first_slot_holds_it_back_as_well(self) -> None:
-        tree = grown(7)
-        tree.leave("h1")
-        tree.join("h1")
-        settle(tree, but=frozenset({"h7"}))
-        self.assertEqual((1, ["origin"]), (tree.hosts["h7"].slot, parents(tree, "h1")))
-
     def test_it_is_told_which_origins_live(self) -> None:
         tree = grown(9)
         tree.publish("second")
@@ -331,14 +312,6 @@ class Returning(TestCase):
         self.assertEqual((NodeState.JOINING, None), (node.state, node.returned))
         self.assertEqual(["h3", "h4", "h1", "origin"], parents(tree, "h7"))
 
-    def test_all_who_have_dropped_all_come_back_as_if_they_had_never_been_there(self) -> None:
-        tree = grown(7)
-        for number in (7, 6, 5, 4, 3, 2, 1):
-            tree.leave(f"h{number}", dropped=tree.hosts[f"h{number}"].awaited)
-        for number in (3, 1, 2):
-            tree.join(f"h{number}")
-        self.assertEqual(["h3", "h1", "origin"], parents(tree, "h2"))
-
     def test_who_has_dropped_all_and_is_still_followed_is_returning(self) -> None:
         tree = grown(7)
         tree.leave("h1", dropped=tree.hosts["h1"].awaited)
@@ -366,28 +339,6 @@ class Returning(TestCase):
         tree.leave("h7", dropped=tree.hosts["h7"].awaited - 1)
         self.assertEqual(NodeState.MOVING, tree.join("h7").state)
 
-    def test_what_was_dropped_before_a_repeated_join_says_nothing_of_its_list(self) -> None:
-        tree = grown(7)
-        dropped = tree.hosts["h7"].awaited
-        tree.join("h7")
-        tree.leave("h7", dropped)
-        self.assertEqual(NodeState.MOVING, tree.join("h7").state)
-
-    def test_a_returning_host_that_moves_stays_returning(self) -> None:
-        tree = grown(7)
-        tree.leave("h1")
-        tree.join("h1")
-        tree.leave("h4")
-        self.assertEqual((4, NodeState.RETURNING), (tree.hosts["h1"].slot, tree.hosts["h1"].state))
-
-    def test_a_returning_suspect_is_returning_again_after_it_confirms(self) -> None:
-        tree = grown(7)
-        tree.leave("h1")
-        returned = tree.join("h1")
-        returned.state = NodeState.SUSPECT
-        settle(tree, but=frozenset({"h3"}))
-        self.assertEqual(NodeState.RETURNING, returned.state)
-
     def test_an_evicted_host_that_comes_back_may_still_read_by_its_old_list(self) -> None:
         """Here h2 would read from h3, which reads from h2 as it did before it was evicted."""
         cluster = Cluster.grown(5, fanout=1)
@@ -400,20 +351,6 @@ class Returning(TestCase):
         self.assertEqual("h3", cluster.tree.slots[cluster.tree.hosts["h2"].slot - 1].host)
         cluster.check()
         self.assertEqual(["origin"], parents(cluster.tree, "h2"))
-
-    def test_all_hosts_are_looked_at_as_often_for_many_that_returned_as_for_one(self) -> None:
-        looks = {}
-        for back in (1, 10):
-            tree = grown(31)
-            for number in range(1, back + 1):
-                tree.leave(f"h{number}")
-            for number in range(1, back + 1):
-                tree.join(f"h{number}")
-            self.assertEqual(back, sum(node.returned is not None for node in tree.hosts.values()))
-            tree.hosts = hosts = Looked(tree.hosts)
-            tree.confirm("h20", tree.tell("h20").revision)
-            looks[back] = hosts.looks
-        self.assertEqual(looks[1], looks[10])
 
     def test_who_left_knowing_that_it_was_gone_holds_it_back_in_no_way(self) -> None:
         tree = grown(9)
@@ -526,12 +463,6 @@ class SetBack(TestCase):
         tree.confirm("h9", tree.tell("h9").revision)
         self.assertTrue(tree.hosts["h9"].settled)
 
-    def test_a_list_from_before_confirms_nothing(self) -> None:
-        tree = self.set_back()
-        tree.confirm("h7", self.lost["h7"])
-        tree.confirm("h9", self.lost["h9"])
-        self.assertEqual((0, NodeState.MOVING), (tree.hosts["h9"].confirmed, tree.hosts["h9"].state))
-
     def test_what_comes_after_the_alarm_is_above_all_that_was_lost(self) -> None:
         tree = deepcopy(self.cluster.backup)
         tree.confirm("h7", self.lost["h7"])
@@ -540,27 +471,12 @@ class SetBack(TestCase):
         tree.confirm("h7", self.lost["h7"])
         self.assertTrue(tree.tell("h7").revision > max(self.lost.values()))
 
-    def test_who_was_returning_is_as_all_others_are(self) -> None:
-        tree = self.set_back()
-        tree.leave("h1")
-        tree.join("h1")
-        self.assertIsNotNone(tree.hosts["h1"].returned)
-        tree.confirm("h7", self.lost["h7"])
-        self.assertEqual((NodeState.MOVING, None), (tree.hosts["h1"].state, tree.hosts["h1"].returned))
-
     def test_a_stray_is_not_new(self) -> None:
         tree = self.set_back()
         tree.stray("h15", self.lost["h15"])
         settle(tree)
         self.assertEqual(NodeState.MOVING, tree.join("h15").state)
         self.assertEqual(NodeState.JOINING, tree.join("new").state)
-
-    def test_who_left_before_may_read_by_any_list(self) -> None:
-        tree = self.set_back()
-        tree.leave("h12", dropped=tree.hosts["h12"].awaited)
-        tree.confirm("h7", self.lost["h7"])
-        left = tree.departures["h12"]
-        self.assertEqual((tree.begun, 0, False), (left.revision, left.confirmed, left.dropped))
 
     def test_a_host_that_was_evicted_and_says_so_late_gives_no_alarm(self) -> None:
         tree = grown(5)
