@@ -7,12 +7,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
 from testtools import TestCase
 
-from benchmarks import attach, boot_wave, create_latency, parent_kill
-from benchmarks.boot_wave import Size, bars, boot_set, checksum, ratios
-from benchmarks.misses import Place
+from benchmarks import parent_kill
+from benchmarks.boot_wave import bars, boot_set, checksum, ratios
 from benchmarks.trace import Read, Trace
 from benchmarks.verifiedio import Request
 
@@ -27,9 +25,6 @@ def wave(fetched: list[int], sent: int, attach_s: float) -> dict[str, Any]:
 
 
 class FiguresTest(TestCase):
-    def test_every_vm_has_a_name_of_its_own(self) -> None:
-        self.assertEqual({"a": ["a-vm0", "a-vm1"], "b": ["b-vm0", "b-vm1"]}, Size(2, 2).vms(["a", "b"]))
-
     def test_the_boot_set_is_told_exact_and_in_the_unit_of_the_caches(self) -> None:
         self.assertEqual(
             {"reads": 3, "bytes": 1024, "rounded_bytes": 8192}, boot_set(trace((0, 512), (0, 512), (8192, 512)), 4096)
@@ -57,11 +52,6 @@ class FiguresTest(TestCase):
         image.write_bytes(b"abcdefgh")
         self.assertEqual(zlib.crc32(b"fghabb"), checksum(image, trace((5, 3), (0, 2), (1, 1), size=8)))
 
-    def test_attach_times_are_medians_by_depth(self) -> None:
-        places = {"a": Place("origin", 1), "b": Place("a", 2), "c": Place("a", 2)}
-        found = attach.figures([0.1], {"a": 0.2, "b": 0.4, "c": 0.3}, 0.5, 0.4, places)
-        self.assertEqual({1: 0.2, 2: 0.3}, found["by_depth_s"])
-
 
 class KillFiguresTest(TestCase):
     def test_a_request_under_way_at_the_kill_belongs_to_its_stall(self) -> None:
@@ -85,11 +75,3 @@ class KillFiguresTest(TestCase):
         self.assertEqual(
             (15, 300, 1, 0), tuple(found[k] for k in ("requests", "compared_bytes", "errors", "wrong_blocks"))
         )
-
-
-class HelpTest(TestCase):
-    def test_every_benchmark_shows_examples(self) -> None:
-        for main in (boot_wave.main, create_latency.main, parent_kill.main):
-            result = CliRunner().invoke(main, ["--help"])
-            self.assertEqual(0, result.exit_code)
-            self.assertIn("python -m benchmarks.", result.output)

@@ -48,8 +48,5 @@ class SettledTest(TestCase):
     def test_a_host_that_reads_from_an_alternate_is_not(self) -> None:
         self.assertEqual(["b"], unsettled(node("origin", None, node("a", "origin", node("b", "origin")))))
 
-    def test_a_host_that_reported_no_parent_is_not(self) -> None:
-        self.assertEqual(["a"], unsettled(node("origin", None, node("a", None))))
-
     def test_a_host_that_is_not_ready_is_not(self) -> None:
         self.assertEqual(["a"], unsettled(node("origin", None, node("a", "origin", state=NodeState.SUSPECT))))

@@ -8,14 +8,7 @@ from testtools import TestCase
 
 from benchmarks.inside import bootset
 from benchmarks.kernel_attach import ratio, steps
-from benchmarks.kernel_kill import LEAD_S, phases, summary, swap, table_rows
-
-
-class PhasesTest(TestCase):
-    def test_a_request_under_way_when_the_parent_goes_is_after(self) -> None:
-        began = 1000.0
-        requests = [(began, 0.2), (began + 1, 0.1), (began + LEAD_S - 0.1, 2.5), (began + LEAD_S + 3, 0.3)]
-        self.assertEqual((0.2, 2.5), phases(requests))
+from benchmarks.kernel_kill import swap
 
 
 class SwapTest(TestCase):
@@ -27,23 +20,6 @@ class SwapTest(TestCase):
             (3.0, "INFO drivers.attach.iscsi: image i: paths are now 8:16"),
         ]
         self.assertEqual({"noticed_at": 2.0, "swap_s": 1.0}, swap(log))
-
-    def test_without_a_loss_there_is_nothing_to_count(self) -> None:
-        self.assertEqual({"noticed_at": None, "swap_s": None}, swap([(1.0, "image i: paths are now 8:0")]))
-
-
-class SummaryTest(TestCase):
-    def round(self, stall_s: float, swap_s: float | None) -> dict[str, object]:
-        told = {"before_s": 0.1, "control_s": 0.05, "stall_s": stall_s, "swap_s": swap_s}
-        return {**told, "requests": 9, "errors": [], "wrong_blocks": [7]}
-
-    def test_has_a_row_for_each_figure_that_was_measured(self) -> None:
-        found = summary([self.round(1.0, None), self.round(2.0, None)])
-        self.assertEqual((18, 0, 2), (found["requests"], found["errors"], found["wrong_blocks"]))
-        rows = table_rows({"power": found})
-        self.assertEqual(["power: longest read after a parent went", "1.000", "1.000", "2.000", "2.000"], rows[0])
-        self.assertEqual(3, len(rows))
-        self.assertEqual(4, len(table_rows({"power": summary([self.round(1.0, 0.2)])})))
 
 
 class StepsTest(TestCase):

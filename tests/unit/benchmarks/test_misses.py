@@ -19,14 +19,6 @@ class MissesTest(TestCase):
         found = misses(hosts, PLACES, [0, 1, 2])
         self.assertEqual({"top": [0.1, 0.3], "leaf": [0.4, 0.5, 0.6]}, found)
 
-    def test_hosts_beside_each_other_have_their_own_misses(self) -> None:
-        hosts = {"top": HostTimes([1.0], [0.1]), "other": HostTimes([2.0], [0.2])}
-        self.assertEqual({"top": [0.1], "other": [0.2]}, misses(hosts, PLACES, [0]))
-
-    def test_reads_that_touch_nothing_new_are_left_out(self) -> None:
-        hosts = {"leaf": HostTimes([1.0, 2.0], [0.1, 0.2])}
-        self.assertEqual({"leaf": [0.2]}, misses(hosts, PLACES, [1]))
-
     def test_what_came_through_two_levels_counts_for_both(self) -> None:
         places = PLACES | {"deep": Place("leaf", 3)}
         hosts = {"top": HostTimes([3.0], [0.1]), "leaf": HostTimes([2.0], [0.2]), "deep": HostTimes([1.0], [0.3])}
@@ -39,6 +31,3 @@ class ByDepthTest(TestCase):
         self.assertEqual(
             {1: {"n": 3, "p50": 0.2, "p99": 0.3}, 2: {"n": 1, "p50": 0.5, "p99": 0.5}}, by_depth(values, PLACES)
         )
-
-    def test_a_depth_without_values_is_left_out(self) -> None:
-        self.assertEqual({}, by_depth({"top": []}, PLACES))

@@ -10,10 +10,9 @@ from click.testing import CliRunner
 from testtools import ExpectedException, TestCase
 
 from benchmarks import opennebula
-from benchmarks.clonecost import Parts
 from benchmarks.errors import NoRoom
 from benchmarks.opennebula import PACES, Size, check_room, ratios, within
-from benchmarks.spreadimage import RUN_MIB, SpreadImage
+from benchmarks.spreadimage import SpreadImage
 from opennebula_tm.installer.tuning import SINGLE, WANTED_THREADS
 
 IMAGE = SpreadImage(size=256, data=64)
@@ -25,17 +24,6 @@ class ImageTest(TestCase):
         self.assertEqual(64, len(set(data)))
         self.assertEqual({0, 1, 2, 3}, {mib // 64 for mib in data})
         self.assertEqual(256 - 64, len(IMAGE.holes()))
-
-    def test_an_image_may_be_all_data(self) -> None:
-        full = SpreadImage(4 * RUN_MIB, 4 * RUN_MIB)
-        self.assertEqual(list(range(4 * RUN_MIB)), full.data_mibs())
-        self.assertEqual([], full.holes())
-
-    def test_runs_do_not_overlap_where_they_do_not_divide_the_image(self) -> None:
-        for size in range(3 * RUN_MIB, 4 * RUN_MIB):
-            data = SpreadImage(size, 3 * RUN_MIB).data_mibs()
-            self.assertEqual(3 * RUN_MIB, len(set(data)))
-            self.assertTrue(max(data) < size)
 
     def test_a_boot_set_is_spread_over_the_data(self) -> None:
         boot_set = IMAGE.boot_set(4)
@@ -73,14 +61,6 @@ class FiguresTest(TestCase):
         size = Size(5, 2, IMAGE)
         self.assertEqual(["host-1", "host-2", "host-1"], [size.host(number) for number in range(3)])
 
-    def test_parts_are_told_by_their_medians(self) -> None:
-        parts = Parts()
-        done: list[int] = []
-        for number in range(3):
-            parts.time("a", lambda number=number: done.append(number))  # type: ignore[misc]
-        self.assertEqual([0, 1, 2], done)
-        self.assertEqual(["a"], list(parts.figures()))
-
     def test_the_tuned_settings_are_those_that_install_advises(self) -> None:
         advised = {name: int(wanted) for name, _default, wanted, _why in SINGLE}
         came = {name: int(default) for name, default, _wanted, _why in SINGLE}
@@ -102,6 +82,3 @@ class RefusalTest(TestCase):
             result = CliRunner().invoke(opennebula.main, ["--data", data])
             self.assertEqual(2, result.exit_code)
             self.assertIn("--data must be", result.output)
-
-    def test_help_shows_examples(self) -> None:
-        self.assertIn("python -m benchmarks.opennebula", CliRunner().invoke(opennebula.main, ["--help"]).output)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import tempfile
-import threading
 from pathlib import Path
 
 from testtools import TestCase
@@ -56,28 +55,8 @@ class BeginningsTest(TestCase):
         self.answer("here")
         until(lambda: not self.readers())
 
-    def test_one_that_answers_at_last_is_asked_anew(self) -> None:
-        beginnings = Beginnings(SHORT)
-        self.assertIsNone(beginnings.of(self.slow))
-        self.answer("late")
-        until(lambda: not self.readers())
-        self.slow.unlink()
-        self.slow.write_text("now")
-        until(lambda: beginnings.of(self.slow) == "now")
-
     def test_who_cannot_ask_is_told_so(self) -> None:
         path = os.environ["PATH"]
         self.addCleanup(os.environ.__setitem__, "PATH", path)
         os.environ["PATH"] = str(self.folder)
         self.assertRaises(ToolMissing, Beginnings(PATIENCE).of, self.slow)
-
-    def test_two_who_ask_together_get_one_answer(self) -> None:
-        beginnings, found = Beginnings(PATIENCE), list[str | None]()
-        threads = [threading.Thread(target=lambda: found.append(beginnings.of(self.slow))) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        until(lambda: len(self.readers()) == 1)
-        self.answer("here")
-        for thread in threads:
-            thread.join(PATIENCE)
-        self.assertEqual(["here", "here"], found)

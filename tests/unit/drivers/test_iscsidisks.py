@@ -10,11 +10,10 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.base import Image
-from drivers.iscsi.disks import ANEW, Asking, alien, flaw, lasting_number_of, number_of
+from drivers.iscsi.disks import Asking, alien, lasting_number_of, number_of
 from drivers.iscsi.names import DISK, serial_of
 from drivers.iscsi.records import Target
 from drivers.iscsi.sessions import Session
-from tests.kernel.inside.openfiles import none_left
 
 IMAGE = Image("debian", 1 << 20, f"sha256:{'a' * 64}")
 TARGET = Target("iqn.2026-01.org.virtman:host-1:debian", "10.9.0.2", 3260)
@@ -58,17 +57,6 @@ class DiskTest(TestCase):
         self.assertEqual("its disk is of another image", alien(self.disk, IMAGE))
         self.assertEqual(["delete"], self.asked())
 
-    def test_one_is_asked_so_seldom_that_udev_has_peace(self) -> None:
-        now = 100.0
-        asking = Asking(lambda: now)
-        self.assertEqual(["rescan"], self.asked(asking))
-        now += ANEW - 1
-        self.assertEqual([], self.asked(asking))
-        self.assertEqual(["rescan"], self.asked(asking, replace(TARGET, name=f"{TARGET.name}-2")))
-        now += 1
-        self.assertEqual(["rescan"], self.asked(asking))
-        self.assertEqual([], self.asked(asking))
-
 
 class PathTest(TestCase):
     """The disk of a session as a path to the image."""
@@ -110,23 +98,3 @@ class PathTest(TestCase):
             self.assertIsNone(number_of(self.session, other))
             self.assertIsNone(lasting_number_of(self.session, other))
         self.assertIsNone(lasting_number_of(None, IMAGE))
-
-    def test_who_cannot_look_for_want_of_room_does_not_take_it_for_gone(self) -> None:
-        with none_left():
-            self.assertRaises(OSError, number_of, self.session, IMAGE)
-
-    def test_a_disk_that_goes_while_it_is_looked_at_is_none(self) -> None:
-        for name in ("dev", "size", "device/state"):
-            before = (self.disk / name).read_text()
-            (self.disk / name).unlink()
-            self.assertIsNone(number_of(self.session, IMAGE), name)
-            self.write(name, before)
-        shutil.rmtree(self.disk)
-        self.assertIsNone(number_of(self.session, IMAGE))
-
-    def test_a_disk_that_the_kernel_gave_up_is_tried_again(self) -> None:
-        self.write("size", "0")  # so that nobody asks a real disk
-        for state, later in (("offline", "running"), ("transport-offline", "transport-offline")):
-            self.write("device/state", state)
-            self.assertNotEqual("", flaw(self.disk, IMAGE))
-            self.assertEqual(later, (self.disk / "device/state").read_text())

@@ -13,10 +13,9 @@ from unittest import mock
 import testtools
 from hypothesis import given
 from hypothesis import strategies as st
-from testtools.matchers import Contains
 
-from drivers.errors import BadDisk, NotPossible, SnapshotMissing
-from drivers.snapshot.layers import Layer, Layers, Step, next_step
+from drivers.errors import BadDisk, SnapshotMissing
+from drivers.snapshot.layers import Layers, Step, next_step
 
 
 class NextStepTest(testtools.TestCase):
@@ -125,13 +124,6 @@ class FilesTest(testtools.TestCase):
         self.layers.write_points({"a": 0, "b": 0})
         self.assertEqual({"a": 0, "b": 0}, Layers(self.folder, "vm").points())
 
-    def test_layers_that_cannot_be_linked_are_told_of(self) -> None:
-        elsewhere = Layer(0, Path("/proc/self/status"), 1 << 20, "", None)
-        error = self.assertRaises(NotPossible, self.layers.share, [elsewhere])
-        self.assertThat(str(error), Contains("hard links"))
-        gone = Layer(0, self.folder / "gone", 1 << 20, "", None)
-        self.assertRaises(FileNotFoundError, self.layers.share, [gone])
-
     def test_broken_points_are_refused(self) -> None:
         self.chain(1)
         for text in ("", "7", "[]", '{"points": 3}', '{"points": {"a": "x"}}', '{"points": {"a": null}}'):
@@ -188,44 +180,6 @@ class FilesTest(testtools.TestCase):
             self.assertRaises(OSError, self.layers.delete)
         self.assertFalse(self.layers.exist())
 
-    def test_a_file_of_an_earlier_release_becomes_the_lowest_layer(self) -> None:
-        self.chain(1)
-        earlier = self.as_earlier_releases_made_it()
-        self.layers.file(4).parent.mkdir()
-        self.layers.file(4).write_bytes(b"left behind")
-        before = earlier.read_bytes()
-        self.assertEqual([0], list(self.layers.all()))
-        self.layers.adopt()
-        self.assertFalse(self.layers.of_an_earlier_release())
-        self.assertEqual((before, 1), (self.layers.file(0).read_bytes(), self.layers.file(0).stat().st_nlink))
-        self.assertEqual({self.layers.file(0), self.layers.path}, set(self.layers.folder.iterdir()))
-        self.assertEqual([self.layers.folder], list(self.folder.iterdir()))
-
-    def as_earlier_releases_made_it(self) -> Path:
-        """The disk as one file."""
-        earlier = self.folder / "vm.qcow2"
-        self.layers.file(0).rename(earlier)
-        shutil.rmtree(self.layers.folder)
-        self.assertEqual((True, earlier), (self.layers.of_an_earlier_release(), self.layers.path))
-        return earlier
-
-    def test_one_that_was_not_adopted_to_the_end_is_still_whole_and_can_be_deleted(self) -> None:
-        self.chain(1)
-        earlier = self.as_earlier_releases_made_it()
-        with mock.patch.object(Path, "unlink", side_effect=OSError("cut off")):
-            self.assertRaises(OSError, self.layers.adopt)
-        self.assertEqual(earlier, self.layers.path)
-        self.layers.adopt()
-        self.assertEqual([0], [layer.number for layer in self.layers.chain()])
-        self.layers.delete()
-        self.assertEqual([], list(self.folder.iterdir()))
-
-    def test_a_file_of_an_earlier_release_is_deleted(self) -> None:
-        self.chain(1)
-        self.as_earlier_releases_made_it()
-        self.layers.delete()
-        self.assertEqual([], list(self.folder.iterdir()))
-
     def test_what_several_disks_have_is_not_merged(self) -> None:
         self.chain(3)
         clone = Layers(self.folder, "clone")
@@ -255,8 +209,3 @@ class FilesTest(testtools.TestCase):
         os.chown(self.folder, -1, 65533)
         self.chain(1)
         self.assertEqual(65533, self.layers.folder.stat().st_gid)
-
-    def test_points_file_is_one_json_object(self) -> None:
-        self.chain(1)
-        self.layers.write_points({"a": 0})
-        self.assertEqual({"points": {"a": 0}}, json.loads((self.layers.folder / "points.json").read_bytes()))

@@ -85,48 +85,6 @@ class LeavingTest(TestCase):
         self.assertEqual(2, len(door.asked))
         self.assertEqual(1, len([line for line in heard.lines if "stuck" in line]))
 
-    def test_who_is_sent_away_during_a_look_is_looked_after_too(self) -> None:
-        door = Door(True, True)
-        leaving = Leaving(lambda image: self._see_off_and_send_away(leaving, door, image), self.slept.append)
-        leaving.look_after("image")
-        self.assertTrue(door.closed.wait(PATIENCE))
-
-    def _see_off_and_send_away(self, leaving: Leaving, door: Door, image: str) -> bool:
-        if not door.asked:
-            door.see_off(image)
-            leaving.look_after(image)  # and the look saw nobody
-            return True
-        return door.see_off(image)
-
-    def test_one_that_never_goes_keeps_nobody_else_from_being_looked_at(self) -> None:
-        def see_off(image: str) -> bool:
-            (gone if image == "later" else waits).set()
-            return image == "later" or over.is_set()
-
-        before = set(threading.enumerate())  # threads of other tests may be about to end
-        gone, waits, over = threading.Event(), threading.Event(), threading.Event()
-        self.addCleanup(over.set)
-        leaving = Leaving(see_off, lambda _seconds: over.wait(0.001))
-        leaving.look_after("always")
-        self.assertTrue(waits.wait(PATIENCE))
-        leaving.look_after("later")
-        self.assertTrue(gone.wait(PATIENCE))
-        begun = set(threading.enumerate()) - before
-        self.assertEqual(1, len([thread for thread in begun if thread.name == "leaving children"]))
-
-    def test_a_thread_that_dies_is_one_that_looks_again(self) -> None:
-        def see_off(image: str) -> bool:
-            asked.append(image)
-            if len(asked) == 1:
-                raise ZeroDivisionError
-            gone.set()
-            return True
-
-        asked: list[str] = []
-        gone = threading.Event()
-        Leaving(see_off, self.slept.append).look_after("image")
-        self.assertTrue(gone.wait(PATIENCE))
-
     def test_it_begins_again_for_those_who_are_sent_away_later(self) -> None:
         door = Door(True)
         leaving = self.look_after(door)

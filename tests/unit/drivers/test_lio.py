@@ -9,7 +9,6 @@ from testtools import TestCase
 
 from drivers.errors import TargetFailed
 from drivers.export.lio import PAUSES, not_in_configfs, until_nothing_goes
-from tests.unit.logs import Logged
 
 GONE = "/sys/kernel/config/target/core/iblock_0/virtman-another"
 
@@ -46,18 +45,6 @@ class UntilNothingGoesTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.slept: list[float] = []
-
-    def test_what_succeeds_is_done_once(self) -> None:
-        walk = Walk(0)
-        self.assertEqual("walked", until_nothing_goes(walk, self.slept.append))
-        self.assertEqual((1, []), (walk.calls, self.slept))
-
-    def test_it_waits_longer_each_time_and_says_for_what(self) -> None:
-        heard = Logged(self, "drivers.export.lio")
-        self.assertEqual("walked", until_nothing_goes(Walk(3), self.slept.append))
-        self.assertEqual(list(PAUSES[:3]), self.slept)
-        self.assertEqual(sorted(set(self.slept)), self.slept)
-        self.assertEqual(3, len([line for line in heard.lines if GONE in line]))
 
     def test_what_stays_missing_is_an_error_after_five_seconds_at_most(self) -> None:
         walk = Walk(1000)

@@ -34,30 +34,3 @@ class LossesTest(TestCase):
         self.losses.note_back("silent")
         self.now += RETURN_LIMIT
         self.assertEqual([], self.losses.take_due())
-
-    def test_one_that_was_silent_once_and_goes_later_is_told_of_at_once(self) -> None:
-        self.lose_in_silence("silent")
-        self.losses.note_back("silent")
-        self.losses.note("silent")
-        self.assertEqual(["silent"], self.losses.take_due())
-
-    def test_one_that_went_and_is_back_is_told_of_all_the_same(self) -> None:
-        self.losses.note("gone")
-        self.losses.note_back("gone")
-        self.assertEqual(["gone"], self.losses.take_due())
-
-    def test_one_that_is_wanted_no_more_is_not_told_of_later(self) -> None:
-        self.lose_in_silence("silent")
-        self.losses.note("gone")
-        self.losses.keep(["other"])
-        self.now += RETURN_LIMIT
-        self.assertEqual(["gone"], self.losses.take_due(), "that was due")
-        self.losses.note("silent")
-        self.assertEqual(["silent"], self.losses.take_due(), "its silence is forgotten")
-
-    def test_one_that_is_wanted_still_has_its_time(self) -> None:
-        self.lose_in_silence("silent")
-        self.losses.keep(["silent"])
-        self.assertEqual([], self.losses.take_due())
-        self.now += RETURN_LIMIT
-        self.assertEqual(["silent"], self.losses.take_due())

@@ -56,21 +56,6 @@ class PointMapsTest(TestCase):
         self.maps.leave(7)
         self.assertEqual({}, self.tables)
 
-    def test_one_that_a_killed_agent_left_is_taken_over(self) -> None:
-        self.tables[NAME] = [TABLE]
-        self.maps.enter(7, TABLE)
-        self.maps.leave(7)
-        self.assertEqual({}, self.tables)
-
-    def test_one_that_is_still_open_is_removed_later(self) -> None:
-        self.maps.enter(7, TABLE)
-        self.open[NAME] = 1
-        self.maps.leave(7)
-        self.assertEqual({NAME}, set(self.tables))
-        self.open[NAME] = 0
-        self.maps.clear("vm", 7)
-        self.assertEqual({}, self.tables)
-
     def test_one_that_is_read_is_not_cleared(self) -> None:
         self.maps.enter(7, TABLE)
         self.assertRaises(DiskInUse, self.maps.clear, "vm", 7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from xml.parsers.expat import ExpatError
 
 from testtools import TestCase
@@ -52,14 +51,3 @@ class BlocksTest(TestCase):
     def test_an_output_that_ends_early_is_an_error(self) -> None:
         for text in ("", DUMP.removesuffix("</superblock>")):
             self.assertRaises(ExpatError, ranges, text)
-
-    def test_memory_does_not_grow_with_the_number_of_mappings(self) -> None:
-        blocks = Blocks()
-        for line in DUMP.splitlines()[:2]:
-            blocks.feed(line)
-        tracemalloc.start()
-        self.addCleanup(tracemalloc.stop)
-        for number in range(20_000):
-            blocks.feed(f'<single_mapping origin_block="{number}" data_block="{7 * number}" time="0"/>')
-        self.assertLess(tracemalloc.get_traced_memory()[1], 256 << 10)
-        self.assertEqual([Range(0, 20_000 * BLOCK)], blocks.ranges)

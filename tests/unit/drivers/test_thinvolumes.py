@@ -109,18 +109,6 @@ class MakeTest(PoolCase):
         self.assertEqual(8, self.make("b", 7, 8).number)
         self.assertEqual({7, 8}, self.pool.volumes)
 
-    def test_it_is_not_tried_for_ever(self) -> None:
-        self.pool.volumes = {7}
-        self.assertRaises(BadDisk, self.make, "b", *[7] * 1000)
-        self.assertFalse(self.volumes.is_made("b"))
-
-    def test_other_refusals_are_told(self) -> None:
-        self.pool.answers = False
-        self.assertRaises(CommandTimedOut, self.make, "a")
-        self.pool.answers, self.pool.refuses = True, "Device or resource busy"
-        self.assertRaises(CommandFailed, self.make, "a")
-        self.assertFalse(self.volumes.is_made("a"))
-
 
 class DeleteTest(PoolCase):
     def test_what_was_never_made_costs_nobody_a_volume(self) -> None:
@@ -137,13 +125,6 @@ class DeleteTest(PoolCase):
             self.volumes.delete(disk)
         self.assertEqual(set(), self.pool.volumes)
 
-    def test_other_refusals_are_told(self) -> None:
-        disk = self.make("a")
-        self.pool.answers = False
-        self.assertRaises(CommandTimedOut, self.volumes.delete, disk)
-        self.pool.answers, self.pool.refuses = True, "Device or resource busy"
-        self.assertRaises(CommandFailed, self.volumes.delete, disk)
-
 
 class OpenTest(PoolCase):
     def test_one_whose_making_was_cut_off_is_no_disk(self) -> None:
@@ -151,10 +132,6 @@ class OpenTest(PoolCase):
         self.assertRaises(SnapshotMissing, self.volumes.of, "a")
         self.assertRaises(SnapshotMissing, self.volumes.of, "none")
         self.assertFalse(self.volumes.is_made("none"))
-
-    def test_a_record_of_the_release_before_counts_as_made(self) -> None:
-        self.records.path("a").write_text(json.dumps({"number": 1, "size": 1 << 20, "origin": "/dev/image"}))
-        self.assertEqual(ThinDisk(1, 1 << 20, "/dev/image", made=True), self.volumes.of("a"))
 
     def test_a_volume_that_the_pool_does_not_have_is_told(self) -> None:
         disk = self.make("a", 7)
@@ -234,36 +211,12 @@ class TakeTest(PointCase):
         self.take("two", 7, 8, 9, 10)
         self.assertEqual({"one": 8, "two": 10}, self.numbers())
 
-    def test_a_volume_that_is_written_down_nowhere_is_no_point_and_stays(self) -> None:
-        self.pool.volumes |= {8}
-        self.take("one", 8, 9)
-        self.assertEqual({"one": 9}, self.numbers())
-        self.assertRaises(BadDisk, self.take, "two", *[8] * 1000)
-        self.take("two", 10)
-        self.assertEqual({7, 8, 9, 10}, self.pool.volumes)
-
-    def test_refusals_are_told_and_cost_nothing(self) -> None:
-        self.pool.refuses = "Device or resource busy"
-        self.assertRaises(CommandFailed, self.take, "one")
-        self.pool.answers = False
-        self.assertRaises(CommandTimedOut, self.take, "one")
-        self.pool.answers, self.pool.refuses = True, ""
-        self.assertEqual({}, self.numbers())
-        self.take("two")
-        self.assertEqual({"two"}, set(self.numbers()))
-        self.assert_nothing_leaked()
-
     def test_one_that_was_cut_off_is_no_point_and_is_taken_by_the_next_call(self) -> None:
         for step in self.killed(lambda: self.take("one")):
             self.assertEqual({}, self.numbers(), step)
             self.assertRaises(PointMissing, self.volumes.revert, "a", "one")
             self.take("one")
             self.assert_nothing_leaked()
-
-    def test_a_disk_that_is_not_there_has_no_points(self) -> None:
-        self.records.write("b", ThinDisk(0, 1 << 20, "/dev/image", made=False))
-        for call in (self.volumes.points, lambda vm: self.volumes.drop(vm, "one")):
-            self.assertRaises(SnapshotMissing, call, "b")
 
 
 class RevertTest(PointCase):
@@ -295,11 +248,6 @@ class RevertTest(PointCase):
                 call()
                 self.assert_nothing_leaked()
 
-    def test_a_point_that_the_pool_has_lost_is_told_of(self) -> None:
-        self.pool.volumes.remove(8)
-        self.assertIn("its volume 8 is gone", str(self.assertRaises(BadDisk, self.volumes.revert, "a", "one")))
-        self.assertEqual(7, self.volumes.of("a").number)
-
     def test_points_that_are_not_there_are_told_of(self) -> None:
         self.assertRaises(PointMissing, self.volumes.revert, "a", "two")
         self.assertEqual({7, 8}, self.pool.volumes)
@@ -327,19 +275,6 @@ class CloneTest(PointCase):
             self.assertNotIn(self.records.read("b").spare, (None, 7, 8), step)
             self.volumes.delete(self.records.read("b"))
             self.assertEqual({7, 8}, self.pool.volumes, step)
-
-    def test_a_number_that_a_half_made_one_has_is_nobodys(self) -> None:
-        self.pool.kills = (1, True)
-        self.assertRaises(Killed, self.clone, 9)
-        self.assertEqual(10, self.make("c", 9, 10).number)
-
-    def test_a_volume_that_is_written_down_nowhere_is_no_clone_and_stays(self) -> None:
-        self.pool.volumes |= {9}
-        self.assertRaises(BadDisk, self.clone, *[9] * 1000)
-        self.volumes.delete(self.records.read("b"))
-        self.assertEqual({7, 8, 9}, self.pool.volumes)
-        self.clone(9, 10)
-        self.assertEqual(10, self.volumes.of("b").number)
 
     def test_a_point_that_the_pool_has_lost_is_told_of(self) -> None:
         self.pool.volumes.remove(8)
@@ -380,12 +315,6 @@ class DropTest(PointCase):
 
 
 class RecordTest(PointCase):
-    def test_points_are_read_as_they_were_written(self) -> None:
-        disk = replace(self.records.read("a"), points={"one": Point(8, 1 << 20, made=False)}, spare=9)
-        self.records.write("a", disk)
-        self.assertEqual(disk, self.records.read("a"))
-        self.assertEqual([8, 7, 9], disk.numbers)
-
     def test_damaged_points_are_told_of(self) -> None:
         sound = json.loads(self.records.path("a").read_text())
         for points in ([1], {"one": 1}, {"one": {"number": 1}}, 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable
 
@@ -65,23 +64,6 @@ class WatchTest(TestCase):
         self.assertIsNone(watch.death)
         self.assertNotIn("lookout", [death.thread for death in deaths()])
 
-    def test_one_that_waits_to_begin_again_is_reported_as_not_running(self) -> None:
-        told: list[bool] = []
-
-        class Told(threading.Event):
-            """Is told during the pause what is reported, and ends it."""
-
-            def wait(self, timeout: float | None = None) -> bool:
-                told.extend(death.running for death in deaths() if death.thread == "lookout")
-                self.set()
-                return True
-
-        def die() -> None:
-            raise OSError
-
-        self.watch(die, Told()).join()
-        self.assertEqual([False], told)
-
     def test_the_first_pause_follows_a_long_life(self) -> None:
         self.assertEqual(LONGEST_PAUSE, pause_after(LONGEST_PAUSE, LONGEST_PAUSE - 1))
         self.assertEqual(FIRST_PAUSE, pause_after(LONGEST_PAUSE, LONGEST_PAUSE + 1))
@@ -106,28 +88,3 @@ class WatchTest(TestCase):
 
         self.watch(die, stopped).join()
         self.assertEqual(1, len(runs))
-
-    def test_one_that_has_returned_is_not_reported_any_more(self) -> None:
-        act = Act(OSError())
-        watch = self.watch(act)
-        act.over.set()
-        watch.join()
-        self.assertNotIn("lookout", [death.thread for death in deaths()])
-
-    def test_one_may_join_itself(self) -> None:
-        joined = threading.Event()
-
-        def join_oneself() -> None:
-            watch.join()
-            joined.set()
-
-        watch = Watch("lookout", join_oneself)
-        watch.start()
-        watch.join()
-        self.assertTrue(joined.is_set())
-
-    def test_one_that_cannot_begin_says_so_as_the_system_does(self) -> None:
-        before = threading.stack_size(1 << 46)  # no address space has room for two of these
-        self.addCleanup(threading.stack_size, before)
-        error = self.assertRaises(OSError, Watch("lookout", lambda: None).start)
-        self.assertEqual(errno.EAGAIN, error.errno)

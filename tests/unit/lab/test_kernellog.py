@@ -62,12 +62,6 @@ class TroublesTest(TestCase):
     def test_cancelled_work_is_a_false_alarm(self) -> None:
         self.assertEqual([], troubles(f"up\n{WARNING.format(caller='__cancel_work_timer')}attached\n"))
 
-    def test_cancelled_work_is_one_only_of_disks_whose_iscsi_session_ends(self) -> None:
-        alarm = WARNING.format(caller="__cancel_work_timer")
-        self.assertEqual([], troubles(alarm.replace("events:scsi_evt_thread [scsi_mod]", "pm:pm_runtime_work")))
-        for known, other in (("__iscsi_unbind_session", "other_work"), ("scsi_evt_thread", "other_work")):
-            self.assertEqual(alarm.replace(known, other).splitlines(), troubles(alarm.replace(known, other)))
-
     def test_power_work_flushed_with_its_target_is_a_false_alarm(self) -> None:
         warning = POWER_WORK_FLUSHED.format(work="pm:pm_runtime_work", caller="pm_runtime_remove")
         self.assertEqual([], troubles(f"up\n{warning}attached\n"))
@@ -81,30 +75,3 @@ class TroublesTest(TestCase):
         errors = [f"I/O error, dev dm-{number}, sector 8" for number in range(3)]
         amid = WARNING.format(caller="__cancel_work_timer").replace(" <TASK>\n", f"{errors[1]}\n")
         self.assertEqual(errors, troubles(f"{errors[0]}\n{amid}{errors[2]}\n"))
-
-    def test_a_cancelled_work_of_one_warning_excuses_no_other(self) -> None:
-        other = WARNING.format(caller="flush_work")
-        log = f"{WARNING.format(caller='__cancel_work_timer')}{other}"
-        self.assertEqual(other.splitlines(), troubles(log))
-
-    def test_another_warning_amid_a_cancel_counts(self) -> None:
-        warning = WARNING.format(caller="__cancel_work_timer").replace("check_flush_dependency.part.0", "__queue_work")
-        self.assertEqual(warning.splitlines(), troubles(warning))
-
-    def test_a_line_amid_a_false_alarm_that_names_a_trace_further_on_counts(self) -> None:
-        line = "BUG: workqueue lockup, see the Call Trace"
-        amid = WARNING.format(caller="__cancel_work_timer").replace(" <TASK>\n", f"{line}\n")
-        self.assertEqual([line], troubles(amid))
-
-    def test_a_warning_that_is_cut_off_counts(self) -> None:
-        cut = WARNING.format(caller="__cancel_work_timer").rpartition("---[")[0]
-        self.assertEqual(2, len(troubles(cut)))
-
-    def test_a_false_alarm_excuses_no_warning_that_is_cut_off_before_it_or_amid_it(self) -> None:
-        other = WARNING.format(caller="flush_work").replace("check_flush_dependency", "refcount_warn_saturate")
-        alarm = WARNING.format(caller="__cancel_work_timer")
-        head = "\n".join(other.splitlines()[:-1]) + "\n"
-        pairs = zip(other.splitlines(), alarm.splitlines(), strict=True)
-        mixed = "".join(f"{one}\n{two}\n" for one, two in pairs)
-        for log in (head + alarm, alarm.replace(" <TASK>\n", f"{head} <TASK>\n"), mixed):
-            self.assertTrue(any("refcount_warn_saturate" in line for line in troubles(log)), log)

@@ -10,7 +10,7 @@ from pathlib import Path
 import testtools
 
 from lab.errors import CommandFailed, NotReady
-from lab.process import Service, attempts, kill_and_wait, processes_of
+from lab.process import Service, kill_and_wait, processes_of
 from lab.tools import run
 
 
@@ -52,9 +52,6 @@ class ServiceTest(testtools.TestCase):
         kill_and_wait(service.pid)
         self.assertFalse(service.running)
         kill_and_wait(service.pid)
-
-    def test_a_wait_without_time_tries_once(self) -> None:
-        self.assertEqual(1, len(list(attempts(0))))
 
 
 class RunTest(testtools.TestCase):

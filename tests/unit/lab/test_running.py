@@ -43,10 +43,3 @@ class RunningTest(TestCase):
                 raise ValueError("the first")
 
         self.assertRaises(ValueError, fail)
-
-    def test_an_error_of_the_clean_up_alone_is_raised(self) -> None:
-        def fail() -> None:
-            with Part("stop"):
-                pass
-
-        self.assertRaises(NotReady, fail)

@@ -14,9 +14,6 @@ class OneLineStyleTest(testtools.TestCase):
         [source] = parse_list(f"deb [arch=amd64 signed-by=/k.gpg] {MIRROR} bookworm main contrib # mine\n")
         self.assertEqual(Source(MIRROR, "bookworm", "main contrib", "/k.gpg"), source)
 
-    def test_source_entries_and_comments_are_left_out(self) -> None:
-        self.assertEqual([], list(parse_list(f"# deb {MIRROR} bookworm main\ndeb-src {MIRROR} bookworm main\n\n")))
-
 
 class Deb822StyleTest(testtools.TestCase):
     def test_a_stanza_makes_an_entry_for_each_suite(self) -> None:
@@ -30,14 +27,6 @@ class Deb822StyleTest(testtools.TestCase):
         [source] = parse_deb822(text)
         self.assertIn("-----BEGIN\n .\n abc\n -----END", source.signed_by)
         self.assertEqual([source], list(parse_deb822(source.deb822())))
-
-    def test_a_disabled_stanza_is_left_out(self) -> None:
-        text = f"Enabled: no\nTypes: deb\nURIs: {MIRROR}\nSuites: sid\nComponents: main\n"
-        self.assertEqual([], list(parse_deb822(text)))
-
-    def test_stanzas_are_separated_by_blank_lines(self) -> None:
-        stanza = f"Types: deb\nURIs: {MIRROR}\nSuites: sid\nComponents: main\n"
-        self.assertEqual(2, len(list(parse_deb822(f"{stanza}\n  \n{stanza}"))))
 
 
 class DebianOnlyTest(testtools.TestCase):

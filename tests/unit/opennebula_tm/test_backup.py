@@ -126,10 +126,6 @@ class RestoreTest(BackupsTestCase):
         error = self.assertRaises(FrontendFailed, self.restore, "0")
         self.assertEqual("cannot fetch disk 0 of the backup: no such file", str(error))
 
-    def test_a_backup_that_was_fetched_by_half_is_told_also_if_the_host_took_it(self) -> None:
-        self.program("remotes/datastore/downloader.sh", "echo half; kill -9 $$")
-        self.assertIn("no reason given", str(self.assertRaises(FrontendFailed, self.restore, "0")))
-
     def test_a_backup_that_cannot_be_listed_is_told(self) -> None:
         for script in ("exit 1", "echo", "echo []", "echo {"):
             self.program("remotes/datastore/vault/ls", f"cat >/dev/null; {script}")

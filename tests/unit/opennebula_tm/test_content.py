@@ -80,12 +80,6 @@ class ContentsTest(StepsTestCase):
         assert card.kept is not None
         self.assertEqual((self.ref.name, f"{NAME}-k1", ""), (card.used_by, card.kept.disk, card.kept.of))
 
-    def test_it_grows_if_it_is_to(self) -> None:
-        self.write(WAITING)
-        self.has("host-1", size=10)
-        self.give(11)
-        self.assertEqual(["o1 describe", "o1 forward", "host-1 describe", "host-1 resize", "host-1 link"], self.done())
-
     def test_it_comes_from_the_next_origin_if_one_cannot_send_it(self) -> None:
         self.write(WAITING)
         self.has("host-1")
@@ -139,14 +133,6 @@ class ContentsTest(StepsTestCase):
         self.says("o1", "describe", "away", fails=True)
         self.says("o2", "revert")
         self.assertEqual(("o2",), self.reverted("o1"))
-
-    def test_a_revert_that_fails_at_the_first_leaves_one_content(self) -> None:
-        for host in ("o1", "o2"):
-            self.has(host, left_out="snap-3")
-        self.assertRaises(HostFailed, self.reverted, "o1")
-        kept = self.contents.card.kept
-        assert kept is not None
-        self.assertEqual(("o1",), kept.at)
 
     def test_what_waits_becomes_the_image_at_all_origins(self) -> None:
         self.write(replace(WAITING, kept=Kept(f"{NAME}-k1", ("o2",), NAME)))

@@ -96,14 +96,6 @@ class HostTest(TestCase):
             scene.host().remove()
             self.assertTrue(scene.out.getvalue().endswith("nothing to do\n"))
 
-    def test_programs_are_told_of_the_other_root(self) -> None:
-        scene = HostScene(folder_for(self))
-        scene.host().install(ACCESS)
-        self.assertEqual(["groupadd", "--prefix", str(scene.root), "--system", "virtman"], scene.commands.asked[0])
-        self.assertEqual(
-            ["usermod", "--prefix", str(scene.root), "-a", "-G", "virtman", "oneadmin"], scene.commands.asked[1]
-        )
-
     def test_a_group_with_others_in_it_stays(self) -> None:
         scene = HostScene(folder_for(self))
         scene.host().install(ACCESS)

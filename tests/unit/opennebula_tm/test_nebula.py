@@ -81,12 +81,3 @@ class ShowTest(testtools.TestCase):
     def test_an_answer_about_another_vm_is_refused(self) -> None:
         self.onevm(f'cat <<"END"\n{VM}\nEND')
         self.assertRaises(FrontendFailed, nebula.show_vm, 43)
-
-    def test_a_front_end_without_it_is_told(self) -> None:
-        os.environ["PATH"] = str(self.folder)
-        error = self.assertRaises(FrontendFailed, nebula.show_vm, 42)
-        self.assertEqual("cannot run onevm show -x 42: No such file or directory", str(error))
-
-    def test_an_empty_answer_is_refused(self) -> None:
-        self.onevm("exit 0")
-        self.assertRaises(FrontendFailed, nebula.show_vm, 42)

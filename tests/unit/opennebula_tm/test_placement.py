@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -70,19 +69,6 @@ class ReportTest(TestCase):
         ):
             self.assertIn(f'VIRTMAN_STATE = "{word}"', self.lines(**changes))
 
-    def test_of_several_troubles_the_one_that_explains_the_others(self) -> None:
-        trouble: dict[str, Any] = {
-            "disks": {"trouble": "full"}, "volt": {"connected": False}, "damaged": {"vm a": "torn"},
-            "deaths": [{"running": False}], "repairing": True,
-        }  # fmt: skip
-        for name, word in zip(trouble, ("disks", "unconnected", "damaged", "broken", "repairing"), strict=True):
-            self.assertEqual(word, placement.state(status(**trouble)))
-            trouble = {key: value for key, value in trouble.items() if key != name}
-
-    def test_only_images_of_the_datastore_have_opennebulas_number(self) -> None:
-        lines = self.lines(images=[stack(name, "host", MIB, MIB) for name in ("one-17-0a.old", "one-x-0a", "xone-1-a")])
-        self.assertEqual([], [line for line in lines if line.startswith("VIRTMAN_IMAGE_")])
-
     def test_names_cannot_end_their_quotes(self) -> None:
         lines = self.lines(images=[stack('a"\n\\b]]>', "host", 1, 1)])
         self.assertIn('VIRTMAN_IMAGES = "a___b__>"', lines)
@@ -93,12 +79,6 @@ class ReportTest(TestCase):
         lines = self.lines(images=many)
         self.assertEqual(3 + placement.MOST, len(lines))
         self.assertIn("VIRTMAN_IMAGE_1999 = 1999", lines)
-
-    def test_answers_of_other_releases_are_no_trouble(self) -> None:
-        answers: list[dict[str, Any]] = [{}, {"images": "none", "disks": [], "deaths": None}]
-        for answer in answers:
-            lines = list(placement.report(answer, folder_for(self)))
-            self.assertEqual('VIRTMAN = "YES"', lines[0])
 
     def test_room_of_our_system_datastores_alone(self) -> None:
         folder = folder_for(self)
@@ -156,16 +136,6 @@ class ProbeTest(TestCase):
             lines = self.run_probe(virtman)
             self.assertEqual(['VIRTMAN = "NO"', 'VIRTMAN_STATE = "silent"'], lines[:2])
             self.assertTrue(lines[-1].startswith("DS = [ ID = 104,"))
-
-    def test_an_agent_that_hangs_is_not_waited_for(self) -> None:
-        began = time.monotonic()
-        self.assertIsNone(placement.ask([self.hanging()], patience=0.2))
-        self.assertLess(time.monotonic() - began, 20)
-
-    def hanging(self) -> str:
-        """A command that another process of it keeps the output of."""
-        write(self.folder / "hang", "#!/bin/sh\nsleep 60\n", 0o755)
-        return str(self.folder / "hang")
 
     def test_half_an_installation_is_no_failure(self) -> None:
         (self.folder / "tm/virtman/opennebula_tm/driver/placement.py").unlink()

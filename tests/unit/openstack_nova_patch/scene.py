@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import signal
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -98,11 +97,6 @@ class Scene:
         """Somebody changes a file."""
         path = self.nova / name
         path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
-
-    def forget_modules(self) -> None:
-        """This release has none but the first."""
-        shutil.rmtree(self.modules)
-        write(self.modules / "__init__.py", '"""Ours."""\n')
 
 
 class KilledAt:

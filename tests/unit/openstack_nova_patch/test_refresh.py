@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
 
 from testtools import TestCase
 
@@ -13,7 +12,7 @@ from openstack_nova_patch.tool import series
 from openstack_nova_patch.tool.errors import Refused
 from openstack_nova_patch.tool.refresh import main, refresh
 from tests.unit.opennebula_tm.scene import assert_raises, tree, write
-from tests.unit.openstack_nova_patch.scene import CHANGED, FILES, Scene, change, nova
+from tests.unit.openstack_nova_patch.scene import CHANGED, FILES, change, nova
 from tests.unit.virtman.scene import folder_for
 
 
@@ -126,3 +125,7 @@ class RecordedTest(TestCase):
     def test_a_scene_s_series_are_read_in_the_order_of_their_versions(self) -> None:
         scene = Scene(folder_for(self))
         self.assertEqual(["33.0.0", "34.0.0"], [one.version for one in series.read_all(Path(scene.known))])
+
+    def test_novas_own_tests_of_each_file_are_run_with_every_run(self) -> None:
+        changed = {change_.file for one in series.read_all() for change_ in one.changes}
+        self.assertEqual(set(), changed - CHOSEN.keys())

@@ -5,15 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
-import stat
-import subprocess
-import sys
 from pathlib import Path
 
 from testtools import TestCase
 
-from openstack_nova_patch.tool import disk, series
+from openstack_nova_patch.tool import disk
 from openstack_nova_patch.tool.errors import Refused, Unfit
 from openstack_nova_patch.tool.tree import Verdict
 from tests.limits import FileSize
@@ -101,13 +97,6 @@ class LifeTest(SceneTestCase):
         self.scene.patch().revert()
         self.assertEqual(self.before, self.scene.tree())
 
-    def test_of_two_series_that_fit_the_one_that_changes_more_is_meant(self) -> None:
-        part = self.scene.known / "35.0.0"
-        shutil.copytree(self.scene.series, part)
-        whole = series.read(part)
-        series.write(series.Series(part, whole.changes[:2]))
-        self.assertEqual("34.0.0", self.scene.patch().look().series.version)
-
 
 class OtherReleaseTest(SceneTestCase):
     def test_a_module_that_there_is_no_more_goes(self) -> None:
@@ -126,12 +115,6 @@ class OtherReleaseTest(SceneTestCase):
         self.assertIs(Verdict.APPLIED, self.verdict())
         self.assertEqual("import nova.conf\n", (self.scene.nova / "virtman/volume.py").read_text())
         self.assertFalse((self.scene.nova / "virtman/parts/__init__.py").exists())
-
-    def test_they_go_with_a_revert(self) -> None:
-        self.scene.patch().apply()
-        self.scene.forget_modules()
-        self.scene.patch().revert()
-        self.assertEqual(self.before, self.scene.tree())
 
 
 class RefusedTest(SceneTestCase):
@@ -200,13 +183,6 @@ class RefusedTest(SceneTestCase):
         assert_raises(self, Refused, "another apply is at work", self.scene.patch().revert)
         self.assertEqual(self.before, self.scene.tree())
 
-    def test_two_at_once(self) -> None:
-        def second(_name: str) -> None:
-            assert_raises(self, Refused, "another apply is at work", self.scene.patch().apply)
-
-        self.scene.patch(second).apply()
-        self.assertIs(Verdict.APPLIED, self.verdict())
-
 
 class CutTest(SceneTestCase):
     def steps(self, revert: bool = False) -> int:
@@ -247,24 +223,6 @@ class CutTest(SceneTestCase):
                     self.assertEqual([], self.scene.patch().look().ours.stale(), str(number))
                 self.scene.patch().revert()
 
-    def test_a_half_that_was_killed_is_told(self) -> None:
-        self.cut(self.steps() - 1, revert=False)
-        self.assertIs(Verdict.HALF_APPLIED, self.verdict())
-
-    def test_killed_by_the_kernel(self) -> None:
-        script = (
-            "import sys; from pathlib import Path; from openstack_nova_patch.tool import series, work;"
-            "from tests.unit.openstack_nova_patch.scene import KilledAt;"
-            "nova, known, modules = map(Path, sys.argv[1:4]);"
-            "work.Patch(nova, series.read_all(known), modules, KilledAt(int(sys.argv[4]))).apply()"
-        )
-        names = [str(self.scene.nova), str(self.scene.known), str(self.scene.modules)]
-        argv = [sys.executable, "-c", script, *names, str(self.steps() - 1)]
-        self.assertEqual(-9, subprocess.run(argv, cwd=ROOT, check=False).returncode)
-        self.assertIs(Verdict.HALF_APPLIED, self.verdict())
-        self.scene.patch().revert()
-        self.assertEqual(self.before, self.scene.tree())
-
 
 class FaultTest(SceneTestCase):
     def test_a_full_disk_changes_nothing(self) -> None:
@@ -284,24 +242,3 @@ class FaultTest(SceneTestCase):
         self.assertRaises(OSError, self.scene.patch(fill).revert)
         limit.lift()
         self.assertEqual(applied, self.scene.tree())
-
-    def test_a_fault_in_the_middle_leaves_what_the_next_one_ends(self) -> None:
-        def fail(name: str) -> None:
-            if name.startswith("put") and name.endswith("manager.py"):
-                raise OSError(errno.EIO, "no", name)
-
-        self.assertRaises(OSError, self.scene.patch(fail).apply)
-        self.assertIs(Verdict.HALF_APPLIED, self.verdict())
-        self.assertFalse([name for name in self.scene.tree() if name.endswith(disk.DRAFT)])
-        self.scene.patch().revert()
-        self.assertEqual(self.before, self.scene.tree())
-
-    def test_a_draft_is_private_until_it_has_its_owner(self) -> None:
-        seen: list[int] = []
-
-        def look(name: str) -> None:
-            drafts = self.scene.nova.rglob(f".*{disk.DRAFT}")
-            seen.extend(stat.S_IMODE(path.stat().st_mode) for path in drafts if name.startswith("put"))
-
-        self.scene.patch(look).apply()
-        self.assertEqual({0o644, 0o755}, set(seen))

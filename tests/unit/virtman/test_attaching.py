@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from testtools import TestCase
 from testtools.matchers import Contains
 
-from drivers.errors import MonitorFailed, SnapshotMissing
+from drivers.errors import MonitorFailed
 from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
@@ -23,8 +21,7 @@ from virtman.errors import (
     VirtmanError,
     VmRuns,
 )
-from virtman.locks import NamedLocks
-from virtman.records import CRASH, FROZEN, OFF, RESIZE
+from virtman.records import CRASH, FROZEN, OFF
 
 MIB = 1 << 20
 
@@ -92,19 +89,6 @@ class AttachTest(AttachCase):
         self.vms.start("vm")
         self.assert_has()
 
-    def test_asked_again_it_comes_to_a_vm_that_others_have_started_meanwhile(self) -> None:
-        self.attach()
-        self.machines.plugged["vm"].clear()
-        self.attach()
-        self.assert_has("data")
-
-    def test_what_uses_it_is_known(self) -> None:
-        self.assertIsNone(self.vms.attached_to(self.vms.record("data")))
-        self.attach()
-        user = self.vms.attached_to(self.vms.record("data"))
-        assert user is not None
-        self.assertEqual("vm", user.name)
-
     def test_what_cannot_be_attached(self) -> None:
         self.vms.create("other", "debian", None)
         self.vms.boot("second", "debian", None, BOOT, [], None)
@@ -122,17 +106,6 @@ class AttachTest(AttachCase):
             self.assertRaises(error, self.attach, vm, disk)
         self.assert_has()
         self.assert_has("other", vm="second")
-
-    def test_what_is_not_there_is_not_detached(self) -> None:
-        self.assertRaises(UnknownVm, self.detach, "none", "data")
-        self.assertRaises(UnknownVm, self.detach, "vm", "none")
-
-    def test_what_was_cut_off_with_the_disk_is_finished_first(self) -> None:
-        self.scene.cut(lambda scene: scene.disks.resize("data", 2 * MIB), 1)
-        self.assertTrue(self.vms.record("data").doing(RESIZE))
-        self.attach()
-        self.assertEqual(2 * MIB, self.vms.record("data").size)
-        self.assert_has("data")
 
     def test_two_at_once_get_it_once(self) -> None:
         self.vms.boot("other", "debian", None, BOOT, [], None)
@@ -152,22 +125,6 @@ class AttachTest(AttachCase):
             self.assertFalse(thread.is_alive(), "they wait for each other")
         self.assertEqual(1, len(refused), str(refused))
         self.scene.check(self)
-
-
-class Meanwhile(NamedLocks):
-    """Something is done just before the first of the locks is held."""
-
-    def __init__(self, act: Callable[[], None]) -> None:
-        super().__init__()
-        self._acts = [act]
-
-    @contextmanager
-    def hold(self, name: str) -> Iterator[None]:
-        """Hold the lock of ``name``."""
-        while self._acts:
-            self._acts.pop()()
-        with super().hold(name):
-            yield
 
 
 class UsedTest(AttachCase):
@@ -234,60 +191,6 @@ class UsedTest(AttachCase):
         self.vms.start("vm")
         self.assert_has("data")
 
-    def test_nothing_else_is_done_with_its_vm_while_it_changes(self) -> None:
-        order: list[str] = []
-
-        def take() -> None:
-            self.scene.disks.take("vm", "point")
-            order.append("vm")
-
-        other = threading.Thread(target=take, daemon=True)
-
-        def watch(moment: str) -> None:
-            if moment == "take:recorded" and not order:
-                order.append("data")
-                other.start()
-                other.join(0.2)
-                self.assertTrue(other.is_alive())
-
-        self.scene.disks._step = watch
-        self.scene.disks.take("data", "point")
-        other.join(PATIENCE)
-        self.assertEqual(["data", "vm"], order)
-
-    def test_nothing_else_is_done_with_its_vm_while_it_is_repaired(self) -> None:
-        self.scene.cut(lambda scene: scene.disks.resize("data", 2 * MIB), 1)
-        taken = self.taken_at("resize:resized")
-        self.vms.repair("data")
-        self.assertEqual([True], taken)
-
-    def taken_at(self, step: str) -> list[bool]:
-        """Whether somebody holds the VM at this step, once it is there."""
-        taken = list[bool]()
-
-        def watch(moment: str) -> None:
-            if moment == step:
-                taken.append(self.vms.locks.taken("vm"))
-
-        self.scene.disks._step = watch
-        return taken
-
-    def test_nothing_else_is_done_with_a_vm_that_has_just_got_it(self) -> None:
-        self.detach()
-        self.vms.locks = Meanwhile(self.attach)
-        taken = self.taken_at("take:recorded")
-        self.scene.disks.take("data", "point")
-        self.assertEqual([True], taken)
-
-    def test_one_that_cannot_be_opened_can_be_taken_from_a_vm_that_is_off(self) -> None:
-        self.machines.stop("vm", force=True)
-        disk = self.scene.host.disks.pop("data")
-        self.assertRaises(SnapshotMissing, self.vms.start, "vm")
-        self.detach()
-        self.scene.host.disks["data"] = disk
-        self.vms.start("vm")
-        self.assert_has()
-
 
 class FailureTest(AttachCase):
     def test_what_fails_is_not_attached(self) -> None:
@@ -300,17 +203,6 @@ class FailureTest(AttachCase):
         self.attach()
         self.assert_has("data")
 
-    def test_while_it_may_have_it_the_disk_is_nobody_elses(self) -> None:
-        self.machines.failing |= dict.fromkeys(("follow", "unplug"), HypervisorError("away"))
-        self.assertRaises(HypervisorError, self.attach)
-        self.assertEqual({"data"}, set(self.machines.plugged["vm"]))
-        self.assertRaises(DiskAttached, self.vms.boot, "data", "debian", None, BOOT, [], None)
-        self.assertRaises(HypervisorError, self.scene.disks.take, "data", "point")
-        self.machines.failing.clear()
-        self.assertTrue(self.vms.unfinished("vm"))
-        self.vms.repair("vm")
-        self.assert_has()
-
     def test_what_is_not_detached_stays(self) -> None:
         self.attach()
         for call, error in (("unplug", MonitorFailed("device_del", "no")), ("running_vm", HypervisorError("away"))):
@@ -318,29 +210,6 @@ class FailureTest(AttachCase):
             self.assertRaises(type(error), self.detach)
             self.machines.failing.clear()
             self.assert_has("data")
-
-    def test_what_a_vm_has_given_up_is_detached_later(self) -> None:
-        self.attach()
-        self.machines.failing["follow"] = HypervisorError("away")
-        self.assertRaises(HypervisorError, self.detach)
-        self.machines.failing.clear()
-        self.vms.repair("vm")
-        self.assert_has()
-
-    def test_what_was_cut_off_is_attached_when_the_hypervisor_is_back(self) -> None:
-        self.scene.cut(lambda scene: scene.attachments.attach("vm", "data"), 1)
-        self.machines.failing["plug"] = HypervisorError("away")
-        self.assertRaises(HypervisorError, self.vms.repair, "vm")
-        self.machines.failing.clear()
-        self.vms.repair("vm")
-        self.assert_has("data")
-
-    def test_what_was_cut_off_and_cannot_be_attached_is_detached(self) -> None:
-        self.scene.cut(lambda scene: scene.attachments.attach("vm", "data"), 1)
-        self.machines.failing["plug"] = MonitorFailed("device_add", "no")
-        self.scene.restart()
-        self.machines.failing.clear()
-        self.assert_has()
 
 
 class AttachCutOffTest(CutOff):

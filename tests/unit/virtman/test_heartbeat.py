@@ -63,24 +63,6 @@ class HeartbeatTest(TestCase):
         heartbeat.soon()
         self.assertIsNotNone(self.handled.get(timeout=SOON))
 
-    def test_soon_during_a_beat_makes_one_more(self) -> None:
-        def beat() -> HeartbeatAnswer:
-            if self.handled.empty():
-                heartbeat.soon()
-            return answer(NEVER)
-
-        heartbeat = Heartbeat(beat, self.handled.put)
-        self.addCleanup(heartbeat.stop)
-        heartbeat.start()
-        self.handled.get(timeout=SOON)
-        self.handled.get(timeout=SOON)
-
-    def test_it_is_not_connected_before_the_first_answer(self) -> None:
-        heartbeat = Heartbeat(lambda: answer(1), self.handled.put)
-        self.assertFalse(heartbeat.connected)
-        self.assertEqual("not connected yet", heartbeat.trouble)
-        heartbeat.stop()
-
     def test_no_answer_is_noted_and_handed_on_as_none(self) -> None:
         heartbeat = self.start(self.down)
         self.assertIsNone(self.handled.get(timeout=SOON))

@@ -87,31 +87,6 @@ class NamedLocksTest(TestCase):
             self.assertTrue(self.locks.taken("a"))
         self.assertFalse(self.locks.held())
 
-    def test_one_that_is_held_is_not_waited_for(self) -> None:
-        with self.locks.hold("a"):
-            with self.locks.hold_if_free("a") as free:
-                self.assertFalse(free)
-            self.assertTrue(self.locks.taken("a"))
-        self.assertFalse(self.locks.held())
-
-    def test_the_end_of_one_that_was_free_is_told_too(self) -> None:
-        told: list[str] = []
-        locks = NamedLocks(told.append)
-        with locks.hold_if_free("a"), locks.hold_if_free("a"):
-            self.assertEqual([], told)
-        self.assertEqual(["a"], told)
-
-    def test_nothing_is_held_before_and_after(self) -> None:
-        self.assertFalse(self.locks.held())
-        with self.locks.hold("a"):
-            self.assertTrue(self.locks.held())
-        self.assertFalse(self.locks.held())
-
-    def test_one_name_may_be_left_out_of_the_question(self) -> None:
-        with self.locks.hold("a"):
-            self.assertFalse(self.locks.held(but="a"))
-            self.assertTrue(self.locks.held(but="b"))
-
     def test_an_error_inside_frees_the_lock(self) -> None:
         def fail() -> None:
             with self.locks.hold("a"):

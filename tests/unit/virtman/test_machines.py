@@ -16,7 +16,7 @@ from drivers.base import Device
 from tests.unit.virtman.hypervisor import LIBVIRT, connect, disk_in
 from tests.unit.virtman.scene import folder_for
 from tests.unit.virtman.test_seed import read
-from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorError, UnknownVm, VmRuns
+from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorError, VmRuns
 from virtman.machines import LibvirtMachines, shut_down
 from virtman.qemu import RunningVm, files_of, give_to_hypervisor
 from virtman.records import Boot
@@ -221,20 +221,6 @@ class StopTest(MachinesTest):
         self.machines.stop("vm", force=False)
         self.assertEqual({"vm": "off"}, self.machines.states())
 
-    def test_force_cuts_the_power(self) -> None:
-        self.start()
-        self.machines.stop("vm", force=True)
-        self.assertEqual({"vm": "off"}, self.machines.states())
-
-    def test_a_stopped_vm_is_left_alone(self) -> None:
-        self.start()
-        for _ in range(2):
-            self.machines.stop("vm", force=False)
-        self.assertEqual({"vm": "off"}, self.machines.states())
-
-    def test_a_vm_that_was_never_booted_is_told(self) -> None:
-        self.assertRaises(UnknownVm, self.machines.stop, "vm", force=False)
-
     def test_a_domain_of_somebody_else_is_not_touched(self) -> None:
         self.of("there").start("vm", self.disk, BOOT, [], None)
         self.assertRaises(DomainForeign, self.machines.stop, "vm", force=True)
@@ -248,15 +234,6 @@ class RemoveTest(MachinesTest):
         self.machines.remove("vm")
         self.assertEqual({}, self.machines.states())
         self.assertEqual([], list((self.folder / "machines").iterdir()))
-
-    def test_a_stopped_vm_goes_as_well(self) -> None:
-        self.start()
-        self.machines.stop("vm", force=True)
-        self.machines.remove("vm")
-        self.assertEqual({}, self.machines.states())
-
-    def test_what_is_not_there_is_fine(self) -> None:
-        self.machines.remove("vm")
 
     def test_a_domain_of_somebody_else_stays(self) -> None:
         self.of("there").start("vm", self.disk, BOOT, [], None)
@@ -300,10 +277,6 @@ class StatesTest(MachinesTest):
         self.start()
         self.domain().suspend()
         self.assertEqual({"vm": "paused"}, self.machines.states())
-
-    def test_clients_learn_where_libvirt_and_the_console_are(self) -> None:
-        self.assertEqual(LIBVIRT, self.machines.uri)
-        self.assertEqual(self.folder / "machines" / "vm.console", self.machines.console_log("vm"))
 
 
 class NoLibvirtTest(TestCase):

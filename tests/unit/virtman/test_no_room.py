@@ -7,9 +7,8 @@ from itertools import count
 
 from testtools import TestCase
 
-from drivers.errors import DriverError
 from tests.unit.virtman.scene import Scene
-from virtman.errors import NoRoom, VirtmanError
+from virtman.errors import NoRoom
 from virtman.records import Boot
 
 Act = Callable[[Scene], object]
@@ -62,17 +61,6 @@ class NoRoomTest(FullDisk):
         for scene in scenes:
             scene.check(self)
 
-    def test_a_boot_that_has_no_room_to_say_that_it_is_done_is_done(self) -> None:
-        scene = Scene(self)
-        scene.volt.offer("debian")
-        scene.vms.create("vm", "debian", None)
-        scene.fill_up(after=1)
-        scene.vms.boot("vm", "debian", None, BOOT, [], None)
-        self.assertIn("vm", scene.machines.running)
-        scene.make_room()
-        scene.restart()
-        scene.check(self)
-
     def test_a_publish_fails_and_is_not_published_or_goes_on_when_there_is_room(self) -> None:
         def publish(scene: Scene) -> None:
             scene.stacks.add_origin(scene.put_content("mine"))
@@ -116,20 +104,3 @@ class NoRoomTest(FullDisk):
         scene.fill_up()
         self.assertTrue(scene.stacks.drop_origin("mine"))
         scene.check_empty(self)
-
-    def test_a_destroy_without_a_note_that_is_cut_off_can_be_asked_for_again(self) -> None:
-        for number in count(1):
-            scene = Scene(self)
-            scene.volt.offer("debian")
-            scene.vms.create("vm", "debian", None)
-            scene.fill_up()
-            if scene.cut(lambda scene: scene.vms.destroy("vm"), number) is None:
-                return
-            scene.make_room()
-            try:
-                scene.restart()
-            except (VirtmanError, DriverError) as error:
-                self.assertIn("vm", str(error), "repair tells of the disk that is missing")
-            if scene.vm_shelf.names():
-                scene.vms.destroy("vm")
-            scene.check(self)

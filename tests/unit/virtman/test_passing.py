@@ -160,13 +160,6 @@ class PublishTest(ImagesTest):
                 file.seek(1 << 28)
                 self.assertEqual(b"end\0", file.read(4))
 
-    def test_a_file_of_a_hole_is_copied(self) -> None:
-        path = self.folder / "hole"
-        path.touch()
-        os.truncate(path, 1 << 20)
-        with mine(self.passed(path, trusted=False), self.folder) as copy:
-            self.assertEqual(bytes(1 << 20), copy.read_bytes())
-
     def test_what_was_raw_stays_raw(self) -> None:
         with source(self.passed(self.raw, trusted=False), self.folder) as content:
             self.assertEqual(("-f", RAW), content.location[:2])
@@ -204,11 +197,6 @@ class ExportTest(ImagesTest):
         self.assertEqual(b"QFI\xfb", self.target.read_bytes()[:4])
         with source(self.target, self.folder) as content:
             self.assertEqual(len(CONTENT), content.size)
-
-    def test_what_needs_no_copy_is_not_copied(self) -> None:
-        for image_format, trusted in ((RAW, False), (RAW, True), (QCOW2, True)):
-            self.assertNotEqual({0}, set(self.fill(image_format, trusted=trusted)))
-            self.target.unlink()
 
     def test_a_file_that_is_there_is_left_alone(self) -> None:
         self.assertRaises(FileExists, Target, self.raw, self.folder)

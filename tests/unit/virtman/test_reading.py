@@ -41,10 +41,6 @@ class DigestTest(TestCase):
         expected = hashlib.sha256(self.content).hexdigest()
         self.assertEqual(f"sha256:{expected}", self.digest(len(self.content), Reader()))
 
-    def test_of_what_has_grown_it_is_of_what_there_was(self) -> None:
-        expected = hashlib.sha256(self.content[:512]).hexdigest()
-        self.assertEqual(f"sha256:{expected}", self.digest(512, Reader()))
-
     def test_all_others_come_first(self) -> None:
         before = os.getpriority(os.PRIO_PROCESS, 0)
         self.assertEqual(NICE, self.read(512, Reader())[1])
@@ -78,9 +74,6 @@ class ReadersTest(TestCase):
         log.append("let go")
         thread.join()
         self.assertEqual((["ended", "let go"], frozenset()), (log, readers.names()))
-
-    def test_nobody_is_waited_for_who_does_not_read(self) -> None:
-        Readers().end("img")
 
     def test_at_the_end_all_end_and_all_who_come(self) -> None:
         readers = Readers()

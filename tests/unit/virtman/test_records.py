@@ -13,12 +13,10 @@ from testtools import TestCase
 from drivers.base import Child, Image, Parent
 from tests.doubles.volt import digest_of
 from tests.limits import no_more_files
-from tests.unit.logs import Logged
 from tests.unit.virtman.scene import folder_for
 from virtman.errors import HostTrouble, StateDamaged, StateNewer
 from virtman.records import (
     FILE,
-    OFF,
     VERSION,
     VM_VERSION,
     Boot,
@@ -60,22 +58,6 @@ class ShelfTest(TestCase):
             self.assertIn(f"{name}.json is not written: its points.0.taken could not be read again", str(error))
         self.assertEqual([vm()], Shelf(self.folder, VmRecord).all())
 
-    def test_points_that_the_first_release_took_have_an_id_that_stays(self) -> None:
-        self.shelf.put("web", vm())
-        told = json.loads((self.folder / "web.json").read_text())
-        points = [{"parent": None, "size": 512, "taken": taken, "state": OFF} for taken in (1.5, 1.5, 2.5)]
-        told["points"] = [point | {"name": name} for point, name in zip(points, "aba", strict=True)]
-        (self.folder / "web.json").write_text(json.dumps(told))
-        once, again = self.shelf.get("web"), Shelf(self.folder, VmRecord).get("web")
-        assert once and again
-        self.assertEqual(once, again)
-        self.assertEqual(3, len({point.id for point in once.points}))
-
-    def test_put_replaces(self) -> None:
-        self.shelf.put("web", vm())
-        self.shelf.put("web", vm(size=1024))
-        self.assertEqual([vm(size=1024)], self.shelf.all())
-
     def test_a_record_that_was_written_anew_is_read_anew_though_the_clock_stood_still_and_else_it_is_not(self) -> None:
         self.shelf.put("web", vm(size=512))
         file = self.folder / "web.json"
@@ -99,20 +81,6 @@ class ShelfTest(TestCase):
         self.assertEqual(([vm(size=1024)], [vm()]), (self.shelf.all(), Shelf(self.folder, VmRecord).all()))
         self.shelf.put("web", vm(size=2048))
         self.assertEqual([vm(size=2048)], self.shelf.all())
-
-    def test_what_is_remembered_last_counts_also_after_another_attempt_to_write(self) -> None:
-        self.shelf.put("web", vm())
-        self.shelf.remember("web", vm(size=512))
-        self.shelf.remember("web", vm(size=1024))
-        with no_more_files():
-            self.assertRaises(HostTrouble, self.shelf.put, "web", vm(size=2048))
-        self.assertEqual(vm(size=1024), self.shelf.get("web"))
-
-    def test_what_is_remembered_goes_with_the_record(self) -> None:
-        self.shelf.put("web", vm())
-        self.shelf.remember("web", vm(size=1024))
-        self.shelf.remove("web")
-        self.assertIsNone(self.shelf.get("web"))
 
     def test_remove_is_idempotent(self) -> None:
         self.shelf.put("web", vm())
@@ -142,13 +110,6 @@ class ShelfTest(TestCase):
         (self.folder / "web.json").write_bytes(b"{")
         self.assertEqual([vm()], self.shelf.all())
         self.assertEqual(["web"], list(self.shelf.unreadable()))
-
-    def test_a_damaged_record_is_one_line_of_the_log(self) -> None:
-        logged = Logged(self, "virtman.records")
-        (self.folder / "web.json").write_bytes(b"{")
-        for _ in range(3):
-            self.shelf.all()
-        self.assertEqual(1, len(logged.lines), str(logged.lines))
 
     def test_fields_that_nobody_knows_yet_are_kept(self) -> None:
         (self.folder / "web.json").write_text(vm().model_dump_json()[:-1] + ', "later": [1, {"more": 2}]}')
@@ -225,9 +186,6 @@ class OperationTest(TestCase):
         self.assertFalse(record.doing("boot"))
         assert record.operation is not None
         self.assertEqual({}, record.operation.arguments)
-
-    def test_how_far_nothing_is_cannot_be_told(self) -> None:
-        self.assertRaises(ValueError, vm().reached, "halfway")
 
     def test_a_record_says_for_people_what_is_under_way(self) -> None:
         image = ImageRecord(name="debian", role=Role.HOST, state=State.PRESENT)

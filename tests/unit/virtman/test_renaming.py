@@ -9,9 +9,8 @@ from testtools import TestCase
 from drivers.errors import DiskInUse, HostFailed
 from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
-from tests.unit.virtman.test_cut_off import BOOT, Act, CutOff
-from virtman.errors import BadRequest, HypervisorError, NoRoom, UnknownVm, VirtmanError, VmExists, VmRuns
-from virtman.records import DESTROY, RENAME
+from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from virtman.errors import BadRequest, HypervisorError, UnknownVm, VirtmanError, VmExists, VmRuns
 
 MIB = 1 << 20
 
@@ -68,15 +67,6 @@ class RenameTest(TestCase):
         self.assertRaises(VmExists, self.rename)
         self.rename("new", "third")
         self.assertRaises(VmExists, self.rename, "third", "vm")
-
-    def test_one_of_an_earlier_release_has_the_uuid_of_its_first_name(self) -> None:
-        """As it has in libvirt, which may lose it."""
-        self.scene.vm_shelf.put("vm", self.scene.vms.record("vm").model_copy(update={"uuid": None}))
-        for vm, new in (("vm", "new"), ("new", "third")):
-            self.rename(vm, new)
-        self.scene.machines.undefine("third")
-        self.scene.vms.start("third")
-        self.assertEqual({"third": "made of vm"}, self.scene.machines.uuids)
 
     def test_a_vm_that_was_never_booted(self) -> None:
         self.scene.vms.create("disk", "debian", None)
@@ -137,38 +127,6 @@ class RenameTest(TestCase):
         self.scene.vms.start("new")
         self.scene.check(self)
 
-    def test_what_is_destroyed_meanwhile_has_the_new_name_and_is_left_there(self) -> None:
-        self.scene.machines.failing["follow"] = HypervisorError("away")
-        self.assertRaises(HypervisorError, self.rename)
-        self.assertRaises(HypervisorError, self.scene.vms.destroy, "vm")
-        self.assertEqual({"new": "precious"}, {name: disk.writes for name, disk in self.scene.host.disks.items()})
-        self.scene.machines.failing.clear()
-        self.assertRaises(UnknownVm, self.scene.vms.destroy, "vm")
-        self.assertEqual((["new"], frozenset()), (self.names(), self.scene.vms.strays()))
-        self.scene.vms.destroy("new")
-        self.assertEqual(({}, set()), (self.scene.host.disks, self.scene.machines.files))
-
-    def test_what_was_cut_off_with_a_vm_of_the_new_name_is_finished_first(self) -> None:
-        self.scene.vms.create("new", "debian", None)
-        self.scene.cut(lambda scene: scene.vms.destroy("new"), 1)
-        self.assertTrue(self.scene.vms.record("new").doing(DESTROY))
-        self.rename()
-        self.assertEqual({"new": "precious"}, {name: disk.writes for name, disk in self.scene.host.disks.items()})
-
-    def test_nobody_makes_a_vm_of_the_new_name_meanwhile(self) -> None:
-        taken = list[bool]()
-        self.scene.machines.moment = lambda _moment: taken.append(self.scene.vms.locks.taken("new"))
-        self.rename()
-        self.assertEqual({True}, set(taken))
-
-    def test_a_full_disk_costs_nothing(self) -> None:
-        for room, name in ((0, "vm"), (1, "new")):
-            self.scene.fill_up(after=room)
-            self.assertRaises(NoRoom, self.rename)
-            self.scene.make_room()
-            self.scene.vms.repair("vm")
-            self.assertEqual(([name], "precious"), (self.names(), self.scene.host.disks[name].writes))
-
     def test_two_at_once_the_other_way_round(self) -> None:
         self.scene.vms.create("other", "debian", None)
 
@@ -199,85 +157,3 @@ class RenameCutOffTest(CutOff):
 
         moments = self.cut_and_restart(a_vm, lambda scene: scene.renames.rename("vm", "new"), one_name)
         self.assertTrue({"rename:recorded", "rename:disk", "rename:known"} <= set(moments), str(moments))
-
-    def cut_at(self, step: str) -> Scene:
-        """A host whose agent was killed there and has started again, and has repaired nothing yet."""
-        scene = Scene(self)
-        a_vm(scene)
-        scene.cut(lambda scene: scene.renames.rename("vm", "new"), 0)
-        number = scene.moments.index(step) + 1
-        scene = Scene(self)
-        a_vm(scene)
-        scene.cut(lambda scene: scene.renames.rename("vm", "new"), number)
-        scene.start()
-        return scene
-
-    def test_what_was_done_with_it_under_its_new_name_stays(self) -> None:
-        scene = self.cut_at("rename:known")
-        scene.disks.take("new", "later")
-        scene.restart()
-        self.assertEqual(["point", "later"], [point.name for point in scene.vms.record("new").points])
-        self.assertEqual(["new"], [record.name for record in scene.vms.records()])
-
-    def test_what_was_destroyed_by_its_new_name_is_gone(self) -> None:
-        acts: list[tuple[Act, list[str]]] = [
-            (lambda scene: scene.vms.repair("vm"), []),
-            (lambda scene: scene.vms.destroy("vm"), []),
-            (lambda scene: scene.vms.create("vm", "debian", None), ["vm"]),
-        ]
-        for act, left in acts:
-            scene = self.cut_at("rename:known")
-            scene.vms.destroy("new")
-            act(scene)
-            self.assertEqual(left, [record.name for record in scene.vms.records()])
-            scene.vms.create("new", "debian", None)
-            scene.check(self)
-
-    def test_no_other_vm_gets_the_name_that_one_is_getting(self) -> None:
-        scene = self.cut_at("rename:recorded")
-        scene.vms.create("other", "debian", None)
-        self.assertRaises(VmExists, scene.renames.rename, "other", "new")
-        scene.vms.repair("vm")
-        self.assertEqual(["new", "other"], [record.name for record in scene.vms.records()])
-
-    def test_what_got_a_third_name_keeps_it(self) -> None:
-        scene = self.cut_at("rename:known")
-        scene.renames.rename("new", "third")
-        scene.restart()
-        self.assertEqual(["third"], [record.name for record in scene.vms.records()])
-        self.assertEqual("precious", scene.host.disks["third"].writes)
-
-    def test_nobody_makes_a_vm_of_the_new_name_while_it_is_finished(self) -> None:
-        acts: list[Act] = [
-            lambda scene: scene.vms.repair("vm"),
-            lambda scene: scene.vms.repair_if_free("vm"),
-            lambda scene: scene.vms.create("vm", "debian", None),
-            lambda scene: scene.vms.boot("vm", "debian", None, BOOT, [], None),
-            lambda scene: self.assertRaises(UnknownVm, scene.vms.start, "vm"),
-            lambda scene: self.assertRaises(UnknownVm, scene.vms.destroy, "vm"),
-            lambda scene: self.assertRaises(UnknownVm, scene.renames.rename, "vm", "third"),
-            lambda scene: self.assertRaises(UnknownVm, scene.attachments.attach, "vm", "disk"),
-            lambda scene: self.assertRaises(UnknownVm, scene.disks.take, "vm", "later"),
-            lambda scene: scene.vms.clone(scene.vms.record("other"), "point", "vm"),
-        ]
-        for act in acts:
-            scene = self.cut_at("rename:recorded")
-            scene.vms.create("other", "debian", None)
-            scene.disks.take("other", "point")
-            seen: dict[str, bool] = {}
-
-            def look(moment: str, scene: Scene = scene, seen: dict[str, bool] = seen) -> None:
-                seen.setdefault(moment, scene.vms.locks.taken("new"))
-
-            scene.machines.moment = look
-            act(scene)
-            self.assertTrue(seen["before machines.rename"])
-            self.assertEqual(["point"], [point.name for point in scene.vms.record("new").points])
-
-    def test_what_was_cut_off_is_finished(self) -> None:
-        scene = Scene(self)
-        a_vm(scene)
-        scene.cut(lambda scene: scene.renames.rename("vm", "new"), 5)
-        self.assertTrue(scene.vms.record("vm").doing(RENAME))
-        scene.restart()
-        self.assertEqual(["new"], [record.name for record in scene.vms.records()])

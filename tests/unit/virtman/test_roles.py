@@ -21,7 +21,7 @@ from tests.unit.virtman.scene import folder_for
 from virtman.agent import Agent
 from virtman.api import MAX_BODY, PEER, create_app
 from virtman.client import AgentClient
-from virtman.errors import Forbidden, VirtmanError
+from virtman.errors import Forbidden
 from virtman.peer import Peer, peer_of
 from virtman.records import Boot
 from virtman.roles import FOR_ALL, FOR_OPERATORS, permit_of
@@ -281,9 +281,3 @@ class SocketTest(SiteCase):
         self.addCleanup(pipe.close)
         found = pipe.path.stat()
         self.assertEqual((NOBODY, 0o600), (found.st_uid, found.st_mode & 0o777))
-
-
-class NamesTest(TestCase):
-    def test_a_refusal_is_one_error_of_ours(self) -> None:
-        self.assertTrue(issubclass(Forbidden, VirtmanError))
-        self.assertEqual(403, Forbidden.status)

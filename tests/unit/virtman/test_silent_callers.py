@@ -85,14 +85,6 @@ class SilentCallerTest(SiteCase):
     def test_a_new_vm_is_destroyed_at_once(self) -> None:
         self.check_destroyed(self.receive())
 
-    def test_a_vm_that_goes_on_is_destroyed_at_once(self) -> None:
-        self.check_destroyed(self.receive(self.base()))
-
-    def test_one_of_which_nothing_has_come_yet_is_destroyed_as_well(self) -> None:
-        receiving = self.in_background(lambda: self.agent.receive("vm", "debian", Caller(self.ours), quietly))
-        self.site.await_true(lambda: self.agent._streams._callers._sending)
-        self.check_destroyed(receiving)
-
     def test_what_has_come_of_a_vm_that_moves_is_given_up_at_once(self) -> None:
         receiving = self.receive(self.base())
         self.assertEqual("another", self.agent.give_up_arrival("vm", ["not-its"]).state)
@@ -101,22 +93,6 @@ class SilentCallerTest(SiteCase):
         self.end(receiving)
         self.assertEqual(([models.GivenUp(state="given up")], {}), (answers, self.site.host.disks))
         self.assertIn("was given up while it came", str(self.raised[0]))
-
-    def test_a_vm_whose_first_stream_still_comes_is_given_up_by_its_snapshots(self) -> None:
-        receiving = self.receive()
-        self.assertEqual("another", self.agent.give_up_arrival("vm", ["not-its"]).state)
-        self.assertEqual("absent", self.agent.give_up_arrival("vm", ["new"]).state)
-        self.end(receiving)
-        self.assertEqual({}, self.site.host.disks)
-
-    def test_a_vm_that_is_not_received_is_as_unknown_as_before(self) -> None:
-        receiving = self.receive()
-        self.assertRaises(UnknownVm, self.agent.destroy, "other")
-        self.finish()
-        self.end(receiving)
-        self.assertRaises(UnknownVm, self.agent.destroy, "other")
-        self.agent.destroy("vm")
-        self.assertRaises(UnknownVm, self.agent.destroy, "vm")
 
     def test_a_repair_leaves_it_alone_and_sees_to_all_else(self) -> None:
         receiving = self.receive(self.base())

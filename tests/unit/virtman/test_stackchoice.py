@@ -11,7 +11,6 @@ from typing import Any
 
 from testtools import TestCase
 
-from drivers.registry import load
 from tests.doubles.machine import MachineDouble
 from tests.doubles.plugin import install_doubles
 from tests.limits import no_more_files
@@ -28,7 +27,6 @@ from virtman.stackchoice import (
     known_address,
     last_address,
     made_with,
-    missing,
     settle,
     source_address,
 )
@@ -109,12 +107,6 @@ class RecordedChoiceTest(Scene):
             self.assertEqual(KERNEL, made_with(self.state))
             (self.state / "records" / name).unlink()
 
-    def test_drivers_that_are_no_stack_are_named_one_by_one(self) -> None:
-        settle(self.state, replace(USERSPACE, cache="double"))
-        self.record()
-        line = str(self.assertRaises(ConfigError, settle, self.state, USERSPACE))
-        self.assertIn("--attach nbd --cache double --export nbd --snapshot qcow2", line)
-
     def test_auto_keeps_what_the_records_were_made_with(self) -> None:
         settle(self.state, USERSPACE)
         self.record()
@@ -127,13 +119,6 @@ class RecordedChoiceTest(Scene):
         line = self.refused(without=["make-bcache"])
         self.assertIn("attach double, cache bcache, export double, snapshot dmthin", line)
         self.assertIn("missing here: make-bcache", line)
-
-    def test_that_the_records_are_of_other_drivers_is_said_before_what_is_missing_for_these(self) -> None:
-        settle(self.state, USERSPACE)
-        self.record()
-        line = self.refused("kernel", DOUBLES, without=["make-bcache"])
-        self.assertIn("made with the userspace stack", line)
-        self.assertNotIn("make-bcache", line)
 
     def test_records_without_a_choice_are_of_the_userspace_stack(self) -> None:
         self.record()
@@ -160,13 +145,6 @@ class InspectTest(Scene):
         self.assertEqual(["attach", "cache", "export", "snapshot"], [report.layer for report in reports])
         self.assertEqual([0, 1, 0, 1], [len(report.missing) for report in reports])
 
-    def test_what_several_drivers_lack_is_named_once(self) -> None:
-        self.assertEqual(["qemu-img"], missing(USERSPACE, MachineDouble(without=("qemu-img",)), ""))
-
-    def test_a_driver_that_says_nothing_needs_nothing(self) -> None:
-        self.assertFalse(hasattr(load("cache", "double"), "needs"))
-        self.assertEqual([], missing(Drivers("double", "double", "double", "double"), MachineDouble(), ""))
-
 
 def _has_ipv6() -> bool:
     known = Path("/proc/net/if_inet6")  # proc_net(5)
@@ -190,11 +168,6 @@ class LastAddressTest(Scene):
         for address in ("192.0.2.77", "nonsense", "2001:db8::1"):
             (self.state / "address").write_text(f"{address}\n")
             self.assertEqual("", last_address(self.state))
-
-    def test_one_that_cannot_be_kept_keeps_nobody_from_starting(self) -> None:
-        (self.state / "address").mkdir()
-        keep_address(self.state, "127.0.0.1")
-        self.assertEqual("", last_address(self.state))
 
     def test_it_is_taken_where_nobody_knows_the_way_to_volt_and_nowhere_else(self) -> None:
         keep_address(self.state, "127.0.0.2")

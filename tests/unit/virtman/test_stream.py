@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import struct
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from hypothesis import given
@@ -225,10 +225,6 @@ class ForgedTest(TestCase):
         for taken in (0, LAST_TIME):
             self.take(taken=taken)
             self.assertEqual(taken, datetime.fromtimestamp(taken, UTC).timestamp())
-
-    def test_the_last_time_is_a_date_in_every_zone(self) -> None:
-        for hours in (-23, 23):
-            datetime.fromtimestamp(LAST_TIME, timezone(timedelta(hours=hours)))
 
     def test_states_that_are_no_words(self) -> None:
         for state in ("", "Off", "o f f", "off\n", "\x1b[2J", "-", "a-", "a" * 33):

@@ -12,13 +12,12 @@ from testtools import TestCase
 from drivers.base import Device, Range
 from drivers.blocks import open_blocks
 from drivers.errors import HostFailed
-from tests.doubles.drivers import SnapshotDouble
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.scene import Scene, folder_for
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from virtman.errors import BadRequest, BadStream, CallerGone, NoRoom, StreamMisfit, UnknownSnapshot, VmExists, VmRuns
 from virtman.stream import MOST_DATA, Data, Header, Reader, Writer, Zeros
-from virtman.streams import Streams, pieces
+from virtman.streams import pieces
 
 MIB = 1 << 20
 
@@ -113,46 +112,6 @@ class SendTest(StreamsTest):
                 self.assertRaises(BadRequest, sent, self.source, snapshot, since, all_of_them=all_of_them)
         self.assertRaises(UnknownSnapshot, sent, self.source, "d")
         self.assertRaises(UnknownSnapshot, sent, self.source, None, "d")
-
-    def test_points_that_others_replace_meanwhile_are_sent_as_they_were(self) -> None:
-        target = io.BytesIO()
-
-        def write(data: bytes) -> None:
-            if not target.tell():
-                for name in ("b", "c"):
-                    self.source.disks.drop("vm", name)
-                    self.source.host.disks["vm"].writes = f"another {name}"
-                    self.source.disks.take("vm", name)
-            target.write(data)
-
-        before = self.source.vms.record("vm").points
-        self.source.streams.send("vm", "c", None, write, quietly, with_snapshots=True)
-        receive(self.target, target.getvalue())
-        self.assertEqual({"a": ("at a", MIB), "c": ("at c", MIB)}, self.target.host.disks["vm"].points)
-        self.assertEqual([before[0], before[2]], list(self.target.vms.record("vm").points))
-
-    def test_a_point_that_is_replaced_before_it_is_read_is_not_sent(self) -> None:
-        for since, gone in ((None, "c"), ("a", "a")):
-            streams = self.streams_beside(gone)
-            target = io.BytesIO()
-            error = self.assertRaises(
-                BadRequest, streams.send, "vm", "c", since, target.write, quietly, with_snapshots=True
-            )
-            self.assertIn(f"snapshot '{gone}' of vm 'vm' was deleted", str(error))
-            self.assertEqual(b"", target.getvalue())
-
-    def streams_beside(self, gone: str) -> Streams:
-        """Streams of the sender, where somebody replaces a point each time that one is compared with another state."""
-        disks, scene = self.source.disks, self.source
-
-        class Replacing(SnapshotDouble):
-            def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
-                disks.drop("vm", gone)
-                disks.take("vm", gone)
-                return super().changes(vm, point, since)
-
-        replacing = Replacing(scene.host)
-        return Streams(scene.vms, disks, scene.copies, scene.vm_shelf, replacing, scene.stacks.ensure)
 
     def test_nothing_of_it_stays(self) -> None:
         sent(self.source, all_of_them=True)
@@ -310,18 +269,6 @@ class ReceiveTest(StreamsTest):
             self.assertRaises(BadStream, receive, self.target, changes[:length])
             self.assertEqual((before, "at a"), (self.target.vms.record("vm"), self.writes()))
         receive(self.target, changes)
-
-    def test_a_failure_that_cannot_be_undone_is_undone_later(self) -> None:
-        receive(self.target, sent(self.source, "a"))
-        changes = sent(self.source, None, "a", all_of_them=True)
-        before = self.target.vms.record("vm")
-        self.target.host.failing["snapshot.revert"] = HostFailed(OSError(errno.EIO, "broken"))
-        self.assertRaises(BadStream, receive, self.target, changes[:-1])
-        self.assertTrue(self.target.vms.unfinished("vm"))
-        self.target.host.failing.clear()
-        self.target.vms.repair("vm")
-        self.assertEqual((before, "at a"), (self.target.vms.record("vm"), self.writes()))
-        self.target.check(self)
 
     def test_a_new_vm_that_fails_leaves_nothing(self) -> None:
         stream = sent(self.source, all_of_them=True)

@@ -9,7 +9,7 @@ from drivers.base import Image
 from tests.doubles.drivers import ADDRESS
 from tests.doubles.servers import serve_volt, unused_port
 from tests.doubles.volt import INTERVAL, VoltDouble, digest_of
-from virtman.errors import CoordinatorDown, ImageExists, ImageInUse, ImageWithdrawn, UnknownImage, VoltRefused
+from virtman.errors import CoordinatorDown, ImageExists, UnknownImage, VoltRefused
 from virtman.voltlink import ERRORS, VoltLink, translated
 from volt import errors as volt_errors
 from volt.client import NodeReport, VoltClient
@@ -33,11 +33,6 @@ class VoltLinkTest(TestCase):
         self.assertEqual("debian", self.link.join("debian").image)
         self.assertEqual({"here": ADDRESS}, self.volt.hosts)
 
-    def test_registering_again_tells_the_address_again(self) -> None:
-        self.volt.hosts["here"] = "unix:///old"
-        self.link.register()
-        self.assertEqual({"here": ADDRESS}, self.volt.hosts)
-
     def test_a_heartbeat_tells_what_is_here_and_brings_the_interval(self) -> None:
         nodes = [NodeReport(image="debian", revision=3, fetched_bytes=5, parent="other")]
         answer = self.link.heartbeat(nodes)
@@ -53,31 +48,8 @@ class VoltLinkTest(TestCase):
         answer = self.link.heartbeat([NodeReport(image="mine", revision=1)], [MINE.digest, digest_of("debian")])
         self.assertEqual((["mine"], [MINE.digest]), (answer.withdrawn, answer.discard))
 
-    def test_what_others_have_can_be_withdrawn_only_when_it_is_unused(self) -> None:
-        self.link.publish(MINE)
-        self.volt.read_by_others("mine")
-        self.assertRaises(ImageInUse, self.link.withdraw, "mine")
-        self.link.withdraw("mine", when_unused=True)
-        self.assertFalse(self.link.withdrawn("mine"), "not while they have it")
-
-    def test_what_is_withdrawn_cannot_be_joined(self) -> None:
-        self.volt.remove_image("debian", when_unused=True)
-        self.assertRaises(ImageWithdrawn, self.link.join, "debian")
-
-    def test_join_and_leave(self) -> None:
-        self.link.join("debian")
-        self.assertEqual({"debian"}, set(self.volt.places))
-        self.link.leave("debian", 3)
-        self.assertEqual({}, self.volt.places)
-        self.assertEqual({"debian": 3}, self.volt.dropped)
-
     def test_leaving_an_image_that_volt_does_not_know_is_done(self) -> None:
         self.link.leave("unknown")
-
-    def test_publish_gives_the_origins_place(self) -> None:
-        assignment = self.link.publish(MINE)
-        self.assertEqual((0, []), (assignment.slot, assignment.parents))
-        self.assertEqual(["here"], self.volt.images["mine"].origins)
 
     def test_this_host_is_an_origin_of_what_volt_lists_as_its_own(self) -> None:
         self.link.publish(MINE)
@@ -105,22 +77,10 @@ class VoltLinkTest(TestCase):
             self.assertThat(str(error), Contains(said))
         self.assertEqual(["here"], self.volt.images["mine"].origins)
 
-    def test_a_report_brings_new_parents(self) -> None:
-        self.volt.assign("debian", ["dead", "spare"])
-        self.link.register()
-        self.assertEqual(["spare"], [parent.host for parent in self.link.report("debian", "dead").parents])
-
-    def test_images_and_trees_are_found(self) -> None:
-        self.assertEqual(["debian"], [image.name for image in self.link.images()])
-        self.assertEqual("other", self.link.tree("debian").root.host)
-
     def test_what_was_asked_for_can_be_wrong(self) -> None:
         for call in (self.link.join, self.link.tree, lambda name: self.link.report(name, "other")):
             error = self.assertRaises(UnknownImage, call, "unknown")
             self.assertThat(str(error), Contains("Volt: no image unknown"))
-
-    def test_a_name_that_is_taken_is_an_image_that_exists(self) -> None:
-        self.assertRaises(ImageExists, self.link.publish, Image("debian", 1 << 20, digest_of("x")))
 
     def test_an_image_that_this_host_reads_from_others_cannot_be_published(self) -> None:
         assignment = self.link.join("debian")
@@ -147,12 +107,6 @@ class VoltLinkTest(TestCase):
     def test_answers_that_never_came_or_are_not_volts_mean_that_volt_is_down(self) -> None:
         for error in (volt_errors.VoltUnreachable(""), volt_errors.VoltTimeout(""), volt_errors.BadAnswer("")):
             self.assertIs(CoordinatorDown, type(translated(error)))
-
-    def test_an_image_that_others_have_cannot_be_withdrawn(self) -> None:
-        self.link.publish(MINE)
-        self.volt.read_by_others("mine")
-        error = self.assertRaises(ImageInUse, self.link.withdraw, "mine")
-        self.assertThat(str(error), Contains("h7"))
 
     def test_every_class_of_our_own_is_for_a_refusal(self) -> None:
         self.assertEqual(set(), set(ERRORS) - set(volt_errors.Problem.__subclasses__()))

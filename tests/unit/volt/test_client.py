@@ -40,12 +40,6 @@ class Tables(TestCase):
         self.assertIsInstance(translate(httpx.ConnectError("refused")), errors.VoltUnreachable)
         self.assertIsInstance(translate(httpx.RemoteProtocolError("cut")), errors.VoltUnreachable)
 
-    def test_an_error_without_a_message_is_named(self) -> None:
-        self.assertEqual("ReadTimeout", str(translate(httpx.ReadTimeout(""))))
-
-    def test_an_error_that_is_new_in_httpx_is_unreachable(self) -> None:
-        self.assertIsInstance(translate(httpx.TransportError("new")), errors.VoltUnreachable)
-
     def test_the_tree_of_errors_in_the_docstring_is_the_real_one(self) -> None:
         drawn = [line.split("── ")[-1].split()[0] for line in (errors.__doc__ or "").splitlines()[2:] if line.strip()]
         real = [n for n, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.VoltError)]
@@ -121,12 +115,3 @@ class Sending(TestCase):
         self.assertEqual(client.NodeState.UNKNOWN, heard.assignments[0].state)
         host = {"name": "h1", "address": "", "state": "asleep", "last_seen": "2026-01-01T00:00:00Z", **new}
         self.assertEqual(client.HostState.UNKNOWN, client.Host.model_validate_json(json.dumps(host)).state)
-
-    def test_a_state_is_a_word(self) -> None:
-        for kind in (client.NodeState, client.HostState):
-            self.assertRaises(ValueError, kind, 7)
-            self.assertRaises(ValueError, kind, None)
-
-    def test_everything_that_is_exported_exists(self) -> None:
-        for name in client.__all__:
-            self.assertTrue(hasattr(client, name), name)

@@ -9,17 +9,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, NoResultFound, OperationalError
+from sqlalchemy.exc import IntegrityError, NoResultFound, OperationalError
 from testtools import ExpectedException, TestCase
 
 from volt.errors import StoreUnusable
 from volt.models import HostState
-from volt.store import MIGRATIONS, Base, HostRow, ImageRow, Store, changing_tree, load_tree
+from volt.store import Base, HostRow, ImageRow, Store, changing_tree, load_tree
 from volt.tree import Tree
 
 
@@ -42,17 +40,6 @@ class StoreCase(TestCase):
         store = Store(self.url)
         self.addCleanup(store.close)
         return store
-
-    def upgrade_from(self, revision: str, *rows: str) -> None:
-        """Take the tables back to what a migration left, put rows into them as Volt did then, and open the store."""
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
-        with self.store.connect() as connection, connection.begin():
-            config.attributes["connection"] = connection
-            command.downgrade(config, revision)
-            for row in rows:
-                connection.execute(text(row))
-        self.store = self.open()
 
     def names(self) -> list[str]:
         with self.store.read() as session:
@@ -122,35 +109,6 @@ class StoreCase(TestCase):
         error = self.assertRaises(StoreUnusable, Store, self.url)
         self.assertIn("9999", str(error))
 
-    def test_who_left_before_it_was_asked_may_read_by_any_list(self) -> None:
-        self.upgrade_from(
-            "0001",
-            "INSERT INTO images VALUES (1, 'image', true, 512, '', 2, 9)",
-            "INSERT INTO departures VALUES (1, 'a', 7, 6)",
-        )
-        with self.store.read() as session:
-            tree = load_tree(session, session.get_one(ImageRow, 1))
-        left = tree.departures["a"]
-        self.assertEqual((7, 6, False), (left.revision, left.confirmed, left.dropped))
-
-    def test_who_was_told_before_it_was_kept_may_confirm_its_newest_assignment(self) -> None:
-        self.upgrade_from(
-            "0003",
-            "INSERT INTO hosts VALUES ('a', 'unix:///run/a', 'alive', 0)",
-            "INSERT INTO images VALUES (1, 'image', true, 512, '', 2, 9)",
-            "INSERT INTO nodes VALUES (1, 'a', 0, 'ready', 8, 7, 7, null, 0, null)",
-        )
-        with self.store.read() as session:
-            tree = load_tree(session, session.get_one(ImageRow, 1))
-        self.assertEqual(
-            (8, 7, 8, 0), (tree.hosts["a"].told, tree.hosts["a"].confirmed, tree.hosts["a"].revision, tree.begun)
-        )
-
-    def test_no_image_of_before_is_withdrawn(self) -> None:
-        self.upgrade_from("0005", "INSERT INTO images VALUES (1, 'image', true, 512, '', 2, 9, 0)")
-        with self.store.read() as session:
-            self.assertFalse(session.get_one(ImageRow, 1).withdrawn)
-
     def test_the_failures_of_the_database_are_counted_and_those_of_its_users_are_not(self) -> None:
         for use in (self.store.read, self.store.write):
             with ExpectedException(ZeroDivisionError), use():
@@ -170,28 +128,9 @@ class StoreCase(TestCase):
                 session.get_one(ImageRow, 7)
         self.assertEqual(0, self.store.failures)
 
-    def test_a_connection_that_broke_is_a_failure_of_the_database(self) -> None:
-        cause = Exception("gone")
-        for count, error in enumerate(
-            (InterfaceError("", {}, cause), DBAPIError("", {}, cause, connection_invalidated=True)), start=1
-        ):
-            with ExpectedException(type(error)), self.store.read():
-                raise error
-            self.assertEqual(count, self.store.failures)
-
-    def test_a_host_that_was_told_its_lease_before_it_was_kept_has_the_lease_of_now(self) -> None:
-        self.upgrade_from("0004", "INSERT INTO hosts VALUES ('a', 'unix:///run/a', 'alive', 0)")
-        with self.store.read() as session:
-            self.assertIsNone(session.get_one(HostRow, "a").lease_s)
-
     def test_the_key_is_made_once(self) -> None:
         self.assertEqual(32, len(self.store.edge_key))
         self.assertEqual(self.store.edge_key, self.open().edge_key)
-
-    def test_every_database_has_a_key_of_its_own(self) -> None:
-        other = Store("sqlite://")
-        self.addCleanup(other.close)
-        self.assertNotEqual(self.store.edge_key, other.edge_key)
 
     def test_stores_that_open_at_once_agree_on_the_key(self) -> None:
         self.url += "-new"
@@ -213,29 +152,6 @@ class StoreCase(TestCase):
     def test_a_password_is_not_in_the_error(self) -> None:
         url = "sqlite://user:secret@host/none"
         self.assertNotIn("secret", str(self.assertRaises(StoreUnusable, Store, url)))
-
-    def test_a_change_of_a_tree_leaves_the_same_hosts_in_others_alone(self) -> None:
-        images = [ImageRow(name=name, published=True, size=512, digest="", fanout=2, revision=0) for name in "ab"]
-        hosts = [f"h{number}" for number in range(4)]
-        with self.store.write() as session:
-            session.add_all([*images, *(host(name) for name in hosts)])
-            session.flush()
-            one, other = (image.id for image in images)
-        for image in (one, other):
-            for step, name in enumerate([*hosts, hosts[3]]):  # who is there already leaves
-                self.change(image, name, 3 * step)
-        before = self.facts(other)
-        for step in range(30):
-            self.change(one, hosts[step % 4], step)
-        self.assertEqual(before, self.facts(other))
-
-    def change(self, image: int, name: str, step: int) -> None:
-        with self.store.write() as session, changing_tree(session, session.get_one(ImageRow, image)) as tree:
-            _change(tree, name, step)
-
-    def facts(self, image: int) -> object:
-        with self.store.read() as session:
-            return _facts(load_tree(session, session.get_one(ImageRow, image)))
 
     def test_a_tree_that_is_stored_after_each_step_is_the_tree_that_never_was(self) -> None:
         image = ImageRow(name="image", published=True, size=512, digest="", fanout=2, revision=0)

@@ -8,7 +8,6 @@ from testtools import TestCase
 
 from lab.opennebula import Disk, History, Vm
 from lab.opennebula.lines import Lines
-from lab.opennebula.pool import Lcm
 
 
 class LinesTest(TestCase):
@@ -67,29 +66,6 @@ class LinesTest(TestCase):
         self.assertEqual("MV local h2:/ds/1/7 fe:/ds/1/7 7 1", stopped[-1])
         self.assertEqual("MV.ssh virtman fe:/ds/0/7/disk.0 h2:/ds/1/7/disk.0 7 100", resumed[0])
         self.assertEqual("MV local fe:/ds/0/7 h2:/ds/1/7 7 1", resumed[-1])
-
-    def test_delete(self) -> None:
-        here, before = list(self.lines.delete(self.vm)), list(self.lines.delete(self.vm, stay=-2))
-        self.assertEqual("DELETE.ssh other h2:/ds/1/7/disk.1 7 101", here[1])
-        self.assertEqual("DELETE local h2:/ds/1/7 7 1", here[-1])
-        self.assertEqual("DELETE.ssh ssh h1:/ds/0/7/disk.2 7 0", before[2])
-        self.assertEqual("DELETE ssh h1:/ds/0/7 7 0", before[-1])
-
-    def test_single_lines(self) -> None:
-        vm, disk = self.vm, self.vm.disks[0]
-        vm.lcm = Lcm.BACKUP
-        self.assertEqual("PREMIGRATE local h1 h2 /ds/1/7 7 1", self.lines.live(vm, "PRE"))
-        self.assertEqual(
-            "SNAP_REVERT.ssh virtman h2:/ds/1/7/disk.0 3 7 100", self.lines.snapshot(vm, disk, "SNAP_REVERT", 3)
-        )
-        self.assertEqual("RESIZE.ssh virtman h2:/ds/1/7/disk.0 20 7 100", self.lines.resize(vm, disk, 20))
-        self.assertEqual("CPDS.ssh virtman h2:/ds/1/7/disk.0 /new -1 7 100", self.lines.save_as(vm, disk, "/new", -1))
-        self.assertEqual(
-            "CPDS.ssh virtman fe:/ds/1/7/disk.0 /new 2 7 100", self.lines.save_as(vm, disk, "/new", 2, local=True)
-        )
-        self.assertEqual("PREBACKUP_LIVE local h2:/ds/1/7 0:1 one-7 - 7 1", self.lines.backup(vm, [0, 1], -1, "PRE"))
-        self.assertEqual("RESTORE local h2:/ds/1/7 7 9 -1 0 ", self.lines.restore(vm, 9, -1, 0))
-        self.assertEqual("CONTEXT local /file h2:/ds/1/7/disk.4 7 1", self.lines.context(vm, "/file", 4))
 
     def test_xml(self) -> None:
         self.vm.name = 'a <b> & "c" ]]> é'

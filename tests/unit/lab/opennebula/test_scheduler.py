@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from types import FrameType
 
-from testtools import ExpectedException, TestCase
+from testtools import TestCase
 
 from lab.opennebula import Pace, Plan, carry_out
 
@@ -46,36 +43,3 @@ class CarryOutTest(TestCase):
         together = threading.Barrier(8, timeout=60)
         carried = carry_out(HOSTS, Pace(actions_per_host=4), lambda _number: together.wait())
         self.assertEqual(1, carried.passes)
-
-    def test_no_pass_comes_before_the_timer(self) -> None:
-        carried = carry_out(["a", "a", "a"], Pace(actions_per_host=1, manager_timer=0.05), lambda _number: None)
-        self.assertEqual(3, carried.passes)
-        self.assertTrue(carried.all_s >= 0.1)
-
-    def test_an_error_ends_it_without_waiting_for_the_timer(self) -> None:
-        def fail(number: int) -> None:
-            raise ValueError(number)
-
-        with ExpectedException(ValueError, "0"):
-            carry_out(["a", "a"], Pace(actions_per_host=1, manager_timer=10**6), fail)
-
-    def test_what_interrupts_it_does_not_wait_for_actions(self) -> None:
-        release, ended = threading.Event(), list[int]()
-        self.addCleanup(release.set)
-
-        def interrupted(_signal: int, _frame: FrameType | None) -> None:
-            raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGUSR1, interrupted)
-        self.addCleanup(signal.signal, signal.SIGUSR1, before)
-
-        def act(number: int) -> None:
-            if number == 1:  # when it is there, 0 goes on for certain
-                os.kill(os.getpid(), signal.SIGUSR1)
-            elif release.wait(20):
-                return
-            ended.append(number)
-
-        with ExpectedException(KeyboardInterrupt):
-            carry_out(["a", "a"], Pace(actions_per_host=2), act)
-        self.assertNotIn(0, ended)
