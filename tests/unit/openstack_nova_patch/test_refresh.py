@@ -121,11 +121,3 @@ class RecordedTest(TestCase):
                 self.assertEqual([f"a/{change_.file}"], re.findall(r"(?m)^--- (\S+)$", text))
                 self.assertEqual([f"b/{change_.file}"], re.findall(r"(?m)^\+\+\+ (\S+)$", text))
                 self.assertNotEqual(change_.before, change_.after)
-
-    def test_a_scene_s_series_are_read_in_the_order_of_their_versions(self) -> None:
-        scene = Scene(folder_for(self))
-        self.assertEqual(["33.0.0", "34.0.0"], [one.version for one in series.read_all(Path(scene.known))])
-
-    def test_novas_own_tests_of_each_file_are_run_with_every_run(self) -> None:
-        changed = {change_.file for one in series.read_all() for change_ in one.changes}
-        self.assertEqual(set(), changed - CHOSEN.keys())
