@@ -64,18 +64,6 @@ class UnitTest(TestCase):
         [stop] = [line for line in lines if line.startswith("ExecStopPost=")]
         self.assertEqual((wanted, True), (wanted & set(lines), stop.endswith(" suspend --force")))
 
-    def test_what_data_paths_need_is_stopped_after_them(self) -> None:
-        text = (UNITS / "virtman-disks.service").read_text()
-        after = {unit for line in re.findall(r"(?m)^After=(.*)$", text) for unit in line.split()}
-        wanted = "virtman-agent libvirtd iscsid open-iscsi target rtslib-fb-targetctl multipathd blk-availability"
-        self.assertEqual(set(), ({f"{name}.service" for name in wanted.split()} | {"network.target"}) - after)
-
-    def test_vms_wait_for_the_agent_and_their_disks_and_not_for_ever(self) -> None:
-        text = (UNITS / "virtman-disks.service").read_text()
-        wait, repair = re.findall(r"(?m)^ExecStart=(.*)$", text)
-        self.assertRegex(wait, r"^-timeout 120 sh -c 'until \S+virtman --socket \S+ status .*is-active virtman-agent")
-        self.assertRegex(repair, r"^-timeout 120 \S+virtman --socket \S+ repair$")
-
     def test_what_waits_for_the_agent_goes_on_as_long_as_somebody_starts_it(self) -> None:
         text = (UNITS / "virtman-disks.service").read_text()
         [line] = re.findall(r"(?m)^ExecStart=-timeout 120 sh -c '(.*)'$", text)
@@ -91,9 +79,6 @@ class UnitTest(TestCase):
                 ["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
             )
             self.assertEqual((wait, -signal.SIGTERM if wait else 1), ("waits" in ended.stdout, ended.returncode), state)
-
-    def test_an_agent_may_have_files_open_for_hundreds_of_images(self) -> None:
-        self.assertIn("LimitNOFILE=65536", (UNITS / "virtman-agent.service").read_text().splitlines())
 
 
 class SettingsTest(TestCase):

@@ -13,9 +13,6 @@ from lab.process import attempts
 from tests.patience import PATIENCE
 from tests.unit.virtman.scene import folder_for
 
-MISC, NOBODYS = 10, 254
-"""A device of the kernel's that no driver has: who opens it is told so (Linux: drivers/char/misc.c, misc_open)."""
-
 
 class ToldTest(TestCase):
     def setUp(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testtools import TestCase
 
-from drivers.cache.cacheddevices import Returns, _multipath, _whole
+from drivers.cache.cacheddevices import _multipath, _whole
 
 MIB = 2048
 """Sectors."""
@@ -29,30 +29,3 @@ class MultipathTest(TestCase):
             "0 8 multipath 3 queue_if_no_path queue_mode bio 0 2 1 round-robin 0 1 0 253:1 round-robin 0 1 0 253:0",
             _multipath(8, "253:1", "253:0"),
         )
-
-
-class ReturnsTest(TestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        self.now = 0.0
-        self.returns = Returns(lambda: self.now)
-
-    def come(self, seconds: float) -> int:
-        """How often a device comes that tries each second, as with heartbeats."""
-        times, end = 0, self.now + seconds
-        while self.now < end:
-            if self.returns.may("one"):
-                self.returns.note("one")
-                times += 1
-            self.now += 1
-        return times
-
-    def test_a_device_that_fails_again_and_again_does_not_use_up_the_names_of_a_volume(self) -> None:
-        self.assertEqual(Returns.MOST, self.come(Returns.WITHIN))
-        self.assertEqual(24 * Returns.MOST, self.come(24 * Returns.WITHIN))
-
-    def test_others_and_one_that_is_attached_anew_come_at_once(self) -> None:
-        self.come(Returns.WITHIN / 2)
-        self.assertEqual((False, True), (self.returns.may("one"), self.returns.may("two")))
-        self.returns.forget("one")
-        self.assertTrue(self.returns.may("one"))

@@ -10,8 +10,6 @@ from drivers.attach.doubts import HANG, INTERVAL, SILENCE, Doubts
 from drivers.attach.hangs import Hangs
 
 HUNG, WELL, OTHER = "hung", "well", "other"
-SOON, LATELY = 1.0, 10.0
-"""Seconds, as docs/architecture.md has them."""
 
 
 class Host:
@@ -29,16 +27,9 @@ class Host:
         self.counts: dict[str, int] = {}
         self.silent: set[str] = set()
         self.unacknowledged: set[str] = set()
-        self.reachable: set[str] = set()
-        self.again_at = 0.0
-        """When TCP tries again."""
         self.left: list[tuple[str, bool]] = []
-        self.knocked: list[str] = []
-        self.knocking = 0.0
-        """How long it takes to learn whether one takes connections."""
         self.waits: list[float] = []
         self.while_waiting: Callable[[], None] = lambda: None
-        self.while_asking: Callable[[], None] = lambda: None
         self.hangs: Hangs[str] = Hangs(lambda: self.now)
 
     def doubt(self, seconds: float, parent: str = HUNG) -> None:
@@ -61,7 +52,6 @@ class Host:
 
     def first_that_answers(self, parents: Collection[str]) -> str | None:
         self.asked.append(set(parents))
-        self.while_asking()
         return next((each for each in parents if each in self.answer), None)
 
     def is_silent(self, parent: str, seconds: float) -> bool:
@@ -71,12 +61,10 @@ class Host:
         return parent in self.unacknowledged
 
     def takes_connections(self, parent: str) -> bool:
-        self.knocked.append(parent)
-        self.now += self.knocking
-        return parent in self.reachable
+        return False
 
     def is_asked_again_within(self, parent: str, seconds: float) -> bool:
-        return self.now <= self.again_at <= self.now + seconds
+        return False
 
     def paths(self) -> Sequence[str]:
         return self.up

@@ -9,11 +9,8 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.host.watch import deaths
 from drivers.nbd.hold import HoldingServer
 from drivers.nbd.probe import Client
-from tests.limits import no_more_files
-from tests.userspace.drivers.hosts import until
 
 SIZE = 1 << 20
 
@@ -44,15 +41,3 @@ class HoldingServerTest(TestCase):
         self.assertEqual([], list(self.path.parent.iterdir()))
         with socket.socket(fileno=socket.dup(client.fileno())) as connection:
             self.assertEqual(b"", connection.recv(1))
-
-    def test_clients_that_come_when_no_file_can_be_opened_are_let_in_later(self) -> None:
-        self.serve()
-        first, second = (socket.socket(socket.AF_UNIX) for _ in range(2))
-        self.addCleanup(second.close)
-        with no_more_files():
-            first.connect(str(self.path))  # takes the number that accept(2) has set aside since it was called
-            first.close()
-            second.connect(str(self.path))
-            until(lambda: "hold-img.wait" in [death.thread for death in deaths()])
-        second.settimeout(120)
-        self.assertEqual(b"NBDMAGIC", second.recv(8))

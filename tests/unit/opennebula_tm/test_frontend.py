@@ -236,13 +236,6 @@ class RefusalTest(TestCase):
             scene.front().remove(force=True)
             self.assertEqual(ONED, scene.oned())
 
-    def test_drivers_of_others_in_use_do_not_matter(self) -> None:
-        scene = Scene(folder_for(self))
-        scene.front().install(None)
-        scene.commands.answers = [Done(0, USED.format("fs", "ssh"))]
-        scene.front().remove(force=False)
-        self.assertEqual(ONED, scene.oned())
-
 
 class CutOffTest(TestCase):
     """Killed before each step in turn; the next run ends what was begun."""

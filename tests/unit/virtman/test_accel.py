@@ -105,20 +105,6 @@ class ChooseTest(AccelTest):
         self.qemu(BOOTS)
         self.assertEqual("kvm", self.choose().accel)
 
-    def test_a_verdict_of_another_kernel_does_not_count(self) -> None:
-        self.qemu(ENDS)
-        self.choose()
-        self.kernel = self.folder / "other"
-        self.kernel.touch()
-        self.qemu(BOOTS)
-        self.assertEqual("kvm", self.choose().accel)
-
-    def test_a_damaged_note_is_made_anew(self) -> None:
-        self.qemu(BOOTS)
-        for damage in (b"", b"{", b"{}", b"[]", b"\xff"):
-            self.memory.write_bytes(damage)
-            self.assertEqual("kvm", self.choose().accel)
-
 
 class NewestKernelTest(AccelTest):
     def test_the_one_installed_last_is_taken(self) -> None:

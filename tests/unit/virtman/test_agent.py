@@ -9,7 +9,7 @@ from pathlib import Path
 from testtools.matchers import Contains, MatchesRegex
 
 from drivers.errors import DriverError
-from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, POOL, unnoticed
+from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, unnoticed
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.hypervisor import LIBVIRT
@@ -21,7 +21,6 @@ from virtman.errors import (
     BadSize,
     ConfigError,
     CoordinatorDown,
-    DomainForeign,
     HypervisorError,
     ImageExists,
     ImageInUse,
@@ -29,7 +28,6 @@ from virtman.errors import (
     RepairIncomplete,
     StateLocked,
     UnknownImage,
-    UnknownVolume,
     VmMoving,
 )
 from virtman.records import Boot, Shelf, VmRecord
@@ -159,30 +157,9 @@ class BootTest(AgentTest):
         console = self.agent.console("vm")
         self.assertEqual(models.Console(libvirt=LIBVIRT, domain="vm", log=vm.machine.console_log), console)
 
-    def test_a_disk_that_is_there_is_booted(self) -> None:
-        self.agent.create("vm", "debian", None)
-        self.host.disks["vm"].writes = "precious"
-        self.agent.boot("vm", "debian", None, BOOT, [], None)
-        self.assertEqual("precious", self.host.disks["vm"].writes)
-
     def test_a_boot_that_fails_destroys_the_disk_that_it_made(self) -> None:
         self.restart(libvirt="no-such-thing:///x")
         self.assertRaises(HypervisorError, self.agent.boot, "vm", "debian", None, BOOT, [], None)
-        self.assertEqual(([], {}), (self.agent.vms(), self.host.disks))
-
-    def test_a_boot_that_fails_keeps_the_disk_that_was_there(self) -> None:
-        self.agent.create("vm", "debian", None)
-        self.restart(libvirt="no-such-thing:///x")
-        self.assertRaises(HypervisorError, self.agent.boot, "vm", "debian", None, BOOT, [], None)
-        self.assertEqual({"vm"}, set(self.host.disks))
-        self.assertEqual(["disk"], [vm.state for vm in self.agent.vms()])
-
-    def test_a_domain_of_somebody_else_is_not_touched(self) -> None:
-        self.site.hypervisor.defineXML(
-            '<domain type="test"><name>vm</name><memory>1024</memory><os><type>hvm</type></os></domain>'
-        )
-        self.assertRaises(DomainForeign, self.agent.boot, "vm", "debian", None, BOOT, [], None)
-        self.assertEqual(["vm"], self.site.domains())
         self.assertEqual(([], {}), (self.agent.vms(), self.host.disks))
 
     def test_cut_off_before_a_domain_of_somebody_else_is_found_it_is_undone(self) -> None:
@@ -220,10 +197,6 @@ class StartAgainTest(AgentTest):
             started.machine.state, started.machine.memory, started.machine.cpus, started.machine.network,
         ))  # fmt: skip
         self.assertEqual(seed, (self.site.config.state / "machines" / "vm.seed.iso").read_bytes())
-
-    def test_a_vm_that_runs_is_left_alone(self) -> None:
-        self.agent.boot("vm", "debian", None, BOOT, [], None)
-        self.assertEqual("running", self.agent.start_vm("vm").machine.state)
 
     def test_one_that_was_never_booted_is_refused_and_stays_a_disk(self) -> None:
         self.agent.create("vm", "debian", None)
@@ -364,13 +337,6 @@ class UnpublishWhenUnusedTest(AgentTest):
         self.assertIn("mine", str(error))
         self.assertEqual(1, len(self.stored()))
 
-    def test_without_volt_nothing_changes(self) -> None:
-        self.volt.down = True
-        self.assertRaises(CoordinatorDown, self.unpublish)
-        self.volt.down = False
-        self.site.settle(self.agent)
-        self.assertEqual((False, {"mine"}), (self.volt.images["mine"].withdrawn, set(self.host.served)))
-
     def test_one_of_several_origins_gives_itself_up_and_its_content(self) -> None:
         image = self.volt.images["mine"]
         self.volt.images["mine"] = image.model_copy(update={"origins": ["here", "other"]})
@@ -502,23 +468,6 @@ class PublishTest(AgentTest):
         self.publish("mine")
         self.assertEqual(1, len(self.stored()))
 
-    def test_without_volt_it_is_kept_and_announced_when_volt_is_back(self) -> None:
-        self.volt.down = True
-        self.assertRaises(CoordinatorDown, self.publish)
-        self.assertEqual(1, len(self.stored()))
-        self.volt.down = False
-        self.agent.gc()
-        self.assertEqual(1, len(self.stored()), "what is yet to be announced is needed")
-        self.agent._heartbeat.soon()
-        self.site.await_true(lambda: "mine" in self.volt.images)
-
-    def test_an_answer_that_got_lost_costs_nothing(self) -> None:
-        self.volt.moment = self.volt.lose_the_answer
-        self.assertRaises(CoordinatorDown, self.publish)
-        self.assertEqual(["here"], self.volt.images["mine"].origins)
-        self.assertEqual(1, len(self.stored()), "the only content of a published image")
-        self.assertIn("mine", self.host.served)
-
     def test_cut_off_before_the_record_it_can_be_asked_for_again(self) -> None:
         self.site.cut_at = "publish:stored"
         self.assertRaises(Cut, self.publish)
@@ -572,36 +521,6 @@ class LookTest(AgentTest):
         self.assertIsNone(self.agent.status().disks.trouble)
         self.host.disk_trouble = "no room"
         self.assertEqual("no room", self.agent.status().disks.trouble)
-
-
-class VolumesTest(AgentTest):
-    def setUp(self) -> None:
-        super().setUp()
-        self.restart(cache="group")
-        self.site.await_true(self.states)  # the look of the first beat: it must not end after a later one's
-        self.site.settle(self.agent)
-
-    def states(self) -> dict[str, str]:
-        """What the status says of the volumes."""
-        return {volume.path: volume.state for volume in self.agent.status().cache_volumes}
-
-    def test_they_come_and_go(self) -> None:
-        for _ in range(2):
-            self.assertEqual("/dev/sdx", self.agent.add_volume(Path("/dev/sdx")).path)
-        self.agent.remove_volume(POOL.path)
-        self.assertEqual(["/dev/sdx"], [volume.path for volume in self.agent.volumes()])
-
-    def test_the_status_follows_at_once(self) -> None:
-        self.agent.add_volume(Path("/dev/sdx"))
-        self.assertIn("/dev/sdx", self.states())
-        self.agent.remove_volume(Path("/dev/sdx"))
-        self.assertEqual([str(POOL.path)], list(self.states()))
-
-    def test_a_path_that_is_no_volume_is_named_and_no_other(self) -> None:
-        error = self.assertRaises(UnknownVolume, self.agent.remove_volume, Path("/dev/sdx"))
-        self.assertThat(str(error), Contains("'/dev/sdx'"))
-        self.assertNotIn(str(POOL.path), str(error))
-        self.assertNotIn("cache.remove_volume", self.host.calls)
 
 
 class RepairTest(AgentTest):
@@ -757,25 +676,6 @@ class GcTest(AgentTest):
             self.assertEqual(["image mine"], list(self.agent.status().damaged))
             self.volt.offer("mine")
 
-    def test_an_origin_that_volt_lists_as_another_hosts_goes_with_its_content(self) -> None:
-        self.agent.publish("mine", self.site.image_file(), nothing)
-        self.site.hold_still(self.agent)
-        self.volt.images["mine"] = self.volt.images["mine"].model_copy(update={"origins": ["other"]})
-        self.assertEqual(models.Removed(stacks=["mine"], freed_bytes=MIB), self.agent.gc())
-        self.assertEqual([], self.stored())
-
-    def test_it_goes_on_after_an_error_and_tells_all(self) -> None:
-        self.volt.offer("alpine", size=MIB)
-        for image in ("alpine", "debian"):
-            self.agent.create("vm", image, None)
-            self.agent.destroy("vm")
-        self.host.failing = {"export.withdraw": TROUBLE}
-        error = self.assertRaises(RepairIncomplete, self.agent.gc)
-        self.assertEqual(2, str(error).count("the device is on fire"))
-        self.host.failing = {}
-        self.agent.gc()
-        self.assertEqual({}, self.host.leftovers())
-
     def test_without_volt_nothing_is_removed(self) -> None:
         self.agent.create("vm", "debian", None)
         self.agent.destroy("vm")
@@ -829,15 +729,6 @@ class SuspendTest(AgentTest):
     def test_running_vms_may_be_made_to_wait(self) -> None:
         self.agent.boot("vm", "debian", None, BOOT, [], None)
         self.agent.suspend(force=True)
-        self.assertEqual(set(), set(self.host.served))
-
-    def test_it_goes_on_after_an_error_and_tells_all(self) -> None:
-        for image in ("alpine", "debian"):
-            self.volt.offer(image, size=MIB)
-            self.agent.create(f"vm-{image}", image, None)
-        self.host.failing = {"cache.close": TROUBLE}
-        error = self.assertRaises(RepairIncomplete, self.agent.suspend, force=False)
-        self.assertEqual(2, str(error).count("the device is on fire"))
         self.assertEqual(set(), set(self.host.served))
 
     def test_nothing_brings_it_back_before_the_next_start(self) -> None:

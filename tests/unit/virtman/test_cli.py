@@ -188,11 +188,6 @@ class VmCommandsTest(AgentCliTest):
         self.assertEqual(MIB, self.json("show", "vm")["disk"]["size"])
         self.out("create", "new", "debian", "--replace")
 
-    def test_create_for_scripts(self) -> None:
-        vm = self.json("create", "vm", "debian", "--size", "2M")
-        self.assertEqual(("vm", "debian", 2 * MIB), (vm["name"], vm["disk"]["image"], vm["disk"]["size"]))
-        self.assertIn("driver", vm["disk"]["blockdev"])
-
     def test_sizes(self) -> None:
         for number, (text, size) in enumerate(
             {"1048576": MIB, "1024K": MIB, "2m": 2 * MIB, "20G": 20 << 30, "1T": 1 << 40}.items()
@@ -542,16 +537,6 @@ class HostCommandsTest(AgentCliTest):
         self.assertEqual("would free 0 bytes and remove 0 stacks\n", self.out("gc", "--dry-run"))
         self.assertEqual({"stacks": [], "freed_bytes": 0, "kept": []}, self.json("gc"))
 
-    def test_gc_says_what_it_keeps_and_how_to_give_it_up(self) -> None:
-        self.out("publish", "mine", str(self.site.image_file()))
-        self.site.volt.assign("mine", [], ["child"])
-        self.agent.repair()  # it asks for a heartbeat
-        self.site.await_child(self.agent, "mine")
-        self.site.volt.remove_image("mine")
-        for command in (["gc", "--dry-run"], ["gc"]):
-            self.assertIn("kept mine: ", self.out(*command))
-            self.assertIn("virtman unpublish mine\n", self.out(*command))
-
     def test_repair(self) -> None:
         self.out("create", "vm", "debian")
         self.site.hold_still(self.agent)
@@ -750,30 +735,12 @@ class DoctorCommandTest(CliTest):
         self.assertEqual("apt-get install qemu-system-common", answer["install"])
         self.assertEqual({"uri": LIBVIRT, "trouble": None}, answer["libvirt"])
 
-    def test_other_drivers_are_looked_at_as_an_agent_would_take_them(self) -> None:
-        others = ("--attach", "one", "--cache", "two", "--export", "three", "--snapshot", "four")
-        answer = json.loads(self.doctor("--stack", "kernel", "--json", *others).stdout)
-        self.assertEqual({"attach": "one", "cache": "two", "export": "three", "snapshot": "four"}, answer["drivers"])
-
     def test_without_a_way_to_volt_it_takes_the_address_of_before_as_an_agent_would(self) -> None:
         asked = ("--stack", "kernel", "--volt", "http://x.invalid:1")
         self.assertThat(self.doctor(*asked).stdout, Contains("say with --address"))
         (self.socket.parent / "state").mkdir()
         keep_address(self.socket.parent / "state", "127.0.0.2")
         self.assertThat(self.doctor(*asked).stdout, Not(Contains("say with --address")))
-
-    def test_an_agent_takes_the_address_of_before_as_well(self) -> None:
-        state, path = self.socket.parent / "state", self.tools()
-        asked = ["agent", "--name", "here", "--stack", "kernel", "--volt", "http://x.invalid:1"]
-        asked += ["--state", str(state), "--run", str(self.socket.parent / "run")]
-
-        def lacking() -> str:
-            return CliRunner().invoke(main, asked, env={"PATH": path}).stderr.partition("missing here: ")[2]
-
-        self.assertThat(lacking(), MatchesRegex("(?s).*, address,.*fallocate"))
-        state.mkdir()
-        keep_address(state, "127.0.0.2")
-        self.assertThat(lacking(), MatchesRegex("(?s)(?!.*address).*fallocate"))
 
     def test_on_a_terminal_of_80_columns_nothing_is_cut_off(self) -> None:
         shown = self.on_terminal(80, "doctor", "--state", str(self.socket.parent / "state"), "--libvirt", LIBVIRT)

@@ -132,20 +132,6 @@ class DevicesTest(CutOff):
         moments = self.cut_everywhere(self.attach, detach, gone)
         self.assertIn("detach-device:detached", moments)
 
-    def test_detach_by_force_is_finished_from_under_who_has_it_open(self) -> None:
-        def given(scene: Scene) -> None:
-            self.attach(scene)
-            scene.host.open_devices |= set(scene.host.devices)
-
-        def detach(scene: Scene) -> None:
-            scene.devices.detach(self.device(scene), force=True)
-
-        def then(scene: Scene) -> None:
-            if "detach-device:recorded" in scene.moments:
-                self.assertEqual({}, scene.host.leftovers())
-
-        self.cut_everywhere(given, detach, then)
-
 
 class CutOffTest(CutOff):
     def old_vm_is_intact(self, scene: Scene) -> None:
@@ -165,14 +151,6 @@ class CutOffTest(CutOff):
         if scene.vms.find("vm") is not None:  # cut off after the last act: the VM is there
             scene.vms.destroy("vm")
         self.nothing_but_perhaps_a_stack(scene)
-
-    def test_create_can_be_asked_for_again_after_repair(self) -> None:
-        def again(scene: Scene) -> None:
-            create(scene)
-            self.assertEqual(1 << 30, scene.host.disks["vm"].size)
-            scene.check(self)
-
-        self.cut_everywhere(offered, create, again)
 
     def test_create_of_another_vm_leaves_the_first_one_alone(self) -> None:
         self.cut_everywhere(attached, create, self.old_vm_is_intact)
@@ -214,20 +192,6 @@ class CutOffTest(CutOff):
             scene.stacks.ensure("debian")
 
         self.cut_everywhere(given, lambda s: s.stacks.remove_if_idle("debian"), self.nothing_but_perhaps_a_stack)
-
-    def test_detach_is_finished_when_volt_is_back(self) -> None:
-        def given(scene: Scene) -> None:
-            offered(scene)
-            scene.stacks.ensure("debian")
-
-        def detach_without_volt(scene: Scene) -> None:
-            scene.volt.down = True
-            try:
-                scene.stacks.remove_if_idle("debian")
-            finally:
-                scene.volt.down = False
-
-        self.cut_everywhere(given, detach_without_volt, self.nothing_but_perhaps_a_stack)
 
     def test_follow_ends_with_the_new_parents_alone(self) -> None:
         def follow(scene: Scene) -> None:
@@ -337,18 +301,6 @@ class CutOffTest(CutOff):
 
         self.cut_and_restart(given, look, not_served)
 
-    def test_publish_of_the_same_image_again_never_stops_serving_it(self) -> None:
-        def given(scene: Scene) -> None:
-            scene.stacks.add_origin(scene.put_content("mine"))
-
-        def publish(scene: Scene) -> None:
-            scene.stacks.add_origin(scene.put_content("mine"))
-
-        def served(scene: Scene) -> None:
-            self.assertEqual({"mine"}, set(scene.host.served))
-
-        self.cut_everywhere(given, publish, served)
-
     def test_removal_of_an_origin_is_finished(self) -> None:
         def given(scene: Scene) -> None:
             scene.stacks.add_origin(scene.put_content("mine"))
@@ -395,13 +347,6 @@ class DiskCutOffTest(CutOff):
 
         moments = self.cut_everywhere(with_points, lambda scene: scene.disks.take("vm", "tri"), all_or_nothing)
         self.assertTrue({"after machines.freeze", "take:taken"} <= set(moments), str(moments))
-
-    def test_a_point_that_was_cut_off_is_there_when_it_is_asked_for_again(self) -> None:
-        def again(scene: Scene) -> None:
-            scene.disks.take("vm", "tri")
-            scene.check(self)
-
-        self.cut_everywhere(with_points, lambda scene: scene.disks.take("vm", "tri"), again)
 
     def test_going_back_is_finished(self) -> None:
         def then_or_now(scene: Scene) -> None:

@@ -14,7 +14,7 @@ from testtools.matchers import HasLength, MatchesRegex
 
 from drivers.base import Device
 from drivers.qemu import hotplug
-from virtman.domain import QEMU_NAMESPACE, Machine, disks_of, domain_xml, owner_of, scsi_target, uuid_of
+from virtman.domain import QEMU_NAMESPACE, Machine, disks_of, domain_xml, owner_of, uuid_of
 from virtman.errors import BadRequest
 from virtman.names import NAME_PATTERN
 
@@ -65,14 +65,6 @@ class DomainTest(TestCase):
         self.assertEqual(NODE | {"node-name": device["drive"]}, blockdev)
         self.assertEqual(("virtio-blk-pci", 1), (device["driver"], device["bootindex"]))
 
-    def test_a_thread_of_its_own_serves_the_disk(self) -> None:
-        for disk in (QCOW2, BLOCK):
-            root = parsed(disk=disk)
-            self.assertEqual("1", root.findtext("iothreads"))
-            named = [driver.attrib["iothread"] for driver in root.findall("devices/disk/driver")]
-            named += [json.loads(argument).get("iothread") for argument in arguments(root)[3:4]]
-            self.assertIn(named[0], ("1", "iothread1"))
-
     def test_a_block_device_is_a_disk_of_libvirt(self) -> None:
         root = parsed(disk=BLOCK)
         self.assertEqual("/dev/mapper/vm", root.find("devices/disk/source").attrib["dev"])  # type: ignore[union-attr]
@@ -108,9 +100,6 @@ class DomainTest(TestCase):
         self.assertEqual(("more", 20), (serials[0], len(serials[1])))
         self.assertNotEqual(hotplug.serial("a-name-of-more-than-20-letterz"), serials[1])
         self.assertEqual({"/dev/mapper/vm": "sdb"}, disks_of(domain_xml(machine(disks={"1": BLOCK, "2": BLOCK}))))
-
-    def test_there_are_as_many_targets_as_one_likes(self) -> None:
-        self.assertEqual(["sda", "sdz", "sdaa", "sdzz", "sdaaa"], [scsi_target(n) for n in (0, 25, 26, 701, 702)])
 
     def test_networks(self) -> None:
         expected = {

@@ -16,13 +16,10 @@ from tests.limits import no_more_files
 from tests.unit.virtman.scene import folder_for
 from virtman.errors import HostTrouble, StateDamaged, StateNewer
 from virtman.records import (
-    FILE,
-    VERSION,
     VM_VERSION,
     Boot,
     ChildRecord,
     ImageRecord,
-    InPlace,
     ParentRecord,
     Point,
     Role,
@@ -132,23 +129,6 @@ class ShelfTest(TestCase):
             self.assertEqual(["web"], list(self.shelf.unreadable()))
             self.assertEqual([], self.shelf.all())
             self.assertEqual(content, (self.folder / "web.json").read_text())
-
-    def test_only_what_is_served_in_place_is_left_alone_by_an_agent_that_copies(self) -> None:
-        shelf = Shelf(self.folder, ImageRecord)
-        record = ImageRecord(name="img", role=Role.ORIGIN, state=State.PRESENT, size=512, digest=digest_of("img"))
-        in_place = InPlace(path="/a", kind=FILE, size=512)
-        for told, version in ((record, 2), (record.model_copy(update={"in_place": in_place}), 3), (record, 2)):
-            shelf.put("img", told)
-            self.assertEqual(version, json.loads((self.folder / "img.json").read_bytes())["version"])
-            self.assertEqual(told.in_place, getattr(Shelf(self.folder, ImageRecord).get("img"), "in_place", None))
-
-    def test_records_are_written_in_the_version_of_their_kind(self) -> None:
-        """An agent of the release before goes on with stacks, and leaves VMs alone that may have points."""
-        self.shelf.put("web", vm(version=VERSION))
-        images = Shelf(self.folder / "images", ImageRecord)
-        images.put("debian", ImageRecord(name="debian", role=Role.HOST, state=State.PRESENT))
-        files = (self.folder / "web.json", self.folder / "images" / "debian.json")
-        self.assertEqual([3, 2], [json.loads(file.read_bytes())["version"] for file in files])
 
     def test_a_record_that_cannot_be_written_is_an_error_of_the_agent(self) -> None:
         self.folder.rmdir()

@@ -56,6 +56,3 @@ class SeedTest(TestCase):
         self.assertFalse(is_seed_of(seed, Identity("vm", "id", ["other"], "#cloud-config\n")))
         self.assertFalse(is_seed_of(seed, Identity("vm", "id", ["key"])))
         self.assertFalse(is_seed_of(b"", Identity("vm", "id", ["key"])))
-
-    def test_siblings_differ(self) -> None:
-        self.assertNotEqual(seed_image(Identity("a", "id-a")), seed_image(Identity("b", "id-b")))

@@ -21,7 +21,6 @@ from virtman.errors import (
     ImageInUse,
     ImageUnlisted,
     Suspended,
-    UnknownImage,
 )
 from virtman.locks import NamedLocks
 from virtman.records import ImageRecord, Role
@@ -78,10 +77,6 @@ class EnsureTest(StacksTest):
         self.host.daemon_dies("debian")
         self.stacks.ensure("debian")
         self.scene.check(self)
-
-    def test_an_unknown_image_leaves_nothing(self) -> None:
-        self.assertRaises(UnknownImage, self.stacks.ensure, "debian")
-        self.scene.check_empty(self)
 
     def test_without_volt_nothing_is_attached(self) -> None:
         self.volt.offer("debian")
@@ -145,17 +140,6 @@ class EnsureTest(StacksTest):
         for thread in threads:
             thread.join(SOON)
         self.assertEqual({0, 1}, set(meet))
-
-    def test_the_same_image_is_attached_once(self) -> None:
-        self.volt.offer("debian")
-        threads = [threading.Thread(target=self.stacks.ensure, args=("debian",)) for _ in range(8)]
-        for thread in threads:
-            self.addCleanup(thread.join, SOON)
-            thread.start()
-        for thread in threads:
-            thread.join(SOON)
-        self.assertEqual(1, self.host.calls.count("attach.connect"))
-        self.scene.check(self)
 
 
 class OriginTest(StacksTest):
@@ -323,12 +307,6 @@ class OriginTest(StacksTest):
         self.assertFalse(self.record("mine").given_up)
         self.scene.check(self)
 
-    def test_a_vm_on_the_origin_reads_the_published_content(self) -> None:
-        self.publish()
-        self.scene.vms.create("vm", "mine", None)
-        self.assertNotIn("attach.connect", self.host.calls)
-        self.scene.check(self)
-
     def test_restart_serves_it_again(self) -> None:
         self.publish()
         self.host.daemon_dies("mine")
@@ -369,15 +347,6 @@ class FollowTest(StacksTest):
         before = self.record()
         self.stacks.follow(old)
         self.assertEqual(before, self.record())
-
-    def test_a_stack_that_is_being_made_or_removed_follows_nobody(self) -> None:
-        record = self.attached()
-        assignment = self.volt.assign("debian", ["new"])
-        for kind in ("attach", "detach"):
-            self.scene.image_shelf.put("debian", record.begin(kind))
-            self.host.calls.clear()
-            self.stacks.follow(assignment)
-            self.assertEqual([], self.host.calls)
 
     def test_a_failed_move_is_not_confirmed_and_done_again(self) -> None:
         self.attached()
@@ -502,11 +471,6 @@ class RemovalTest(StacksTest):
         self.stacks.leave_unknown("debian")
         self.assertEqual({}, self.volt.places)
 
-    def test_a_place_with_a_stack_is_kept(self) -> None:
-        self.attached()
-        self.stacks.leave_unknown("debian")
-        self.scene.check(self)
-
     def test_suspend_stops_serving_and_restore_brings_it_back_without_volt(self) -> None:
         self.attached()
         place = self.volt.places["debian"]
@@ -542,16 +506,6 @@ class RestoreTest(StacksTest):
         self.assertEqual([parent("new")], self.host.routes["debian"])
         self.assertEqual([child("child")], self.host.allowed["debian"])
 
-    def test_volt_hears_soon_of_new_parents_that_a_restart_confirmed(self) -> None:
-        self.attached()
-        assignment = self.volt.assign("debian", ["new"])
-        self.scene.cut(lambda scene: scene.stacks.follow(assignment), 1)
-        self.assertTrue(self.record().unconfirmed)
-        self.scene.changes = 0
-        self.scene.restart()
-        self.assertEqual(1, self.scene.changes)
-        self.scene.check(self)
-
     def test_strays_are_layers_without_a_record(self) -> None:
         self.attached()
         self.host.endpoints.add("stray")
@@ -568,14 +522,6 @@ class RestoreTest(StacksTest):
         self.attached()
         self.stacks.remove_stray("debian")
         self.scene.check(self)
-
-    def test_volt_down_all_the_time_after_a_cut_attach_leaves_the_host_clean(self) -> None:
-        self.volt.offer("debian")
-        self.scene.cut(lambda scene: scene.stacks.ensure("debian"), 12)
-        self.volt.down = True
-        self.scene.restart()
-        self.assertEqual({}, self.host.leftovers())
-        self.assertEqual(["leaving"], [record.phase for record in self.scene.stacks.records()])
 
 
 class ContentTest(StacksTest):

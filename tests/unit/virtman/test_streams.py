@@ -175,18 +175,6 @@ class ReceiveTest(StreamsTest):
         self.assertEqual(("now", "c", MIB), (self.writes(), record.current, record.size))
         self.target.check(self)
 
-    def test_sections_that_begin_with_the_bare_image_each(self) -> None:
-        self.source.disks.drop("vm", "a")
-        receive(self.target, sent(self.source, all_of_them=True))
-        self.assertEqual({"b": ("at b", 2 * MIB), "c": ("at c", MIB)}, self.target.host.disks["vm"].points)
-        self.target.check(self)
-
-    def test_a_disk_that_grew(self) -> None:
-        self.source.disks.resize("vm", 3 * MIB)
-        receive(self.target, sent(self.source, all_of_them=True))
-        self.assertEqual(3 * MIB, self.target.vms.record("vm").size)
-        self.target.check(self)
-
     def test_it_is_refused_where_it_does_not_fit(self) -> None:
         changes = sent(self.source, None, "a", all_of_them=True)
         receive(self.target, sent(self.source, "a"))
@@ -329,20 +317,6 @@ class ReceiveCutOffTest(CutOff):
 
         moments = self.cut_everywhere(given, lambda scene: receive(scene, self.changes), all_or_nothing)
         self.assertTrue({"receive:recorded", "receive:kept", "after snapshot.take"} <= set(moments), str(moments))
-
-    def test_a_vm_that_was_started_before_begins_with_what_it_received(self) -> None:
-        def given(scene: Scene) -> None:
-            receiver(scene)
-            receive(scene, self.first)
-            scene.vms.boot("vm", "debian", None, BOOT, [], None)
-            scene.machines.running.clear()
-
-        def begins_with_its_disk(scene: Scene) -> None:
-            self.assertTrue(scene.vms.record("vm").steady)
-            self.assertEqual(scene.drivers.snapshot.open("vm").node, scene.machines.defined["vm"].node)
-
-        moments = self.cut_and_restart(given, lambda scene: receive(scene, self.changes), begins_with_its_disk)
-        self.assertIn("before machines.follow", moments)
 
     def test_sending_leaves_nothing(self) -> None:
         def given(scene: Scene) -> None:

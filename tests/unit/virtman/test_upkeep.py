@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 from testtools import TestCase
@@ -21,9 +20,9 @@ from tests.unit.virtman.scene import Scene
 from virtman.errors import CoordinatorDown, HypervisorError, OriginChanged
 from virtman.hostdrivers import HostDrivers
 from virtman.inplace import to_publish
-from virtman.records import DESTROY, Boot, ImageRecord, InPlace, Role
+from virtman.records import Boot, ImageRecord, InPlace, Role
 from virtman.upkeep import IDLE_LOOK, NOTHING, USED_LOOK, Upkeep
-from virtman.workqueue import LONGEST_PAUSE, THREADS, Job, Pool
+from virtman.workqueue import LONGEST_PAUSE, Job, Pool
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
 
 PATIENCE = 60.0
@@ -160,20 +159,6 @@ class VoltsAnswerTest(UpkeepTest):
         self.settle()
         self.assertEqual({parent("new")}, self.host.reading["debian"])
 
-    def test_an_assignment_that_comes_while_the_image_is_being_attached_is_followed_after_it(self) -> None:
-        self.volt.offer("debian")
-
-        def moment(what: str) -> None:
-            if what == "before cache.open":
-                self.host.moment = lambda _what: None
-                self.upkeep.handle(answer(self.volt.assign("debian", ["new"])))
-                self.settle()
-
-        self.host.moment = moment
-        self.scene.stacks.ensure("debian")
-        self.settle()
-        self.assertEqual({parent("new")}, self.host.reading["debian"])
-
     def test_a_forgotten_image_is_joined_again_and_volt_told_soon(self) -> None:
         self.attached()
         self.volt.forget("debian")
@@ -282,14 +267,6 @@ class AgainTest(UpkeepTest):
         self.assertEqual({parent("new")}, self.host.reading["debian"])
         self.scene.check(self)
 
-    def test_a_follow_that_failed_is_not_tried_with_each_heartbeat(self) -> None:
-        self.attached()
-        self.host.failing = {"attach.update": TROUBLE}
-        self.volt.assign("debian", ["new"])
-        for _ in range(5):
-            self.beat()
-        self.assertEqual(1, self.host.calls.count("attach.update"))
-
     def test_letting_children_in_that_failed(self) -> None:
         self.attached()
         self.host.failing = {"attach.update": TROUBLE, "export.allow": TROUBLE}
@@ -342,19 +319,6 @@ class AgainTest(UpkeepTest):
         self.beat()  # whatever pause the last failure had
         self.scene.check_empty(self)
 
-    def test_what_somebody_does_with_a_vm_is_not_waited_for(self) -> None:
-        self.attached()
-        names = [f"vm-{number}" for number in range(THREADS[Pool.LONG])]
-        with ExitStack() as held:
-            for name in names:
-                self.scene.vms.create(name, "debian", None)
-                self.scene.vm_shelf.put(name, self.scene.vms.record(name).begin(DESTROY))
-                held.enter_context(self.scene.vms.locks.hold(name))
-            self.beat()
-            self.assertEqual(set(names), set(self.host.disks))
-        self.beat()
-        self.assertEqual({}, self.host.disks)
-
     def test_a_dead_daemon_though_volt_is_silent(self) -> None:
         self.attached()
         self.scene.vms.create("vm", "debian", None)
@@ -390,17 +354,6 @@ class DriversCallTest(UpkeepTest):
         self.assertEqual([("debian", "dead")], self.volt.reported)
         self.assertEqual({parent("spare")}, self.host.reading["debian"])
 
-    def test_a_lost_parent_is_reported_though_letting_go_of_it_failed_at_first(self) -> None:
-        image = self.attached().image
-        self.host.failing = {"export.publish": TROUBLE}
-        self.upkeep.parent_lost(image, parent("other"))
-        self.settle()
-        self.assertEqual({"lost parents of debian": "report: the device is on fire"}, self.upkeep.troubles())
-        self.host.failing = {}
-        self.pass_time(LONGEST_PAUSE)
-        self.assertEqual([("debian", "other")], self.volt.reported)
-        self.assertEqual({}, self.upkeep.troubles())
-
     def test_a_better_parent_that_is_well_again_is_read_from_with_the_next_heartbeat(self) -> None:
         record = self.attached()
         for unsettled, connected in ((False, 0), (True, 1), (False, 0)):
@@ -426,37 +379,6 @@ class DriversCallTest(UpkeepTest):
         self.upkeep.died("debian")
         self.settle()
         self.scene.check(self)
-
-    def slow_to_start(self) -> list[str]:
-        """Images whose daemons are being started until the test ends, as many as there are threads to plan with."""
-        go, waiting = threading.Event(), threading.Semaphore(0)
-        self.addCleanup(go.set)
-        names = [f"image-{number}" for number in range(THREADS[Pool.SHORT])]
-        for name in names:
-            self.attached(name)
-
-        def moment(what: str) -> None:
-            if what == "before export.publish":
-                waiting.release()
-                go.wait()
-
-        self.host.moment = moment
-        for name in names:
-            self.host.daemon_dies(name)
-            self.upkeep.died(name)
-        for _ in names:
-            self.assertTrue(waiting.acquire(timeout=PATIENCE))
-        self.host.moment = lambda _what: None
-        return names
-
-    def test_children_are_let_in_however_many_daemons_are_slow_to_start(self) -> None:
-        self.attached()
-        self.slow_to_start()
-        allowed = threading.Event()
-        self.host.moment = lambda what: allowed.set() if what == "after export.allow" else None
-        self.upkeep.handle(answer(self.volt.assign("debian", ["other"], ["child"])))
-        self.assertTrue(allowed.wait(PATIENCE))
-        self.assertEqual(["child"], [child.host for child in self.host.allowed["debian"]])
 
     def test_a_daemon_that_dies_again_and_again_is_started_after_pauses(self) -> None:
         self.attached()
@@ -531,22 +453,6 @@ class AskVoltTest(UpkeepTest):
         self.volt.assign("debian", ["new"])
         self.beat()
         self.assertEqual(Pool.LONG, kinds["before attach.update"])
-
-
-class NewerTest(UpkeepTest):
-    """Operations of a release that comes later."""
-
-    def test_a_stack_in_the_middle_of_one_is_left_alone_and_reported(self) -> None:
-        later = self.attached().begin("convert", to="chunks")
-        self.scene.image_shelf.put("debian", later)
-        self.host.calls.clear()
-        for _ in range(3):
-            self.beat()
-        self.scene.restart()
-        self.assertEqual(later, self.record())
-        self.assertEqual([], self.host.calls)
-        self.assertEqual({}, self.upkeep.troubles(), "nobody tries anything with it")
-        self.assertIn("'convert'", self.scene.stacks.troubles()["debian"])
 
 
 class InPlaceTest(UpkeepTest):
@@ -625,9 +531,6 @@ class InPlaceTest(UpkeepTest):
 
 
 class ReportsTest(UpkeepTest):
-    def test_nothing_here_is_nothing_to_report(self) -> None:
-        self.assertEqual([], self.upkeep.news()[0])
-
     def test_an_attached_image_is_reported_with_its_parent_and_bytes(self) -> None:
         record = self.attached()
         self.upkeep.refresh(record)
@@ -647,13 +550,6 @@ class ReportsTest(UpkeepTest):
         self.beat()
         self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.stats("debian"))
         self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.refresh(record))
-
-    def test_a_cache_that_cannot_be_looked_at_now_holds_what_it_held(self) -> None:
-        record = self.attached()
-        seen = self.upkeep.refresh(record)
-        for error in (DriverError("its daemon is being started again"), OSError("its disk is dying")):
-            self.scene.host.failing = {"cache.stats": error}
-            self.assertEqual(seen, self.upkeep.refresh(record))
 
     def test_an_origin_reads_from_nobody(self) -> None:
         record = self.scene.stacks.add_origin(self.scene.put_content("mine"))
@@ -714,18 +610,6 @@ class WithdrawnTest(UpkeepTest):
         self.assertFalse(self.scene.stacks.let_go("debian"))
         self.assertIn("debian", self.host.served)
 
-    def test_a_stack_goes_with_its_last_child(self) -> None:
-        self.attached()
-        self.volt.assign("debian", ["other"], ["child"])
-        self.beat()
-        self.withdraw()
-        for _ in range(3):
-            self.beat()
-        self.assertIn("debian", self.host.served)
-        self.volt.assign("debian", ["other"], [])
-        self.beat()
-        self.scene.check_empty(self)
-
     def test_a_cache_that_was_kept_since_its_stack_went_is_deleted(self) -> None:
         self.attached()
         self.scene.stacks.remove_if_idle("debian")
@@ -767,20 +651,6 @@ class WithdrawnTest(UpkeepTest):
         self.beat()
         self.assert_gone()
 
-    def test_an_origin_goes_with_its_last_vm(self) -> None:
-        self.published()
-        self.scene.vms.create("vm", "mine", None)
-        self.withdraw("mine")
-        for _ in range(3):
-            self.beat()
-        self.assertEqual(({"mine"}, {"mine"}), (set(self.host.served), set(self.volt.images)))
-        self.scene.vms.destroy("vm")
-        self.settle()
-        for _ in range(2):
-            self.beat()
-        self.assert_gone()
-        self.assertEqual({}, self.volt.images)
-
     def test_an_origin_that_publishes_it_again_goes_on_though_an_answer_of_before_comes_late(self) -> None:
         image = self.published()
         self.withdraw("mine")
@@ -811,15 +681,6 @@ class IdleTest(UpkeepTest):
         self.beat()
         self.scene.check_empty(self)
 
-    def test_a_stack_in_use_stays(self) -> None:
-        self.attached()
-        self.scene.vms.create("vm", "debian", None)
-        for _ in range(3):
-            self.beat()
-            self.clock.advance(GRACE)
-        self.scene.check(self)
-        self.assertIn("debian", self.host.served)
-
     def test_a_vm_in_between_begins_the_grace_anew(self) -> None:
         self.attached()
         self.beat()
@@ -832,17 +693,6 @@ class IdleTest(UpkeepTest):
         self.clock.advance(GRACE - 1)
         self.beat()
         self.assertIn("debian", self.host.served)
-
-    def test_an_image_that_nobody_uses_is_looked_at_less_often(self) -> None:
-        record = self.attached()
-        self.beat()
-        self.host.caches[record.image.key] *= 2
-        self.clock.advance(IDLE_LOOK - 1)
-        self.beat()
-        self.assertEqual(BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
-        self.clock.advance(1)
-        self.beat()
-        self.assertEqual(2 * BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
 
     def test_an_origins_image_that_nobody_reads_is_looked_at_less_often_and_stays(self) -> None:
         self.scene.stacks.add_origin(self.scene.put_content("mine"))
@@ -857,16 +707,6 @@ class IdleTest(UpkeepTest):
             self.beat()
             self.assertIn("mine", self.host.served)
         self.scene.check(self)
-
-    def test_an_origins_image_that_a_vm_reads_is_served_again_by_the_next_look(self) -> None:
-        self.scene.stacks.add_origin(self.scene.put_content("mine"))
-        self.scene.vms.create("vm", "mine", None)
-        self.beat()
-        for _ in range(2):
-            del self.host.served["mine"]  # as in the kernel: no process tells of it
-            self.clock.advance(USED_LOOK)
-            self.beat()
-            self.assertIn("mine", self.host.served)
 
     def test_an_image_that_a_vm_uses_is_looked_at_every_few_seconds(self) -> None:
         record = self.attached()
@@ -888,13 +728,6 @@ class VolumesTest(UpkeepTest):
         self.beat()
         self.assertEqual(group.volumes(), self.upkeep.volumes)
 
-    def test_a_look_that_fails_is_told(self) -> None:
-        drivers = self.scene.drivers
-        self.use(HostDrivers(drivers.attach, CacheGroupDouble(self.host), drivers.export, drivers.snapshot))
-        self.host.failing = {"cache.volumes": TROUBLE}
-        self.beat()
-        self.assertEqual({"volumes of the cache": "look: the device is on fire"}, self.upkeep.troubles())
-
 
 class DevicesTest(UpkeepTest):
     """Devices of others that are read through the cache; a file that says a number stands for one."""
@@ -909,8 +742,3 @@ class DevicesTest(UpkeepTest):
         for times in range(1, 3):
             self.beat()
             self.assertEqual(times, self.host.calls.count("cache.tend_device"))
-
-    def test_a_look_that_fails_is_told(self) -> None:
-        self.host.failing = {"cache.tend_device": TROUBLE}
-        self.beat()
-        self.assertEqual({f"device {self.name}": "look: the device is on fire"}, self.upkeep.troubles())

@@ -18,7 +18,6 @@ from virtman.errors import (
     NeverBooted,
     StateNewer,
     UnknownImage,
-    UnknownVm,
     VmExists,
     VmRuns,
 )
@@ -292,12 +291,6 @@ class BootTest(VmsTest):
         self.assertEqual(BOOT, self.record().boot)
         self.scene.check(self)
 
-    def test_a_boot_that_is_asked_for_again_changes_nothing(self) -> None:
-        for _ in range(2):
-            self.vms.boot("vm", "debian", None, BOOT, ["key"], "#cloud-config\n")
-        self.boot()
-        self.scene.check(self)
-
     def test_a_boot_of_a_running_vm_that_was_cut_off_is_recorded_with_what_runs(self) -> None:
         self.boot()
         other = BOOT.model_copy(update={"memory": 128})
@@ -307,33 +300,9 @@ class BootTest(VmsTest):
         self.assertEqual(BOOT, self.record().boot)
         self.scene.check(self)
 
-    def test_a_boot_again_that_was_cut_off_keeps_what_was_known_of_the_machine(self) -> None:
-        self.boot()
-        self.machines.running.clear()  # somebody else took it from the hypervisor
-        other = BOOT.model_copy(update={"memory": 128})
-        self.scene.cut(lambda scene: scene.vms.boot("vm", "debian", None, other, [], None), 1)
-        self.scene.restart()
-        self.assertEqual(BOOT, self.record().boot)
-        self.assertTrue(self.record().steady)
-
-    def test_a_vm_is_started_again_as_it_was_booted(self) -> None:
-        self.boot()
-        self.machines.running.clear()
-        self.vms.start("vm")
-        self.assertIn("vm", self.machines.running)
-        self.scene.check(self)
-
     def test_a_vm_that_was_never_booted_cannot_be_started_again(self) -> None:
         self.vms.create("vm", "debian", None)
         self.assertRaises(NeverBooted, self.vms.start, "vm")
-
-    def test_a_vm_whose_destroy_did_not_end_is_gone_when_it_is_to_be_started(self) -> None:
-        self.boot()
-        self.machines.failing = {"remove": HypervisorError("no libvirt")}
-        self.assertRaises(HypervisorError, self.vms.destroy, "vm")
-        self.machines.failing = {}
-        self.assertRaises(UnknownVm, self.vms.start, "vm")
-        self.assertEqual({}, self.host.disks)
 
     def test_a_vm_that_is_destroyed_is_off_before_another_operation_has_ended(self) -> None:
         self.boot()

@@ -278,16 +278,6 @@ class Returning(TestCase):
         settle(tree, but=frozenset({"h3"}))
         self.assertEqual(["origin"], parents(tree, "h1"))
 
-    def test_it_is_told_which_origins_live(self) -> None:
-        tree = grown(9)
-        tree.publish("second")
-        settle(tree)
-        tree.leave("h1")
-        tree.join("h1")
-        tree.lose("origin")
-        self.assertEqual(["second", "origin"], parents(tree, "h1"))
-        self.assertEqual(tree.revision, tree.hosts["h1"].revision)
-
     def test_it_returns_to_normal_when_the_one_that_held_it_back_leaves(self) -> None:
         tree = grown(7)
         tree.leave("h1")
@@ -296,14 +286,6 @@ class Returning(TestCase):
         tree.leave("h3")
         settle(tree)
         self.assertEqual(NodeState.READY, tree.hosts["h1"].state)
-
-    def test_a_return_that_nobody_can_notice_is_free_at_once_but_not_offered_before_it_confirms(self) -> None:
-        tree = grown(7)
-        tree.leave("h7")
-        settle(tree)
-        tree.join("h7")
-        self.assertEqual(["h3", "h4", "h1", "origin"], parents(tree, "h7"))
-        self.assertEqual(NodeState.MOVING, tree.hosts["h7"].state)
 
     def test_who_has_dropped_all_and_is_followed_by_nobody_is_new_again(self) -> None:
         tree = grown(7)
@@ -318,12 +300,6 @@ class Returning(TestCase):
         tree.join("h1")
         self.assertEqual(NodeState.RETURNING, tree.hosts["h1"].state)
         self.assertEqual(["origin"], parents(tree, "h1"))
-
-    def test_who_had_dropped_all_and_returns_has_no_older_list(self) -> None:
-        tree = grown(7)
-        tree.leave("h1", dropped=tree.hosts["h1"].awaited)
-        revision = tree.revision
-        self.assertEqual((NodeState.RETURNING, revision), (tree.join("h1").state, tree.hosts["h1"].confirmed))
 
     def test_who_has_dropped_all_holds_nobody_back(self) -> None:
         tree = grown(7)
@@ -351,16 +327,6 @@ class Returning(TestCase):
         self.assertEqual("h3", cluster.tree.slots[cluster.tree.hosts["h2"].slot - 1].host)
         cluster.check()
         self.assertEqual(["origin"], parents(cluster.tree, "h2"))
-
-    def test_who_left_knowing_that_it_was_gone_holds_it_back_in_no_way(self) -> None:
-        tree = grown(9)
-        tree.leave("h1")
-        settle(tree)
-        tree.leave("h2")  # from here on some have something to confirm, h5 among them
-        self.assertFalse(tree.hosts["h5"].settled)
-        tree.leave("h5")
-        self.assertTrue(any(not node.settled for node in tree.hosts.values()))
-        self.assertIsNone(tree.join("h1").returned)
 
     def test_the_first_of_two_evicted_hosts_comes_back_while_somebody_may_still_read_from_the_second(self) -> None:
         """Here h3 would read from h2, which reads from h1 as it did before h1 was evicted; h1 would read from h3."""
@@ -445,32 +411,6 @@ class SetBack(TestCase):
             self.assertEqual({tree.begun}, {node.revision for node in tree.hosts.values()})
             self.assertEqual(("origin",), tree.parents(tree.hosts["h12"]))
 
-    def test_it_is_given_once_however_many_have_lost_lists(self) -> None:
-        tree = self.set_back()
-        tree.confirm("h7", self.lost["h7"])
-        begun = tree.begun
-        self.assertTrue(tree.confirm("h9", self.lost["h9"]))
-        self.assertTrue(tree.stray("h15", self.lost["h15"]))
-        self.assertEqual((begun, NodeState.MOVING), (tree.begun, tree.hosts["h9"].state))
-
-    def test_a_lost_revision_is_not_believed_where_one_of_its_size_is_awaited(self) -> None:
-        tree = self.set_back()
-        tree.floor = 0  # as if the clock had been set back too: numbers are given again
-        tree.confirm("h7", self.lost["h7"])
-        tree.join("h9")
-        tree.confirm("h9", tree.hosts["h9"].revision)
-        self.assertFalse(tree.hosts["h9"].settled, "it was not told of this yet")
-        tree.confirm("h9", tree.tell("h9").revision)
-        self.assertTrue(tree.hosts["h9"].settled)
-
-    def test_what_comes_after_the_alarm_is_above_all_that_was_lost(self) -> None:
-        tree = deepcopy(self.cluster.backup)
-        tree.confirm("h7", self.lost["h7"])
-        self.assertEqual(self.lost["h7"] + 1, tree.tell("h7").revision)
-        tree = self.set_back()
-        tree.confirm("h7", self.lost["h7"])
-        self.assertTrue(tree.tell("h7").revision > max(self.lost.values()))
-
     def test_a_stray_is_not_new(self) -> None:
         tree = self.set_back()
         tree.stray("h15", self.lost["h15"])
@@ -485,24 +425,6 @@ class SetBack(TestCase):
         self.assertTrue(tree.stray("h5", revision))
         self.assertTrue(tree.stray("new", 0))
         self.assertEqual((0, ["h5"]), (tree.begun, list(tree.departures)))
-
-    def test_a_host_that_came_back_and_says_late_what_it_had_gives_no_alarm(self) -> None:
-        tree = grown(5)
-        revision = tree.hosts["h5"].revision
-        tree.leave("h5")
-        tree.join("h5")
-        self.assertTrue(tree.confirm("h5", revision))
-        self.assertEqual((0, False), (tree.begun, tree.hosts["h5"].settled))
-
-    def test_who_is_told_late_may_confirm_the_newest_alone(self) -> None:
-        tree = grown(5)
-        older = tree.tell("h5").revision
-        tree.join("h5")
-        newer = tree.tell("h5").revision
-        self.assertTrue(tree.confirm("h5", older))
-        self.assertFalse(tree.hosts["h5"].settled)
-        self.assertTrue(tree.confirm("h5", newer))
-        self.assertTrue(tree.hosts["h5"].settled)
 
     def test_a_revision_that_nobody_can_have_is_not_credible(self) -> None:
         tree = grown(3)
