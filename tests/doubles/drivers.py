@@ -48,7 +48,6 @@ from drivers.errors import (
     InUse,
     NoParents,
     NotAttached,
-    NotReleased,
     PointMissing,
     SnapshotMissing,
 )
@@ -106,8 +105,6 @@ class Host:
         """What a call ("export.publish") raises until it is taken out again."""
         self.calls: list[str] = []
         self.routes: dict[str, list[Parent]] = {}
-        self.unsettled: set[str] = set()
-        """Images of which a better parent is well again."""
         self.reading: dict[str, set[Parent]] = {}
         """Parents that the process of an image may have connections to."""
         self.caches: dict[str, int] = {}
@@ -129,8 +126,6 @@ class Host:
         """Attachments whose path somebody has open."""
         self.cut_off: set[str] = set()
         """Those among them who get nothing but errors."""
-        self.silent = False
-        """The storage of devices does not end what it has begun."""
         self.sizes: dict[str, int] = {}
         """Bytes of devices, by their numbers; others have DEVICE_SIZE."""
 
@@ -169,7 +164,6 @@ class AttachDouble:
         with self.host.act("attach.connect"):
             self.host.routes[checked(image.name)] = _some(image, parents)
             self.watched.add(image.name)
-            self.host.unsettled.discard(image.name)
         return Device(image.size, node={"driver": "nbd", "export": image.name})
 
     def origin(self, image: Image, file: Path | Opened) -> Device:
@@ -190,7 +184,7 @@ class AttachDouble:
 
     def unsettled(self, image: str) -> bool:
         with self.host.act("attach.unsettled"):
-            return image in self.host.unsettled
+            return False
 
     def abandon(self, image: str) -> None:
         with self.host.act("attach.abandon"):
@@ -314,8 +308,6 @@ class CacheGroupDouble(CacheDouble):
                 raise DeviceInUse(Path("/dev/mapper") / f"virtman-volume-{name}")
             if name in self.host.open_devices:
                 self.host.cut_off.add(name)
-                if self.host.silent:
-                    raise NotReleased("requests that the storage has begun", 10)
             self.host.devices.pop(name, None)
             self.host.half_devices.discard(name)
 

@@ -10,9 +10,8 @@ from typing import Any
 from testtools import TestCase
 
 from benchmarks import parent_kill
-from benchmarks.boot_wave import bars, boot_set, checksum, ratios
+from benchmarks.boot_wave import bars, checksum, ratios
 from benchmarks.trace import Read, Trace
-from benchmarks.verifiedio import Request
 
 
 def trace(*reads: tuple[int, int], size: int = 1 << 20) -> Trace:
@@ -25,11 +24,6 @@ def wave(fetched: list[int], sent: int, attach_s: float) -> dict[str, Any]:
 
 
 class FiguresTest(TestCase):
-    def test_the_boot_set_is_told_exact_and_in_the_unit_of_the_caches(self) -> None:
-        self.assertEqual(
-            {"reads": 3, "bytes": 1024, "rounded_bytes": 8192}, boot_set(trace((0, 512), (0, 512), (8192, 512)), 4096)
-        )
-
     def test_the_host_that_fetched_most_counts(self) -> None:
         found = bars(wave([100, 110], 210, 1.0), wave([], 0, 2.0), {"bytes": 50, "rounded_bytes": 100})
         self.assertAlmostEqual(1.1, found["fetched_to_boot_set"])
@@ -54,13 +48,6 @@ class FiguresTest(TestCase):
 
 
 class KillFiguresTest(TestCase):
-    def test_a_request_under_way_at_the_kill_belongs_to_its_stall(self) -> None:
-        requests = [Request(1.0, 1.5), Request(1.9, 3.0), Request(4.0, 4.2), Request(6.0, 6.3)]
-        found = parent_kill.longest_requests(requests, killed=2.0, restarted=5.0)
-        self.assertAlmostEqual(0.5, found["longest_before_s"])
-        self.assertAlmostEqual(1.1, found["stall_s"])
-        self.assertAlmostEqual(0.3, found["return_stall_s"])
-
     def test_rounds_are_summed_up_by_who_was_killed(self) -> None:
         rounds = [
             {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from pathlib import Path
 
@@ -30,11 +29,6 @@ class ImageTest(TestCase):
         self.assertEqual([0, 64, 128, 192], boot_set)
         self.assertEqual(IMAGE.data_mibs(), IMAGE.boot_set(1000))
 
-    def test_no_data_is_zeros_or_what_its_neighbours_are(self) -> None:
-        found = [IMAGE.byte(mib) for mib in range(2048)]
-        self.assertTrue(all(0 < byte < 256 for byte in found))
-        self.assertTrue(all(one != other for one, other in itertools.pairwise(found)))
-
     def test_reads_are_of_data_and_of_holes(self) -> None:
         reads = IMAGE.reads(2)
         self.assertEqual(f"read -P {IMAGE.byte(0)} 0M 1M", reads[0])
@@ -56,10 +50,6 @@ class FiguresTest(TestCase):
     def test_the_bars(self) -> None:
         self.assertEqual({"seconds": True, "bytes": True}, within(self.found(4.0, 100)))
         self.assertEqual({"seconds": False, "bytes": False}, within(self.found(4.1, 101)))
-
-    def test_vms_go_to_hosts_in_turn(self) -> None:
-        size = Size(5, 2, IMAGE)
-        self.assertEqual(["host-1", "host-2", "host-1"], [size.host(number) for number in range(3)])
 
     def test_the_tuned_settings_are_those_that_install_advises(self) -> None:
         advised = {name: int(wanted) for name, _default, wanted, _why in SINGLE}

@@ -21,9 +21,6 @@ from drivers.snapshot.layers import Layers, Step, next_step
 class NextStepTest(testtools.TestCase):
     CHAIN = {0: None, 1: 0, 2: 1, 3: 2}  # noqa: RUF012
 
-    def test_needed_layers_stay(self) -> None:
-        self.assertIsNone(next_step(self.CHAIN, [0, 1, 2, 3]))
-
     def test_a_layer_goes_into_the_one_above(self) -> None:
         for number in range(3):
             kept = {0, 1, 2, 3} - {number}
@@ -31,9 +28,6 @@ class NextStepTest(testtools.TestCase):
 
     def test_a_layer_with_nothing_above_is_deleted(self) -> None:
         self.assertEqual(Step(4, None), next_step({**self.CHAIN, 4: 1}, [3, 0, 1, 2]))
-
-    def test_of_several_the_highest_is_first(self) -> None:
-        self.assertEqual(Step(2, 3), next_step(self.CHAIN, [3]))
 
     def test_into_or_out_of_what_is_shared_nothing_is_copied(self) -> None:
         for kept, shared in (([1, 2, 3], [0]), ([2, 3], [0, 1]), ([2, 3], [0, 1, 2]), ([3], [0, 1, 2, 3])):
@@ -50,9 +44,6 @@ class NextStepTest(testtools.TestCase):
 
     def test_what_is_shared_and_nothing_is_over_goes(self) -> None:
         self.assertEqual(Step(1, None), next_step({0: None, 1: 0}, [0], [0, 1]))
-
-    def test_a_layer_below_several_stays(self) -> None:
-        self.assertIsNone(next_step({0: None, 1: 0, 2: 0}, [1, 2]))
 
     @given(st.data(), st.integers(1, 9))
     def test_any_tree_ends_with_what_is_needed_and_what_that_shares(self, data: st.DataObject, count: int) -> None:

@@ -84,15 +84,3 @@ class LeavingTest(TestCase):
         self.look_after(door)
         self.assertEqual(2, len(door.asked))
         self.assertEqual(1, len([line for line in heard.lines if "stuck" in line]))
-
-    def test_it_begins_again_for_those_who_are_sent_away_later(self) -> None:
-        door = Door(True)
-        leaving = self.look_after(door)
-        for thread in threading.enumerate():
-            if thread.name == "leaving children":
-                thread.join(PATIENCE)
-        door.closed.clear()
-        door.answers = [True]
-        leaving.look_after("another")
-        self.assertTrue(door.closed.wait(PATIENCE))
-        self.assertEqual(["image", "another"], door.asked)

@@ -10,11 +10,8 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.iscsi.lookout import KNOWN, Knocks, Nudges, Pace, Sessions
+from drivers.iscsi.lookout import KNOWN, Knocks, Nudges, Sessions
 from drivers.iscsi.names import target_name
-
-LIMIT = 60.0
-"""Seconds after which a thread has failed."""
 
 
 class SessionsTest(TestCase):
@@ -63,20 +60,6 @@ class SessionsTest(TestCase):
         self.sessions.changed()
         self.begin(3, "iqn.2001-04.com.example:storage")
         self.assertEqual(set(), self.sessions.changed())
-
-
-class PaceTest(TestCase):
-    def test_sessions_are_looked_at_each_second_and_after_a_change_at_each_look_for_a_while(self) -> None:
-        pace = Pace()
-        self.assertEqual([0.0, 1.0, 2.0, 3.0], self.looks(pace, 0, 4))
-        pace.note_change(3.75)
-        self.assertEqual(39, len(self.looks(pace, 4, 13.75)))
-        self.assertEqual([14.5, 15.5], self.looks(pace, 13.75, 16))
-
-    def looks(self, pace: Pace, begin: float, end: float) -> list[float]:
-        """When a look is due of those that come four times a second."""
-        times = [begin + 0.25 * number for number in range(int(4 * (end - begin)))]
-        return [now for now in times if pace.is_due(now)]
 
 
 class NudgesTest(TestCase):

@@ -70,10 +70,3 @@ class NodesTest(TestCase):
         self.assertEqual("new", nodes.of(Path("/new")))
         self.assertEqual(1, qemu.asked)
         self.assertEqual(("qcow2", "new-file"), itemgetter("driver", "file")(nodes.as_it_is("new")))
-
-    def test_a_node_that_is_gone_is_not_found(self) -> None:
-        qemu = QemuDouble(self.other, ("format", "qcow2", "json:{}", ""), ("storage", "file", "/disk", "format"))
-        nodes = Nodes(qemu)
-        qemu.nodes = qemu.nodes[:1]
-        nodes.look()
-        self.assertIsNone(nodes.of(Path("/disk")))

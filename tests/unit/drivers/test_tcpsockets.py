@@ -15,7 +15,7 @@ from lab.process import attempts
 
 _SO_ATTACH_FILTER = 26
 _DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)  # Linux: filter.h, BPF_RET | BPF_K with 0 bytes to keep
-SILENCE, PATIENCE, HOUR = 0.3, 10.0, 3600.0
+SILENCE, PATIENCE = 0.3, 10.0
 
 
 def deafen(connection: socket.socket) -> None:

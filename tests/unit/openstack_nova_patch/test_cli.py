@@ -17,7 +17,6 @@ from tests.unit.openstack_nova_patch.scene import Scene
 from tests.unit.virtman.scene import folder_for
 
 ROOT = Path(__file__).parents[3]
-APPLY = ROOT / "openstack_nova_patch/apply"
 
 
 class CommandLineTest(TestCase):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from pathlib import Path
 
 from testtools import TestCase
 
@@ -16,8 +15,6 @@ from tests.limits import FileSize
 from tests.unit.opennebula_tm.scene import Cut, CutAt, assert_raises, tree, write
 from tests.unit.openstack_nova_patch.scene import CHANGED, FILES, Scene, change, nova
 from tests.unit.virtman.scene import folder_for
-
-ROOT = Path(__file__).parents[3]
 
 
 class SceneTestCase(TestCase):
@@ -99,13 +96,6 @@ class LifeTest(SceneTestCase):
 
 
 class OtherReleaseTest(SceneTestCase):
-    def test_a_module_that_there_is_no_more_goes(self) -> None:
-        self.scene.patch().apply()
-        (self.scene.modules / "volume.py").unlink()
-        self.assertIs(Verdict.HALF_APPLIED, self.verdict())
-        self.assertTrue(self.scene.patch().apply())
-        self.assertFalse((self.scene.nova / "virtman/volume.py").exists())
-
     def test_modules_of_an_earlier_release_give_way(self) -> None:
         self.scene.patch().apply()
         write(self.scene.modules / "volume.py", "import nova.conf\n")

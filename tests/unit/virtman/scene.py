@@ -19,7 +19,7 @@ from virtman.attaching import Attachments
 from virtman.copies import Copies
 from virtman.devices import Devices
 from virtman.disks import Disks
-from virtman.errors import NoRoom, VirtmanError
+from virtman.errors import NoRoom
 from virtman.imagestore import ImageStore
 from virtman.inplace import to_publish
 from virtman.kept import Kept
@@ -41,17 +41,16 @@ class Cut(BaseException):
 
 
 class Room:
-    """``left``: how many records fit on the disk; None if it is not full. ``trouble``: what one too many meets."""
+    """``left``: how many records fit on the disk; None if it is not full."""
 
     left: int | None = None
-    trouble: VirtmanError = NoRoom("no space left to write down what is done; make room there")
 
 
 R = TypeVar("R", bound=Record)
 
 
 class SmallShelf(Shelf[R]):
-    """Records on a disk that may be full, or in trouble."""
+    """Records on a disk that may be full."""
 
     def __init__(self, folder: Path, kind: type[R], room: Room) -> None:
         super().__init__(folder, kind)
@@ -60,7 +59,7 @@ class SmallShelf(Shelf[R]):
     def put(self, name: str, record: R) -> None:
         """Write the record, if there is room."""
         if self._room.left == 0:
-            raise self._room.trouble
+            raise NoRoom("no space left to write down what is done; make room there")
         if self._room.left is not None:
             self._room.left -= 1
         super().put(name, record)
@@ -85,9 +84,9 @@ class Scene:
         self.room = Room()
         self.start()
 
-    def fill_up(self, after: int = 0, trouble: VirtmanError = Room.trouble) -> None:
-        """The disk with the records is full, or in other trouble, after so many more have been written."""
-        self.room.left, self.room.trouble = after, trouble
+    def fill_up(self, after: int = 0) -> None:
+        """The disk with the records is full after so many more have been written."""
+        self.room.left = after
 
     def make_room(self) -> None:
         """The disk with the records is not full any more."""

@@ -496,15 +496,6 @@ class ClientTest(SiteTest):
         said = str(self.assertRaises(BadRequest, self.client.expect, "vm", traveller))
         self.assertThat(said, Contains("seed is not base64"))
 
-    def test_many_at_once(self) -> None:
-        threads = [threading.Thread(target=self.client.create, args=(f"vm-{number}", "debian")) for number in range(20)]
-        for thread in threads:
-            self.addCleanup(thread.join)
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(20, len(self.client.vms()))
-
     def test_the_socket_is_for_its_owner_alone(self) -> None:
         self.assertEqual(0o600, stat.S_IMODE(self.socket.stat().st_mode))
 

@@ -14,7 +14,6 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from testtools import TestCase
-from testtools.matchers import Contains, MatchesRegex, Not
+from testtools.matchers import Contains, MatchesRegex
 
 from drivers.base import VolumeState
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL
@@ -39,15 +38,12 @@ from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman import vms
 from virtman.accel import QEMU
-from virtman.agent import REPAIR
 from virtman.api import create_app
 from virtman.cli import main
 from virtman.cli.migrate import interrupted
 from virtman.cli.output import Failure, size_text
 from virtman.cli.vms import LARGEST
-from virtman.stackchoice import keep_address
 from virtman.stream import Header, Section, Writer
-from virtman.workqueue import Job, Pool
 
 BAD_NAMES = ["a/b", "../x", "a.b", "..", "a" * 300, "a b", ""]
 BOOT = ("--memory", "64", "--network", "none")
@@ -510,12 +506,6 @@ class HostCommandsTest(AgentCliTest):
         self.assertThat(result.stderr, Contains("stray"))
         self.assertThat(result.stderr, Contains("VMs' disks: no room\n"))
 
-    def test_status_tells_that_the_host_is_still_compared_with_the_records(self) -> None:
-        over = threading.Event()
-        self.addCleanup(over.set)
-        self.agent._upkeep.once(REPAIR, Job("compare", lambda: bool(over.wait(PATIENCE)), Pool.LONG))
-        self.assertThat(self.run_virtman("status").stderr, Contains("compares records with the host"))
-
     def test_status_tells_of_a_host_that_is_suspended(self) -> None:
         self.assertEqual("", self.run_virtman("status").stderr)
         self.out("suspend")
@@ -734,13 +724,6 @@ class DoctorCommandTest(CliTest):
         self.assertEqual((1, False), (result.exit_code, answer["runs"]))
         self.assertEqual("apt-get install qemu-system-common", answer["install"])
         self.assertEqual({"uri": LIBVIRT, "trouble": None}, answer["libvirt"])
-
-    def test_without_a_way_to_volt_it_takes_the_address_of_before_as_an_agent_would(self) -> None:
-        asked = ("--stack", "kernel", "--volt", "http://x.invalid:1")
-        self.assertThat(self.doctor(*asked).stdout, Contains("say with --address"))
-        (self.socket.parent / "state").mkdir()
-        keep_address(self.socket.parent / "state", "127.0.0.2")
-        self.assertThat(self.doctor(*asked).stdout, Not(Contains("say with --address")))
 
     def test_on_a_terminal_of_80_columns_nothing_is_cut_off(self) -> None:
         shown = self.on_terminal(80, "doctor", "--state", str(self.socket.parent / "state"), "--libvirt", LIBVIRT)

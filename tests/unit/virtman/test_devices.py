@@ -16,8 +16,6 @@ from virtman.errors import BadDevice, DiskBusy
 from virtman.passing import Passed
 from virtman.records import DeviceRecord
 
-TROUBLE = DriverError("the device is on fire")
-
 
 class DevicesTest(TestCase):
     """Files that say a number stand for devices."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable
 
 from testtools import TestCase
@@ -95,11 +94,3 @@ class HeartbeatTest(TestCase):
         for _ in range(3):
             beats.get(timeout=SOON)
         self.assertTrue(heartbeat.connected)
-
-    def test_stop_does_not_wait_for_the_interval(self) -> None:
-        heartbeat = self.start()
-        self.handled.get(timeout=SOON)
-        stopping = threading.Thread(target=heartbeat.stop, daemon=True)
-        stopping.start()
-        stopping.join(SOON)
-        self.assertFalse(stopping.is_alive())

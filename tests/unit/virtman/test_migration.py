@@ -329,11 +329,6 @@ class ArriveTest(TestCase):
         self.assertRaises(VmRuns, self.scene.migrations.expect, "vm", TRAVELLER)
         self.scene.check(self)
 
-    def test_what_has_no_block_node_does_not_move(self) -> None:
-        a_disk(self.scene)
-        self.scene.host.disks["vm"].device = True
-        self.assertRaises(NotPossible, self.scene.migrations.expect, "vm", TRAVELLER)
-
 
 class MigrationCutOffTest(CutOff):
     def test_a_vm_is_here_or_there(self) -> None:

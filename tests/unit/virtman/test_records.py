@@ -167,23 +167,6 @@ class OperationTest(TestCase):
         assert record.operation is not None
         self.assertEqual({}, record.operation.arguments)
 
-    def test_a_record_says_for_people_what_is_under_way(self) -> None:
-        image = ImageRecord(name="debian", role=Role.HOST, state=State.PRESENT)
-        self.assertEqual(
-            ["ready", "creating", "destroying", "booting", "teleport"],
-            [vm().phase, *(vm().begin(kind).phase for kind in ("create", "destroy", "boot", "teleport"))],
-        )
-        moving = (vm().settled(moved="qemu+ssh://there/system"), vm().settled(arriving=True))
-        self.assertEqual(["moved", "arriving"], [record.phase for record in moving])
-        self.assertEqual(
-            ["attached", "attaching", "publishing", "detaching", "leaving"],
-            [
-                image.phase,
-                *(image.begin(kind).phase for kind in ("attach", "publish", "detach")),
-                image.begin("detach").reached("removed").phase,
-            ],
-        )
-
 
 class ImageRecordTest(TestCase):
     def record(self, **fields: object) -> ImageRecord:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 from testtools import TestCase
 
 from drivers.errors import DiskInUse, HostFailed
-from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from virtman.errors import BadRequest, HypervisorError, UnknownVm, VirtmanError, VmExists, VmRuns
@@ -126,22 +123,6 @@ class RenameTest(TestCase):
         self.assertEqual(["new"], self.names())
         self.scene.vms.start("new")
         self.scene.check(self)
-
-    def test_two_at_once_the_other_way_round(self) -> None:
-        self.scene.vms.create("other", "debian", None)
-
-        def rename(vm: str, new: str) -> None:
-            for _ in range(20):
-                self.assertRaises(VmExists, self.rename, vm, new)
-
-        pairs = (("vm", "other"), ("other", "vm"))
-        threads = [threading.Thread(target=rename, args=names, daemon=True) for names in pairs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
-            self.assertFalse(thread.is_alive(), "they wait for each other")
-        self.assertEqual(["other", "vm"], self.names())
 
 
 class RenameCutOffTest(CutOff):

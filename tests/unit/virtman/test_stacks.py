@@ -12,7 +12,7 @@ from testtools.matchers import MatchesStructure
 from drivers.base import Image
 from drivers.errors import DriverError
 from tests.doubles.drivers import unnoticed
-from tests.doubles.volt import child, digest_of, link_to, parent, secret_of
+from tests.doubles.volt import child, digest_of, parent, secret_of
 from tests.unit.virtman.scene import Scene
 from virtman.errors import (
     ContentChanged,
@@ -265,11 +265,6 @@ class OriginTest(StacksTest):
         self.publish()
         self.assertEqual([child("child", "mine")], self.host.allowed["mine"])
 
-    def test_an_origin_is_never_idle(self) -> None:
-        record = self.publish()
-        self.assertFalse(self.stacks.idle(record))
-        self.assertFalse(self.stacks.remove_if_idle("mine"))
-
     def test_drop_removes_an_origin_that_no_vm_needs(self) -> None:
         self.publish()
         del self.volt.images["mine"], self.volt.places["mine"]
@@ -280,31 +275,6 @@ class OriginTest(StacksTest):
         self.publish()
         self.scene.vms.create("vm", "mine", None)
         self.assertFalse(self.stacks.drop_origin("mine"))
-        self.scene.check(self)
-
-    def given_up(self) -> ImageRecord:
-        """An image that Volt does not list any more, and that a VM here needs."""
-        self.publish()
-        self.scene.vms.create("vm", "mine", None)
-        link_to(self.volt).withdraw("mine")
-        self.assertFalse(self.stacks.drop_origin("mine", given_up=True))
-        return self.record("mine")
-
-    def test_what_is_given_up_is_wanted_until_no_vm_needs_it(self) -> None:
-        released: list[str] = []
-        self.scene.released = released.append
-        record = self.given_up()
-        self.assertEqual((True, False), (record.given_up, self.stacks.unwanted(record)))
-        released.clear()
-        self.scene.vms.destroy("vm")
-        self.assertEqual((True, ["mine"]), (self.stacks.unwanted(record), released))
-        self.assertTrue(self.stacks.drop_origin("mine"))
-        self.scene.check_empty(self)
-
-    def test_published_again_it_is_not_given_up_any_more(self) -> None:
-        self.given_up()
-        self.publish()
-        self.assertFalse(self.record("mine").given_up)
         self.scene.check(self)
 
     def test_restart_serves_it_again(self) -> None:
@@ -367,13 +337,6 @@ class FollowTest(StacksTest):
         self.assertEqual(["export.allow"], self.host.calls)
         self.assertEqual([child("child", "mine")], self.host.allowed["mine"])
         self.assertEqual([child("child", "mine")], self.record("mine").child_list())
-
-    def test_rejoin_takes_a_place_again(self) -> None:
-        self.attached()
-        self.volt.forget("debian")
-        self.stacks.rejoin("debian")
-        self.assertIn("debian", self.volt.places)
-        self.scene.check(self)
 
     def test_other_content_under_the_same_name_is_not_followed(self) -> None:
         before = self.attached()
@@ -464,12 +427,6 @@ class RemovalTest(StacksTest):
         self.stacks.ensure("debian")
         self.stacks.leave_later("debian")
         self.scene.check(self)
-
-    def test_a_place_without_a_stack_is_given_up(self) -> None:
-        self.volt.offer("debian")
-        self.volt.assign("debian", ["other"])
-        self.stacks.leave_unknown("debian")
-        self.assertEqual({}, self.volt.places)
 
     def test_suspend_stops_serving_and_restore_brings_it_back_without_volt(self) -> None:
         self.attached()

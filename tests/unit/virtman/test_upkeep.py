@@ -239,18 +239,6 @@ class QuietTest(UpkeepTest):
         self.assertEqual(0, self.beats_in_vain("debian"))
         self.assertEqual(1, self.scene.moments.count("before volt.leave"))
 
-    def test_the_old_content_under_its_name_again_is_joined_again(self) -> None:
-        self.attached()
-        self.volt.offer("debian", digest=digest_of("later"))
-        self.volt.assign("debian", ["other"])
-        self.beats_in_vain("debian")
-        self.volt.offer("debian")
-        self.pass_time(LONGEST_PAUSE)
-        self.beat()
-        self.pass_time(LONGEST_PAUSE)
-        self.assertIn("debian", self.volt.places)
-        self.assertEqual({}, self.upkeep.troubles())
-
 
 class AgainTest(UpkeepTest):
     """What failed is done again."""
@@ -354,25 +342,6 @@ class DriversCallTest(UpkeepTest):
         self.assertEqual([("debian", "dead")], self.volt.reported)
         self.assertEqual({parent("spare")}, self.host.reading["debian"])
 
-    def test_a_better_parent_that_is_well_again_is_read_from_with_the_next_heartbeat(self) -> None:
-        record = self.attached()
-        for unsettled, connected in ((False, 0), (True, 1), (False, 0)):
-            self.host.unsettled = {record.name} if unsettled else set()
-            before = self.host.calls.count("attach.connect")
-            self.clock.advance(IDLE_LOOK)
-            self.beat()
-            self.assertEqual(connected, self.host.calls.count("attach.connect") - before)
-        self.assertEqual([], self.volt.reported)
-
-    def test_all_parents_that_are_lost_are_reported(self) -> None:
-        image = self.attached().image
-        with self.scene.stacks._locks.hold("debian"):  # so that both wait
-            for host in ("other", "spare"):
-                self.upkeep.parent_lost(image, parent(host))
-            self.settle()
-        self.settle()
-        self.assertEqual([("debian", "other"), ("debian", "spare")], self.volt.reported)
-
     def test_a_daemon_that_died_is_started_again_at_once(self) -> None:
         self.attached()
         self.host.daemon_dies("debian")
@@ -421,15 +390,6 @@ class AskVoltTest(UpkeepTest):
     def test_reports_of_lost_parents(self) -> None:
         image = self.attached().image
         self.assertEqual({Pool.VOLT}, self.asked_by(lambda: self.upkeep.parent_lost(image, parent("other"))))
-
-    def test_joins_of_images_that_volt_forgot(self) -> None:
-        self.attached()
-        self.assertEqual({Pool.VOLT}, self.asked_by(lambda: self.upkeep.handle(answer(absent=("debian",)))))
-
-    def test_places_that_are_given_up(self) -> None:
-        self.volt.offer("debian")
-        place = self.volt.assign("debian", ["other"])
-        self.assertEqual({Pool.VOLT}, self.asked_by(lambda: self.upkeep.handle(answer(place))))
 
     def test_stacks_that_nobody_needs_any_more(self) -> None:
         self.attached()

@@ -175,27 +175,12 @@ class Suspecting(TestCase):
         tree.confirm("h3", tree.tell("h3").revision)
         self.assertEqual("h3", parents(tree, "h7")[0])
 
-    def test_a_report_about_somebody_who_is_no_parent_changes_nothing(self) -> None:
-        tree = grown(8)
-        revision = tree.revision
-        for dead in ("h2", "h8", "stranger"):
-            tree.suspect("h7", dead)
-        self.assertEqual(revision, tree.revision)
-
     def test_the_only_origin_stays_the_last_resort(self) -> None:
         tree = grown(3)
         tree.suspect("h1", "origin")
         self.assertEqual(NodeState.SUSPECT, tree.hosts["origin"].state)
         self.assertEqual(["origin"], parents(tree, "h1"))
         self.assertEqual(["h1", "h2", "origin"], parents(tree, "h3"))
-
-    def test_a_suspect_that_moves_stays_suspect_until_it_confirms_the_move(self) -> None:
-        tree = grown(7)
-        tree.hosts["h7"].state = NodeState.SUSPECT
-        tree.leave("h1")
-        self.assertEqual(NodeState.SUSPECT, tree.hosts["h7"].state)
-        settle(tree)
-        self.assertEqual(NodeState.READY, tree.hosts["h7"].state)
 
 
 class Origins(TestCase):
