@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import shutil
 import socket
@@ -11,9 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from drivers.base import Child, Device, Endpoint, Opened, Place
+from drivers.base import Device, Endpoint, Opened, Place
 from drivers.cache.qcow2 import Qcow2Cache
-from drivers.errors import BadAddress, BadDevice, BadName, DaemonFailed, PathTooLong, ProtocolViolated
+from drivers.errors import BadAddress, BadName, DaemonFailed, PathTooLong, ProtocolViolated
 from drivers.export.nbd import NbdExport
 from drivers.nbd.endpoints import socket_of
 from drivers.nbd.probe import Client
@@ -71,12 +70,6 @@ class PublishTest(HostCase):
         endpoint = host.export.publish(image, host.attach.origin(image, file))
         self.assertEqual(Endpoint(f"unix://{host.place.run}/serve", "img"), endpoint)
         self.assertEqual(host.export.address, endpoint.address)
-
-    def test_publishing_the_same_device_again_keeps_the_daemon(self) -> None:
-        image, file, (host,) = self.chain(0)
-        before = host.daemon(image).pid
-        host.serve_file(image, file)
-        self.assertEqual(before, host.daemon(image).pid)
 
     def test_publishing_with_replace_starts_a_new_daemon_and_clients_go_on(self) -> None:
         image, file, (origin, host) = self.chain(1)
@@ -147,23 +140,12 @@ class FailedPublishTest(HostCase):
         host.serve_file(image, file)
         self.assert_same(host.uri(image), file)
 
-    def test_device_of_another_size_is_refused(self) -> None:
-        image, _, host = *self.make_image(), self.host("h")
-        device = Device(image.size, node={"driver": "null-co", "size": MIB})
-        error = self.assertRaises(DaemonFailed, host.export.publish, image, device)
-        self.assertIn(f"serves {MIB} bytes", str(error))
-        self.assertEqual({}, daemon.running(host.place.run / "serve"))
-
     def test_daemon_without_a_parent_is_given_up_after_the_timeout(self) -> None:
         image, _, host = *self.make_image(), self.host("h")
         absent = self.host("absent")
         absent.export.reserve(image.name)
         self.assertRaises(DaemonFailed, host.join, image, [absent], timeout=0.3)
         self.assertEqual({}, daemon.running(host.place.run / "serve"))
-
-    def test_kernel_device_is_refused(self) -> None:
-        image, _, host = *self.make_image(), self.host("h")
-        self.assertRaises(BadDevice, host.export.publish, image, Device(image.size, path=Path("/dev/null")))
 
     def test_bad_names_and_long_paths_are_refused(self) -> None:
         host = self.host("h")
@@ -189,42 +171,8 @@ class ReserveTest(HostCase):
             early.settimeout(60)
             self.assertEqual(b"NBDMAGIC", early.recv(8))
 
-    def test_reserving_twice_keeps_the_socket(self) -> None:
-        host = self.host("h")
-        self.assertEqual(host.export.reserve("img"), host.export.reserve("img"))
-        self.assertEqual(frozenset({"img"}), host.export.existing().names)
-
-    def test_reserving_leaves_a_serving_daemon_alone(self) -> None:
-        image, file, (host,) = self.chain(0)
-        host.export.reserve(image.name)
-        self.assert_same(host.uri(image), file)
-
-    def test_reserved_image_is_not_serving(self) -> None:
-        host = self.host("h")
-        host.export.reserve("img")
-        self.assertFalse(host.export.serving("img"))
-
 
 class WithdrawTest(HostCase):
-    def test_withdrawing_leaves_nothing(self) -> None:
-        image, _, (host,) = self.chain(0)
-        host.export.withdraw(image.name)
-        self.assertEqual([], list((host.place.run / "serve").iterdir()))
-        self.assertEqual({}, daemon.running(host.place.run / "serve"))
-        self.assertEqual(frozenset(), host.export.existing().names)
-        self.assertEqual([], host.died)
-
-    def test_withdrawing_what_is_not_there_is_fine(self) -> None:
-        host = self.host("h")
-        host.export.withdraw("img")
-        host.export.withdraw("img")
-
-    def test_withdrawn_image_can_be_published_again(self) -> None:
-        image, file, (host,) = self.chain(0)
-        host.export.withdraw(image.name)
-        host.serve_file(image, file)
-        self.assert_same(host.uri(image), file)
-
     def test_daemon_whose_parent_is_gone_is_stopped(self) -> None:
         image, _, (origin, host) = self.chain(1)
         origin.export.withdraw(image.name)
@@ -233,9 +181,6 @@ class WithdrawTest(HostCase):
         self.addCleanup(reader.kill)
         host.export.withdraw(image.name)
         self.assertEqual({}, daemon.running(host.place.run / "serve"))
-
-    def test_allowing_children_is_left_to_file_permissions(self) -> None:
-        self.host("h").export.allow("img", [Child("h1")])
 
 
 class DeathTest(HostCase):
@@ -258,26 +203,6 @@ class DeathTest(HostCase):
             compared = pool.submit(self.assert_same, host.uri(image), file)
             origin.serve_file(image, file)
             compared.result(PATIENCE)
-
-
-class DeafAgentTest(HostCase):
-    def test_death_that_the_agent_failed_to_hear_of_is_told_again(self) -> None:
-        calls: list[str] = []
-
-        def fail_once(name: str) -> None:
-            calls.append(name)
-            if len(calls) == 1:
-                raise RuntimeError("the agent is confused")
-
-        host = self.host("h")
-        host.export.close()
-        host.export = NbdExport(host.place, died=fail_once)
-        for name in ("one", "two"):
-            image, file = self.make_image(MIB, name)
-            host.serve_file(image, file)
-            host.kill_daemon(image)
-            until(lambda name=name: name in calls)  # type: ignore[misc]
-        until(lambda: calls == ["one", "one", "two"])
 
 
 class AdoptionTest(HostCase):
@@ -309,21 +234,6 @@ class AdoptionTest(HostCase):
         origin.export.publish(image, origin.attach.origin(image, file), replace=True)
         self.assert_same(host.uri(image), file)
 
-    def test_new_driver_withdraws_what_the_old_one_published(self) -> None:
-        image, _, (host,) = self.chain(0)
-        self.restarted(host)
-        host.export.withdraw(image.name)
-        self.assertEqual([], list((host.place.run / "serve").iterdir()))
-        self.assertEqual({}, daemon.running(host.place.run / "serve"))
-
-    def test_socket_without_a_daemon_is_found_and_removed(self) -> None:
-        host = self.host("h")
-        host.export.reserve("img")
-        self.restarted(host)
-        self.assertEqual(frozenset({"img"}), host.export.existing().names)
-        host.export.withdraw("img")
-        self.assertEqual(frozenset(), host.export.existing().names)
-
     def test_daemon_of_another_folder_is_not_ours(self) -> None:
         image, _, (host,) = self.chain(0)
         stranger = self.host("other")
@@ -353,12 +263,3 @@ class HitsTest(HostCase):
         for _ in range(2):
             self.read_image(host, image, 0, 2 * MIB)
         self.assertIsNone(host.export.hit_bytes(image.name))
-
-    def test_image_that_is_not_served_has_no_hits(self) -> None:
-        self.assertEqual(0, self.host("h").export.hit_bytes("img"))
-
-    def test_dead_daemon_has_no_hits(self) -> None:
-        image, _, (host,) = self.chain(0)
-        os.kill(host.daemon(image).pid, 9)
-        until(lambda: host.died == [image.name])
-        self.assertEqual(0, host.export.hit_bytes(image.name))

@@ -101,16 +101,6 @@ class OneFetchTest(HostCase):
             list(pool.map(lambda _: qemu_io(uri, "read 1M 4M"), range(8)))
         self.assert_once(CLUSTER_SIZE + 4 * MIB)
 
-    def test_eight_readers_of_everything_move_it_once(self) -> None:
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda _: self.assert_same(self.all[-1].uri(self.image), self.file), range(8)))
-        self.assert_once(self.image.size)
-
-    def test_reading_again_moves_nothing(self) -> None:
-        self.assert_same(self.all[-1].uri(self.image), self.file)
-        self.assert_same(self.all[-1].uri(self.image), self.file)
-        self.assert_once(self.image.size)
-
     def test_small_read_moves_one_cluster(self) -> None:
         qemu_io(self.all[-1].uri(self.image), "read 5M 512")
         self.assert_once(2 * CLUSTER_SIZE)
@@ -203,16 +193,3 @@ class DeathTest(HostCase):
 
         self.under_fio(restart)
         until(lambda: self.child.states(self.image)[0] is not PathState.LOST)
-
-    def test_own_daemon_killed_and_published_again_is_no_error(self) -> None:
-        disk = self.child.snapshot.create("vm", self.child.export.local(self.image), self.image.size)
-        assert disk.path is not None
-        reads = [argument for number in range(2000) for argument in ("-c", f"read {number * 32768} 16k")]
-        reader = subprocess.Popen(["qemu-io", "-r", *reads, str(disk.path)], stdout=subprocess.PIPE)
-        self.addCleanup(reader.wait)
-        until(lambda: self.child.held(self.image) > MIB)
-        self.child.kill_daemon(self.image)
-        self.child.join(self.image, [self.one, self.two, self.origin])
-        said, _ = reader.communicate(timeout=PATIENCE)
-        self.assertEqual(2000, said.count(b"16 KiB, 1 ops"))
-        self.assert_same(self.child.uri(self.image), self.file)

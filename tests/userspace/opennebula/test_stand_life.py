@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import http.server
 import os
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
 
-from lab.opennebula import Disk, Fate, Image, Vm
+from lab.opennebula import Disk, Image, Vm
 from lab.opennebula.pool import Lcm, State
 from tests.patience import PATIENCE
 from tests.userspace.opennebula.stand import WITH_SOURCE, StandTestCase
@@ -71,11 +67,6 @@ class LifeContract:
             self.assert_ok(self.one.remove_image(image))
             self.assertFalse(Path(image.source).exists())
             self.assertGreater(self.one.monitor(self.one.stores[100])["TOTAL_MB"], 0)
-
-        def test_an_image_of_nothing(self) -> None:
-            answer = self.one.add_image(Image(1, 100, str(self.folder / "none")))
-            self.assertFalse(answer.ok)
-            self.assertNotEqual("", answer.reason)
 
         def test_from_deploy_to_terminate(self) -> None:
             image, kept = self.image(1), self.image(2, persistent=True)
@@ -198,19 +189,6 @@ class LifeContract:
             self.assertEqual(State.DONE, vm.state)
             self.assertFalse(self.vm_folder("host-2", vm).exists())
 
-        def test_onevm_fails_once(self) -> None:
-            self.frontend.exchange.plan(Fate.FAIL, "onevm", matching="show")
-            argv = [*self.frontend.on("frontend"), "onevm", "show", "-x"]
-            vm = self.one.vm([])
-            for code in (255, 0):
-                done = subprocess.run(
-                    [*argv, str(vm.number)], env=self.frontend.environment(), capture_output=True, check=False
-                )
-                self.assertEqual(code, done.returncode)
-            self.assertIn(b"<LCM_STATE>0</LCM_STATE>", done.stdout)
-            done = subprocess.run([*argv, "99"], env=self.frontend.environment(), capture_output=True, check=False)
-            self.assertNotEqual(0, done.returncode)
-
         def download(self, *words: str, code: int = 0) -> bytes:
             argv = [*self.frontend.on("frontend"), str(self.frontend.remotes / "datastore" / "downloader.sh"), *words]
             done = subprocess.run(
@@ -220,40 +198,6 @@ class LifeContract:
             if code:
                 self.assertNotEqual(b"", done.stderr)
             return done.stdout
-
-        def test_the_downloader(self) -> None:
-            packed = gzip.compress(self.content)
-            (self.folder / "image.gz").write_bytes(packed)
-            path = str(self.folder / "image.gz")
-            self.assertEqual(self.content, self.download(path, "-"))
-            self.assertEqual(packed, self.download("--nodecomp", path, "-"))
-            self.assertEqual(packed[:9], self.download("--nodecomp", "--max-size", "9", path, "-"))
-            target = self.folder / "target"
-            for option in ("md5", "sha1"):
-                digest = hashlib.new(option, packed).hexdigest()
-                self.download(f"--{option}", digest, path, str(target))
-                self.assertEqual(self.content, target.read_bytes())
-                self.download(f"--{option}", "0" * len(digest), path, "-", code=255)
-            self.download(str(self.folder / "none"), "-", code=255)
-
-        def test_the_downloader_reads_addresses(self) -> None:
-            folder = self.folder
-
-            class Handler(http.server.SimpleHTTPRequestHandler):
-                def __init__(self, *given) -> None:  # type: ignore[no-untyped-def]
-                    super().__init__(*given, directory=str(folder))
-
-                def log_message(self, *_: object) -> None:
-                    """Keep quiet."""
-
-            with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-                threading.Thread(target=server.serve_forever, daemon=True).start()
-                address = f"http://127.0.0.1:{server.server_port}"
-                try:
-                    self.assertEqual(self.content, self.download("--noretry", f"{address}/image", "-"))
-                    self.download("--noretry", f"{address}/none", "-", code=255)
-                finally:
-                    server.shutdown()
 
 
 class PythonTest(LifeContract.Test):
