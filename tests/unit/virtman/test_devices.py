@@ -14,7 +14,7 @@ from tests.unit.virtman.scene import Scene
 from virtman.devices import LOST, Devices
 from virtman.errors import BadDevice, DiskBusy
 from virtman.passing import Passed
-from virtman.records import DeviceRecord
+from virtman.records import DETACH_DEVICE, DeviceRecord, State
 
 
 class DevicesTest(TestCase):
@@ -129,6 +129,13 @@ class DevicesTest(TestCase):
         self.assertNotEqual(before.name, after.name)
         self.assertEqual([after], self.devices.records())
 
+    def test_nobody_tends_it_while_a_call_is_under_way(self) -> None:
+        record = self.attach()
+        with self.devices.locks.hold(record.number):
+            self.devices.tend(record.name)
+            self.assertFalse(self.devices.repair_if_free(record.name))
+        self.assertNotIn("cache.tend_device", self.host.calls)
+
     def test_what_has_no_record_is_removed_unless_it_is_open(self) -> None:
         stray = self.attach().name
         self.scene.device_shelf.remove(stray)
@@ -138,3 +145,10 @@ class DevicesTest(TestCase):
         self.host.open_devices.clear()
         self.scene.restart()
         self.assertEqual({}, self.host.devices)
+
+    def test_a_detach_that_was_cut_off_is_given_up_if_somebody_has_it_open_by_then(self) -> None:
+        record = self.attach()
+        self.scene.device_shelf.put(record.name, record.begin(DETACH_DEVICE, force=False))
+        self.host.open_devices.add(record.name)
+        self.scene.restart()
+        self.assertEqual([(State.PRESENT, True)], [(r.state, r.steady) for r in self.devices.records()])
