@@ -14,7 +14,7 @@ from testtools.matchers import HasLength, MatchesRegex
 
 from drivers.base import Device
 from drivers.qemu import hotplug
-from virtman.domain import QEMU_NAMESPACE, Machine, disks_of, domain_xml, owner_of, uuid_of
+from virtman.domain import QEMU_NAMESPACE, Machine, disks_of, domain_xml, owner_of, scsi_target, uuid_of
 from virtman.errors import BadRequest
 from virtman.names import NAME_PATTERN
 
@@ -100,6 +100,9 @@ class DomainTest(TestCase):
         self.assertEqual(("more", 20), (serials[0], len(serials[1])))
         self.assertNotEqual(hotplug.serial("a-name-of-more-than-20-letterz"), serials[1])
         self.assertEqual({"/dev/mapper/vm": "sdb"}, disks_of(domain_xml(machine(disks={"1": BLOCK, "2": BLOCK}))))
+
+    def test_there_are_as_many_targets_as_one_likes(self) -> None:
+        self.assertEqual(["sda", "sdz", "sdaa", "sdzz", "sdaaa"], [scsi_target(n) for n in (0, 25, 26, 701, 702)])
 
     def test_networks(self) -> None:
         expected = {

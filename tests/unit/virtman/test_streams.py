@@ -12,12 +12,13 @@ from testtools import TestCase
 from drivers.base import Device, Range
 from drivers.blocks import open_blocks
 from drivers.errors import HostFailed
+from tests.doubles.drivers import SnapshotDouble
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.scene import Scene, folder_for
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from virtman.errors import BadRequest, BadStream, CallerGone, NoRoom, StreamMisfit, UnknownSnapshot, VmExists, VmRuns
 from virtman.stream import MOST_DATA, Data, Header, Reader, Writer, Zeros
-from virtman.streams import pieces
+from virtman.streams import Streams, pieces
 
 MIB = 1 << 20
 
@@ -112,6 +113,29 @@ class SendTest(StreamsTest):
                 self.assertRaises(BadRequest, sent, self.source, snapshot, since, all_of_them=all_of_them)
         self.assertRaises(UnknownSnapshot, sent, self.source, "d")
         self.assertRaises(UnknownSnapshot, sent, self.source, None, "d")
+
+    def test_a_point_that_is_replaced_before_it_is_read_is_not_sent(self) -> None:
+        for since, gone in ((None, "c"), ("a", "a")):
+            streams = self.streams_beside(gone)
+            target = io.BytesIO()
+            error = self.assertRaises(
+                BadRequest, streams.send, "vm", "c", since, target.write, quietly, with_snapshots=True
+            )
+            self.assertIn(f"snapshot '{gone}' of vm 'vm' was deleted", str(error))
+            self.assertEqual(b"", target.getvalue())
+
+    def streams_beside(self, gone: str) -> Streams:
+        """Streams of the sender, where somebody replaces a point each time that one is compared with another state."""
+        disks, scene = self.source.disks, self.source
+
+        class Replacing(SnapshotDouble):
+            def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
+                disks.drop("vm", gone)
+                disks.take("vm", gone)
+                return super().changes(vm, point, since)
+
+        replacing = Replacing(scene.host)
+        return Streams(scene.vms, disks, scene.copies, scene.vm_shelf, replacing, scene.stacks.ensure)
 
     def test_nothing_of_it_stays(self) -> None:
         sent(self.source, all_of_them=True)
