@@ -37,6 +37,7 @@ setup(
     extras_require={
         "postgresql": ["psycopg[binary]>=3.1"],
         "test": [
+            "cosmic-ray>=8.7,<9",
             "coverage>=7.10",
             "hypothesis>=6.100",
             "pytest>=8.0",

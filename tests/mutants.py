@@ -1,0 +1,182 @@
+"""Mutation testing of changed lines: change the code in a copy of the checkout, and see whether the unit tests notice.
+
+    .venv/bin/python -m tests.mutants BASE
+
+Cosmic Ray makes the mutants: one small change each, in lines that differ between the commit BASE and the working tree
+(of new files: after "git add"), and that unit tests run. Each mutant is tested with the unit tests that import its
+module. Exit code 1 if one survives: add a test, or see that the change makes no difference.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import click
+import coverage
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator
+
+SOURCES = ("virtman", "volt", "drivers", "opennebula_tm", "openstack_nova_patch")
+OPERATORS = (
+    *("AddNot", "ReplaceUnaryOperator_Delete_Not", "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceTrueWithFalse"),
+    *("ReplaceFalseWithTrue", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop"),
+    *("ExceptionReplacer", "RemoveDecorator"),
+    *(f"ReplaceComparisonOperator_{change}" for change in ("Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is")),
+    *(f"ReplaceComparisonOperator_{change}" for change in ("Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt")),
+    *(f"ReplaceBinaryOperator_{change}" for change in ("Add_Sub", "Sub_Add", "Mul_FloorDiv", "FloorDiv_Mul")),
+)
+"""Cosmic Ray has more, whose mutants say little: numbers one larger, "|" as "&" in annotations, "<" as ">>"."""
+
+
+class RemoveCall:
+    """An operator beside Cosmic Ray's, which leave out no step: "pass" in the place of a call, except of the log."""
+
+    def mutation_positions(self, node: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Yield the position of the call if the node is a statement that is one."""
+        if node.type == "simple_stmt" and node.children[0].type == "atom_expr":
+            call = node.children[0]
+            if call.get_last_leaf().value == ")" and call.get_first_leaf().value != "log":
+                yield call.start_pos, call.end_pos
+
+    def mutate(self, node: Any, _index: int) -> Any:
+        """Replace the call in this statement."""
+        node.children[0] = get_ast(node.get_first_leaf().prefix + "pass")
+        return node
+
+
+def mutants(code: str, lines: Collection[int]) -> Iterator[tuple[int, str]]:
+    """Yield each change of the code that touches one of these lines: the line where it begins, and the changed code."""
+    nodes = list(ast_nodes(get_ast(code)))
+    for operator in (RemoveCall(), *(get_operator(f"core/{name}")() for name in OPERATORS)):
+        positions = (position for node in nodes for position in operator.mutation_positions(node))
+        for occurrence, (start, end) in enumerate(positions):
+            if not set(lines).isdisjoint(range(start[0], end[0] + 1)):
+                yield start[0], mutate_code(code, operator, occurrence)
+
+
+def imports(checkout: Path) -> dict[Path, set[str]]:
+    """Return the dotted names that each module of the sources and of their unit tests imports."""
+    found: dict[Path, set[str]] = {}
+    for path in (path for root in (*SOURCES, "tests/unit") for path in (checkout / root).rglob("*.py")):
+        names = found[path.relative_to(checkout)] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+    return found
+
+
+def importing(path: Path, imported: Mapping[Path, set[str]]) -> list[Path]:
+    """Return the unit tests that import a module, its namesake first; if none do, those that import its importers."""
+    level = seen = {path}
+    while level:
+        names = {".".join(module.with_suffix("").parts).removesuffix(".__init__") for module in level}
+        level = {module for module, theirs in imported.items() if theirs & names} - seen
+        seen = seen | level
+        if tests := [module for module in level if module.name.startswith("test_")]:
+            return sorted(tests, key=lambda test: (test.stem != f"test_{path.stem}", test))
+    return []
+
+
+def passes(checkout: Path, tests: list[Path], *prefix: str, seconds: float = 3600, **environment: str) -> bool:
+    """Tell whether these tests of a copy of the checkout pass within the time."""
+    pytest = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *map(str, tests)]
+    command = ["timeout", str(seconds), sys.executable, *prefix, *pytest]
+    here = {**os.environ, "PYTHONPATH": str(checkout), **environment}
+    return subprocess.run(command, cwd=checkout, env=here, capture_output=True, check=False).returncode == 0
+
+
+def run_lines(checkout: Path, path: Path, tests: list[Path]) -> set[int]:
+    """Return the lines of the file that these tests run. Raises ClickException if the tests fail."""
+    data = coverage.CoverageData(str(checkout / ".run-lines"))
+    options = [f"--data-file={data.base_filename()}", f"--include={path}", "--rcfile="]
+    if tests and not passes(checkout, tests, "-m", "coverage", "run", *options):
+        raise click.ClickException("these tests fail without any mutant: " + " ".join(map(str, tests)))
+    data.read()
+    return set(data.lines(str(checkout / path)) or ())
+
+
+def git(*arguments: str) -> str:
+    """Return what git prints. Raises CalledProcessError, after git has said why."""
+    return subprocess.run(["git", *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def changed_lines(base: str, commit: str) -> dict[Path, set[int]]:
+    """Return the lines of each Python file of the sources that another commit has changed or added since ``base``."""
+    lines: dict[Path, set[int]] = {}
+    for line in git("diff", "--unified=0", "--no-ext-diff", base, commit, "--", *SOURCES).splitlines():
+        if line.startswith("+++ "):
+            path = Path(line.removeprefix("+++ b/"))
+        elif (hunk := re.match(r"@@ \S+ \+(\d+)(?:,(\d+))? @@", line)) and path.suffix == ".py":
+            start, count = int(hunk[1]), int(hunk[2] or 1)
+            lines.setdefault(path, set()).update(range(start, start + count))
+    return lines
+
+
+def difference(code: str, mutated: str) -> str:
+    """Return the lines that differ, before and after."""
+    lines = list(difflib.unified_diff(code.splitlines(), mutated.splitlines(), lineterm="", n=0))[3:]
+    return "  →  ".join(" ".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+")
+
+
+@click.command(help="Change the lines that differ from the commit BASE, one by one, and run unit tests.")
+@click.argument("base")
+def main(base: str) -> None:
+    """Try each mutant, print the survivors, and exit with 1 if there are any."""
+    commit = git("stash", "create") or "HEAD"
+    at_once = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as pool:
+        git("archive", "--output", f"{folder}/checkout.tar", commit)
+        sound = Path(folder) / "sound"
+        shutil.unpack_archive(f"{folder}/checkout.tar", sound)
+        imported = imports(sound)
+        work: list[tuple[Path, int, str, list[Path], float]] = []
+        for path, lines in changed_lines(base, commit).items():
+            began, tests = time.monotonic(), importing(path, imported)
+            tested = lines & run_lines(sound, path, tests)
+            patience = 60 + 4 * (time.monotonic() - began)
+            found = list(mutants((sound / path).read_text(), tested))
+            click.echo(
+                f"{path}: {len(found)} mutants of {len(tested)} lines that unit tests run, of {len(lines)} changed"
+            )
+            work += [(path, line, code, tests, patience) for line, code in found]
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(at_once):
+            copies.put(shutil.copytree(sound, Path(folder) / str(number)))
+
+        def survives(path: Path, code: str, tests: list[Path], patience: float) -> bool:
+            copy = copies.get()
+            try:
+                (copy / path).write_text(code)
+                return passes(copy, tests, seconds=patience, PYTHONDONTWRITEBYTECODE="1")
+            finally:
+                shutil.copy2(sound / path, copy / path)
+                copies.put(copy)
+
+        survivors = 0
+        outcomes = pool.map(lambda item: survives(item[0], *item[2:]), work)
+        for (path, line, code, *_), survived in zip(work, outcomes, strict=True):
+            survivors += survived
+            if survived:
+                click.echo(f"{path}:{line}: {difference((sound / path).read_text(), code)}")
+    click.echo(f"{survivors} of {len(work)} mutants survived")
+    sys.exit(survivors > 0)
+
+
+if __name__ == "__main__":
+    main()
