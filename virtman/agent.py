@@ -216,7 +216,8 @@ class Agent:
         return views.published(record)
 
     def publish_in_place(
-        self, name: str, file: Path | Passed, trust: str | None, *, digest: bool
+        self, name: str, file: Path | Passed, trust: str | None, *, digest: bool,
+        progress: Progress = lambda _step, _done, _total: None,
     ) -> models.Published:  # fmt: skip
         """Make this host the origin of an image whose content stays where it is. ``trust``: the digest that it has.
 
@@ -238,6 +239,7 @@ class Agent:
                 image, wanted = Image(name, found.size, trust or self._new_digest(name, found)), found
             if digest:
                 wanted = wanted.model_copy(update={"digest": True})
+            progress("look", found.size, found.size)  # a caller who has hung up while the file was written out ends it
             return views.published(self._stacks.add_origin(image, wanted))
 
     def _is_same(self, before: ImageRecord, found: InPlace, trust: str | None) -> bool:

@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 PEER = "virtman.peer"
 """Where the environment of a request has the ``Peer`` who made it (PEP 3333)."""
+HUNG_UP = "waitress.client_disconnected"
+"""Where the environment of a request has a function of the server that tells whether the caller has hung up."""
 
 PROBLEM = "application/problem+json"
 MAX_ECHO = 80
@@ -265,7 +267,7 @@ def _device_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
             passed = file if isinstance(file, Passed) else None
             return models.AttachLine(device=agent.attach_device(Path(body.path), passed))
 
-        return _with_file(agent, long_calls, models.AttachLine, f"attach {body.path}", body, work)
+        return _with_file(agent, long_calls, models.AttachLine, f"attach {body.path}", body, work, alone=True)
 
     @app.delete(
         "/v1/cache/devices",
@@ -293,13 +295,14 @@ def _image_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         if body.vm is not None:
             vm = body.vm
             return long_calls.answer(
-                models.PublishLine, name, lambda tell: models.PublishLine(image=agent.publish_vm(body.name, vm, tell))
-            )
+                models.PublishLine, name, lambda tell: models.PublishLine(image=agent.publish_vm(body.name, vm, tell)),
+                alone=body.detach,
+            )  # fmt: skip
 
         def work(file: Path | Passed, tell: Progress) -> models.PublishLine:
             return models.PublishLine(image=agent.publish(body.name, file, tell))
 
-        return _with_file(agent, long_calls, models.PublishLine, name, body, work)
+        return _with_file(agent, long_calls, models.PublishLine, name, body, work, alone=body.detach)
 
     @app.delete(
         "/v1/images/<image>",
@@ -332,8 +335,8 @@ def _in_place_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         responses=_lines_of(app, models.PublishLine),
     )
     def publish_in_place(path: ImagePath, body: models.InPlaceRequest) -> Response:
-        def work(file: Path | Passed, _tell: Progress) -> models.PublishLine:
-            image = agent.publish_in_place(path.image, file, body.trust, digest=body.digest)
+        def work(file: Path | Passed, tell: Progress) -> models.PublishLine:
+            image = agent.publish_in_place(path.image, file, body.trust, digest=body.digest, progress=tell)
             return models.PublishLine(image=image)
 
         return _with_file(agent, long_calls, models.PublishLine, f"publish {path.image}", body, work)
@@ -359,7 +362,7 @@ class LongCalls:
     ) -> Response:  # fmt: skip
         """Lines of progress, and at last what ``work`` returns, or a problem. Raises TooManyCalls.
 
-        It runs in a thread and goes on when the caller hangs up, with ``alone``; asking again then finds it done.
+        ``work`` runs in a thread. ``alone``: it goes on when the caller hangs up; see ``_with_progress``.
         """
         return self._answer(lambda: _with_progress(line, name, work, alone=alone))
 
@@ -389,22 +392,22 @@ class LongCalls:
 def _with_file(
     agent: Agent, long_calls: LongCalls, line: type[Filed], name: str,
     body: models.PublishRequest | models.InPlaceRequest | models.ExportRequest | models.DeviceRequest,
-    work: Callable[[Path | Passed, Progress], Filed],
+    work: Callable[[Path | Passed, Progress], Filed], *, alone: bool = False,
 ) -> Response:  # fmt: skip
     """Lines of progress of work with a file that the caller passes; an administrator may also just name it.
 
-    Nobody but the caller gives a new file its name. Raises Forbidden, TooManyCalls.
+    ``alone``: the work goes on when the caller hangs up. Raises Forbidden, TooManyCalls.
     """
     peer, file = _peer(), Path(str(body.path if isinstance(body, models.DeviceRequest) else body.file))
     if not body.passed:
         check_named(peer, file)
-        return long_calls.answer(line, name, partial(work, file))
+        return long_calls.answer(line, name, partial(work, file), alone=alone)
 
     def with_file(caller: Caller, tell: Progress) -> Filed:
         with caller.passed() as fd:
             return work(Passed(fd, file, trusted=peer.administers), tell)
 
-    return long_calls.stream(line, name, _pipes(agent), with_file, alone=not isinstance(body, models.ExportRequest))
+    return long_calls.stream(line, name, _pipes(agent), with_file, alone=alone)
 
 
 def _streaming(
@@ -424,21 +427,23 @@ def _with_progress(
 ) -> Response:
     """Lines of progress, and at last what ``work`` returns, or a problem.
 
-    It runs in a thread and goes on when the caller hangs up; asking again then finds it done. With ``alone`` false it
-    gets a CallerGone instead when it tells how far it is.
+    The work runs in a thread. With ``alone`` it goes on when the caller hangs up; asking again then finds it done.
+    Else the work gets a CallerGone the next time that it tells how far it is.
     """
     lines: queue.Queue[Line] = queue.Queue()
-    closed = threading.Event()
+    hung_up: Callable[[], bool] = request.environ.get(HUNG_UP, lambda: False)
 
     def tell(step: str, done: int, total: int) -> None:
-        if closed.is_set() and not alone:
-            raise CallerGone("who asked for it hung up")
+        if hung_up() and not alone:
+            raise CallerGone("the caller hung up")
         lines.put(line(progress=models.Progress(step=step, done=done, total=total)))
 
     def run() -> None:
         try:
             lines.put(work(tell))
         except Exception as error:  # noqa: BLE001  the caller gets it as a problem
+            if hung_up():
+                log.warning("%s failed after its caller had hung up: %s", name, error)
             lines.put(line(problem=problem(as_virtman_error(error))))
 
     # Now, and not with the first line: a caller who is gone by then would leave a pipe behind.
@@ -453,9 +458,7 @@ def _with_progress(
             last = one.progress is None
             yield one.model_dump_json() + "\n"
 
-    response = Response(told(), content_type=NDJSON)
-    response.call_on_close(closed.set)
-    return response
+    return Response(told(), content_type=NDJSON)
 
 
 def _vm_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:

@@ -68,12 +68,15 @@ class AgentClient:
         """Close the connections."""
         self._http.close()
 
-    def publish(self, name: str, file: Path, on_progress: OnProgress = silently) -> models.Published:
+    def publish(
+        self, name: str, file: Path, on_progress: OnProgress = silently, *, detach: bool = False
+    ) -> models.Published:  # fmt: skip
         """Publish a raw or qcow2 file of this host, which is opened here, with this user's rights.
 
-        ``on_progress`` gets the step, the bytes done and the bytes in all.
+        ``on_progress`` gets the step, the bytes done and the bytes in all. ``detach``: the agent goes on if this
+        program ends, or leaves the call; else nothing is published then.
         """
-        body = {"name": check_name("image", name), "file": check_path(file), "passed": True}
+        body = {"name": check_name("image", name), "file": check_path(file), "passed": True, "detach": detach}
         with opened(file) as fd:
 
             def answer(line: models.PublishLine) -> models.Published | None:
@@ -103,9 +106,11 @@ class AgentClient:
             url = f"/v1/images/{check_name('image', name)}/in-place"
             return self._follow(models.PublishLine, url, body, silently, answer, self._timeout)
 
-    def publish_vm(self, name: str, vm: str, on_progress: OnProgress = silently) -> models.Published:
-        """Publish what a VM's disk holds now."""
-        body = {"name": check_name("image", name), "vm": check_name("vm", vm)}
+    def publish_vm(
+        self, name: str, vm: str, on_progress: OnProgress = silently, *, detach: bool = False
+    ) -> models.Published:  # fmt: skip
+        """Publish what a VM's disk holds now. ``detach``: see ``publish``."""
+        body = {"name": check_name("image", name), "vm": check_name("vm", vm), "detach": detach}
         return self._follow(models.PublishLine, "/v1/images", body, on_progress, lambda line: line.image, self._timeout)
 
     def export_vm(

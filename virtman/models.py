@@ -173,13 +173,14 @@ class ExportRequest(Model):
 class PublishRequest(Model):
     """A raw or qcow2 file to publish as an image, or a VM whose disk is to be one: either of them.
 
-    ``passed``: the caller has opened the file, and passes it.
+    ``passed``: the caller has opened the file, and passes it. ``detach``: the work goes on when the caller hangs up.
     """
 
     name: Name
     file: HostPath | None = None
     passed: bool = False
     vm: Name | None = None
+    detach: bool = False
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

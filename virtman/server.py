@@ -89,6 +89,7 @@ def listen(app: Flask, path: Path, threads: int, gid: int | None = None) -> Base
         threads=threads,
         max_request_body_size=body,
         asyncore_use_poll=True,  # select(2) takes no file beyond the first 1024
+        channel_request_lookahead=1,  # else it notices only when it writes that a caller has hung up (api.HUNG_UP)
     )
     server.channel_class = PeerChannel
     if gid is not None:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from virtman.models import ImageHere
 
 
+class _Begun(Exception):
+    """The agent has looked at what it is to publish, and copies it."""
+
+
 @click.command()
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
@@ -21,13 +25,17 @@ if TYPE_CHECKING:
 @click.option("--in-place", is_flag=True, help="Serve FILE, raw or a block device, where it is; it is not copied.")
 @click.option("--trust", metavar="DIGEST", help="With --in-place: the digest that FILE has, as you know.")
 @click.option("--digest", is_flag=True, help="With --in-place: compute FILE's SHA-256 in the background.")
+@click.option("--detach", is_flag=True, help="Return when the copy has begun; the agent goes on alone.")
 @options.as_json
 @click.pass_context
 def publish(
     context: click.Context, name: str, file: Path | None, vm: str | None, in_place: bool, trust: str | None,
-    digest: bool, as_json: bool,
+    digest: bool, detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Publish FILE (raw or qcow2), or the disk of a VM, as image NAME; this host becomes its origin.
+
+    Nothing is published if this command is interrupted, except with --detach: then "virtman images" lists the image
+    when it is published, and the agent's log says why it could not be.
 
     What is served in place must stay as it is: once FILE has changed, or is another device, it is served no more.
 
@@ -39,17 +47,26 @@ def publish(
     """
     if (trust is not None or digest) and not in_place:
         raise click.UsageError("--trust and --digest go with --in-place")
-    if in_place and (file is None or vm is not None):
-        raise click.UsageError("--in-place goes with FILE")
-    with options.agent(context) as client, progress() as show:
-        if file is not None and in_place:
-            image = client.publish_in_place(name, file.absolute(), trust, digest=digest)
-        elif file is not None and vm is None:
-            image = client.publish(name, file.absolute(), show)
-        elif vm is not None and file is None:
-            image = client.publish_vm(name, vm, show)
-        else:
-            raise click.UsageError("what is to be published: either FILE or --from-vm VM")
+    if in_place and (file is None or vm is not None or detach):
+        raise click.UsageError("--in-place goes with FILE, and without --from-vm and --detach")
+
+    def begun(*_progress: object) -> None:
+        raise _Begun
+
+    try:
+        with options.agent(context) as client, progress() as show:
+            on_progress = begun if detach else show
+            if file is not None and in_place:
+                image = client.publish_in_place(name, file.absolute(), trust, digest=digest)
+            elif file is not None and vm is None:
+                image = client.publish(name, file.absolute(), on_progress, detach=detach)
+            elif vm is not None and file is None:
+                image = client.publish_vm(name, vm, on_progress, detach=detach)
+            else:
+                raise click.UsageError("what is to be published: either FILE or --from-vm VM")
+    except _Begun:
+        emit({"publishing": name}) if as_json else click.echo(f"{name} is being published")
+        return
     if as_json:
         emit(image)
     else:

@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import queue
 import socket
 import stat
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
+import flask
 import httpx
 import pytest
 from flask.testing import FlaskClient
@@ -32,7 +34,7 @@ from tests.unit.virtman.devices import some_device
 from tests.unit.virtman.scene import folder_for
 from virtman import models
 from virtman.agent import Agent
-from virtman.api import MAX_BODY, MOST_LONG, PEER, PROBLEM, create_app
+from virtman.api import HUNG_UP, MAX_BODY, MOST_LONG, PEER, PROBLEM, create_app
 from virtman.client import AgentClient
 from virtman.convert import Progress
 from virtman.errors import (
@@ -171,33 +173,43 @@ class ErrorsTest(ApiTest):
 
 
 class StalledAgent(Agent):
-    """Tells of some progress of an export, and goes on when it may. ``pipes``: where callers are to connect."""
+    """Tells of some progress of a long call, and goes on when it may. ``pipes``: where callers are to connect."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.began = threading.Event()
         self.may_go_on = threading.Event()
-        self.ended = threading.Event()
+        self.ended: queue.Queue[Exception | None] = queue.Queue()
         self.trouble: Exception | None = None
         self.pipes: list[Pipe] = []
 
     def status(self) -> models.Status:
         raise NoVolumes("it answers")
 
-    def export_vm(self, vm: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
+    def work(self, progress: Progress) -> None:
         self.began.set()
-        progress("copy", 0, 1)
-        self.may_go_on.wait()
+        try:
+            progress("copy", 0, 1)
+            self.may_go_on.wait()
+            progress("copy", 1, 1)
+        except CallerGone as error:
+            self.ended.put(error)
+            raise
+        self.ended.put(None)
+
+    def export_vm(self, vm: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
+        self.work(progress)
         return models.Exported(file=str(file), format=image_format, size=1)
 
+    def publish(self, name: str, file: Path | Passed, progress: Progress) -> models.Published:
+        self.work(progress)
+        return models.Published(name=name, size=512, digest="sha256:0")
+
+    def publish_vm(self, name: str, vm: str, progress: Progress) -> models.Published:
+        return self.publish(name, Path(vm), progress)
+
     def migrate(self, vm: str, how: models.MigrateRequest, progress: Progress) -> models.Left:
-        try:
-            progress("memory", 0, 1)
-            self.may_go_on.wait()
-            progress("memory", 1, 1)
-        except CallerGone:
-            self.ended.set()
-            raise
+        self.work(progress)
         return models.Left(downtime=0)
 
     def pipe(self, peer: Peer) -> Pipe:
@@ -213,7 +225,8 @@ class LongCallsTest(TestCase):
         self.agent = StalledAgent(folder_for(self))
         self.app = create_app(self.agent)
         self.addCleanup(self.agent.may_go_on.set)
-        self.caller = {PEER: Peer(pid=1, uid=0, gid=0)}
+        self.hung_up = threading.Event()
+        self.caller = {PEER: Peer(pid=1, uid=0, gid=0), HUNG_UP: self.hung_up.is_set}
 
     def http(self) -> FlaskClient:
         client = self.app.test_client()
@@ -248,12 +261,43 @@ class LongCallsTest(TestCase):
         answer = self.http().get("/v1/status")
         self.assertEqual("it answers", answer.get_json()["detail"])
 
-    def test_a_migration_ends_when_its_caller_hangs_up(self) -> None:
-        how = {"to": "qemu+ssh://b/system", "domain": "<domain/>", "point": "virtman-migration-0"}
-        answer = self.http().post("/v1/vms/vm/migration", json=how)
-        answer.close()
+    def left(self, path: str, body: dict[str, Any]) -> Exception | None:
+        """What ended a call whose caller hung up."""
+        for event in (self.agent.began, self.agent.may_go_on, self.hung_up):
+            event.clear()
+        self.http().post(path, json=body)
+        self.assertTrue(self.agent.began.wait(SOON))
+        self.hung_up.set()
         self.agent.may_go_on.set()
-        self.assertTrue(self.agent.ended.wait(SOON))
+        return self.agent.ended.get(timeout=SOON)
+
+    def test_what_a_caller_hangs_up_on_ends_unless_he_said_otherwise(self) -> None:
+        move = {"to": "qemu+ssh://b/system", "domain": "<domain/>", "point": "virtman-migration-0"}
+        self.assertIsInstance(self.left("/v1/vms/vm/migration", move), CallerGone)
+        self.assertIsInstance(self.left("/v1/vms/vm/export", {"file": "/x", "format": "raw"}), CallerGone)
+        for source in ({"file": "/x"}, {"vm": "vm"}):
+            self.assertIsInstance(self.left("/v1/images", {"name": "x", **source}), CallerGone)
+            self.assertIsNone(self.left("/v1/images", {"name": "x", **source, "detach": True}))
+
+    def test_the_server_notices_a_caller_who_hangs_up_while_nothing_is_told(self) -> None:
+        asked: list[Callable[[], bool]] = []
+        self.app.before_request(lambda: asked.append(flask.request.environ[HUNG_UP]))
+        path = self.agent.folder / "agent.sock"
+        serve_agent(self, self.app, path)
+        self.addCleanup(self.agent.may_go_on.set)  # before the server ends
+        with (
+            httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=SOON) as http,
+            http.stream("POST", "http://agent/v1/images", json={"name": "x", "file": "/x"}) as answer,
+        ):
+            next(answer.iter_lines())
+            self.assertFalse(asked[0]())
+        pause = threading.Event()
+        for _ in range(int(SOON / 0.01)):
+            if asked[0]():
+                break
+            pause.wait(0.01)
+        self.agent.may_go_on.set()
+        self.assertIsInstance(self.agent.ended.get(timeout=SOON), CallerGone)
 
     def test_one_that_has_ended_makes_room_for_one(self) -> None:
         answers = self.fill()

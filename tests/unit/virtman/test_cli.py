@@ -403,6 +403,12 @@ class ImageCommandsTest(AgentCliTest):
         printed = self.out("publish", "mine", self.site.image_file())
         self.assertThat(printed, MatchesRegex(r"mine: 1\.0 MB, sha256:[0-9a-f]{64}\n$"))
 
+    def test_publish_that_goes_on_alone(self) -> None:
+        self.assertEqual(
+            "mine is being published\n", self.out("publish", "mine", self.site.image_file(), "--detach")
+        )  # fmt: skip
+        self.site.await_true(lambda: "mine" in self.site.volt.images)
+
     def test_publish_in_place(self) -> None:
         file = self.site.image_file()
         printed = self.out("publish", "mine", str(file), "--in-place")
@@ -416,7 +422,7 @@ class ImageCommandsTest(AgentCliTest):
     def test_options_of_publish_in_place_go_with_it(self) -> None:
         for words in (["--trust", "id:1"], ["--digest"]):
             self.assertThat(self.misused("publish", "mine", "/file", *words), Contains("go with --in-place"))
-        for words in ([], ["--from-vm", "vm"], ["/file", "--from-vm", "vm"]):
+        for words in ([], ["--from-vm", "vm"], ["/file", "--from-vm", "vm"], ["/file", "--detach"]):
             self.assertThat(
                 self.misused("publish", "mine", "--in-place", *words), Contains("--in-place goes with FILE")
             )
