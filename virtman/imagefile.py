@@ -78,7 +78,7 @@ def inspect(path: Path, name: Path | None = None, image_format: str | None = Non
     if size == 0:
         raise BadImageFile(f"{name} is empty")
     if image_format == QCOW2:
-        _check_qcow2(path, name)
+        _check_qcow2(path, name, dirty=bool(info.get("dirty-flag")))
     return Content(str(name), ("-f", image_format, str(path)), size, min(size, int(info["actual-size"])))
 
 
@@ -111,13 +111,21 @@ def _refuse_references(path: Path, info: dict[str, Any]) -> None:
         raise BadImageFile(f"{path} is encrypted; decrypt it with qemu-img convert first")
 
 
-def _check_qcow2(path: Path, name: Path) -> None:
-    """A qcow2 cut off at its end reads as zeros there, without an error: find that before anything is copied."""
+def _check_qcow2(path: Path, name: Path, *, dirty: bool) -> None:
+    """A qcow2 cut off at its end reads as zeros there, without an error: find that before anything is copied.
+
+    ``dirty``: the file has lazy refcounts and was not closed. Then the refcounts are wrong, and the data may be right.
+    """
     try:
         run(["qemu-img", "check", "-f", "qcow2", str(path)], timeout=CHECK_TIMEOUT)
     except CommandFailed as error:
         if error.code == LEAKS_ONLY:
             return
+        if dirty:
+            command = shlex.join(["qemu-img", "check", "-r", "all", str(name)])
+            raise BadImageFile(
+                f"{name} is a qcow2 image with lazy refcounts, and was not closed; repair it first: {command}"
+            ) from error
         why = last_line(error.stderr or error.stdout).replace(str(path), str(name))
         raise BadImageFile(f"{name} is a damaged qcow2 image: {why}") from error
 

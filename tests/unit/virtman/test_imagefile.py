@@ -74,6 +74,14 @@ class InspectTest(ImagesTest):
             file.write((1 << 40).to_bytes(8, "big"))
         self.refused(path)
 
+    def test_a_qcow2_with_lazy_refcounts_that_was_not_closed_is_refused_with_the_command_that_repairs_it(self) -> None:
+        path = self.qcow2("-o", "lazy_refcounts=on")
+        argv = ["qemu-io", "-c", "write -P 1 2M 64k", "-c", "flush", "-c", "sigraise 9", path]
+        subprocess.run(argv, capture_output=True, check=False)
+        error = self.assertRaises(BadImageFile, inspect, path)
+        subprocess.run(str(error).partition(" first: ")[2], shell=True, check=True, capture_output=True)
+        self.assertEqual(len(CONTENT), inspect(path).size)
+
     def test_a_qcow2_that_merely_leaks_clusters_is_taken(self) -> None:
         path = self.qcow2()
         with path.open("r+b") as file:  # the unused refcount of some cluster beyond the end
