@@ -21,23 +21,41 @@ LEAKS_ONLY = 3
 CHECK_TIMEOUT = 6 * 3600.0
 
 DISKS = {
+    "version 1 qcow": ((0, QCOW2_MAGIC + b"\0\0\0\1"),),
+    "QED": ((0, b"QED\0"),),
+    "Parallels": ((0, b"WithoutFreeSpace"), (0, b"WithouFreSpacExt")),
+    "Bochs": ((0, b"Bochs Virtual HD Image"),),
     "VMDK": ((0, b"KDMV"), (0, b"COWD"), (0, b"# Disk DescriptorFile")),
     "VDI": ((64, b"\x7f\x10\xda\xbe"),),
     "VHDX": ((0, b"vhdxfile"),),
     "VHD": ((0, b"conectix"),),
 }
-"""Where other formats of disks have which bytes (QEMU: block/vmdk.c, vdi.c, vhdx.h, vpc.c). As raw none boots."""
+"""Where other formats of disks have which bytes (QEMU: block/qcow.c, qed.h, parallels.c, bochs.c, vmdk.c, vdi.c,
+vhdx.h, vpc.c). As raw none boots. qemu-img could tell them apart, too, but opens what a header names to do that."""
+
+_SKIPPABLE = tuple(bytes((0x50 + number,)) + b"\x2a\x4d\x18" for number in range(16))
+"""Zstandard's frames that hold no data, with which pzstd begins its files (RFC 8878, 3.1.2)."""
 
 PACKED = {
     "gzip": ((b"\x1f\x8b\x08",), ("gzip", "--decompress", "--stdout"), ".gz"),
+    "compress": ((b"\x1f\x9d",), ("gzip", "--decompress", "--stdout"), ".Z"),
     "xz": ((b"\xfd7zXZ\0",), ("xz", "--decompress", "--stdout"), ".xz"),
-    "Zstandard": ((b"\x28\xb5\x2f\xfd",), ("zstd", "--decompress", "--stdout"), ".zst"),
+    "Zstandard": ((b"\x28\xb5\x2f\xfd", *_SKIPPABLE), ("zstd", "--decompress", "--stdout"), ".zst"),
+    "LZ4": ((b"\x04\x22\x4d\x18", b"\x02\x21\x4c\x18"), ("lz4", "--decompress", "--stdout"), ".lz4"),
+    "lzip": ((b"LZIP\1",), ("lzip", "--decompress", "--stdout"), ".lz"),
+    "lzop": ((b"\x89LZO\0\r\n\x1a\n",), ("lzop", "--decompress", "--stdout"), ".lzo"),
     "bzip2": (tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)), ("bzip2", "--decompress", "--stdout"), ".bz2"),
     "ZIP": ((b"PK\x03\x04",), ("unzip", "-p"), ".zip"),
+    "7z": ((b"7z\xbc\xaf\x27\x1c",), ("7z", "x", "-so"), ".7z"),
+    "RAR": ((b"Rar!\x1a\x07",), ("unrar", "p", "-inul"), ".rar"),
 }
-"""What packed files begin with, and what unpacks them (RFC 1952, RFC 8878, xz-file-format, bzip2, APPNOTE.TXT)."""
+"""What packed files begin with, and what unpacks them (RFC 1952, RFC 8878, xz-file-format, lz4_Frame_format, bzip2,
+APPNOTE.TXT, 7zFormat.txt; the others: file(1))."""
 
-LONGEST = 128
+_TAR_AT, _TAR = 257, b"ustar"
+"""Where an archive of tar, as an OVA is one, says so (tar(5))."""
+
+LONGEST = 512
 """Bytes of a file's beginning that have all of these."""
 
 
@@ -146,3 +164,6 @@ def refuse_other_formats(path: Path, begin: bytes, wanted: str = QCOW2) -> None:
             target = path.with_suffix("") if path.suffix == suffix else path.with_name(f"{path.name}.unpacked")
             command = f"{shlex.join([*argv_of, str(path)])} > {shlex.quote(str(target))}"
             raise BadImageFile(f"{path} is packed with {name}; unpack it first: {command}")
+    if begin[_TAR_AT:].startswith(_TAR):
+        command = shlex.join(["tar", "--extract", "--verbose", f"--directory={path.parent}", f"--file={path}"])
+        raise BadImageFile(f"{path} is a tar archive, as an OVA is; unpack it first: {command}")

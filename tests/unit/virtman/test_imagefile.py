@@ -8,6 +8,7 @@ import io
 import lzma
 import re
 import subprocess
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +77,7 @@ class InspectTest(ImagesTest):
 
     def test_a_qcow2_with_lazy_refcounts_that_was_not_closed_is_refused_with_the_command_that_repairs_it(self) -> None:
         path = self.qcow2("-o", "lazy_refcounts=on")
-        argv = ["qemu-io", "-c", "write -P 1 2M 64k", "-c", "flush", "-c", "sigraise 9", path]
+        argv = ["qemu-io", "-c", "write -P 1 2M 64k", "-c", "flush", "-c", "sigraise 9", str(path)]
         subprocess.run(argv, capture_output=True, check=False)
         error = self.assertRaises(BadImageFile, inspect, path)
         subprocess.run(str(error).partition(" first: ")[2], shell=True, check=True, capture_output=True)
@@ -137,10 +138,13 @@ class OtherFormatsTest(ImagesTest):
             file.unlink()
 
     def test_disks_of_other_programs_are_refused_with_the_command_that_converts_them(self) -> None:
-        for name, options in (("vmdk", "subformat=monolithicSparse"), ("vdi", ""), ("vhdx", "")):
+        for name, options in (
+            ("VMDK", "subformat=monolithicSparse"), ("VDI", ""), ("VHDX", ""), ("QED", ""), ("Parallels", ""),
+            ("qcow", ""),
+        ):  # fmt: skip
             path = self.folder / f"a disk.{name}"
-            qemu_img("convert", "-O", name, *(["-o", options] if options else []), self.raw, path)
-            self.assert_the_command_helps(path, name.upper())
+            qemu_img("convert", "-O", name.lower(), *(["-o", options] if options else []), self.raw, path)
+            self.assert_the_command_helps(path, name)
 
     def test_a_growing_vhd_is_refused(self) -> None:
         path = self.folder / "disk.vhd"
@@ -150,16 +154,35 @@ class OtherFormatsTest(ImagesTest):
     def test_packed_files_are_refused_with_the_command_that_unpacks_them(self) -> None:
         packers: list[tuple[str, str, Callable[[bytes], bytes]]] = [
             ("gzip", "gz", gzip.compress), ("xz", "xz", lzma.compress), ("bzip2", "bz2", bz2.compress),
-            ("Zstandard", "zst", zstd), ("ZIP", "zip", zipped),
+            ("Zstandard", "zst", zstd), ("Zstandard", "zst", skipped), ("ZIP", "zip", zipped), ("tar", "ova", tar),
         ]  # fmt: skip
         for name, suffix, pack in packers:
             for file in (f"a disk.img.{suffix}", "disk"):
                 self.assert_the_command_helps(self.file(file, pack(CONTENT)), name)
 
+    def test_what_is_packed_by_other_programs_is_refused_too(self) -> None:
+        for name, begin in (("LZ4", b"\x04\x22\x4d\x18"), ("7z", b"7z\xbc\xaf\x27\x1c"), ("RAR", b"Rar!\x1a\x07")):
+            self.refused(self.file("packed", begin + CONTENT), f"is packed with {name}; unpack it first: ")
+
 
 def zstd(content: bytes) -> bytes:
     """Packed by the program, which is in Debian's package zstd."""
     return subprocess.run(["zstd", "--stdout"], input=content, capture_output=True, check=True).stdout
+
+
+def skipped(content: bytes) -> bytes:
+    """The same behind an empty frame."""
+    return b"\x50\x2a\x4d\x18" + bytes(4) + zstd(content)
+
+
+def tar(content: bytes) -> bytes:
+    """In an archive of tar."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        member = tarfile.TarInfo("a disk within")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return whole.getvalue()
 
 
 def zipped(content: bytes) -> bytes:
