@@ -16,6 +16,8 @@ from virtman.hostfiles import told
 
 _NO_NAMELESS_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT)
 """What opening with O_TMPFILE says where a file system, or the kernel, does not know it (open(2))."""
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What a file system without hard links answers, as FAT, exFAT and some network shares are (link(2))."""
 
 
 @dataclass
@@ -32,7 +34,8 @@ def new_file(path: Path) -> Iterator[NewFile]:
     """A file that has the name ``path`` once the block has ended well, whole, and only then.
 
     If this process is killed nothing is left, but for a file system that has no files without names (open(2),
-    O_TMPFILE): then a file beside it whose name begins with a dot. Raises BadRequest, FileExists, NoRoom, HostTrouble.
+    O_TMPFILE): there a file beside it stays, whose name begins with a dot. If that file system has no hard links
+    either, an empty file named ``path`` may stay, too. Raises BadRequest, FileExists, NoRoom, HostTrouble.
     """
     check_new(path)
     with told(f"writing {path}"):
@@ -49,7 +52,8 @@ def new_file(path: Path) -> Iterator[NewFile]:
             yield file
             if file.wanted:
                 os.fsync(fd)
-                _link(named or Path(f"/proc/self/fd/{fd}"), path)
+                _give_name(fd, named, path)
+                sync(path.parent)
         finally:
             os.close(fd)
             if named is not None:
@@ -69,14 +73,34 @@ def check_new(path: Path) -> None:
         raise FileExists(f"{path} exists; remove it first, or name another file")
 
 
+def _give_name(fd: int, named: Path | None, path: Path) -> None:
+    """Let a file that is whole be ``path``, which nobody else has made meanwhile. ``named``: the name that it has."""
+    try:
+        try:
+            _link(named or Path(f"/proc/self/fd/{fd}"), path)
+        except OSError as error:
+            if named is None or error.errno not in _NO_HARD_LINKS:
+                raise
+            _rename(named, path)
+    except FileExistsError:
+        check_new(path)  # it was made meanwhile
+        raise
+
+
 def _link(source: Path, path: Path) -> None:
     """A name for a file that has none: linkat(2) with AT_SYMLINK_FOLLOW, which Python uses if it is given a folder."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.link(source, path.name, dst_dir_fd=folder, follow_symlinks=True)
-    except FileExistsError:
-        check_new(path)  # it was made meanwhile
-        raise
     finally:
         os.close(folder)
-    sync(path.parent)
+
+
+def _rename(source: Path, path: Path) -> None:
+    """Rename a file over an empty one that is made here: O_EXCL refuses a name that exists, and rename(2) does not."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        source.rename(path)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from unittest import mock
 
 from testtools.matchers import Contains
 
@@ -114,6 +115,21 @@ class NewFileTest(ImagesTest):
 
         self.assertRaises(FileExists, race)
         self.assertEqual(b"theirs", self.path.read_bytes())
+
+    def test_a_file_system_without_hard_links_and_files_without_names(self) -> None:
+        def opened(path: Path, flags: int, *more: int) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, "no nameless files")
+            return opening(path, flags, *more)
+
+        opening = os.open
+        self.patch(os, "open", opened)
+        self.patch(os, "link", mock.Mock(side_effect=PermissionError(errno.EPERM, "no links")))
+        self.test_what_came_meanwhile_is_left_alone()
+        self.path.unlink()
+        self.test_after_an_error_there_is_nothing()
+        self.fill()
+        self.assertEqual((["new"], b"content"), (self.left(), self.path.read_bytes()))
 
     def test_no_folder_is_made(self) -> None:
         self.path = self.folder / "none" / "new"
