@@ -222,7 +222,7 @@ class Agent:
         """Make this host the origin of an image whose content stays where it is. ``trust``: the digest that it has.
 
         What is published so already stays so, also by another path; something else takes its place only if it is
-        trusted to have the same digest. ``digest``: its SHA-256 is computed when it is served. Raises BadImageFile,
+        trusted to have the same digest. ``digest``: its sum is computed when it is served. Raises BadImageFile,
         ImageExists, CoordinatorDown, DriverError, NoRoom, HostTrouble.
         """
         with (

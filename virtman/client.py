@@ -91,8 +91,9 @@ class AgentClient:
     ) -> models.Published:  # fmt: skip
         """Publish a raw file, or a block device, without copying it; the agent serves it as long as it is the same.
 
-        ``trust``: the digest (``sha256:…`` or ``id:…``) that its content has, as the caller knows. ``digest``: have the
-        SHA-256 computed in the background. Whoever is not root opens it here, with his rights, and passes it.
+        ``trust``: the digest (``sha256:…``, ``pieces:…`` or ``id:…``) that its content has, as the caller knows.
+        ``digest``: have the sum computed in the background. Whoever is not root opens it here, with his rights, and
+        passes it.
         """
         passed = os.geteuid() != 0
         body = {"file": check_path(path), "passed": passed, "trust": trust, "digest": digest}

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from drivers.base import Opened
-from drivers.digests import SHA256
+from drivers.digests import DRAWN, kind_for, kind_of
 from drivers.host import blockdev
 from virtman.convert import RAW
 from virtman.errors import BadImageFile, OriginChanged, OriginMissing
@@ -193,9 +193,17 @@ def _why_another(known: str, now: str) -> str:
 
 def _wrong(record: ImageRecord) -> str:
     known = record.in_place
-    if known is None or known.content is None or not str(record.digest).startswith(SHA256):
+    if known is None or known.content is None or record.digest in (None, known.content):
         return ""
-    return "" if known.content == record.digest else f"{known.path} holds {known.content}, and not {record.digest}"
+    if kind_of(str(record.digest)) != kind_of(known.content):  # nobody has trusted it to be any
+        return ""
+    return f"{known.path} holds {known.content}, and not {record.digest}"
+
+
+def kind_of_sum(record: ImageRecord, size: int) -> str:
+    """The kind of digest to compute of so many bytes: the one that they are trusted to have, if it is a sum."""
+    kind = kind_of(str(record.digest))
+    return kind_for(size) if kind == DRAWN else kind
 
 
 def _unserved(record: ImageRecord, why: str) -> str:

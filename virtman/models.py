@@ -193,14 +193,14 @@ class PublishRequest(Model):
 
 def _digest(text: str) -> str:
     if not re.fullmatch(PATTERN, text):
-        raise ValueError("not a digest: these are 'sha256:' or 'id:' and 64 digits of 0 to 9 and a to f")
+        raise ValueError("not a digest: these are 'sha256:', 'pieces:' or 'id:' and 64 digits of 0 to 9 and a to f")
     return text
 
 
 class InPlaceRequest(Model):
     """A raw file or a block device to serve an image from, where it is. ``passed``: the caller passes it open, too.
 
-    ``trust``: the digest that it has, as the caller knows. ``digest``: its SHA-256 is to be computed in the background.
+    ``trust``: the digest that it has, as the caller knows. ``digest``: its sum is to be computed in the background.
     """
 
     file: HostPath

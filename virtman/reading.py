@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -11,15 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from drivers.digests import SHA256
+from drivers.digests import PIECE, Sum
 from virtman.errors import HostTrouble
 from virtman.hostfiles import told
 
 log = logging.getLogger(__name__)
-
-PIECE = 4 << 20
-"""Bytes that are read at a time. After each piece the reader rests for as long as it took: whoever else reads from the
-same disk has at least half of it."""
 
 NICE = 19
 LETS_GO_WITHIN = 60.0
@@ -79,20 +74,24 @@ class Readers:
                 reader.ending.set()
 
 
-def digest_of(fd: int, size: int, reader: Reader) -> str | None:
-    """``sha256:`` of what is open, of so many bytes; None if the reader is to end. Raises HostTrouble."""
+def digest_of(fd: int, size: int, kind: str, reader: Reader) -> str | None:
+    """The digest of what is open, of so many bytes; None if the reader is to end. Raises HostTrouble.
+
+    After each piece the reader rests for as long as it took: whoever else reads from the same disk has at least half of
+    it.
+    """
     with suppress(OSError):  # of this thread alone (Linux: setpriority(2))
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    digest, done = hashlib.sha256(), 0
+    total, done = Sum(kind), 0
     with told("reading what is served in place"):
         while done < size:
             begun = time.monotonic()
             piece = os.pread(fd, min(PIECE, size - done), done)
             if not piece:
                 raise HostTrouble(f"what is served in place ends after {done} bytes, and not after {size}")
-            digest.update(piece)
+            total.add(piece)
             os.posix_fadvise(fd, done, len(piece), os.POSIX_FADV_DONTNEED)  # memory is for what VMs read
             done += len(piece)
             if reader.ending.wait(time.monotonic() - begun):
                 return None
-    return SHA256 + digest.hexdigest()
+    return total.digest()

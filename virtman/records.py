@@ -319,7 +319,7 @@ class InPlace(Part):
 
     ``locked``: this agent has the kernel refuse to write to the device, and lets it be written to again in the end;
     ``lockable``: who published it may have that done.
-    ``digest``: the SHA-256 of the content is wanted; ``content``: the digest that was computed.
+    ``digest``: the sum of the content is wanted; ``content``: the digest that was computed.
     """
 
     path: str

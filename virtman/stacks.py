@@ -655,7 +655,7 @@ class Stacks:
             if record is None or not self.wants_digest(record):
                 return
             with inplace.opened(record) as (now, opened):
-                content = digest_of(opened.fd, now.size, reader)
+                content = digest_of(opened.fd, now.size, inplace.kind_of_sum(record, now.size), reader)
             if content is None:
                 return
             with inplace.opened(record):

@@ -15,8 +15,9 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
-DIGEST_PATTERN = r"^(sha256|id):[0-9a-f]{64}$"
-"""``id:``: drawn by lot when the image was published; nobody has read the whole of it."""
+DIGEST_PATTERN = r"^(sha256|pieces|id):[0-9a-f]{64}$"
+"""Sums of the content, see drivers/digests.py. ``id:``: drawn by lot when the image was published; nobody has read the
+whole of it."""
 ADDRESS_PATTERN = r"^(unix:///[!-~]+|iscsi://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4})$"
 MAX_INTEGER = 2**63 - 1
 
@@ -37,7 +38,7 @@ Address = Annotated[
     ),
     AfterValidator(_port_in_range),
 ]
-Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="SHA-256 of the whole image, or an ID drawn by lot")]
+Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="A sum of the whole image, or an ID drawn by lot")]
 Size = Annotated[int, Field(gt=0, le=MAX_INTEGER, multiple_of=512, description="Bytes")]
 Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 

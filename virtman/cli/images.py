@@ -24,7 +24,7 @@ class _Begun(Exception):
 @click.option("--from-vm", "vm", metavar="VM", help="Publish what the disk of VM, which may run, holds now.")
 @click.option("--in-place", is_flag=True, help="Serve FILE, raw or a block device, where it is; it is not copied.")
 @click.option("--trust", metavar="DIGEST", help="With --in-place: the digest that FILE has, as you know.")
-@click.option("--digest", is_flag=True, help="With --in-place: compute FILE's SHA-256 in the background.")
+@click.option("--digest", is_flag=True, help="With --in-place: compute FILE's digest in the background.")
 @click.option("--detach", is_flag=True, help="Return when the copy has begun; the agent goes on alone.")
 @options.as_json
 @click.pass_context

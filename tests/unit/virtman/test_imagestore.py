@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import stat
 
-from testtools.matchers import Contains, HasLength
+from testtools.matchers import Contains, HasLength, LessThan
 
+from drivers.digests import LARGEST_WHOLE, PIECE
 from tests.limits import no_more_files
 from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
 from virtman.convert import Content
@@ -62,6 +64,30 @@ class StoreTest(ImagesTest):
     def test_holes_stay_holes(self) -> None:
         image = self.store.add("debian", inspect(self.raw), nothing)
         self.assertLess(self.store.path(image).stat().st_blocks * 512, 2 * MIB)
+
+    def test_the_digest_of_a_large_one_is_of_its_content_and_takes_no_time_for_holes(self) -> None:
+        size = LARGEST_WHOLE + 5 * MIB
+        read: list[int] = []
+        pread = os.pread
+
+        def counted(fd: int, length: int, offset: int) -> bytes:
+            read.append(length)
+            return pread(fd, length, offset)
+
+        self.patch(os, "pread", counted)
+        with self.raw.open("r+b") as file:
+            file.truncate(size)
+        holed = self.store.add("holed", inspect(self.raw), nothing)
+        self.assertThat(sum(read), LessThan(3 * PIECE))
+        pieces = [CONTENT.ljust(PIECE, b"\0"), *[bytes(PIECE)] * (LARGEST_WHOLE // PIECE), bytes(MIB)]
+        sums = {piece: hashlib.sha256(piece).digest() for piece in set(pieces)}
+        expected = hashlib.sha256(b"".join(sums[piece] for piece in pieces)).hexdigest()
+        self.assertEqual((size, f"pieces:{expected}"), (holed.size, holed.digest))
+        with self.raw.open("r+b") as file:
+            file.seek(size // 2)
+            file.write(bytes(2 * PIECE))
+        self.assertEqual(holed.key, self.store.add("zeros", inspect(self.raw), nothing).key)
+        self.assertEqual(holed.key, self.store.add("qcow2", inspect(self.qcow2()), nothing).key)
 
     def test_progress_is_told_by_step_and_never_goes_back(self) -> None:
         seen: list[tuple[str, int, int]] = []

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from testtools import TestCase
 
+from drivers.digests import PIECE, PIECES, SHA256
 from tests.unit.virtman.scene import folder_for
 from virtman.errors import HostTrouble
-from virtman.reading import NICE, PIECE, Reader, Readers, digest_of
+from virtman.reading import NICE, Reader, Readers, digest_of
 
 SOON = 60.0
 
@@ -23,15 +24,15 @@ class DigestTest(TestCase):
         self.content = os.urandom(PIECE + 512)
         self.file.write_bytes(self.content)
 
-    def digest(self, size: int, reader: Reader) -> str | None:
-        return self.read(size, reader)[0]
+    def digest(self, size: int, reader: Reader, kind: str = SHA256) -> str | None:
+        return self.read(size, reader, kind)[0]
 
-    def read(self, size: int, reader: Reader) -> tuple[str | None, int]:
+    def read(self, size: int, reader: Reader, kind: str = SHA256) -> tuple[str | None, int]:
         """The digest, and how nice the reader was: a thread of its own, since it stays so."""
 
         def act() -> tuple[str | None, int]:
             with self.file.open("rb") as file:
-                found = digest_of(file.fileno(), size, reader)
+                found = digest_of(file.fileno(), size, kind, reader)
             return found, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
         with ThreadPoolExecutor(1) as pool:
@@ -40,6 +41,9 @@ class DigestTest(TestCase):
     def test_it_is_of_the_whole(self) -> None:
         expected = hashlib.sha256(self.content).hexdigest()
         self.assertEqual(f"sha256:{expected}", self.digest(len(self.content), Reader()))
+        pieces = [hashlib.sha256(part).digest() for part in (self.content[:PIECE], self.content[PIECE:])]
+        expected = hashlib.sha256(b"".join(pieces)).hexdigest()
+        self.assertEqual(f"pieces:{expected}", self.digest(len(self.content), Reader(), PIECES))
 
     def test_all_others_come_first(self) -> None:
         before = os.getpriority(os.PRIO_PROCESS, 0)
