@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from drivers.base import CacheGroup, Image, Volume
-from drivers.digests import draw, key_of
+from drivers.digests import DRAWN, draw, key_of
 from drivers.errors import DriverError
 from drivers.host.watch import deaths
 from drivers.registry import load
@@ -21,7 +21,7 @@ from virtman import inplace, models, views
 from virtman.accel import Verdict, choose_accel
 from virtman.attaching import Attachments
 from virtman.config import AgentConfig, prepare
-from virtman.convert import Content, Progress
+from virtman.convert import Content, Progress, holds
 from virtman.copies import Copies, Target
 from virtman.devices import Devices
 from virtman.disks import Disks
@@ -54,7 +54,7 @@ from virtman.renaming import Renames
 from virtman.repair import raise_all, repair, side_by_side
 from virtman.roles import Permit, anything
 from virtman.stackchoice import USERSPACE
-from virtman.stacks import Stacks
+from virtman.stacks import Stacks, published_otherwise
 from virtman.steps import Step, log_step
 from virtman.streams import Streams
 from virtman.upkeep import Upkeep
@@ -193,7 +193,8 @@ class Agent:
 
         Raises BadImageFile, NoRoom, ImageExists, CoordinatorDown, DriverError.
         """
-        with source(file, self._store.folder) as content:
+        self._check_name(name)
+        with source(file, self._store.folder, progress) as content:
             return self._publish(name, content, progress)
 
     def publish_vm(self, name: str, vm: str, progress: Progress) -> models.Published:
@@ -201,12 +202,14 @@ class Agent:
 
         Raises as ``Disks.take``, NoRoom, ImageExists, CoordinatorDown.
         """
+        self._check_name(name)
         with self._copies.vm(vm) as (content, _point):
             return self._publish(name, content, progress)
 
     def _publish(self, name: str, content: Content, progress: Progress) -> models.Published:
         with self._publishing.hold(name):
-            image = self._store.add(name, content, progress)
+            self._check_name(name, content.size)
+            image = self._published_already(name, content, progress) or self._store.add(name, content, progress)
             self._step("publish:stored")
             try:
                 record = self._stacks.add_origin(image)
@@ -214,6 +217,47 @@ class Agent:
                 self._kept.remove(image.key, publishing=name)
                 raise
         return views.published(record)
+
+    def _check_name(self, name: str, size: int | None = None) -> None:
+        """Whether a copy, of ``size`` bytes, may be published under a name, as far as that is known before it is read.
+
+        It may if it holds what is published already: what has the same size is yet to be read. Raises ImageExists.
+        """
+        here = self._stacks.find(name)
+        if here is not None and here.role is Role.HOST:
+            raise ImageExists(
+                f"image {name!r} is on this host already, and another host published it; choose another name"
+            )
+        if here is not None and here.in_place is not None:
+            raise published_otherwise(here)
+        if here is not None and here.size is not None:
+            known, digest = here.size, str(here.digest)
+        else:
+            try:
+                listed = self._volt.image(name)
+            except (UnknownImage, CoordinatorDown):  # one that does not answer decides when it does
+                return
+            known, digest = listed.size, listed.digest
+        if digest.startswith(DRAWN) or size not in (None, known):
+            raise ImageExists(
+                f"image {name!r} is published already, and holds something else: {known} bytes, {digest}; choose"
+                " another name"
+            )
+
+    def _published_already(self, name: str, content: Content, progress: Progress) -> Image | None:
+        """The image that this host published under a name, which holds the same. None: there is none.
+
+        Raises ImageExists if it holds something else.
+        """
+        here = self._stacks.find(name)
+        if here is None or here.digest is None or not (stored := self._store.path(here.image)).exists():
+            return None
+        if not holds(content, stored, progress):
+            raise ImageExists(
+                f"image {name!r} is on this host already, and not from this content; choose another name, or:"
+                f" virtman unpublish {name}"
+            )
+        return here.image
 
     def publish_in_place(
         self, name: str, file: Path | Passed, trust: str | None, *, digest: bool,
@@ -268,7 +312,7 @@ class Agent:
     def _new_digest(self, name: str, found: InPlace) -> str:
         """An identity for content that nobody has read. Raises ImageExists if Volt has content under this name."""
         try:
-            listed = self._volt.content(name)
+            listed = self._volt.image(name).digest
         except (UnknownImage, CoordinatorDown):  # one that does not answer decides when it does
             return draw()
         raise ImageExists(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,13 @@ from drivers.qemu.monitor import SETPRIV
 from virtman.errors import BadImageFile, HostTrouble, NoRoom, VirtmanError
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is done ("copy" or "digest"), bytes done and bytes in all."""
+"""Called with what is done ("read", "copy", "compare" or "digest"), bytes done and bytes in all."""
 
 RAW, QCOW2 = "raw", "qcow2"
 COPY_TIMEOUT = 6 * 3600.0
 """Seconds."""
+_DIFFERENT = 1
+"""qemu-img compare: exit code for two disks that do not hold the same."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +47,42 @@ def of_device(name: str, device: Device, needed: int = 0) -> Content:
 
 
 def convert(content: Content, target: Path, image_format: str, progress: Progress) -> None:
-    """Fill ``target``, sparse; the kernel ends the program with this thread (prctl(2), PR_SET_PDEATHSIG).
-
-    Raises NoRoom, or the content's ``fault``.
-    """
-
-    def on_line(line: str) -> None:
-        # qemu-img -p prints "    (12.34/100%)"
-        percent = line.strip().strip("(").partition("/")[0]
-        if percent.replace(".", "", 1).isdigit():
-            progress("copy", int(content.size * float(percent) / 100), content.size)
-
-    argv = [SETPRIV.name, "--pdeathsig", "KILL", "qemu-img", "convert", "-p", "-O", image_format]
+    """Fill ``target``, sparse. Raises NoRoom, or the content's ``fault``."""
     try:
-        run([*argv, *content.location, str(target)], timeout=COPY_TIMEOUT, on_line=on_line)
+        _qemu_img("convert", ["-O", image_format, *content.location, str(target)], "copy", content.size, progress)
     except CommandFailed as error:
         if "No space left" in error.stderr:
             raise NoRoom(f"no space left in {target.resolve().parent} while copying {content.name}") from error
         said = last_line(error.stderr).replace(content.location[-1], content.name)
         raise content.fault(f"cannot copy {content.name}: {said}") from error
+
+
+def holds(content: Content, raw: Path, progress: Progress) -> bool:
+    """Whether a raw file of the same size holds the same. It is read to the first difference, and no hole is read.
+
+    Raises the content's ``fault``.
+    """
+    try:
+        _qemu_img("compare", ["-F", RAW, *content.location, str(raw)], "compare", content.size, progress)
+    except CommandFailed as error:
+        if error.code == _DIFFERENT:
+            return False
+        said = last_line(error.stderr).replace(content.location[-1], content.name)
+        raise content.fault(f"cannot compare {content.name} with {raw}: {said}") from error
+    return True
+
+
+def _qemu_img(command: str, rest: Sequence[str], step: str, size: int, progress: Progress) -> None:
+    """Run a program that the kernel ends with this thread (prctl(2), PR_SET_PDEATHSIG). Raises CommandFailed."""
+
+    def on_line(line: str) -> None:
+        # qemu-img -p prints "    (12.34/100%)"
+        percent = line.strip().strip("(").partition("/")[0]
+        if percent.replace(".", "", 1).isdigit():
+            progress(step, int(size * float(percent) / 100), size)
+
+    argv = [SETPRIV.name, "--pdeathsig", "KILL", "qemu-img", command, "-p", *rest]
+    run(argv, timeout=COPY_TIMEOUT, on_line=on_line)
 
 
 def last_line(text: str) -> str:

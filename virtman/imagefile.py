@@ -11,7 +11,7 @@ from typing import Any
 
 from drivers.errors import CommandFailed
 from drivers.host.command import run
-from virtman.convert import QCOW2, RAW, Content, last_line
+from virtman.convert import QCOW2, RAW, Content, Progress, last_line
 from virtman.errors import BadImageFile
 from virtman.passing import Passed, check_readable, mine
 
@@ -60,7 +60,7 @@ LONGEST = 512
 
 
 @contextmanager
-def source(file: Path | Passed, folder: Path) -> Iterator[Content]:
+def source(file: Path | Passed, folder: Path, progress: Progress | None = None) -> Iterator[Content]:
     """What a file to publish holds, as ``inspect`` finds it. Raises BadImageFile, NoRoom, HostTrouble.
 
     ``folder``: where the agent keeps what no caller may change meanwhile.
@@ -72,7 +72,7 @@ def source(file: Path | Passed, folder: Path) -> Iterator[Content]:
     if file.trusted or not _begin(file.path, file.name).startswith(QCOW2_MAGIC):
         yield inspect(file.path, file.name, RAW if not file.trusted else None)
         return
-    with mine(file, folder) as path:
+    with mine(file, folder, progress) as path:
         yield inspect(path, file.name)
 
 

@@ -20,10 +20,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from virtman.errors import BadDevice, BadImageFile, BadRequest, CallerGone, NoRoom
 from virtman.hostfiles import RESERVE, told
 from virtman.newfile import open_path
+
+if TYPE_CHECKING:
+    from virtman.convert import Progress
 
 MOST = 253
 """Descriptors in one message (Linux: SCM_MAX_FD). The kernel closes those for which there is no room here."""
@@ -153,14 +157,14 @@ def _mode(fd: int) -> int:
 
 
 @contextmanager
-def mine(passed: Passed, folder: Path) -> Iterator[Path]:
+def mine(passed: Passed, folder: Path, progress: Progress | None = None) -> Iterator[Path]:
     """What a caller's file holds, in a file that he cannot change and that has no name. Raises NoRoom, HostTrouble."""
     with told(f"copying {passed.name} to {folder}"):
         taken, free = os.fstat(passed.fd).st_blocks * 512, shutil.disk_usage(folder).free
         if taken + RESERVE > free:
             raise NoRoom(f"{passed.name} takes {taken >> 20} MiB in {folder}, which has {free >> 20} MiB free")
     with told(f"copying {passed.name} to {folder}"), tempfile.TemporaryFile(dir=folder) as copy:
-        _copy(passed.fd, copy.fileno())
+        _copy(passed.fd, copy.fileno(), progress)
         yield open_path(copy.fileno())
 
 
@@ -172,7 +176,7 @@ def theirs(passed: Passed, folder: Path) -> Iterator[Path]:
         _copy(copy.fileno(), passed.fd)
 
 
-def _copy(source: int, target: int) -> None:
+def _copy(source: int, target: int, progress: Progress | None = None) -> None:
     """All that a file holds now, holes as holes; what is added to it meanwhile, which may be without end, is not.
 
     Raises OSError.
@@ -183,6 +187,8 @@ def _copy(source: int, target: int) -> None:
         done = os.lseek(target, start, os.SEEK_SET)
         while done < end and (sent := os.sendfile(target, source, done, min(_CHUNK, end - done))):
             done += sent
+            if progress is not None:
+                progress("read", done, size)
 
 
 def _filled(source: int, size: int) -> Iterator[tuple[int, int]]:

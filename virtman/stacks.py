@@ -86,6 +86,12 @@ class Coordinator(Protocol):
         """Say that a parent is dead and get new ones. Raises UnknownImage, CoordinatorDown."""
 
 
+def published_otherwise(record: ImageRecord) -> ImageExists:
+    """What is raised for an image that is to be published in place, and is a copy here, or the other way round."""
+    how = "as a copy" if record.in_place is None else f"in place, from {record.in_place.path}"
+    return ImageExists(f"image {record.name!r} is published here {how}: virtman unpublish {record.name} first")
+
+
 def with_assignment(record: ImageRecord, assignment: Assignment, *, confirmed: bool) -> ImageRecord:
     """The record with what Volt said. ``confirmed``: the host reads from these parents now."""
     return record.model_copy(
@@ -233,8 +239,7 @@ class Stacks:
         """The record of an origin that is published again, from what has the same digest. Raises ImageExists."""
         known = record.in_place
         if (known is None) != (in_place is None):
-            how = "as a copy" if known is None else f"in place, from {known.path}"
-            raise ImageExists(f"image {record.name!r} is published here {how}: virtman unpublish {record.name} first")
+            raise published_otherwise(record)
         if known is not None and in_place is not None and inplace.differs(known, in_place):
             record = self._remove_layers(record)  # it may be served still, and is let go of
         wanted = record.model_copy(update={"given_up": False, "in_place": in_place})

@@ -106,18 +106,22 @@ class VoltLink:
     def lists_origin(self, image: str) -> bool:
         """Whether the image is published with this host as an origin. Raises CoordinatorDown."""
         try:
-            return self._host in self._call(lambda: self._client.image(image)).origins
+            return self._host in self.image(image).origins
         except UnknownImage:
             return False
 
     def withdrawn(self, image: str) -> bool:
         """Whether the image is withdrawn, and no host has it but its origins. Raises UnknownImage, CoordinatorDown."""
-        found = self._call(lambda: self._client.image(image))
+        found = self.image(image)
         return found.withdrawn and not found.nodes
 
     def content(self, image: str) -> str:
         """The digest of what is published under the name. Raises UnknownImage, CoordinatorDown."""
-        return self._call(lambda: self._client.image(image)).digest
+        return self.image(image).digest
+
+    def image(self, image: str) -> PublishedImage:
+        """What is published under the name. Raises UnknownImage, CoordinatorDown."""
+        return self._call(lambda: self._client.image(image))
 
     def tree(self, image: str) -> ImageTree:
         """An image's tree. Raises UnknownImage, CoordinatorDown."""

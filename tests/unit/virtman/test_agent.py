@@ -431,8 +431,9 @@ class PublishTest(AgentTest):
     def test_a_second_time_changes_nothing(self) -> None:
         self.publish()
         before = (dict(self.host.served), self.stored())
-        self.publish()
-        self.assertEqual(before, (self.host.served, self.stored()))
+        seen = set[str]()
+        self.agent.publish("mine", self.site.image_file(), lambda step, *_: seen.add(step))
+        self.assertEqual((before, {"compare"}), ((self.host.served, self.stored()), seen))
 
     def test_two_names_share_one_content(self) -> None:
         self.publish("a")
@@ -444,6 +445,22 @@ class PublishTest(AgentTest):
         self.site.image_file()
         self.assertRaises(BadImageFile, self.agent.publish, "mine", Path("/nonexistent"), nothing)
         self.assertEqual(([], {}), (self.stored(), self.host.leftovers()))
+
+    def refused(self, name: str, size: int) -> list[str]:
+        """The steps before a name is refused."""
+        file, seen = self.site.image_file("other.raw", seed=2, size=size), list[str]()
+        self.assertRaises(ImageExists, self.agent.publish, name, file, lambda step, *_: seen.append(step))
+        return seen
+
+    def test_what_is_known_to_be_something_else_is_refused_before_it_is_copied(self) -> None:
+        self.publish("mine")
+        before = self.stored()
+        self.assertEqual([], self.refused("debian", 2 * MIB))
+        self.assertEqual([], self.refused("mine", 2 * MIB))
+        self.assertEqual({"compare"}, set(self.refused("mine", MIB)))
+        self.agent.create("vm", "debian", None)
+        self.assertEqual([], self.refused("debian", MIB))
+        self.assertEqual(before, self.stored())
 
     def test_a_name_that_is_taken_leaves_no_content(self) -> None:
         self.assertRaises(ImageExists, self.publish, "debian")
