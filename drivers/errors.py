@@ -69,12 +69,18 @@ class LibraryMissing(DriverError):
         super().__init__(f"the Python library {library} is not installed (Debian: {package})")
 
 
+def _program(argv: Sequence[str]) -> str:
+    """A program and what it was to do, for people; the log has the whole (drivers/host/command.py)."""
+    words = argv[3:] if argv[0].endswith("setpriv") else argv
+    return " ".join(word for word in words[:2] if word == words[0] or word.isalpha())
+
+
 class CommandFailed(DriverError):
     """A program ended with another exit code than 0."""
 
     def __init__(self, argv: Sequence[str], code: int, stdout: str, stderr: str) -> None:
         said = (stderr.strip() or stdout.strip() or "it said nothing").splitlines()[-1]
-        super().__init__(f"{' '.join(argv)} ended with exit code {code}: {said}")
+        super().__init__(f"{_program(argv)} ended with exit code {code}: {said}")
         self.argv, self.code, self.stdout, self.stderr = tuple(argv), code, stdout, stderr
 
 
@@ -82,7 +88,7 @@ class CommandTimedOut(DriverError):
     """A program did not end within ``timeout`` seconds and was killed."""
 
     def __init__(self, argv: Sequence[str], timeout: float, stdout: str, stderr: str) -> None:
-        super().__init__(f"{' '.join(argv)} did not end within {timeout:g} s")
+        super().__init__(f"{_program(argv)} did not end within {timeout:g} s")
         self.argv, self.timeout, self.stdout, self.stderr = tuple(argv), timeout, stdout, stderr
 
 

@@ -40,7 +40,7 @@ from virtman.errors import (
 )
 from virtman.heartbeat import Heartbeat
 from virtman.hostdrivers import HostDrivers
-from virtman.imagefile import source
+from virtman.imagefile import check_size, source
 from virtman.imagestore import ImageStore
 from virtman.kept import Kept
 from virtman.locks import NamedLocks
@@ -200,9 +200,12 @@ class Agent:
     def publish_vm(self, name: str, vm: str, progress: Progress) -> models.Published:
         """Make this host the origin of an image with what a VM's disk holds now.
 
-        Raises as ``Disks.take``, NoRoom, ImageExists, CoordinatorDown.
+        Raises as ``Disks.take``, BadImageFile, NoRoom, ImageExists, CoordinatorDown.
         """
-        self._check_name(name)
+        size = self._vms.record(vm).size
+        if size is not None:
+            check_size(f"the disk of vm {vm}", size)
+        self._check_name(name, size)
         with self._copies.vm(vm) as (content, _point):
             return self._publish(name, content, progress)
 

@@ -53,6 +53,11 @@ def convert(content: Content, target: Path, image_format: str, progress: Progres
     except CommandFailed as error:
         if "No space left" in error.stderr:
             raise NoRoom(f"no space left in {target.resolve().parent} while copying {content.name}") from error
+        if "File too large" in error.stderr:
+            raise NoRoom(
+                f"the file system of {target.resolve().parent} has no files of {content.size} bytes, which"
+                f" {content.name} has"
+            ) from error
         said = last_line(error.stderr).replace(content.location[-1], content.name)
         raise content.fault(f"cannot copy {content.name}: {said}") from error
 

@@ -59,6 +59,18 @@ LONGEST = 512
 """Bytes of a file's beginning that have all of these."""
 
 
+LARGEST = 32 << 40
+"""Bytes: the most that an image has. Caches have clusters of 8 KiB (drivers/cache/qcow2.py); see ``LARGEST_DISK``."""
+
+
+def check_size(name: str, size: int) -> None:
+    """Whether content of ``size`` bytes can be an image. Raises BadImageFile."""
+    if size == 0:
+        raise BadImageFile(f"{name} is empty")
+    if size > LARGEST:
+        raise BadImageFile(f"{name} has {size / (1 << 40):.4g}T, and an image has at most {LARGEST >> 40}T")
+
+
 @contextmanager
 def source(file: Path | Passed, folder: Path, progress: Progress | None = None) -> Iterator[Content]:
     """What a file to publish holds, as ``inspect`` finds it. Raises BadImageFile, NoRoom, HostTrouble.
@@ -93,8 +105,7 @@ def inspect(path: Path, name: Path | None = None, image_format: str | None = Non
     info = _info(path, name, image_format)
     _refuse_references(name, info)
     size = int(info["virtual-size"])
-    if size == 0:
-        raise BadImageFile(f"{name} is empty")
+    check_size(str(name), size)
     if image_format == QCOW2:
         _check_qcow2(path, name, dirty=bool(info.get("dirty-flag")))
     return Content(str(name), ("-f", image_format, str(path)), size, min(size, int(info["actual-size"])))

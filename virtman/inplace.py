@@ -24,7 +24,7 @@ from drivers.host import blockdev
 from virtman.convert import RAW
 from virtman.errors import BadImageFile, OriginChanged, OriginMissing
 from virtman.hostfiles import told
-from virtman.imagefile import LONGEST, refuse_other_formats
+from virtman.imagefile import LONGEST, check_size, refuse_other_formats
 from virtman.passing import Passed, check_read
 from virtman.records import DEVICE, FILE, ImageRecord, InPlace
 
@@ -132,8 +132,7 @@ def _sync(fd: int) -> None:
 
 
 def _check_size(found: InPlace) -> None:
-    if found.size == 0:
-        raise BadImageFile(f"{found.path} is empty")
+    check_size(found.path, found.size)
     if found.size % SECTOR:
         raise BadImageFile(
             f"{found.path} has {found.size} bytes, and in place only whole sectors of {SECTOR} bytes are served"

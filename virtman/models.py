@@ -20,7 +20,10 @@ from drivers.digests import PATTERN
 from virtman.names import NAME_PATTERN, PATH_PATTERN
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1 to 63 letters, digits, '-' or '_'")]
-Size = Annotated[int, Field(gt=0, multiple_of=512, le=1 << 60, description="bytes, a multiple of 512")]
+LARGEST_DISK = 128 << 40
+"""Bytes. QEMU opens no qcow2 whose first table has more than 32 MiB (block/qcow2.h, QCOW_MAX_L1_SIZE). Above a
+snapshot, and in a clone, a disk has clusters of 16 KiB (drivers/snapshot/qcow2.py)."""
+Size = Annotated[int, Field(gt=0, multiple_of=512, le=LARGEST_DISK, description="bytes, a multiple of 512")]
 HostPath = Annotated[str, Field(pattern=PATH_PATTERN, max_length=4095, description="absolute, on this host")]
 Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]
 """Text that can be written down: JSON can also spell halves of surrogates."""

@@ -31,6 +31,7 @@ from virtman.errors import (
     VmRuns,
 )
 from virtman.locks import NamedLocks
+from virtman.models import LARGEST_DISK
 from virtman.records import BOOT, CREATE, DESTROY, Boot, ImageRecord, Point, Shelf, State, VmRecord
 from virtman.roles import Permit, anything
 from virtman.steps import Step, log_step
@@ -38,7 +39,6 @@ from virtman.steps import Step, log_step
 log = logging.getLogger(__name__)
 
 SECTOR = 512
-LARGEST = 1 << 60
 NO_DISKS: Mapping[str, Device] = {}
 
 
@@ -657,9 +657,10 @@ def _path(device: Device) -> Path:
 
 def check_size(size: int | None) -> None:
     """Raises BadSize."""
-    if size is not None and (size <= 0 or size % SECTOR or size > LARGEST):
+    if size is not None and (size <= 0 or size % SECTOR or size > LARGEST_DISK):
         raise BadSize(
-            f"a disk of {size} bytes is not possible: the size is a positive multiple of {SECTOR}, at most {LARGEST}"
+            f"a disk of {size} bytes is not possible: the size is a positive multiple of {SECTOR}, at most"
+            f" {LARGEST_DISK >> 40}T"
         )
 
 

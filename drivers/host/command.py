@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import selectors
+import shlex
 import shutil
 import signal
 import subprocess
@@ -75,6 +76,8 @@ def run(argv: Sequence[str], *, timeout: float = 60, on_line: OnLine | None = No
             ended = False
         _leave(process)
     stdout, stderr = collector.text()
+    if not ended or process.returncode != 0:
+        log.info("%s: exit code %s: %s", shlex.join(argv), process.returncode, stderr.strip())
     if not ended:
         raise CommandTimedOut(argv, timeout, stdout, stderr)
     if process.returncode != 0:

@@ -15,7 +15,7 @@ from virtman.errors import BadSize, UnknownVm
 
 S = TypeVar("S", int, int | None)
 
-LARGEST = options.SUFFIXES["T"] << 20
+LARGEST = options.SUFFIXES["T"] << 7
 """Bytes: the most that the agent lets a disk have."""
 
 

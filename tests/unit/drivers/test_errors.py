@@ -7,7 +7,7 @@ import re
 import testtools
 
 from drivers import errors
-from drivers.errors import DriverError
+from drivers.errors import CommandFailed, DriverError
 
 
 class TreeTest(testtools.TestCase):
@@ -19,3 +19,10 @@ class TreeTest(testtools.TestCase):
             if isinstance(kind, type) and issubclass(kind, DriverError) and kind is not DriverError
         }
         self.assertEqual(there, drawn)
+
+
+class MessageTest(testtools.TestCase):
+    def test_failed_command_tells_its_task_and_the_last_line_of_its_complaint(self) -> None:
+        for argv in (["tool", "x", "-o", "y"], ["setpriv", "--pdeathsig", "KILL", "tool", "x", "/file"]):
+            error = CommandFailed(argv, 2, "output", "first\nlast\n")
+            self.assertEqual("tool x ended with exit code 2: last", str(error))

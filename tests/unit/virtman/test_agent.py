@@ -29,6 +29,7 @@ from virtman.errors import (
     UnknownImage,
     VmMoving,
 )
+from virtman.imagefile import LARGEST
 from virtman.records import Boot, Shelf, VmRecord
 
 TROUBLE = DriverError("the device is on fire")
@@ -458,7 +459,8 @@ class PublishTest(AgentTest):
         self.assertEqual([], self.refused("debian", 2 * MIB))
         self.assertEqual([], self.refused("mine", 2 * MIB))
         self.assertEqual({"compare"}, set(self.refused("mine", MIB)))
-        self.agent.create("vm", "debian", None)
+        self.agent.create("vm", "debian", LARGEST + (1 << 40))
+        self.assertRaises(BadImageFile, self.agent.publish_vm, "large", "vm", nothing)
         self.assertEqual([], self.refused("debian", MIB))
         self.assertEqual(before, self.stored())
 

@@ -348,7 +348,7 @@ class BadRequestsTest(SiteTest):
             self.problem(400, "PUT", "/v1/vms/vm", json=body)
 
     def test_bad_sizes_are_refused(self) -> None:
-        sizes: list[object] = [0, -512, 1, 513, 0.5, "big", (1 << 60) + 512, 1 << 70, [], True]
+        sizes: list[object] = [0, -512, 1, 513, 0.5, "big", models.LARGEST_DISK + 512, 1 << 70, [], True]
         for size in sizes:
             self.problem(400, "PUT", "/v1/vms/vm", json={"image": "debian", "size": size})
             self.problem(400, "PUT", "/v1/vms/vm/size", json={"size": size})

@@ -15,9 +15,12 @@ from pathlib import Path
 
 from testtools.matchers import MatchesRegex
 
+from drivers.cache.qcow2 import CLUSTER_SIZE
+from drivers.snapshot.qcow2 import _LAYOUT_ABOVE
 from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
 from virtman.errors import BadImageFile
-from virtman.imagefile import inspect
+from virtman.imagefile import LARGEST, inspect
+from virtman.models import LARGEST_DISK
 
 
 class InspectTest(ImagesTest):
@@ -112,6 +115,19 @@ class InspectTest(ImagesTest):
         for name in ("-f", "nbd:unix:x", "json:{}", "a b", "grüße"):
             path = self.file(name, CONTENT)
             self.assertEqual(len(CONTENT), inspect(path).size)
+
+
+class LargestTest(ImagesTest):
+    def test_qcow2_has_room_for_the_largest_disk_and_the_largest_image_and_no_more(self) -> None:
+        for layout, largest in ((_LAYOUT_ABOVE, LARGEST_DISK), (f"cluster_size={CLUSTER_SIZE}", LARGEST)):
+            make = ("create", "-f", "qcow2", "-o", layout, self.folder / "largest")
+            qemu_img(*make, largest)
+            self.assertRaises(subprocess.CalledProcessError, qemu_img, *make, largest + (1 << 40))
+
+    def test_what_is_larger_is_refused(self) -> None:
+        path = self.folder / "large.qcow2"
+        qemu_img("create", "-f", "qcow2", path, LARGEST + (1 << 40))
+        self.refused(path, "33T", "at most 32T")
 
 
 class OtherFormatsTest(ImagesTest):

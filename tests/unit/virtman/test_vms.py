@@ -21,6 +21,7 @@ from virtman.errors import (
     VmExists,
     VmRuns,
 )
+from virtman.models import LARGEST_DISK
 from virtman.records import Boot, State, VmRecord
 from virtman.vms import Made
 
@@ -80,7 +81,7 @@ class CreateTest(VmsTest):
         self.assertEqual(["debian"], [record.image for record in self.vms.records()])
 
     def test_impossible_sizes_are_refused_before_anything_is_done(self) -> None:
-        for size in (0, -512, 1, 513, MIB + 1, (1 << 60) + 512):
+        for size in (0, -512, 1, 513, MIB + 1, LARGEST_DISK + 512):
             self.assertRaises(BadSize, self.vms.create, "vm", "debian", size)
         self.assertEqual([], self.host.calls)
         self.assertEqual([], self.scene.vm_shelf.names())
