@@ -43,7 +43,7 @@ RESULTS = ROOT / "build/results/openstack.xml"
 EVERY_RUN = ("tests.openstack.test_servers", "tests.openstack.test_apply")
 """Our tests that make test runs: a few servers, and the patch itself."""
 
-LONGEST = ("test_agents_killed", "test_bases", "test_kills", "test_moves", "test_servers")
+LONGEST = ("test_bases", "test_kills", "test_moves", "test_servers")
 
 EPILOG = """examples, with build/openstack/venv/bin/python, which lab/openstack-venv makes:
   python -m tests.openstack                                    what make test runs

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import stat
-import threading
 import uuid
 from pathlib import Path
 from typing import Any
 
-from nova import exception
 from oslo_concurrency.processutils import ProcessExecutionError
 
 from tests.openstack.computes import CONNECT, ComputesTest, sha256
@@ -50,12 +47,6 @@ class BaseTest(ComputesTest):
         (note,) = self.notes()
         self.assertEqual([0o600, 0o700], [stat.S_IMODE(path.stat().st_mode) for path in (note, note.parent)])
 
-    def test_a_base_that_somebody_else_has_attached_fails_the_boot_in_the_end(self) -> None:
-        self.flags(base_timeout=1, group="virtman")
-        self.cinder.attachment_create(self.volume, str(uuid.uuid4()), {"host": "elsewhere"})
-        self.assertIn("no host has it, and this one cannot attach it", self.fault())
-        self.assertEqual(1, len(self.cinder.attachments))
-
     def test_a_base_is_attached_to_be_read(self) -> None:
         self.boot()
         self.assertEqual(["ro"], [found["mode"] for found in self.cinder.attachments.values()])
@@ -75,15 +66,6 @@ class BaseTest(ComputesTest):
         self.assertEqual(2, len(tried))
         self.assertEqual(1, len(self.cinder.attachments))
 
-    def test_an_attachment_that_never_got_its_connection_is_made_anew(self) -> None:
-        from nova.virtman import origins
-
-        node = self.cluster.names[0]
-        self.cinder.attachment_create(self.volume, origins.holder_of(node))
-        self.boot(availability_zone=f"nova:{node}")
-        (found,) = self.cinder.attachments.values()
-        self.assertEqual("local", found["connection_info"]["driver_volume_type"])
-
     def test_a_base_that_the_agent_refuses_fails_the_boot_with_its_words(self) -> None:
         self.file.write_bytes(b"odd")
         self.assertIn("in place only whole sectors of 512 bytes are served", self.fault())
@@ -95,11 +77,6 @@ class BaseTest(ComputesTest):
             self.cinder.volumes[self.volume].update(change)
             self.assertIn(why, self.refused(lambda: self.api.post_server({"server": self.request()})))
             self.cinder.volumes[self.volume] = before
-
-    def test_a_server_comes_up_at_another_host_if_the_agent_of_the_first_is_away(self) -> None:
-        self.cluster.kill_agent(1)
-        servers = [self.boot() for _ in range(2)]
-        self.assertEqual({self.cluster.names[0]}, {self.node_of(server) for server in servers})
 
     def test_a_server_fails_without_volt_and_can_be_made_when_it_is_back(self) -> None:
         self.boot()
@@ -119,12 +96,6 @@ class BaseTest(ComputesTest):
             self.boot(availability_zone=f"nova:{node}")
         self.assertEqual(self.cluster.names, sorted(self.images()[self.image()], reverse=True))
         self.assertEqual(2, len(self.cinder.attachments))
-
-    def test_a_host_that_is_to_be_an_origin_reads_from_others_what_it_may_not_attach(self) -> None:
-        self.flags(origin=True, group="virtman")
-        for node in self.cluster.names:
-            self.boot(availability_zone=f"nova:{node}")
-        self.assertEqual(1, len(self.images()[self.image()]))
 
     def test_another_host_becomes_the_origin_of_a_base_whose_first_one_does_not_come_back(self) -> None:
         gone, other = self.cluster.names
@@ -163,35 +134,6 @@ class BaseTest(ComputesTest):
         self.soon(lambda: not self.stacks())
         self.all_upkeep()
         self.nothing_is_left()
-
-    def test_a_host_lets_go_of_a_base_that_it_reads_from_another_host_by_now(self) -> None:
-        from nova.virtman.notes import Note
-
-        origin, node = self.cluster.names
-        for each in (origin, node):
-            self.boot(availability_zone=f"nova:{each}")
-        kept = Note(origin, "bases", self.volume).read()
-        assert kept is not None
-        Note(node, "bases", self.volume).write({**kept, "attachment": str(uuid.uuid4())})
-        self.upkeep(node)
-        self.assertEqual([origin], [path.parent.parent.name for path in self.notes()])
-        self.assertEqual([self.image()] * 2, self.stacks())
-
-    def test_what_was_killed_while_it_attached_a_base_is_forgotten(self) -> None:
-        from nova.virtman import origins
-
-        node = self.cluster.names[0]
-        self.cinder.attachment_create(self.volume, origins.holder_of(node), {"host": node})
-        self.upkeep(node)
-        self.nothing_is_left()
-
-    def test_an_attachment_that_a_killed_compute_left_is_used_by_its_next_boot(self) -> None:
-        from nova.virtman import origins
-
-        node = self.cluster.names[0]
-        self.cinder.attachment_create(self.volume, origins.holder_of(node), {"host": node})
-        self.boot(availability_zone=f"nova:{node}")
-        self.assertEqual(1, len(self.cinder.attachments))
 
     def test_an_origin_serves_its_base_again_when_its_agent_has_lost_it(self) -> None:
         server = self.boot()
@@ -236,26 +178,6 @@ class BaseTest(ComputesTest):
         self.soon(lambda: self.cinder.volumes[second]["status"] == "available")
         self.assertEqual(1, len(self.api.get_server_volumes(server["id"])))
         self.assertEqual([server["id"]], self.all_disks())
-
-    def test_threads_of_a_host_that_wait_for_a_base_ask_cinder_for_all_of_them(self) -> None:
-        from nova.virtman import names, origins
-        from nova.virtman.agent import agent_of
-
-        self.flags(base_timeout=2, group="virtman")
-        node = self.cluster.names[0]
-        self.cinder.volumes[self.volume]["status"] = "in-use"
-
-        def wait() -> None:
-            disk = names.disk_of(str(uuid.uuid4()), self.volume)
-            with contextlib.suppress(exception.NovaException), agent_of(node) as agent:
-                origins.create(agent, node, disk, self.image(), self.volume)
-
-        waiting = [threading.Thread(target=wait) for _ in range(8)]
-        for thread in waiting:
-            thread.start()
-        for thread in waiting:
-            thread.join()
-        self.assertLessEqual([name for name, _ in self.cinder.calls].count("attachment_create"), 3)
 
     def test_a_lost_disk_is_not_made_anew(self) -> None:
         server = self.boot()

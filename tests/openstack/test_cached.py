@@ -6,13 +6,10 @@ hands out is there by name only, which is all that Nova and its libvirt double n
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from nova import objects
@@ -21,7 +18,7 @@ from nova.virtman import cachegroup
 from nova.virtman.errors import AgentRefused
 from nova.virtman.notes import Note, notes
 
-from drivers.errors import DeviceInUse, DeviceRefused, NotReleased
+from drivers.errors import DeviceRefused
 from lab.tools import run
 from tests.doubles.drivers import Host
 from tests.doubles.plugin import install_doubles
@@ -31,7 +28,6 @@ from virtman.agent import Agent
 from virtman.api import create_app
 from virtman.client import AgentClient
 from virtman.config import AgentConfig
-from virtman.errors import TooManyCalls
 
 
 class Plain:
@@ -117,63 +113,11 @@ class CachedTest(ComputesTest):
         self.assertEqual(self.cached(), self.sources(server))
         self.assertNotEqual(before, self.cached())
 
-    def test_a_device_that_novas_user_cannot_open_becomes_its(self) -> None:
-        given: list[tuple[str, int]] = []
-        self.stub_out("nova.privsep.path.chown", lambda path, uid: given.append((path, uid)))
-        nothing = SimpleNamespace(access=lambda *_more: False, geteuid=os.geteuid, R_OK=os.R_OK, W_OK=os.W_OK)
-        self.stub_out("nova.virtman.cachegroup.os", nothing)
-        self.boot(self.data)
-        self.assertEqual([(self.cinder.volumes[self.data]["file"], os.geteuid())], given)
-
-    def test_what_a_live_migration_left_attached_is_nothing_to_a_server_that_comes_back(self) -> None:
-        server = self.boot(self.data)
-        before = self.cached()
-        instance = objects.Instance.get_by_uuid(self.admin, server["id"])
-        (connection,) = [json.loads(bdm.connection_info) for bdm in instance.get_bdms()]
-        driver, link = self.computes[self.node].driver, self.folder / f"{self.node}.sock"
-        link.unlink()
-        driver.post_live_migration(self.admin, instance, {"block_device_mapping": [{"connection_info": connection}]})
-        self.assertEqual(before, self.cached())
-        link.symlink_to(self.socket)
-        data = connection["data"]
-        data["device_path"] = data.pop("virtman_bare_device")  # as Cinder tells it again
-        driver._connect_volume(self.admin, connection, instance)
-        self.assertEqual(1, len(self.cached()))
-        self.assertNotEqual(before, self.cached())
-
-    def test_a_volume_that_its_server_has_open_is_connected_once_more_as_it_is(self) -> None:
-        server = self.boot(self.data)
-        before = self.cached()
-        self.host.failing["cache.detach_device"] = DeviceInUse(Path(before[0]))
-        self.addCleanup(self.host.failing.clear)
-        instance = objects.Instance.get_by_uuid(self.admin, server["id"])
-        (connection,) = [json.loads(bdm.connection_info) for bdm in instance.get_bdms()]
-        self.computes[self.node].driver._connect_volume(self.admin, connection, instance)
-        self.assertEqual(before, self.cached())
-
     def test_a_volume_that_servers_share_is_read_past_the_cache(self) -> None:
         self.cinder.volumes[self.data]["multiattach"] = True
         server = self.boot(self.data)
         self.assertEqual([], self.cached())
         self.assertEqual([self.cinder.volumes[self.data]["file"]], self.sources(server))
-
-    def test_a_volume_that_is_no_device_is_read_past_the_cache(self) -> None:
-        server = self.boot(self.cinder.add(self.file, base=False))
-        self.assertEqual([str(self.file)], self.sources(server))
-
-    def test_a_volume_that_cinder_has_moved_leaves_no_device_behind(self) -> None:
-        server = self.boot(self.data)
-        moved = self.device()
-        self.stub_out("nova.virt.libvirt.driver.LibvirtDriver._swap_volume", lambda *_more, **_options: None)
-        done = {"save_volume_id": self.data}
-        self.stub_out("nova.volume.cinder.API.migrate_volume_completion", lambda *_more, **_options: done)
-        self.cinder.volumes[self.data].update(status="retyping", migration_status="migrating")
-        instance = objects.Instance.get_by_uuid(self.admin, server["id"])
-        attachment = self.cinder.attachment_create(moved, server["id"])["id"]
-        self.computes[self.node].manager.swap_volume(self.admin, self.data, moved, instance, attachment)
-        self.assertEqual(1, len(self.cached()))
-        self._delete_server(server)
-        self.assertEqual([], self.cached())
 
     def test_a_volume_that_the_agent_refuses_fails_the_boot_and_is_free_again(self) -> None:
         self.host.failing["cache.attach_device"] = DeviceRefused("it is mounted")
@@ -181,17 +125,6 @@ class CachedTest(ComputesTest):
         self.assertEqual([], self.cached())
         self._delete_server(server)
         self.assertEqual("available", self.cinder.volumes[self.data]["status"])
-
-    def test_a_volume_that_the_agent_does_not_let_go_of_stays_connected_until_it_does(self) -> None:
-        server = self.boot(self.data)
-        self.host.failing["cache.detach_device"] = NotReleased("its device", 10)
-        self.api.post_server_action(server["id"], {"reboot": {"type": "HARD"}})
-        self.until(server, "ERROR")
-        self.assertEqual(1, len(self.cached()))
-        del self.host.failing["cache.detach_device"]
-        self.api.post_server_action(server["id"], {"reboot": {"type": "HARD"}})
-        self.soon(lambda: self.admin_api.get_server(server["id"])["status"] == "ACTIVE")
-        self.assertEqual(self.cached(), self.sources(server))
 
     def test_where_it_is_not_alone_or_does_not_write_it_is_read_past_the_cache(self) -> None:
         for task, more in ((task_states.MIGRATING, {}), (None, {"access_mode": "ro"})):
@@ -220,12 +153,6 @@ class CachedTest(ComputesTest):
         self.assertEqual(1, len(volume.connected))
         driver.disconnect_volume(connection, None, force=True)
         self.assertEqual(([], []), (volume.connected, self.cached()))
-
-    def test_one_whose_path_was_not_noted_any_more_is_let_go_by_its_own(self) -> None:
-        _, driver, connection = self.connected()
-        self.forget_path(cachegroup._boot())
-        driver.disconnect_volume(connection, None)
-        self.assertEqual([], self.cached())
 
     def test_after_a_reboot_a_device_of_its_name_may_be_another_volumes(self) -> None:
         _, driver, connection = self.connected()
@@ -264,27 +191,6 @@ class CachedTest(ComputesTest):
         socket.symlink_to(self.socket)
         self.upkeep(self.node)
         self.assertEqual(([], [], []), (volume.connected, self.cached(), notes(self.node, "cached")))
-
-    def test_one_that_is_connected_once_more_is_left_to_its_server(self) -> None:
-        _, driver, connection = self.connected()
-        self.host.open_devices.update(self.host.devices)
-        self.assertRaises(AgentRefused, driver.disconnect_volume, connection, None)
-        again = self.connection()
-        driver.connect_volume(again, objects.Instance(task_state=None))
-        self.stub_out("nova.virt.libvirt.LibvirtDriver._get_volume_driver", lambda *_more: driver)
-        self.upkeep(self.node)
-        self.assertEqual([again["data"]["device_path"]], self.cached())
-
-    def test_who_is_not_let_in_as_others_attach_waits_for_his_turn(self) -> None:
-        real, refused = AgentClient.attach_cached, [TooManyCalls("32"), TooManyCalls("32")]
-
-        def attach(client: AgentClient, device: Path) -> Any:
-            if refused:
-                raise refused.pop()
-            return real(client, device)
-
-        self.stub_out("virtman.client.AgentClient.attach_cached", attach)
-        self.connected()
 
     def test_a_host_without_a_cache_group_says_so(self) -> None:
         (self.folder / f"{self.node}.sock").unlink()

@@ -18,12 +18,6 @@ class MoveTest(ServerCase):
         self.assertEqual({}, self.disks(self.node))
         self.assertEqual(b"moved", self.read(self.server)[:5])
 
-    def test_a_resize_replaces_what_an_earlier_try_has_left_at_the_other_host(self) -> None:
-        self.write(self.server, b"moved")
-        self.agent(self.other).create(self.disk_of(self.server, self.volume), f"cinder-{self.volume}")
-        self.act(self.server, {"migrate": None}, "VERIFY_RESIZE")
-        self.assertEqual(b"moved", self.read(self.server)[:5])
-
     def test_a_resize_that_is_reverted_goes_back_to_the_old_disk(self) -> None:
         self.write(self.server, b"before")
         self.act(self.server, {"migrate": None}, "VERIFY_RESIZE")
@@ -64,14 +58,6 @@ class MoveTest(ServerCase):
         server = self.until(self.server, "SHUTOFF")
         self.assertEqual(self.other, self.node_of(server))
         self.assertEqual(sha256(self.content), sha256(self.read(server)))
-
-    def test_a_server_stays_on_its_private_disk_when_the_mark_is_taken_from_the_volume(self) -> None:
-        self.write(self.server, b"moved")
-        self.cinder.volumes[self.volume]["volume_metadata"].clear()
-        self.act(self.server, {"migrate": None}, "VERIFY_RESIZE")
-        self._confirm_resize(self.server)
-        self.assertEqual(b"moved", self.read(self.server)[:5])
-        self.assertEqual(1, len(self.cinder.attachments))
 
 
 class OneHostTest(ComputesTest):

@@ -19,26 +19,6 @@ class ShelfTest(ServerCase):
         self._delete_server(self.server)
         self.assertEqual([], self.all_disks())
 
-    def test_a_base_that_was_attached_to_a_shelved_server_is_to_be_detached_before_it_comes_back(self) -> None:
-        second = self.cinder.add(self.file)
-        self.act(self.server, {"shelve": None}, "SHELVED_OFFLOADED")
-        self.api.post_server_volume(self.server["id"], {"volumeAttachment": {"volumeId": second}})
-        self.api.post_server_action(self.server["id"], {"unshelve": None})
-        self.soon(lambda: any(f"volume {second} is a base" in why for why in self.failures(self.server)))
-        self.until_shelved()
-        self.api.delete_server_volume(self.server["id"], second)
-        self.soon(lambda: len(self.api.get_server_volumes(self.server["id"])) == 1)
-        self.act(self.server, {"unshelve": None}, "ACTIVE")
-
-    def until_shelved(self) -> None:
-        """Wait for Nova to give up on bringing the server back."""
-
-        def is_shelved() -> bool:
-            found = self.admin_api.get_server(self.server["id"])
-            return found["status"] == "SHELVED_OFFLOADED" and found["OS-EXT-STS:task_state"] is None
-
-        self.soon(is_shelved)
-
     def test_a_server_with_a_second_private_disk_which_no_image_would_keep_is_not_shelved(self) -> None:
         file = self.folder / "data.raw"
         file.write_bytes(b"data" * (1 << 18))

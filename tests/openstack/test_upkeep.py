@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import nova.conf
-from keystoneauth1 import exceptions as keystone_exception
 from nova import objects
 from nova.compute import task_states, vm_states
 
@@ -68,20 +67,6 @@ class UpkeepTest(AgreeingTest):
 
         return origins.holder_of(self.node)
 
-    def test_without_its_agent_a_host_still_lets_go_of_a_base_that_it_has_not_connected(self) -> None:
-        other = self.cinder.add(self.file)
-        self.cinder.attachment_create(other, self.holder(), {"host": self.node})
-        self.cluster.kill_agent(0)
-        self.upkeep(self.node)
-        self.assertEqual([self.volume], [one["volume_id"] for one in self.cinder.attachments.values()])
-        self.cluster.restart_agent(0)
-
-    def test_a_base_with_which_all_is_well_is_not_connected_once_more(self) -> None:
-        connected: list[object] = []
-        self.stub_out("nova.virtman.origins._connect", connected.append)
-        self.upkeep(self.node)
-        self.assertEqual([], connected)
-
     def test_without_cinder_disks_are_looked_after(self) -> None:
         self.agent(self.node).create(LAST, self.image())
         for call in ("attachment_get", "attachment_get_all"):
@@ -89,14 +74,6 @@ class UpkeepTest(AgreeingTest):
         self.upkeep(self.node)
         self.assertEqual([self.disk_of(self.server, self.volume)], self.names())
         self.assertEqual({self.image(): [self.node]}, self.images())
-
-    def test_without_keystone_and_beside_a_file_of_somebody_else_disks_are_looked_after(self) -> None:
-        self.agent(self.node).create(LAST, self.image())
-        (Path(nova.conf.CONF.instances_path) / "virtman-backup.tar").write_bytes(b"")
-        self.cinder.refuse["attachment_get"] = keystone_exception.InternalServerError()
-        self.cinder.refuse["attachment_get_all"] = keystone_exception.ConnectFailure("keystone is away")
-        self.upkeep(self.node)
-        self.assertEqual([self.disk_of(self.server, self.volume)], self.names())
 
     def test_a_disk_stays_on_a_host_that_the_server_has_left_until_it_is_settled_where_it_goes_on(self) -> None:
         self._stop()
@@ -126,15 +103,6 @@ class UpkeepTest(AgreeingTest):
         self.act(self.server, {"unshelve": None}, "ACTIVE")
         self.assertEqual({self.node: MARK}, self.copies(self.server))
 
-    def test_one_whose_disk_is_gone_does_not_come_back_with_an_empty_one(self) -> None:
-        self.change(task_state=task_states.SHELVING)
-        self.computes[self.node].manager.shelve_offload_instance(self.admin, self.instance(), False, [])
-        self.until(self.server, "SHELVED_OFFLOADED")
-        self.agent(self.node).destroy(self.disk_of(self.server, self.volume))
-        self.api.post_server_action(self.server["id"], {"unshelve": None})
-        self.soon(lambda: bool(self.failures(self.server)))
-        self.assertEqual([], self.all_disks())
-
     def test_files_of_a_snapshot_that_was_killed_are_removed_and_no_others(self) -> None:
         from nova.virtman import scratch
 
@@ -150,20 +118,6 @@ class UpkeepTest(AgreeingTest):
             self.upkeep(self.node)
             self.assertEqual([False, True, True, True], [folder.exists() for folder in (left, new, held, others)])
 
-    def test_a_server_with_disks_of_two_bases_has_and_loses_both(self) -> None:
-        other = self.cinder.add(self.second())
-        root, data = (
-            {"boot_index": index, "uuid": volume, "source_type": "volume", "destination_type": "volume"}
-            for index, volume in ((0, self.volume), (-1, other))
-        )
-        server = self.boot(block_device_mapping_v2=[root, data])
-        for disk in (self.disk_of(server, self.volume), self.disk_of(server, other)):
-            self.assertIn(disk, self.names())
-        self.upkeep(self.node)
-        self.assertEqual(3, len(self.names()))
-        self.delete(server)
-        self.assertEqual([self.disk_of(self.server, self.volume)], self.names())
-
     def test_cinder_does_not_hear_that_a_disk_is_detached_which_goes_with_its_server(self) -> None:
         other = self.cinder.add(self.second())
         root, data = (
@@ -176,21 +130,6 @@ class UpkeepTest(AgreeingTest):
         self.assertEqual("in-use", self.cinder.volumes[other]["status"])
         self.delete(server)
         self.assertEqual([self.disk_of(self.server, self.volume)], self.names())
-
-    def test_a_base_that_cannot_be_served_keeps_no_other_from_being_let_go(self) -> None:
-        other = self.cinder.add(self.second())
-        self.delete(self.boot(other))
-        self.delete(self.server)
-        first, last = sorted((self.volume, other))  # as upkeep comes to them
-        for attachment, of in [(one, found["volume_id"]) for one, found in self.cinder.attachments.items()]:
-            if of == last:
-                del self.cinder.attachments[attachment]
-        Path(self.cinder.volumes[first]["file"]).write_bytes(b"odd")
-        self.soon(lambda: self._let_go_of(last))
-
-    def _let_go_of(self, volume: str) -> bool:
-        self.upkeep(self.node)
-        return volume not in self._notes(self.node)
 
     def second(self) -> Path:
         """Another file for a base."""

@@ -1,12 +1,16 @@
-"""Many servers of one base at once, and servers of a snapshot of a base."""
+"""Many servers of one base at once, servers of a snapshot of a base, and two hosts that attach a base at once."""
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
+from typing import Any
 
-from nova import exception
-
+from tests.openstack.agreement import AgreeingTest
+from tests.openstack.cinder import nobody_listens
 from tests.openstack.computes import ComputesTest, sha256
+from tests.patience import PATIENCE
 
 
 class WaveTest(ComputesTest):
@@ -68,38 +72,57 @@ class WaveTest(ComputesTest):
         said = self.refused(lambda: self.api.post_server({"server": self.request(volume, min_count=2)}))
         self.assertIn("Cannot attach one or more volumes to multiple instances", said)
 
-    def test_a_volume_that_another_host_has_made_of_the_snapshot_meanwhile_is_used(self) -> None:
-        snapshot = self.cinder.add_snapshot(self.volume)
-        first: list[str] = []
 
-        def another_host_is_first(step: str) -> None:
-            if step == "before create" and not first:
-                metadata = {"virtman_base": "true", "virtman_snapshot": snapshot}
-                made = self.cinder.create(1, "", "", snapshot=self.cinder.snapshots[snapshot], metadata=metadata)
-                first.append(made["id"])
+class VoltKilledTest(AgreeingTest):
+    """Many servers at once, and kill -9 of Volt."""
 
-        self.cinder.step = another_host_is_first
-        request = self.request()
-        request["block_device_mapping_v2"][0].update(uuid=snapshot, source_type="snapshot", volume_size=1)
-        self.until(self.api.post_server({"server": request}), "ACTIVE")
-        self.assertEqual({self.volume, *first}, {*self.cinder.volumes})
-        self.assertEqual([f"cinder-{one}" for one in first], [*self.images()])
+    def test_during_a_wave(self) -> None:
+        self.boot()
+        self.api.post_server({"server": self.request(min_count=8, max_count=8)})
+        self.soon(lambda: sum(len(self.agent(node).vms()) for node in self.cluster.names) > 2)
+        self.cluster.kill_volt()
+        self.soon(lambda: {one["status"] for one in self.api.get_servers(detail=True)} <= {"ACTIVE", "ERROR"})
+        self.cluster.start_volt()
+        self.repair()
+        active = {one["id"] for one in self.api.get_servers(detail=True) if one["status"] == "ACTIVE"}
+        self.assertEqual(active, active & {*self.all_disks()})
+        for server in self.api.get_servers():
+            self.delete(server)
+        self.assert_agreement()
 
-    def test_a_volume_too_many_that_cinder_does_not_delete_yet_fails_no_server_and_goes_later(self) -> None:
-        snapshot = self.cinder.add_snapshot(self.volume)
-        metadata = {"virtman_base": "true", "virtman_snapshot": snapshot}
 
-        def others_are_first(step: str) -> None:
-            if step == "before create" and len(self.cinder.volumes) == 1:
-                self.cinder.create(1, "", "", snapshot=self.cinder.snapshots[snapshot], metadata=metadata)
-                self.cinder.refuse["delete"] = exception.InvalidInput(reason="Volume status must be available")
+class CinderTest(AgreeingTest):
+    """Two hosts at once."""
 
-        self.cinder.step = others_are_first
-        request = self.request()
-        request["block_device_mapping_v2"][0].update(uuid=snapshot, source_type="snapshot", volume_size=1)
-        self.until(self.api.post_server({"server": request}), "ACTIVE")
-        self.assertEqual(3, len(self.cinder.volumes))
-        del self.cinder.refuse["delete"]
-        self.all_upkeep()
-        (left,) = set(self.cinder.volumes) - {self.volume}
-        self.assertEqual([f"cinder-{left}"], [*self.images()])
+    def here(self, number: int) -> dict[str, Any]:
+        """Have a server made at this host."""
+        return {"availability_zone": f"nova:{self.cluster.names[number]}"}
+
+    def test_two_hosts_that_attach_a_base_at_the_same_moment(self) -> None:
+        self.flags(origin=True, group="virtman")
+        for several in (False, True):
+            self.cinder.volumes[self.volume]["multiattach"] = several
+            self.cinder.step = together("before attachment_create", 2)
+            asked = [self.api.post_server({"server": self.request(**self.here(number))}) for number in range(2)]
+            for server in asked:
+                self.until(server, "ACTIVE")
+            self.cinder.step = nobody_listens
+            self.repair()
+            self.assertEqual(1, len(self.images()[self.image()]))
+            for server in asked:
+                self.delete(server)
+            self.assert_agreement()
+            self.let_go()
+
+
+def together(step: str, count: int) -> Callable[[str], None]:
+    """Hold those that come to a step until there are so many."""
+    all_there = threading.Barrier(count)
+
+    def wait(name: str) -> None:
+        if name == step and not met:
+            all_there.wait(PATIENCE)
+            met.append(name)
+
+    met: list[str] = []
+    return wait
