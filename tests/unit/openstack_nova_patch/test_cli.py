@@ -65,15 +65,6 @@ class CommandLineTest(TestCase):
         self.assertEqual((1, "", "apply: patch is not installed: apt install patch\n"), self.scene.run())
         self.assertEqual(before, self.scene.tree())
 
-    def test_no_series_is_one_line(self) -> None:
-        (self.scene.series / "checksums.json").write_text("[")
-        for options, code in (((), 1), (("--check",), 4)):
-            ended, _, err = self.scene.run(*options)
-            self.assertEqual(code, ended)
-            self.assertIn("34.0.0/checksums.json cannot be read: get this repository anew", err)
-        (self.scene.series / "checksums.json").unlink()
-        self.assertIn("checksums.json is missing", self.scene.run()[2])
-
     def test_wrong_options_have_a_code_that_no_check_has(self) -> None:
         for options in (["--chek"], ["--nova"], ["--nova", "a", "--python", "b"], ["--check", "--revert"], ["nova"]):
             raised: SystemExit = self.assertRaises(SystemExit, parser().parse_args, options)

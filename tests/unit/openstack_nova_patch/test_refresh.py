@@ -71,11 +71,6 @@ class RefreshTest(TestCase):
         assert_raises(self, Refused, "driver.py: no patch can be made of it: Binary files", self.refresh)
         self.assertEqual(before, tree(self.known))
 
-    def test_our_modules_and_what_tools_leave_are_not_looked_at(self) -> None:
-        for name in ("virtman/volume.py", "compute/__pycache__/api.pyc", "compute/api.py.orig", "compute/api.py~"):
-            write(self.changed / name, "x")
-        self.assertEqual(3, len(self.refresh().changes))
-
     def test_the_command_counts_and_warns_above_the_limit(self) -> None:
         argv = [str(self.original), str(self.changed), "34.0.0"]
         self.assertEqual((0, "5 lines of Nova changed, of 60 that may be"), self.run_it(argv))
@@ -91,14 +86,6 @@ class RefreshTest(TestCase):
         with redirect_stdout(out), redirect_stderr(out):
             code = main(argv, self.known)
         return code, out.getvalue().splitlines()[-1]
-
-
-class CountTest(TestCase):
-    def test_lines_of_the_diff_count_and_its_head_does_not(self) -> None:
-        patch = (
-            b"- no\n+ no\n--- a/nova/x\n+++ b/nova/x\n@@ -1,2 +1,2 @@\n same\n-old\n+new\n--- old\n@@ -9 +9 @@\n+new\n"
-        )
-        self.assertEqual(4, series.changed_lines(patch))
 
 
 class RecordedTest(TestCase):

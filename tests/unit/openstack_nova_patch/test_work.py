@@ -145,26 +145,6 @@ class RefusedTest(SceneTestCase):
         (self.scene.nova / "virtman/link.py").symlink_to("../version.py")
         self.refused(r"/nova/virtman/link\.py is not of this patch")
 
-    def test_what_is_not_a_folder_in_its_place(self) -> None:
-        write(self.scene.nova / "virtman", "of somebody")
-        self.refused(r"/nova/virtman is not of this patch")
-
-    def test_a_patch_that_is_damaged(self) -> None:
-        patch = next(self.scene.series.glob("*manager*"))
-        whole = patch.read_bytes()
-        for damaged, why in (
-            (whole.replace(b"+ours", b"+theirs"), "does not fit its checksums"),
-            (
-                whole.replace(b" line 21", b" row 21"),
-                "cannot be applied: .*FAILED",
-            ),  # patch would ignore it by its fuzz
-            (whole.replace(b" line 17", b" row 17"), "cannot be applied: .*FAILED"),
-            (b"", "does not fit its checksums"),
-        ):
-            patch.write_bytes(damaged)
-            assert_raises(self, Refused, why, self.scene.patch().apply)
-            self.assertEqual(self.before, self.scene.tree())
-
     def test_another_one_at_work(self) -> None:
         descriptor = os.open(self.scene.nova, os.O_RDONLY)
         self.addCleanup(os.close, descriptor)
