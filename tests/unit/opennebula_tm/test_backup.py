@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-from pathlib import Path
 
 from opennebula_tm.driver.backup import Backups
 from opennebula_tm.driver.errors import FrontendFailed, HostFailed, Refused
@@ -107,11 +106,6 @@ class RestoreTest(BackupsTestCase):
         )
         self.assertEqual("--nodecomp url:1 -", (self.folder / "input").read_text())
 
-    def test_one_disk_or_all(self) -> None:
-        for disk, restored in (("0", ["0"]), ("1", ["1"]), ("-1", ["0", "1"])):
-            self.restore(disk)
-            self.assertEqual([f"one-42-{number}-host-1" for number in restored], self.restored())
-
     def test_a_disk_that_the_backup_does_not_have_is_told(self) -> None:
         self.assertIn("no disk 7 of VM 42", str(self.assertRaises(Refused, self.restore, "7")))
 
@@ -125,13 +119,3 @@ class RestoreTest(BackupsTestCase):
         self.program("remotes/datastore/downloader.sh", "echo 'no such\nfile' >&2; exit 1")
         error = self.assertRaises(FrontendFailed, self.restore, "0")
         self.assertEqual("cannot fetch disk 0 of the backup: no such file", str(error))
-
-    def test_a_backup_that_cannot_be_listed_is_told(self) -> None:
-        for script in ("exit 1", "echo", "echo []", "echo {"):
-            self.program("remotes/datastore/vault/ls", f"cat >/dev/null; {script}")
-            self.assertIn("does not list", str(self.assertRaises(FrontendFailed, self.restore, "0")))
-        Path(self.remotes / "datastore/vault/ls").unlink()
-        self.assertIn("does not list", str(self.assertRaises(FrontendFailed, self.restore, "0")))
-        self.program("bin/onedatastore", "echo '<DATASTORE><DS_MAD>../x</DS_MAD></DATASTORE>'")
-        self.assertIn("names no driver", str(self.assertRaises(FrontendFailed, self.restore, "0")))
-        self.assertEqual([], self.steps())

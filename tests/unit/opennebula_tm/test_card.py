@@ -30,12 +30,6 @@ class CardTest(testtools.TestCase):
             self.cards.write(self.path, card)
             self.assertEqual(card, self.cards.read(self.path))
 
-    def test_one_that_cannot_be_written_leaves_nothing_either(self) -> None:
-        Path(self.path).mkdir()
-        error = self.assertRaises(FrontendFailed, self.cards.write, self.path, CARD)
-        self.assertIn("cannot write the card", str(error))
-        self.assertEqual([Path(self.path)], list(self.folder.iterdir()))
-
     def test_one_that_is_not_there_says_so(self) -> None:
         error = self.assertRaises(Refused, self.cards.read, self.path)
         self.assertIn("there is no card", str(error))
@@ -47,11 +41,6 @@ class CardTest(testtools.TestCase):
                 self.assertRaises(Refused, self.cards.read, path)
                 self.assertRaises(Refused, self.cards.write, path, CARD)
                 self.assertRaises(Refused, self.cards.locked(path).__enter__)
-
-    def test_one_of_a_later_release_is_left_alone(self) -> None:
-        Path(self.path).write_text('{"version": 2, "name": "x"}')
-        error = self.assertRaises(FrontendFailed, self.cards.read, self.path)
-        self.assertIn("another release", str(error))
 
     def test_one_that_is_damaged_is_told(self) -> None:
         for text in ("", "{", "[]", '{"version": 1}', '{"version": 1, "kept": {"x": 1}}', '"text"', "\0"):

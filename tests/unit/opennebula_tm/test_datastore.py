@@ -39,11 +39,6 @@ class RequestTest(StepsTestCase):
         for base in ("", "ds/100", "/d s/100", "/ds:1/100"):
             self.assertRaises(Refused, lambda base=base: Request(encoded(base)).folder)
 
-    def test_disks_are_raw_or_qcow2(self) -> None:
-        for driver, found in (("", "raw"), ("raw", "raw"), ("qcow2", "qcow2")):
-            self.assertEqual(found, Request(encoded(template=f"<DRIVER>{driver}</DRIVER>")).format)
-        self.assertRaises(Refused, lambda: Request(encoded(template="<DRIVER>vmdk</DRIVER>")).format)
-
     def test_a_card_of_another_datastore_is_refused(self) -> None:
         request = Request(encoded())
         self.assertEqual(f"/ds/100/{NAME}", str(request.card_at(f"fe:/ds//100/{NAME}")))
@@ -142,10 +137,6 @@ class DatastoreTest(StepsTestCase):
             self.says(host, "upload", '{"digest": "x"}')
         path, _ = self.run_action("mkfs", "", "<ID>7</ID><SIZE>1</SIZE>").split()
         self.assertEqual({path, str(other)}, {str(left) for left in (self.datastores / "100").iterdir()})
-
-    def test_no_path_is_taken_for_an_option(self) -> None:
-        error = self.assertRaises(Refused, self.run_action, "cp", "", "<PATH>-x</PATH>")
-        self.assertIn("is neither absolute nor", str(error))
 
     def test_what_a_killed_call_published_goes_when_all_origins_are_there(self) -> None:
         killed = self.datastores / "100" / ".adding-killed"

@@ -96,16 +96,6 @@ class LifeTest(TestCase):
         scene.front().remove(force=False)
         self.assertEqual(before, scene.tree())
 
-    def test_what_python_compiled_of_others_stays(self) -> None:
-        scene = Scene(folder_for(self))
-        scene.front().install(None)
-        theirs = folder_for(self)
-        write(theirs / "__pycache__/x.pyc", b"\0")
-        (scene.places.remotes / "etc/datastore").mkdir()
-        (scene.places.remotes / "etc/datastore/virtman").symlink_to(theirs)
-        scene.front().remove(force=False)
-        self.assertTrue((theirs / "__pycache__/x.pyc").exists())
-
     def test_a_new_version_replaces_ours_and_removes_what_it_has_no_more(self) -> None:
         scene = Scene(folder_for(self))
         before = scene.tree()
@@ -192,30 +182,6 @@ class RefusalTest(TestCase):
         scene = Scene(folder_for(self))
         (scene.places.remotes / "tm/virtman").symlink_to(folder_for(self))
         self.assert_untouched(scene, "leads out of")
-
-    def test_settings_that_are_not_understood(self) -> None:
-        for oned, execrc, why in (
-            (ONED + "X = [", None, "oned.conf: line 46: "),
-            (ONED, "LIVE_DISK_SNAPSHOTS=$X\n", "vmm_execrc: there should be one line"),
-        ):
-            scene = Scene(folder_for(self), oned)
-            if execrc:
-                write(scene.places.execrc, execrc)
-            self.assert_untouched(scene, why)
-            assert_raises(self, Refused, why, scene.front().differences, None)
-
-    def test_no_front_end(self) -> None:
-        scene = Scene(folder_for(self))
-        scene.places.oned.unlink()
-        self.assert_untouched(scene, "there is no .*oned.conf")
-        shutil.rmtree(scene.places.remotes)
-        self.assert_untouched(scene, "there is no folder .*remotes")
-
-    def test_records_that_cannot_be_read_or_are_newer(self) -> None:
-        for content, why in (("{", "cannot be read"), ('{"version": 2}', "another release"), ("[]", "cannot be read")):
-            scene = Scene(folder_for(self))
-            write(scene.places.record, content)
-            self.assert_untouched(scene, why)
 
     def test_another_installer_at_work(self) -> None:
         scene = Scene(folder_for(self))
@@ -336,12 +302,6 @@ class CommandLineTest(TestCase):
             self.assertLess(said.index('+    NAME = "virtman"'), said.index("[y/N]"))
         self.assertIn("onehost sync -f", said)
         self.assertIn("systemctl restart opennebula", said)
-
-    def test_the_way_back(self) -> None:
-        before = self.scene.tree()
-        self.assertEqual(0, self.run_it("--yes")[0])
-        self.assertEqual(0, self.run_it("--remove", "--yes")[0])
-        self.assertEqual(before, self.scene.tree())
 
     def test_whatever_fails_is_told_in_one_line(self) -> None:
         self.scene.places.oned.unlink()

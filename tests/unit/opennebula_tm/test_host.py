@@ -13,7 +13,7 @@ from testtools.matchers import HasLength
 from opennebula_tm.installer.cli import main
 from opennebula_tm.installer.console import Commands, Console, Done
 from opennebula_tm.installer.errors import Refused
-from opennebula_tm.installer.host import ROOT, Access, Accounts, HostSide
+from opennebula_tm.installer.host import Access, HostSide
 from tests.unit.opennebula_tm.scene import Cut, CutAt, assert_raises, tree, write
 from tests.unit.virtman.scene import folder_for
 
@@ -178,21 +178,6 @@ class _Failing(Commands):
         return Done(10, error="locked")
 
 
-class AccountsTest(TestCase):
-    def test_of_this_machine(self) -> None:
-        accounts = Accounts(ROOT, Commands())
-        self.assertTrue(accounts.has_user("root"))
-        self.assertFalse(accounts.has_user("nobody-of-this-name"))
-        self.assertIsNone(accounts.members("nobody-of-this-name"))
-        self.assertIsInstance(accounts.members("root"), list)
-
-    def test_programs_of_others(self) -> None:
-        commands = Commands()
-        self.assertEqual(Done(0, "out\n", ""), commands.run(["echo", "out"]))
-        self.assertEqual(Done(None, "", "no-such-program is not installed"), commands.run(["no-such-program"]))
-        assert_raises(self, Refused, "^false: it failed$", commands.must, ["false"])
-
-
 class CheckTest(TestCase):
     def test_one_line_for_each_thing(self) -> None:
         scene = HostScene(folder_for(self))
@@ -209,9 +194,3 @@ class CheckTest(TestCase):
             self.assertEqual(0, main(argv, console=console, commands=scene.commands))
         scene.commands.answer = Done(0)
         self.assertEqual(0, main(options, console=Console(out=out), commands=scene.commands))
-
-    def test_hosts_without_virtman(self) -> None:
-        scene = HostScene(folder_for(self))
-        scene.host().install(ACCESS)
-        (scene.root / "usr/local/bin/virtman").unlink()
-        self.assertEqual(1, len([line for line in scene.host().differences(ACCESS) if "virtman is not in" in line]))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 import subprocess
 import sys
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import ClassVar
 
 import testtools
 from testtools.matchers import HasLength
 
-from opennebula_tm.driver.main import say
 from tests.patience import PATIENCE
 from tests.unit.opennebula_tm.scene import write
 from tests.unit.virtman.scene import folder_for
@@ -71,12 +68,6 @@ class MainTest(testtools.TestCase):
 
     def test_a_request_that_is_none_is_refused(self) -> None:
         self.assertIn("is no XML", self.refused("datastore", "monitor", stdin=b"eA=="))
-
-    def test_no_line_looks_like_one_for_the_log_or_like_an_option(self) -> None:
-        for word in ("-x", "ERROR: x", "INFO: x", "WARN: x", "DEBUG: x"):
-            with redirect_stderr(io.StringIO()) as said:
-                say(word)
-            self.assertEqual(f"VirtMan: {word}\n", said.getvalue())
 
 
 class SystemsTest(testtools.TestCase):
@@ -144,13 +135,6 @@ class ScriptsTest(testtools.TestCase):
         for folder, names in self.ACTIONS.items():
             found = {path.name for path in folder.iterdir() if path.suffix != ".py"}
             self.assertEqual(set(names.split()), found)
-
-    def test_each_can_be_run_and_does_nothing_but_to_call_the_shared_one(self) -> None:
-        for folder in self.ACTIONS:
-            for path in folder.iterdir():
-                if path.suffix != ".py":
-                    self.assertEqual(0o111, path.stat().st_mode & 0o111, path.name)  # the rest is the umask's
-                    self.assertEqual(2, len(path.read_text().splitlines()), path.name)
 
     def test_shellcheck_finds_nothing(self) -> None:
         scripts = [str(path) for folder in self.ACTIONS for path in folder.iterdir() if path.suffix != ".py"]

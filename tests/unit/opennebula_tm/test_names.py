@@ -26,9 +26,6 @@ class DiskNameTest(testtools.TestCase):
     def test_long_names_of_hosts_that_begin_alike_differ(self) -> None:
         self.assertNotEqual(names.disk(1, 0, LONG + "1"), names.disk(1, 0, LONG + "2"))
 
-    def test_vm_and_number_are_not_taken_for_each_other(self) -> None:
-        self.assertNotEqual(names.disk(1, 11, "h"), names.disk(11, 1, "h"))
-
 
 class PlaceTest(testtools.TestCase):
     def test_a_disk_has_a_host_a_number_and_a_folder(self) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
 from testtools import TestCase
 
-from opennebula_tm.driver import placement
 from opennebula_tm.installer import tuning
 from opennebula_tm.installer.cli import parser
 
@@ -28,11 +26,3 @@ class PageTest(TestCase):
             self.assertRegex(PAGE, rf"(?m)^\| {name}[^|]*\| {default} \| {wanted} \|")
         for block, _executable, _why in tuning.THREADS:
             self.assertRegex(PAGE, rf"(?m)^\| `-t` of {block} \| 15 \| {tuning.WANTED_THREADS} \|")
-
-    def test_has_every_word_of_a_hosts_state(self) -> None:
-        row = re.search(r"(?m)^\| VIRTMAN_STATE \|.*", PAGE)
-        assert row is not None
-        source = Path(placement.__file__).read_text()
-        body = source.partition("def state(")[2].partition("\ndef ")[0]
-        for word in (*re.findall(r'"(\w+)"(?: if|\n)', body), "ready", "silent"):
-            self.assertIn(f"`{word}`", row[0])

@@ -8,8 +8,6 @@ import testtools
 
 from opennebula_tm.driver import settings
 from opennebula_tm.driver.errors import FrontendFailed
-from tests.unit.opennebula_tm.scene import write
-from tests.unit.virtman.scene import folder_for
 
 REMOTES = Path(__file__).parents[3] / "opennebula_tm" / "remotes"
 
@@ -27,12 +25,6 @@ class SettingsTest(testtools.TestCase):
 
     def test_without_the_file_all_is_as_it_comes(self) -> None:
         self.assertEqual(settings.Settings(), settings.read(Path("/nonexistent")))
-
-    def test_a_file_that_is_no_text_is_told(self) -> None:
-        file = folder_for(self) / settings.FILE
-        write(file, b"STEP=\xff\n")
-        error = self.assertRaises(FrontendFailed, settings.read, file.parents[3])
-        self.assertIn(f"cannot read {file}", str(error))
 
     def test_what_it_does_not_know_is_refused_with_its_line(self) -> None:
         for text, line in (

@@ -6,7 +6,7 @@ import base64
 
 from testtools import TestCase
 
-from opennebula_tm.driver.errors import FrontendFailed, Refused
+from opennebula_tm.driver.errors import Refused
 from opennebula_tm.driver.system import SystemDatastore, is_systems
 from tests.unit.opennebula_tm.scene import write
 from tests.unit.virtman.scene import folder_for
@@ -56,14 +56,6 @@ class SystemDatastoreTest(TestCase):
         self.assertIsNone(self.ran())
         self.assertRaises(SystemExit, self.system.after_migration, "postmigrate", CALL)
         self.assertEqual(f"{' '.join(CALL)}\n", self.ran())
-
-    def test_a_script_that_is_killed_has_failed(self) -> None:
-        self.script("monitor", "kill -9 $$")
-        self.assertEqual(1, self.assertRaises(SystemExit, self.system.as_ssh, "monitor", ()).code)
-
-    def test_a_script_that_is_not_there_is_told(self) -> None:
-        error = self.assertRaises(FrontendFailed, self.system.as_ssh, "mkswap", ())
-        self.assertIn("ssh/mkswap: No such file", str(error))
 
     def test_folders_and_volatile_disks_are_the_system_datastores(self) -> None:
         for argument, datastore, systems in (
