@@ -88,19 +88,11 @@ class ComputesTest(base.ServersTestBase):  # type: ignore[misc]
 
     def begin_cluster(self) -> None:
         """The hosts' agents, and a folder for all that the test makes."""
-        self.make_folder()
-        self.start_cluster(Cluster(self.folder / "cluster", self.COMPUTES))
-
-    def make_folder(self) -> None:
-        """For all that the test makes."""
         self.folder = Path(tempfile.mkdtemp(prefix="virtman-nova-"))
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-
-    def start_cluster(self, cluster: Cluster) -> None:
-        """Start agents, which are stopped at the end."""
-        self.cluster = cluster
-        self.addCleanup(cluster.stop)
-        cluster.start()
+        self.cluster = Cluster(self.folder / "cluster", self.COMPUTES)
+        self.addCleanup(self.cluster.stop)
+        self.cluster.start()
 
     def begin_storage(self) -> None:
         """Cinder, and the base in it."""

@@ -78,17 +78,6 @@ class BaseTest(ComputesTest):
             self.assertIn(why, self.refused(lambda: self.api.post_server({"server": self.request()})))
             self.cinder.volumes[self.volume] = before
 
-    def test_a_server_fails_without_volt_and_can_be_made_when_it_is_back(self) -> None:
-        self.boot()
-        self.cluster.stop_volt()
-        self.boot(state="ERROR", availability_zone=f"nova:{self.without_base()}")
-        self.cluster.start_volt()
-        self.boot(availability_zone=f"nova:{self.without_base()}")
-
-    def without_base(self) -> str:
-        """A node that does not have the base yet."""
-        return next(name for name in self.cluster.names if not self.disks(name))
-
     def test_hosts_that_are_to_be_origins_attach_a_base_that_several_may(self) -> None:
         self.flags(origin=True, group="virtman")
         self.cinder.volumes[self.volume]["multiattach"] = True
