@@ -174,6 +174,7 @@ def _block_disk(disk: Device, target: str, bus: str, **driver: str) -> ET.Elemen
     """A disk that is a device of the host: libvirt lets the VM's QEMU open it."""
     element = ET.Element("disk", type="block", device="disk")
     options = {"name": "qemu", "type": "raw", "cache": "none", "error_policy": "stop", "rerror_policy": "stop"}
+    options["discard"] = "unmap"  # else QEMU drops what the guest discards
     ET.SubElement(element, "driver", options | driver)
     ET.SubElement(element, "source", dev=str(disk.path))
     ET.SubElement(element, "target", dev=target, bus=bus)

@@ -30,8 +30,10 @@ def disk(record: VmRecord, user: str | None) -> models.Disk:
 
 def open_disk(record: VmRecord, device: base.Device, user: str | None) -> models.OpenDisk:
     """A VM's disk that was opened. Its block node names no layers: who kept them would later write to a snapshot's."""
-    path, node = str(device.path), device.node
-    blockdev = None if node is None else {"driver": node["driver"], "file": {"driver": "file", "filename": path}}
+    path, blockdev = str(device.path), None
+    if device.node is not None:
+        blockdev = {option: value for option, value in device.node.items() if option != "backing"}
+        blockdev["file"] = {"driver": "file", "filename": path}
     return models.OpenDisk(**dict(disk(record, user)), path=path, blockdev=blockdev)
 
 

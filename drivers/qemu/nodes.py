@@ -77,7 +77,10 @@ class Nodes:
         return next((child for parent, edge, child in self._edges if (parent, edge) == (name, _BACKING)), None)
 
     def as_it_is(self, name: str) -> dict[str, Any]:
-        """The options of a format node that is to be reopened as it is; ``discard`` is not told by QEMU."""
+        """The options of a disk's format node that is to be reopened as it is.
+
+        QEMU does not tell whether the node passes discards on, and would stop that: VMs' disks always do.
+        """
         if name not in self._infos:
             self._ask()
         info = self._infos[name]
@@ -88,6 +91,7 @@ class Nodes:
             "file": self._child(name, _FILE),
             "backing": self.backing(name),
             "cache": cache,
+            "discard": "unmap",
             "detect-zeroes": info["detect_zeroes"],
         }
 

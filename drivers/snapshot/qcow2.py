@@ -457,7 +457,8 @@ def _is_deep(layers: Layers) -> bool:
 
 
 def _file(layer: Layer) -> BlockNode:
-    return {"driver": "qcow2", "file": {"driver": "file", "filename": str(layer.path)}}
+    """A layer's node. What a guest discards becomes holes of the file, and reads as zeros also over other data."""
+    return {"driver": "qcow2", "discard": "unmap", "file": {"driver": "file", "filename": str(layer.path)}}
 
 
 def _node(chain: Sequence[Layer]) -> BlockNode:

@@ -43,6 +43,7 @@ class LibvirtVirtmanVolumeDriver(volume.LibvirtBaseVolumeDriver):  # type: ignor
         conf.source_type = "block" if data["format"] == disks.RAW else "file"
         conf.source_path = data["device_path"]
         conf.driver_format = data["format"]
+        conf.driver_discard = "unmap"  # else QEMU drops what the guest discards
         return conf
 
     def disconnect_volume(self, connection_info: dict[str, Any], instance: Any, force: bool = False) -> None:

@@ -571,6 +571,10 @@ class PointContract(TestCase):
         """Read from the beginning of a disk that nobody has open."""
         raise NotImplementedError
 
+    def discard(self, device: Device, length: int) -> None:
+        """Discard the beginning of a disk that nobody has open, as the guest of a VM does that has the device."""
+        raise NotImplementedError
+
     def wrote(self, driver: SnapshotDriver, text: bytes) -> None:
         self.write(driver.open("vm"), text)
 
@@ -818,6 +822,16 @@ class PointContract(TestCase):
         self.write_at(driver.open("vm"), odd - 512, b"last")
         last = driver.changes("vm", None, None)[-1]
         self.assertEqual(odd, last.offset + last.length)
+
+    def test_what_a_vm_discards_is_not_of_its_disk_any_more_but_of_its_points(self) -> None:
+        driver = self.vm_disk()
+        self.wrote(driver, b"then")
+        driver.take("vm", "point", None)
+        self.wrote(driver, b"late")
+        self.discard(driver.open("vm"), self.origin.size)
+        self.assertEqual([], [change for change in driver.changes("vm", None, None) if not change.zeros])
+        driver.revert("vm", "point")
+        self.assert_holds(driver, b"then")
 
     def test_of_no_point_there_is_nothing_to_clone_or_read(self) -> None:
         driver = self.make()

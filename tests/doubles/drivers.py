@@ -558,7 +558,8 @@ def _require_content(device: Device) -> None:
 
 def _device(vm: str, disk: Disk) -> Device:
     path = Path("/disks") / f"{vm}.qcow2"
-    node = {"driver": "qcow2", "filename": str(path), "layer": disk.layer, "backing": disk.origin.node}
+    file = {"driver": "file", "filename": str(path), "layer": disk.layer}
+    node = {"driver": "qcow2", "discard": "unmap", "file": file, "backing": disk.origin.node}
     return Device(disk.size, path, None if disk.device else node)
 
 

@@ -89,6 +89,9 @@ class PointTest(contracts.PointContract, ThinCase):
         with device.path.open("rb") as file:
             return file.read(length)
 
+    def discard(self, device: Device, length: int) -> None:
+        run(["blkdiscard", "--length", str(length), str(device.path)])
+
     def test_a_disk_that_somebody_has_open_is_not_reverted(self) -> None:
         driver = self.vm_disk()
         self.wrote(driver, b"then")

@@ -116,6 +116,9 @@ class SnapshotDoubleTest(Memory, contracts.SnapshotContract, contracts.PointCont
         with blocks_of(self.host)("vm", device, write=True) as blocks:
             blocks.write(offset, text.ljust(512, b"\0"))
 
+    def discard(self, device: Device, length: int) -> None:
+        self.disk(device).writes = ""
+
     def disk(self, device: Device) -> Disk:
         assert device.path is not None
         return self.host.disks[device.path.stem]

@@ -94,7 +94,8 @@ class VmsOfAnAgentTest(AgentTest):
         vm = self.agent.create("vm", "debian", 2 * MIB)
         self.assertEqual(("vm", "debian", 2 * MIB, "ready"), (vm.name, vm.disk.image, vm.disk.size, vm.disk.phase))
         self.assertEqual("/disks/vm.qcow2", vm.disk.path)
-        self.assertEqual("qcow2", (vm.disk.blockdev or {})["driver"])
+        file = {"driver": "file", "filename": "/disks/vm.qcow2"}
+        self.assertEqual({"driver": "qcow2", "discard": "unmap", "file": file}, vm.disk.blockdev)
         self.assertIsNone(vm.machine)
         self.assertEqual(vm, self.agent.vm("vm"))
 

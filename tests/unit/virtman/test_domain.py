@@ -70,6 +70,10 @@ class DomainTest(TestCase):
         self.assertEqual("/dev/mapper/vm", root.find("devices/disk/source").attrib["dev"])  # type: ignore[union-attr]
         self.assertThat(arguments(root), HasLength(4))
 
+    def test_what_a_guest_discards_reaches_a_block_device(self) -> None:
+        drivers = parsed(disk=BLOCK, disks={"data": BLOCK}).findall("devices/disk/driver")
+        self.assertEqual(["unmap"] * 2, [driver.attrib["discard"] for driver in drivers])
+
     def test_a_vm_is_never_told_of_an_error_of_its_disks(self) -> None:
         for disk in (QCOW2, BLOCK):
             root = parsed(disk=disk, disks={"data": disk})

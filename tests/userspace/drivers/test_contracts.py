@@ -13,7 +13,7 @@ from drivers.export.nbd import NbdExport
 from drivers.snapshot.qcow2 import Qcow2Snapshot
 from tests.contracts import drivers as contracts
 from tests.userspace.drivers.hosts import MIB, HostCase
-from tests.userspace.drivers.qemus import stranger, write_disk
+from tests.userspace.drivers.qemus import Vm, stranger, write_disk
 
 
 class UserspaceCase(HostCase):
@@ -87,6 +87,12 @@ class Qcow2SnapshotTest(UserspaceCase, contracts.SnapshotContract, contracts.Poi
         argv = ["qemu-img", "dd", "-f", "qcow2", "-O", "raw", "bs=512", "count=1", f"if={device.path}", f"of={target}"]
         subprocess.run(argv, check=True, capture_output=True)
         return target.read_bytes()[:length]
+
+    def discard(self, device: Device, length: int) -> None:
+        vm = Vm(device)
+        self.addCleanup(vm.kill)
+        vm.io(f"discard 0 {length}")
+        vm.kill()
 
     def test_a_point_is_read_by_several_while_the_disk_is_in_use(self) -> None:
         driver = self.vm_disk()

@@ -221,6 +221,22 @@ class RunningTest(PointCase):
         self.assertEqual(self.folder / vm / "disk.qcow2", device.path)
         self.assert_holds(device.path, {0: 9, 1: 1, 2: 2})
 
+    def test_what_it_discards_is_free_on_the_host_whatever_became_of_its_layers(self) -> None:
+        vm = self.create()
+        running = self.start(vm)
+        for change in (
+            lambda: None,
+            lambda: self.make().take(vm, "point", running),
+            lambda: self.make().drop(vm, "point", running),
+        ):
+            change()
+            running.io("write -P 7 0 3M")
+            running.io("discard 0 3M")
+            running.io("flush")
+            active = self.layers(vm).chain()[0].path
+            self.assertLess(active.stat().st_blocks * 512, MIB)
+            self.assert_vm_holds(running, {0: 0})
+
     def test_points_are_dropped_first_last_and_between(self) -> None:
         for gone in itertools.permutations(("p1", "p2", "p3")):
             vm = self.create()
