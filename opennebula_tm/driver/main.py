@@ -78,7 +78,7 @@ def transfer(script: str, arguments: list[str], remotes: Path) -> None:
         system.after_migration(action, arguments)
     elif action in BACKUPS:
         _backup(Backups(settings.read(remotes), remotes), action, arguments)
-    elif arguments and action in ("mv", "delete", "resize") and is_systems(arguments[0], arguments[-1]):
+    elif arguments and action in ("mv", "delete", "resize") and is_systems(arguments):
         system.as_ssh(action, arguments)
     else:
         _disk_action(TransferManager(settings.read(remotes)), action, kind, arguments)

@@ -57,13 +57,21 @@ class SystemDatastore:
         self.as_ssh(action, arguments)
 
 
-def is_systems(argument: str, datastore: str) -> bool:
-    """Whether a place is the system datastore's own affair: a VM's folder, or a volatile disk in it."""
-    try:
-        place = names.place(argument)
-    except DriverError:
-        return False
-    return place.path == place.folder or datastore == str(place.datastore)
+def is_systems(arguments: Sequence[str]) -> bool:
+    """Decide whether an action is the system datastore's own affair: with a VM's folder, or with a volatile disk in it.
+
+    The last argument is the number of the datastore that the disk belongs to. When a volatile disk moves to another
+    system datastore, this is the number of the new one: so both places are compared.
+    """
+    *words, datastore = arguments
+    for word in words:
+        try:
+            place = names.place(word)
+        except DriverError:
+            continue
+        if place.path == place.folder or datastore == str(place.datastore):
+            return True
+    return False
 
 
 def stdin() -> bytes:

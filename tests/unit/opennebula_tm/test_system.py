@@ -58,8 +58,10 @@ class SystemDatastoreTest(TestCase):
         self.assertEqual(f"{' '.join(CALL)}\n", self.ran())
 
     def test_folders_and_volatile_disks_are_the_system_datastores(self) -> None:
-        for argument, datastore, systems in (
-            ("h:/ds/0/42", "0", True), ("h:/ds/0/42/", "100", True), ("h:/ds/0/42/disk.1", "0", True),
-            ("h:/ds/0/42/disk.1", "100", False), ("h:/ds/7/0/disk.1", "0", False), ("nonsense", "0", False),
+        for line, systems in (
+            ("h:/ds/0/42 42 0", True), ("h:/ds/0/42/ 42 100", True), ("h:/ds/0/42/disk.1 42 0", True),
+            ("h:/ds/0/42/disk.1 g:/ds/105/42/disk.1 42 105", True), ("h:/ds/0/42/disk.1 9 42 0", True),
+            ("h:/ds/0/42/disk.1 g:/ds/105/42/disk.1 42 100", False), ("h:/ds/7/0/disk.1 42 0", False),
+            ("nonsense 0", False),
         ):  # fmt: skip
-            self.assertEqual(systems, is_systems(argument, datastore), argument)
+            self.assertEqual(systems, is_systems(line.split()), line)

@@ -23,7 +23,9 @@ class LifeContract:
         def test_a_vm_from_its_first_day_to_its_last(self) -> None:
             image, second = self.add_image(7), self.add_image(8, byte=0x33)
             vm = self.vm(image, second, grow=4)
+            vm.disks.append(Disk(2, size=1, type="fs", format="raw"))
             self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+            self.link(vm, 2).write_bytes(b"volatile")
             self.reads(vm, 0, BASE)
             self.reads(vm, 1, 0x33)
             self.reads(vm, 0, 0, (IMAGE_MIB + 3) * MIB)  # it has grown
@@ -49,12 +51,15 @@ class LifeContract:
             self.reads(vm, 0, 1)
             self.reads(vm, 1, 0x33)
             self.ok(self.one.snapshot_delete(vm, 0, 0))
-            self.ok(self.one.migrate(vm, "host-2", OTHER_SYSTEM))
-            self.reads(vm, 0, 1)
+            for host, datastore in (("host-2", OTHER_SYSTEM), ("host-1", SYSTEM)):
+                self.ok(self.one.migrate(vm, host, datastore))
+                self.reads(vm, 0, 1)
+                self.assertEqual(b"volatile", self.link(vm, 2).read_bytes())
             self.ok(self.one.stop(vm))
-            self.assertEqual(set(), self.disks()["host-2"])
+            self.assertEqual(set(), self.disks()["host-1"])
             self.ok(self.one.resume(vm, "host-1", OTHER_SYSTEM))
             self.reads(vm, 0, 1)
+            self.assertEqual(b"volatile", self.link(vm, 2).read_bytes())
             self.ok(self.one.undeploy(vm))
             self.ok(self.one.deploy(vm, "host-2", OTHER_SYSTEM))
             self.reads(vm, 0, 1)
@@ -137,17 +142,6 @@ class LifeContract:
                 self.reads(vm, number, 0x80 + number)
             self.ok(self.one.terminate(vm))
             self.assertEqual(1, len(self.kept()))
-
-        @pytest.mark.long
-        def test_volatile_disks_go_along(self) -> None:
-            vm = self.one.vm([*self.vm(self.add_image(7)).disks, Disk(1, size=1, type="fs", format="raw")], 42)
-            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
-            self.link(vm, 1).write_bytes(b"mine")
-            self.one.power_off(vm)
-            self.ok(self.one.migrate(vm, "host-2", SYSTEM))
-            self.assertEqual(b"mine", self.link(vm, 1).read_bytes())
-            self.ok(self.one.terminate(vm))
-            self.nothing_left()
 
         def with_two_snapshots(self) -> tuple[Image, Vm]:
             """A persistent image, and a VM with it that wrote a 1 before one snapshot, and a 2 before another."""
