@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from opennebula_tm.driver.card import Card, Cards, Kept
-from opennebula_tm.driver.disks import Described, Disks, Ref, Source, refuse_left_out
+from opennebula_tm.driver.disks import Described, Disks, Ref, Source
 from opennebula_tm.driver.errors import DriverError, FrontendFailed, HostFailed, Refused
 from opennebula_tm.driver.moving import ALL, Streams
 from opennebula_tm.driver.names import OURS, snapshot
@@ -213,8 +213,6 @@ class Contents:
         for host in kept.at:
             source = self._origins.source(host, kept.disk)
             try:
-                if (found := self._origins.describe(host, kept.disk)) is not None:
-                    refuse_left_out(f"image {card.name}", found)
                 self._origins.send(source, ref, kept.over, card.format)
             except HostFailed as error:
                 failed.append(str(error))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from opennebula_tm.driver import names
-from opennebula_tm.driver.errors import HostFailed, NotThere, Refused
+from opennebula_tm.driver.errors import HostFailed, NotThere
 from opennebula_tm.driver.names import Place
 from opennebula_tm.driver.remote import Hosts
 
@@ -61,22 +60,12 @@ class Ref:
 
 @dataclass(frozen=True)
 class Described:
-    """A disk that is there. ``image``: that it lies over; ``left_out``: snapshots that it has not gone on from."""
+    """A disk that is there. ``image``: that it lies over."""
 
     path: str
     size: int
     image: str
     snapshots: tuple[str, ...]
-    left_out: tuple[str, ...]
-
-
-def refuse_left_out(what: object, found: Described) -> None:
-    """Raise Refused if not all of a disk can be sent."""
-    if found.left_out:
-        raise Refused(
-            f"{what} has snapshots that it has not gone on from since it was reverted, and these cannot move: delete"
-            f" {', '.join(found.left_out)}, or revert to the newest one"
-        )
 
 
 class Disks:
@@ -105,7 +94,7 @@ class Disks:
             snapshots, _ = read(answer[end:].lstrip())
             about = disk["disk"]
             kept = tuple(one["name"] for one in snapshots)
-            return Described(about["path"], about["size"], about["image"], kept, _left_out(snapshots))
+            return Described(about["path"], about["size"], about["image"], kept)
         except (ValueError, KeyError, TypeError) as error:
             raise HostFailed(f"{ref.host}: virtman describes {ref.name} in a way that is not understood") from error
 
@@ -143,14 +132,3 @@ class Disks:
     def resize(self, ref: Ref, size: int) -> None:
         """Let it have ``size`` bytes."""
         self._hosts.run(ref.host, "resize", *ref.lock, ref.name, str(size))
-
-
-def _left_out(snapshots: list[Any]) -> tuple[str, ...]:
-    """The names of snapshots that are not in the line that leads to what the disk holds now: no stream has them."""
-    parents = {one["name"]: one["parent"] for one in snapshots}
-    name = next((one["name"] for one in snapshots if one["current"]), None)
-    line = set()
-    while name is not None and name not in line:
-        line.add(name)
-        name = parents.get(name)
-    return tuple(sorted(set(parents) - line))

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from opennebula_tm.driver.card import durable, sync
-from opennebula_tm.driver.disks import Described, Disks, Ref, Source, refuse_left_out
+from opennebula_tm.driver.disks import Described, Disks, Ref, Source
 from opennebula_tm.driver.errors import FrontendFailed, NotThere
 from opennebula_tm.driver.names import OURS
 from opennebula_tm.driver.remote import Hosts
 
 ALL = ("--with-snapshots",)
-"""A disk goes with its snapshots."""
+"""A disk goes with all of its snapshots, also with those of other branches."""
 
 
 class Streams:
@@ -121,7 +121,6 @@ class Mover:
         """From its host to the front end."""
         found = self._disks.describe(ref)
         if found is not None:
-            refuse_left_out(ref, found)
             stored.note(found.image)
             self._streams.fetch(ref.source, stored.file)
         elif not stored.there:
@@ -141,7 +140,6 @@ class Mover:
 
     def migrate(self, source: Ref, found: Described, target: Ref, disk_format: str, stale: Stored) -> None:
         """From a host, where it was ``found``, to another. ``stale``: what may be left of an earlier stop."""
-        refuse_left_out(source, found)
         receive = (*target.lock, target.link, target.name, found.image, disk_format)
         path = self._streams.forward(source.source, target.host, receive)
         stale.remove()  # first: a repeated call that finds no disk takes what is stopped

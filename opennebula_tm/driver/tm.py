@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from opennebula_tm.driver import names, nebula
 from opennebula_tm.driver.card import Cards
 from opennebula_tm.driver.content import Contents, Origins
-from opennebula_tm.driver.disks import Disks, Ref, refuse_left_out
+from opennebula_tm.driver.disks import Disks, Ref
 from opennebula_tm.driver.errors import NotThere, Refused
 from opennebula_tm.driver.moving import Mover, Stored, Streams
 from opennebula_tm.driver.nebula import DISK_RESIZE, LOST, MIB, Vm
@@ -67,7 +67,6 @@ class TransferManager:
             on_host = ref.host in self._show_vm(ref.vm).hosts
             found = self._disks.describe(ref) if on_host else None
             if found is not None:
-                refuse_left_out(ref, found)
                 contents.keep(found.image, ref.source, ref.name)
                 stored.remove()  # first: a repeated call that finds no disk takes what is stopped
             elif stored.there:

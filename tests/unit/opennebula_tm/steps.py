@@ -46,9 +46,9 @@ class StepsTestCase(TestCase):
         script = f"echo {shlex.quote(text)} >&2; exit 1" if fails else f"printf %s {shlex.quote(text)}"
         write(self.folder / "says" / f"{host}.{action}", script)
 
-    def has(self, host: str, *, image: str = "img", path: str = "/dev/x", size: int = 1, left_out: str = "") -> None:
-        """A host has the disk that it is asked for; ``left_out``: a snapshot that no stream of it has."""
-        snapshots = [{"name": left_out, "parent": None, "current": False}] if left_out else []
+    def has(self, host: str, *, image: str = "img", path: str = "/dev/x", size: int = 1, snapshot: str = "") -> None:
+        """A host has the disk that it is asked for, and a ``snapshot`` of it, if named."""
+        snapshots = [{"name": snapshot, "parent": None, "current": False}] if snapshot else []
         disk = {"disk": {"path": path, "size": size, "image": image}}
         self.says(host, "describe", f"{json.dumps(disk)}\n{json.dumps(snapshots)}\n")
 

@@ -85,7 +85,7 @@ class RestoreTest(BackupsTestCase):
         self.program("remotes/datastore/vault/ls", """cat >/dev/null; echo '{"0": "url:0", "1": "url:1"}'""")
         self.program("remotes/datastore/downloader.sh", 'printf %s "$*"')
         set_for(self, "PATH", f"{self.folder}/bin:{os.environ['PATH']}")
-        self.has("host-1", left_out="snap-3")
+        self.has("host-1", snapshot="snap-3")
 
     def program(self, path: str, script: str) -> None:
         write(self.folder / path, f"#!/bin/sh\n{script}\n", 0o755)

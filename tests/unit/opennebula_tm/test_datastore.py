@@ -108,7 +108,7 @@ class DatastoreTest(StepsTestCase):
         return f"<SOURCE>{self.base}/{NAME}</SOURCE><TARGET_SNAPSHOT>3</TARGET_SNAPSHOT>"
 
     def test_a_snapshot_of_an_image_goes_at_all_hosts_that_keep_it(self) -> None:
-        self.has("o1", left_out="snap-3")
+        self.has("o1", snapshot="snap-3")
         for action, step in (("snap_delete", "forget"), ("snap_revert", "revert")):
             self.assertEqual("", self.run_action(action, "", self.keep()))
             done = [[*s[:2], s[-1]] for s in self.steps() if s[1] != "describe"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from opennebula_tm.driver import names
 from opennebula_tm.driver.disks import Disks, Ref
-from opennebula_tm.driver.errors import HostFailed, NotThere, Refused
+from opennebula_tm.driver.errors import HostFailed, NotThere
 from opennebula_tm.driver.moving import Mover, Stored, Streams
 from tests.unit.opennebula_tm.scene import write
 from tests.unit.opennebula_tm.steps import StepsTestCase
@@ -69,27 +68,6 @@ class MoverTest(StepsTestCase):
         write(self.stored.file, "stream")
         self.assertRaises(NotThere, self.mover.stop, self.here, self.stored)
         self.assertEqual(["host-1 describe"] * 2, self.done())
-
-    def test_a_disk_whose_snapshots_would_be_lost_does_not_move(self) -> None:
-        self.has("host-1", left_out="snap-3")
-        error = self.assertRaises(Refused, self.mover.stop, self.here, self.stored)
-        self.assertIn("delete snap-3, or revert", str(error))
-        found = self.disks.there(self.here)
-        self.assertRaises(Refused, self.mover.migrate, self.here, found, self.there, "raw", self.stored)
-        self.assertEqual(["host-1 describe"] * 2, self.done())
-        self.assertFalse(self.stored.there)
-
-    def test_snapshots_that_the_disk_has_gone_on_from_go_along(self) -> None:
-        kept = (
-            ("snap-2", "snap-1", True),
-            ("snap-0", None, False),
-            ("snap-1", "snap-0", False),
-            ("x", "snap-0", False),
-        )
-        snapshots = [{"name": name, "parent": parent, "current": current} for name, parent, current in kept]
-        disk = {"disk": {"path": "/dev/x", "size": 1, "image": "img"}}
-        self.says("host-1", "describe", json.dumps(disk) + json.dumps(snapshots))
-        self.assertEqual(("x",), self.disks.there(self.here).left_out)
 
     def test_a_migration_sends_the_disk_and_then_removes_it_where_it_was(self) -> None:
         self.has("host-1", image="img")
