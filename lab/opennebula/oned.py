@@ -101,7 +101,9 @@ class Oned:
         return answer
 
     def remove_image(self, image: Image) -> Answer:
-        """Delete an image; it is gone from the pool if that went well."""
+        """Delete an image, also by force while VMs use it; it is gone from the pool if that went well."""
+        living = [vm for vm in self.vms.values() if vm.state is not State.DONE]
+        image.vms = [vm.number for vm in living if any(disk.image == image.number for disk in vm.disks)]
         answer = self.image_action("rm", image)
         if answer.ok:
             del self.images[image.number]

@@ -118,6 +118,8 @@ class Image:
     attributes: dict[str, str] = field(default_factory=dict)
     elements: dict[str, str] = field(default_factory=dict)
     """More elements beside the template: TARGET_SNAPSHOT and the like."""
+    vms: list[int] = field(default_factory=list)
+    """The VMs that use it."""
 
     def xml(self) -> str:
         """As ``oneimage show -x`` prints it, and as it stands in a datastore's request."""
@@ -134,7 +136,8 @@ class Image:
             "STATE": 4,
             "DATASTORE_ID": self.datastore,
         }
-        return element("IMAGE", values(head | self.elements) + element("TEMPLATE", attributes(self.attributes)))
+        vms = element("VMS", "".join(element("ID", str(number)) for number in self.vms))
+        return element("IMAGE", values(head | self.elements) + vms + element("TEMPLATE", attributes(self.attributes)))
 
 
 @dataclass

@@ -42,7 +42,8 @@ class Card:
     """``image``: what VMs' disks are made of, "" while nothing was published; ``origins``: the hosts that published it.
 
     ``format``: of VMs' disks. ``generation`` counts names: no two images or disks of one card get the same.
-    ``used_by``: the VM's disk that a persistent image was given to last.
+    ``used_by``: the VM's disk that a persistent image was given to last. ``left_to``: the VMs for whose disks the image
+    stays, after OpenNebula has deleted it.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Card:
     generation: int = 0
     kept: Kept | None = None
     used_by: str = ""
+    left_to: tuple[int, ...] = ()
     version: int = field(default=VERSION)
 
     def next_name(self, letter: str) -> tuple[Self, str]:
@@ -101,6 +103,10 @@ class Cards:
         """Whether there is one."""
         _check_name(path)
         return Path(path).exists()
+
+    def paths(self, folder: PurePosixPath) -> list[PurePosixPath]:
+        """The cards in a datastore's folder."""
+        return [PurePosixPath(file) for file in Path(folder).glob("one-*") if NAME.fullmatch(file.name)]
 
     def write(self, path: PurePosixPath, card: Card) -> None:
         """Write the card down, so that it is there after a power cut. Raises FrontendFailed."""

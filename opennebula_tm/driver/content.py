@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -253,6 +253,10 @@ class Contents:
                     return host
                 raise Refused(f"image {card.name} has no snapshot {number}")
         raise HostFailed("; ".join(failed) or f"no origin has the disk of image {card.name}")
+
+    def leave_to(self, vms: Sequence[int]) -> None:
+        """Note that the image was deleted, and stays for the disks of these VMs. Raises FrontendFailed."""
+        self._cards.write(self._path, replace(self.card, left_to=tuple(vms)))
 
     def remove(self) -> None:
         """Remove the image, its disk and its card. Raises HostFailed; a repeated call goes on."""

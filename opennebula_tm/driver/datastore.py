@@ -15,14 +15,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from opennebula_tm.driver import names, nebula
 from opennebula_tm.driver.card import FORMATS, Card, Cards
 from opennebula_tm.driver.content import Contents, Origins
-from opennebula_tm.driver.errors import FrontendFailed, HostFailed, Refused
+from opennebula_tm.driver.errors import DriverError, FrontendFailed, HostFailed, Refused
 from opennebula_tm.driver.moving import Streams
 from opennebula_tm.driver.nebula import MIB
 from opennebula_tm.driver.remote import Hosts
@@ -85,6 +85,11 @@ class Request:
         """The card of the image that it is about. Raises Refused."""
         return self.card_at(self.image("SOURCE"))
 
+    @property
+    def vms(self) -> tuple[int, ...]:
+        """The VMs that use the image, stopped ones included."""
+        return tuple(int(text) for one in self.xml.all("IMAGE/VMS/ID") if (text := one.text(".")).isdigit())
+
     def card_at(self, text: str) -> PurePosixPath:
         """A card that must be this datastore's. Raises Refused."""
         path = names.path_of(text)
@@ -96,8 +101,9 @@ class Request:
 class Datastore:
     """Carries actions out, and prints their answers."""
 
-    def __init__(self, settings: Settings, remotes: Path) -> None:
+    def __init__(self, settings: Settings, remotes: Path, show_vm: Callable[[int], nebula.Vm] = nebula.show_vm) -> None:
         self._remotes = remotes
+        self._show_vm = show_vm
         self._settings = settings
         self._hosts = Hosts(settings)
         self._streams = Streams(self._hosts)
@@ -155,16 +161,48 @@ class Datastore:
         return f"{path} {card.format}\n"
 
     def rm(self, request: Request) -> str:
-        """Delete an image. Who reads it still goes on to."""
-        path = request.source
-        with self._cards.locked(path):
-            if self._cards.exists(path):
-                self._contents(path).remove()
-        self._cards.remove(path)
+        """Delete an image. While VMs have disks of it, also stopped ones, it stays for these until a later ``monitor``.
+
+        OpenNebula deletes an image that VMs use, if an administrator has it do so by force.
+        """
+        self._remove(request.source, request.vms)
         return ""
 
+    def _remove(self, path: PurePosixPath, vms: Sequence[int]) -> None:
+        """Remove an image, or note for which of these VMs it stays. Raises DriverError."""
+        users = [vm for vm in vms if self._may_use(vm, path)]
+        with self._cards.locked(path):
+            if self._cards.exists(path):
+                if users:
+                    self._contents(path).leave_to(users)
+                    return
+                self._contents(path).remove()
+        self._cards.remove(path)
+
+    def _may_use(self, vm: int, path: PurePosixPath) -> bool:
+        """Whether a VM has a disk of the image, as far as OpenNebula can tell."""
+        try:
+            known = self._show_vm(vm)
+        except FrontendFailed as error:
+            log.warning("image %s stays for VM %d: %s", path.name, vm, error)
+            return True
+        return not known.done and any(names.path_of(disk.source) == path for disk in known.disks)
+
+    def _remove_deleted(self, folder: PurePosixPath) -> None:
+        """Remove the deleted images that no VM uses any more; what fails is tried again by the next call."""
+        for path in self._cards.paths(folder):
+            try:
+                if users := self._cards.read(path).left_to:
+                    self._remove(path, users)
+            except DriverError as error:
+                log.warning("what image %s has stays: %s", path.name, error)
+
     def monitor(self, request: Request) -> str:
-        """The room for images: that of the origin that has least, since all have each image. MiB."""
+        """The room for images: that of the origin that has least, since all have each image. MiB.
+
+        OpenNebula asks for it every few minutes, so this also removes the deleted images that no VM uses any more.
+        """
+        self._remove_deleted(request.folder)
         rooms, failed = list[tuple[int, int]](), list[str]()
         origins = self._origins(request.folder)
         for host in request.origins:

@@ -16,6 +16,8 @@ MIB = 1 << 20
 
 LOST = {16: "is not heard of", 60: "is lost", 61: "is lost"}
 """States of a VM (LCM_STATE) whose host does not answer: UNKNOWN, PROLOG_MIGRATE_UNKNOWN and the failure of that."""
+DONE = 6
+"""The state (STATE) of a VM that was terminated."""
 DISK_RESIZE = 62
 """The state of a running VM whose disk is resized."""
 
@@ -58,13 +60,14 @@ def decode(request: bytes, what: str) -> Element:
 
 @dataclass(frozen=True)
 class VmDisk:
-    """A disk of a VM, sizes in MiB."""
+    """A disk of a VM, sizes in MiB. ``source``: the card of its image, or what another datastore's driver has there."""
 
     number: int
     size: int
     original_size: int
     driver: str
     tm_mad: str
+    source: str = ""
 
     @property
     def grown(self) -> int:
@@ -76,7 +79,7 @@ class VmDisk:
 class Vm:
     """A VM as OpenNebula knows it. ``hosts``: those that it has been on, the last one at the end.
 
-    ``datastores``: the numbers of the system datastores that it has been in.
+    ``datastores``: the numbers of the system datastores that it has been in. ``done``: it was terminated.
     """
 
     number: int
@@ -85,6 +88,7 @@ class Vm:
     hosts: tuple[str, ...]
     disks: tuple[VmDisk, ...]
     datastores: tuple[int, ...] = ()
+    done: bool = False
 
     def disk(self, number: int) -> VmDisk:
         """One of its disks. Raises FrontendFailed."""
@@ -103,6 +107,7 @@ def vm_of(element: Element) -> Vm:
         hosts=tuple(one.text("HOSTNAME") for one in element.all("HISTORY_RECORDS/HISTORY")),
         disks=tuple(_disk_of(one) for one in element.all("TEMPLATE/DISK")),
         datastores=tuple(one.number("DS_ID") for one in element.all("HISTORY_RECORDS/HISTORY")),
+        done=element.number("STATE") == DONE,
     )
 
 
@@ -113,6 +118,7 @@ def _disk_of(disk: Element) -> VmDisk:
         original_size=disk.number("ORIGINAL_SIZE"),
         driver=disk.text("DRIVER"),
         tm_mad=disk.text("TM_MAD"),
+        source=disk.text("SOURCE"),
     )
 
 

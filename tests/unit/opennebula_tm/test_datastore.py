@@ -13,6 +13,7 @@ from dataclasses import asdict
 from opennebula_tm.driver.card import Card, Kept
 from opennebula_tm.driver.datastore import Datastore, Request
 from opennebula_tm.driver.errors import FrontendFailed, HostFailed, Refused
+from opennebula_tm.driver.nebula import Vm, VmDisk
 from opennebula_tm.driver.settings import Settings
 from tests.unit.opennebula_tm.scene import write
 from tests.unit.opennebula_tm.steps import StepsTestCase, set_for
@@ -113,6 +114,26 @@ class DatastoreTest(StepsTestCase):
             self.assertEqual("", self.run_action(action, "", self.keep()))
             done = [[*s[:2], s[-1]] for s in self.steps() if s[1] != "describe"]
             self.assertEqual([["o1", step, "snap-3"], ["o2", step, "snap-3"]], done)
+
+    def test_a_deleted_image_stays_until_opennebula_says_that_its_vms_are_gone(self) -> None:
+        def show_vm(number: int) -> Vm:
+            if number == 44:
+                raise FrontendFailed("onevm does not answer")
+            return Vm(number, 0, "", (), (disk,), done=number in done)
+
+        disk, done = VmDisk(0, 1, 1, "raw", "virtman", f"{self.base}/{NAME}"), {42}
+        self.store = Datastore(Settings(), self.remotes, show_vm)
+        for host in ("o1", "o2"):
+            self.says(host, "status", '{"disks": {"total": 1, "free": 1}}')
+        users = "<VMS><ID>42</ID><ID>43</ID><ID>44</ID></VMS>"
+        self.run_action("rm", "", self.keep() + users)
+        self.run_action("monitor")
+        self.assertEqual([43, 44], json.loads((self.datastores / "100" / NAME).read_text())["left_to"])
+        self.run_action("rm", "", self.keep() + users.replace("<ID>44</ID>", ""))
+        self.assertNotIn("o1 sweep", self.done())
+        done.add(43)
+        self.run_action("monitor")
+        self.assertEqual(["o1 sweep", "o2 sweep"], self.done()[:2])
 
     def test_an_image_that_no_origin_can_export_leaves_no_file(self) -> None:
         source = self.keep()

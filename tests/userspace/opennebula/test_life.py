@@ -12,6 +12,7 @@ import pytest
 
 from lab.opennebula import Disk, Image, Vm
 from lab.tools import run
+from tests.userspace.hosts import wait_until
 from tests.userspace.opennebula.cloud import BASE, IMAGE_MIB, IMAGES, MIB, OTHER_SYSTEM, SYSTEM, CloudTestCase
 from tests.userspace.opennebula.stand import WITH_SOURCE
 
@@ -188,6 +189,27 @@ class LifeContract:
             self.ok(self.one.deploy(last := self.vm(image, number=44), "host-1", SYSTEM))
             self.reads(last, 0, 1)
             self.refused(self.one.image_action("snap_revert", image, 1), "has no snapshot 1")
+
+        def test_an_image_that_is_deleted_by_force_stays_until_its_last_vm_is_gone(self) -> None:
+            image = self.add_image(7)
+            vm, undeployed = self.vm(image), self.vm(image, number=43)
+            for each in (vm, undeployed):
+                self.ok(self.one.deploy(each, "host-1", SYSTEM))
+            self.ok(self.one.undeploy(undeployed))
+            self.ok(self.one.remove_image(image))
+            self.write(vm, 0, 1)
+            self.ok(self.one.migrate(vm, "host-2"))
+            self.ok(self.one.stop(vm))
+            self.ok(self.one.resume(vm, "host-1", SYSTEM))
+            self.reads(vm, 0, 1)
+            self.ok(self.one.terminate(vm))
+            self.one.monitor(self.store)
+            self.ok(self.one.deploy(undeployed, "host-2", SYSTEM))
+            self.reads(undeployed, 0, BASE)
+            self.ok(self.one.terminate(undeployed))
+            self.one.monitor(self.store)
+            self.assertEqual([], list(self.store.base.iterdir()))
+            wait_until(lambda: not self.cluster.agents[0].images(), "the image goes")
 
         def test_an_image_is_handed_to_a_marketplace(self) -> None:
             image = self.add_image(7)
