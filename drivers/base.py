@@ -442,13 +442,13 @@ class SnapshotDriver(Protocol):
     def revert(self, vm: str, point: str) -> Device:
         """Let the disk hold, and be as large as, what the point keeps: what was written since is gone, points stay.
 
-        Raises SnapshotMissing, PointMissing, and DiskInUse if anybody has it open.
+        Raises SnapshotMissing, PointMissing, NotPossible, and DiskInUse if anybody has it open.
         """
 
     def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:
         """Forget a point, and free what no other point and not the disk needs. One that is not there is fine.
 
-        Raises SnapshotMissing, NoSpace.
+        Raises SnapshotMissing, NoSpace, NotPossible.
         """
 
     def points(self, vm: str) -> frozenset[str]:

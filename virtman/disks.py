@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from drivers.base import SnapshotDriver
-from drivers.errors import BadDisk, DiskInUse, DriverError, PointMissing
+from drivers.errors import BadDisk, DiskInUse, DriverError, NotPossible, PointMissing
 from virtman.errors import BadRequest, BadSize, HostTrouble, NoRoom, UnknownSnapshot, VirtmanError, VmRuns
 from virtman.names import MOMENT, TRAVELLING
 from virtman.records import CRASH, DROP, FROZEN, OFF, RESIZE, REVERT, TAKE, Point, Shelf, VmRecord
@@ -22,6 +22,9 @@ from virtman.steps import Step, log_step
 from virtman.vms import Machines, Running, Vms, check_size
 
 log = logging.getLogger(__name__)
+
+NOT_BEGUN = (DiskInUse, PointMissing, NotPossible)
+"""With one of these errors the driver refuses to revert a disk, and has changed nothing."""
 
 
 class Disks:
@@ -227,7 +230,7 @@ class Disks:
             self._step("revert:recorded")
             try:
                 self._revert(record.begin(REVERT, point=name))
-            except (DiskInUse, PointMissing):
+            except NOT_BEGUN:
                 self._shelf.put(vm, record)
                 raise
 
@@ -244,7 +247,7 @@ class Disks:
         """Nobody was told that it is done. If somebody uses the disk by now, what he writes is not thrown away."""
         try:
             self._revert(record)
-        except (DiskInUse, PointMissing) as error:
+        except NOT_BEGUN as error:
             log.warning("vm %s: it does not go back to a snapshot: %s", record.name, error)
             self._settle_size(record)
 

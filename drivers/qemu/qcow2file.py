@@ -16,6 +16,8 @@ _FIXED = struct.Struct(">4sIQIIQ")
 _L1_AT = 36
 _L1 = struct.Struct(">IQ")
 _ENTRY_BYTES = 8
+_SNAPSHOTS_AT = 60
+_SNAPSHOTS = struct.Struct(">I")
 _FEATURES_AT = 72
 _FEATURES = struct.Struct(">Q")
 _DIRTY = 1
@@ -26,13 +28,17 @@ _LONGEST_BACKING_NAME = 1023
 
 @dataclass(frozen=True)
 class Header:
-    """``size``: of the disk, in bytes. ``dirty``: not closed cleanly. ``corrupt``: QEMU found it damaged."""
+    """``size``: of the disk, in bytes. ``dirty``: not closed cleanly. ``corrupt``: QEMU found it damaged.
+
+    ``snapshots``: how many internal snapshots the file has.
+    """
 
     size: int
     backing: str | None
     dirty: bool
     corrupt: bool
     external_data: bool
+    snapshots: int
 
 
 def read_header(path: Path) -> Header:
@@ -45,6 +51,7 @@ def read_header(path: Path) -> Header:
         if magic != _MAGIC or version != 3 or backing_length > _LONGEST_BACKING_NAME:
             raise BadDisk(f"{path} is not a qcow2 file of version 3")
         (features,) = _FEATURES.unpack_from(head, _FEATURES_AT)
+        (snapshots,) = _SNAPSHOTS.unpack_from(head, _SNAPSHOTS_AT)
         file.seek(backing_at)
         backing = file.read(backing_length).decode(errors="replace") if backing_at else None
     return Header(
@@ -53,6 +60,7 @@ def read_header(path: Path) -> Header:
         dirty=bool(features & _DIRTY),
         corrupt=bool(features & _CORRUPT),
         external_data=bool(features & _EXTERNAL_DATA),
+        snapshots=snapshots,
     )
 
 

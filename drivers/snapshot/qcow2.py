@@ -10,6 +10,9 @@ the new layer, and a QEMU that was not switched is when the next call finds it s
 a point's is copied into the one over it, or just deleted if nothing or something else is there (``next_step``).
 
 QEMU's locks on the files tell whether another program has the disk open (QEMU: block/file-posix.c).
+
+A hypervisor may keep snapshots inside the active layer ("virsh snapshot-create": a system snapshot). They cannot go
+along into another layer or another disk, so no call changes the layers while there are any.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from drivers.needs import QEMU_IMG, QEMU_STORAGE_DAEMON, Needs
 from drivers.qemu.allocation import allocated
 from drivers.qemu.monitor import SETPRIV, is_locked, open_node, private_daemon
 from drivers.qemu.nodes import Nodes, named_after
-from drivers.qemu.qcow2file import is_empty
+from drivers.qemu.qcow2file import is_empty, read_header
 from drivers.qemu.streaming import settle, stream
 from drivers.snapshot.layers import BACKING_PREFIX, Layer, Layers
 
@@ -169,6 +172,7 @@ class Qcow2Snapshot:
                 if old:
                     layers.adopt()
                 if point not in layers.points():
+                    _refuse_internal_snapshots(layers)
                     self._keep(layers, point, nodes if monitor is not None else None)
         if monitor is None:  # a guest may be held still until this returns; the next ``drop`` tidies then
             self._tidy_if_possible(layers)
@@ -177,11 +181,12 @@ class Qcow2Snapshot:
     def revert(self, vm: str, point: str) -> Device:
         """Let the disk hold, and be as large as, what the point keeps: what was written since is gone, points stay.
 
-        Raises SnapshotMissing, PointMissing, DiskInUse, NoSpace.
+        Raises SnapshotMissing, PointMissing, DiskInUse, NoSpace, NotPossible.
         """
         layers = self._layers(vm)
         kept = self._at(layers, checked(point))[0]
         with self._held(layers, None):
+            _refuse_internal_snapshots(layers)
             layers.activate(self._make_over(layers, kept))
         self._tidy_if_possible(layers)
         return self.open(vm)
@@ -190,13 +195,14 @@ class Qcow2Snapshot:
         """Forget a point, and free what no other point and not the disk needs. One that is not there is fine.
 
         Once the point is forgotten an error says that not all is freed; the next call goes on with it. Raises
-        SnapshotMissing, DiskInUse, NoSpace, MonitorFailed.
+        SnapshotMissing, DiskInUse, NoSpace, NotPossible, MonitorFailed.
         """
         layers = self._layers(vm)
         points = layers.points()
         if points.pop(checked(point), None) is None and not self._is_untidy(layers):
             return
         with self._held(layers, monitor) as nodes:
+            _refuse_internal_snapshots(layers)
             if points != layers.points():
                 layers.write_points(points)
         self._tidy(layers, nodes if monitor is not None else None)
@@ -432,6 +438,20 @@ def _number(vm: str, points: Mapping[str, int], point: str) -> int:
     if point not in points:
         raise PointMissing(vm, point)
     return points[point]
+
+
+def _refuse_internal_snapshots(layers: Layers) -> None:
+    """Raise NotPossible if the active layer has snapshots inside, which a hypervisor took."""
+    active = layers.chain()[0].path
+    if not read_header(active).snapshots:
+        return
+    shown = run(["qemu-img", "info", "-U", "-f", "qcow2", "--output=json", str(active)])
+    names = ", ".join(str(one["name"]) for one in json.loads(shown.stdout).get("snapshots", ()))
+    raise NotPossible(
+        f"the disk of VM {layers.vm} has system snapshots, which its hypervisor took inside the file, and this would"
+        f" lose them: delete {names} first, by virsh snapshot-delete, or if the VM is off by qemu-img snapshot -d NAME"
+        f" {active}"
+    )
 
 
 def _held_above(vm: str, chain: list[Layer], points: Mapping[str, int], since: str | None) -> list[Range]:

@@ -121,6 +121,10 @@ class Disks:
         """Keep what it holds. ``domain``: that of a VM that runs, whose guest is asked to hold still, or ""."""
         self._hosts.run(ref.host, "snapshot", *ref.lock, ref.name, names.snapshot(number), domain, libvirt)
 
+    def drop_system_snapshots(self, ref: Ref) -> None:
+        """Delete the snapshots that the hypervisor took inside the disk's file; the VM is off, and none is fine."""
+        self._hosts.run(ref.host, "drop-system-snapshots", *ref.lock, ref.name)
+
     def revert(self, ref: Ref, number: int) -> None:
         """Let it hold what it held then."""
         self._hosts.run(ref.host, "revert", *ref.lock, ref.link, ref.name, names.snapshot(number))

@@ -153,6 +153,13 @@ snapshot) # FOLDER KEY NAME SNAPSHOT DOMAIN URI: DOMAIN is empty if the VM does 
     v snapshot create "$3" "$4" >/dev/null || exit
     ;;
 
+drop-system-snapshots) # FOLDER KEY NAME: those that the hypervisor took inside the disk's file
+    lock "$1" "$2"
+    made=$(path "$3") || exit
+    [ -b "$made" ] || qemu-img info -U -f qcow2 "$made" --output=json | sed -n 's/^ *"name": "\(.*\)",*$/\1/p' |
+        while read -r snapshot; do qemu-img snapshot -d "$snapshot" "$made" 9>&- || exit; done || exit
+    ;;
+
 revert) # FOLDER KEY LINK NAME SNAPSHOT
     lock "$1" "$2"
     v snapshot revert "$4" "$5" >/dev/null || exit

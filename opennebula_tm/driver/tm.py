@@ -67,6 +67,7 @@ class TransferManager:
             on_host = ref.host in self._show_vm(ref.vm).hosts
             found = self._disks.describe(ref) if on_host else None
             if found is not None:
+                self._disks.drop_system_snapshots(ref)  # which are the VM's own, and end with it
                 contents.keep(found.image, ref.source, ref.name)
                 stored.remove()  # first: a repeated call that finds no disk takes what is stopped
             elif stored.there:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from testtools import TestCase
 from testtools.matchers import Contains
 
-from drivers.errors import DiskInUse, DriverError
+from drivers.errors import DiskInUse, DriverError, NotPossible
 from tests.doubles.drivers import Disk
 from tests.unit.virtman.scene import NOW, Scene
 from virtman.errors import (
@@ -161,6 +161,12 @@ class RevertTest(DisksTest):
         self.take("a", "b")
         self.disk.stranger = True
         self.assertRaises(DiskInUse, self.disks.revert, "vm", "a")
+        self.assertEqual((True, "b"), (self.record.steady, self.record.current))
+
+    def test_what_the_driver_cannot_do_is_not_tried_again(self) -> None:
+        self.take("a", "b")
+        self.host.failing["snapshot.revert"] = NotPossible("not this disk")
+        self.assertRaises(NotPossible, self.disks.revert, "vm", "a")
         self.assertEqual((True, "b"), (self.record.steady, self.record.current))
 
     def test_a_point_that_is_not_there_is_named_with_those_that_are(self) -> None:

@@ -674,6 +674,19 @@ class StoppedTest(PointCase):
             self.make().take(vm, "more", None)
         self.assert_points(vm, {"p2": points["p2"], "more": {**points["p2"], 3: 3}})
 
+    def test_snapshots_that_the_hypervisor_took_inside_the_file_are_not_lost(self) -> None:
+        vm = self.create()
+        points = self.with_points(vm, 2)
+        path = str(self.make().open(vm).path)
+        subprocess.run(["qemu-img", "snapshot", "-c", "inside", path], check=True)
+        for call in (self.make().take, self.make().drop):
+            error = self.assertRaises(NotPossible, call, vm, "p3" if call.__name__ == "take" else "p1", None)
+            self.assertIn("delete inside first", str(error))
+        self.assertRaises(NotPossible, self.make().revert, vm, "p1")
+        self.assert_points(vm, points)
+        subprocess.run(["qemu-img", "snapshot", "-d", "inside", path], check=True)
+        self.make().drop(vm, "p1", None)
+
     def test_a_stranger_at_a_branch_keeps_it_from_being_merged(self) -> None:
         vm = self.create()
         points = self.with_points(vm, 3)

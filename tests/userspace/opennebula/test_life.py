@@ -190,6 +190,19 @@ class LifeContract:
             self.reads(last, 0, 1)
             self.refused(self.one.image_action("snap_revert", image, 1), "has no snapshot 1")
 
+        def test_system_snapshots_are_lost_by_nothing_but_the_end_of_their_vm(self) -> None:
+            vm = self.vm(self.add_image(7, persistent=True))
+            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+            self.one.power_off(vm)
+            path = self.link(vm, 0).readlink()
+            for name in ("snap-0", "snap-1"):
+                run(["qemu-img", "snapshot", "-c", name, path])
+            self.refused(self.one.snapshot_create(vm, 0, 0), "delete snap-0, snap-1 first")
+            self.refused(self.one.undeploy(vm), "delete snap-0, snap-1 first")
+            self.assertIn("snap-1", run(["qemu-img", "snapshot", "-l", path]))
+            self.one.power_off(vm)
+            self.ok(self.one.terminate(vm))
+
         def test_an_image_that_is_deleted_by_force_stays_until_its_last_vm_is_gone(self) -> None:
             image = self.add_image(7)
             vm, undeployed = self.vm(image), self.vm(image, number=43)
