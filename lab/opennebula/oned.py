@@ -13,7 +13,7 @@ from lab.errors import LabError
 from lab.opennebula.driver import Answer, Driver, run_script
 from lab.opennebula.frontend import HERE, Frontend
 from lab.opennebula.lines import Lines
-from lab.opennebula.pool import Datastore, Disk, History, Image, Lcm, State, Vm, element, request
+from lab.opennebula.pool import Datastore, Disk, History, Image, Lcm, State, Vm, attributes, element, request, values
 from lab.tools import run
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class Oned:
         def answer(words: Sequence[str]) -> str:
             options = [word for word in words if word.startswith("-")]
             given = [word for word in words if not word.startswith("-")]
+            if program == "onehost" and given == ["list"]:
+                return element("HOST_POOL", "".join(xml(number) for number in range(len(self.frontend.hosts)))) + "\n"
             if given[:1] != ["show"] or not {"-x", "--xml"} & set(options):
                 raise ValueError(f"{program} cannot {words}")
             return xml(int(given[1])) + "\n"
@@ -50,7 +52,8 @@ class Oned:
 
     def _host(self, number: int) -> str:
         name = list(self.frontend.hosts)[number]
-        return element("HOST", element("ID", str(number)) + element("NAME", name))
+        content = values({"ID": number, "NAME": name, "STATE": 2, "CLUSTER_ID": 0})
+        return element("HOST", content + element("TEMPLATE", attributes({"VIRTMAN": "YES"})))
 
     def system_datastore(self, number: int, tm_mad: str = "ssh") -> Datastore:
         """A new system datastore."""
@@ -289,6 +292,8 @@ class Oned:
         disk = vm.disk(disk_id)
         before, disk.size = disk.size, size
         doing = Lcm.DISK_RESIZE if vm.lcm is Lcm.RUNNING else Lcm.DISK_RESIZE_POWEROFF
+        if vm.state is State.UNDEPLOYED:
+            doing = Lcm.DISK_RESIZE_UNDEPLOYED
         answer = self._beside(vm, doing, "disk_resize", [self.lines.resize(vm, disk, size)], disk, "RESIZE")
         if not answer.ok:
             disk.size = before

@@ -59,6 +59,7 @@ class Lcm(IntEnum):
     PROLOG_MIGRATE_UNKNOWN = 60
     DISK_RESIZE = 62
     DISK_RESIZE_POWEROFF = 63
+    DISK_RESIZE_UNDEPLOYED = 64
     HOTPLUG_SAVEAS_UNDEPLOYED = 67
     HOTPLUG_SAVEAS_STOPPED = 68
     BACKUP = 69
@@ -82,7 +83,8 @@ class Datastore:
         return element("DATASTORE", self._content() + element("TEMPLATE", attributes(self._template())))
 
     def _content(self) -> str:
-        return values(
+        clusters = element("CLUSTERS", element("ID", "0"))
+        return clusters + values(
             {
                 "ID": self.number,
                 "NAME": f"datastore-{self.number}",

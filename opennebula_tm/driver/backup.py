@@ -1,5 +1,7 @@
 """Backup and restore of VMs in a system datastore of the driver ``virtman``: whole disks, as qcow2 files.
 
+A volatile disk is a file in the VM's folder. OpenNebula names it for a backup if BACKUP_VOLATILE is YES.
+
 OpenNebula's backup drivers take what they find in the folder ``backup``: ``vm.xml`` and ``disk.N.0``.
 """
 
@@ -40,15 +42,22 @@ class Backups:
         self._hosts = Hosts(settings)
         self._disks = Disks(self._hosts)
 
-    def prebackup(self, folder: str, disks: str, vm: str, request: bytes) -> None:
-        """Write a VM's disks, ``0:1:…``, to its folder for backups. ``request``: its XML."""
+    def prebackup(self, folder: str, disks: str, vm: str, request: bytes, *, live: bool = False) -> None:
+        """Write a VM's disks, ``0:1:…``, to its folder for backups. ``request``: its XML. ``live``: the VM runs."""
         place = _folder(folder)
         element = nebula.parse(request, f"what prebackup was told of VM {vm}")
         if element.number("BACKUPS/BACKUP_CONFIG/LAST_INCREMENT_ID", FULL) != FULL:
             raise Refused(f"VM {vm}: only whole backups can be made: set its backup mode to FULL")
         known = nebula.vm_of(element)
         numbers = [names.number("the disk", number) for number in disks.split(":") if number]
-        strangers = [number for number in numbers if known.disk(number).tm_mad != OURS]
+        volatile = [number for number in numbers if known.disk(number).volatile]
+        if volatile and live:
+            said = ", ".join(map(str, volatile))
+            raise Refused(
+                f"VM {vm}: its volatile disks {said} can be backed up only while it is off: power it off, or set"
+                " BACKUP_VOLATILE to NO"
+            )
+        strangers = [number for number in numbers if not self._is_known(known, number)]
         if strangers:
             said = ", ".join(map(str, strangers))
             raise Refused(f"VM {vm}: its disks {said} are not VirtMan's and cannot be backed up with these")
@@ -58,8 +67,11 @@ class Backups:
             about.seek(0)
             self._hosts.transfer(place.host, "backup-begin", target, stdin=about)
         for number in numbers:
-            ref = _ref(place, vm, number)
-            self._hosts.transfer(place.host, "backup", *ref.lock, ref.name, f"{target}/disk.{number}.0")
+            ref, file = _ref(place, vm, number), f"{target}/disk.{number}.0"
+            if number in volatile:
+                self._hosts.transfer(place.host, "backup-file", ref.link, known.disk(number).volatile, file)
+            else:
+                self._hosts.transfer(place.host, "backup", *ref.lock, ref.name, file)
 
     def postbackup(self, folder: str, vm: str) -> None:
         """Remove what was written, also what was written by half."""
@@ -78,15 +90,23 @@ class Backups:
         if not chosen:
             raise Refused(f"the backup has no disk {disk} of VM {vm}")
         for number in chosen:
-            if known.disk(number).tm_mad != OURS:
+            if not self._is_known(known, number):
                 raise Refused(f"disk {number} of VM {vm} is not VirtMan's and cannot be restored by it")
         for number, url in sorted(chosen.items()):
-            self._restore(_ref(place, vm, number), url)
+            self._restore(_ref(place, vm, number), url, known.disk(number).volatile)
 
-    def _restore(self, ref: Ref, url: str) -> None:
-        there = self._disks.there(ref)
+    @staticmethod
+    def _is_known(vm: Vm, number: int) -> bool:
+        """Whether a disk of the VM is VirtMan's, or a file in the VM's folder."""
+        disk = vm.disk(number)
+        return bool(disk.volatile) or disk.tm_mad == OURS
+
+    def _restore(self, ref: Ref, url: str, volatile: str) -> None:
+        """``volatile``: the format of the disk's file, if the disk is volatile."""
+        step: tuple[str, ...] = ("restore-file", ref.link, volatile)
+        if not volatile:
+            step = ("restore", *ref.lock, ref.link, ref.name, *self._disks.there(ref).snapshots)
         argv = [str(self._remotes / "datastore" / "downloader.sh"), "--nodecomp", url, "-"]
-        arguments = (*ref.lock, ref.link, ref.name, *there.snapshots)
         with tempfile.TemporaryFile() as said:
             try:
                 fetch = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said)
@@ -94,7 +114,7 @@ class Backups:
                 raise FrontendFailed(f"cannot run {argv[0]}: {error.strerror}") from error
             with fetch:
                 try:
-                    self._hosts.transfer(ref.host, "restore", *arguments, stdin=fetch.stdout)
+                    self._hosts.transfer(ref.host, *step, stdin=fetch.stdout)
                 except HostFailed:
                     # What came was not whole if it was not sent whole, and then that is the reason.
                     if fetch.poll() in (None, 0):

@@ -57,13 +57,20 @@ class Origins:
         """Publish at a host what a disk there holds, or a new disk of the image ``base``. Returns what it said."""
         return self._hosts.transfer(host, "publish", self._ours, image, image, disk, base)
 
-    def receive(self, host: str, disk: str, over: str, source: Source | Path, options: tuple[str, ...] = ALL) -> None:
-        """Have a host keep what another disk holds, or a stream in a file of the front end."""
+    def receive(
+        self, host: str, disk: str, over: str, source: Source | Path, options: tuple[str, ...] = ALL, size: int = 0
+    ) -> None:
+        """Have a host keep what another disk holds, or a stream in a file of the front end.
+
+        ``size``: bytes that it has there at least.
+        """
         arguments = (self._ours, disk, "", disk, over, "")
         if isinstance(source, Source):
             self._streams.forward(source, host, arguments, options)
         else:
             self._streams.give(source, host, arguments)
+        if size:
+            Disks(self._hosts).grow(self.source(host, disk), size)
 
     def send(self, source: Source, ref: Ref, over: str, disk_format: str) -> None:
         """Send a disk that waits at a host to a VM."""
@@ -153,19 +160,24 @@ class Contents:
         published = self._origins.publish(card, name, publish_at)
         return self._replaced(replace(published, kept=None))
 
-    def fill(self, over: str, source: Source | Path, options: tuple[str, ...] = ALL) -> Card:
-        """What a VM's disk holds becomes what the image holds: each origin receives the disk, and publishes that."""
+    def fill(self, over: str, source: Source | Path, options: tuple[str, ...] = ALL, *, size: int = 0) -> Card:
+        """What a VM's disk holds becomes what the image holds: each origin receives the disk, and publishes that.
+
+        ``size``: bytes that the image has at least.
+        """
         card, name = self._named(self.card, "g")
         copy = f"{name}-t"
 
         def publish_at(host: str) -> str:
-            self._origins.receive(host, copy, over, source, options)
+            self._origins.receive(host, copy, over, source, options, size)
             return self._origins.from_disk(host, name, copy)
 
         return self._replaced(self._origins.publish(card, name, publish_at))
 
-    def keep(self, over: str, source: Source | Path, of: str) -> Card:
+    def keep(self, over: str, source: Source | Path, of: str, size: int = 0) -> Card:
         """Have what a VM's disk holds wait at the origins. Those that cannot take it are left out, but for the last.
+
+        ``size``: bytes that the disk has at least.
 
         Raises HostFailed with what each of them said if none could.
         """
@@ -173,7 +185,7 @@ class Contents:
         at, failed = list[str](), list[str]()
         for host in card.origins:
             try:
-                self._origins.receive(host, name, over, source)
+                self._origins.receive(host, name, over, source, size=size)
                 at.append(host)
             except HostFailed as error:
                 log.warning("%s does not keep %s: %s", host, name, error)

@@ -133,6 +133,12 @@ class Disks:
         """Delete a snapshot; what is not there is fine."""
         self._hosts.run(ref.host, "forget", *ref.lock, ref.name, names.snapshot(number))
 
-    def resize(self, ref: Ref, size: int) -> None:
+    def grow(self, ref: Ref | Source, size: int) -> None:
+        """Let it have ``size`` bytes at least."""
+        found = self.describe(ref)
+        if found is not None and size > found.size:
+            self.resize(ref, size)
+
+    def resize(self, ref: Ref | Source, size: int) -> None:
         """Let it have ``size`` bytes."""
         self._hosts.run(ref.host, "resize", *ref.lock, ref.name, str(size))

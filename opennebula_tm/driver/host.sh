@@ -73,6 +73,11 @@ path() {
     v show "$1" --json | sed -n 's/^    "path": "\(.*\)",$/\1/p'
 }
 
+# whole FILE: a backup came to its end.
+whole() {
+    qemu-img check -f qcow2 "$1" >/dev/null 2>&1 || fail "what came is no whole backup"
+}
+
 case $action in
 
 create) # FOLDER KEY LINK NAME IMAGE SIZE FORMAT MONITOR FRESH: SIZE, MONITOR and FRESH may be empty
@@ -233,6 +238,10 @@ backup) # FOLDER KEY NAME FILE
     rm -f "$4" && v export "$3" "$4" --format qcow2 >/dev/null || exit
     ;;
 
+backup-file) # DISK FORMAT FILE: of a volatile disk
+    rm -f "$3" && qemu-img convert -f "$2" -O qcow2 "$1" "$3" >/dev/null || exit
+    ;;
+
 backup-end) # FOLDER
     rm -rf "$1" || exit
     ;;
@@ -243,7 +252,7 @@ restore) # FOLDER KEY LINK NAME SNAPSHOT...: a qcow2 file comes in; the snapshot
     shift 4
     trap 'rm -f "$file"' EXIT
     cat >"$file" || exit
-    qemu-img check -f qcow2 "$file" >/dev/null 2>&1 || fail "what came is no whole backup"
+    whole "$file"
     made=$(path "$name") || exit
     if [ -b "$made" ]; then format=raw; else format=qcow2; fi
     needed=$(qemu-img info -f qcow2 "$file" --output=json | sed -n 's/^    "virtual-size": \([0-9]*\),$/\1/p')
@@ -256,6 +265,18 @@ restore) # FOLDER KEY LINK NAME SNAPSHOT...: a qcow2 file comes in; the snapshot
     done
     qemu-img convert -n -f qcow2 -O "$format" "$file" "$made" 9>&- || exit
     link "$link" "$made"
+    ;;
+
+restore-file) # DISK FORMAT: a qcow2 file comes in, for a volatile disk
+    file=$1.restore
+    trap 'rm -f "$file" "$1.new"' EXIT
+    cat >"$file" || exit
+    whole "$file"
+    qemu-img convert -f qcow2 -O "$2" "$file" "$1.new" && mv -fT "$1.new" "$1" || exit
+    ;;
+
+mark) # FOLDER: our folder in a system datastore, by which our probe knows the datastore
+    mkdir -p "$1" || exit
     ;;
 
 status)

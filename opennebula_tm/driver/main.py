@@ -17,6 +17,7 @@ from opennebula_tm.driver import settings
 from opennebula_tm.driver.backup import Backups
 from opennebula_tm.driver.datastore import Datastore
 from opennebula_tm.driver.errors import DriverError, Refused
+from opennebula_tm.driver.remote import Hosts
 from opennebula_tm.driver.system import SystemDatastore, is_systems, stdin
 from opennebula_tm.driver.tm import TransferManager
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 LOGGED = ("ERROR:", "INFO:", "WARN:", "DEBUG:", "-")
 """How a line begins that no user would see."""
-SYSTEM_ONLY = frozenset({"context", "mkimage", "mkswap", "monitor", "monitor_ds"})
+SYSTEM_ONLY = frozenset({"context", "mkimage", "mkswap", "monitor_ds"})
 BACKUPS = frozenset({"prebackup", "prebackup_live", "postbackup", "postbackup_live", "restore"})
 
 
@@ -70,7 +71,9 @@ def transfer(script: str, arguments: list[str], remotes: Path) -> None:
     """One of the transfer manager's scripts. Raises DriverError, SystemExit."""
     action, _, kind = script.partition(".")
     system = SystemDatastore(remotes / "tm")
-    if action in SYSTEM_ONLY:
+    if action == "monitor":
+        system.monitor(Hosts(settings.read(remotes)), arguments, stdin())
+    elif action in SYSTEM_ONLY:
         system.as_ssh(action, arguments)
     elif action == "premigrate":
         system.premigrate(arguments, stdin())
@@ -92,7 +95,7 @@ def _backup(backups: Backups, action: str, arguments: list[str]) -> None:
     _counted(action, arguments, 6)
     folder, disks, _domain, _job, vm, _datastore = arguments
     if action.startswith("pre"):
-        backups.prebackup(folder, disks, vm, stdin())
+        backups.prebackup(folder, disks, vm, stdin(), live=action.endswith("_live"))
     else:
         backups.postbackup(folder, vm)
 

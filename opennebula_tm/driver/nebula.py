@@ -16,10 +16,16 @@ MIB = 1 << 20
 
 LOST = {16: "is not heard of", 60: "is lost", 61: "is lost"}
 """States of a VM (LCM_STATE) whose host does not answer: UNKNOWN, PROLOG_MIGRATE_UNKNOWN and the failure of that."""
+WELL = frozenset({"1", "2"})
+"""States (STATE) of a host that is monitored: MONITORING_MONITORED and MONITORED."""
+VOLATILE = frozenset({"FS", "SWAP"})
+"""Types of disks that are of no image: each is a file in the VM's folder."""
 DONE = 6
 """The state (STATE) of a VM that was terminated."""
 DISK_RESIZE = 62
 """The state of a running VM whose disk is resized."""
+DISK_RESIZE_UNDEPLOYED = 64
+"""The state of a VM whose disk is resized while it is undeployed."""
 
 
 class Element:
@@ -60,7 +66,10 @@ def decode(request: bytes, what: str) -> Element:
 
 @dataclass(frozen=True)
 class VmDisk:
-    """A disk of a VM, sizes in MiB. ``source``: the card of its image, or what another datastore's driver has there."""
+    """A disk of a VM, sizes in MiB. ``source``: the card of its image, or what another datastore's driver has there.
+
+    ``volatile``: the format of the file that is the disk, if the disk is volatile, and else "".
+    """
 
     number: int
     size: int
@@ -68,6 +77,7 @@ class VmDisk:
     driver: str
     tm_mad: str
     source: str = ""
+    volatile: str = ""
 
     @property
     def grown(self) -> int:
@@ -119,7 +129,13 @@ def _disk_of(disk: Element) -> VmDisk:
         driver=disk.text("DRIVER"),
         tm_mad=disk.text("TM_MAD"),
         source=disk.text("SOURCE"),
+        volatile=_file_format(disk) if disk.text("TYPE").upper() in VOLATILE else "",
     )
+
+
+def _file_format(disk: Element) -> str:
+    """The format that OpenNebula's mkimage gives to a volatile disk."""
+    return "qcow2" if disk.text("FORMAT").lower() == "qcow2" else "raw"
 
 
 def show_vm(number: int) -> Vm:
@@ -128,6 +144,11 @@ def show_vm(number: int) -> Vm:
     if vm.number != number:
         raise FrontendFailed(f"onevm was asked for VM {number} and answered with another one")
     return vm
+
+
+def hosts() -> list[Element]:
+    """All hosts, as OpenNebula lists them. Raises FrontendFailed."""
+    return parse(_run("onehost", "list", "-x"), "what onehost lists").all("HOST")
 
 
 def show(command: str, number: int) -> bytes:

@@ -5,13 +5,17 @@ A VM's folder has links, contexts, swap and volatile disks. OpenNebula's own scr
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from opennebula_tm.driver import names, nebula
-from opennebula_tm.driver.errors import DriverError, FrontendFailed, Refused
+from opennebula_tm.driver.errors import DriverError, FrontendFailed, HostFailed, Refused
+from opennebula_tm.driver.remote import Hosts
+
+log = logging.getLogger(__name__)
 
 OURS = "virtman"
 AS_SSH = "ssh"
@@ -32,6 +36,21 @@ class SystemDatastore:
         except OSError as error:
             raise FrontendFailed(f"cannot run {script}: {error.strerror}") from error
         raise SystemExit(done.returncode if done.returncode >= 0 else 1)
+
+    def monitor(self, hosts: Hosts, arguments: Sequence[str], request: bytes) -> None:
+        """Have each host report the room for this datastore, also one on which no VM of it has been yet.
+
+        A host reports the system datastores in which it finds our folder. OpenNebula calls this every few minutes, and
+        knows from the hosts' reports which of them have it already. What fails is tried again by the next call.
+        """
+        try:
+            store = nebula.decode(request, "what monitor was told").all("DATASTORE")[0]
+            folder = PurePosixPath(store.text("BASE_PATH")) / names.OURS
+            for host in silent_hosts(store, nebula.hosts()):
+                _mark(hosts, host, folder)
+        except (DriverError, IndexError) as error:
+            log.warning("which hosts report the datastore is not known: %s", error)
+        self.as_ssh("monitor", arguments, request)
 
     def premigrate(self, arguments: Sequence[str], request: bytes) -> None:
         """Before a live migration: only here can it be stopped.
@@ -55,6 +74,26 @@ class SystemDatastore:
         if len(arguments) > len(("from", "to", "folder", "vm", "datastore")):
             return
         self.as_ssh(action, arguments)
+
+
+def silent_hosts(store: nebula.Element, hosts: Sequence[nebula.Element]) -> list[str]:
+    """The hosts with VirtMan in the datastore's clusters that are well and have not reported the datastore."""
+    number, clusters = store.text("ID"), {one.text(".") for one in store.all("CLUSTERS/ID")}
+    return [
+        host.text("NAME")
+        for host in hosts
+        if host.text("STATE") in nebula.WELL
+        and host.text("CLUSTER_ID") in clusters
+        and host.text("TEMPLATE/VIRTMAN") == "YES"
+        and number not in {one.text(".") for one in host.all("HOST_SHARE/DATASTORES/DS/ID")}
+    ]
+
+
+def _mark(hosts: Hosts, host: str, folder: PurePosixPath) -> None:
+    try:
+        hosts.run(names.check_host(host), "mark", str(folder))
+    except HostFailed as error:
+        log.warning("the datastore in %s is not reported yet: %s", folder.parent, error)
 
 
 def is_systems(arguments: Sequence[str]) -> bool:

@@ -16,7 +16,7 @@ from opennebula_tm.driver.content import Contents, Origins
 from opennebula_tm.driver.disks import Disks, Ref
 from opennebula_tm.driver.errors import NotThere, Refused
 from opennebula_tm.driver.moving import Mover, Stored, Streams
-from opennebula_tm.driver.nebula import DISK_RESIZE, LOST, MIB, Vm
+from opennebula_tm.driver.nebula import DISK_RESIZE, DISK_RESIZE_UNDEPLOYED, LOST, MIB, Vm
 from opennebula_tm.driver.remote import Hosts
 from opennebula_tm.driver.settings import Settings
 
@@ -63,15 +63,15 @@ class TransferManager:
         path = names.path_of(target)
         stored = Stored(ref)
         with self._cards.locked(path):
-            contents = self._contents(path)
-            on_host = ref.host in self._show_vm(ref.vm).hosts
+            contents, known = self._contents(path), self._show_vm(ref.vm)
+            on_host = ref.host in known.hosts
             found = self._disks.describe(ref) if on_host else None
             if found is not None:
                 self._disks.drop_system_snapshots(ref)  # which are the VM's own, and end with it
                 contents.keep(found.image, ref.source, ref.name)
                 stored.remove()  # first: a repeated call that finds no disk takes what is stopped
             elif stored.there:
-                contents.keep(stored.image, stored.file, ref.name)
+                contents.keep(stored.image, stored.file, ref.name, known.disk(ref.number).grown)
             elif (kept := contents.card.kept) is None or kept.of != ref.name:
                 raise NotThere(f"{ref} is neither on {ref.host} nor on the front end")
         if on_host:
@@ -86,7 +86,8 @@ class TransferManager:
         stored = Stored(ref)
         with self._cards.locked(path):
             contents = self._contents(path)
-            found = self._disks.describe(ref) if ref.host in self._show_vm(ref.vm).hosts else None
+            known = self._show_vm(ref.vm)
+            found = self._disks.describe(ref) if ref.host in known.hosts else None
             if found is not None:
                 options = ("--snapshot", names.snapshot(number)) if number >= 0 else ()
                 contents.fill(found.image, ref.source, options)
@@ -95,7 +96,7 @@ class TransferManager:
             elif number >= 0:
                 raise Refused(f"{ref} is on the front end: resume the VM before its snapshot {number} is saved")
             else:
-                contents.fill(stored.image, stored.file)
+                contents.fill(stored.image, stored.file, size=known.disk(ref.number).grown)
 
     def delete(self, target: str, vm: str, _datastore: str) -> None:
         """A VM's disk, for good. What is not there is fine."""
@@ -114,24 +115,30 @@ class TransferManager:
             raise Refused(
                 f"{before} is only on {before.host}, which {why}: wait until that host is back, or recreate the VM"
             )
-        driver = known.disk(before.number).driver
+        disk = known.disk(before.number)
         if after.host != known.hosts[-1]:
             self._mover.stop(before, Stored(after))
         elif before.host == after.host and (there := self._disks.describe(after)) is not None:
             self._mover.relocate(after, there.path, Stored(before))
         elif before.host in known.hosts and (found := self._disks.describe(before)) is not None:
-            self._mover.migrate(before, found, after, driver, Stored(before))
+            self._mover.migrate(before, found, after, disk.driver, Stored(before))
         else:
-            self._mover.resume(Stored(before), after, driver, Path(before.place.path))
+            self._mover.resume(Stored(before), after, disk.driver, Path(before.place.path))
+            if disk.grown:
+                self._disks.grow(after, disk.grown)
 
     def resize(self, source: str, size: str, vm: str, _datastore: str) -> None:
-        """Let a disk have ``size`` MiB."""
+        """Let a disk have ``size`` MiB. The disk of an undeployed VM grows when it comes to a host.
+
+        OpenNebula keeps the new size in the VM, and so does whoever takes the disk from the front end.
+        """
         ref = self._ref(source, vm)
         mib = names.number("the size", size)
         known = self._show_vm(ref.vm)
-        # Who is no host of the VM is the front end, which need not have an agent.
-        if Stored(ref).there and (ref.host not in known.hosts or self._disks.describe(ref) is None):
-            raise Refused(f"{ref} is on the front end: resume the VM before its disk is resized")
+        # A host that the VM has not been on is the front end, which need not have an agent.
+        off_hosts = known.state == DISK_RESIZE_UNDEPLOYED or ref.host not in known.hosts
+        if Stored(ref).there and (off_hosts or self._disks.describe(ref) is None):
+            return
         if known.state == DISK_RESIZE and known.disk(ref.number).driver == "qcow2":
             raise Refused(f"{ref} is a file that only its running QEMU may resize: power the VM off first")
         self._disks.resize(ref, mib * MIB)

@@ -6,8 +6,9 @@ import base64
 
 from testtools import TestCase
 
+from opennebula_tm.driver import nebula
 from opennebula_tm.driver.errors import Refused
-from opennebula_tm.driver.system import SystemDatastore, is_systems
+from opennebula_tm.driver.system import SystemDatastore, is_systems, silent_hosts
 from tests.unit.opennebula_tm.scene import write
 from tests.unit.virtman.scene import folder_for
 
@@ -56,6 +57,17 @@ class SystemDatastoreTest(TestCase):
         self.assertIsNone(self.ran())
         self.assertRaises(SystemExit, self.system.after_migration, "postmigrate", CALL)
         self.assertEqual(f"{' '.join(CALL)}\n", self.ran())
+
+    def test_who_is_to_report_a_datastore(self) -> None:
+        store = nebula.parse("<DATASTORE><ID>7</ID><CLUSTERS><ID>0</ID></CLUSTERS></DATASTORE>", "")
+
+        def host(state: int = 2, cluster: int = 0, virtman: str = "YES", reported: int = 6) -> nebula.Element:
+            share = f"<HOST_SHARE><DATASTORES><DS><ID>{reported}</ID></DS></DATASTORES></HOST_SHARE>"
+            words = f"<NAME>h</NAME><STATE>{state}</STATE><CLUSTER_ID>{cluster}</CLUSTER_ID>{share}"
+            return nebula.parse(f"<HOST>{words}<TEMPLATE><VIRTMAN>{virtman}</VIRTMAN></TEMPLATE></HOST>", "")
+
+        others = [host(state=3), host(cluster=1), host(virtman="NO"), host(reported=7)]
+        self.assertEqual(["h"], silent_hosts(store, [*others, host()]))
 
     def test_folders_and_volatile_disks_are_the_system_datastores(self) -> None:
         for line, systems in (

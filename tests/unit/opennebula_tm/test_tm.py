@@ -10,7 +10,7 @@ from opennebula_tm.driver.card import Card, Kept
 from opennebula_tm.driver.disks import Ref
 from opennebula_tm.driver.errors import NotThere, Refused
 from opennebula_tm.driver.moving import Stored
-from opennebula_tm.driver.nebula import DISK_RESIZE
+from opennebula_tm.driver.nebula import DISK_RESIZE, DISK_RESIZE_UNDEPLOYED
 from opennebula_tm.driver.settings import Settings
 from opennebula_tm.driver.tm import TransferManager
 from tests.unit.opennebula_tm.scene import write
@@ -96,10 +96,11 @@ class TransferManagerTest(StepsTestCase):
             self.manager("host-1", state=state, driver=driver).resize(self.at("host-1"), "2048", "42", "100")
             self.assertEqual(["resize", str(2 << 30)], self.steps()[-1][1::4])
 
-    def test_a_disk_on_the_front_end_is_neither_resized_nor_saved_at_a_snapshot(self) -> None:
+    def test_a_disk_on_the_front_end_is_resized_later_and_not_saved_at_a_snapshot(self) -> None:
         self.stored()
         manager = self.manager("host-1")
-        self.assertRaises(Refused, manager.resize, self.at("fe"), "2048", "42", "100")
+        manager.resize(self.at("fe"), "2048", "42", "100")
+        self.manager("host-1", state=DISK_RESIZE_UNDEPLOYED).resize(self.at("host-1"), "2048", "42", "100")
         error = self.assertRaises(Refused, manager.cpds, self.at("fe"), self.card(), "3", "42", "100")
         self.assertIn("before its snapshot 3 is saved", str(error))
         self.assertEqual([], self.done(), "it need not have an agent")

@@ -12,6 +12,7 @@ import pytest
 
 from lab.opennebula import Disk, Image, Vm
 from lab.tools import run
+from opennebula_tm.driver.placement import report
 from tests.userspace.hosts import wait_until
 from tests.userspace.opennebula.cloud import BASE, IMAGE_MIB, IMAGES, MIB, OTHER_SYSTEM, SYSTEM, CloudTestCase
 from tests.userspace.opennebula.stand import WITH_SOURCE
@@ -62,8 +63,10 @@ class LifeContract:
             self.reads(vm, 0, 1)
             self.assertEqual(b"volatile", self.link(vm, 2).read_bytes())
             self.ok(self.one.undeploy(vm))
+            self.ok(self.one.resize(vm, 0, 20))
             self.ok(self.one.deploy(vm, "host-2", OTHER_SYSTEM))
             self.reads(vm, 0, 1)
+            self.io(vm, 0, "write -P 9 19M 64k")
             self.ok(self.one.terminate(vm))
             self.nothing_left()
             for one in (image, second, saved):
@@ -81,6 +84,7 @@ class LifeContract:
             self.reads(again, 0, 1)
             self.write(again, 0, 2)
             self.ok(self.one.undeploy(again))
+            self.ok(self.one.resize(again, 0, 8))
             self.ok(self.one.terminate(again))
             self.assertEqual([set(), set(), set()], [names - self.kept() for names in self.disks().values()])
 
@@ -88,6 +92,7 @@ class LifeContract:
             third = self.vm(image, number=44)
             self.ok(self.one.deploy(third, "host-2", SYSTEM))
             self.reads(third, 0, 2)
+            self.reads(third, 0, 0, 7 * MIB)
             self.ok(self.one.terminate(third))
             self.nothing_left()
 
@@ -252,8 +257,11 @@ class WithOurOwnTest(LifeContract.Test):
 
     def test_a_backup_is_made_and_put_back(self) -> None:
         vm = self.vm(self.add_image(7), self.add_image(8, byte=1), grow=2)
+        vm.disks.append(Disk(2, size=1, type="fs", format="raw"))
         self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.refused(self.one.backup(vm, [0, 1, 2]), "volatile disks 2 can be backed up only while it is off")
         self.one.power_off(vm)
+        self.link(vm, 2).write_bytes(b"volatile" * 512)
         self.write(vm, 0, 2)
         made = self.link(vm, 0).parent / "backup"
         vault = self.folder / "vault"
@@ -262,15 +270,16 @@ class WithOurOwnTest(LifeContract.Test):
             shutil.copytree(made, vault)
             return True
 
-        self.ok(self.one.backup(vm, [0, 1], upload))
+        self.ok(self.one.backup(vm, [0, 1, 2], upload))
         self.assertFalse(made.exists())
-        self.assertEqual({"vm.xml", "disk.0.0", "disk.1.0"}, {path.name for path in vault.iterdir()})
+        self.assertEqual({"vm.xml", "disk.0.0", "disk.1.0", "disk.2.0"}, {path.name for path in vault.iterdir()})
         self.assertEqual("42", ElementTree.fromstring(base64.b64decode((vault / "vm.xml").read_text())).findtext("ID"))
 
         self.write(vm, 0, 3)
         self.ok(self.one.snapshot_create(vm, 0, 0))
         self.write(vm, 0, 4)
         self.write(vm, 1, 4)
+        self.link(vm, 2).write_bytes(bytes(4096))
         backup = self.backup_of(vault)
         self.ok(self.one.restore(vm, backup.number, disk=0))
         self.reads(vm, 0, 2)
@@ -278,15 +287,21 @@ class WithOurOwnTest(LifeContract.Test):
         self.reads(vm, 1, 4)
         self.ok(self.one.restore(vm, backup.number))
         self.reads(vm, 1, 1)
+        self.assertEqual(b"volatile" * 512, self.link(vm, 2).read_bytes())
         (vault / "disk.0.0").write_bytes((vault / "disk.0.0").read_bytes()[:-100_000])
         self.refused(self.one.restore(vm, backup.number, disk=0), "what came is no whole backup")
         self.reads(vm, 0, 2)
 
+    def test_hosts_report_the_system_datastore_before_its_first_vm(self) -> None:
+        self.one.monitor(self.one.stores[SYSTEM])
+        for host in self.cluster.names:
+            *_, last = report(None, self.frontend.datastores(host))
+            self.assertIn(f"DS = [ ID = {SYSTEM}, USED_MB", last)
+
     @pytest.mark.long
     def test_a_backup_that_cannot_be_made_says_why(self) -> None:
-        vm = self.one.vm([*self.vm(self.add_image(7)).disks, Disk(1, size=1, type="fs", format="raw")], 42)
+        vm = self.vm(self.add_image(7))
         self.ok(self.one.deploy(vm, "host-1", SYSTEM))
-        self.refused(self.one.backup(vm, [0, 1]), "its disks 1 are not VirtMan's")
         self.refused(self.one.restore(vm, self.backup_of(self.folder / "nothing").number, disk=0), "no disk 0")
 
     def backup_of(self, vault: Path) -> Image:
