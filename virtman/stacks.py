@@ -64,8 +64,11 @@ class Coordinator(Protocol):
     def content(self, image: str) -> str:
         """The digest of what is published under the name. Raises UnknownImage, CoordinatorDown."""
 
-    def join(self, image: str) -> Assignment:
-        """Take this host's place in the image's tree. Raises UnknownImage, ImageWithdrawn, CoordinatorDown."""
+    def join(self, image: str, *, moving: bool = False) -> Assignment:
+        """Take this host's place in the image's tree. ``moving``: for a disk that comes from another host.
+
+        Raises UnknownImage, ImageWithdrawn, CoordinatorDown.
+        """
 
     def leave(self, image: str, dropped: int = -1) -> None:
         """Give the place up. ``dropped``: nothing here reads by an assignment of this revision or an older one.
@@ -153,16 +156,17 @@ class Stacks:
             DETACH: self._detach,
         }
 
-    def ensure(self, name: str) -> ImageRecord:
+    def ensure(self, name: str, *, moving: bool = False) -> ImageRecord:
         """The image's stack, made if it is not there.
 
-        An attached image needs no answer from Volt. Raises UnknownImage, ImageWithdrawn, CoordinatorDown, DriverError,
+        An attached image needs no answer from Volt. ``moving``: for a disk that comes from another host, which gets
+        the image also when it is withdrawn. Raises UnknownImage, ImageWithdrawn, CoordinatorDown, DriverError,
         NoRoom.
         """
         with self._locks.hold(name):
             record = self._shelf.get(name)
             if record is None:
-                return self._attach(ImageRecord(name=name, role=Role.HOST, state=State.ABSENT))
+                return self._attach(ImageRecord(name=name, role=Role.HOST, state=State.ABSENT), moving=moving)
             if record.steady:
                 return record if self._drivers.export.serving(name) else self._build(record)
             self.understand(record)
@@ -173,10 +177,11 @@ class Stacks:
             return self._attach(
                 record.model_copy(
                     update={"role": Role.HOST, "state": State.ABSENT, "given_up": False, "in_place": None}
-                )
+                ),
+                moving=moving,
             )
 
-    def _attach(self, record: ImageRecord) -> ImageRecord:
+    def _attach(self, record: ImageRecord, *, moving: bool) -> ImageRecord:
         name, record = record.name, record.begin(ATTACH)
         self._shelf.put(name, record)
         self._step("attach:recorded")
@@ -184,7 +189,7 @@ class Stacks:
             # The endpoint exists before Volt can name it to a child: nobody waits for a parent to get ready.
             self._drivers.export.reserve(name)
             self._step("attach:reserved")
-            assignment = self._volt.join(name)
+            assignment = self._volt.join(name, moving=moving)
             self._step("attach:joined")
             if record.digest not in (None, assignment.digest):
                 self._drivers.cache.close(record.image)  # of other content that was half removed

@@ -168,6 +168,13 @@ class Made:
     current: str | None = None
 
 
+class Ensure(Protocol):
+    """How an image's stack is had (``Stacks.ensure``)."""
+
+    def __call__(self, name: str, *, moving: bool = False) -> ImageRecord:
+        """The stack. ``moving``: for a disk that comes from another host."""
+
+
 class Vms:
     """Creates, boots and destroys VMs. ``ensure`` makes an image's stack; ``origin`` is what its snapshots are on.
 
@@ -178,7 +185,7 @@ class Vms:
         self,
         shelf: Shelf[VmRecord],
         snapshots: SnapshotDriver,
-        ensure: Callable[[str], ImageRecord],
+        ensure: Ensure,
         origin: Callable[[ImageRecord], Device],
         machines: Machines,
         step: Step = log_step,
@@ -337,7 +344,7 @@ class Vms:
             self.repair_held(name)
             check_size(size)
             record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE, points=[*points])
-            self._add(record, lambda stack: fill(stack, lambda: self._new_disk(name, stack, size)))
+            self._add(record, lambda stack: fill(stack, lambda: self._new_disk(name, stack, size)), moving=True)
 
     def clone(self, source: VmRecord, point: str, name: str) -> None:
         """Another VM, whose disk holds what a point of the source's keeps. A clone of it of this name is left alone.
@@ -360,13 +367,16 @@ class Vms:
             raise VmExists(f"vm {name!r} exists, and is no clone of {source.name!r}; use another name")
         return record is not None and record.state is State.PRESENT and not record.doing(DESTROY)
 
-    def _add(self, record: VmRecord, make: Callable[[ImageRecord], Made]) -> Device:
-        """Write down that the VM is being made, have its disk made over its image's stack, and settle it."""
+    def _add(self, record: VmRecord, make: Callable[[ImageRecord], Made], *, moving: bool = False) -> Device:
+        """Write down that the VM is being made, have its disk made over its image's stack, and settle it.
+
+        ``moving``: the disk comes from another host.
+        """
         self.check_free(record.name)
         record = record.model_copy(update={"uuid": str(uuid4())})
         self._shelf.put(record.name, record)
         try:
-            return self._make(record, make)
+            return self._make(record, make, moving=moving)
         except (VirtmanError, DriverError) as error:
             log.warning("vm %s: create failed: %s", record.name, error)
             self._undo(record)
@@ -380,9 +390,9 @@ class Vms:
         if self._shelf.get(name) is not None:
             raise VmExists(f"vm {name!r} exists; destroy it first or use another name")
 
-    def _make(self, record: VmRecord, make: Callable[[ImageRecord], Made]) -> Device:
+    def _make(self, record: VmRecord, make: Callable[[ImageRecord], Made], *, moving: bool = False) -> Device:
         self._step("create:recorded")
-        stack = self._ensure(record.image)
+        stack = self._ensure(record.image, moving=moving)
         self._step("create:attached")
         made = make(stack)
         self._step("create:snapshot")

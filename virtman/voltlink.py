@@ -49,9 +49,12 @@ class VoltLink:
         """
         return self._call(lambda: self._client.heartbeat(self._host, nodes, kept, needed))
 
-    def join(self, image: str) -> Assignment:
-        """Take this host's place in the image's tree. Raises UnknownImage, ImageWithdrawn, CoordinatorDown."""
-        return self._call(lambda: self._client.join(image, self._host))
+    def join(self, image: str, *, moving: bool = False) -> Assignment:
+        """Take this host's place in the image's tree. ``moving``: for a disk that comes from another host.
+
+        Raises UnknownImage, ImageWithdrawn, CoordinatorDown.
+        """
+        return self._call(lambda: self._client.join(image, self._host, moving=moving))
 
     def leave(self, image: str, dropped: int = -1) -> None:
         """Give the place up; an image or host that Volt does not know has none.

@@ -214,7 +214,7 @@ def _add_nodes(app: OpenAPI, volt: Coordinator) -> None:
     @app.post("/v1/images/<image>/nodes", responses={200: Assignment})
     def join_tree(path: ImagePath, body: JoinRequest) -> Response:
         """A place in the image's tree, the same one when asked again, under a new revision."""
-        return _answer(volt.join(path.image, body.host))
+        return _answer(volt.join(path.image, body.host, moving=body.moving))
 
     @app.delete("/v1/images/<image>/nodes/<host>", responses={204: None})
     def leave_tree(path: NodePath, query: LeaveQuery) -> Response:

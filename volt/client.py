@@ -185,7 +185,8 @@ class VoltClient:
     def remove_image(self, name: str, *, when_unused: bool = False) -> None:
         """Withdraw an image that no host but its origins has.
 
-        ``when_unused``: withdraw it in any case; no further host gets it, and it goes when it is not needed any more.
+        ``when_unused``: withdraw it in any case. No further host gets it, but for a disk that moves, and it goes when
+        it is not needed any more.
 
         Raises:
             errors.ImageUnknown: no such image.
@@ -193,15 +194,18 @@ class VoltClient:
         """
         self._send("DELETE", f"/v1/images/{_name(name)}{'?when_unused=true' if when_unused else ''}")
 
-    def join(self, image: str, host: str) -> Assignment:
+    def join(self, image: str, host: str, *, moving: bool = False) -> Assignment:
         """A place in the image's tree, the same one when asked again, under a new revision.
+
+        ``moving``: for a disk of the image that comes from another host.
 
         Raises:
             errors.ImageUnknown: no such image.
-            errors.ImageWithdrawn: it is withdrawn, and the host has not got it.
+            errors.ImageWithdrawn: it is withdrawn, and the host has not got it; never for a disk that is ``moving``.
             errors.HostUnknown: the host is not registered.
         """
-        return self._call(Assignment, "POST", f"/v1/images/{_name(image)}/nodes", JoinRequest, host=host)
+        path = f"/v1/images/{_name(image)}/nodes"
+        return self._call(Assignment, "POST", path, JoinRequest, host=host, moving=moving)
 
     def leave(self, image: str, host: str, dropped: int = -1) -> None:
         """Give the place up; nothing happens if there is none.

@@ -306,7 +306,7 @@ class Coordinator:
             return _images(session, [_published(session, name)])[0]
 
     def remove_image(self, name: str, *, when_unused: bool = False) -> None:
-        """Withdraw an image. ``when_unused``: no further host gets it, and its origins remove it when no host has it.
+        """Withdraw an image. ``when_unused``: no new VM gets it, and its origins remove it when no host has it.
 
         Raises:
             ImageUnknown: no such image.
@@ -350,12 +350,12 @@ class Coordinator:
 
     # Nodes
 
-    def join(self, name: str, host: str) -> Assignment:
-        """A place in the image's tree.
+    def join(self, name: str, host: str, *, moving: bool = False) -> Assignment:
+        """A place in the image's tree. ``moving``: for a disk of the image that comes from another host.
 
         Raises:
             ImageUnknown: no such image.
-            ImageWithdrawn: it is withdrawn, and the host has not got it.
+            ImageWithdrawn: it is withdrawn, and the host has not got it; never for a disk that is ``moving``.
             HostUnknown: the host is not registered.
         """
         self._expire_if_due()
@@ -365,7 +365,7 @@ class Coordinator:
             with self._changing(session, image) as tree:
                 # Who lost its place with its lease may have VMs that need the image.
                 evicted = _forget_eviction(session, image, host)
-                if image.withdrawn and host not in tree.hosts and not evicted:
+                if image.withdrawn and host not in tree.hosts and not evicted and not moving:
                     raise ImageWithdrawn(f"image {name} is withdrawn: only hosts that have it may use it")
                 tree.join(host)
                 return self._assignment(session, image, tree, host)

@@ -105,9 +105,10 @@ class PublishRequest(_Request):
 
 
 class JoinRequest(_Request):
-    """A host asks for a place in an image's tree."""
+    """A host asks for a place in an image's tree. ``moving``: for a disk of the image that another host has had."""
 
     host: Name
+    moving: bool = False
 
 
 class DeadParentReport(_Request):

@@ -112,7 +112,7 @@ def _add_nodes(app: Flask, volt: VoltDouble) -> None:
     @app.post("/v1/images/<image>/nodes")
     def join(image: str) -> Response:
         _known(volt, request.get_json()["host"])
-        return _model(volt.join(image))
+        return _model(volt.join(image, moving=bool(request.get_json()["moving"])))
 
     @app.delete("/v1/images/<image>/nodes/<host>")
     def leave(image: str, host: str) -> Response:

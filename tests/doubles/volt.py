@@ -117,9 +117,9 @@ class VoltDouble:
         self.moment("after volt.publish")
         return self._shown(image.name)
 
-    def join(self, image: str) -> Assignment:
+    def join(self, image: str, *, moving: bool = False) -> Assignment:
         self._answer("join")
-        if self._known(image).withdrawn and image not in self.places and image not in self.forgotten:
+        if self._known(image).withdrawn and not moving and image not in self.places and image not in self.forgotten:
             raise errors.ImageWithdrawn(f"image {image} is withdrawn: only hosts that have it may use it")
         if (place := self.places.get(image)) is not None:
             self._revision += 1
@@ -267,8 +267,8 @@ class DoubleClient:
     def remove_image(self, name: str, *, when_unused: bool = False) -> None:
         self._volt.remove_image(name, when_unused=when_unused)
 
-    def join(self, image: str, host: str) -> Assignment:
-        return self._volt.join(image)
+    def join(self, image: str, host: str, *, moving: bool = False) -> Assignment:
+        return self._volt.join(image, moving=moving)
 
     def leave(self, image: str, host: str, dropped: int = -1) -> None:
         self._volt.leave(image, host, dropped)

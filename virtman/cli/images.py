@@ -82,8 +82,9 @@ def unpublish(context: click.Context, image: str, when_unused: bool, as_json: bo
     """Take back IMAGE, which this host published.
 
     Hosts that read it keep it: then Volt refuses, and names them. The content stays on this host until virtman gc.
-    With --when-unused no further host gets it, those that have it let go of it when their last VM of it is gone, and
-    all delete what they hold of it. Until then virtman publish takes that back.
+    With --when-unused no further host gets it, but for a disk that comes from another host. Those that have it let go
+    of it when their last VM of it is gone, and all delete what they hold of it. Until then virtman publish takes that
+    back.
 
     \b
     Examples:

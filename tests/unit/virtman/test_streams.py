@@ -176,6 +176,11 @@ class PiecesTest(TestCase):
 
 
 class ReceiveTest(StreamsTest):
+    def test_a_disk_whose_image_is_withdrawn_still_moves(self) -> None:
+        self.target.volt.remove_image("debian", when_unused=True)
+        receive(self.target, sent(self.source))
+        self.assertEqual("now", self.writes())
+
     def test_a_tree(self) -> None:
         receive(self.target, sent(self.source, all_of_them=True))
         self.target.check(self)

@@ -40,7 +40,7 @@ class Seat(Protocol):
 
     def heartbeat(self, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer: ...
     def publish(self, image: base.Image) -> Image: ...
-    def join(self, image: str) -> Assignment: ...
+    def join(self, image: str, *, moving: bool = False) -> Assignment: ...
     def leave(self, image: str, dropped: int = -1) -> None: ...
     def remove_image(self, name: str, *, when_unused: bool = False) -> None: ...
     def report(self, image: str, dead: str) -> Assignment: ...
@@ -199,13 +199,14 @@ class ContractTests(Contract, TestCase):
         self.assertTrue(self.seat.image("debian").withdrawn)
         self.assertEqual(joined.parents, self.seat.join("debian").parents)
 
-    def test_no_further_host_gets_what_is_withdrawn(self) -> None:
+    def test_no_further_host_gets_what_is_withdrawn_but_for_a_disk_that_moves(self) -> None:
         self.offer(DEBIAN)
         joined = self.seat.join("debian")
         self.withdraw(DEBIAN)
         self.seat.leave("debian", joined.revision)
         error = self.assertRaises(ImageWithdrawn, self.seat.join, "debian")
         self.assertEqual("image debian is withdrawn: only hosts that have it may use it", str(error))
+        self.assertEqual("debian", self.seat.join("debian", moving=True).image)
 
     def test_hosts_and_origins_hear_of_what_is_withdrawn_and_of_nothing_else(self) -> None:
         self.offer(DEBIAN)
@@ -332,8 +333,8 @@ class CoordinatorSeat:
         request = PublishRequest(name=image.name, size=image.size, digest=image.digest, origin=HERE)
         return self._volt.publish(request)[0]
 
-    def join(self, image: str) -> Assignment:
-        return self._volt.join(image, HERE)
+    def join(self, image: str, *, moving: bool = False) -> Assignment:
+        return self._volt.join(image, HERE, moving=moving)
 
     def leave(self, image: str, dropped: int = -1) -> None:
         self._volt.leave(image, HERE, dropped)
@@ -357,8 +358,8 @@ class ClientSeat:
     def publish(self, image: base.Image) -> Image:
         return self._client.publish(image.name, image.size, image.digest, HERE)
 
-    def join(self, image: str) -> Assignment:
-        return self._client.join(image, HERE)
+    def join(self, image: str, *, moving: bool = False) -> Assignment:
+        return self._client.join(image, HERE, moving=moving)
 
     def leave(self, image: str, dropped: int = -1) -> None:
         self._client.leave(image, HERE, dropped)
