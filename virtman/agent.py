@@ -44,7 +44,7 @@ from virtman.imagefile import check_size, source
 from virtman.imagestore import ImageStore
 from virtman.kept import Kept
 from virtman.locks import NamedLocks
-from virtman.machines import LibvirtMachines
+from virtman.machines import OFF, SAVED, LibvirtMachines
 from virtman.migration import Migrations
 from virtman.passing import Passed
 from virtman.peer import Peer
@@ -171,7 +171,7 @@ class Agent:
         Raises HypervisorError while VMs run, unless ``force``.
         """
         states = self._vm_states(self._vms.records())
-        running = [vm for vm, state in states.items() if state in ("running", "paused", "unknown")]
+        running = [vm for vm, state in states.items() if state not in (OFF, SAVED)]
         if running and not force:
             raise HypervisorError(f"these VMs run, or may: {', '.join(running)}; stop them first, or use --force")
         self._upkeep.stopped = True
@@ -459,7 +459,7 @@ class Agent:
         return models.Booted(**dict(self.vm(name)))
 
     def _machine(self, record: VmRecord, states: dict[str, str]) -> models.Machine | None:
-        state = states.get(record.name, "off")
+        state = states.get(record.name, OFF)
         return views.machine(record.boot, state, self._machines.console_log(record.name), self.verdict.accel)
 
     def _vm_states(self, records: list[VmRecord]) -> dict[str, str]:
@@ -490,7 +490,7 @@ class Agent:
         return self._booted(vm)
 
     def stop_vm(self, vm: str, *, force: bool) -> None:
-        """Shut a VM down; with ``force`` cut its power. Raises UnknownVm, VmMoving, HypervisorError."""
+        """Shut a VM down; with ``force`` cut its power. Raises UnknownVm, VmMoving, VmSaved, HypervisorError."""
         self._vms.require_here(self._vms.record(vm))
         self._machines.stop(vm, force=force)
 

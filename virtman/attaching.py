@@ -37,8 +37,8 @@ class Attachments:
     def attach(self, vm: str, disk: str) -> None:
         """Let a VM use a disk besides its own, at once if it runs; one that it has already is fine.
 
-        Raises UnknownVm, NeverBooted, BadRequest, DiskAttached, DriverError, HypervisorError; after an error it does
-        not have the disk, or, if that is logged, gives it back later.
+        Raises UnknownVm, NeverBooted, BadRequest, DiskAttached, VmSaved, DriverError, HypervisorError; after an error
+        it does not have the disk, or, if that is logged, gives it back later.
         """
         with self._vms.holding_all((vm, disk)):
             for name in (vm, disk):
@@ -65,6 +65,7 @@ class Attachments:
         if disk.boot is not None:
             raise BadRequest(f"{disk.name!r} is a VM that was booted; what is attached is a disk of 'virtman create'")
         self._vms.require_detached(disk)
+        self._vms.require_not_saved(record)
 
     def _attach(self, record: VmRecord) -> None:
         """All steps that are yet to be done: each does nothing where it was done before."""
@@ -78,7 +79,7 @@ class Attachments:
         self._step("attach-disk:done")
 
     def _plug(self, record: VmRecord, disk: str) -> None:
-        with self._machines.running_vm(record.name) as running:
+        with self._vms.running(record) as running:
             if running is not None:
                 running.plug(disk, self._snapshots.open(disk))
 
@@ -106,8 +107,8 @@ class Attachments:
     def detach(self, vm: str, disk: str) -> None:
         """Take a disk away from a VM, at once if it runs; one that it does not have is fine.
 
-        Its guest is not asked. Raises UnknownVm, DriverError, HypervisorError; after an error the VM has it still, or
-        gives it up later.
+        Its guest is not asked. Raises UnknownVm, VmSaved, DriverError, HypervisorError; after an error the VM has it
+        still, or gives it up later.
         """
         with self._vms.changing(vm) as record:
             if disk not in record.disks:
@@ -127,7 +128,7 @@ class Attachments:
 
     def _unplug(self, record: VmRecord) -> None:
         disk = _disk(record)
-        with self._machines.running_vm(record.name) as running:
+        with self._vms.running(record) as running:
             if running is not None:
                 running.unplug(disk, self._snapshots.open(disk))
 

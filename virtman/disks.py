@@ -70,7 +70,7 @@ class Disks:
     def resize(self, vm: str, size: int, permit: Permit = anything) -> None:
         """Let a disk have ``size`` bytes; a running VM sees it at once. The size that it has is fine.
 
-        Raises UnknownVm, Forbidden, VmMoving, BadSize, DriverError, HypervisorError.
+        Raises UnknownVm, Forbidden, VmMoving, VmSaved, BadSize, DriverError, HypervisorError.
         """
         check_size(size)
         with self._changing(vm, permit) as record:
@@ -88,7 +88,7 @@ class Disks:
                 raise
 
     def _resize(self, record: VmRecord, size: int) -> None:
-        with self.running(record) as running:
+        with self._vms.running(record) as running:
             disk = self._snapshots.resize(record.name, size, running)
         self._step("resize:resized")
         self._shelf.put(record.name, record.settled(size=disk.size))
@@ -132,7 +132,8 @@ class Disks:
         """Keep what a disk holds now as a point; one of this name that is there is left alone.
 
         The guest's file systems are frozen meanwhile, if an agent in it answers. Raises UnknownVm, Forbidden,
-        VmMoving, DriverError, HypervisorError, NoRoom; after an error there is no such point, or it is dropped later.
+        VmMoving, VmSaved, DriverError, HypervisorError, NoRoom; after an error there is no such point, or it is dropped
+        later.
         """
         if name.startswith(MOMENT):
             raise BadRequest(f"snapshot name {name!r}: {MOMENT} is how the agent's own begin")
@@ -142,6 +143,7 @@ class Disks:
         with self._changing(vm, permit, went=went) as record:
             if (present := record.point(name)) is not None:
                 return present
+            self._vms.require_not_saved(record)
             if record.untidy == name:
                 self._tidy(record)  # of an old one: later the new one would be taken for what is left of that
             taking = self._vms.record(vm).begin(TAKE, point=name, temporary=temporary)
@@ -157,7 +159,7 @@ class Disks:
     def _take(self, record: VmRecord) -> Point:
         name = _argument(record, "point")
         self._require_points(record, name)
-        with self.running(record) as running, _held_still(running) as state:
+        with self._vms.running(record) as running, _held_still(running) as state:
             disk = self._snapshots.take(record.name, name, running)
             self._step("take:taken")
         self.follow(record)
@@ -182,7 +184,7 @@ class Disks:
 
     def _let_go_on(self, record: VmRecord) -> None:
         """Thaw a guest that who froze it could not thaw: the agent was killed, or libvirt."""
-        with self.running(record) as running:
+        with self._vms.running(record) as running:
             if running is not None:
                 running.thaw()
 
@@ -217,15 +219,11 @@ class Disks:
     def revert(self, vm: str, name: str, permit: Permit = anything) -> None:
         """Let the disk of a VM that is off hold what a point keeps; what was written since is gone.
 
-        Raises UnknownVm, UnknownSnapshot, Forbidden, VmMoving, VmRuns, DriverError, HypervisorError.
+        Raises UnknownVm, UnknownSnapshot, Forbidden, VmMoving, VmRuns, VmSaved, DriverError, HypervisorError.
         """
         with self._changing(vm, permit) as record:
             require(record, name)
-            with self.running(record) as running:
-                if running is not None:
-                    raise VmRuns(
-                        f"vm {self._user(record).name!r} runs; stop it before its disk goes back to a snapshot"
-                    )
+            self._vms.require_off(record, "its disk goes back to a snapshot")
             self._shelf.put(vm, record.begin(REVERT, point=name))
             self._step("revert:recorded")
             try:
@@ -246,15 +244,16 @@ class Disks:
     def _repair_revert(self, record: VmRecord) -> None:
         """Nobody was told that it is done. If somebody uses the disk by now, what he writes is not thrown away."""
         try:
+            self._vms.require_off(record, "its disk goes back to a snapshot")
             self._revert(record)
-        except NOT_BEGUN as error:
+        except (VmRuns, *NOT_BEGUN) as error:
             log.warning("vm %s: it does not go back to a snapshot: %s", record.name, error)
             self._settle_size(record)
 
     def drop(self, vm: str, name: str, permit: Permit = anything) -> None:
         """Forget a point. What others need of it stays.
 
-        Raises UnknownVm, UnknownSnapshot, Forbidden, VmMoving, HypervisorError; DriverError: if the point is
+        Raises UnknownVm, UnknownSnapshot, Forbidden, VmMoving, VmSaved, HypervisorError; DriverError: if the point is
         gone then, and only its space is not free yet, that is tried again later.
         """
         with self._changing(vm, permit, went=name.startswith(TRAVELLING)) as record:
@@ -294,7 +293,7 @@ class Disks:
 
     def _free(self, record: VmRecord, name: str) -> None:
         self._require_points(record, name)
-        with self.running(record) as running:
+        with self._vms.running(record) as running:
             self._snapshots.drop(record.name, name, running)
         self._step("drop:dropped")
         self.follow(record)
@@ -324,19 +323,6 @@ class Disks:
         user = self._user(record)
         if user.boot is not None:
             self._machines.follow(user.name, self._snapshots.open(user.name), self._vms.disks_of(user))
-
-    @contextmanager
-    def running(self, record: VmRecord) -> Iterator[Running | None]:
-        """The VM that uses the disk, if we run it: a hypervisor is asked only of those that it may have.
-
-        Raises HypervisorError.
-        """
-        user = self._user(record)
-        if user.boot is None:
-            yield None
-            return
-        with self._machines.running_vm(user.name) as running:
-            yield running
 
     def _user(self, record: VmRecord) -> VmRecord:
         """The VM that uses the disk: the one that it is attached to, or the disk's own."""

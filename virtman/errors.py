@@ -19,6 +19,7 @@ VirtmanError
 ├── Conflict
 │   ├── VmExists             the name is taken by a VM of another image or size
 │   ├── VmRuns               the VM runs, and not as was asked for, or must not
+│   ├── VmSaved              libvirt has saved the VM's memory: the VM is neither on nor off
 │   ├── VmMoving             the VM comes from another host, or went to another one
 │   ├── DiskChanged          a VM's disk is not what was sent of it any more
 │   ├── DiskAttached         the disk is attached to a VM
@@ -177,6 +178,12 @@ class VmRuns(Conflict):
     """The VM runs, with another machine, other keys or user data than was asked for; or it should not."""
 
     kind = "vm-runs"
+
+
+class VmSaved(Conflict):
+    """libvirt has saved the VM's memory, which goes with the disk as that is now: the VM is neither on nor off."""
+
+    kind = "vm-saved"
 
 
 class VmMoving(Conflict):

@@ -22,9 +22,10 @@ from virtman.errors import (
     UnknownVm,
     VirtmanError,
     VmRuns,
+    VmSaved,
 )
 from virtman.hostfiles import told
-from virtman.qemu import RunningVm, files_of, give_to_hypervisor
+from virtman.qemu import RunningVm, files_of, give_to_hypervisor, state_of
 from virtman.records import Boot
 from virtman.seed import Identity, is_seed_of, seed_image
 from virtman.vms import NO_DISKS, Traveller
@@ -38,6 +39,8 @@ ASK_AGAIN = 10.0
 TELL = 0.5
 """Seconds between two looks at how far a migration is."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+SAVED, OFF = "saved", "off"
+"""States of VMs that do not run: with and without memory that libvirt has saved (``virsh managedsave``)."""
 _OFF = -1
 """libvirt's ID of a VM that does not run (virDomainGetID)."""
 
@@ -75,6 +78,7 @@ class LibvirtMachines:
     ) -> None:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
+        A VM whose memory is saved goes on with that memory, and with the machine that it had then.
         ``uuid``: of a VM that libvirt does not have; one that it has keeps what it has. Without one it is made of the
         name ``born``, or of the VM's own. ``disks``: those that it uses besides its own, by name. After an error what
         was not there is not there, unless libvirt went away meanwhile. Raises HypervisorError, HypervisorAbsent,
@@ -86,9 +90,11 @@ class LibvirtMachines:
             uuid = made if present is None else present.UUIDString()
             xml = domain_xml(self._machine_of(vm, uuid, disk, boot, disks))
             identity = Identity(vm, uuid, ssh_keys or [], user_data)
-            if present is not None and present.isActive():
+            if present is not None and (present.isActive() or _is_saved(present)):
                 if ssh_keys is not None:
                     self._check_runs_as(present, boot, identity)
+                if not present.isActive():
+                    present.create()
                 return
             keep = ssh_keys is None and self._seed(vm).exists()
             try:
@@ -125,17 +131,13 @@ class LibvirtMachines:
 
     def _check_runs_as(self, domain: Any, boot: Boot, identity: Identity) -> None:
         """Whether a running VM is the one that is asked for: the call for it may be a repeated one. Raises VmRuns."""
-        runs = _machine(domain)
+        runs, state = _machine(domain), f"vm {identity.vm!r} is {_state(domain)}"
         if runs != boot:
             raise VmRuns(
-                f"vm {identity.vm!r} runs, with memory {runs.memory} MiB, cpus {runs.cpus}, network {runs.network};"
-                " stop it first"
+                f"{state}, with memory {runs.memory} MiB, cpus {runs.cpus}, network {runs.network}; stop it first"
             )
         if (identity.ssh_keys or identity.user_data) and not self._has_seed_of(identity):
-            raise VmRuns(
-                f"vm {identity.vm!r} runs, with other keys or user data, which are handed over at a start only;"
-                " stop it first"
-            )
+            raise VmRuns(f"{state}, with other keys or user data, which are handed over at a start only; stop it first")
 
     def _has_seed_of(self, identity: Identity) -> bool:
         seed = self._seed(identity.vm)
@@ -162,12 +164,14 @@ class LibvirtMachines:
 
     @contextlib.contextmanager
     def running_vm(self, vm: str) -> Iterator[RunningVm | None]:
-        """The VM of this name that this agent defined, if it runs. Raises HypervisorError."""
+        """The VM of this name that this agent defined, if it runs. Raises HypervisorError, VmSaved."""
         with connected(self._uri) as connection:
             try:
                 domain = self._find(connection, vm)
             except DomainForeign:
                 domain = None
+            if domain is not None:
+                _require_not_saved(vm, domain)
             yield RunningVm(vm, domain) if domain is not None and domain.isActive() else None
 
     def follow(self, vm: str, disk: Device, disks: Mapping[str, Device] = NO_DISKS) -> None:
@@ -184,13 +188,15 @@ class LibvirtMachines:
     def rename(self, vm: str, new: str) -> None:
         """Have the VM, which is off, under another name, its UUID being the same; ``follow`` is to come next.
 
-        What has the new name already is left alone. Raises HypervisorError, DomainForeign, VmRuns, HostTrouble.
+        What has the new name already is left alone. Raises HypervisorError, DomainForeign, VmRuns, VmSaved,
+        HostTrouble.
         """
         with connected(self._uri) as connection:
             there, here = self._find(connection, new), self._find(connection, vm)
             if there is None and here is not None:
                 if here.isActive():
-                    raise VmRuns(f"vm {vm!r} runs; stop it before it gets another name")
+                    raise VmRuns(f"vm {vm!r} is {_state(here)}; stop it before it gets another name")
+                _require_not_saved(vm, here)
                 here.rename(new)
         for old, file in ((self._seed(vm), self._seed(new)), (self.console_log(vm), self.console_log(new))):
             with told(f"renaming {old} to {file}"), contextlib.suppress(FileNotFoundError):
@@ -278,7 +284,7 @@ class LibvirtMachines:
             if domain is None:
                 return None
             state, reason = domain.state()
-            if state != libvirt.VIR_DOMAIN_SHUTOFF:
+            if state != libvirt.VIR_DOMAIN_SHUTOFF or _is_saved(domain):
                 return False
             unknown = reason in (libvirt.VIR_DOMAIN_SHUTOFF_UNKNOWN, libvirt.VIR_DOMAIN_SHUTOFF_DAEMON)
             return None if unknown else reason == libvirt.VIR_DOMAIN_SHUTOFF_MIGRATED
@@ -305,15 +311,19 @@ class LibvirtMachines:
                 domain.undefine()
 
     def stop(self, vm: str, *, force: bool) -> None:
-        """Shut the VM down, or with ``force`` cut its power. A stopped one is left alone. Raises HypervisorError."""
+        """Shut the VM down, or with ``force`` cut its power. A stopped one is left alone.
+
+        Saved memory goes with ``force``, as that of a running VM does. Raises HypervisorError, UnknownVm, VmSaved.
+        """
         with connected(self._uri) as connection:
             domain = self._find(connection, vm)
             if domain is None:
                 raise UnknownVm(f"vm {vm!r} was never booted")
-            if not domain.isActive():
-                return
             if force:
-                domain.destroy()
+                _cut_power(domain)
+                return
+            _require_not_saved(vm, domain)
+            if not domain.isActive():
                 return
             log.info("vm %s: awaiting its shutdown, at most %.0f s", vm, STOP_TIMEOUT)
             if not shut_down(domain, timeout=STOP_TIMEOUT, again=ASK_AGAIN):
@@ -334,8 +344,7 @@ class LibvirtMachines:
 
     def _forget(self, vm: str, domain: Any, *, files: bool = True) -> None:
         if domain is not None:
-            if domain.isActive():
-                domain.destroy()
+            _cut_power(domain)
             domain.undefine()
         if not files:
             return
@@ -344,7 +353,10 @@ class LibvirtMachines:
             self.console_log(vm).unlink(missing_ok=True)
 
     def states(self) -> dict[str, str]:
-        """State by name of the VMs that this agent defined: running, paused, off. Raises HypervisorError."""
+        """State by name of the VMs that this agent defined, as ``Running.state``; or saved, or off.
+
+        Raises HypervisorError.
+        """
         with connected(self._uri) as connection:
             domains = connection.listAllDomains()
             return {d.name(): _state(d) for d in domains if owner_of(d.XMLDesc()) == self._owner}
@@ -451,11 +463,31 @@ def _machine(domain: Any) -> Boot:
 
 
 def _state(domain: Any) -> str:
-    import libvirt
+    if _is_saved(domain):
+        return SAVED
+    return state_of(domain) if domain.isActive() else OFF
 
-    state, _reason = domain.state()
-    running = {libvirt.VIR_DOMAIN_RUNNING: "running", libvirt.VIR_DOMAIN_PAUSED: "paused"}
-    return running.get(state, "running" if domain.isActive() else "off")
+
+def _is_saved(domain: Any) -> bool:
+    """Whether libvirt has saved the memory of a VM, and lets the VM go on with it when it is started."""
+    return bool(domain.hasManagedSaveImage()) and not domain.isActive()
+
+
+def _require_not_saved(vm: str, domain: Any) -> None:
+    """Raises VmSaved."""
+    if _is_saved(domain):
+        raise VmSaved(
+            f"libvirt has saved the memory of vm {vm!r}, so the disk must stay as it is: 'virtman start {vm}' lets the"
+            f" VM go on; 'virtman stop {vm} --force' (or 'virsh managedsave-remove {vm}') discards the memory"
+        )
+
+
+def _cut_power(domain: Any) -> None:
+    """Have the VM off, without its memory. One that is off is fine."""
+    if domain.isActive():
+        domain.destroy()
+    if domain.hasManagedSaveImage():
+        domain.managedSaveRemove()
 
 
 def _await(condition: Any, timeout: float) -> bool:

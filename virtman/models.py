@@ -265,7 +265,9 @@ class OpenDisk(Disk):
 class Machine(Model):
     """What runs from a disk since ``virtman boot``. ``memory`` in MiB; ``accel``: what the agent starts VMs with.
 
-    ``state``: ``running``, ``paused``, ``off``, or ``unknown`` while libvirt does not answer.
+    ``state``: ``off``; ``saved``, if libvirt has stopped it and keeps its memory (``virsh managedsave``); while it has
+    a QEMU what libvirt says: ``running``, ``paused``, ``in shutdown``, ``crashed``, ``pmsuspended``; or ``unknown``
+    while libvirt does not answer.
     """
 
     state: str

@@ -50,6 +50,11 @@ class RunningVm:
             raise MonitorFailed(command, answer["error"].get("desc", "refused"), answer["error"].get("class", ""))
         return answer["return"]
 
+    @property
+    def state(self) -> str:
+        """What libvirt calls the VM's state. Raises HypervisorError."""
+        return state_of(self._domain)
+
     def go_on(self) -> None:
         """Let a VM that is paused run. Raises HypervisorError."""
         import libvirt
@@ -145,6 +150,20 @@ class RunningVm:
             return any(channel.get("name") == AGENT and channel.get("state") == "connected" for channel in channels)
         except libvirt.libvirtError:
             return not self._domain.connect().isAlive()
+
+
+def state_of(domain: Any) -> str:
+    """What libvirt calls the state of a domain that has a QEMU; the words are those of ``virsh domstate``."""
+    import libvirt
+
+    state, _reason = domain.state()
+    words = {
+        libvirt.VIR_DOMAIN_PAUSED: "paused",
+        libvirt.VIR_DOMAIN_SHUTDOWN: "in shutdown",
+        libvirt.VIR_DOMAIN_CRASHED: "crashed",
+        libvirt.VIR_DOMAIN_PMSUSPENDED: "pmsuspended",
+    }
+    return words.get(state, "running")
 
 
 def files_of(node: BlockNode) -> Iterator[Path]:

@@ -11,7 +11,7 @@ import logging
 
 from drivers.base import SnapshotDriver
 from drivers.errors import DriverError
-from virtman.errors import BadRequest, VirtmanError, VmExists, VmRuns
+from virtman.errors import BadRequest, VirtmanError, VmExists
 from virtman.records import RENAME, Shelf, VmRecord
 from virtman.roles import Permit, anything
 from virtman.steps import Step, log_step
@@ -39,7 +39,7 @@ class Renames:
     def rename(self, vm: str, new: str, permit: Permit = anything) -> None:
         """Let a VM that is off be called ``new``. One that was ``vm`` before and is called so already is left alone.
 
-        Raises UnknownVm, Forbidden, VmExists, VmRuns, DiskAttached, BadRequest, DriverError, HypervisorError,
+        Raises UnknownVm, Forbidden, VmExists, VmRuns, VmSaved, DiskAttached, BadRequest, DriverError, HypervisorError,
         DomainForeign; after an error it is called as before, or, if that is logged, is renamed later.
         """
         if vm == new:
@@ -62,10 +62,7 @@ class Renames:
     def _rename(self, record: VmRecord, new: str) -> None:
         self._vms.require_detached(record)
         self._vms.require_here(record)
-        if record.boot is not None:
-            with self._machines.running_vm(record.name) as running:
-                if running is not None:
-                    raise VmRuns(f"vm {record.name!r} runs; stop it before it gets another name")
+        self._vms.require_off(record, "it gets another name")
         renaming = record.begin(RENAME, new=new, back=False)
         self._shelf.put(record.name, renaming)
         self._step("rename:recorded")

@@ -17,7 +17,7 @@ from virtman import models
 from virtman.convert import Progress
 from virtman.copies import Copies
 from virtman.disks import Disks, require
-from virtman.errors import BadRequest, BadStream, StreamMisfit, VirtmanError, VmRuns
+from virtman.errors import BadRequest, BadStream, StreamMisfit, VirtmanError
 from virtman.hostfiles import told
 from virtman.pipe import Caller, Callers
 from virtman.receiving import OpenBlocks, Receiver, starts
@@ -239,15 +239,13 @@ class Streams:
         return Receiver(vm, header, base, self._snapshots, self._open, self._step)
 
     def _check_fits(self, record: VmRecord, header: Header) -> Point:
-        """The point that the stream continues. Raises StreamMisfit, VmRuns, BadRequest, DriverError."""
+        """The point that the stream continues. Raises StreamMisfit, VmRuns, VmSaved, BadRequest, DriverError."""
         base = _base(record, header)
         present = {point.id for point in record.points} | {point.name for point in record.points}
         again = [section.name for section in header.sections if {section.id, section.name} & present]
         if again:
             raise StreamMisfit(f"vm {record.name!r} has a snapshot {again[0]!r} already, and the stream has one, too")
-        with self._disks.running(record) as running:
-            if running is not None:
-                raise VmRuns(f"vm {record.name!r} runs; stop it before it receives anything")
+        self._vms.require_off(record, "it receives anything")
         there = (record.current, record.size) == (base.name, base.size)
         if not there or self._snapshots.changes(record.name, None, base.name):
             raise StreamMisfit(
@@ -265,6 +263,7 @@ class Streams:
     def _undo(self, record: VmRecord) -> None:
         """Go back to the point that the stream continued."""
         assert record.operation is not None  # noqa: S101
+        self._vms.require_off(record, "what it has received is taken back")
         base, names = record.operation.arguments["base"], record.operation.arguments["points"]
         self._snapshots.revert(record.name, str(base))
         self._step("receive:reverted")

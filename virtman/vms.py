@@ -29,6 +29,7 @@ from virtman.errors import (
     VmExists,
     VmMoving,
     VmRuns,
+    VmSaved,
 )
 from virtman.locks import NamedLocks
 from virtman.models import LARGEST_DISK
@@ -43,7 +44,11 @@ NO_DISKS: Mapping[str, Device] = {}
 
 
 class Running(Monitor, Protocol):
-    """A VM while it runs."""
+    """A VM while the hypervisor has a process for it: it runs, or is paused, say."""
+
+    @property
+    def state(self) -> str:
+        """What the hypervisor calls its state: ``running``, ``paused`` and so on. Raises HypervisorError."""
 
     def freeze(self) -> bool:
         """Have the guest write its file systems down and hold them still; False if no agent in it does so.
@@ -99,6 +104,7 @@ class Machines(Protocol):
     ) -> None:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
+        A VM whose memory is saved goes on with that memory, and with the machine that it had then.
         ``uuid``: of a VM that the hypervisor does not have; one that it has keeps what it has. Without one it is made
         of the name ``born``, or of the VM's own, and is always the same.
         ``disks``: those that it uses besides its own, by name.
@@ -110,12 +116,13 @@ class Machines(Protocol):
         """The machine of the VM of this name that is ours, if the hypervisor has one. Raises HypervisorError."""
 
     def running_vm(self, vm: str) -> AbstractContextManager[Running | None]:
-        """The VM of this name that is ours, if it runs. Raises HypervisorError."""
+        """The VM of this name that is ours, if it runs. Raises HypervisorError, VmSaved."""
 
     def stop(self, vm: str, *, force: bool) -> None:
         """Shut the VM down, or with ``force`` cut its power, whatever is asked of it at this moment.
 
-        A stopped one is left alone. Raises HypervisorError, UnknownVm if the hypervisor does not have it.
+        A stopped one is left alone. Saved memory is as good as that of a running VM: ``force`` throws it away.
+        Raises HypervisorError, UnknownVm if the hypervisor does not have it, VmSaved.
         """
 
     def follow(self, vm: str, disk: Device, disks: Mapping[str, Device] = NO_DISKS) -> None:
@@ -124,7 +131,7 @@ class Machines(Protocol):
     def rename(self, vm: str, new: str) -> None:
         """Have the VM, which is off, under another name, its UUID being the same; ``follow`` is to come next.
 
-        What has the new name already is left alone. Raises HypervisorError, DomainForeign, VmRuns.
+        What has the new name already is left alone. Raises HypervisorError, DomainForeign, VmRuns, VmSaved.
         """
 
     def traveller(self, vm: str) -> Traveller:
@@ -156,7 +163,10 @@ class Machines(Protocol):
         """Forget a VM that is off, and keep its files. Raises HypervisorError."""
 
     def remove(self, vm: str) -> None:
-        """Stop the VM, and forget it with all that was made for it. Nothing there is fine. Raises HypervisorError."""
+        """Stop the VM, and forget it with all that was made for it, saved memory too. Nothing there is fine.
+
+        Raises HypervisorError.
+        """
 
 
 @dataclass(frozen=True)
@@ -303,6 +313,38 @@ class Vms:
             raise VmMoving(
                 f"vm {record.name!r} went to {record.moved}; 'virtman migrate' again ends that, or --abort undoes it"
             )
+
+    @contextmanager
+    def running(self, record: VmRecord) -> Iterator[Running | None]:
+        """The VM that uses a disk, if it runs: the VM that the disk is attached to, or the disk's own.
+
+        The hypervisor is asked only of VMs that it may have. Raises HypervisorError, VmSaved.
+        """
+        user = self.attached_to(record) or record
+        if user.boot is None:
+            yield None
+            return
+        with self._machines.running_vm(user.name) as running:
+            yield running
+
+    def require_not_saved(self, record: VmRecord) -> None:
+        """Whether a disk may change, with its VM on or off: before it is written down that it does, and so is to end.
+
+        Saved memory has what the guest has yet to write, and names the files of the disk: it fits no other disk.
+        Raises VmSaved, HypervisorError.
+        """
+        with self.running(record):
+            pass
+
+    def require_off(self, record: VmRecord, before: str) -> None:
+        """Whether the VM that uses a disk is off, as it must be ``before`` something happens.
+
+        Raises VmRuns, VmSaved, HypervisorError.
+        """
+        with self.running(record) as running:
+            if running is not None:
+                user = self.attached_to(record) or record
+                raise VmRuns(f"vm {user.name!r} is {running.state}; stop it before {before}")
 
     def disks_of(self, record: VmRecord) -> dict[str, Device]:
         """The disks that a VM uses besides its own, by name. Raises DriverError."""
@@ -457,11 +499,22 @@ class Vms:
         Raises UnknownVm, NeverBooted, and as ``boot``.
         """
         with self.holding_all([name]):
-            self.repair_held(name)  # of a destroy that did not end, say
+            self._repair_to_start(name)
             record = self.record(name)
             if record.boot is None:
                 raise NeverBooted(f"vm {name!r} was never booted, so nothing is known of its machine; use virtman boot")
             self._boot(name, record.image, None, record.boot, None, None)
+
+    def _repair_to_start(self, name: str) -> None:
+        """Finish what did not end, a destroy say. Some of it cannot end before the VM goes on with its saved memory."""
+        try:
+            self.repair_held(name)
+        except VmSaved:
+            record = self.record(name)
+            if record.boot is None:  # it is the memory of the VM that the disk is attached to
+                raise
+            self._machines.start(name, self._snapshots.open(name), record.boot, None, None)
+            self.repair_held(name)
 
     def _settle_boot(self, booting: VmRecord) -> None:
         """The VM runs; that this could not be written down is mended by the repair of a boot."""

@@ -10,7 +10,7 @@ from testtools import TestCase
 
 from drivers.base import Device
 from drivers.errors import MonitorFailed
-from virtman.errors import UnknownVm, VmRuns
+from virtman.errors import UnknownVm, VmRuns, VmSaved
 from virtman.records import Boot
 from virtman.vms import Machines, Traveller
 
@@ -48,6 +48,10 @@ class MachinesContract(TestCase):
 
     def paused(self, vm: str) -> bool:
         """Whether a VM stands still."""
+        raise NotImplementedError
+
+    def save(self, vm: str) -> None:
+        """Have the hypervisor save the memory of a VM that runs."""
         raise NotImplementedError
 
     def start(
@@ -187,6 +191,34 @@ class MachinesContract(TestCase):
         """Whether the VM runs."""
         with self.machines.running_vm("vm") as running:
             return running is not None
+
+    def test_a_vm_with_saved_memory_is_neither_on_nor_off(self) -> None:
+        self.start()
+        self.save("vm")
+        self.assertRaises(VmSaved, self.runs)
+        self.assertRaises(VmSaved, self.machines.rename, "vm", "new")
+        self.assertRaises(VmSaved, self.machines.stop, "vm", force=False)
+        self.assertEqual((False, BOOT, ["vm"]), (self.machines.went("vm"), self.machines.machine("vm"), self.files()))
+
+    def test_a_vm_with_saved_memory_goes_on_as_it_was_or_not_at_all(self) -> None:
+        self.start(keys=["key"])
+        self.save("vm")
+        self.assertRaises(VmRuns, self.start, boot=BOOT.model_copy(update={"memory": 128}))
+        self.assertRaises(VmRuns, self.start, keys=["other"])
+        self.assertRaises(VmSaved, self.runs)
+        self.start(keys=None)
+        self.assertEqual((True, BOOT), (self.runs(), self.machines.machine("vm")))
+
+    def test_saved_memory_goes_when_the_power_is_cut_and_when_the_vm_is_removed(self) -> None:
+        for _ in range(2):
+            self.start()
+            self.save("vm")
+            self.machines.stop("vm", force=True)
+            self.assertFalse(self.runs())
+        self.start()
+        self.save("vm")
+        self.machines.remove("vm")
+        self.assert_not_known(files=[])
 
     def test_a_vm_begins_with_all_its_disks(self) -> None:
         self.machines.start("vm", self.disk, BOOT, [], None, disks={"data": MORE})

@@ -9,7 +9,7 @@ from typing import Any
 from drivers.base import Device
 from drivers.errors import MonitorFailed
 from tests.doubles.drivers import Moment, unnoticed
-from virtman.errors import HypervisorError, NotSupported, UnknownVm, VmRuns
+from virtman.errors import HypervisorError, NotSupported, UnknownVm, VmRuns, VmSaved
 from virtman.records import Boot
 from virtman.vms import NO_DISKS, Traveller
 
@@ -38,6 +38,10 @@ class RunningDouble:
     def thaw(self) -> None:
         self._machines.moment("before machines.thaw")
         self._machines.frozen.discard(self._vm)
+
+    @property
+    def state(self) -> str:
+        return "paused" if self._vm in self._machines.paused else "running"
 
     def go_on(self) -> None:
         self._machines.answer("go_on")
@@ -74,6 +78,8 @@ class MachinesDouble:
         self.defined: dict[str, Device] = {}
         self.plugged: dict[str, dict[str, Device]] = {}
         self.with_disks: dict[str, dict[str, Device]] = {}
+        self.saved: dict[str, Device] = {}
+        """Those whose memory is saved, with the disk that they go on to write to."""
         self.paused: set[str] = set()
         """Those whose memory has come, and that do not go on yet."""
         self.others: dict[str, MachinesDouble] = {}
@@ -103,7 +109,11 @@ class MachinesDouble:
         disks: Mapping[str, Device] = NO_DISKS,
     ) -> None:
         self.answer("start")
-        if vm not in self.running:
+        if vm in self.saved:
+            if ssh_keys is not None:
+                self._check_runs_as(vm, boot, ssh_keys, user_data)
+            self.running[vm] = self.saved.pop(vm)
+        elif vm not in self.running:
             self.uuids.setdefault(vm, uuid or f"made of {born or vm}")
             self.files.add(vm)
             if ssh_keys is not None or vm not in self._seeds:
@@ -125,6 +135,14 @@ class MachinesDouble:
         if self._machines[vm] != boot or (given and self._seeds[vm] != _seed(ssh_keys, user_data)):
             raise VmRuns(f"vm {vm!r} runs")
 
+    def save(self, vm: str) -> None:
+        """Somebody has the hypervisor save the memory of a VM that runs."""
+        self.saved[vm] = self.running.pop(vm)
+
+    def _require_not_saved(self, vm: str) -> None:
+        if vm in self.saved:
+            raise VmSaved(f"vm {vm!r} is saved")
+
     def machine(self, vm: str) -> Boot | None:
         self.answer("machine")
         return self._machines[vm] if vm in self.defined else None
@@ -132,13 +150,17 @@ class MachinesDouble:
     @contextmanager
     def running_vm(self, vm: str) -> Iterator[RunningDouble | None]:
         self.answer("running_vm")
+        self._require_not_saved(vm)
         yield RunningDouble(self, vm) if vm in self.running else None
 
     def stop(self, vm: str, *, force: bool) -> None:
         self.answer("stop")
         if vm not in self.defined:
             raise UnknownVm(vm)
+        if not force:
+            self._require_not_saved(vm)
         self.running.pop(vm, None)
+        self.saved.pop(vm, None)
         self.plugged.pop(vm, None)
         self.frozen.discard(vm)
         self.paused.discard(vm)
@@ -153,6 +175,7 @@ class MachinesDouble:
         self.answer("rename")
         if vm in self.running:
             raise VmRuns(f"vm {vm!r} runs")
+        self._require_not_saved(vm)
         if vm in self.defined and new not in self.defined:
             self.unfollowed.discard(vm)
             self.unfollowed.add(new)
@@ -218,7 +241,7 @@ class MachinesDouble:
         self.answer("went")
         if vm not in self.defined:
             return None
-        return False if vm in self.running else self.gone.get(vm, False)
+        return False if vm in self.running or vm in self.saved else self.gone.get(vm, False)
 
     def undefine(self, vm: str) -> None:
         self.answer("undefine")
@@ -229,7 +252,7 @@ class MachinesDouble:
         self.answer("remove")
         self.running.pop(vm, None)
         tables: list[dict[str, Any]] = [
-            self.defined, self.plugged, self.with_disks, self.uuids, self.gone, self.expected, self._seeds,
+            self.defined, self.plugged, self.with_disks, self.uuids, self.gone, self.expected, self._seeds, self.saved,
         ]  # fmt: skip
         for known in tables:
             known.pop(vm, None)

@@ -147,6 +147,8 @@ def show(context: click.Context, vm: str, as_json: bool) -> None:
 def start(context: click.Context, vm: str, as_json: bool) -> None:
     """Start VM again, as it was booted before. One that runs is left alone.
 
+    A VM whose memory libvirt has saved (virsh managedsave) goes on with that memory.
+
     \b
     Example: virtman start web-1
     """
@@ -157,7 +159,11 @@ def start(context: click.Context, vm: str, as_json: bool) -> None:
 
 @click.command()
 @options.vm
-@click.option("--force", is_flag=True, help="Cut the power instead of asking the VM to shut down.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Cut the power instead of asking the VM to shut down; memory that libvirt has saved goes, too.",
+)
 @options.as_json
 @click.pass_context
 def stop(context: click.Context, vm: str, force: bool, as_json: bool) -> None:

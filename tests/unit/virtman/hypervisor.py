@@ -25,7 +25,7 @@ def _forget_domains(connection: libvirt.virConnect) -> None:
     for domain in connection.listAllDomains():
         if domain.isActive():
             domain.destroy()
-        domain.undefine()
+        domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE)
 
 
 def domains(connection: libvirt.virConnect) -> list[str]:

@@ -184,7 +184,7 @@ class UsedTest(AttachCase):
         self.scene.disks.drop("data", "crash")
         self.assert_has("data")
         error = self.assertRaises(VmRuns, self.scene.disks.revert, "data", "frozen")
-        self.assertThat(str(error), Contains("vm 'vm' runs"))
+        self.assertThat(str(error), Contains("vm 'vm' is running"))
         self.machines.stop("vm", force=True)
         self.assertEqual(OFF, self.scene.disks.take("data", "off").state)
         self.scene.disks.revert("data", "frozen")

@@ -65,7 +65,7 @@ class StartTest(MachinesTest):
     def test_a_running_vm_is_told_as_it_runs_and_left_alone(self) -> None:
         self.start(network="bridge:br0")
         error = self.assertRaises(VmRuns, self.start, memory=128)
-        self.assertThat(str(error), Contains("runs, with memory 64 MiB, cpus 1, network bridge:br0; stop"))
+        self.assertThat(str(error), Contains("is running, with memory 64 MiB, cpus 1, network bridge:br0; stop"))
         self.assertEqual(64 << 10, self.domain().maxMemory())
 
     def test_every_kind_of_network_is_known_again(self) -> None:
@@ -273,10 +273,18 @@ class StatesTest(MachinesTest):
         self.of("there").start("theirs", self.disk, BOOT, [], None)
         self.assertEqual({"vm": "running"}, self.machines.states())
 
-    def test_a_paused_vm_is_told(self) -> None:
+    def test_a_vm_is_what_libvirt_says_of_it(self) -> None:
         self.start()
         self.domain().suspend()
         self.assertEqual({"vm": "paused"}, self.machines.states())
+        self.assertIn("'vm' is paused", str(self.assertRaises(VmRuns, self.start, memory=128)))
+        self.domain().managedSave()
+        self.assertEqual({"vm": "saved"}, self.machines.states())
+        state = [libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_UNKNOWN]  # of a libvirt that was started anew
+        with mock.patch.object(libvirt.virDomain, "state", return_value=state):
+            self.assertIs(False, self.machines.went("vm"))
+        asleep = mock.Mock(state=lambda: (libvirt.VIR_DOMAIN_PMSUSPENDED, 0))
+        self.assertEqual("pmsuspended", RunningVm("vm", asleep).state)
 
 
 class NoLibvirtTest(TestCase):

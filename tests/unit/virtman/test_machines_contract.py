@@ -38,6 +38,9 @@ class DoubleTest(machines.MachinesContract):
     def paused(self, vm: str) -> bool:
         return vm in self.double.paused
 
+    def save(self, vm: str) -> None:
+        self.double.save(vm)
+
 
 class LibvirtTest(machines.MachinesContract):
     def setUp(self) -> None:
@@ -67,3 +70,6 @@ class LibvirtTest(machines.MachinesContract):
 
     def paused(self, vm: str) -> bool:
         return bool(self.libvirt.lookupByName(vm).state()[0] == libvirt.VIR_DOMAIN_PAUSED)
+
+    def save(self, vm: str) -> None:
+        self.libvirt.lookupByName(vm).managedSave()

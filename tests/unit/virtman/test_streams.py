@@ -16,7 +16,17 @@ from tests.doubles.drivers import SnapshotDouble
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.scene import Scene, folder_for
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
-from virtman.errors import BadRequest, BadStream, CallerGone, NoRoom, StreamMisfit, UnknownSnapshot, VmExists, VmRuns
+from virtman.errors import (
+    BadRequest,
+    BadStream,
+    CallerGone,
+    NoRoom,
+    StreamMisfit,
+    UnknownSnapshot,
+    VmExists,
+    VmRuns,
+    VmSaved,
+)
 from virtman.stream import MOST_DATA, Data, Header, Reader, Writer, Zeros
 from virtman.streams import Streams, pieces
 
@@ -262,7 +272,9 @@ class ReceiveTest(StreamsTest):
         receive(self.target, sent(self.source, "a"))
         self.target.vms.boot("vm", "debian", None, BOOT, [], None)
         self.assertRaises(VmRuns, receive, self.target, sent(self.source, None, "a"))
-        self.target.machines.running.clear()
+        self.target.machines.save("vm")
+        self.assertRaises(VmSaved, receive, self.target, sent(self.source, None, "a"))
+        self.target.machines.stop("vm", force=True)
         receive(self.target, sent(self.source, None, "a", all_of_them=True))
         begins_with = self.target.machines.defined["vm"].node
         self.assertEqual(self.target.drivers.snapshot.open("vm").node, begins_with)
