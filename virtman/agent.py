@@ -171,9 +171,11 @@ class Agent:
         Raises HypervisorError while VMs run, unless ``force``.
         """
         states = self._vm_states(self._vms.records())
-        running = [vm for vm, state in states.items() if state not in (OFF, SAVED)]
-        if running and not force:
-            raise HypervisorError(f"these VMs run, or may: {', '.join(running)}; stop them first, or use --force")
+        using = [f"{vm} ({state})" for vm, state in states.items() if state not in (OFF, SAVED)]
+        if using and not force:
+            raise HypervisorError(
+                f"these VMs use their disks, or may: {', '.join(using)}; stop them first, or use --force"
+            )
         self._upkeep.stopped = True
         records = self._stacks.records()
         raise_all(side_by_side([partial(self._stacks.suspend, record.name) for record in records]))

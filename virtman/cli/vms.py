@@ -79,7 +79,7 @@ def boot(
     user_data = _text(cloud_init) if cloud_init else None
     with options.agent(context) as client:
         answer = client.boot(vm, image, _possible(size), ssh_keys=keys, user_data=user_data, **how)
-    emit(answer) if as_json else click.echo(f"{vm} is running on {answer.disk.path}; see: virtman console {vm}")
+    emit(answer) if as_json else click.echo(f"{vm} is {answer.state} on {answer.disk.path}; see: virtman console {vm}")
 
 
 def _text(file: Any) -> str:

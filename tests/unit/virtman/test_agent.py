@@ -715,7 +715,7 @@ class SuspendTest(AgentTest):
     def test_running_vms_forbid_it(self) -> None:
         self.agent.boot("vm", "debian", None, BOOT, [], None)
         error = self.assertRaises(HypervisorError, self.agent.suspend, force=False)
-        self.assertThat(str(error), Contains("vm"))
+        self.assertThat(str(error), Contains("vm (running)"))
         self.assertEqual({"debian"}, set(self.host.served))
 
     def test_running_vms_may_be_made_to_wait(self) -> None:

@@ -19,8 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
+from unittest import mock
 
 import click
+import libvirt
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
@@ -259,7 +261,10 @@ class VmCommandsTest(AgentCliTest):
         self.out("boot", "vm", "debian", *BOOT)
         self.out("stop", "vm", "--force")
         self.assertThat(self.out("start", "vm"), MatchesRegex(r"vm is running; .*virtman console vm\n$"))
-        self.assertEqual("running", self.json("start", "vm")["machine"]["state"])
+        with mock.patch.object(libvirt.virDomain, "state", return_value=[libvirt.VIR_DOMAIN_PAUSED, 0]):
+            for command in (("boot", "vm", "debian", *BOOT), ("start", "vm")):
+                self.assertIn("vm is paused", self.out(*command))
+                self.assertEqual("paused", self.json(*command)["machine"]["state"])
         self.out("create", "disk", "debian")
         self.assertThat(self.fails("start", "disk"), Contains("virtman boot"))
 
