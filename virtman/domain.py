@@ -6,8 +6,9 @@ import hashlib
 import json
 import string
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -29,6 +30,13 @@ KIB_PER_MIB = 1024
 """libvirt gives memory back in KiB, whatever it got."""
 
 USER, NONE = "user", "none"
+
+MARK = f"metadata/{{{NAMESPACE}}}virtman"
+COMMAND_LINE, ARGUMENT = f"{{{QEMU_NAMESPACE}}}commandline", f"{{{QEMU_NAMESPACE}}}arg"
+OURS = "virtman-"
+"""How QEMU's IDs begin of what VirtMan gives to a VM besides libvirt's devices."""
+ALIAS = f"ua-{OURS}"
+"""How libvirt's names begin of the disks that VirtMan gives to a VM; "ua-" is libvirt's for those of its users."""
 
 NEWEST = "q35"
 """The newest machine that a QEMU has: libvirt puts that one's own name in its place."""
@@ -71,13 +79,16 @@ def uuid_of(owner: str, name: str) -> str:
 
 def owner_of(xml: str) -> str | None:
     """Who defined the domain: the owner we put there, or None if it is not ours."""
-    mark = ET.fromstring(xml).find(f"metadata/{{{NAMESPACE}}}virtman")  # noqa: S314  libvirt wrote it
+    mark = ET.fromstring(xml).find(MARK)  # noqa: S314  libvirt wrote it
     return None if mark is None else mark.get("owner")
 
 
 def machine_of(xml: str) -> Boot:
     """The machine that a domain of ours was defined with, from what libvirt makes of its definition."""
-    root = ET.fromstring(xml)  # noqa: S314  libvirt wrote it
+    return _machine_of(ET.fromstring(xml))  # noqa: S314  libvirt wrote it
+
+
+def _machine_of(root: ET.Element) -> Boot:
     return Boot(
         memory=int(root.findtext("memory", "0")) // KIB_PER_MIB,
         cpus=int(root.findtext("vcpu", "1")),
@@ -105,7 +116,111 @@ def _network_of(interface: ET.Element | None) -> str:
 
 
 def domain_xml(machine: Machine) -> str:
-    """The domain's definition. Raises BadRequest for a network that is none of the kinds above."""
+    """The domain's first definition. Raises BadRequest for a network that is none of the kinds above."""
+    return ET.tostring(_domain(machine), encoding="unicode")
+
+
+def redefined(xml: str, machine: Machine) -> str:
+    """The definition ``xml``, which libvirt gave, with what VirtMan owns in it as ``machine`` says.
+
+    All else may be an administrator's (``virsh edit``), and stays. Memory, processors and network are put only where
+    ``machine`` has others than the definition. Raises BadRequest as ``domain_xml``.
+    """
+    root = ET.fromstring(xml)  # noqa: S314  libvirt wrote it
+    present = _machine_of(root)
+    made = _domain(replace(machine, network=NONE) if machine.network == present.network else machine)
+    if machine.memory != present.memory:
+        _put(root, made, "memory")
+        _put(root, made, "currentMemory")
+    if machine.cpus != present.cpus:
+        _put(root, made, "vcpu")
+    if machine.network != present.network:
+        _put(root, made, "devices/interface")
+    _put_ours(root, made)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _put_ours(root: ET.Element, made: ET.Element) -> None:
+    """Have in ``root`` what VirtMan owns as ``made`` has it: the accelerator, the disks, and the console's log."""
+    if root.get("type") != made.get("type"):
+        root.set("type", made.get("type", ""))
+        _put(root, made, "cpu")  # what one accelerator knows the other one does not
+    for needed in ("iothreads", "devices/controller[@type='scsi']"):
+        if root.find(needed) is None:
+            _put(root, made, needed)
+    for port in ("serial", "console"):  # libvirt shows the first serial port as a console, too
+        if (log := root.find(f"devices/{port}/log")) is not None:
+            log.set("file", _child(made, "devices/serial/log").get("file", ""))
+    _put_disks(_child(root, "devices"), made.iterfind("devices/disk"))
+    _put_arguments(root, made)
+
+
+def _put(root: ET.Element, made: ET.Element, path: str) -> None:
+    """Have the first element of this path as ``made`` has it: at its place, or at the end; or not at all."""
+    parent, present, wanted = _child(root, path.rpartition("/")[0] or "."), root.find(path), made.find(path)
+    place = len(parent) if present is None else list(parent).index(present)
+    if present is not None:
+        parent.remove(present)
+    if wanted is not None:
+        parent.insert(place, wanted)
+
+
+def _put_disks(devices: ET.Element, made: Iterable[ET.Element]) -> None:
+    """An administrator may have said more of VirtMan's disks, and given the VM others."""
+    present = {alias: disk for disk in devices.findall("disk") if (alias := _alias(disk)).startswith(ALIAS)}
+    wanted = {_alias(disk): disk for disk in made}
+    for alias in present.keys() - wanted.keys():
+        devices.remove(present[alias])
+    taken = {target.get("dev") for target in devices.iterfind("disk/target")}
+    for alias, disk in wanted.items():
+        if alias in present:
+            for tag in ("source", "driver"):
+                _child(present[alias], tag).attrib.update(_child(disk, tag).attrib)
+            continue
+        target = _child(disk, "target")
+        if target.get("bus") == "scsi":
+            free = next(name for name in map(scsi_target, count()) if name not in taken)
+            target.set("dev", free)
+            taken.add(free)
+        devices.append(disk)
+
+
+def _child(element: ET.Element, path: str) -> ET.Element:
+    """What libvirt, or ``_domain``, always writes."""
+    found = element.find(path)
+    if found is None:
+        raise ValueError(f"no {path} in {element.tag}")
+    return found
+
+
+def _alias(disk: ET.Element) -> str:
+    """libvirt's name of a disk, if somebody has given it one."""
+    alias = disk.find("alias")
+    return "" if alias is None else alias.get("name", "")
+
+
+def _put_arguments(root: ET.Element, made: ET.Element) -> None:
+    ours, present = _child(made, COMMAND_LINE), root.find(COMMAND_LINE)
+    if present is None:
+        root.append(ours)
+        return
+    for option, value in pairwise(present.findall(ARGUMENT)):
+        if option.get("value") in ("-blockdev", "-device") and _is_ours(value.get("value", "")):
+            present.remove(option)
+            present.remove(value)
+    present[:0] = list(ours)
+
+
+def _is_ours(value: str) -> bool:
+    """Whether a block node or a device, as QEMU's command line has them, is VirtMan's."""
+    try:
+        named = json.loads(value)
+    except ValueError:
+        return False  # QEMU's other way to write them: VirtMan has none in that
+    return isinstance(named, dict) and str(named.get("node-name", named.get("id", ""))).startswith(OURS)
+
+
+def _domain(machine: Machine) -> ET.Element:
     root = ET.Element("domain", type="kvm" if machine.accel == "kvm" else "qemu")
     _text(root, "name", machine.vm)
     _text(root, "uuid", machine.uuid)
@@ -129,7 +244,7 @@ def domain_xml(machine: Machine) -> str:
     rng = ET.SubElement(devices, "rng", model="virtio")
     _text(rng, "backend", "/dev/urandom", model="random")
     ET.SubElement(devices, "memballoon", model="none")
-    return ET.tostring(root, encoding="unicode")
+    return root
 
 
 def _text(parent: ET.Element, tag: str, text: str, **attributes: str) -> None:
@@ -145,7 +260,7 @@ def _disks(root: ET.Element, devices: ET.Element, machine: Machine) -> None:
     """
     arguments = []
     if machine.disk.node is None:
-        devices.append(_block_disk(machine.disk, "vda", "virtio", iothread=IO_THREAD))
+        devices.append(_block_disk("disk", machine.disk, "vda", "virtio", iothread=IO_THREAD))
     else:
         arguments += _arguments("disk", machine.disk.node, "0x10")
     seed = {"driver": "raw", "read-only": True, "file": {"driver": "file", "filename": str(machine.seed)}}
@@ -157,20 +272,20 @@ def _disks(root: ET.Element, devices: ET.Element, machine: Machine) -> None:
         else:
             node = {**disk.node, "node-name": hotplug.node_name(name)}
             arguments += ["-blockdev", json.dumps(node), "-device", json.dumps(hotplug.frontend(name))]
-    command_line = ET.SubElement(root, f"{{{QEMU_NAMESPACE}}}commandline")
+    command_line = ET.SubElement(root, COMMAND_LINE)
     for argument in arguments:
-        ET.SubElement(command_line, f"{{{QEMU_NAMESPACE}}}arg", value=argument)
+        ET.SubElement(command_line, ARGUMENT, value=argument)
 
 
 def _arguments(name: str, node: Mapping[str, Any], address: str) -> list[str]:
-    device = {"driver": "virtio-blk-pci", "id": f"virtman-{name}", "drive": f"virtman-{name}-node", "bus": "pcie.0"}
+    device = {"driver": "virtio-blk-pci", "id": f"{OURS}{name}", "drive": f"{OURS}{name}-node", "bus": "pcie.0"}
     device |= {"addr": address, "werror": "stop", "rerror": "stop"}
     more = {"bootindex": 1, "iothread": f"iothread{IO_THREAD}"} if name == "disk" else {}
-    blockdev = {**node, "node-name": f"virtman-{name}-node"}
+    blockdev = {**node, "node-name": f"{OURS}{name}-node"}
     return ["-blockdev", json.dumps(blockdev), "-device", json.dumps(device | more)]
 
 
-def _block_disk(disk: Device, target: str, bus: str, **driver: str) -> ET.Element:
+def _block_disk(name: str, disk: Device, target: str, bus: str, **driver: str) -> ET.Element:
     """A disk that is a device of the host: libvirt lets the VM's QEMU open it."""
     element = ET.Element("disk", type="block", device="disk")
     options = {"name": "qemu", "type": "raw", "cache": "none", "error_policy": "stop", "rerror_policy": "stop"}
@@ -178,12 +293,13 @@ def _block_disk(disk: Device, target: str, bus: str, **driver: str) -> ET.Elemen
     ET.SubElement(element, "driver", options | driver)
     ET.SubElement(element, "source", dev=str(disk.path))
     ET.SubElement(element, "target", dev=target, bus=bus)
+    ET.SubElement(element, "alias", name=f"{ALIAS}{name}")
     return element
 
 
 def scsi_disk(name: str, disk: Device, target: str) -> ET.Element:
     """A further disk that is a device of the host. ``target``: how libvirt tells its disks apart."""
-    element = _block_disk(disk, target, "scsi")
+    element = _block_disk(f"with-{name}", disk, target, "scsi")
     _text(element, "serial", hotplug.serial(name))
     return element
 

@@ -13,7 +13,17 @@ from typing import Any
 
 from drivers.base import Device
 from drivers.host.durable import write_atomically
-from virtman.domain import NEWEST, Machine, domain_xml, hardware_of, is_emulated, machine_of, owner_of, uuid_of
+from virtman.domain import (
+    NEWEST,
+    Machine,
+    domain_xml,
+    hardware_of,
+    is_emulated,
+    machine_of,
+    owner_of,
+    redefined,
+    uuid_of,
+)
 from virtman.errors import (
     DomainForeign,
     HypervisorAbsent,
@@ -88,7 +98,8 @@ class LibvirtMachines:
             present = self._find(connection, vm)
             made = uuid or uuid_of(self._owner, born or vm)
             uuid = made if present is None else present.UUIDString()
-            xml = domain_xml(self._machine_of(vm, uuid, disk, boot, disks))
+            machine = self._machine_of(vm, uuid, disk, boot, disks)
+            xml = domain_xml(machine) if present is None else redefined(_definition(present), machine)
             identity = Identity(vm, uuid, ssh_keys or [], user_data)
             if present is not None and (present.isActive() or _is_saved(present)):
                 if ssh_keys is not None:
@@ -183,7 +194,7 @@ class LibvirtMachines:
             domain = self._find(connection, vm)
             if domain is not None:
                 machine = self._machine_of(vm, domain.UUIDString(), disk, _machine(domain), disks)
-                connection.defineXML(domain_xml(machine))
+                connection.defineXML(redefined(_definition(domain), machine))
 
     def rename(self, vm: str, new: str) -> None:
         """Have the VM, which is off, under another name, its UUID being the same; ``follow`` is to come next.
@@ -457,9 +468,14 @@ def _moved(domain: Any) -> tuple[int, int]:
 
 def _machine(domain: Any) -> Boot:
     """As it was defined: of one that runs, libvirt also tells what it has made of a network."""
+    return machine_of(_definition(domain))
+
+
+def _definition(domain: Any) -> str:
+    """What ``virsh edit`` shows: all that it takes to define the domain again, passwords of its screen too."""
     import libvirt
 
-    return machine_of(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+    return str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE))
 
 
 def _state(domain: Any) -> str:

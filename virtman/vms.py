@@ -494,7 +494,7 @@ class Vms:
         self._settle_boot(booting)
 
     def start(self, name: str) -> None:
-        """Start a VM again as it was booted before; one that runs is left alone.
+        """Start a VM again as it was booted before, or as others have changed it since; one that runs is left alone.
 
         Raises UnknownVm, NeverBooted, and as ``boot``.
         """
@@ -503,7 +503,8 @@ class Vms:
             record = self.record(name)
             if record.boot is None:
                 raise NeverBooted(f"vm {name!r} was never booted, so nothing is known of its machine; use virtman boot")
-            self._boot(name, record.image, None, record.boot, None, None)
+            machine = self._machines.machine(name) or record.boot
+            self._boot(name, record.image, None, machine, None, None)
 
     def _repair_to_start(self, name: str) -> None:
         """Finish what did not end, a destroy say. Some of it cannot end before the VM goes on with its saved memory."""

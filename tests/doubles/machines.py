@@ -135,6 +135,10 @@ class MachinesDouble:
         if self._machines[vm] != boot or (given and self._seeds[vm] != _seed(ssh_keys, user_data)):
             raise VmRuns(f"vm {vm!r} runs")
 
+    def edit(self, vm: str, boot: Boot) -> None:
+        """Somebody changes the machine that a VM has when it is started next."""
+        self._machines[vm] = boot
+
     def save(self, vm: str) -> None:
         """Somebody has the hypervisor save the memory of a VM that runs."""
         self.saved[vm] = self.running.pop(vm)

@@ -145,7 +145,7 @@ def show(context: click.Context, vm: str, as_json: bool) -> None:
 @options.as_json
 @click.pass_context
 def start(context: click.Context, vm: str, as_json: bool) -> None:
-    """Start VM again, as it was booted before. One that runs is left alone.
+    """Start VM again, as it was booted before, with what "virsh edit" has changed. One that runs is left alone.
 
     A VM whose memory libvirt has saved (virsh managedsave) goes on with that memory.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -14,7 +15,17 @@ from testtools.matchers import HasLength, MatchesRegex
 
 from drivers.base import Device
 from drivers.qemu import hotplug
-from virtman.domain import QEMU_NAMESPACE, Machine, disks_of, domain_xml, owner_of, scsi_target, uuid_of
+from virtman.domain import (
+    QEMU_NAMESPACE,
+    Machine,
+    disks_of,
+    domain_xml,
+    owner_of,
+    redefined,
+    scsi_disk,
+    scsi_target,
+    uuid_of,
+)
 from virtman.errors import BadRequest
 from virtman.names import NAME_PATTERN
 
@@ -143,6 +154,54 @@ class DomainTest(TestCase):
             '<domain><metadata><virtman owner="x"/></metadata></domain>',
         ):
             self.assertIsNone(owner_of(xml))
+
+
+class RedefinedTest(TestCase):
+    def edited(self, disk: Device) -> str:
+        """What libvirt has of a VM to which an administrator has given more."""
+        root = parsed(disk=disk, disks={"data": BLOCK, "more": QCOW2}, network="user")
+        ET.SubElement(root, "description").text = "changed by hand"
+        devices, command_line = root.find("devices"), root.find(f"{{{QEMU_NAMESPACE}}}commandline")
+        assert devices is not None
+        assert command_line is not None
+        devices.append(scsi_disk("theirs", Device(1 << 20, Path("/dev/theirs")), "sda"))
+        devices.findall("disk")[-1].remove(devices.findall("disk")[-1].find("alias"))  # type: ignore[arg-type]
+        for disk_of_ours in devices.findall("disk")[:-1]:
+            ET.SubElement(disk_of_ours, "iotune")
+        devices.remove(devices.find("rng"))  # type: ignore[arg-type]
+        for argument in ("-device", '{"driver": "edu", "id": "theirs"}', "-device", "pvpanic"):
+            ET.SubElement(command_line, f"{{{QEMU_NAMESPACE}}}arg", value=argument)
+        return ET.tostring(root, encoding="unicode")
+
+    def test_what_others_have_added_or_removed_stays_so(self) -> None:
+        for disk in (QCOW2, BLOCK):
+            xml = self.edited(disk)
+            again = redefined(xml, machine(disk=disk, disks={"data": BLOCK, "more": QCOW2}, network="user"))
+            self.assertEqual(ET.canonicalize(xml), ET.canonicalize(again))
+
+    def test_the_disks_are_those_of_now_and_others_keep_their_places(self) -> None:
+        other, more = (Device(1 << 20, Path(f"/dev/mapper/{name}")) for name in ("other", "more"))
+        xml = self.edited(BLOCK).replace("<iothreads>1</iothreads>", "").replace('"stop"', '"report"')
+        root = ET.fromstring(redefined(xml, machine(disk=other, disks={"more": more}, network="user")))
+        disks = {disk.find("source").attrib["dev"]: disk for disk in root.iterfind("devices/disk")}  # type: ignore[union-attr]
+        targets = {path: disk.find("target").attrib["dev"] for path, disk in disks.items()}  # type: ignore[union-attr]
+        self.assertEqual({"/dev/mapper/other": "vda", "/dev/mapper/more": "sdb", "/dev/theirs": "sda"}, targets)
+        self.assertIsNotNone(disks["/dev/mapper/other"].find("iotune"))
+        self.assertIsNotNone(disks["/dev/mapper/other"].find("driver[@error_policy='stop']"))
+        self.assertEqual("1", root.findtext("iothreads"))
+        self.assertEqual(["edu"], [json.loads(a)["driver"] for a in arguments(root) if "edu" in a])
+        self.assertEqual(2 * 2 + 4, len(arguments(root)), "the seed, theirs, and no disk of ours")
+
+    def test_the_machine_that_is_asked_for_takes_the_place_of_another_one(self) -> None:
+        asked = machine(disk=BLOCK, memory=1024, cpus=4, network="bridge:br0", accel="kvm", console_log=Path("/new"))
+        xml = redefined(self.edited(BLOCK).replace("</vcpu>", "</vcpu><currentMemory>1</currentMemory>"), asked)
+        root = ET.fromstring(xml)
+        self.assertEqual(("1024", None, "4"), tuple(map(root.findtext, ("memory", "currentMemory", "vcpu"))))
+        self.assertEqual(["bridge"], [interface.attrib["type"] for interface in root.iterfind("devices/interface")])
+        self.assertEqual(("kvm", "/new"), (root.attrib["type"], root.find("devices/serial/log").attrib["file"]))  # type: ignore[union-attr]
+        self.assertIsNotNone(root.find("cpu"))
+        without = redefined(xml, replace(asked, network="none", accel="tcg"))
+        self.assertEqual((None, None), tuple(map(ET.fromstring(without).find, ("devices/interface", "cpu"))))
 
 
 class IdentityTest(TestCase):

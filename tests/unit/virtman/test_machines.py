@@ -79,6 +79,19 @@ class StartTest(MachinesTest):
         self.start(memory=128)
         self.assertEqual(128 << 10, self.domain().maxMemory())
 
+    def test_what_an_administrator_has_changed_stays(self) -> None:
+        self.start()
+        self.domain().destroy()
+        xml = self.domain().XMLDesc().replace("</metadata>", "</metadata><title>changed by hand</title>")
+        self.libvirt.defineXML(xml)
+        self.start()
+        self.machines.follow("vm", self.disk)
+        self.domain().destroy()
+        self.machines.rename("vm", "new")
+        self.machines.follow("new", self.disk)
+        self.assertIn("changed by hand", self.domain("new").XMLDesc())
+        self.assertIn(str(self.machines.console_log("new")), self.domain("new").XMLDesc())
+
     def test_a_domain_of_somebody_else_is_not_touched(self) -> None:
         self.of("there").start("vm", self.disk, BOOT, [], None)
         seed = self.seed().read_bytes()

@@ -301,6 +301,16 @@ class BootTest(VmsTest):
         self.assertEqual(BOOT, self.record().boot)
         self.scene.check(self)
 
+    def test_a_vm_is_started_again_as_it_was_booted_or_changed_since(self) -> None:
+        self.boot()
+        for machine in (BOOT, BOOT.model_copy(update={"memory": 128, "network": "direct"})):
+            self.machines.running.clear()
+            self.machines.edit("vm", machine)
+            self.vms.start("vm")
+            self.assertIn("vm", self.machines.running)
+            self.assertEqual((machine, machine), (self.vms.record("vm").boot, self.machines.machine("vm")))
+            self.scene.check(self)
+
     def test_a_vm_that_was_never_booted_cannot_be_started_again(self) -> None:
         self.vms.create("vm", "debian", None)
         self.assertRaises(NeverBooted, self.vms.start, "vm")
