@@ -1,4 +1,4 @@
-"""A libvirtd of the lab's own, which shares nothing with one that already runs on the machine.
+"""A libvirtd of the lab's own, with its virtlogd, which shares nothing with one that already runs on the machine.
 
 It lives in a mount namespace where the lab's folders cover those of libvirt, and in a pid namespace, so that its VMs
 end with it whatever happens to the lab. Its socket is outside, in a folder with a short path.
@@ -21,16 +21,18 @@ LIBVIRTD_CONF = """\
 auth_unix_ro = "none"
 auth_unix_rw = "none"
 """
-# Console logs are written by QEMU itself, so that virtlogd is not needed.
+# All else is as Debian has it. The lab's folders may lie where root may go, and Debian's user libvirt-qemu may not. The
+# process ids of its VMs are those of another namespace: the control groups of the machine must not get them.
 QEMU_CONF = """\
 user = "{user}"
 group = "{user}"
-dynamic_ownership = 0
-remember_owner = 0
-security_driver = "none"
-namespaces = [ ]
 cgroup_controllers = [ ]
-stdio_handler = "file"
+"""
+# With a user other than root: OpenNebula's packages leave the owner of disks to OpenNebula, and a VM with a /dev of its
+# own cannot have the stand-in for /dev/kvm in there.
+USER_CONF = """\
+dynamic_ownership = 0
+namespaces = [ ]
 """
 START_TIMEOUT = 120.0
 MOUNT_POINTS = ("/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt", "/run/libvirt")
@@ -58,7 +60,8 @@ class PrivateLibvirt(Running):
             (self._folder / name).mkdir(parents=True, exist_ok=True)
         # A host of its own: what moves a VM goes by this.
         (self._folder / "etc/libvirtd.conf").write_text(f'{LIBVIRTD_CONF}host_uuid = "{uuid.uuid4()}"\n')
-        (self._folder / "etc/qemu.conf").write_text(QEMU_CONF.format(user=self._user))
+        others = "" if self._user == "root" else USER_CONF
+        (self._folder / "etc/qemu.conf").write_text(QEMU_CONF.format(user=self._user) + others)
         if self._user != "root":
             # Where only root may open /dev/kvm, libvirt would ask QEMU anew for each definition what it can do: 9 s.
             (self._folder / "no-kvm").touch(mode=0o600)

@@ -102,6 +102,24 @@ def hardware_of(xml: str) -> str:
     return NEWEST if kind is None else kind.get("machine", NEWEST)
 
 
+def firmware_of(xml: str) -> Path | None:
+    """The file that libvirt has made for the variables of a domain's UEFI, if the domain has that."""
+    file = ET.fromstring(xml).findtext("os/nvram")  # noqa: S314  libvirt wrote it
+    return Path(file) if file else None
+
+
+def with_firmware(xml: str, file: Path) -> str:
+    """The definition of a domain with UEFI, whose variables are in another file."""
+    root = ET.fromstring(xml)  # noqa: S314  libvirt wrote it
+    _child(root, "os/nvram").text = str(file)
+    return ET.tostring(root, encoding="unicode")
+
+
+def has_tpm(xml: str) -> bool:
+    """Whether libvirt keeps what a TPM of a domain remembers."""
+    return ET.fromstring(xml).find("devices/tpm") is not None  # noqa: S314  libvirt wrote it
+
+
 def is_emulated(xml: str) -> bool:
     """Whether QEMU itself does what the domain's processors do, and not KVM."""
     return ET.fromstring(xml).get("type") != "kvm"  # noqa: S314  libvirt wrote it

@@ -17,12 +17,15 @@ from virtman.domain import (
     NEWEST,
     Machine,
     domain_xml,
+    firmware_of,
     hardware_of,
+    has_tpm,
     is_emulated,
     machine_of,
     owner_of,
     redefined,
     uuid_of,
+    with_firmware,
 )
 from virtman.errors import (
     DomainForeign,
@@ -204,14 +207,17 @@ class LibvirtMachines:
         """
         with connected(self._uri) as connection:
             there, here = self._find(connection, new), self._find(connection, vm)
+            domain = there or here
             if there is None and here is not None:
                 if here.isActive():
                     raise VmRuns(f"vm {vm!r} is {_state(here)}; stop it before it gets another name")
                 _require_not_saved(vm, here)
                 here.rename(new)
-        for old, file in ((self._seed(vm), self._seed(new)), (self.console_log(vm), self.console_log(new))):
-            with told(f"renaming {old} to {file}"), contextlib.suppress(FileNotFoundError):
-                old.rename(file)
+            if domain is not None:
+                _rename_firmware(domain, vm, new)
+        with told(f"renaming the files of vm {vm} in {self._folder}"):
+            for file in self._files(vm):
+                file.rename(file.with_name(new + file.name.removeprefix(vm)))
 
     def traveller(self, vm: str) -> Traveller:
         """What goes along with the disk of a VM that moves. Raises HypervisorError, UnknownVm, HostTrouble."""
@@ -341,7 +347,7 @@ class LibvirtMachines:
                 raise HypervisorError(f"vm {vm!r} did not shut down within {STOP_TIMEOUT:.0f} s; stop it with --force")
 
     def remove(self, vm: str) -> None:
-        """Cut the VM's power, undefine it, and delete its seed and console log.
+        """Cut the VM's power, undefine it, and delete all files that are kept for it, libvirt's too.
 
         Nothing there is fine; a domain of somebody else is left alone.
         """
@@ -356,12 +362,12 @@ class LibvirtMachines:
     def _forget(self, vm: str, domain: Any, *, files: bool = True) -> None:
         if domain is not None:
             _cut_power(domain)
-            domain.undefine()
+            domain.undefineFlags(_all_of(domain))
         if not files:
             return
         with told(f"removing the files of vm {vm} in {self._folder}"):
-            self._seed(vm).unlink(missing_ok=True)
-            self.console_log(vm).unlink(missing_ok=True)
+            for file in self._files(vm):
+                file.unlink()
 
     def states(self) -> dict[str, str]:
         """State by name of the VMs that this agent defined, as ``Running.state``; or saved, or off.
@@ -371,6 +377,13 @@ class LibvirtMachines:
         with connected(self._uri) as connection:
             domains = connection.listAllDomains()
             return {d.name(): _state(d) for d in domains if owner_of(d.XMLDesc()) == self._owner}
+
+    def _files(self, vm: str) -> list[Path]:
+        """The VM's seed and console log, and what libvirt's virtlogd has put beside: it begins a new log at 2 MiB.
+
+        No name of a VM has a dot (virtman/names.py), so no other VM's files begin so.
+        """
+        return list(self._folder.glob(f"{vm}.*"))
 
     def _seed(self, vm: str) -> Path:
         return self._folder / f"{vm}.seed.iso"
@@ -496,6 +509,29 @@ def _require_not_saved(vm: str, domain: Any) -> None:
             f"libvirt has saved the memory of vm {vm!r}, so the disk must stay as it is: 'virtman start {vm}' lets the"
             f" VM go on; 'virtman stop {vm} --force' (or 'virsh managedsave-remove {vm}') discards the memory"
         )
+
+
+def _rename_firmware(domain: Any, vm: str, new: str) -> None:
+    """libvirt leaves the variables of UEFI in a file of the old name, which a new VM of that name would use, too.
+
+    Raises HostTrouble.
+    """
+    file = firmware_of(_definition(domain))
+    if file is not None and file.name.startswith(f"{vm}_"):
+        moved = file.with_name(new + file.name.removeprefix(vm))
+        with told(f"renaming {file} to {moved}"), contextlib.suppress(FileNotFoundError):
+            file.rename(moved)
+        domain.connect().defineXML(with_firmware(_definition(domain), moved))
+
+
+def _all_of(domain: Any) -> int:
+    """Flags by which libvirt forgets a domain with all that libvirt keeps for an administrator's changes of it."""
+    import libvirt
+
+    definition = _definition(domain)
+    flags = libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+    flags |= libvirt.VIR_DOMAIN_UNDEFINE_NVRAM if firmware_of(definition) else 0
+    return int(flags | (libvirt.VIR_DOMAIN_UNDEFINE_TPM if has_tpm(definition) else 0))
 
 
 def _cut_power(domain: Any) -> None:

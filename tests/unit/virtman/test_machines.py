@@ -49,6 +49,12 @@ class MachinesTest(TestCase):
         return self.libvirt.lookupByName(vm)
 
 
+def with_firmware(domain: libvirt.virDomain, variables: Path) -> str:
+    """The domain with UEFI."""
+    loader = f"<loader readonly='yes' type='pflash'>/code.fd</loader><nvram>{variables}</nvram>"
+    return str(domain.XMLDesc()).replace("</type>", f"</type>{loader}")
+
+
 class StartTest(MachinesTest):
     def test_it_runs(self) -> None:
         self.start()
@@ -243,8 +249,13 @@ class StopTest(MachinesTest):
 class RemoveTest(MachinesTest):
     def test_nothing_is_left(self) -> None:
         self.start()
-        self.machines.console_log("vm").touch()
-        self.machines.remove("vm")
+        self.libvirt.defineXML(with_firmware(self.domain(), self.folder / "vm_VARS.fd"))
+        for log in (self.machines.console_log("vm"), self.folder / "machines" / "vm.console.0"):  # as virtlogd names it
+            log.touch()
+        with mock.patch.object(libvirt.virDomain, "undefineFlags") as undefine:  # this libvirt does not know the flag
+            self.machines.remove("vm")
+        self.assertTrue(undefine.call_args.args[0] & libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)
+        self.domain().undefine()
         self.assertEqual({}, self.machines.states())
         self.assertEqual([], list((self.folder / "machines").iterdir()))
 
@@ -260,10 +271,19 @@ class RenameTest(MachinesTest):
         self.start()
         self.domain().destroy()
 
-    def test_what_it_printed_goes_along(self) -> None:
-        self.machines.console_log("vm").write_text("login: ")
-        self.machines.rename("vm", "new")
-        self.assertEqual("login: ", self.machines.console_log("new").read_text())
+    def test_all_that_libvirt_keeps_of_it_goes_along(self) -> None:
+        firmware, console = self.folder / "vm_VARS.fd", self.machines.console_log("vm")
+        self.libvirt.defineXML(with_firmware(self.domain(), firmware))
+        for file in (firmware, console, console.with_name("vm.console.0"), console.with_name("vm-2.console")):
+            file.write_text(file.name)
+        for _ in range(2):
+            self.machines.rename("vm", "new")
+        files = {path.name: path.read_text() for path in console.parent.glob("*.console*")}
+        self.assertEqual(
+            {"new.console": "vm.console", "new.console.0": "vm.console.0", "vm-2.console": "vm-2.console"}, files
+        )
+        self.assertEqual("vm_VARS.fd", (self.folder / "new_VARS.fd").read_text())
+        self.assertIn(f"{self.folder}/new_VARS.fd", self.domain("new").XMLDesc())
 
     def test_it_does_not_get_the_name_of_a_domain_of_somebody_else(self) -> None:
         self.of("there").start("new", self.disk, BOOT, [], None)
