@@ -158,6 +158,14 @@ def redefined(xml: str, machine: Machine) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
+def arriving(xml: str, expected: str) -> str:
+    """The definition ``xml`` of a VM here, with what VirtMan owns in it as another host's ``domain_xml`` has it."""
+    root, made = ET.fromstring(xml), ET.fromstring(expected)  # noqa: S314  libvirt and an agent wrote them
+    _child(root, MARK).set("owner", _child(made, MARK).get("owner", ""))
+    _put_ours(root, made)
+    return ET.tostring(root, encoding="unicode")
+
+
 def _put_ours(root: ET.Element, made: ET.Element) -> None:
     """Have in ``root`` what VirtMan owns as ``made`` has it: the accelerator, the disks, and the console's log."""
     if root.get("type") != made.get("type"):

@@ -16,6 +16,7 @@ from drivers.host.durable import write_atomically
 from virtman.domain import (
     NEWEST,
     Machine,
+    arriving,
     domain_xml,
     firmware_of,
     hardware_of,
@@ -271,13 +272,17 @@ class LibvirtMachines:
         flags |= libvirt.VIR_MIGRATE_PERSIST_DEST | libvirt.VIR_MIGRATE_PAUSED
         # unsafe, for all that libvirt knows: it takes the disk for one that both hosts have
         flags |= libvirt.VIR_MIGRATE_UNSAFE
-        how = {libvirt.VIR_MIGRATE_PARAM_DEST_XML: domain, libvirt.VIR_MIGRATE_PARAM_PERSIST_XML: domain}
         with connected(self._uri) as connection, ThreadPoolExecutor(1, thread_name_prefix="migrate") as pool:
             found = self._find(connection, vm)
             if found is None:
                 raise UnknownVm(f"libvirt does not have vm {vm!r}")
             if not is_emulated(found.XMLDesc()):
                 flags |= libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_AUTO_CONVERGE
+            running = found.XMLDesc(libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE)
+            how = {
+                libvirt.VIR_MIGRATE_PARAM_DEST_XML: arriving(running, domain),
+                libvirt.VIR_MIGRATE_PARAM_PERSIST_XML: arriving(_definition(found), domain),
+            }
             moving = pool.submit(found.migrateToURI3, uri, how, flags)
             try:
                 while not wait([moving], TELL).done:
@@ -325,7 +330,7 @@ class LibvirtMachines:
         with connected(self._uri) as connection:
             domain = self._find(connection, vm)
             if domain is not None:
-                domain.undefine()
+                domain.undefineFlags(_all_of(domain))
 
     def stop(self, vm: str, *, force: bool) -> None:
         """Shut the VM down, or with ``force`` cut its power. A stopped one is left alone.

@@ -24,6 +24,7 @@ from virtman.moving import Destination, Migration, Send, Taker, abort
 pytestmark = pytest.mark.long
 
 VM = "vm"
+CHANGE = "changed by hand"
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
@@ -75,6 +76,8 @@ class MigrationTest(VmTestCase):
 
     def test_a_vm_moves_there_and_back_whatever_goes_wrong_on_the_way(self) -> None:
         """One test, because a boot takes long."""
+        both = libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_AFFECT_CONFIG
+        self.domain().setMetadata(libvirt.VIR_DOMAIN_METADATA_TITLE, CHANGE, None, None, both)
         self.refused()
         self.interrupted()
         moved = self.migration().run()
@@ -84,6 +87,8 @@ class MigrationTest(VmTestCase):
         self.assert_goes_on(1)
         self.cut_off()
         self.assert_goes_on(0)
+        for of in (libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG):
+            self.assertEqual(CHANGE, self.domain().metadata(libvirt.VIR_DOMAIN_METADATA_TITLE, None, of))
         self.taken_back()
 
     def refused(self) -> None:

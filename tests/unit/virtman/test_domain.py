@@ -18,6 +18,7 @@ from drivers.qemu import hotplug
 from virtman.domain import (
     QEMU_NAMESPACE,
     Machine,
+    arriving,
     disks_of,
     domain_xml,
     owner_of,
@@ -191,6 +192,14 @@ class RedefinedTest(TestCase):
         self.assertEqual("1", root.findtext("iothreads"))
         self.assertEqual(["edu"], [json.loads(a)["driver"] for a in arguments(root) if "edu" in a])
         self.assertEqual(2 * 2 + 4, len(arguments(root)), "the seed, theirs, and no disk of ours")
+
+    def test_another_host_gets_what_others_have_added(self) -> None:
+        there = machine(owner="there", seed=Path("/there.iso"), console_log=Path("/there.console"))
+        xml = arriving(self.edited(QCOW2), domain_xml(there))
+        root = ET.fromstring(xml)
+        self.assertEqual(("changed by hand", "there"), (root.findtext("description"), owner_of(xml)))
+        self.assertEqual(arguments(ET.fromstring(domain_xml(there))), arguments(root)[:-4])
+        self.assertEqual("/there.console", root.find("devices/serial/log").attrib["file"])  # type: ignore[union-attr]
 
     def test_the_machine_that_is_asked_for_takes_the_place_of_another_one(self) -> None:
         asked = machine(disk=BLOCK, memory=1024, cpus=4, network="bridge:br0", accel="kvm", console_log=Path("/new"))
