@@ -112,8 +112,11 @@ def run_lines(checkout: Path, path: Path, tests: list[Path]) -> set[int]:
 
 
 def git(*arguments: str) -> str:
-    """Return what git prints. Raises CalledProcessError, after git has said why."""
-    return subprocess.run(["git", *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    """Return what git prints. Raises ClickException, after git has said why."""
+    done = subprocess.run(["git", *arguments], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise click.ClickException(f"git {arguments[0]} failed")
+    return done.stdout.strip()
 
 
 def changed_lines(base: str, commit: str) -> dict[Path, set[int]]:
