@@ -43,6 +43,7 @@ class Place:
     short: a unix socket's path has at most 107 bytes (unix(7)). ``host`` is this host's name, ``address`` the IP
     address that children reach it at; a driver whose children are on this machine needs neither. ``path_policy`` is
     one of ``PATH_POLICIES``. ``group``: the number of a group whose members may use VMs' disks by their QEMU.
+    ``reserve``: bytes that are kept free for what VMs write (drivers/host/space.py).
     """
 
     state: Path
@@ -51,6 +52,7 @@ class Place:
     address: str = ""
     path_policy: str = FAILOVER
     group: int | None = None
+    reserve: int | None = None
 
 
 @dataclass(frozen=True)
@@ -471,6 +473,9 @@ class SnapshotDriver(Protocol):
         What ``since`` keeps is read as zeros beyond its end. Raises SnapshotMissing, PointMissing, NotPossible,
         DiskInUse.
         """
+
+    def spare(self) -> int:
+        """Bytes that may be written to disks beside what VMs write, for which the rest is kept (``Place.reserve``)."""
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made, on this host."""

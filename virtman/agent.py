@@ -15,6 +15,7 @@ from pathlib import Path
 from drivers.base import CacheGroup, Image, Volume
 from drivers.digests import DRAWN, draw, key_of
 from drivers.errors import DriverError
+from drivers.host.space import Room
 from drivers.host.watch import deaths
 from drivers.registry import load
 from virtman import inplace, models, views
@@ -79,7 +80,8 @@ class Agent:
         self._locks = prepare(config)
         self.verdict = self._accel()
         self._drivers = self._load_drivers()
-        self._store = ImageStore(config.state / "images")
+        self._room = Room(config.state, config.reserve)
+        self._store = ImageStore(config.state / "images", self._room)
         self._publishing = NamedLocks()
         self._placing = NamedLocks()
         """Held, by what identifies a block device, while it is published in place."""
@@ -196,7 +198,7 @@ class Agent:
         Raises BadImageFile, NoRoom, ImageExists, CoordinatorDown, DriverError.
         """
         self._check_name(name)
-        with source(file, self._store.folder, progress) as content:
+        with source(file, self._store.folder, self._room, progress) as content:
             return self._publish(name, content, progress)
 
     def publish_vm(self, name: str, vm: str, progress: Progress) -> models.Published:
@@ -370,7 +372,7 @@ class Agent:
 
     def export_image(self, image: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
         """Write a file of its own that holds what an image does. Raises as ``Stacks.ensure`` and ``Target``."""
-        target = Target(file, self._store.folder)
+        target = Target(file, self._store.folder, self._room)
         with self._copies.image(image) as content:
             target.fill(content, image_format, progress)
             return models.Exported(file=str(target.name), format=image_format, size=content.size)
@@ -592,7 +594,7 @@ class Agent:
 
     def export_vm(self, vm: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
         """Write a file of its own that holds what a VM's disk does now. Raises as ``Disks.take`` and ``Target``."""
-        target = Target(file, self._store.folder)
+        target = Target(file, self._store.folder, self._room)
         with self._copies.vm(vm) as (content, point):
             target.fill(content, image_format, progress)
             return models.Exported(

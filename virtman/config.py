@@ -27,7 +27,7 @@ LIBVIRT_GROUP = "libvirt-qemu"
 class AgentConfig:
     """``idle_grace``: seconds that a stack nobody needs is kept. ``address``, ``path_policy``: see ``Place``.
 
-    ``group``: whose members may call the agent, and use the disks of VMs.
+    ``group``: whose members may call the agent, and use the disks of VMs. ``reserve``: see ``Place``.
     """
 
     name: str
@@ -46,6 +46,7 @@ class AgentConfig:
     address: str = ""
     path_policy: str = FAILOVER
     group: str | None = None
+    reserve: int | None = None
 
     @property
     def gid(self) -> int | None:
@@ -67,7 +68,7 @@ class AgentConfig:
     @property
     def place(self) -> Place:
         """What the drivers are told."""
-        return Place(self.state, self.run, self.name, self.address, self.path_policy, self.gid)
+        return Place(self.state, self.run, self.name, self.address, self.path_policy, self.gid, self.reserve)
 
     @property
     def socket(self) -> Path:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from drivers.base import Device
 from drivers.errors import CommandFailed
-from drivers.host.command import run
+from drivers.host.command import Look, run
+from drivers.host.space import Room
 from drivers.qemu.monitor import SETPRIV
 from virtman.errors import BadImageFile, HostTrouble, NoRoom, VirtmanError
+from virtman.hostfiles import no_room, require_room, told
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done ("read", "copy", "compare" or "digest"), bytes done and bytes in all."""
@@ -21,6 +23,11 @@ COPY_TIMEOUT = 6 * 3600.0
 """Seconds."""
 _DIFFERENT = 1
 """qemu-img compare: exit code for two disks that do not hold the same."""
+
+FASTEST = 4 << 30
+"""Bytes a second that no copy writes: room is looked for again before so much of it can be taken."""
+SHORTEST_LOOK, LONGEST_LOOK = 0.002, 1.0
+"""Seconds between two looks for room."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +53,29 @@ def of_device(name: str, device: Device, needed: int = 0) -> Content:
     return Content(name, location, device.size, needed, HostTrouble)
 
 
-def convert(content: Content, target: Path, image_format: str, progress: Progress) -> None:
-    """Fill ``target``, sparse. Raises NoRoom, or the content's ``fault``."""
+def convert(content: Content, target: Path, image_format: str, progress: Progress, room: Room) -> None:
+    """Fill ``target``, sparse.
+
+    Raises NoRoom, before it begins if ``needed`` says so, or at the reserve; HostTrouble, or the content's ``fault``.
+    """
+    where = target if target.exists() else target.parent
+    require_room(room, where, content.needed, f"{content.name}, which takes {content.needed >> 20} MiB")
+
+    def look() -> float:
+        """Keep the reserve. A file system without one may be filled. Returns when to look again. Raises NoRoom."""
+        with told(f"looking for room in {where}"):
+            spare = room.spare(where)
+            if not spare and room.reserve(where):
+                raise no_room(room, where, content.name)
+        return min(max(spare / FASTEST, SHORTEST_LOOK), LONGEST_LOOK)
+
+    argv = ["-O", image_format, *content.location, str(target)]
     try:
-        _qemu_img("convert", ["-O", image_format, *content.location, str(target)], "copy", content.size, progress)
+        _qemu_img("convert", argv, "copy", content.size, progress, look)
+        look()
     except CommandFailed as error:
         if "No space left" in error.stderr:
-            raise NoRoom(f"no space left in {target.resolve().parent} while copying {content.name}") from error
+            raise no_room(room, where, content.name) from error
         if "File too large" in error.stderr:
             raise NoRoom(
                 f"the file system of {target.resolve().parent} has no files of {content.size} bytes, which"
@@ -77,8 +100,13 @@ def holds(content: Content, raw: Path, progress: Progress) -> bool:
     return True
 
 
-def _qemu_img(command: str, rest: Sequence[str], step: str, size: int, progress: Progress) -> None:
-    """Run a program that the kernel ends with this thread (prctl(2), PR_SET_PDEATHSIG). Raises CommandFailed."""
+def _qemu_img(
+    command: str, rest: Sequence[str], step: str, size: int, progress: Progress, look: Look | None = None
+) -> None:  # fmt: skip
+    """Run a program that the kernel ends with this thread (prctl(2), PR_SET_PDEATHSIG).
+
+    Raises CommandFailed, and as ``look``.
+    """
 
     def on_line(line: str) -> None:
         # qemu-img -p prints "    (12.34/100%)"
@@ -87,7 +115,7 @@ def _qemu_img(command: str, rest: Sequence[str], step: str, size: int, progress:
             progress(step, int(size * float(percent) / 100), size)
 
     argv = [SETPRIV.name, "--pdeathsig", "KILL", "qemu-img", command, "-p", *rest]
-    run(argv, timeout=COPY_TIMEOUT, on_line=on_line)
+    run(argv, timeout=COPY_TIMEOUT, on_line=on_line, look=look)
 
 
 def last_line(text: str) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from drivers.base import ExportDriver, SnapshotDriver
+from drivers.host.space import Room
 from virtman.convert import QCOW2, Content, Progress, convert, of_device
 from virtman.disks import Disks
 from virtman.newfile import check_new, new_file
@@ -75,9 +76,9 @@ class Target:
     ``name``: what it is called. ``folder``: where the agent keeps what no caller may change meanwhile.
     """
 
-    def __init__(self, file: Path | Passed, folder: Path) -> None:
+    def __init__(self, file: Path | Passed, folder: Path, room: Room) -> None:
         """Raises BadRequest, FileExists."""
-        self._file, self._folder = file, folder
+        self._file, self._folder, self._room = file, folder, room
         if isinstance(file, Passed):
             self.name = file.name
             check_writable(file.fd, file.name)
@@ -92,9 +93,9 @@ class Target:
         """
         if not isinstance(self._file, Passed):
             with new_file(self._file) as file:
-                convert(content, file.path, image_format, progress)
+                convert(content, file.path, image_format, progress, self._room)
         elif image_format == QCOW2 and not self._file.trusted:
-            with theirs(self._file, self._folder) as path:
-                convert(content, path, image_format, progress)
+            with theirs(self._file, self._folder, self._room) as path:
+                convert(content, path, image_format, progress, self._room)
         else:
-            convert(content, self._file.path, image_format, progress)
+            convert(content, self._file.path, image_format, progress, self._room)

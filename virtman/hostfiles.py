@@ -6,13 +6,14 @@ So whoever undoes what failed catches VirtmanError and DriverError, and nothing 
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from drivers.host.space import Room
 from virtman.errors import HostTrouble, NoRoom
 
-RESERVE = 64 << 20
-"""Bytes that are kept free where the agent keeps images and VMs' disks, which stop when there is no room."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a full file system, or a used up quota, answers."""
 
@@ -26,3 +27,20 @@ def told(doing: str) -> Iterator[None]:
         if error.errno in FULL:
             raise NoRoom(f"no space left for {doing}; make room there") from error
         raise HostTrouble(f"{doing}: {error.strerror or error}") from error
+
+
+def require_room(room: Room, where: Path, needed: int, what: str) -> None:
+    """Raise NoRoom if a file or folder ``where`` has no ``needed`` bytes to spare for ``what``; HostTrouble."""
+    with told(f"looking for room in {where}"):
+        if needed > room.spare(where):
+            raise no_room(room, where, what)
+
+
+def no_room(room: Room, where: Path, what: str) -> NoRoom:
+    """The error of a file or folder without room for ``what``. Raises OSError."""
+    folder = where if where.is_dir() else where.resolve().parent
+    free, kept = shutil.disk_usage(where).free >> 20, room.reserve(where) >> 20
+    said = f"no space left in {folder} for {what}: {free} MiB are free"
+    if kept:
+        said += f", and {kept} MiB are kept for what VMs write (virtman agent --reserve)"
+    return NoRoom(f"{said}; make room there")

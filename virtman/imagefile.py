@@ -11,6 +11,7 @@ from typing import Any
 
 from drivers.errors import CommandFailed
 from drivers.host.command import run
+from drivers.host.space import Room
 from virtman.convert import QCOW2, RAW, Content, Progress, last_line
 from virtman.errors import BadImageFile
 from virtman.passing import Passed, check_readable, mine
@@ -72,7 +73,7 @@ def check_size(name: str, size: int) -> None:
 
 
 @contextmanager
-def source(file: Path | Passed, folder: Path, progress: Progress | None = None) -> Iterator[Content]:
+def source(file: Path | Passed, folder: Path, room: Room, progress: Progress | None = None) -> Iterator[Content]:
     """What a file to publish holds, as ``inspect`` finds it. Raises BadImageFile, NoRoom, HostTrouble.
 
     ``folder``: where the agent keeps what no caller may change meanwhile.
@@ -84,7 +85,7 @@ def source(file: Path | Passed, folder: Path, progress: Progress | None = None) 
     if file.trusted or not _begin(file.path, file.name).startswith(QCOW2_MAGIC):
         yield inspect(file.path, file.name, RAW if not file.trusted else None)
         return
-    with mine(file, folder, progress) as path:
+    with mine(file, folder, room, progress) as path:
         yield inspect(path, file.name)
 
 
@@ -106,9 +107,11 @@ def inspect(path: Path, name: Path | None = None, image_format: str | None = Non
     _refuse_references(name, info)
     size = int(info["virtual-size"])
     check_size(str(name), size)
+    needed = int(info["actual-size"])
     if image_format == QCOW2:
         _check_qcow2(path, name, dirty=bool(info.get("dirty-flag")))
-    return Content(str(name), ("-f", image_format, str(path)), size, min(size, int(info["actual-size"])))
+        needed = _unpacked(path)
+    return Content(str(name), ("-f", image_format, str(path)), size, min(size, needed))
 
 
 def _begin(path: Path, name: Path) -> bytes:
@@ -157,6 +160,12 @@ def _check_qcow2(path: Path, name: Path, *, dirty: bool) -> None:
             ) from error
         why = last_line(error.stderr or error.stdout).replace(str(path), str(name))
         raise BadImageFile(f"{name} is a damaged qcow2 image: {why}") from error
+
+
+def _unpacked(path: Path) -> int:
+    """The bytes that the clusters of a qcow2 file hold, which are more than the file has if they are compressed."""
+    argv = ["qemu-img", "measure", "--output=json", "-f", QCOW2, "-O", QCOW2, str(path)]
+    return int(json.loads(run(argv).stdout)["required"])
 
 
 def refuse_other_formats(path: Path, begin: bytes, wanted: str = QCOW2) -> None:

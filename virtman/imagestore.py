@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,16 +15,16 @@ from drivers.base import Image
 from drivers.digests import PIECE, ZEROS, Sum, kind_for
 from drivers.host.durable import sync
 from drivers.host.folders import matching
+from drivers.host.space import Room
 from virtman.convert import RAW, Content, Progress, convert
-from virtman.errors import NoRoom
-from virtman.hostfiles import RESERVE, told
+from virtman.hostfiles import told
 
 
 class ImageStore:
     """The folder of published images."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, room: Room) -> None:
+        self.folder, self._room = folder, room
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, image: Image) -> Path:
@@ -46,10 +45,9 @@ class ImageStore:
             return self._add(name, source, progress)
 
     def _add(self, name: str, source: Content, progress: Progress) -> Image:
-        self._require_room(source)
         temporary = self.folder / f".import-{name}.raw"
         try:
-            convert(source, temporary, RAW, progress)
+            convert(source, temporary, RAW, progress, self._room)
             size = temporary.stat().st_size
             image = Image(name, size, _digest(temporary, size, progress))
             temporary.rename(self.path(image))
@@ -81,14 +79,6 @@ class ImageStore:
         """Keys of the images that are here. Raises HostTrouble."""
         with told(f"looking through {self.folder}"):
             return [path.stem for path in matching(self.folder, "[!.]*.raw")]
-
-    def _require_room(self, source: Content) -> None:
-        free = shutil.disk_usage(self.folder).free
-        if source.needed + RESERVE > free:
-            raise NoRoom(
-                f"{source.name} takes {source.needed >> 20} MiB in {self.folder}, which has {free >> 20} MiB free"
-                f" ({RESERVE >> 20} MiB are kept free)"
-            )
 
 
 def _digest(path: Path, size: int, progress: Progress) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import socket
 import stat
 import tempfile
@@ -22,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from virtman.errors import BadDevice, BadImageFile, BadRequest, CallerGone, NoRoom
-from virtman.hostfiles import RESERVE, told
+from drivers.host.space import Room
+from virtman.errors import BadDevice, BadImageFile, BadRequest, CallerGone
+from virtman.hostfiles import require_room, told
 from virtman.newfile import open_path
 
 if TYPE_CHECKING:
@@ -157,35 +157,36 @@ def _mode(fd: int) -> int:
 
 
 @contextmanager
-def mine(passed: Passed, folder: Path, progress: Progress | None = None) -> Iterator[Path]:
+def mine(passed: Passed, folder: Path, room: Room, progress: Progress | None = None) -> Iterator[Path]:
     """What a caller's file holds, in a file that he cannot change and that has no name. Raises NoRoom, HostTrouble."""
-    with told(f"copying {passed.name} to {folder}"):
-        taken, free = os.fstat(passed.fd).st_blocks * 512, shutil.disk_usage(folder).free
-        if taken + RESERVE > free:
-            raise NoRoom(f"{passed.name} takes {taken >> 20} MiB in {folder}, which has {free >> 20} MiB free")
+    taken = os.fstat(passed.fd).st_blocks * 512
+    require_room(room, folder, taken, f"a copy of {passed.name}, which takes {taken >> 20} MiB")
     with told(f"copying {passed.name} to {folder}"), tempfile.TemporaryFile(dir=folder) as copy:
-        _copy(passed.fd, copy.fileno(), progress)
+        _copy(passed.fd, copy.fileno(), room, f"a copy of {passed.name}", progress)
         yield open_path(copy.fileno())
 
 
 @contextmanager
-def theirs(passed: Passed, folder: Path) -> Iterator[Path]:
+def theirs(passed: Passed, folder: Path, room: Room) -> Iterator[Path]:
     """A file that a caller cannot change; what it holds goes into his if all is well. Raises NoRoom, HostTrouble."""
     with told(f"writing {passed.name}"), tempfile.TemporaryFile(dir=folder) as copy:
         yield open_path(copy.fileno())
-        _copy(copy.fileno(), passed.fd)
+        _copy(copy.fileno(), passed.fd, room, str(passed.name))
 
 
-def _copy(source: int, target: int, progress: Progress | None = None) -> None:
+def _copy(source: int, target: int, room: Room, what: str, progress: Progress | None = None) -> None:
     """All that a file holds now, holes as holes; what is added to it meanwhile, which may be without end, is not.
 
-    Raises OSError.
+    Raises NoRoom, OSError.
     """
     size = os.fstat(source).st_size
     os.ftruncate(target, size)
     for start, end in _filled(source, size):
         done = os.lseek(target, start, os.SEEK_SET)
-        while done < end and (sent := os.sendfile(target, source, done, min(_CHUNK, end - done))):
+        while done < end:
+            require_room(room, open_path(target), min(_CHUNK, end - done), what)
+            if not (sent := os.sendfile(target, source, done, min(_CHUNK, end - done))):
+                break
             done += sent
             if progress is not None:
                 progress("read", done, size)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
 from drivers.base import Device, SnapshotDriver
 from drivers.blocks import Blocks
-from virtman.errors import StreamMisfit
+from virtman.errors import NoRoom, StreamMisfit
 from virtman.hostfiles import told
 from virtman.names import MOMENT
 from virtman.records import Point
 from virtman.steps import Step
 from virtman.stream import Data, Header, Piece, Section, Zeros
+
+_LOOKED = 64 << 20
+"""Bytes, at most, that are written between two looks for room."""
 
 START = f"{MOMENT}start"
 """The driver's point of a disk that holds nothing yet, if sections have to begin there later."""
@@ -34,17 +38,22 @@ def starts(header: Header) -> list[Section]:
 class Receiver:
     """Fills the disk of ``vm``, at which nobody else works, and which holds what the stream begins with.
 
-    ``base``: the point that is, if it is one. ``taken``: the points that were made.
+    ``base``: the point that is, if it is one. ``taken``: the points that were made. ``own``: the VM, which is arriving,
+    wrote what comes just now, and so it may take what is kept free for what VMs write.
     """
 
     def __init__(
-        self, vm: str, header: Header, base: Point | None, snapshots: SnapshotDriver, opened: OpenBlocks, step: Step
+        self, vm: str, header: Header, base: Point | None, snapshots: SnapshotDriver, opened: OpenBlocks, step: Step,
+        *, own: bool,
     ) -> None:  # fmt: skip
         self._vm, self._header, self._base = vm, header, base
         self._snapshots, self._open, self._step = snapshots, opened, step
         self.taken: list[Point] = []
         self._at = header.since
         """What the disk holds: the ``id`` of a section, or of the base."""
+        self._own = own
+        self._granted = 0
+        """Bytes that may be written until room is looked for again."""
 
     def fill(self, pieces: Iterator[Piece], arrived: Callable[[int], None]) -> str | None:
         """Take all pieces that follow the header. Returns the name of the point that the disk was last at, if any.
@@ -52,6 +61,7 @@ class Receiver:
         ``arrived`` hears how many bytes of the disk each has. Raises BadStream, StreamMisfit, DriverError, NoRoom,
         HostTrouble.
         """
+        self._require_room(self._header.data)
         again = self._base is None and len(starts(self._header)) > 1
         if again:
             self._snapshots.take(self._vm, START, None)
@@ -87,10 +97,28 @@ class Receiver:
                 if blocks is None:
                     blocks = stack.enter_context(self._open(self._vm, self._snapshots.open(self._vm), write=True))
                 if isinstance(piece, Data):
+                    self._take(len(piece.data))
                     blocks.write(piece.offset, piece.data)
                 else:
                     blocks.zero(piece.offset, piece.length)
                 arrived(piece.end - piece.offset)
+
+    def _take(self, length: int) -> None:
+        """Raises NoRoom, DriverError."""
+        if self._granted < length:
+            self._granted = min(self._require_room(length) // 2, _LOOKED)
+        self._granted -= length
+
+    def _require_room(self, needed: int) -> int:
+        """The bytes that may be written. Raises NoRoom, DriverError."""
+        spare = sys.maxsize if self._own else self._snapshots.spare()
+        if needed > spare:
+            raise NoRoom(
+                f"no space left for the disk of vm {self._vm}: at least {-(-needed >> 20)} MiB are to come, and"
+                f" {spare >> 20} MiB are free beside what is kept for what VMs write (virtman agent --reserve);"
+                " make room on this host"
+            )
+        return spare
 
     def _keep(self, section: Section) -> None:
         self._at = section.id

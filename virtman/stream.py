@@ -81,13 +81,15 @@ class Section(_Part):
 class Header(_Part):
     """What a stream has in it. ``image``: the digest of the image that the data lie over.
 
-    ``since``: the ``id`` of the snapshot that the receiver has already. ``total``: bytes of disk that follow.
+    ``since``: the ``id`` of the snapshot that the receiver has already. ``total``: bytes of disk that follow; ``data``:
+    at most so many of these are data, or 0 if the sender does not know.
     """
 
     image: Annotated[str, Field(pattern=digests.PATTERN)]
     since: Id | None
     sections: Annotated[tuple[Section, ...], Field(min_length=1, max_length=10_000)]
     total: Bytes
+    data: Bytes = 0
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,7 @@ def _check_sections(header: Header) -> None:
 def _packed(piece: Piece) -> tuple[int, bytes]:
     match piece:
         case Header():
-            return _HEADER, piece.model_dump_json().encode()
+            return _HEADER, piece.model_dump_json(exclude_defaults=True).encode()
         case Begin():
             return _SECTION, _INDEX.pack(piece.section)
         case Data():

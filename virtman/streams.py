@@ -99,11 +99,13 @@ class Streams:
                 self._part(record, point, base, points, device) for point, device in zip(points, devices, strict=True)
             ]
             self._check_stayed(vm, points if base is None else [base, *points])
+            ranges = [changed for part in parts for changed in part.ranges]
             header = Header(
                 image=self._ensure(record.image).image.digest,
                 since=None if base is None else base.id,
                 sections=tuple(part.section for part in parts),
-                total=sum(changed.length for part in parts for changed in part.ranges),
+                total=sum(changed.length for changed in ranges),
+                data=sum(changed.length for changed in ranges if not changed.zeros),
             )
             self._write(vm, header, parts, write, progress)
             kept = sum(part.section.name is not None for part in parts)
@@ -226,7 +228,7 @@ class Streams:
         if any(section.name is not None or section.size != record.size for section in header.sections):
             raise StreamMisfit(f"vm {record.name!r} is arriving: its disk gets no snapshots and no other size now")
         self._shelf.put(record.name, record.settled(whole=False))
-        self._receiver(record.name, header, base).fill(incoming, arrived)
+        self._receiver(record.name, header, base, own=True).fill(incoming, arrived)
         self._shelf.put(record.name, record.settled(whole=True))
 
     def _settle(self, record: VmRecord, points: tuple[Point, ...], current: str | None) -> None:
@@ -235,8 +237,8 @@ class Streams:
         self._shelf.put(record.name, record.settled(size=disk.size, points=points, current=current))
         self._step("receive:done")
 
-    def _receiver(self, vm: str, header: Header, base: Point | None) -> Receiver:
-        return Receiver(vm, header, base, self._snapshots, self._open, self._step)
+    def _receiver(self, vm: str, header: Header, base: Point | None, *, own: bool = False) -> Receiver:
+        return Receiver(vm, header, base, self._snapshots, self._open, self._step, own=own)
 
     def _check_fits(self, record: VmRecord, header: Header) -> Point:
         """The point that the stream continues. Raises StreamMisfit, VmRuns, VmSaved, BadRequest, DriverError."""

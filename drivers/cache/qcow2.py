@@ -7,7 +7,7 @@ The storage daemon never waits for the disk: QEMU would flush three times for ea
 for its read. A note beside the file says in which boot of the host it was opened, and ``close`` removes it when the
 file is safely on the disk. So a file with a note of an earlier boot was cut off by a power cut, and is not used.
 
-A read that cannot be kept, because the disk is full, is answered all the same.
+A read that cannot be kept, because the file may not grow (drivers/qemu/growth.py), is answered all the same.
 
 The daemon reads and writes the file by io_uring where that works: a warm read costs half the processor time then.
 """
@@ -56,8 +56,8 @@ A Debian guest's boot reads 44.2 MB in 1179 reads. What a host fetched for it, a
 64 KiB 1.182 and 0.61 s. The boot itself takes 13 s. Warm replays take the same time with any size.
 """
 
-RESERVE = 16 << 20
-"""Bytes that must be free to begin a new cache file."""
+_ROOM = 1 << 20
+"""Bytes that must be free for an empty cache file: it takes 24 KiB, and 1 MiB more for each TiB of the image."""
 
 _PARENT_NODE = "parent"
 _HELD_HERE = 1
@@ -76,15 +76,15 @@ _CHECK_FOUND_LEAKS = 3  # qemu-img(1), check
 
 @door
 class Qcow2Cache:
-    """Cache files in ``<state>/cache``. ``reserve``: see RESERVE. Without ``io_uring`` it is not even tried."""
+    """Cache files in ``<state>/cache``. Without ``io_uring`` it is not even tried."""
 
     needs = Needs(tools=(QEMU_IMG,))
 
-    def __init__(self, place: Place, *, reserve: int = RESERVE, io_uring: bool = True) -> None:
+    def __init__(self, place: Place, *, io_uring: bool = True) -> None:
         self._folder = place.state / "cache"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._sockets = place.run / "serve"
-        self._reserve, self._io_uring = reserve, io_uring
+        self._io_uring = io_uring
 
     def open(self, image: Image, base: Device) -> Device:
         """A device over ``base`` that keeps what it reads. A cache file that is not beyond doubt is thrown away first.
@@ -170,8 +170,8 @@ class Qcow2Cache:
 
     def _create(self, image: Image, path: Path) -> None:
         free = shutil.disk_usage(self._folder).free
-        if free < self._reserve:
-            raise NoSpace(path, free, self._reserve)
+        if free < _ROOM:
+            raise NoSpace(path, free, _ROOM)
         fresh = self._fresh(image)
         # Lazy refcounts set the header's dirty bit while the file is in use; closing it clears the bit.
         options = f"cluster_size={CLUSTER_SIZE},lazy_refcounts=on"

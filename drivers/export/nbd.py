@@ -15,14 +15,14 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from drivers.base import Child, Device, Died, Endpoint, Existing, Image, Place
 from drivers.door import door
 from drivers.errors import BadDevice, DaemonFailed, NotServing, ProtocolViolated
+from drivers.host.space import Room
 from drivers.host.watch import Watch
 from drivers.names import checked, fitting
 from drivers.nbd import probe as nbdprobe
@@ -30,6 +30,7 @@ from drivers.nbd.endpoints import CACHE_NODE, address_of, cache_export, client_n
 from drivers.needs import QEMU_STORAGE_DAEMON, Needs
 from drivers.qemu import daemon
 from drivers.qemu.daemon import LISTEN_FD, Daemon
+from drivers.qemu.growth import EVERY, Growth, find
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +65,12 @@ class NbdExport:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._units = {image: _Unit(daemon=found) for image, found in daemon.running(self._folder).items()}
-        self._watcher = _Watcher(died)
+        self._growth = Growth(Room(place.state, place.reserve), CACHE_NODE)
+        self._watcher = _Watcher(died, self._growth)
         self._closed = False
         for image, unit in self._units.items():
             if unit.daemon is not None:
+                self._growth.add(unit.daemon)
                 self._watcher.add(image, unit.daemon)
 
     @property
@@ -103,6 +106,7 @@ class NbdExport:
                 opened = None if device.opened is None else device.opened.fd
                 unit.daemon = daemon.spawn(argv, self._path(image.name, "log"), listener.fileno(), opened)
             try:
+                self._growth.add(unit.daemon)
                 self._wait_ready(image, unit.daemon, timeout)
             except BaseException:
                 self._stop(image.name, unit)
@@ -219,7 +223,7 @@ class NbdExport:
         if device.node is None:
             raise BadDevice(f"the device of image {image.name} has no QEMU block node to serve")
         exports = [_export("by-key", image.key, "top"), _export("by-name", image.name, "top")]
-        if _has_node(device.node, CACHE_NODE):
+        if find(device.node, CACHE_NODE):
             exports.append(_export("cache", cache_export(image.name), CACHE_NODE) + ",allocation-depth=on")
         return (
             daemon.PROGRAM,
@@ -267,10 +271,10 @@ class NbdExport:
 
 
 class _Watcher:
-    """Waits for the end of all daemons and tells about those that nobody asked to end."""
+    """Waits for the end of all daemons and tells about those that nobody asked to end. Limits their growth, too."""
 
-    def __init__(self, died: Died) -> None:
-        self._died = died
+    def __init__(self, died: Died, growth: Growth) -> None:
+        self._died, self._growth = died, growth
         self._lock = threading.Lock()
         self._daemons: dict[str, Daemon] = {}
         self._stopped = threading.Event()
@@ -302,7 +306,7 @@ class _Watcher:
                 watched = dict(self._daemons)
             for each in watched.values():
                 poller.register(each, select.POLLIN)
-            poller.poll()
+            poller.poll(EVERY * 1000 if self._limited() else None)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
             for image, each in watched.items():
@@ -311,6 +315,14 @@ class _Watcher:
                     log.warning("the storage daemon of image %s %s", image, each.ending())
                     self._died(image)
                     self._forget(image, each)  # now that it was heard; else it is told again
+
+    def _limited(self) -> bool:
+        """Whether there is a daemon whose limit is to be set again soon."""
+        try:
+            return self._growth.share_out()
+        except OSError as error:
+            log.warning("caches grow no further than they may now: %s", error)
+            return True
 
     def _is_watched(self, image: str, each: Daemon) -> bool:
         with self._lock:
@@ -324,12 +336,6 @@ class _Watcher:
 
 def _export(export_id: str, name: str, node: str) -> str:
     return f"nbd,id={export_id},node-name={node},name={name},writable=off"
-
-
-def _has_node(node: Any, name: str) -> bool:
-    if isinstance(node, Mapping):
-        return node.get("node-name") == name or any(_has_node(value, name) for value in node.values())
-    return isinstance(node, Sequence) and not isinstance(node, str) and any(_has_node(value, name) for value in node)
 
 
 def _pauses() -> Iterator[float]:

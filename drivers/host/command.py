@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import selectors
@@ -21,6 +22,8 @@ from drivers.host.watch import Watch
 log = logging.getLogger(__name__)
 
 OnLine = Callable[[str], None]
+Look = Callable[[], float]
+"""What is called while a program runs. Returns the seconds until the next call."""
 
 _UNTRANSLATED = {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
 """Drivers look for English in messages. gettext heeds LANGUAGE in every locale but "C", which has no UTF-8."""
@@ -46,7 +49,7 @@ def tool(name: str) -> str:
     return path
 
 
-def run(argv: Sequence[str], *, timeout: float = 60, on_line: OnLine | None = None) -> Output:
+def run(argv: Sequence[str], *, timeout: float = 60, on_line: OnLine | None = None, look: Look | None = None) -> Output:
     """Run a program to its end.
 
     ``on_line`` is called with every line of its standard output as it appears; lines end with a newline or a carriage
@@ -55,7 +58,8 @@ def run(argv: Sequence[str], *, timeout: float = 60, on_line: OnLine | None = No
 
     A program that hangs in the kernel, for a disk that does not answer, outlives its kill; it is left behind then.
 
-    Raises ToolMissing, CommandFailed, CommandTimedOut, and whatever ``on_line`` raises (the program is killed then).
+    Raises ToolMissing, CommandFailed, CommandTimedOut, and whatever ``on_line`` or ``look`` raises: then the program is
+    killed.
     """
     deadline = time.monotonic() + timeout
     process = subprocess.Popen(
@@ -66,7 +70,7 @@ def run(argv: Sequence[str], *, timeout: float = 60, on_line: OnLine | None = No
         env={**os.environ, **_UNTRANSLATED},
         start_new_session=True,
     )
-    collector = _Collector(process, on_line)
+    collector = _Collector(process, on_line, look)
     try:
         ended = collector.collect(deadline)
     finally:
@@ -111,12 +115,12 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 class _Collector:
     """Reads both outputs of a process at the same time, so that neither pipe can fill up and block it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], on_line: OnLine | None) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], on_line: OnLine | None, look: Look | None) -> None:
         assert process.stdout is not None  # noqa: S101  (both are pipes; tells the type checker so)
         assert process.stderr is not None  # noqa: S101
         self._parts: dict[int, bytearray] = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
         self._stdout, self._stderr = self._parts
-        self._on_line = on_line
+        self._on_line, self._look = on_line, look
         self._line = b""
         self.complete = False
 
@@ -126,8 +130,10 @@ class _Collector:
             for fd in self._parts:
                 selector.register(fd, selectors.EVENT_READ)
             while selector.get_map():
-                ready = selector.select(max(0, deadline - time.monotonic()))
-                if not ready:
+                patience = math.inf if self._look is None else self._look()
+                left = max(0.0, deadline - time.monotonic())
+                ready = selector.select(min(left, patience))
+                if not ready and left <= patience:
                     return False
                 for key, _ in ready:
                     if not self._read(key.fd):

@@ -1,4 +1,4 @@
-"""Disk space: files that take theirs at once, and what is left."""
+"""Disk space: files that take theirs at once, what is left, and what is kept free for VMs that write."""
 
 from __future__ import annotations
 
@@ -7,6 +7,42 @@ import shutil
 from pathlib import Path
 
 from drivers.errors import NoSpace
+
+RESERVE, SHARE, SMALL = 1 << 30, 3, 10
+"""Unless the administrator says otherwise, SHARE percent of a file system are kept free, and at least RESERVE bytes, or
+of a file system that has less than ten times as many SMALL percent."""
+
+
+class Room:
+    """What may be taken of file systems by whatever can be fetched again, or refused: caches, images, copies, streams.
+
+    What VMs write has the rest for itself: a VM stops when its write meets a full file system. ``state``: the agent's
+    state folder, in which VMs' disks are. ``reserve`` in bytes; None: the usual one, see RESERVE.
+    """
+
+    def __init__(self, state: Path, reserve: int | None = None) -> None:
+        self._state, self._reserve = state, reserve
+
+    def reserve(self, path: Path) -> int:
+        """The bytes to leave free on the file system of a file or folder: none where the agent keeps nothing.
+
+        Raises OSError.
+        """
+        if path.stat().st_dev not in self._ours():
+            return 0
+        if self._reserve is not None:
+            return self._reserve
+        total = shutil.disk_usage(path).total
+        return max(total * SHARE // 100, min(RESERVE, total * SMALL // 100))
+
+    def spare(self, path: Path) -> int:
+        """The bytes that may still be taken there. Raises OSError."""
+        return max(0, shutil.disk_usage(path).free - self.reserve(path))
+
+    def _ours(self) -> set[int]:
+        """The file systems of the state folder and of the folders in it, each of which may be mounted."""
+        with os.scandir(self._state) as entries:
+            return {self._state.stat().st_dev, *(entry.stat().st_dev for entry in entries if entry.is_dir())}
 
 
 def allocate(file: Path, size: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,6 +123,10 @@ class DmSnapshot(MapDisks[_Disk]):
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
         return found(matching(self._folder, "[!.]*"), f"snapshot with its store in {self._folder}")
+
+    def spare(self) -> int:
+        """Any number: nothing but what VMs write comes to these disks, and they have taken all their space."""
+        return sys.maxsize
 
     def trouble(self) -> str:
         """Nothing: disks have taken all their space."""

@@ -31,7 +31,7 @@ from drivers.door import door
 from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, DiskInUse, DriverError, NoSpace, NotOurs
 from drivers.host.command import run
 from drivers.host.folders import matching
-from drivers.host.space import allocate, shortage
+from drivers.host.space import Room, allocate, shortage
 from drivers.host.watch import Watch
 from drivers.kernel import devmapper, loopdev
 from drivers.kernel.alarm import Alarm
@@ -99,6 +99,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
 
     def __init__(self, place: Place, *, step: int = STEP, covered: int = COVERED) -> None:
         super().__init__(place, "thin", ThinDisk)
+        self._room = Room(place.state, place.reserve)
         self._volumes = Volumes(self._records, lambda text: devmapper.message(POOL, text))
         self._point_maps = PointMaps()
         self._comparing = threading.Lock()
@@ -233,6 +234,11 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
         return found(matching(self._folder, "[!.]*.json"), f"thin volume over {self._folder}")
+
+    def spare(self) -> int:
+        """What the pool has free, and the file system to spare for more. Raises BadDisk, NotOurs, CommandFailed."""
+        free = _Fill.of(devmapper.status(POOL)).free if devmapper.exists(POOL) else 0
+        return free + self._room.spare(self._folder)
 
     def trouble(self) -> str:
         """Whether there is room for the pool's next step, and the pool is ours, over our files, and takes writes."""

@@ -42,7 +42,7 @@ from drivers.errors import (
 )
 from drivers.host.command import run
 from drivers.host.durable import sync
-from drivers.host.space import shortage
+from drivers.host.space import Room, shortage
 from drivers.names import checked, is_name
 from drivers.needs import QEMU_IMG, QEMU_STORAGE_DAEMON, Needs
 from drivers.qemu.allocation import allocated
@@ -57,9 +57,6 @@ log = logging.getLogger(__name__)
 _SECTOR = 512
 _ROOM = 1 << 20
 """Bytes that must be free for an empty disk: it takes 0.3 MB."""
-
-LOW = 1 << 30
-"""Bytes: with less free, people are told."""
 
 _LAYOUT = "cluster_size=128k,extended_l2=on"
 """Subclusters of 4 KiB: a small first write copies 4 KiB from the image, not a cluster fetched from the parents."""
@@ -87,7 +84,7 @@ class Qcow2Snapshot:
     needs = Needs(tools=(QEMU_IMG, QEMU_STORAGE_DAEMON, SETPRIV))
 
     def __init__(self, place: Place) -> None:
-        self._group = place.group
+        self._group, self._room = place.group, Room(place.state, place.reserve)
         self._folder = place.state / "snapshots"
         self._folder.mkdir(parents=True, exist_ok=True)
         for left in self._folder.glob(f"{_READING}*"):  # by an agent that was killed: there is one at a time
@@ -265,9 +262,15 @@ class Qcow2Snapshot:
         names = frozenset(filter(is_name, details))  # not "lost+found", say
         return Existing(names, {name: details[name] for name in names})
 
+    def spare(self) -> int:
+        """What the file system has to spare."""
+        return self._room.spare(self._folder)
+
     def trouble(self) -> str:
         """Whether the file system is running full under the disks."""
-        return shortage(self._folder, LOW) if self.existing().names else ""
+        reserve = self._room.reserve(self._folder)
+        said = shortage(self._folder, reserve + reserve // 16) if self.existing().names else ""
+        return f"{said}; caches take in little more, or nothing" if said else ""
 
     # Layers
 

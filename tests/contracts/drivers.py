@@ -522,6 +522,12 @@ class SnapshotContract(TestCase):
         driver.delete("vm")
         self.assertEqual(2 * self.origin.size, driver.create("vm", self.origin, 2 * self.origin.size).size)
 
+    def test_there_is_room_to_spare_before_there_is_a_disk_and_with_one(self) -> None:
+        driver = self.make()
+        before = driver.spare()
+        driver.create("vm", self.origin, self.origin.size)
+        self.assertGreater(min(before, driver.spare()), 0)
+
     def test_missing_disk_is_told_of(self) -> None:
         self.assertRaises(SnapshotMissing, self.make().open, "vm")
 

@@ -116,6 +116,8 @@ class Host:
         self.allowed: dict[str, list[Child]] = {}
         self.disks: dict[str, Disk] = {}
         self.disk_trouble = ""
+        self.spare = 1 << 60
+        """Bytes that may be written to disks beside what VMs write."""
         self.devices: dict[str, CachedDevice] = {}
         """Devices of others that are read through the cache, by the names of their attachments."""
         self.half_devices: set[str] = set()
@@ -485,6 +487,9 @@ class SnapshotDouble:
 
     def existing(self) -> Existing:
         return Existing(frozenset(self.host.disks))
+
+    def spare(self) -> int:
+        return self.host.spare
 
     def trouble(self) -> str:
         return self.host.disk_trouble

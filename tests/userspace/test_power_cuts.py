@@ -14,6 +14,7 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.host.durable import write_atomically
+from drivers.host.space import Room
 from tests.userspace.loggeddisk import LoggedDisk, content_of, files_in
 from virtman.imagefile import inspect
 from virtman.imagestore import ImageStore
@@ -92,7 +93,7 @@ class PowerCutsTest(TestCase):
 
     def test_an_image_that_was_published_is_there_whole_and_one_that_was_removed_is_gone(self) -> None:
         self.make()
-        store = ImageStore(self.state)
+        store = ImageStore(self.state, Room(self.state))
         for number in range(ROUNDS // 2):
             file = self.folder / "image"
             file.write_bytes(os.urandom(LARGE // 512 * 512))

@@ -41,6 +41,13 @@ from virtman.cli.output import one_line_errors
     envvar="VIRTMAN_GROUP",
     help="Group whose members may create, copy, send and destroy disks of VMs, and use them. Default: none.",
 )
+@click.option(
+    "--reserve",
+    type=options.SizeType(),
+    envvar="VIRTMAN_RESERVE",
+    help="Space to keep free for what VMs write, e.g. 20G: caches, images, copies and streams leave it."
+    "  [default: 3% of the file system and at least 1G; 10% if that is less]",
+)
 @options.libvirt
 @click.option(
     "--accel",

@@ -12,6 +12,7 @@ from pathlib import Path
 from testtools import TestCase
 from testtools.matchers import Contains
 
+from drivers.host.space import Room
 from tests.unit.virtman.scene import folder_for
 from virtman.errors import BadImageFile
 from virtman.imagefile import inspect
@@ -34,6 +35,7 @@ class ImagesTest(TestCase):
             self.skipTest("qemu-img is missing: it is in Debian's package qemu-utils")
         self.folder = folder_for(self)
         self.raw = self.file("disk.raw", CONTENT)
+        self.room = Room(self.folder)
 
     def file(self, name: str, content: bytes) -> Path:
         path = self.folder / name

@@ -12,6 +12,7 @@ from testtools import TestCase
 
 from drivers.base import Image
 from drivers.digests import draw
+from drivers.host import space
 from tests.doubles.drivers import CacheGroupDouble, Host, blocks_of, drivers_over, number_in
 from tests.doubles.machines import MachinesDouble
 from tests.doubles.volt import VoltDouble, digest_of, link_to
@@ -95,7 +96,7 @@ class Scene:
     def start(self) -> None:
         """Make the agent's parts, over what is there."""
         self.drivers = drivers_over(self.host)
-        self.store = ImageStore(self.folder / "images")
+        self.store = ImageStore(self.folder / "images", space.Room(self.folder))
         self.image_shelf = SmallShelf(self.folder / "records" / "images", ImageRecord, self.room)
         self.vm_shelf = SmallShelf(self.folder / "records" / "vms", VmRecord, self.room)
         self.stacks = Stacks(

@@ -55,8 +55,8 @@ class PrepareTest(TestCase):
         self.assertEqual(0o750, stat.S_IMODE(config.run.stat().st_mode))
 
     def test_drivers_and_clients_are_told_where(self) -> None:
-        config = replace(self.config(), address="10.0.0.7", path_policy="round-robin")
-        self.assertEqual(Place(config.state, config.run, "here", "10.0.0.7", "round-robin"), config.place)
+        config = replace(self.config(), address="10.0.0.7", path_policy="round-robin", reserve=7)
+        self.assertEqual(Place(config.state, config.run, "here", "10.0.0.7", "round-robin", reserve=7), config.place)
         self.assertEqual(config.run / "agent.sock", config.socket)
 
     def test_bad_names_are_refused(self) -> None:

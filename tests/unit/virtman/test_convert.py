@@ -10,6 +10,7 @@ from unittest import mock
 from testtools.matchers import Contains
 
 from drivers.base import Device
+from drivers.host.space import Room
 from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
 from virtman.convert import QCOW2, RAW, Content, convert, of_device
 from virtman.errors import BadRequest, FileExists, HostTrouble, NoRoom
@@ -24,7 +25,7 @@ class ConvertTest(ImagesTest):
     def copy(self, content: Content, image_format: str) -> Path:
         target = self.folder / "copy"
         with new_file(target) as file:
-            convert(content, file.path, image_format, nothing)
+            convert(content, file.path, image_format, nothing, self.room)
         return target
 
     def raw_of(self, path: Path) -> bytes:
@@ -63,10 +64,10 @@ class ConvertTest(ImagesTest):
 
         def fill() -> None:
             with new_file(folder / "copy") as file:
-                convert(of_device("the disk of vm x", Device(4 * MIB, self.raw)), file.path, RAW, nothing)
+                convert(of_device("the disk of vm x", Device(4 * MIB, self.raw)), file.path, RAW, nothing, Room(folder))
 
         error = self.assertRaises(NoRoom, fill)
-        self.assertThat(str(error), Contains(f"no space left in {folder} while"))
+        self.assertThat(str(error), Contains(f"no space left in {folder} for the disk of vm x"))
         self.assertEqual([], list(folder.iterdir()))
 
 

@@ -10,11 +10,11 @@ import stat
 from testtools.matchers import Contains, HasLength, LessThan
 
 from drivers.digests import LARGEST_WHOLE, PIECE
+from drivers.host.space import Room
 from tests.limits import no_more_files
 from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
 from virtman.convert import Content
 from virtman.errors import BadImageFile, HostTrouble, NoRoom
-from virtman.hostfiles import RESERVE
 from virtman.imagefile import inspect
 from virtman.imagestore import ImageStore
 
@@ -26,7 +26,7 @@ def nothing(_step: str, _done: int, _total: int) -> None:
 class StoreTest(ImagesTest):
     def setUp(self) -> None:
         super().setUp()
-        self.store = ImageStore(self.folder / "images")
+        self.store = ImageStore(self.folder / "images", self.room)
 
     def stored(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "images").iterdir())
@@ -110,17 +110,23 @@ class StoreTest(ImagesTest):
         error = self.assertRaises(
             NoRoom, self.store.add, "x", Content("x", ("-f", "raw", str(self.raw)), free, free), nothing
         )
-        self.assertThat(str(error), Contains("MiB free"))
+        self.assertThat(str(error), Contains("MiB are free"))
         self.assertEqual([], self.stored())
 
-    def test_the_disk_that_fills_up_during_the_copy_is_told_and_cleaned(self) -> None:
-        store = ImageStore(self.tiny(RESERVE + 2 * MIB) / "images")
-        compressed = self.folder / "zeros.qcow2"
-        self.raw.write_bytes(b"x" * (RESERVE + 8 * MIB))
-        qemu_img("convert", "-c", "-O", "qcow2", self.raw, compressed)
-        error = self.assertRaises(NoRoom, store.add, "x", inspect(compressed), nothing)
-        self.assertThat(str(error), Contains("no space left"))
-        self.assertEqual([], list((self.folder / "tiny" / "images").iterdir()))
+    def test_a_compressed_file_takes_what_it_holds_and_not_what_it_has(self) -> None:
+        self.raw.write_bytes(b"x" * 8 * MIB)
+        qemu_img("convert", "-c", "-O", "qcow2", self.raw, self.folder / "compressed")
+        self.assertGreaterEqual(inspect(self.folder / "compressed").needed, 8 * MIB)
+
+    def test_a_copy_ends_at_what_is_kept_for_vms_and_is_cleaned(self) -> None:
+        tiny = self.tiny(32 * MIB)
+        self.assertEqual([32 * MIB // 10, 0], [Room(tiny).reserve(folder) for folder in (tiny, self.folder)])
+        store = ImageStore(tiny / "images", Room(tiny, 28 * MIB))
+        self.raw.write_bytes(b"x" * 16 * MIB)
+        unknown = Content("x", ("-f", "raw", str(self.raw)), 16 * MIB, needed=0)
+        error = self.assertRaises(NoRoom, store.add, "x", unknown, nothing)
+        self.assertThat(str(error), Contains("28 MiB are kept for what VMs write"))
+        self.assertEqual([], list((tiny / "images").iterdir()))
 
     def test_clean_removes_what_an_interrupted_import_left_and_nothing_else(self) -> None:
         image = self.store.add("debian", inspect(self.raw), nothing)

@@ -139,7 +139,7 @@ class PublishTest(ImagesTest):
     def test_a_qcow2_is_copied_before_it_is_obeyed(self) -> None:
         path = self.qcow2()
         passed = self.passed(path, trusted=False)
-        with source(passed, self.folder) as content:
+        with source(passed, self.folder, self.room) as content:
             path.write_bytes(b"changed")
             self.assertNotEqual(str(passed.path), content.location[-1])
             self.assertEqual(b"QFI\xfb", Path(content.location[-1]).read_bytes()[:4])
@@ -152,7 +152,7 @@ class PublishTest(ImagesTest):
             file.seek(1 << 28)
             file.write(b"end")
             file.truncate((1 << 28) + (1 << 20))
-        with mine(self.passed(path, trusted=False), self.folder) as copy:
+        with mine(self.passed(path, trusted=False), self.folder, self.room) as copy:
             self.assertEqual(path.stat().st_size, copy.stat().st_size)
             self.assertTrue(copy.stat().st_blocks * 512 < len(CONTENT) + (2 << 20))
             with copy.open("rb") as file:
@@ -161,12 +161,12 @@ class PublishTest(ImagesTest):
                 self.assertEqual(b"end\0", file.read(4))
 
     def test_what_was_raw_stays_raw(self) -> None:
-        with source(self.passed(self.raw, trusted=False), self.folder) as content:
+        with source(self.passed(self.raw, trusted=False), self.folder, self.room) as content:
             self.assertEqual(("-f", RAW), content.location[:2])
 
     def test_an_administrators_is_read_where_it_is(self) -> None:
         passed = self.passed(self.qcow2(), trusted=True)
-        with source(passed, self.folder) as content:
+        with source(passed, self.folder, self.room) as content:
             self.assertEqual(("-f", QCOW2, str(passed.path)), content.location)
 
     def test_the_callers_name_is_told(self) -> None:
@@ -174,7 +174,7 @@ class PublishTest(ImagesTest):
         os.truncate(damaged, 70000)
         for trusted in (True, False):
             error = self.assertRaises(
-                BadImageFile, source(self.passed(damaged, trusted=trusted), self.folder).__enter__
+                BadImageFile, source(self.passed(damaged, trusted=trusted), self.folder, self.room).__enter__
             )
             self.assertIn(str(NAME), str(error))
             self.assertNotIn("/proc", str(error))
@@ -186,7 +186,7 @@ class ExportTest(ImagesTest):
         self.target = self.folder / "target"
         sizes: list[int] = []
         with new_file(self.target) as file:
-            target = Target(Passed(file.fd, NAME, trusted), self.folder)
+            target = Target(Passed(file.fd, NAME, trusted), self.folder, self.room)
             content = of_device("x", Device(len(CONTENT), self.raw))
             target.fill(content, image_format, lambda *_: sizes.append(os.fstat(file.fd).st_size))
         return sizes
@@ -195,11 +195,11 @@ class ExportTest(ImagesTest):
         sizes = self.fill(QCOW2, trusted=False)
         self.assertEqual({0}, set(sizes))
         self.assertEqual(b"QFI\xfb", self.target.read_bytes()[:4])
-        with source(self.target, self.folder) as content:
+        with source(self.target, self.folder, self.room) as content:
             self.assertEqual(len(CONTENT), content.size)
 
     def test_a_file_that_is_there_is_left_alone(self) -> None:
-        self.assertRaises(FileExists, Target, self.raw, self.folder)
+        self.assertRaises(FileExists, Target, self.raw, self.folder, self.room)
 
     def test_it_is_the_callers(self) -> None:
         self.folder.chmod(0o777)

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 from collections.abc import Iterator
+from unittest import mock
 
 from testtools import TestCase
 
@@ -308,6 +309,14 @@ class ReceiveTest(StreamsTest):
             self.assertRaises(BadStream, receive, self.target, stream[:length])
         self.assertEqual({}, self.target.host.disks)
         self.target.check(self)
+
+    def test_what_is_kept_for_vms_that_write_is_not_taken(self) -> None:
+        stream = sent(self.source, all_of_them=True)
+        for spare in ([0], [MIB, 0]):  # before anything is written, and when it runs out
+            with mock.patch.object(SnapshotDouble, "spare", side_effect=spare):
+                self.assertRaises(NoRoom, receive, self.target, stream)
+            self.assertEqual({}, self.target.host.disks)
+            self.target.check(self)
 
     def test_a_whole_vm_is_received_once(self) -> None:
         stream = sent(self.source)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from drivers.base import CacheStats
@@ -12,7 +14,7 @@ from drivers.cache.qcow2 import CLUSTER_SIZE, Qcow2Cache
 from drivers.errors import CommandFailed, NoSpace, NotServing
 from drivers.qemu.qcow2file import read_header
 from tests.limits import killed_at_its_end
-from tests.userspace.drivers.hosts import MIB, HostCase, qemu_io
+from tests.userspace.drivers.hosts import MIB, HostCase, qemu_io, until
 
 
 class CacheCase(HostCase):
@@ -183,8 +185,8 @@ class DamageTest(CacheCase):
 class FullDiskTest(HostCase):
     def test_reads_go_on_when_the_cache_file_cannot_grow(self) -> None:
         h = self.host("h")
-        self.small_file_system(h.place.state, 3 * MIB)
-        h.cache = Qcow2Cache(h.place, reserve=MIB)
+        self.small_file_system(h.place.state, 8 * MIB)
+        h.cache = Qcow2Cache(h.place)
         self.addCleanup(h.remove)
         image, file = self.make_image(16 * MIB)
         up = self.host("up")
@@ -194,9 +196,36 @@ class FullDiskTest(HostCase):
         self.assertGreater(h.held(image), MIB)
         self.assert_same(h.uri(image), file)
 
+    def test_caches_leave_the_reserve_to_vms_however_fast_they_are_filled_and_take_in_what_becomes_free(self) -> None:
+        h, up = self.hosts(2)
+        self.small_file_system(h.place.state, 48 * MIB)
+        self.addCleanup(h.remove)
+        h.place = replace(h.place, reserve=4 * MIB)
+        h.let_go()
+        h.start()
+        large = h.place.state / "large"
+        large.write_bytes(bytes(32 * MIB))
+        images = [self.make_image(8 * MIB, name) for name in ("one", "two")]
+        for image, file in images:
+            up.serve_file(image, file)
+            h.join(image, [up])
+
+        def held_after_reading_all() -> int:
+            for image, file in images:
+                self.assert_same(h.uri(image), file)
+            self.assertGreaterEqual(shutil.disk_usage(h.place.state).free, 4 * MIB)
+            return sum(h.held(image) for image, _ in images)
+
+        self.assertGreater(held_after_reading_all(), 0)
+        h.let_go()
+        h.start()
+        large.unlink()
+        until(lambda: held_after_reading_all() == 2 * 8 * MIB)
+
     def test_new_cache_on_a_full_disk_is_refused(self) -> None:
         h = self.host("h")
-        h.cache = Qcow2Cache(h.place, reserve=1 << 60)
+        self.small_file_system(h.place.state, MIB // 2)
+        h.cache = Qcow2Cache(h.place)
         image, file = self.make_image(MIB)
         up = self.host("up")
         up.serve_file(image, file)
@@ -207,7 +236,7 @@ class FullDiskTest(HostCase):
         for files, error in ((1, CommandFailed), (2, NoSpace)):  # the folder, the cache, and no room for its note
             h = self.host(f"h{files}")
             self.small_file_system(h.place.state, 3 * MIB, files=files)
-            h.cache = Qcow2Cache(h.place, reserve=MIB)
+            h.cache = Qcow2Cache(h.place)
             image, file = self.make_image(MIB)
             up = self.host(f"up{files}")
             up.serve_file(image, file)

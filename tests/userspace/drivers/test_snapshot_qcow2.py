@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from drivers.errors import BadDisk, CommandFailed, NoSpace
+from drivers.snapshot.qcow2 import Qcow2Snapshot
 from tests.limits import killed_at_its_end
 from tests.patience import PATIENCE
 from tests.userspace.drivers.hosts import MIB, HostCase, until
@@ -79,7 +81,10 @@ class CreateTest(SnapshotCase):
         self.small_file_system(self.folder, 8 * MIB)
         self.assertEqual("", self.h.snapshot.trouble())
         self.create()
-        self.assertIn(f"{self.folder} has 7 MiB free", self.h.snapshot.trouble())
+        driver = Qcow2Snapshot(replace(self.h.place, reserve=4 * MIB))
+        self.assertEqual("", driver.trouble())
+        (self.folder / "large").write_bytes(bytes(4 * MIB))
+        self.assertIn(f"{self.folder} has 3 MiB free", driver.trouble())
 
     def test_half_made_disk_is_made_anew(self) -> None:
         layers = self.folder / "vm1"
