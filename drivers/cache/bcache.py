@@ -40,13 +40,14 @@ from drivers.door import door
 from drivers.errors import BadDevice, BadDisk, DriverError, InUse
 from drivers.host.command import run
 from drivers.host.folders import matching
+from drivers.host.space import Room
 from drivers.kernel import bcachedev, devmapper, loopdev, multipath, ownership
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
 
 log = logging.getLogger(__name__)
 
 POOL_SIZE = 64 << 30
-"""Bytes that a volume in a file may grow to."""
+"""Bytes that a volume in a file has at most."""
 
 BUCKET = 512 << 10
 """Bytes: the unit that a volume gives to an image and takes away again. The fewer there are, the sooner bcache has
@@ -89,7 +90,8 @@ class BcacheCache:
         self._folder = place.state / "cache"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._notes = FetchNotes(self._folder)
-        self._group = Group(self._folder, file_size=pool_size, bucket=bucket)
+        room = Room(place.state, place.reserve)
+        self._group = Group(self._folder, file_size=pool_size, bucket=bucket, room=room)
         self._devices = Devices(self._group, place.group, split)
         self._split = split
         self._calm = threading.Lock()
@@ -184,7 +186,7 @@ class BcacheCache:
         return Existing(frozenset(details), details)
 
     def volumes(self) -> list[Volume]:
-        """All volumes, also those that have failed or are missing. Raises NoSpace."""
+        """All volumes, also those that have failed or are missing, and the first one while there is no room for it."""
         return self._group.described()
 
     def add_volume(self, path: Path) -> Volume:

@@ -20,6 +20,7 @@ from drivers.base import Volume, VolumeState
 from drivers.cache.cachevolumes import Volumes, size_of
 from drivers.cache.rests import Rests, growing
 from drivers.errors import BadVolume, DriverError, VolumeInUse
+from drivers.host.space import Room
 from drivers.kernel import bcachedev, devmapper
 
 log = logging.getLogger(__name__)
@@ -46,11 +47,12 @@ class Group:
     """``lock`` is held by whoever makes or removes members, and here: nobody stops a volume while somebody joins it."""
 
     def __init__(
-        self, folder: Path, *, file_size: int, bucket: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, folder: Path, *, file_size: int, bucket: int, room: Room | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         """``clock`` in seconds."""
         self._clock = clock
-        self.volumes = Volumes(folder, file_size=file_size, bucket=bucket)
+        self.volumes = Volumes(folder, file_size=file_size, bucket=bucket, room=room)
         self.lock = threading.Lock()
         self._start_again = -math.inf
         """When volumes that do not run, and could, are started next."""
@@ -356,7 +358,7 @@ class Group:
     # What follows takes the lock
 
     def described(self) -> list[Volume]:
-        """All volumes, also those that have failed or are missing. Raises NoSpace.
+        """All volumes, also those that have failed or are missing, and the first one while there is no room for it.
 
         One that could run is started, if images are open: its disk was away, or there was no room for it, when they
         were opened, by this agent or one before. Removals go on that were in vain, and while no image is open stops.
@@ -380,6 +382,8 @@ class Group:
                 if home := self.volumes.running(number):
                     with contextlib.suppress(OSError):  # it is failing, and shows it next time
                         self.volumes.replacement.keep(home)
+        if not found and self.volumes.no_room:
+            return [Volume(self.volumes.default, 0, (), VolumeState.IDLE, trouble=self.volumes.no_room)]
         # Nobody who opens an image waits while a dying disk is asked what is on it.
         return [self._describe(*volume) for volume in found]
 

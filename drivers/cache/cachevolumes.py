@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import stat
 import uuid
 from pathlib import Path
@@ -24,6 +23,7 @@ from drivers.errors import BadDisk, BadVolume, DriverError, NoSpace
 from drivers.host.beginnings import Beginnings
 from drivers.host.command import run
 from drivers.host.durable import write_atomically
+from drivers.host.space import Room, allocate
 from drivers.kernel import bcachedev, devmapper, loopdev
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,12 @@ log = logging.getLogger(__name__)
 SHIFT = 8192
 """Bytes before a superblock."""
 
-RESERVE = 16 << 20
-"""Bytes that must be free to make a file."""
+SHARE = 4
+"""A file takes one part in so many of what its file system has to spare, if that is less than it may take."""
+
+SMALLEST, MANY = 16 << 10, 1 << 13
+"""A volume that would have fewer buckets than MANY gets smaller ones, of SMALLEST bytes at least. bcache keeps one of
+1,024 buckets free, and does not keep a read that finds none free (Linux: drivers/md/bcache/super.c, cache_alloc)."""
 
 _MARK = "virtman cache volume "
 _LOOKED_AT = 1 << 20
@@ -41,15 +45,23 @@ _SECTOR = devmapper.SECTOR
 
 
 class Volumes:
-    """The volumes in ``folder/volumes.json``. Until others are named there is one: the sparse file ``folder/pool``."""
+    """The volumes in ``folder/volumes.json``. Until others are named there is one: the file ``folder/pool``.
 
-    def __init__(self, folder: Path, *, file_size: int, bucket: int, beginnings: Beginnings | None = None) -> None:
-        """``file_size``: bytes that a file grows to; ``bucket``: see BUCKET of the driver.
+    A file has all its disk space from the beginning, so that no cache takes the room that VMs need to write.
+    """
 
-        ``beginnings``: of what volumes lie on; the usual ones unless given.
+    def __init__(
+        self, folder: Path, *, file_size: int, bucket: int, room: Room | None = None,
+        beginnings: Beginnings | None = None,
+    ) -> None:  # fmt: skip
+        """``file_size``: bytes that a file has at most; ``bucket``: see BUCKET of the driver.
+
+        ``room``: what a file may take of its file system; ``beginnings``: of what volumes lie on. The usual ones unless
+        given.
         """
         self._folder, self._record = folder, folder / "volumes.json"
         self._file_size, self._bucket = file_size, bucket
+        self._room = room or Room(folder.parent)
         self.default = folder / "pool"
         self.replacement = bcachedev.Replacement()
         self._beginnings = beginnings or Beginnings()
@@ -57,16 +69,22 @@ class Volumes:
         """What the record said, with what its file was just before: it is asked for with each look at an image."""
         self.stopping: dict[str, bool] = {}
         """Numbers of the volumes that were not released yet when they were to stop, and whether they begin empty."""
+        self.no_room = ""
+        """Why there is no first volume, if so."""
 
     def recorded(self) -> dict[Path, str]:
-        """The numbers of the volumes. Raises NoSpace if there is no room for the first one."""
+        """The numbers of the volumes; none while there is no room for the first one, which is looked for again."""
         try:
             return dict(self._read())
         except FileNotFoundError:
             pass
         except (ValueError, AttributeError) as error:
             log.error("%s is damaged, and the cache begins anew in %s: %s", self._record, self.default, error)
-        return self.record({self.default: self._number(self.default) or self._make(self.default)})
+        try:
+            return self.record({self.default: self._number(self.default) or self._make(self.default)})
+        except NoSpace as error:
+            self.no_room = f"{error}, beside what is kept for what VMs write (virtman agent --reserve)"
+            return {}
 
     def _read(self) -> dict[Path, str]:
         """Raises OSError; ValueError, AttributeError if it is damaged."""
@@ -89,6 +107,7 @@ class Volumes:
 
     def record(self, volumes: dict[Path, str]) -> dict[Path, str]:
         """Write down which volumes there are."""
+        self.no_room = ""
         write_atomically(self._record, json.dumps({str(path): number for path, number in volumes.items()}).encode())
         return volumes
 
@@ -165,7 +184,10 @@ class Volumes:
 
     def _superblock(self, size: int) -> bytes:
         """What the tool writes to a device. It knows no offset, so that it writes to a file."""
-        options = ["--bucket", str(self._bucket), "--block", str(_SECTOR)]
+        bucket = self._bucket
+        while bucket > SMALLEST and size // bucket < MANY:
+            bucket //= 2
+        options = ["--bucket", str(bucket), "--block", str(_SECTOR)]
         file = self._folder / "superblock.new"
         try:
             with file.open("wb") as opened:
@@ -258,13 +280,13 @@ class Volumes:
         if path.is_block_device():
             self._write(path, number)
             return number
-        free = shutil.disk_usage(path.parent).free
-        if free < RESERVE:
-            raise NoSpace(path, free, RESERVE)
+        spare, least = self._room.spare(path.parent), SMALLEST << 10
+        size = min(self._file_size, max(least, spare // SHARE))
+        if size > spare:
+            raise NoSpace(path, spare, size)
         path.unlink(missing_ok=True)
-        with path.open("xb") as file:
-            file.write(_mark(number))
-            file.truncate(SHIFT + self._file_size)
+        path.touch(0o600, exist_ok=False)
+        allocate(path, SHIFT + size)
         self._write(path, number)
         return number
 

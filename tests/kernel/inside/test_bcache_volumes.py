@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from drivers.base import Device, Image, Volume, VolumeState
+from drivers.base import Device, Image, Place, Volume, VolumeState
 from drivers.cache.bcache import BcacheCache
+from drivers.cache.cachefiles import file_bytes
 from drivers.cache.cachegroup import Group
 from drivers.cache.cachevolumes import Volumes
 from drivers.errors import BadVolume, DriverError, VolumeInUse
@@ -18,6 +19,7 @@ from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import fetched
+from tests.kernel.inside.filesystems import small_file_system
 from tests.kernel.inside.waits import wait_until
 from tests.patience import PATIENCE as SURELY
 
@@ -75,6 +77,21 @@ class VolumesTest(BcacheCase):
         before = fetched(base)
         self.assert_reads(image, path)
         self.assertLessEqual(fetched(base) - before, image.size // 20)
+
+    def test_a_file_has_all_its_space_at_once_and_leaves_the_reserve(self) -> None:
+        small = small_file_system(self, self.folder, "512M")
+        image, base = self.new_base(size=IMAGE)
+        for reserve, made in ((1 << 40, False), (64 << 20, True)):
+            self.place = Place(state=small / "state", run=small / "run", reserve=reserve)
+            self.cache = self.new_cache()
+            self.assert_reads(image, self.opened(image, base))
+            pool = small / "state/cache/pool"
+            self.assertEqual(made, pool.exists(), "without room for it reads go on")
+            (volume,) = self.cache.volumes()
+            self.assertEqual((pool, not made), (volume.path, "no room" in volume.trouble))
+            self.cache.close(image)
+        self.assertGreaterEqual(file_bytes(pool), pool.stat().st_size)
+        self.assertGreaterEqual(shutil.disk_usage(small).free, 64 << 20)
 
     def test_images_change_volumes_while_they_are_read(self) -> None:
         image, base = self.new_base(size=IMAGE)
@@ -293,24 +310,6 @@ class VolumesTest(BcacheCase):
         devmapper.reload(failing.name, [f"0 {DISK // 512} error"])
         self.read_until_failed(image, path, failing)
         self.check_replaced(image, base, path, failing)
-
-    def test_reads_go_on_when_the_file_system_of_a_volume_is_full(self) -> None:
-        mount = self.folder / "mount"
-        mount.mkdir()
-        disk = self.disk("filesystem", 64 << 20)
-        run(["mke2fs", "-q", "-t", "ext4", "-E", "lazy_itable_init=0", str(disk)])
-        run(["mount", str(disk), str(mount)])
-        self.addCleanup(run, ["umount", str(mount)])
-        full = mount / "volume"
-        self.cache.add_volume(full)
-        self.cache.remove_volume(self.default)
-        image, base = self.new_base(size=16 << 20)
-        path = self.opened(image, base)
-        with (mount / "filler").open("wb") as filler:
-            filler.truncate(shutil.disk_usage(mount).free)
-        run(["fallocate", "--length", str(shutil.disk_usage(mount).free), str(mount / "filler")])
-        self.read_until_failed(image, path, full)
-        self.check_replaced(image, base, path, full)
 
     def read_until_failed(self, image: Image, path: Path, volume: Path) -> None:
         """bcache forgives some errors of the disk."""
