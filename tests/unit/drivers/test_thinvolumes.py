@@ -199,6 +199,13 @@ class TakeTest(PointCase):
         Volumes(self.records, tell, iter([8]).__next__).take("a", "one", self.pool.stilled)
         self.assertEqual([("delete 9", False, ["half"]), ("create_snap 8 7", True, ["one"])], told)
 
+    def test_a_volume_of_a_point_is_nobodys_new_disk_or_point(self) -> None:
+        self.take("one", 8)
+        self.pool.volumes.remove(8)
+        self.assertEqual(9, self.make("b", 7, 8, 9).number)
+        self.take("two", 7, 8, 9, 10)
+        self.assertEqual({"one": 8, "two": 10}, self.numbers())
+
     def test_one_that_was_cut_off_is_no_point_and_is_taken_by_the_next_call(self) -> None:
         for step in self.killed(lambda: self.take("one")):
             self.assertEqual({}, self.numbers(), step)

@@ -117,6 +117,12 @@ class VmsOfAnAgentTest(AgentTest):
         self.assertEqual(["vm vm"], list(self.agent.status().damaged))
         self.assertEqual({"vm"}, set(self.host.disks))
 
+    def test_volt_hears_of_an_image_that_may_be_needed_though_its_record_is_damaged(self) -> None:
+        self.agent.create("vm", "debian", None)
+        (self.agent.config.state / "records" / "images" / "debian.json").write_bytes(b"{")
+        self.restart()
+        self.assertEqual(["debian"], self.volt.needed)
+
     def test_vms_are_listed_with_their_states(self) -> None:
         self.agent.create("disk", "debian", None)
         self.agent.boot("running", "debian", None, BOOT, [], None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from testtools.matchers import Contains
 
 from drivers.errors import NotPossible
 from tests.doubles.machines import HARDWARE
+from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from virtman.errors import (
@@ -197,6 +199,23 @@ class LeaveTest(TestCase):
             change(scene)
             self.assertRaises(DiskChanged, leave, scene)
             self.assert_stays()
+
+    def test_a_move_that_is_under_way_is_ended_by_another_call(self) -> None:
+        ended = threading.Event()
+        aborting = threading.Thread(target=self.scene.migrations.abort, args=["vm"], daemon=True)
+
+        def abort(_done: int, _total: int) -> None:
+            aborting.start()
+            ended.wait(PATIENCE)
+
+        self.scene.machines.moment = lambda what: ended.set() if what == "after machines.end_migration" else None
+        there(self.scene)
+        error = self.assertRaises(
+            HypervisorError, self.scene.migrations.leave, "vm", THERE, "<domain/>", SENT, abort
+        )  # fmt: skip
+        aborting.join(PATIENCE)
+        self.assertEqual("it was ended", str(error))
+        self.assert_stays()
 
     def test_one_whose_disk_is_a_device_of_the_host_stays(self) -> None:
         self.scene.host.disks["vm"].device = True

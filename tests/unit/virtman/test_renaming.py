@@ -124,6 +124,12 @@ class RenameTest(TestCase):
         self.scene.vms.start("new")
         self.scene.check(self)
 
+    def test_nobody_makes_a_vm_of_the_new_name_meanwhile(self) -> None:
+        taken = list[bool]()
+        self.scene.machines.moment = lambda _moment: taken.append(self.scene.vms.locks.taken("new"))
+        self.rename()
+        self.assertEqual({True}, set(taken))
+
 
 class RenameCutOffTest(CutOff):
     def test_a_vm_has_one_name_and_all_of_it(self) -> None:
