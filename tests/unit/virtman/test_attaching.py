@@ -21,7 +21,7 @@ from virtman.errors import (
     VirtmanError,
     VmRuns,
 )
-from virtman.records import CRASH, FROZEN, OFF
+from virtman.records import CRASH, FROZEN, OFF, RESIZE
 
 MIB = 1 << 20
 
@@ -106,6 +106,13 @@ class AttachTest(AttachCase):
             self.assertRaises(error, self.attach, vm, disk)
         self.assert_has()
         self.assert_has("other", vm="second")
+
+    def test_what_was_cut_off_with_the_disk_is_finished_first(self) -> None:
+        self.scene.cut(lambda scene: scene.disks.resize("data", 2 * MIB), 1)
+        self.assertTrue(self.vms.record("data").doing(RESIZE))
+        self.attach()
+        self.assertEqual(2 * MIB, self.vms.record("data").size)
+        self.assert_has("data")
 
     def test_two_at_once_get_it_once(self) -> None:
         self.vms.boot("other", "debian", None, BOOT, [], None)

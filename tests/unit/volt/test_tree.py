@@ -396,6 +396,14 @@ class SetBack(TestCase):
             self.assertEqual({tree.begun}, {node.revision for node in tree.hosts.values()})
             self.assertEqual(("origin",), tree.parents(tree.hosts["h12"]))
 
+    def test_what_comes_after_the_alarm_is_above_all_that_was_lost(self) -> None:
+        tree = deepcopy(self.cluster.backup)
+        tree.confirm("h7", self.lost["h7"])
+        self.assertEqual(self.lost["h7"] + 1, tree.tell("h7").revision)
+        tree = self.set_back()
+        tree.confirm("h7", self.lost["h7"])
+        self.assertTrue(tree.tell("h7").revision > max(self.lost.values()))
+
     def test_a_stray_is_not_new(self) -> None:
         tree = self.set_back()
         tree.stray("h15", self.lost["h15"])
