@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -23,6 +24,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Save what the tests covered: pytest-xdist kills a worker that needs more than ten seconds for its own end."""
+    coverage = sys.modules.get("coverage")
+    if coverage is not None and (measuring := coverage.Coverage.current()) is not None:
+        measuring.save()
 
 
 @pytest.hookimpl(wrapper=True)
