@@ -420,7 +420,7 @@ class UnpublishQuery(Model):
 class Unpublished(Model):
     """An image that this host is no origin of any more, or will not be. ``serving``: this host still serves it.
 
-    ``withdrawn``: Volt lists it as withdrawn, until nobody needs it; then it goes by itself, with its content.
+    ``withdrawn``: Volt still lists it with this host as an origin, until nobody needs it; then it goes by itself.
     """
 
     name: str

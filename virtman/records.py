@@ -340,7 +340,7 @@ class ImageRecord(Record):
     """One image's stack. ``size`` and ``digest`` are unknown (None) until Volt told them.
 
     ``in_place``: what an origin serves that has no copy in its store.
-    ``given_up``: Volt does not list this host as its origin any more, as was asked for; it is served while VMs read it.
+    ``given_up``: this host is to be its origin no more, as was asked for; it is served while VMs of this host read it.
     ``assigned`` is the revision of the parents in the record; ``revision`` the last one of which it is certain that the
     stack reads from its parents and from no others.
     """

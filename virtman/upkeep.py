@@ -393,17 +393,11 @@ class Upkeep:
             return Job("leave Volt's tree", partial(self._stacks.leave_later, name), Pool.VOLT)
         if not record.steady:
             return None
-        if record.given_up:
-            return self._plan_given_up(record)
+        if self._stacks.unwanted(record):  # the end of a VM wakes this key
+            return Job("drop what was unpublished", partial(self._stacks.drop_given_up, name), Pool.LONG)
         if name in self._absent:
-            return Job("join again", partial(self._rejoin, name), Pool.VOLT)
+            return None if record.given_up else Job("join again", partial(self._rejoin, name), Pool.VOLT)
         return self._plan_following(record)
-
-    def _plan_given_up(self, record: ImageRecord) -> Job | None:
-        """Volt does not list it here any more, as it should be."""
-        if not self._stacks.unwanted(record):
-            return None  # the end of a VM wakes this key
-        return Job("drop what was unpublished", partial(self._stacks.drop_origin, record.name), Pool.LONG)
 
     def _plan_lost(self, record: ImageRecord) -> Job | None:
         if record.leaving:

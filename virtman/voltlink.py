@@ -113,6 +113,13 @@ class VoltLink:
         except UnknownImage:
             return False
 
+    def has_other_origin(self, image: str) -> bool:
+        """Whether the image has an origin besides this host. Raises CoordinatorDown."""
+        try:
+            return bool({*self._call(lambda: self._client.image(image)).origins} - {self._host})
+        except UnknownImage:
+            return False
+
     def withdrawn(self, image: str) -> bool:
         """Whether the image is withdrawn, and no host has it but its origins. Raises UnknownImage, CoordinatorDown."""
         found = self.image(image)

@@ -96,7 +96,7 @@ def unpublish(context: click.Context, image: str, when_unused: bool, as_json: bo
     if as_json:
         emit(answer)
     elif answer.withdrawn:
-        click.echo(f"{image} is withdrawn; it goes by itself when nobody needs it any more")
+        click.echo(f"{image} is given up; it goes by itself when nobody needs it any more")
     elif answer.serving:
         click.echo(f"{image} is not published any more; it is served here until its VMs are destroyed")
 

@@ -336,6 +336,16 @@ class UnpublishWhenUnusedTest(AgentTest):
         self.assertIn("mine", str(error))
         self.assertEqual(1, len(self.stored()))
 
+    def test_one_of_several_origins_keeps_its_place_while_its_own_vms_need_it(self) -> None:
+        self.agent.create("vm", "mine", None)
+        self.volt.images["mine"] = self.volt.images["mine"].model_copy(update={"origins": ["here", "other"]})
+        self.assertEqual(self.withdrawn(), self.unpublish())
+        self.site.settle(self.agent)
+        self.assertEqual(["here", "other"], self.volt.images["mine"].origins)
+        self.agent.destroy("vm")
+        self.beat_until(lambda: self.volt.images["mine"].origins == ["other"])
+        self.beat_until(lambda: not self.host.leftovers())
+
     def test_one_of_several_origins_gives_itself_up_and_its_content(self) -> None:
         image = self.volt.images["mine"]
         self.volt.images["mine"] = image.model_copy(update={"origins": ["here", "other"]})
