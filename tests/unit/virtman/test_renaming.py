@@ -144,3 +144,22 @@ class RenameCutOffTest(CutOff):
 
         moments = self.cut_and_restart(a_vm, lambda scene: scene.renames.rename("vm", "new"), one_name)
         self.assertTrue({"rename:recorded", "rename:disk", "rename:known"} <= set(moments), str(moments))
+
+    def cut_at(self, step: str) -> Scene:
+        """A host whose agent was killed there and has started again, and has repaired nothing yet."""
+        scene = Scene(self)
+        a_vm(scene)
+        scene.cut(lambda scene: scene.renames.rename("vm", "new"), 0)
+        number = scene.moments.index(step) + 1
+        scene = Scene(self)
+        a_vm(scene)
+        scene.cut(lambda scene: scene.renames.rename("vm", "new"), number)
+        scene.start()
+        return scene
+
+    def test_no_other_vm_gets_the_name_that_one_is_getting(self) -> None:
+        scene = self.cut_at("rename:recorded")
+        scene.vms.create("other", "debian", None)
+        self.assertRaises(VmExists, scene.renames.rename, "other", "new")
+        scene.vms.repair("vm")
+        self.assertEqual(["new", "other"], [record.name for record in scene.vms.records()])
