@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from drivers.base import Monitor, Range
 from drivers.blocks import open_blocks
 from drivers.errors import DiskInUse, DriverError, MonitorFailed, NoSpace, NotPossible
@@ -348,6 +350,7 @@ class RunningTest(PointCase):
         self.assertRaises(MonitorFailed, self.make().take, vm, "p", self.start(other))
         self.assertEqual(frozenset(), self.make().points(vm))
 
+    @pytest.mark.long
     def test_fifty_points_in_any_order(self) -> None:
         seed = random.randrange(1 << 32)
         print("seed", seed)  # noqa: T201
@@ -370,6 +373,7 @@ class RunningTest(PointCase):
         self.assertEqual(1, len(self.layers(vm).all()))
 
 
+@pytest.mark.long
 class CrashTest(PointCase):
     """An agent that dies at any step; what is written then is kept, and the call is repeated by the next one."""
 
@@ -753,6 +757,7 @@ class CloneTest(PointCase):
         self.assert_tidy(vm)
         self.assertEqual(1, len(self.layers(vm).all()))
 
+    @pytest.mark.long
     def test_a_disk_that_is_cloned_again_and_again_is_folded(self) -> None:
         vm = self.create()
         running = self.start(vm)
@@ -794,6 +799,7 @@ class CloneTest(PointCase):
         with stranger(path or Path()):
             self.assertRaises(DiskInUse, self.make().resize, new, 8 * MIB, None)
 
+    @pytest.mark.long
     def test_cloning_is_cut_off_anywhere(self) -> None:
         for number in itertools.count(1):
             vm, new = self.source(), next(self.names)
@@ -811,6 +817,7 @@ class CloneTest(PointCase):
             if len(steps) < number:
                 break
 
+    @pytest.mark.long
     def test_deleting_what_others_share_is_cut_off_anywhere(self) -> None:
         for number in itertools.count(1):
             vm, new = self.source(), next(self.names)
