@@ -21,7 +21,7 @@ from drivers.registry import load
 from virtman import inplace, models, views
 from virtman.accel import Verdict, choose_accel
 from virtman.attaching import Attachments
-from virtman.config import AgentConfig, prepare
+from virtman.config import AgentConfig, agent_id, prepare
 from virtman.convert import Content, Progress, holds
 from virtman.copies import Copies, Target
 from virtman.devices import Devices
@@ -130,7 +130,7 @@ class Agent:
 
     def _volt_client(self) -> VoltClient:
         try:
-            return VoltClient(self.config.volt, self.config.volt_token_file)
+            return VoltClient(self.config.volt, self.config.volt_token_file, agent=agent_id(self.config.state))
         except VoltError as error:
             raise ConfigError(str(error)) from error
 

@@ -6,12 +6,15 @@ import contextlib
 import fcntl
 import grp
 import os
+import re
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivers.base import FAILOVER, Place
 from drivers.host.acl import let_pass
+from drivers.host.durable import write_atomically
 from virtman.errors import BadRequest, ConfigError, StateLocked
 from virtman.names import check_name
 from virtman.places import SOCKET, is_ours
@@ -111,6 +114,24 @@ def prepare(config: AgentConfig) -> list[int]:
         return _hold(config)
     except OSError as error:
         raise ConfigError(f"cannot use {error.filename}: {error.strerror}") from error
+
+
+def agent_id(state: Path) -> str:
+    """The id of the agent of this state folder: 32 hexadecimal digits, drawn by lot at the first start.
+
+    By it Volt tells an agent that was started again from another agent under the same host name.
+    Raises ConfigError.
+    """
+    path = state / "agent.id"
+    try:
+        if not path.exists():
+            write_atomically(path, f"{secrets.token_hex(16)}\n".encode())
+        known = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot use the id of this agent in {path}: {error}") from error
+    if not re.fullmatch(r"[0-9a-f]{32}", known):
+        raise ConfigError(f"{path} does not hold 32 hexadecimal digits: delete it, and the agent gets a new id")
+    return known
 
 
 def share(path: Path, gid: int, mode: int) -> None:

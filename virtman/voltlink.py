@@ -47,7 +47,7 @@ class VoltLink:
 
         Raises CoordinatorDown.
         """
-        return self._call(lambda: self._client.heartbeat(self._host, nodes, kept, needed))
+        return self._call(lambda: self._client.heartbeat(self._host, nodes, kept, needed, self._address))
 
     def join(self, image: str, *, moving: bool = False) -> Assignment:
         """Take this host's place in the image's tree. ``moving``: for a disk that comes from another host.
@@ -70,8 +70,7 @@ class VoltLink:
             except volt_errors.OriginNeeded as error:
                 raise VoltRefused(
                     f"Volt lists this host, {self._host}, as the only origin of image {image!r}, and this agent has"
-                    " nothing of it; if another agent has the same host name, give one of them another by --name;"
-                    f" if none has, remove the image: volt images remove {image}"
+                    f" nothing of it: remove the image: volt images remove {image}"
                 ) from error
 
         with contextlib.suppress(UnknownImage):

@@ -16,6 +16,7 @@ from volt import errors
 from volt.coordinator import Coordinator
 from volt.metrics import StoreCollector
 from volt.models import (
+    AGENT_PATTERN,
     MAX_INTEGER,
     Assignment,
     DeadParentReport,
@@ -69,6 +70,12 @@ class NodePath(BaseModel):
 
     image: Name
     host: Name
+
+
+class AgentHeader(BaseModel):
+    """Which agent sends a request. Calls of a host are refused while another agent's lease on its name runs."""
+
+    agent: str = Field("", alias="Volt-Agent", pattern=AGENT_PATTERN)
 
 
 class LeaveQuery(BaseModel):
@@ -165,9 +172,9 @@ def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
         return _answer(HostList(hosts=volt.hosts()))
 
     @app.put("/v1/hosts/<host>", responses={200: Host})
-    def register_host(path: HostPath, body: HostRequest) -> Response:
+    def register_host(path: HostPath, header: AgentHeader, body: HostRequest) -> Response:
         """Register a host or refresh it; its places in the trees stay."""
-        return _answer(volt.register(path.host, body.address))
+        return _answer(volt.register(path.host, body.address, header.agent))
 
     @app.delete("/v1/hosts/<host>", responses={204: None})
     def remove_host(path: HostPath) -> Response:
@@ -176,9 +183,9 @@ def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
         return Response(status=204)
 
     @app.post("/v1/hosts/<host>/heartbeat", responses={200: HeartbeatAnswer})
-    def heartbeat(path: HostPath, body: HeartbeatRequest) -> Response:
+    def heartbeat(path: HostPath, header: AgentHeader, body: HeartbeatRequest) -> Response:
         """Renew the lease, say what the host has, and learn what changed."""
-        return _answer(volt.heartbeat(path.host, body.nodes, body.kept, body.needed))
+        return _answer(volt.heartbeat(path.host, body.nodes, body.kept, body.needed, body.address, header.agent))
 
 
 def _add_images(app: OpenAPI, volt: Coordinator) -> None:
@@ -188,9 +195,9 @@ def _add_images(app: OpenAPI, volt: Coordinator) -> None:
         return _answer(ImageList(images=volt.images()))
 
     @app.post("/v1/images", responses={200: Image, 201: Image})
-    def publish_image(body: PublishRequest) -> Response:
+    def publish_image(header: AgentHeader, body: PublishRequest) -> Response:
         """Publish an image (201); the same again, or from one more origin (200)."""
-        image, new = volt.publish(body)
+        image, new = volt.publish(body, header.agent)
         return _answer(image, 201 if new else 200)
 
     @app.get("/v1/images/<image>", responses={200: Image})
@@ -212,20 +219,20 @@ def _add_images(app: OpenAPI, volt: Coordinator) -> None:
 
 def _add_nodes(app: OpenAPI, volt: Coordinator) -> None:
     @app.post("/v1/images/<image>/nodes", responses={200: Assignment})
-    def join_tree(path: ImagePath, body: JoinRequest) -> Response:
+    def join_tree(path: ImagePath, header: AgentHeader, body: JoinRequest) -> Response:
         """A place in the image's tree, the same one when asked again, under a new revision."""
-        return _answer(volt.join(path.image, body.host, moving=body.moving))
+        return _answer(volt.join(path.image, body.host, header.agent, moving=body.moving))
 
     @app.delete("/v1/images/<image>/nodes/<host>", responses={204: None})
-    def leave_tree(path: NodePath, query: LeaveQuery) -> Response:
+    def leave_tree(path: NodePath, header: AgentHeader, query: LeaveQuery) -> Response:
         """Give the place up."""
-        volt.leave(path.image, path.host, query.dropped)
+        volt.leave(path.image, path.host, query.dropped, header.agent)
         return Response(status=204)
 
     @app.post("/v1/images/<image>/reports", responses={200: Assignment})
-    def report_dead(path: ImagePath, body: DeadParentReport) -> Response:
+    def report_dead(path: ImagePath, header: AgentHeader, body: DeadParentReport) -> Response:
         """Say that a parent does not answer; the reporter's assignment from now on."""
-        return _answer(volt.report(path.image, body))
+        return _answer(volt.report(path.image, body, header.agent))
 
 
 def _add_operation(app: OpenAPI, volt: Coordinator) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from volt import errors
 from volt.http import httpx
 from volt.models import (
+    AGENT_HEADER,
     NAME_PATTERN,
     Assignment,
     Child,
@@ -97,9 +98,13 @@ def render_tree(tree: ImageTree) -> Tree:
 
 
 class VoltClient:
-    """Volt at ``url``; ``timeout`` in seconds bounds each wait for the network."""
+    """Volt at ``url``; ``timeout`` in seconds bounds each wait for the network.
 
-    def __init__(self, url: str, token_file: Path | None = None, timeout: float = 5.0) -> None:
+    ``agent``: the id of the agent whose calls these are, 32 hexadecimal digits. All calls of a host raise
+    ``errors.HostTaken`` while another agent has the host's name.
+    """
+
+    def __init__(self, url: str, token_file: Path | None = None, timeout: float = 5.0, agent: str = "") -> None:
         """Read the token file; nothing is sent yet.
 
         Raises:
@@ -107,6 +112,8 @@ class VoltClient:
             errors.VoltUnreachable: the URL is malformed.
         """
         headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
+        if agent:
+            headers[AGENT_HEADER] = agent
         try:
             # The coordinator is inside: a proxy of the environment is for the world outside.
             self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
@@ -144,19 +151,24 @@ class VoltClient:
         self._send("DELETE", f"/v1/hosts/{_name(host)}")
 
     def heartbeat(
-        self, host: str, nodes: list[NodeReport], kept: Sequence[str] = (), needed: Sequence[str] = ()
+        self,
+        host: str,
+        nodes: list[NodeReport],
+        kept: Sequence[str] = (),
+        needed: Sequence[str] = (),
+        address: str | None = None,
     ) -> HeartbeatAnswer:
         """Say what the host has, and the digests of what it ``kept`` without a stack; learn what changed.
 
         ``needed``: images that it may need besides, since it has records of them that it cannot use now.
+        ``address``: the host's address, which corrects the address that Volt has.
 
         Raises:
             errors.HostUnknown: register, then join again.
         """
         path = f"/v1/hosts/{_name(host)}/heartbeat"
-        return self._call(
-            HeartbeatAnswer, "POST", path, HeartbeatRequest, nodes=nodes, kept=list(kept), needed=list(needed)
-        )
+        told = {"nodes": nodes, "kept": list(kept), "needed": list(needed), "address": address}
+        return self._call(HeartbeatAnswer, "POST", path, HeartbeatRequest, **told)
 
     def publish(self, name: str, size: int, digest: str, origin: str) -> Image:
         """Publish an image whose whole content ``origin`` serves from its own copy, or add one more origin.

@@ -1,4 +1,8 @@
-"""What hosts ask of Volt, each as one transaction: register, heartbeat, publish, join, leave, report, expire."""
+"""What hosts ask of Volt, each as one transaction: register, heartbeat, publish, join, leave, report, expire.
+
+Each call of a host names the ``agent`` that makes it, by an id. A host's name belongs to one agent as long as that
+agent's lease runs: calls of another agent raise HostTaken and change nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from sqlalchemy.orm import Session
 from volt.edgesecrets import edge_secret
 from volt.errors import (
     HostHasNode,
+    HostTaken,
     HostUnknown,
     ImageConflict,
     ImageInUse,
@@ -110,22 +115,30 @@ class Coordinator:
 
     # Hosts
 
-    def register(self, name: str, address: str) -> Host:
-        """Register a host or refresh it."""
+    def register(self, name: str, address: str, agent: str = "") -> Host:
+        """Register a host or refresh it.
+
+        Raises:
+            HostTaken: another agent has the name.
+        """
         with self.store.write() as session:
             row = session.get(HostRow, name, with_for_update={"key_share": True})
             if row is None:
-                row = HostRow(name=name, address=address, state=HostState.ALIVE, last_seen=self._now())
+                row = HostRow(name=name, address=address, state=HostState.ALIVE, last_seen=self._now(), agent=agent)
                 session.add(row)
                 log.info("host %s registered at %s", name, address)
-            self._seen(row)
-            if row.address != address:
-                row.address = address
-                for image in _images_of(session, name):
-                    with self._changing(session, image) as tree:
-                        if name in tree.hosts:
-                            tree.readdress(name)
+            self._seen(row, agent)
+            self._readdress(session, row, address)
             return _host(row)
+
+    def _readdress(self, session: Session, row: HostRow, address: str) -> None:
+        if row.address == address:
+            return
+        row.address = address
+        for image in _images_of(session, row.name):
+            with self._changing(session, image) as tree:
+                if row.name in tree.hosts:
+                    tree.readdress(row.name)
 
     def hosts(self) -> list[Host]:
         """All registered hosts, by name."""
@@ -151,22 +164,31 @@ class Coordinator:
             log.info("host %s removed", name)
 
     def heartbeat(
-        self, name: str, reports: list[NodeReport], kept: Collection[str] = (), needed: Collection[str] = ()
+        self,
+        name: str,
+        reports: list[NodeReport],
+        kept: Collection[str] = (),
+        needed: Collection[str] = (),
+        address: str | None = None,
+        agent: str = "",
     ) -> HeartbeatAnswer:
         """Renew the lease, take the host's word on its nodes, and answer with what changed.
 
         ``kept``: digests of content that it keeps without a stack. ``needed``: images that it may need though it does
-        not report them.
+        not report them. ``address``: the host's address, which corrects another one.
 
         Raises:
             HostUnknown: it is not registered.
+            HostTaken: another agent has the name.
         """
         self.metrics.heartbeats.inc()
         reported = {report.image: report for report in reports}
         # Nearly all heartbeats bring nothing that would be missed after a power cut.
         with self.store.write(durable=False) as session:
             row = _locked_host(session, name)
-            self._seen(row)
+            self._seen(row, agent)
+            if address is not None:
+                self._readdress(session, row, address)
             interval = self._interval(session)
             lease = row.lease_s = self._lease(interval)
             stored = {row.name: row for row in session.execute(_NODES_OF.where(node_table.c.host == name))}
@@ -261,16 +283,17 @@ class Coordinator:
 
     # Images
 
-    def publish(self, request: PublishRequest) -> tuple[Image, bool]:
+    def publish(self, request: PublishRequest, agent: str = "") -> tuple[Image, bool]:
         """Publish an image or add an origin; one that is withdrawn is so no more. Returns it and whether it is new.
 
         Raises:
             HostUnknown: the origin is not registered.
+            HostTaken: another agent has the origin's name.
             ImageConflict: the name is taken by other content.
             HostHasNode: the origin reads the image from the tree.
         """
         with self.store.write() as session:
-            self._seen(_locked_host(session, request.origin))
+            self._seen(_locked_host(session, request.origin), agent)
             image = session.scalar(select(ImageRow).where(ImageRow.name == request.name).with_for_update())
             if image is None:
                 image = ImageRow(name=request.name, revision=0, begun=0, published=False)
@@ -350,17 +373,18 @@ class Coordinator:
 
     # Nodes
 
-    def join(self, name: str, host: str, *, moving: bool = False) -> Assignment:
+    def join(self, name: str, host: str, agent: str = "", *, moving: bool = False) -> Assignment:
         """A place in the image's tree. ``moving``: for a disk of the image that comes from another host.
 
         Raises:
             ImageUnknown: no such image.
             ImageWithdrawn: it is withdrawn, and the host has not got it; never for a disk that is ``moving``.
             HostUnknown: the host is not registered.
+            HostTaken: another agent has the host's name.
         """
         self._expire_if_due()
         with self.store.write() as session:
-            self._seen(_locked_host(session, host))
+            self._seen(_locked_host(session, host), agent)
             image = _published(session, name, lock=True)
             with self._changing(session, image) as tree:
                 # Who lost its place with its lease may have VMs that need the image.
@@ -370,13 +394,15 @@ class Coordinator:
                 tree.join(host)
                 return self._assignment(session, image, tree, host)
 
-    def leave(self, name: str, host: str, dropped: int = -1) -> None:
+    def leave(self, name: str, host: str, dropped: int = -1, agent: str = "") -> None:
         """Give a place up. ``dropped``: as for Tree.leave.
 
         Raises:
             OriginNeeded: the host is the image's last origin.
+            HostTaken: another agent has the host's name.
         """
         with self.store.write() as session:
+            _check_agent(session, host, agent)
             image = session.scalar(select(ImageRow).where(ImageRow.name == name).with_for_update())
             if image is None:
                 return
@@ -385,16 +411,18 @@ class Coordinator:
                 if host in tree.hosts:
                     self._leave(tree, image, host, dropped)
 
-    def report(self, name: str, report: DeadParentReport) -> Assignment:
+    def report(self, name: str, report: DeadParentReport, agent: str = "") -> Assignment:
         """Hear that a parent does not answer; the reporter's assignment from now on.
 
         Raises:
             ImageUnknown: no such image.
             NodeUnknown: the reporter is not in the tree.
+            HostTaken: another agent has the reporter's name.
         """
         self.metrics.reports.inc()
         self._expire_if_due()
         with self.store.write() as session:
+            _check_agent(session, report.reporter, agent)
             image = _published(session, name, lock=True)
             with self._changing(session, image) as tree:
                 if report.reporter not in tree.hosts:
@@ -424,10 +452,12 @@ class Coordinator:
             children=[Child(host=name, secret=secret(node.host, name)) for name in tree.children(node)],
         )
 
-    def _seen(self, row: HostRow) -> None:
+    def _seen(self, row: HostRow, agent: str) -> None:
+        """Note that this agent was heard of, and that the host's name is its. Raises HostTaken."""
+        _check_holder(row, agent)
         if row.state is HostState.LOST:
             log.info("host %s is back", row.name)
-        row.state, row.last_seen = HostState.ALIVE, self._now()
+        row.state, row.last_seen, row.agent = HostState.ALIVE, self._now(), agent
 
     def _interval(self, session: Session) -> float:
         alive = session.scalar(select(func.count()).where(HostRow.state == HostState.ALIVE)) or 0
@@ -481,6 +511,22 @@ def _locked_host(session: Session, name: str) -> HostRow:
     if row is None:
         raise HostUnknown(f"host {name} is not registered")
     return row
+
+
+def _check_agent(session: Session, host: str, agent: str) -> None:
+    """Raises HostTaken. A host that is not registered belongs to no agent."""
+    row = session.get(HostRow, host, with_for_update={"key_share": True})
+    if row is not None:
+        _check_holder(row, agent)
+
+
+def _check_holder(row: HostRow, agent: str) -> None:
+    """Raises HostTaken if the host's name belongs to another agent whose lease has not run out."""
+    if row.state is HostState.ALIVE and row.agent not in ("", agent):
+        raise HostTaken(
+            f"another agent runs under the host name {row.name}, at {row.address}: give one of the two agents another"
+            " --name; or stop the other one for good, and the name is free when its lease has run out"
+        )
 
 
 def _images_of(session: Session, *hosts: str) -> list[ImageRow]:

@@ -14,6 +14,7 @@ VoltError
 │   ├── InternalError    a fault of Volt; its log has the cause
 │   ├── StoreDown        the database does not answer
 │   ├── HostUnknown      the host is not registered
+│   ├── HostTaken        another agent runs under the host's name
 │   ├── ImageUnknown     no such image is published
 │   ├── NodeUnknown      the host has no place in the image's tree
 │   ├── ImageConflict    the name is taken by other content
@@ -137,6 +138,14 @@ class HostUnknown(Problem):
     slug = "host-unknown"
     status = 404
     title = "Host unknown"
+
+
+class HostTaken(Problem):
+    """Another agent runs under the host's name, and its lease has not run out: nothing was changed."""
+
+    slug = "host-taken"
+    status = 409
+    title = "Another agent runs under this host name"
 
 
 class ImageUnknown(Problem):

@@ -19,6 +19,9 @@ DIGEST_PATTERN = r"^(sha256|pieces|id):[0-9a-f]{64}$"
 """Sums of the content, see drivers/digests.py. ``id:``: drawn by lot when the image was published; nobody has read the
 whole of it."""
 ADDRESS_PATTERN = r"^(unix:///[!-~]+|iscsi://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4})$"
+AGENT_PATTERN = r"^([0-9a-f]{32})?$"
+AGENT_HEADER = "Volt-Agent"
+"""The header of a request that names the agent that sends it; ``volt.api.AgentHeader`` reads it."""
 MAX_INTEGER = 2**63 - 1
 
 
@@ -135,11 +138,13 @@ class HeartbeatRequest(_Request):
     """All images that a host has a stack for. ``kept``: the content that it keeps without having a stack for it.
 
     ``needed``: further images that it may need, since it has records of them that it cannot use now.
+    ``address``: the host's address; Volt corrects an address that differs.
     """
 
     nodes: list[NodeReport] = Field(default_factory=list, max_length=10000)
     kept: list[Digest] = Field(default_factory=list, max_length=10000)
     needed: list[Name] = Field(default_factory=list, max_length=10000)
+    address: Address | None = None
 
 
 class Host(_Answer):

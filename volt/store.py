@@ -71,7 +71,10 @@ class Base(DeclarativeBase):
 
 
 class HostRow(Base):
-    """A registered host. ``last_seen``: seconds since the epoch. ``lease_s``: the lease it was told last, if any."""
+    """A registered host. ``last_seen``: seconds since the epoch. ``lease_s``: the lease it was told last, if any.
+
+    ``agent``: the id of the agent that has the name, empty if that agent has told none.
+    """
 
     __tablename__ = "hosts"
 
@@ -80,6 +83,7 @@ class HostRow(Base):
     state: Mapped[HostState] = mapped_column(_words(HostState), index=True)
     last_seen: Mapped[float] = mapped_column(Float(53))
     lease_s: Mapped[float | None] = mapped_column(Float(53))
+    agent: Mapped[str] = mapped_column(String(32), default="")
 
 
 class ImageRow(Base):

@@ -18,6 +18,7 @@ from tests.doubles.volt import VoltDouble
 from virtman.server import listen
 from volt import errors
 from volt.client import NodeReport
+from volt.models import AGENT_HEADER
 
 SOON = 10.0
 
@@ -84,7 +85,7 @@ def volt_app(volt: VoltDouble) -> Flask:
 
     @app.put("/v1/hosts/<host>")
     def register(host: str) -> Response:
-        volt.register(host, request.get_json()["address"])
+        volt.register(host, request.get_json()["address"], _agent())
         now = "2026-01-01T00:00:00Z"
         return _json({"name": host, "address": volt.hosts[host], "state": "alive", "last_seen": now})
 
@@ -92,7 +93,8 @@ def volt_app(volt: VoltDouble) -> Flask:
     def heartbeat(host: str) -> Response:
         _known(volt, host)
         body = request.get_json()
-        return _model(volt.heartbeat([NodeReport(**node) for node in body["nodes"]], body["kept"], body["needed"]))
+        nodes = [NodeReport(**node) for node in body["nodes"]]
+        return _model(volt.heartbeat(nodes, body["kept"], body["needed"], body["address"], _agent()))
 
     @app.get("/v1/images")
     def images() -> Response:
@@ -102,7 +104,7 @@ def volt_app(volt: VoltDouble) -> Flask:
     def publish() -> Response:
         body = request.get_json()
         _known(volt, body["origin"])
-        return _model(volt.publish(Image(body["name"], body["size"], body["digest"]), body["origin"]))
+        return _model(volt.publish(Image(body["name"], body["size"], body["digest"]), body["origin"], _agent()))
 
     _add_nodes(app, volt)
     return app
@@ -112,11 +114,12 @@ def _add_nodes(app: Flask, volt: VoltDouble) -> None:
     @app.post("/v1/images/<image>/nodes")
     def join(image: str) -> Response:
         _known(volt, request.get_json()["host"])
-        return _model(volt.join(image, moving=bool(request.get_json()["moving"])))
+        body = request.get_json()
+        return _model(volt.join(image, _agent(), moving=bool(body["moving"])))
 
     @app.delete("/v1/images/<image>/nodes/<host>")
     def leave(image: str, host: str) -> Response:
-        volt.leave(image, host, request.args.get("dropped", -1, int))
+        volt.leave(image, host, request.args.get("dropped", -1, int), _agent())
         return Response(status=204)
 
     @app.get("/v1/images/<image>")
@@ -134,7 +137,11 @@ def _add_nodes(app: Flask, volt: VoltDouble) -> None:
 
     @app.post("/v1/images/<image>/reports")
     def report(image: str) -> Response:
-        return _model(volt.report(image, request.get_json()["dead"]))
+        return _model(volt.report(image, request.get_json()["dead"], _agent()))
+
+
+def _agent() -> str:
+    return request.headers.get(AGENT_HEADER, "")
 
 
 def _known(volt: VoltDouble, host: str) -> None:

@@ -40,6 +40,8 @@ class VoltDouble:
         self.moment: Moment = unnoticed
         self.down = False
         self.hosts: dict[str, str] = {}
+        self.agents: dict[str, str] = {}
+        """By host, the agent that has its name."""
         self.images: dict[str, Image] = {}
         self.places: dict[str, Assignment] = {}
         """Where the host reads an image from the tree, or is its origin (slot 0)."""
@@ -80,14 +82,23 @@ class VoltDouble:
         if what == "after volt.publish":
             self.down = True
 
-    def register(self, host: str, address: str) -> None:
+    def register(self, host: str, address: str, agent: str = "") -> None:
         self._answer("register")
-        self.hosts[host] = address
+        self._check(host, agent)
+        self.hosts[host], self.agents[host] = address, agent
 
     def heartbeat(
-        self, nodes: list[NodeReport], kept: Sequence[str] = (), needed: Sequence[str] = ()
+        self,
+        nodes: list[NodeReport],
+        kept: Sequence[str] = (),
+        needed: Sequence[str] = (),
+        address: str | None = None,
+        agent: str = "",
     ) -> HeartbeatAnswer:
         self._answer("heartbeat")
+        self._check(HERE, agent)
+        if address is not None:
+            self.hosts[HERE] = address
         self.beats.append(nodes)
         self.needed = list(needed)
         wanted = {image.digest for image in self.images.values() if not image.withdrawn}
@@ -101,8 +112,9 @@ class VoltDouble:
             discard=sorted((self.withdrawn & set(kept)) - wanted),
         )
 
-    def publish(self, image: base.Image, host: str) -> Image:
+    def publish(self, image: base.Image, host: str, agent: str = "") -> Image:
         self._answer("publish")
+        self._check(host, agent)
         there = self.images.get(image.name)
         if there is not None and (there.digest, there.size) != (image.digest, image.size):
             how = "being withdrawn, and not gone yet," if there.withdrawn else "published"
@@ -117,8 +129,9 @@ class VoltDouble:
         self.moment("after volt.publish")
         return self._shown(image.name)
 
-    def join(self, image: str, *, moving: bool = False) -> Assignment:
+    def join(self, image: str, agent: str = "", *, moving: bool = False) -> Assignment:
         self._answer("join")
+        self._check(HERE, agent)
         if self._known(image).withdrawn and not moving and image not in self.places and image not in self.forgotten:
             raise errors.ImageWithdrawn(f"image {image} is withdrawn: only hosts that have it may use it")
         if (place := self.places.get(image)) is not None:
@@ -129,8 +142,9 @@ class VoltDouble:
         self.moment("after volt.join")
         return self.places[image]
 
-    def leave(self, image: str, host: str, dropped: int = -1) -> None:
+    def leave(self, image: str, host: str, dropped: int = -1, agent: str = "") -> None:
         self._answer("leave")
+        self._check(host, agent)
         if image in self.images:
             self.dropped[image] = dropped
             origins = self.images[image].origins
@@ -153,8 +167,9 @@ class VoltDouble:
         del self.images[image]
         self.places.pop(image, None)
 
-    def report(self, image: str, dead: str) -> Assignment:
+    def report(self, image: str, dead: str, agent: str = "") -> Assignment:
         self._answer("report")
+        self._check(HERE, agent)
         self._known(image)
         self.reported.append((image, dead))
         place = self.places.get(image)
@@ -189,6 +204,10 @@ class VoltDouble:
         return ImageTree(
             image=image, size=published.size, digest=published.digest, revision=1, fanout=2, root=root, origins=[]
         )
+
+    def _check(self, host: str, agent: str) -> None:
+        if self.agents.get(host, "") not in ("", agent):
+            raise errors.HostTaken(f"another agent runs under the host name {host}, at {self.hosts[host]}")
 
     def _known(self, image: str) -> Image:
         if image not in self.images:
@@ -251,9 +270,14 @@ class DoubleClient:
         self._volt.register(host, address)
 
     def heartbeat(
-        self, host: str, nodes: list[NodeReport], kept: Sequence[str] = (), needed: Sequence[str] = ()
+        self,
+        host: str,
+        nodes: list[NodeReport],
+        kept: Sequence[str] = (),
+        needed: Sequence[str] = (),
+        address: str | None = None,
     ) -> HeartbeatAnswer:
-        return self._volt.heartbeat(nodes, kept, needed)
+        return self._volt.heartbeat(nodes, kept, needed, address)
 
     def publish(self, name: str, size: int, digest: str, origin: str) -> Image:
         return self._volt.publish(base.Image(name, size, digest), origin)

@@ -8,7 +8,7 @@ from pathlib import Path
 from testtools.matchers import Contains, MatchesRegex
 
 from drivers.errors import DriverError
-from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, unnoticed
+from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, Host, unnoticed
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.hypervisor import LIBVIRT
@@ -28,6 +28,7 @@ from virtman.errors import (
     StateLocked,
     UnknownImage,
     VmMoving,
+    VoltRefused,
 )
 from virtman.imagefile import LARGEST
 from virtman.records import Boot, Shelf, VmRecord
@@ -65,6 +66,17 @@ class LifeTest(AgentTest):
 
     def test_a_second_agent_on_the_same_folders_is_refused(self) -> None:
         self.assertRaises(StateLocked, Agent, self.site.config)
+
+    def test_a_second_agent_on_other_folders_is_refused_by_volt_and_says_so(self) -> None:
+        run = self.site.folder / "run2"
+        Host.known[state := self.site.folder / "state2"] = self.site.host
+        self.addCleanup(Host.known.pop, state)
+        second = self.site.agent(started=False, state=state, run=run, cache=self.cache)
+        second.start()
+        said = "Volt: another agent runs under the host name here"
+        self.site.await_true(lambda: said in (second.status().volt.trouble or ""))
+        self.assertThat(str(self.assertRaises(VoltRefused, second.create, "vm", "debian", None)), Contains(said))
+        self.assertEqual(({}, []), (self.volt.places, second.vms()))
 
     def test_it_starts_and_works_without_volt(self) -> None:
         self.agent.create("vm", "debian", None)

@@ -13,7 +13,7 @@ from testtools import TestCase
 from drivers.base import Place
 from tests.others import GROUP, as_nobody
 from tests.unit.virtman.scene import folder_for
-from virtman.config import LIBVIRT_GROUP, LONGEST_SOCKET, SOCKET_PATH_MAX, AgentConfig, prepare, serve_to
+from virtman.config import LIBVIRT_GROUP, LONGEST_SOCKET, SOCKET_PATH_MAX, AgentConfig, agent_id, prepare, serve_to
 from virtman.errors import ConfigError, StateLocked
 
 
@@ -53,6 +53,15 @@ class PrepareTest(TestCase):
         error = self.assertRaises(ConfigError, prepare, config)
         self.assertIn(f"{config.run} belongs to somebody else", str(error))
         self.assertEqual(0o750, stat.S_IMODE(config.run.stat().st_mode))
+
+    def test_an_agent_keeps_the_id_that_it_drew_at_its_first_start(self) -> None:
+        state = self.folder
+        known = agent_id(state)
+        self.assertEqual((32, known), (len(known), agent_id(state)))
+        (state / "agent.id").write_text("\n")
+        self.assertIn("delete it", str(self.assertRaises(ConfigError, agent_id, state)))
+        (state / "agent.id").unlink()
+        self.assertNotEqual(known, agent_id(state))
 
     def test_drivers_and_clients_are_told_where(self) -> None:
         config = replace(self.config(), address="10.0.0.7", path_policy="round-robin", reserve=7)

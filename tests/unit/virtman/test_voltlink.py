@@ -73,7 +73,7 @@ class VoltLinkTest(TestCase):
     def test_the_last_origin_cannot_just_leave(self) -> None:
         self.link.publish(MINE)
         error = self.assertRaises(VoltRefused, self.link.leave, "mine")
-        for said in ("only origin of image 'mine'", "--name", "volt images remove mine"):
+        for said in ("only origin of image 'mine'", "volt images remove mine"):
             self.assertThat(str(error), Contains(said))
         self.assertEqual(["here"], self.volt.images["mine"].origins)
 

@@ -6,12 +6,14 @@ Each test speaks as one host, ``here``, that is registered; ``other`` is another
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property, partial
 from typing import Protocol
 
+from flask import Flask
 from testtools import TestCase
 
 from drivers import base
-from tests.doubles.servers import serve_app, serve_volt
+from tests.doubles.servers import serve_app, volt_app
 from tests.doubles.volt import SERVE, VoltDouble, digest_of
 from tests.unit.volt.databases import new_database
 from volt.api import create_app
@@ -19,6 +21,7 @@ from volt.client import Assignment, HeartbeatAnswer, Image, ImageTree, NodeRepor
 from volt.coordinator import Coordinator
 from volt.errors import (
     HostHasNode,
+    HostTaken,
     ImageConflict,
     ImageInUse,
     ImageUnknown,
@@ -32,13 +35,19 @@ from volt.store import Store
 HERE, OTHER = "here", "other"
 ADDRESS = "unix:///run/here/serve"
 DEBIAN = base.Image("debian", 1 << 20, digest_of("debian"))
+ELSEWHERE = "unix:///run/elsewhere/serve"
+ONE, TWO = "1" * 32, "2" * 32
+"""Agents."""
 MINE = base.Image("mine", 1 << 20, digest_of("mine"))
 
 
 class Seat(Protocol):
     """The calls of one host."""
 
-    def heartbeat(self, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer: ...
+    def register(self, address: str) -> object: ...
+    def heartbeat(
+        self, nodes: list[NodeReport], kept: Sequence[str] = (), address: str | None = None
+    ) -> HeartbeatAnswer: ...
     def publish(self, image: base.Image) -> Image: ...
     def join(self, image: str, *, moving: bool = False) -> Assignment: ...
     def leave(self, image: str, dropped: int = -1) -> None: ...
@@ -50,9 +59,17 @@ class Seat(Protocol):
 
 
 class Contract:
-    """The tests. ``seat`` is the host's; ``offer`` has the other host publish."""
+    """The tests. ``seat`` is the host's, of no agent that has an id; ``offer`` has the other host publish."""
 
     seat: Seat
+
+    def seat_of(self, agent: str) -> Seat:
+        """The host's seat, taken by this agent."""
+        raise NotImplementedError
+
+    def address(self) -> str:
+        """Where children look for the host."""
+        raise NotImplementedError
 
     def offer(self, image: base.Image) -> None:
         """The other host publishes an image."""
@@ -160,6 +177,32 @@ class ContractTests(Contract, TestCase):
         joined = self.seat.join("debian")
         self.seat.leave("debian", joined.revision)
         self.assertTrue(self.seat.join("debian").revision > joined.revision)
+
+    def test_a_hosts_name_belongs_to_one_agent_and_calls_of_others_change_nothing(self) -> None:
+        self.offer(DEBIAN)
+        self.seat_of(ONE).register(ADDRESS)
+        joined = self.seat_of(ONE).join("debian")
+        for agent in (TWO, ""):
+            seat = self.seat_of(agent)
+            for call in (
+                lambda seat=seat: seat.register(ELSEWHERE),
+                lambda seat=seat: seat.heartbeat([], address=ELSEWHERE),
+                lambda seat=seat: seat.publish(MINE),
+                lambda seat=seat: seat.join("debian"),
+                lambda seat=seat: seat.leave("debian", joined.revision),
+                lambda seat=seat: seat.report("debian", OTHER),
+            ):
+                error = self.assertRaises(HostTaken, call)
+                self.assertIn(f"another agent runs under the host name here, at {ADDRESS}", str(error))
+        self.assertEqual(ADDRESS, self.address())
+        self.assertEqual(["debian"], [image.name for image in self.seat.listing()])
+        self.assertEqual(joined, self.seat_of(ONE).heartbeat([]).assignments[0])
+
+    def test_a_heartbeat_corrects_the_hosts_address(self) -> None:
+        self.seat.heartbeat([])
+        self.assertEqual(ADDRESS, self.address())
+        self.seat.heartbeat([], address=ELSEWHERE)
+        self.assertEqual(ELSEWHERE, self.address())
 
     def test_leaving_what_one_does_not_have_is_done(self) -> None:
         self.offer(DEBIAN)
@@ -306,41 +349,41 @@ class ContractTests(Contract, TestCase):
 class DoubleSeat:
     """At the double, by its methods."""
 
-    def __init__(self, volt: VoltDouble) -> None:
+    def __init__(self, volt: VoltDouble, agent: str = "") -> None:
         self._volt = volt
-        self.heartbeat, self.join = volt.heartbeat, volt.join
-        self.remove_image = volt.remove_image
-        self.report, self.listing, self.image, self.tree = volt.report, volt.listing, volt.image, volt.tree
-
-    def publish(self, image: base.Image) -> Image:
-        return self._volt.publish(image, HERE)
+        self.register = partial(volt.register, HERE, agent=agent)
+        self.heartbeat, self.join = partial(volt.heartbeat, agent=agent), partial(volt.join, agent=agent)
+        self.publish, self.report = partial(volt.publish, host=HERE, agent=agent), partial(volt.report, agent=agent)
+        self.remove_image, self.listing, self.image, self.tree = volt.remove_image, volt.listing, volt.image, volt.tree
+        self._agent = agent
 
     def leave(self, image: str, dropped: int = -1) -> None:
-        self._volt.leave(image, HERE, dropped)
+        self._volt.leave(image, HERE, dropped, self._agent)
 
 
 class CoordinatorSeat:
     """At Volt itself, without HTTP."""
 
-    def __init__(self, volt: Coordinator) -> None:
-        self._volt = volt
+    def __init__(self, volt: Coordinator, agent: str = "") -> None:
+        self._volt, self._agent = volt, agent
+        self.register, self.heartbeat = (
+            partial(volt.register, HERE, agent=agent),
+            partial(volt.heartbeat, HERE, agent=agent),
+        )
         self.remove_image, self.listing, self.image, self.tree = volt.remove_image, volt.images, volt.image, volt.tree
-
-    def heartbeat(self, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer:
-        return self._volt.heartbeat(HERE, nodes, kept)
 
     def publish(self, image: base.Image) -> Image:
         request = PublishRequest(name=image.name, size=image.size, digest=image.digest, origin=HERE)
-        return self._volt.publish(request)[0]
+        return self._volt.publish(request, self._agent)[0]
 
     def join(self, image: str, *, moving: bool = False) -> Assignment:
-        return self._volt.join(image, HERE, moving=moving)
+        return self._volt.join(image, HERE, self._agent, moving=moving)
 
     def leave(self, image: str, dropped: int = -1) -> None:
-        self._volt.leave(image, HERE, dropped)
+        self._volt.leave(image, HERE, dropped, self._agent)
 
     def report(self, image: str, dead: str) -> Assignment:
-        return self._volt.report(image, DeadParentReport(reporter=HERE, dead=dead))
+        return self._volt.report(image, DeadParentReport(reporter=HERE, dead=dead), self._agent)
 
 
 class ClientSeat:
@@ -348,12 +391,10 @@ class ClientSeat:
 
     def __init__(self, client: VoltClient) -> None:
         self._client = client
+        self.register, self.heartbeat = partial(client.register, HERE), partial(client.heartbeat, HERE)
         self.remove_image, self.listing, self.image, self.tree = (
             client.remove_image, client.images, client.image, client.tree
         )  # fmt: skip
-
-    def heartbeat(self, nodes: list[NodeReport], kept: Sequence[str] = ()) -> HeartbeatAnswer:
-        return self._client.heartbeat(HERE, nodes, kept)
 
     def publish(self, image: base.Image) -> Image:
         return self._client.publish(image.name, image.size, image.digest, HERE)
@@ -368,35 +409,58 @@ class ClientSeat:
         return self._client.report_dead(image, HERE, dead)
 
 
-class TestDouble(ContractTests):
+class Double(ContractTests):
     """The double."""
-
-    __test__ = True
 
     def setUp(self) -> None:
         super().setUp()
         self.volt = VoltDouble()
         self.volt.register(HERE, ADDRESS)
-        self.seat = DoubleSeat(self.volt)
+        self.seat = self.seat_of("")
 
     def offer(self, image: base.Image) -> None:
         self.volt.offer(image.name, image.size, image.digest)
 
-
-class TestDoubleOverHttp(TestDouble):
-    """The double as agents of the tests reach it."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        client = VoltClient(serve_volt(self, self.volt))
-        self.addCleanup(client.close)
-        self.seat = ClientSeat(client)
+    def address(self) -> str:
+        return self.volt.hosts[HERE]
 
 
-class TestVolt(ContractTests):
-    """Volt."""
+class TestDouble(Double):
+    """The double by its methods."""
 
     __test__ = True
+
+    def seat_of(self, agent: str) -> Seat:
+        return DoubleSeat(self.volt, agent)
+
+
+class Http(Contract, TestCase):
+    """Behind HTTP."""
+
+    def app(self) -> Flask:
+        raise NotImplementedError
+
+    @cached_property
+    def url(self) -> str:
+        return serve_app(self, self.app())
+
+    def seat_of(self, agent: str) -> Seat:
+        client = VoltClient(self.url, agent=agent)
+        self.addCleanup(client.close)
+        return ClientSeat(client)
+
+
+class TestDoubleOverHttp(Http, Double):
+    """The double as agents of the tests reach it."""
+
+    __test__ = True
+
+    def app(self) -> Flask:
+        return volt_app(self.volt)
+
+
+class Volt(ContractTests):
+    """Volt."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -405,17 +469,28 @@ class TestVolt(ContractTests):
         self.volt = Coordinator(store)
         self.volt.register(HERE, ADDRESS)
         self.volt.register(OTHER, SERVE)
-        self.seat = CoordinatorSeat(self.volt)
+        self.seat = self.seat_of("")
 
     def offer(self, image: base.Image) -> None:
         self.volt.publish(PublishRequest(name=image.name, size=image.size, digest=image.digest, origin=OTHER))
 
+    def address(self) -> str:
+        return next(host.address for host in self.volt.hosts() if host.name == HERE)
 
-class TestVoltOverHttp(TestVolt):
+
+class TestVolt(Volt):
+    """Volt without HTTP."""
+
+    __test__ = True
+
+    def seat_of(self, agent: str) -> Seat:
+        return CoordinatorSeat(self.volt, agent)
+
+
+class TestVoltOverHttp(Http, Volt):
     """Volt as agents reach it."""
 
-    def setUp(self) -> None:
-        super().setUp()
-        client = VoltClient(serve_app(self, create_app(self.volt)))
-        self.addCleanup(client.close)
-        self.seat = ClientSeat(client)
+    __test__ = True
+
+    def app(self) -> Flask:
+        return create_app(self.volt)

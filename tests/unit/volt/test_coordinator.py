@@ -16,6 +16,7 @@ from tests.unit.volt.clock import Clock
 from tests.unit.volt.databases import new_database
 from volt.coordinator import Coordinator, Policy, steady_clock
 from volt.errors import (
+    HostTaken,
     HostUnknown,
     ImageUnknown,
     ImageWithdrawn,
@@ -120,12 +121,27 @@ class Hosts(CoordinatorCase):
         self.host("b", "a", "b")
         self.assertEqual(["a", "b"], [host.name for host in self.volt.hosts()])
 
+    def test_another_agent_gets_a_hosts_name_when_the_lease_has_run_out(self) -> None:
+        first, second = "1" * 32, "2" * 32
+        self.volt.register("h1", "unix:///run/h1", first)
+        self.volt.heartbeat("h1", [], agent=first)
+        self.pass_time(9)
+        self.assertRaises(HostTaken, self.volt.heartbeat, "h1", [], agent=second)
+        self.pass_time(2)
+        self.volt.heartbeat("h1", [], address="unix:///run/new", agent=second)
+        self.assertRaises(HostTaken, self.volt.heartbeat, "h1", [], address="unix:///run/h1", agent=first)
+        self.assertEqual(["unix:///run/new"], [host.address for host in self.volt.hosts()])
+
     def test_a_new_address_reaches_the_children(self) -> None:
         self.grow(3)
-        known = self.current("h3").revision
-        self.volt.register("h1", "iscsi://10.0.0.1:3260")
-        (news,) = self.beat("h3", known).assignments
-        self.assertIn("iscsi://10.0.0.1:3260", [parent.address for parent in news.parents])
+        for address, tell in (
+            ("iscsi://10.0.0.1:3260", lambda address: self.volt.register("h1", address)),
+            ("iscsi://10.0.0.2:3260", lambda address: self.volt.heartbeat("h1", [], address=address)),
+        ):
+            known = self.current("h3").revision
+            tell(address)
+            (news,) = self.beat("h3", known).assignments
+            self.assertIn(address, [parent.address for parent in news.parents])
         self.assertEqual([], self.beat("h2", self.current("h2").revision).assignments)
 
     def test_a_removed_host_leaves_all_trees(self) -> None:
