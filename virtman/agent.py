@@ -178,7 +178,7 @@ class Agent:
             raise HypervisorError(
                 f"these VMs use their disks, or may: {', '.join(using)}; stop them first, or use --force"
             )
-        self._upkeep.stopped = True
+        self._stacks.suspended = True  # before the records are read: no stack without a record is built any more
         records = self._stacks.records()
         raise_all(side_by_side([partial(self._stacks.suspend, record.name) for record in records]))
         log.info("all images are suspended: %s", ", ".join(record.name for record in records) or "there are none")
@@ -689,7 +689,7 @@ class Agent:
             volt=models.VoltStatus(url=self.config.volt, connected=heartbeat.connected, trouble=heartbeat.trouble),
             accel=views.accel(self.verdict),
             repairing=self._upkeep.queue.busy(REPAIR),
-            suspended=self._upkeep.stopped,
+            suspended=self._stacks.suspended,
             images=[self._stack(record, held) for record in self._stacks.records()],
             vms=self.vms(),
             disks=views.disks(self._drivers.snapshot.trouble(), self.config.state),

@@ -134,7 +134,8 @@ class Stacks:
         released: Callable[[str], None] = lambda _image: None,
         step: Step = log_step,
     ) -> None:
-        self._suspended = False
+        self.suspended = False
+        """No stack is built and nothing is looked after until the next agent starts."""
         self.content = threading.Lock()
         """Held while a record begins to refer to content, and while content that no record refers to is deleted."""
         self._drivers = drivers
@@ -307,7 +308,7 @@ class Stacks:
 
     def _build(self, record: ImageRecord, *, replace: bool = False) -> ImageRecord:
         """Serve what the record says. Returns the record: it may have become another one."""
-        if self._suspended:
+        if self.suspended:
             raise Suspended("this host is suspended; start its agent again first")
         with ExitStack() as held:
             record, source = self._source(record, held)  # first: what may not be served gets no endpoint
@@ -457,11 +458,10 @@ class Stacks:
             self._follow(record, self._volt.join(name))
 
     def suspend(self, name: str) -> None:
-        """Stop serving without giving anything up: ``restore`` by the next agent brings the stack back.
+        """Stop serving an image without giving anything up: ``restore`` by the next agent brings the stack back.
 
-        From now on no stack is built here, whatever asks for it. Raises StateNewer, DriverError.
+        While ``suspended`` is not set, the stack may be built again at once. Raises StateNewer, DriverError.
         """
-        self._suspended = True
         with self._locks.hold(name):
             record = self._shelf.get(name)
             if record is not None:
@@ -687,7 +687,7 @@ class Stacks:
         """Whether the digest of what is served in place is asked for, and not known yet."""
         known = record.in_place
         wanted = known is not None and known.digest and known.content is None
-        return wanted and record.steady and record.name not in self.flaws and not self._suspended
+        return wanted and record.steady and record.name not in self.flaws and not self.suspended
 
     def compute_digest(self, name: str) -> None:
         """Compute the digest of what is served in place, which may take hours; it ends when that is to go.

@@ -98,6 +98,7 @@ class Upkeep:
         """The volumes of the cache when they were looked at last; none if the driver has none."""
         self._volumes_due = False
         self.stopped = False
+        """The agent ends."""
         self.queue = WorkQueue(self._plan, clock)
 
     def once(self, key: str, job: Job) -> None:
@@ -108,7 +109,7 @@ class Upkeep:
 
     def handle(self, answer: HeartbeatAnswer | None) -> None:
         """Have done what Volt's answer, or its silence, asks for. Returns at once."""
-        if self.stopped:
+        if self.stopped or self._stacks.suspended:
             return
         back, self._silent = self._silent and answer is not None, answer is None
         if answer is not None:
@@ -245,7 +246,7 @@ class Upkeep:
     # What is to be done
 
     def _plan(self, key: str) -> Job | None:
-        if self.stopped:
+        if self.stopped or self._stacks.suspended:
             return None
         if key in self._once:
             return self._plan_once(key)

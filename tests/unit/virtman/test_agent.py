@@ -26,6 +26,7 @@ from virtman.errors import (
     NeverBooted,
     RepairIncomplete,
     StateLocked,
+    Suspended,
     UnknownImage,
     VmMoving,
     VoltRefused,
@@ -750,6 +751,12 @@ class SuspendTest(AgentTest):
         self.agent.boot("vm", "debian", None, BOOT, [], None)
         self.agent.suspend(force=True)
         self.assertEqual(set(), set(self.host.served))
+
+    def test_a_host_without_images_gets_none_either(self) -> None:
+        self.agent.suspend(force=False)
+        self.assertRaises(Suspended, self.agent.create, "vm", "debian", None)
+        self.assertRaises(Suspended, self.agent.publish, "mine", self.site.image_file(), nothing)
+        self.assertEqual(({}, {}), (self.host.leftovers(), self.volt.places))
 
     def test_nothing_brings_it_back_before_the_next_start(self) -> None:
         self.agent.create("vm", "debian", None)

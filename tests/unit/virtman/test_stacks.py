@@ -432,6 +432,7 @@ class RemovalTest(StacksTest):
         self.attached()
         place = self.volt.places["debian"]
         self.volt.down = True
+        self.stacks.suspended = True
         self.stacks.suspend("debian")
         self.assertEqual({}, self.host.leftovers())
         self.assertFalse(self.stacks.serving("debian"))
