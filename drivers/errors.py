@@ -17,7 +17,7 @@ DriverError
 ├── BadDisk             a disk of an impossible size, or a file that is not the disk it should be
 ├── BadVolume           a file or device that cannot be, or is no longer, a volume of the cache
 ├── PathTooLong         a socket's path does not fit into a unix socket address
-├── NoParents           an empty list of parents
+├── NoParents           an empty list of parents, or of none that the agent's user may connect to
 ├── NotAttached         the image has no route on this host
 ├── NoSpace             the file system is too full
 │   └── DiskFull        a write met the full file system
@@ -154,10 +154,10 @@ class PathTooLong(DriverError):
 
 
 class NoParents(DriverError):
-    """An empty list of parents."""
+    """An empty list of parents, or ``why`` none of them can be read from."""
 
-    def __init__(self, image: str) -> None:
-        super().__init__(f"image {image} has no parent to read from")
+    def __init__(self, image: str, why: str = "") -> None:
+        super().__init__(f"image {image} has no parent to read from{why and ': '}{why}")
 
 
 class NotAttached(DriverError):

@@ -216,7 +216,7 @@ class _Route:
         """Before when none of them is asked."""
         self._alive = True
         self._generation = max(self._generations(), default=0)
-        self._parent = self._resume() or _first_listening(self._sockets) or parents[0]
+        self._parent = self._resume() or _first_listening(self._sockets) or next(iter(self._sockets))
         self._held = {self._parent}
         """The parents that a daemon may hold on to: more than one after a move that failed."""
         self._point(self._sockets[self._parent], self._generation)
@@ -242,7 +242,7 @@ class _Route:
             again = self._returns if same else None
             if same and len(self._held) < 2 and again is None:
                 return False
-            kept = self._parent if self._parent in sockets else parents[0]
+            kept = self._parent if self._parent in sockets else next(iter(sockets))
             parent = again or _first_listening({each: sockets[each] for each in self._hangs.in_order(sockets)}) or kept
             moved = self._move(parent, sockets[parent])
             self._sockets = sockets  # only now: a move that fails is tried again with the same list
@@ -582,10 +582,32 @@ class _Pollable(Protocol):
 
 
 def _sockets(image: Image, parents: Sequence[Parent]) -> dict[Parent, Path]:
-    """The parents in their order with the sockets where they serve the image. Raises NoParents, BadAddress, BadName."""
-    if not parents:
+    """The parents in their order with the sockets where they serve the image. Raises NoParents, BadAddress, BadName.
+
+    A parent that this user may not connect to is left out: a read would wait for that parent for ever.
+    """
+    sockets = {parent: fitting(socket_of(Endpoint(parent.address, image.name))) for parent in parents}
+    usable = {parent: path for parent, path in sockets.items() if not _is_denied(path)}
+    if sockets and not usable:
+        raise NoParents(
+            image.name,
+            f"this agent's user may not connect to {', '.join(map(str, sockets.values()))}: run this agent as the user"
+            " of its parents' agents, or as a member of the group that those were given by --group",
+        )
+    if not usable:
         raise NoParents(image.name)
-    return {parent: fitting(socket_of(Endpoint(parent.address, image.name))) for parent in parents}
+    return usable
+
+
+def _is_denied(path: Path) -> bool:
+    """Whether this user may not connect to a socket. A socket that is not there may come: it denies nobody."""
+    try:
+        path.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(path, os.W_OK, effective_ids=True)
 
 
 def _first_listening(sockets: Mapping[Parent, Path]) -> Parent | None:

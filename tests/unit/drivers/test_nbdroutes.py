@@ -16,6 +16,7 @@ from drivers.attach.nbd import ASK_INTERVAL, NbdAttach
 from drivers.base import Endpoint, Image, Parent, PathState, Place
 from drivers.nbd.endpoints import socket_of
 from drivers.nbd.hold import HoldingServer
+from tests.others import as_nobody
 from tests.patience import PATIENCE
 from tests.userspace.drivers.hosts import until
 
@@ -113,6 +114,27 @@ class FailOverTest(RouteCase):
         self.serve(self.parents[0])
         until(lambda: self.states() == [ACTIVE, LOST])
         self.assertEqual(["a"], self.lost, "it is back")
+
+
+class DeniedTest(TestCase):
+    def test_a_parent_that_this_user_may_not_connect_to_is_none(self) -> None:
+        folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
+        self.addCleanup(shutil.rmtree, folder)
+        folder.chmod(0o777)
+        for name, mode in (("shut", 0o700), ("open", 0o711)):
+            (folder / name).mkdir(mode=mode)
+        shut, other = (Parent(name, f"unix://{folder}/{name}", "") for name in ("shut", "open"))
+
+        def connect(parents: list[Parent]) -> list[str]:
+            attach = NbdAttach(Place(folder / "run", folder / "run", host="here"), lost=lambda _image, _parent: None)
+            attach.connect(IMAGE, parents)
+            return [path.parent.host for path in attach.paths(IMAGE.name)]
+
+        said = as_nobody(self, lambda: connect([shut]))
+        self.assertIn(
+            f"NoParents: image img has no parent to read from: this agent's user may not connect to {folder}", said
+        )
+        self.assertEqual("['open']", as_nobody(self, lambda: connect([shut, other])))
 
 
 class Silent(HoldingServer):
