@@ -19,7 +19,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.filesize import decimal
 from rich.table import Table
 
 from lab.blockerrors import BlockErrors
@@ -33,6 +32,7 @@ from lab.present import at_least_one, present
 from lab.process import attempts, processes_of
 from lab.tools import run
 from lab.view import View, flatten
+from volt.text import size_text
 
 IMAGE = "guest"
 HOW = {"memory": 512}
@@ -212,10 +212,10 @@ def summary(view: View, figures: dict[str, Any]) -> None:
         ("one VM, local file", f"{figures['local_boot_s']:.1f} s"),
         (f"one VM, cold, depth {figures['cold_boot_depth']}", cold),
         ("one VM, warm", warm),
-        ("image", decimal(figures["image_bytes"])),
-        ("one boot reads (boot set)", decimal(figures["boot_set_bytes"])),
-        ("fetched by each host", ", ".join(decimal(count) for count in figures["fetched_bytes_per_host"])),
-        ("sent by the origin", f"{decimal(sent)}, {sent / figures['boot_set_bytes']:.2f} boot sets"),
+        ("image", size_text(figures["image_bytes"])),
+        ("one boot reads (boot set)", size_text(figures["boot_set_bytes"])),
+        ("fetched by each host", ", ".join(size_text(count) for count in figures["fetched_bytes_per_host"])),
+        ("sent by the origin", f"{size_text(sent)}, {sent / figures['boot_set_bytes']:.2f} boot sets"),
         ("I/O errors in VMs", str(figures["io_errors"])),
     ]
     for row in rows:

@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
-from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from volt.client import ImageTree, TreeNode
+from volt.text import size_text
 
 
 class View:
@@ -73,7 +73,7 @@ class View:
                 table.add_column(column, no_wrap=column != "VMS")
             rows = flatten(self._tree.root) if self._tree else []
             for depth, node in rows:
-                fetched = decimal(node.fetched_bytes) if depth else "has it all"
+                fetched = size_text(node.fetched_bytes) if depth else "has it all"
                 table.add_row("  " * depth + node.host, node.parent or "-", fetched, self._vms_of(node.host))
             for host in sorted({host for host, _ in self._vms.values()} - {node.host for _, node in rows}):
                 table.add_row(host, "joining", "-", self._vms_of(host))

@@ -466,7 +466,7 @@ class Agent:
 
     def _machine(self, record: VmRecord, states: dict[str, str]) -> models.Machine | None:
         state = states.get(record.name, OFF)
-        return views.machine(record.boot, state, self._machines.console_log(record.name), self.verdict.accel)
+        return views.machine(record, state, self._machines.console_log(record.name), self.verdict.accel)
 
     def _vm_states(self, records: list[VmRecord]) -> dict[str, str]:
         """State by name of those that were booted and are not off. libvirt is asked only if there are any."""

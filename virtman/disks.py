@@ -20,6 +20,7 @@ from virtman.records import CRASH, DROP, FROZEN, OFF, RESIZE, REVERT, TAKE, Poin
 from virtman.roles import Permit, anything
 from virtman.steps import Step, log_step
 from virtman.vms import Machines, Running, Vms, check_size
+from volt.text import exact_size
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Disks:
         check_size(size)
         with self._changing(vm, permit) as record:
             if size < (record.size or 0):
-                raise BadSize(f"vm {vm!r} has a disk of {record.size} bytes, and a disk cannot be made smaller")
+                raise BadSize(f"vm {vm!r} has a disk of {exact_size(record.size)}, and a disk cannot be made smaller")
             if size == record.size:
                 return
             self._shelf.put(vm, record.begin(RESIZE, size=size))

@@ -67,9 +67,14 @@ class Machine:
 
     @property
     def mac(self) -> str:
-        """A locally administered unicast address (IEEE 802: second-lowest bit of the first byte) of 40 hashed bits."""
-        digest = hashlib.sha256(self.uuid.encode()).digest()
-        return ":".join(["02", *(f"{byte:02x}" for byte in digest[:5])])
+        """The address of its network card."""
+        return mac_of(self.uuid)
+
+
+def mac_of(uuid: str) -> str:
+    """A locally administered unicast address (IEEE 802: second-lowest bit of the first byte) of 40 hashed bits."""
+    digest = hashlib.sha256(uuid.encode()).digest()
+    return ":".join(["02", *(f"{byte:02x}" for byte in digest[:5])])
 
 
 def uuid_of(owner: str, name: str) -> str:

@@ -265,6 +265,8 @@ class OpenDisk(Disk):
 class Machine(Model):
     """What runs from a disk since ``virtman boot``. ``memory`` in MiB; ``accel``: what the agent starts VMs with.
 
+    ``mac``: the address of its network card; None without one, and of a VM of an earlier release.
+
     ``state``: ``off``; ``saved``, if libvirt has stopped it and keeps its memory (``virsh managedsave``); while it has
     a QEMU what libvirt says: ``running``, ``paused``, ``in shutdown``, ``crashed``, ``pmsuspended``; or ``unknown``
     while libvirt does not answer.
@@ -276,6 +278,7 @@ class Machine(Model):
     network: str
     console_log: str
     accel: str
+    mac: str | None = None
 
 
 class VmLine(Model):

@@ -14,6 +14,7 @@ from drivers import base
 from drivers.host.watch import Death
 from virtman import models
 from virtman.accel import Verdict
+from virtman.domain import NONE, mac_of
 from virtman.errors import BadRequest
 from virtman.hostfiles import told
 from virtman.records import ARRIVE, Boot, DeviceRecord, ImageRecord, Point, VmRecord
@@ -45,13 +46,16 @@ def snapshot(record: VmRecord, point: Point) -> models.Snapshot:
     )  # fmt: skip
 
 
-def machine(boot: Boot | None, state: str, console_log: Path, accel: str) -> models.Machine | None:
+def machine(record: VmRecord, state: str, console_log: Path, accel: str) -> models.Machine | None:
     """What runs from a disk; None for a VM that was never booted."""
+    boot = record.boot
     if boot is None:
         return None
+    mac = None if record.uuid is None or boot.network == NONE else mac_of(record.uuid)
     return models.Machine(
-        state=state, memory=boot.memory, cpus=boot.cpus, network=boot.network, console_log=str(console_log), accel=accel
-    )
+        state=state, memory=boot.memory, cpus=boot.cpus, network=boot.network, console_log=str(console_log),
+        accel=accel, mac=mac,
+    )  # fmt: skip
 
 
 def more(record: VmRecord) -> dict[str, Any]:

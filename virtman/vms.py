@@ -36,6 +36,7 @@ from virtman.models import LARGEST_DISK
 from virtman.records import BOOT, CREATE, DESTROY, Boot, ImageRecord, Point, Shelf, State, VmRecord
 from virtman.roles import Permit, anything
 from virtman.steps import Step, log_step
+from volt.text import exact_size
 
 log = logging.getLogger(__name__)
 
@@ -446,7 +447,7 @@ class Vms:
     def _existing(self, record: VmRecord, image: str, size: int | None) -> Path:
         if record.image != image or size not in (None, record.size):
             raise VmExists(
-                f"vm {record.name!r} exists, of image {record.image!r} with {record.size} bytes;"
+                f"vm {record.name!r} exists, of image {record.image!r} with {exact_size(record.size)};"
                 " destroy it first or use another name"
             )
         return _path(self._snapshots.open(record.name))
@@ -723,8 +724,8 @@ def check_size(size: int | None) -> None:
     """Raises BadSize."""
     if size is not None and (size <= 0 or size % SECTOR or size > LARGEST_DISK):
         raise BadSize(
-            f"a disk of {size} bytes is not possible: the size is a positive multiple of {SECTOR}, at most"
-            f" {LARGEST_DISK >> 40}T"
+            f"a disk of {exact_size(size)} is not possible: the size is a positive multiple of {SECTOR} bytes, at most"
+            f" {exact_size(LARGEST_DISK)}"
         )
 
 
@@ -739,7 +740,7 @@ def _disk_size(stack: ImageRecord, size: int | None) -> int:
     least = stack.image.size
     if size is not None and size < least:
         raise BadSize(
-            f"{size} bytes are less than the {least} bytes of image {stack.name!r}:"
+            f"{exact_size(size)} are less than the {exact_size(least)} of image {stack.name!r}:"
             " a disk cannot be smaller than its image"
         )
     return size or least

@@ -50,7 +50,10 @@ WHY: dict[int | None, str] = {
 }
 """What people are told instead of what werkzeug says to those who typed an address."""
 
-PROBLEM = {"content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}}
+PROBLEM = {
+    "description": "A problem (RFC 9457)",
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
+}
 
 
 class HostPath(BaseModel):
@@ -96,7 +99,7 @@ def create_app(coordinator: Coordinator, token: str | None = None) -> Flask:
         "volt",
         info=Info(title="Volt", version="1", description="Hosts, images and attach trees of VirtMan"),
         security_schemes={"token": {"type": "http", "scheme": "bearer"}},
-        responses={"default": {"description": "A problem (RFC 9457)", **PROBLEM}},
+        responses={"default": PROBLEM, "400": PROBLEM},
         openapi_extensions={"security": [{"token": []}, {}]},
         validation_error_status="400",
         validation_error_model=ProblemDocument,
@@ -119,8 +122,11 @@ def _observe(app: OpenAPI, coordinator: Coordinator, token: str | None) -> None:
     @app.before_request
     def begin() -> None:
         g.begun = time.monotonic()
-        if token and request.path not in OPEN_PATHS and not token_matches(request.headers.get("Authorization"), token):
-            raise errors.Unauthorized("send the token: Authorization: Bearer …")
+        sent = request.headers.get("Authorization")
+        if token and request.path not in OPEN_PATHS and not token_matches(sent, token):
+            raise errors.Unauthorized(
+                "send the token: Authorization: Bearer …" if sent is None else "the token is not the one of this Volt"
+            )
         if (request.content_length or 0) > MAX_BODY:  # whatever it says it is
             raise RequestEntityTooLarge
 

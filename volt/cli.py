@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from volt.errors import VoltError
+from volt.groups import Group
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +27,7 @@ TOKEN_FILE = click.option("--token-file", envvar="VOLT_TOKEN_FILE", type=FILE, h
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-class Cli(click.Group):
+class Cli(Group):
     """Our errors are one line and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -38,6 +39,7 @@ class Cli(click.Group):
 
 
 @click.group(cls=Cli)
+@click.version_option(package_name="virtman")
 def main() -> None:
     """Volt coordinates hosts that fetch images through trees of each other."""
 
@@ -179,11 +181,11 @@ def images(ctx: click.Context, url: str, token_file: Path | None, as_json: bool)
     if as_json:
         _print_json([image.model_dump(mode="json") for image in found])
         return
-    from rich.filesize import decimal
+    from volt.text import size_text
 
     _print_table(
         ["image", "size", "hosts", "origins", "state", "digest"],
-        [[i.name, decimal(i.size), str(i.nodes), ", ".join(i.origins), _state(i.withdrawn), i.digest] for i in found],
+        [[i.name, size_text(i.size), str(i.nodes), ", ".join(i.origins), _state(i.withdrawn), i.digest] for i in found],
     )
 
 

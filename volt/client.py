@@ -82,12 +82,12 @@ TRANSPORT_ERRORS: dict[type[Exception], type[errors.VoltError]] = {
 """httpx's errors to ours. The most specific class that fits is used (its place in the exception's own ancestry)."""
 
 
-def translate(error: Exception) -> errors.VoltError:
-    """The error of ours for one of httpx."""
+def translate(error: Exception, url: str) -> errors.VoltError:
+    """The error of ours for one of httpx that came of a call to ``url``."""
     for ancestor in type(error).__mro__:
         if ancestor in TRANSPORT_ERRORS:
-            return TRANSPORT_ERRORS[ancestor](str(error) or type(error).__name__)
-    return errors.VoltUnreachable(f"{type(error).__name__}: {error}")
+            return TRANSPORT_ERRORS[ancestor](f"{url}: {str(error) or type(error).__name__}")
+    return errors.VoltUnreachable(f"{url}: {type(error).__name__}: {error}")
 
 
 def render_tree(tree: ImageTree) -> Tree:
@@ -109,16 +109,22 @@ class VoltClient:
 
         Raises:
             errors.TokenFileUnusable: the token file is missing, empty, or readable by everyone.
-            errors.VoltUnreachable: the URL is malformed.
+            errors.BadUrl: the URL is none of HTTP.
         """
+        self._url = url
         headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
         if agent:
             headers[AGENT_HEADER] = agent
         try:
-            # The coordinator is inside: a proxy of the environment is for the world outside.
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+            parts = httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise translate(error) from error
+            raise errors.BadUrl(
+                f"{url!r} is not a URL of Volt, http://HOST:PORT or https://HOST:PORT: {error}"
+            ) from error
+        if parts.scheme not in ("http", "https") or not parts.host:
+            raise errors.BadUrl(f"{url!r} is not a URL of Volt: it must be http://HOST:PORT or https://HOST:PORT")
+        # The coordinator is inside: a proxy of the environment is for the world outside.
+        self._http = httpx.Client(base_url=parts, headers=headers, timeout=timeout, trust_env=False)
 
     def __enter__(self) -> Self:
         """Use the client and close it."""
@@ -267,7 +273,7 @@ class VoltClient:
         try:
             response = self._http.request(method, path, content=content, headers=headers)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise translate(error) from error
+            raise translate(error, self._url) from error
         if not response.is_success:
             raise _problem(response)
         return response

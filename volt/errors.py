@@ -4,6 +4,7 @@ VoltError
 ├── VoltUnreachable      no connection, or it broke
 ├── VoltTimeout          no answer in time
 ├── BadAnswer            an answer that is not Volt's API
+├── BadUrl               what was given as Volt's URL is none
 ├── TokenFileUnusable    the token file is missing, empty, or readable by everyone
 ├── Problem              Volt refused, with a problem document (RFC 9457)
 │   ├── BadRequest       the request is not what the OpenAPI document says
@@ -48,6 +49,10 @@ class VoltTimeout(VoltError):
 
 class BadAnswer(VoltError):
     """Something answered, but not with what Volt's API says."""
+
+
+class BadUrl(VoltError):
+    """What was given as Volt's URL is none of HTTP."""
 
 
 class TokenFileUnusable(VoltError):

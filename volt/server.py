@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import logging
 import os
@@ -9,13 +10,15 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 import waitress
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from volt.api import MAX_BODY, create_app
 from volt.coordinator import Coordinator, Policy
@@ -54,13 +57,41 @@ def serve(settings: Settings, announce: Callable[[str], None]) -> None:
     token = read_token(settings.token_file) if settings.token_file else None
     listener = _listen(settings.listen, open_to_all=token is None)
     try:
-        store = Store(settings.database or _default_database(settings.state))
-        try:
+        database = settings.database or _default_database(settings.state)
+        with only_volt_on(database), closing(Store(database)) as store:
             _run(listener, Coordinator(store, settings.policy), token, announce)
-        finally:
-            store.close()
     finally:
         listener.close()
+
+
+@contextmanager
+def only_volt_on(database: str) -> Iterator[None]:
+    """Hold the lock of an SQLite file: two Volts would evict each other's hosts. Other databases have none.
+
+    Raises:
+        StoreUnusable: another Volt has the file, or the lock cannot be made.
+    """
+    try:
+        url = make_url(database)
+    except ArgumentError as error:
+        raise StoreUnusable(f"cannot use this database URL: {error}") from error
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        yield
+        return
+    path = f"{url.database}.lock"  # not the file itself: SQLite's own locks go when a process closes it
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreUnusable(f"cannot use database {url.database}: {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise StoreUnusable(f"another Volt is running on database {url.database}: stop it first") from None
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _run(listener: socket.socket, coordinator: Coordinator, token: str | None, announce: Callable[[str], None]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rich.filesize import decimal
 from rich.markup import escape
 from rich.tree import Tree
 
 from volt.models import ImageTree, NodeState, TreeNode
+from volt.text import size_text
 
 COLOURS = {
     NodeState.JOINING: "cyan",
@@ -21,7 +21,8 @@ COLOURS = {
 
 def render(tree: ImageTree) -> Tree:
     """The tree with the origin as its root: one line per host with state, depth, slot and bytes fetched."""
-    drawn = Tree(f"[bold]{escape(tree.image)}[/] {decimal(tree.size)}, fanout {tree.fanout}, revision {tree.revision}")
+    size = size_text(tree.size)
+    drawn = Tree(f"[bold]{escape(tree.image)}[/] {size}, fanout {tree.fanout}, revision {tree.revision}")
     waiting = [(drawn, node) for node in [tree.root, *tree.origins]]
     for branch, node in waiting:
         grown = branch.add(_line(node))
@@ -34,5 +35,5 @@ def _line(node: TreeNode) -> str:
     if node.slot <= 0:
         return f"[bold]{escape(node.host)}[/] origin {state}"
     source = f" from {escape(node.parent)}" if node.parent else ""
-    fetched = decimal(node.fetched_bytes)
+    fetched = size_text(node.fetched_bytes)
     return f"[bold]{escape(node.host)}[/] {state} depth {node.depth} slot {node.slot}, {fetched}{source}"

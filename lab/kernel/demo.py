@@ -18,8 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rich.filesize import decimal
-
 from lab.errors import LabError, LoginFailed
 from lab.guest import add_suite
 from lab.kernel.cluster import KernelCluster
@@ -32,6 +30,7 @@ from lab.process import attempts
 from lab.view import View
 from virtman.client import AgentClient
 from virtman.models import Stack
+from volt.text import size_text
 
 IMAGE = "tiny"
 VM, SECOND = "vm", "second"
@@ -84,7 +83,7 @@ class Demo:
             raise LoginFailed(f"{VM} on {host.name} did not come up; its console: {host.run(['tail', log])}")
         seconds, fetched = time.monotonic() - began, self.status(host).fetched_bytes
         self.view.say(f"  it says, after {seconds:.0f} s: {self.tiny.line}")
-        self.view.say(f"  fetched {decimal(fetched)} of {decimal(self.tiny.disk.stat().st_size)}")
+        self.view.say(f"  fetched {size_text(fetched)} of {size_text(self.tiny.disk.stat().st_size)}")
         return {"boot_s": seconds, "fetched_bytes": fetched}
 
     def lose_parent(self, child: Machine, parent: Machine) -> dict[str, Any]:

@@ -219,9 +219,9 @@ class CommandLine(VoltCase):
 
     def test_tree_is_drawn(self) -> None:
         drawn = self.run_ok("tree", "image").splitlines()
-        self.assertIn("image 1.0 kB, fanout 2", drawn[0])
+        self.assertIn("image 1K, fanout 2", drawn[0])
         self.assertIn("origin origin joining", drawn[1])
-        self.assertIn("h3 joining depth 2 slot 3, 0 bytes", drawn[3])
+        self.assertIn("h3 joining depth 2 slot 3, 0B", drawn[3])
 
     def test_tree_as_json(self) -> None:
         self.assertIn('"host": "h3"', self.run_ok("tree", "image", "--json"))
@@ -236,7 +236,7 @@ class CommandLine(VoltCase):
         self.assertNotIn("h1", [host.name for host in self.volt.hosts()])
 
     def test_images_are_listed(self) -> None:
-        self.assertIn("image  1.0 kB  3      origin", self.run_ok("images"))
+        self.assertIn("image  1K    3      origin", self.run_ok("images"))
         self.assertIn('"nodes": 3', self.run_ok("images", "--json"))
 
     def test_an_image_in_use_is_not_removed_and_one_that_is_not_is(self) -> None:

@@ -129,14 +129,16 @@ class Token(VoltCase):
         super().setUp()
 
     def test_every_call_needs_it(self) -> None:
-        self.assertRaises(Unauthorized, self.volt.hosts)
+        error = self.assertRaises(Unauthorized, self.volt.hosts)
+        self.assertIn("send the token", str(error))
         self.assertEqual([], self.client(self.token_file).hosts())
 
     def test_a_wrong_one_is_refused(self) -> None:
         other = self.token_file.with_name("other")
         other.write_text("open-sesamE")
         other.chmod(0o600)
-        self.assertRaises(Unauthorized, self.client(other).hosts)
+        error = self.assertRaises(Unauthorized, self.client(other).hosts)
+        self.assertEqual("the token is not the one of this Volt", str(error))
 
     def test_metrics_need_it_and_health_does_not(self) -> None:
         statuses = {
@@ -206,7 +208,9 @@ class Refusals(TestCase):
         self.assert_refused("one word", "--token-file", str(empty))
 
     def test_a_database_that_cannot_be_opened(self) -> None:
-        self.assert_refused("unable to open", "--database", f"sqlite:///{self.folder}/no/such/folder/volt.db")
+        self.assert_refused(
+            "No such file or directory", "--database", f"sqlite:///{self.folder}/no/such/folder/volt.db"
+        )
 
     def test_a_database_that_is_something_else(self) -> None:
         (self.folder / "file").write_text("this is not a database, but long enough to look at " * 100)

@@ -1,20 +1,53 @@
 """The command line of VirtMan: a module for each noun, and ``options`` and ``output`` for what they share.
 
-What is slow to import is imported where it is used, so that ``virtman create`` is quick.
+Each command starts a Python of its own, dozens of them in a wave of new VMs. So a command imports only its own module,
+and what is slow to import is imported where it is used.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 from pathlib import Path
 
 import click
 
-from virtman.cli import agent, cache, copies, host, images, migrate, snapshots, vms
 from virtman.places import join_session
+from volt.groups import Group
+
+MODULES = {
+    "vms": (
+        "create", "boot", "list", "show", "start", "stop", "console", "resize", "rename", "attach-disk", "detach-disk",
+        "destroy",
+    ),
+    "snapshots": ("snapshot",),
+    "copies": ("clone", "export", "send", "receive"),
+    "migrate": ("migrate", "arrival"),
+    "images": ("publish", "unpublish", "images", "tree"),
+    "cache": ("cache",),
+    "host": ("status", "gc", "repair", "suspend", "accel", "doctor"),
+    "agent": ("agent",),
+}  # fmt: skip
+"""The names of the commands in each module's ``COMMANDS``."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(Group):
+    """Imports a command's module when the command is used."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        """The names of all commands."""
+        return sorted(name for names in MODULES.values() for name in names)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, with its module imported."""
+        for module, names in MODULES.items():
+            if cmd_name in names:
+                found: tuple[click.Command, ...] = importlib.import_module(f"virtman.cli.{module}").COMMANDS
+                return next(command for command in found if command.name == cmd_name)
+        return None
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--socket", type=click.Path(path_type=Path), envvar="VIRTMAN_SOCKET",
     help="The agent's socket.  [default: that of this user's agent; root's is /run/virtman/agent.sock]",
@@ -37,10 +70,3 @@ def main(context: click.Context, socket: Path | None) -> None:
     logging.getLogger("virtman").addHandler(logging.NullHandler())  # what a command has to say it prints itself
     join_session()
     context.obj = socket
-
-
-for command in (
-    *vms.COMMANDS, *snapshots.COMMANDS, *copies.COMMANDS, *migrate.COMMANDS, *images.COMMANDS, *cache.COMMANDS,
-    *host.COMMANDS, *agent.COMMANDS,
-):  # fmt: skip
-    main.add_command(command)

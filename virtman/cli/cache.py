@@ -9,14 +9,16 @@ import click
 
 from virtman.cli import options
 from virtman.cli.host import DEVICE_COLUMNS, device_rows
-from virtman.cli.output import emit, size_text, table
+from virtman.cli.output import emit, table
+from volt.groups import Group
+from volt.text import size_text
 
 if TYPE_CHECKING:
     from virtman.client import AgentClient
     from virtman.models import CachedDevice
 
 
-@click.group()
+@click.group(cls=Group)
 def cache() -> None:
     """Say which disks and files this host keeps in what it has read, and have devices read through them.
 

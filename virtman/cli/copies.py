@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from virtman.cli import options
-from virtman.cli.output import Failure, emit, progress, size_text
+from virtman.cli.output import NOT_FOUND, Failure, emit, progress
 from virtman.cli.snapshots import HOW
+from volt.text import size_text
 
 
 @click.command()
@@ -60,7 +61,7 @@ def export(context: click.Context, name: str, file: Path, image_format: str, *, 
     with options.agent(context) as client, progress() as show:
         if not image and name not in (vm.name for vm in client.vms()):
             if name not in (one.name for one in client.images()):
-                raise Failure(f"there is no VM {name!r} on this host, and no image of this name")
+                raise Failure(f"there is no VM {name!r} on this host, and no image of this name", NOT_FOUND)
             image = True
         write = client.export_image if image else client.export_vm
         answer = write(name, file.absolute(), image_format, show)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from virtman.cli import options
-from virtman.cli.output import emit, one_line_errors, size_text, table
+from virtman.cli.output import emit, one_line_errors, table
+from volt.text import size_text
 
 if TYPE_CHECKING:
     from virtman.models import CachedDevice, Stack, Status, Volume

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from virtman.cli import options
-from virtman.cli.output import draw, emit, progress, size_text, table
+from virtman.cli.output import draw, emit, progress, table
+from volt.text import size_text
 
 if TYPE_CHECKING:
     from virtman.models import ImageHere

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from virtman.cli import options
-from virtman.cli.output import Failure, emit, progress, size_text
+from virtman.cli.output import Failure, emit, progress
+from volt.text import size_text
 
 if TYPE_CHECKING:
     from virtman.client import AgentClient

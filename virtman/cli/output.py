@@ -1,20 +1,16 @@
-"""What commands print: lines of errors, JSON, tables, sizes, progress."""
+"""What commands print: lines of errors, JSON, tables, progress."""
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from virtman.errors import NotFound, VirtmanError
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 LONG = 1000
 """Columns that no drawing needs."""
@@ -55,28 +51,33 @@ def emit(value: Any) -> None:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table. On a terminal long cells are folded; elsewhere a row is one line, however long."""
-    from rich.console import Console
-
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        Console(markup=False, emoji=False).print(_drawn(columns, cells))
+        _draw(columns, cells)
     else:
-        click.echo("\n".join(lines(columns, cells)))
+        click.echo("\n".join(_lines([columns, *cells])))
 
 
-def lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """A table's lines of at most ``width`` columns, or as long as they are. Nothing is cut off."""
+def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, as long as it is."""
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    return [
+        "".join(cell + " " * (width + GAP - _width(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal."""
+    if text.isascii():
+        return len(text)
     from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
-
-    needed = sum(max(map(cell_len, column)) + GAP for column in zip(columns, *rows, strict=True))
-    plain = Console(width=width or needed, file=io.StringIO(), markup=False, emoji=False)
-    with plain.capture() as capture:
-        plain.print(_drawn(columns, rows))
-    return [line.rstrip() for line in capture.get().splitlines()]
-
-
-def _drawn(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     from rich.table import Table
 
     drawn = Table(box=None, pad_edge=False, header_style="bold")
@@ -84,7 +85,7 @@ def _drawn(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
         drawn.add_column(column, overflow="fold")
     for row in rows:
         drawn.add_row(*row)
-    return drawn
+    Console(markup=False, emoji=False).print(drawn)
 
 
 def fields(rows: Sequence[Sequence[Any]]) -> None:
@@ -104,23 +105,18 @@ def draw(drawing: Any) -> None:
         Console(width=LONG).print(drawing, soft_wrap=True)
 
 
-def size_text(size: int | None) -> str:
-    """Bytes for people."""
-    from rich.filesize import decimal
-
-    return "-" if size is None else decimal(size)
-
-
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
     """Show on the terminal how far each step is, by calls with the step, the bytes done and the bytes in all."""
+    if not sys.stderr.isatty():
+        yield lambda _step, _done, _total: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    screen = Console(stderr=True)
-    hidden = not screen.is_terminal  # or it would put an empty line before an error
-    with Progress(*columns, console=screen, transient=True, disable=hidden) as bar:
+    amount = DownloadColumn(binary_units=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, TaskID] = {}
 
         def show(step: str, done: int, total: int) -> None:

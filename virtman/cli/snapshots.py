@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from virtman.cli import options
-from virtman.cli.output import emit, size_text, table
+from virtman.cli.output import emit, table
+from volt.groups import Group
+from volt.text import size_text
 
 if TYPE_CHECKING:
     from virtman.models import Snapshot
@@ -20,7 +22,7 @@ HOW = {
 }
 
 
-@click.group()
+@click.group(cls=Group)
 def snapshot() -> None:
     """Keep points in time of a VM's disk, and go back to them."""
 

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import click
 
 from virtman.cli import options
-from virtman.cli.output import Failure, emit, fields, one_line_errors, size_text, table
+from virtman.cli.output import Failure, emit, fields, one_line_errors, table
 from virtman.errors import BadSize, UnknownVm
+from volt.text import exact_size, natural_order, size_text
 
 S = TypeVar("S", int, int | None)
 
@@ -45,7 +46,7 @@ def _possible(size: S) -> S:
     with one_line_errors():
         if size is not None and (size % 512 or size <= 0 or size > LARGEST):
             raise BadSize(
-                f"a disk of {size} bytes is not possible: the size is a positive multiple of 512, and at most"
+                f"a disk of {exact_size(size)} is not possible: the size is a positive multiple of 512, and at most"
                 f" {LARGEST >> 40}T"
             )
     return size
@@ -96,7 +97,7 @@ def _text(file: Any) -> str:
 def list_vms(context: click.Context, as_json: bool) -> None:
     """List the VMs of this host."""
     with options.agent(context) as client:
-        vms = client.vms()
+        vms = sorted(client.vms(), key=lambda vm: natural_order(vm.name))
     if as_json:
         emit(vms)
     else:
@@ -122,9 +123,9 @@ def show(context: click.Context, vm: str, as_json: bool) -> None:
         emit(answer)
         return
     disk, machine = answer.disk, answer.machine
-    rows = [
-        ["name", answer.name], ["state", answer.state], ["image", disk.image], ["disk", disk.path],
-        ["disk's size", size_text(disk.size)], ["disk's phase", disk.phase],
+    rows: list[list[Any]] = [
+        ["name", answer.name], ["state", answer.state], ["UUID", answer.uuid or "-"], ["image", disk.image],
+        ["disk", disk.path], ["disk's size", size_text(disk.size)], ["disk's phase", disk.phase],
     ]  # fmt: skip
     if disk.source is not None:
         rows.append(["clone of", disk.source])
@@ -132,8 +133,9 @@ def show(context: click.Context, vm: str, as_json: bool) -> None:
         rows.append(["further disks", ", ".join(answer.disks)])
     if machine is not None:
         rows += [
-            ["memory", f"{machine.memory} MiB"], ["processors", str(machine.cpus)], ["network", machine.network],
-            ["run with", machine.accel], ["console's log", machine.console_log],
+            ["memory", size_text(machine.memory << 20)], ["processors", str(machine.cpus)],
+            ["network", machine.network], ["MAC address", machine.mac or "-"], ["run with", machine.accel],
+            ["console's log", machine.console_log],
         ]  # fmt: skip
     if disk.blockdev is not None:
         rows.append(["for --blockdev", json.dumps(disk.blockdev)])
@@ -269,7 +271,7 @@ def detach_disk(context: click.Context, vm: str, disk: str, as_json: bool) -> No
     """
     with options.agent(context) as client:
         answer = client.detach_disk(vm, disk)
-    emit(answer) if as_json else click.echo(f"{vm} does not have {disk}")
+    emit(answer) if as_json else click.echo(f"{disk} is detached from {vm}")
 
 
 @click.command()

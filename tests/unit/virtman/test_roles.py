@@ -29,7 +29,7 @@ from virtman.roles import FOR_ALL, FOR_OPERATORS, permit_of
 
 def _post(client: AgentClient, path: str, body: dict[str, str]) -> str:
     """As a client of an earlier release asks, or anybody who writes his own."""
-    return client._send("POST", path, body).text
+    return client._send("POST", path, body).decode()
 
 
 OPERATOR = Peer(pid=1, uid=NOBODY, gid=NOBODY)
@@ -214,8 +214,8 @@ class SocketTest(SiteCase):
     def test_a_member_is_an_operator(self) -> None:
         self.serve(self.gid)
         self.assertEqual("vm", self.as_nobody(lambda client: client.create("vm", "debian").name))
-        said = self.as_nobody(lambda client: client._send("DELETE", "/v1/vms/vm").status_code)
-        self.assertEqual("204", said)
+        said = self.as_nobody(lambda client: client.destroy("vm"))
+        self.assertEqual("None", said)
         self.assertEqual([], self.agent.vms())
         for call in (lambda client: client.repair(), lambda client: client.boot("vm", "debian")):
             self.assertThat(self.as_nobody(call), StartsWith("Forbidden: user nobody may not do this"))

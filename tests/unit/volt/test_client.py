@@ -15,6 +15,8 @@ from testtools import TestCase
 from volt import client, errors
 from volt.client import PROBLEMS, TRANSPORT_ERRORS, NodeReport, VoltClient, translate
 
+URL = "http://volt:8700"
+
 
 class Tables(TestCase):
     """Foreign errors to our own, without gaps."""
@@ -36,9 +38,9 @@ class Tables(TestCase):
                 self.assertTrue(set(kind.__mro__) & TRANSPORT_ERRORS.keys(), kind)
 
     def test_the_most_specific_entry_is_used(self) -> None:
-        self.assertIsInstance(translate(httpx.ConnectTimeout("slow")), errors.VoltTimeout)
-        self.assertIsInstance(translate(httpx.ConnectError("refused")), errors.VoltUnreachable)
-        self.assertIsInstance(translate(httpx.RemoteProtocolError("cut")), errors.VoltUnreachable)
+        self.assertIsInstance(translate(httpx.ConnectTimeout("slow"), URL), errors.VoltTimeout)
+        self.assertIsInstance(translate(httpx.ConnectError("refused"), URL), errors.VoltUnreachable)
+        self.assertIsInstance(translate(httpx.RemoteProtocolError("cut"), URL), errors.VoltUnreachable)
 
     def test_the_tree_of_errors_in_the_docstring_is_the_real_one(self) -> None:
         drawn = [line.split("── ")[-1].split()[0] for line in (errors.__doc__ or "").splitlines()[2:] if line.strip()]
@@ -87,10 +89,10 @@ class Sending(TestCase):
         self.assertRaises(errors.VoltUnreachable, self.volt.hosts)
         self.assertRaises(errors.VoltUnreachable, self.volt.heartbeat, "h1", [NodeReport(image="image", revision=1)])
 
-    def test_a_malformed_url_is_unreachable(self) -> None:
-        self.assertRaises(errors.VoltUnreachable, VoltClient, "http://volt:port")
-        with VoltClient("gopher://x") as volt:
-            self.assertRaises(errors.VoltUnreachable, volt.hosts)
+    def test_a_malformed_url_is_refused_at_once(self) -> None:
+        for url in ("http://volt:port", "gopher://x", "nonsense", "127.0.0.1:8700", "http:///x"):
+            error = self.assertRaises(errors.BadUrl, VoltClient, url)
+            self.assertIn(f"{url!r} is not a URL of Volt", str(error))
 
     def test_importing_the_client_imports_neither_the_server_nor_the_command_line_of_httpx(self) -> None:
         heavy = "{'flask', 'sqlalchemy', 'rich', 'pygments', 'alembic'}"

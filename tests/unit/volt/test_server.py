@@ -8,8 +8,10 @@ from sqlalchemy.exc import OperationalError
 from testtools import TestCase
 
 from tests.unit.logs import Logged
+from tests.unit.virtman.scene import folder_for
 from volt.coordinator import Coordinator
-from volt.server import let_leases_run_out
+from volt.errors import StoreUnusable
+from volt.server import let_leases_run_out, only_volt_on
 from volt.store import Store
 
 
@@ -29,6 +31,17 @@ class FailingCoordinator(Coordinator):
             raise self._errors.pop(0)
         self._stopping.set()
         return 0.0
+
+
+class OnlyVoltTest(TestCase):
+    def test_an_sqlite_file_has_one_volt_at_a_time(self) -> None:
+        url = f"sqlite:///{folder_for(self)}/volt.db"
+        for _ in range(2):
+            with only_volt_on(url):
+                error = self.assertRaises(StoreUnusable, only_volt_on(url).__enter__)
+                self.assertIn("another Volt is running on database", str(error))
+        with only_volt_on("sqlite://"), only_volt_on("postgresql+psycopg://volt@db/volt"):
+            pass
 
 
 class Never(threading.Event):

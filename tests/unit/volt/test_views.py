@@ -1,4 +1,4 @@
-"""The drawn tree and the token file."""
+"""The drawn tree, sizes, and the token file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from testtools import TestCase
 
 from volt.client import ImageTree, NodeState, TreeNode, render_tree
 from volt.errors import TokenFileUnusable
+from volt.text import exact_size, size_text
 from volt.tokens import read_token, token_matches
 
 
@@ -40,15 +41,32 @@ class Drawing(TestCase):
         Console(file=drawn, width=100).print(render_tree(tree))
         self.assertEqual(
             [
-                "debian-12 2.1 GB, fanout 2, revision 9",
+                "debian-12 2G, fanout 2, revision 9",
                 "├── origin origin ready",
-                "│   ├── h1 ready depth 1 slot 1, 61.0 MB from origin",
-                "│   │   └── h3 moving depth 1 slot 3, 61.0 MB from origin",
-                "│   └── h2 ready depth 1 slot 2, 61.0 MB from origin",
+                "│   ├── h1 ready depth 1 slot 1, 58.2M from origin",
+                "│   │   └── h3 moving depth 1 slot 3, 58.2M from origin",
+                "│   └── h2 ready depth 1 slot 2, 58.2M from origin",
                 "└── second origin ready",
             ],
             [line.rstrip() for line in drawn.getvalue().splitlines()],
         )
+
+
+class Sizes(TestCase):
+    """`volt.text`."""
+
+    def test_sizes_are_said_in_the_units_in_which_they_are_typed(self) -> None:
+        for size, rounded, exact in (
+            (None, "-", "-"),
+            (0, "0B", "0 bytes"),
+            (512, "512B", "512 bytes"),
+            (1 << 20, "1M", "1M"),
+            ((1 << 20) - 1, "1M", "1048575 bytes"),
+            (3 << 29, "1.5G", "1536M"),
+            (40 << 30, "40G", "40G"),
+            (1 << 60, "1E", "1E"),
+        ):
+            self.assertEqual((rounded, exact), (size_text(size), exact_size(size)))
 
 
 class Tokens(TestCase):
