@@ -42,6 +42,7 @@ setup(
             "hypothesis>=6.100",
             "pytest>=8.0",
             "pytest-xdist>=3.5",
+            "schemathesis>=4.0",
             "testtools>=2.7",
             "tox>=4.11",
         ],

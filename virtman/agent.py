@@ -713,7 +713,8 @@ class Agent:
         )
 
     def repair(self) -> models.Repaired:
-        """Make what the records say true. Raises RepairIncomplete with every error."""
+        """Make what the records say true. Raises Suspended, RepairIncomplete with every error."""
+        self._stacks.check_not_suspended()
         done = repair(self._stacks, self._vms, self._devices)
         self._heartbeat.soon()
         return models.Repaired(**done)

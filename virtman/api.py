@@ -125,7 +125,7 @@ def _on_error(error: Exception) -> Response:
 
 
 def _on_recursion(_error: RecursionError) -> Response:
-    return _refusal(problem(BadRequest("the body's JSON is nested too deeply")))
+    return _refusal(_problem(400, BadRequest.kind, "the body's JSON is nested too deeply"))
 
 
 def _on_invalid(error: ValidationError) -> Response:
@@ -134,7 +134,7 @@ def _on_invalid(error: ValidationError) -> Response:
     got = repr(first["input"])
     # Nothing long, and not the whole request when something is missing: it may have a password in its user data.
     said = f" (got {got})" if first["type"] != "missing" and len(got) <= MAX_ECHO else ""
-    return _refusal(problem(BadRequest(f"{where}: {first['msg']}{said}")))
+    return _refusal(_problem(400, BadRequest.kind, f"{where}: {first['msg']}{said}"))
 
 
 def _refusal(document: models.Problem) -> Response:
@@ -147,7 +147,7 @@ def create_app(agent: Agent) -> OpenAPI:
     app = OpenAPI(
         "virtman", info=Info(title="VirtMan agent", version="1"), validation_error_status=400,
         validation_error_model=models.Problem, validation_error_callback=_on_invalid,
-        responses={"default": refusal, "400": refusal},
+        responses={"default": refusal, "400": refusal}, security_schemes={},
         doc_prefix="",
     )  # fmt: skip
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY

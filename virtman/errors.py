@@ -69,9 +69,13 @@ class VirtmanError(Exception):
 
 
 class BadRequest(VirtmanError):
-    """What was asked for cannot be."""
+    """What was asked for cannot be.
 
-    status = 400
+    The API answers 409 where a valid request does not fit to what is on this host, and 400 to a request that is not
+    what its document says.
+    """
+
+    status = 409
     kind = "bad-request"
 
 

@@ -226,10 +226,12 @@ class Migrations:
     def arrive(self, vm: str) -> None:
         """Let a VM go on that has come, with all that its disk has. One that has arrived is left alone.
 
-        Raises UnknownVm, VmMoving if its memory or what it wrote last is not here, HypervisorError.
+        Raises UnknownVm, NeverBooted, VmMoving if its memory or what it wrote last is not here, HypervisorError.
         """
         with self._vms.changing(vm, arriving=True) as record:
             if not record.arriving:
+                if record.boot is None:
+                    raise NeverBooted(f"vm {vm!r} does not come from another host, and was never booted here")
                 return
             if not record.whole:
                 raise VmMoving(f"vm {vm!r} has not come: its disk does not have what it wrote last")

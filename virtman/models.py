@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from drivers.digests import PATTERN
 from virtman.names import NAME_PATTERN, PATH_PATTERN
@@ -23,12 +23,24 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1 to 63 letters, 
 LARGEST_DISK = 128 << 40
 """Bytes. QEMU opens no qcow2 whose first table has more than 32 MiB (block/qcow2.h, QCOW_MAX_L1_SIZE). Above a
 snapshot, and in a clone, a disk has clusters of 16 KiB (drivers/snapshot/qcow2.py)."""
-Size = Annotated[int, Field(gt=0, multiple_of=512, le=LARGEST_DISK, description="bytes, a multiple of 512")]
+
+
+def _integer(value: object) -> object:
+    """JSON has one kind of number: 1.0 is an integer there, and "1" and true are none."""
+    if isinstance(value, bool | str):
+        raise ValueError("a number is needed")  # noqa: TRY004  pydantic takes no other
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+INTEGER = BeforeValidator(_integer)
+Flag = Annotated[bool, Field(strict=True)]
+Size = Annotated[int, Field(gt=0, multiple_of=512, le=LARGEST_DISK, description="bytes, a multiple of 512"), INTEGER]
 HostPath = Annotated[str, Field(pattern=PATH_PATTERN, max_length=4095, description="absolute, on this host")]
 Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]
 """Text that can be written down: JSON can also spell halves of surrogates."""
 Bytes = Annotated[int, Field(ge=0)]
-Base64Str = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$", description="base64")]
+BASE64_PATTERN = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+Base64Str = Annotated[str, Field(pattern=BASE64_PATTERN, description="base64")]
 
 NETWORK_PATTERN = r"^(user|none|(network|bridge):[A-Za-z0-9_.-]{1,63})$"
 LIBVIRT_PATTERN = (
@@ -89,8 +101,8 @@ class CreateRequest(Model):
 class BootRequest(CreateRequest):
     """A VM to start. ``memory`` in MiB; ``user_data`` is handed to cloud-init as it is."""
 
-    memory: Annotated[int, Field(ge=32, le=1 << 24)] = 1024
-    cpus: Annotated[int, Field(ge=1, le=512)] = 1
+    memory: Annotated[int, Field(ge=32, le=1 << 24), INTEGER] = 1024
+    cpus: Annotated[int, Field(ge=1, le=512), INTEGER] = 1
     network: Annotated[str, Field(pattern=NETWORK_PATTERN)] = "user"
     ssh_keys: list[Text] = []
     user_data: Text | None = None
@@ -99,7 +111,7 @@ class BootRequest(CreateRequest):
 class ForceRequest(Model):
     """``force``: do not wait for anybody's consent."""
 
-    force: bool = False
+    force: Flag = False
 
 
 class RenameRequest(Model):
@@ -119,7 +131,7 @@ class SendRequest(Model):
 
     snapshot: Name | None = None
     since: Name | None = None
-    with_snapshots: bool = False
+    with_snapshots: Flag = False
 
 
 class MigrateRequest(Model):
@@ -152,8 +164,8 @@ class Traveller(Model):
     """
 
     uuid: UUID
-    memory: Annotated[int, Field(ge=1, le=1 << 24)]
-    cpus: Annotated[int, Field(ge=1, le=512)]
+    memory: Annotated[int, Field(ge=1, le=1 << 24), INTEGER]
+    cpus: Annotated[int, Field(ge=1, le=512), INTEGER]
     network: Annotated[str, Field(pattern=NETWORK_PATTERN)]
     seed: Base64Str
     hardware: Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,63}$")]
@@ -169,7 +181,7 @@ class ExportRequest(Model):
     """A file to write, which is not there yet. ``passed``: the caller has made it, and passes it open."""
 
     file: HostPath
-    passed: bool = False
+    passed: Flag = False
     format: Literal["raw", "qcow2"] = "raw"
 
 
@@ -179,11 +191,23 @@ class PublishRequest(Model):
     ``passed``: the caller has opened the file, and passes it. ``detach``: the work goes on when the caller hangs up.
     """
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["file"], "properties": {"file": {"type": "string"}, "vm": {"type": "null"}}},
+                {
+                    "required": ["vm"],
+                    "properties": {"vm": {"type": "string"}, "file": {"type": "null"}, "passed": {"const": False}},
+                },
+            ]
+        }
+    )
+
     name: Name
     file: HostPath | None = None
-    passed: bool = False
+    passed: Flag = False
     vm: Name | None = None
-    detach: bool = False
+    detach: Flag = False
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -207,9 +231,9 @@ class InPlaceRequest(Model):
     """
 
     file: HostPath
-    passed: bool = False
-    trust: Annotated[str, AfterValidator(_digest)] | None = None
-    digest: bool = False
+    passed: Flag = False
+    trust: Annotated[str, AfterValidator(_digest), Field(json_schema_extra={"pattern": PATTERN})] | None = None
+    digest: Flag = False
 
 
 class VolumeRequest(Model):
@@ -222,7 +246,7 @@ class DeviceRequest(Model):
     """A device of this host, to be read through the cache. ``passed``: the caller has opened it, and passes it."""
 
     path: HostPath
-    passed: bool = False
+    passed: Flag = False
 
 
 class DetachQuery(Model):

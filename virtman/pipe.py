@@ -133,8 +133,12 @@ class Pipe:
             self.path.chmod(0o666)
 
     @contextmanager
-    def caller(self, within: float = COMES_WITHIN) -> Iterator[Caller]:
-        """The caller, once he has connected; ``within`` so many seconds. Others are hung up on. Raises CallerGone."""
+    def caller(self, within: float | None = None) -> Iterator[Caller]:
+        """The caller, once he has connected; ``within`` so many seconds, COMES_WITHIN if it is not said.
+
+        Others are hung up on. Raises CallerGone.
+        """
+        within = COMES_WITHIN if within is None else within
         try:
             sock = self._accept(time.monotonic() + within)
         except OSError as error:

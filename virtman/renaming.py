@@ -11,7 +11,7 @@ import logging
 
 from drivers.base import SnapshotDriver
 from drivers.errors import DriverError
-from virtman.errors import BadRequest, VirtmanError, VmExists
+from virtman.errors import VirtmanError, VmExists
 from virtman.records import RENAME, Shelf, VmRecord
 from virtman.roles import Permit, anything
 from virtman.steps import Step, log_step
@@ -39,11 +39,11 @@ class Renames:
     def rename(self, vm: str, new: str, permit: Permit = anything) -> None:
         """Let a VM that is off be called ``new``. One that was ``vm`` before and is called so already is left alone.
 
-        Raises UnknownVm, Forbidden, VmExists, VmRuns, VmSaved, DiskAttached, BadRequest, DriverError, HypervisorError,
+        Raises UnknownVm, Forbidden, VmExists, VmRuns, VmSaved, DiskAttached, DriverError, HypervisorError,
         DomainForeign; after an error it is called as before, or, if that is logged, is renamed later.
         """
         if vm == new:
-            raise BadRequest(f"vm {vm!r} is called so already; say another name")
+            raise VmExists(f"vm {vm!r} is called so already; say another name")
         with self._vms.holding_all((vm, new)):
             for name in (vm, new):
                 self._vms.repair_held(name)

@@ -308,8 +308,7 @@ class Stacks:
 
     def _build(self, record: ImageRecord, *, replace: bool = False) -> ImageRecord:
         """Serve what the record says. Returns the record: it may have become another one."""
-        if self.suspended:
-            raise Suspended("this host is suspended; start its agent again first")
+        self.check_not_suspended()
         with ExitStack() as held:
             record, source = self._source(record, held)  # first: what may not be served gets no endpoint
             self._drivers.export.reserve(record.name)
@@ -456,6 +455,11 @@ class Stacks:
                 raise _content_changed(record)
             self._admission.close(name)  # a Volt that has forgotten may count revisions anew
             self._follow(record, self._volt.join(name))
+
+    def check_not_suspended(self) -> None:
+        """Raises Suspended."""
+        if self.suspended:
+            raise Suspended("this host is suspended; start its agent again first")
 
     def suspend(self, name: str) -> None:
         """Stop serving an image without giving anything up: ``restore`` by the next agent brings the stack back.

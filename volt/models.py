@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 DIGEST_PATTERN = r"^(sha256|pieces|id):[0-9a-f]{64}$"
@@ -42,8 +42,15 @@ Address = Annotated[
     AfterValidator(_port_in_range),
 ]
 Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="A sum of the whole image, or an ID drawn by lot")]
-Size = Annotated[int, Field(gt=0, le=MAX_INTEGER, multiple_of=512, description="Bytes")]
-Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+
+
+def _whole(number: object) -> object:
+    """JSON has one kind of number: 1.0 is an integer there."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+Size = Annotated[int, Field(gt=0, le=MAX_INTEGER, multiple_of=512, description="Bytes"), BeforeValidator(_whole)]
+Count = Annotated[int, Field(ge=0, le=MAX_INTEGER), BeforeValidator(_whole)]
 
 
 class _State(StrEnum):

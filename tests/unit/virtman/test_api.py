@@ -14,7 +14,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
-from uuid import uuid4
 
 import flask
 import httpx
@@ -158,9 +157,9 @@ class ErrorsTest(ApiTest):
             (OSError(errno.ENOSPC, "it is full", full), NoRoom, 507, full),
             (OSError(errno.EDQUOT, "it is full", full), NoRoom, 507, full),
             (OSError(errno.EIO, "broken\ndisk", "/x"), HostTrouble, 500, "[Errno 5] broken disk: '/x'"),
-            (volume, BadVolume, 400, str(volume)),
+            (volume, BadVolume, 409, str(volume)),
             (driver_errors.DiskInUse("vm"), DiskBusy, 409, "vm"),
-            (driver_errors.NotPossible("its disks have no points"), NotSupported, 400, "no points"),
+            (driver_errors.NotPossible("its disks have no points"), NotSupported, 409, "no points"),
             (driver_errors.VolumeInUse(Path("/dev/sdx"), ["sdb"]), VolumeBusy, 409, "sdb"),
             (driver_errors.ToolMissing("qemu-img"), DriverTrouble, 500, "qemu-img"),
             (ZeroDivisionError("division"), VirtmanError, 500, "unexpected ZeroDivisionError: division"),
@@ -397,7 +396,7 @@ class BadRequestsTest(SiteTest):
         for method, request in (
             ("GET", {}), ("POST", {"json": {"path": "/a"}}), ("DELETE", {"params": {"path": "/a"}}),
         ):  # fmt: skip
-            document = self.problem(400, method, "/v1/cache/volumes", **request)
+            document = self.problem(409, method, "/v1/cache/volumes", **request)
             self.assertEqual("urn:virtman:problem:no-volumes", document["type"])
             self.assertThat(document["detail"], Contains("bcache"))
 
@@ -533,12 +532,6 @@ class ClientTest(SiteTest):
         self.assertEqual(("mine", MIB), (image.name, image.size))
         self.assertThat(image.digest, Contains("sha256:"))
         self.assertEqual(("digest", MIB, MIB), seen[-1])
-
-    def test_a_seed_that_is_no_base64_goes_nowhere(self) -> None:
-        traveller = models.Traveller(uuid=uuid4(), memory=64, cpus=1, network="none", seed="A", hardware="pc-q35-7.2")
-        self.client.create("vm", "debian")
-        said = str(self.assertRaises(BadRequest, self.client.expect, "vm", traveller))
-        self.assertThat(said, Contains("seed is not base64"))
 
     def test_the_socket_is_for_its_owner_alone(self) -> None:
         self.assertEqual(0o600, stat.S_IMODE(self.socket.stat().st_mode))

@@ -7,7 +7,7 @@ from testtools import TestCase
 from drivers.errors import DiskInUse, HostFailed
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
-from virtman.errors import BadRequest, HypervisorError, UnknownVm, VirtmanError, VmExists, VmRuns
+from virtman.errors import HypervisorError, UnknownVm, VirtmanError, VmExists, VmRuns
 
 MIB = 1 << 20
 
@@ -80,7 +80,7 @@ class RenameTest(TestCase):
     def test_what_cannot_be(self) -> None:
         self.scene.vms.create("other", "debian", None)
         cases: list[tuple[str, str, type[VirtmanError]]] = [
-            ("vm", "vm", BadRequest),
+            ("vm", "vm", VmExists),
             ("vm", "other", VmExists),
             ("none", "other", VmExists),
             ("none", "new", UnknownVm),
