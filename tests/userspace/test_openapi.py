@@ -13,6 +13,7 @@ from testtools import TestCase
 
 from tests.doubles.servers import serve_app
 from tests.unit.virtman.agents import Site
+from tests.unit.virtman.scene import folder_for
 from tests.unit.volt.databases import new_database
 from virtman import pipe
 from virtman.api import PEER
@@ -36,7 +37,8 @@ class OpenApiTest(TestCase):
         url = serve_app(self, app) + "/openapi.json"
         argv = [sys.executable, "-m", "schemathesis.cli", "run", url, "--checks=all", "--max-examples=10", "--seed=1"]
         argv += ["--continue-on-failure", "--no-color", "--generation-database=none", *options]
-        done = subprocess.run(argv, check=False, capture_output=True, text=True)
+        folder = folder_for(self)  # Schemathesis leaves files where it runs
+        done = subprocess.run(argv, cwd=folder, check=False, capture_output=True, text=True)
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
 
     def test_volt(self) -> None:
