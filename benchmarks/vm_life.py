@@ -49,7 +49,7 @@ def taken(folder: Path) -> int:
 
 def clones(agent: AgentClient, source: Vm, count: int) -> dict[str, Any]:
     """Clone one at a time and then all by one call, destroy the source, and look at what the clones hold."""
-    disks = _folder_of_disks(source)
+    disks = _folder_of_layers(source)
     before = taken(disks)
     names = [f"clone-{number}" for number in range(count)]
     each = [timed(agent.clone, SOURCE, [name]) for name in names]
@@ -119,8 +119,8 @@ def streams(agent: AgentClient, vm: Vm, folder: Path) -> dict[str, Any]:
     return {"send_s": send, "receive_s": receive, **sizes}
 
 
-def _folder_of_disks(vm: Vm) -> Path:
-    return next(folder for folder in Path(vm.disk.path).parents if folder.name == "snapshots")
+def _folder_of_layers(vm: Vm) -> Path:
+    return next(folder for folder in Path(vm.disk.path).parents if folder.name == "snapshots").with_name("layers")
 
 
 def measure(count: int, points: int, leftovers: list[str]) -> dict[str, Any]:

@@ -1,38 +1,42 @@
 """The files of one VM's disk: its layers, which of them is written to, and which of them points keep.
 
-``<vm>/<number>.qcow2`` are the layers, whose headers say who is over whom; the lowest is over the image. The symlink
-``<vm>/disk.qcow2`` leads to the active layer, so that who uses the disk by its path never writes to a layer that a
-point keeps. ``<vm>/points.json`` names the points. A disk of an earlier release is a file ``<vm>.qcow2``.
+The layers of all disks are files ``layers/<number>.qcow2``. No two layers of a host have the same number. The header of
+a layer names the layer below by its absolute path, since QEMU and libvirt look for a relative name beside the path that
+they were given, which may be a link in any folder. The header of the lowest layer names the image.
 
-A header names the layer below by its number alone. So a clone has the layers of its source under the same numbers, by
-hard links, and what several disks have is known by the number of links (link(2), stat(2)). Such a layer is not written
-to, and lies over others that are shared too, as it was linked with all of them.
+The folder ``snapshots/<vm>`` belongs to one disk. Its symlinks ``<number>.qcow2`` say which layers the disk has. Its
+symlink ``disk.qcow2`` leads to the active layer, so that no program that opens the disk by its path writes to a layer
+that a point keeps. Its file ``points.json`` names the points. A disk of an earlier release is a file ``<vm>.qcow2``.
+
+A clone has symlinks to the layers of its source. A layer that several disks have is not written to, and all layers
+below it are shared as well. A layer's file goes before the last symlink to it, so a crash leaves no file without one,
+but for a new layer that holds nothing yet. A symlink that leads to nothing is of no layer.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from drivers.base import BlockNode
-from drivers.errors import BadDisk, NotPossible, SnapshotMissing
+from drivers.errors import BadDisk, SnapshotMissing
 from drivers.host.durable import sync, write_atomically
 from drivers.qemu.qcow2file import read_header
 
 BACKING_PREFIX = "json:"
-_SUFFIX, _FRESH = ".qcow2", ".new"
-_CANNOT_LINK = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP})
-"""What link(2) says where it can never do it, or for one file not once more."""
+READING = ".reading-"
+"""The name of a folder of links begins so if the links only keep layers while somebody reads them."""
 
+_SUFFIX, _FRESH = ".qcow2", ".new"
 _LAYER = re.compile(r"(\d{1,9})\.qcow2", re.ASCII)
 
 
@@ -95,6 +99,7 @@ class Layers:
     def __init__(self, disks: Path, vm: str) -> None:
         self.vm = vm
         self.folder = disks / vm
+        self._store = store_of(disks)
         self._link = self.folder / f"disk{_SUFFIX}"
         self._points = self.folder / "points.json"
         self._earlier = disks / f"{vm}{_SUFFIX}"
@@ -131,14 +136,16 @@ class Layers:
         return chain
 
     def layer(self, number: int) -> Layer:
-        """One layer. Raises BadDisk."""
+        """One layer that this disk has, whatever headers name. Raises BadDisk."""
+        if not self._name(number).is_symlink():
+            raise BadDisk(f"VM {self.vm}: its disk has no layer {number} in {self.folder}")
         return self._read(number, self.file(number))
 
     def all(self) -> dict[int, Layer]:
         """All layers that were made to their end, also those that nobody needs. Raises SnapshotMissing, BadDisk."""
         if self.of_an_earlier_release():
             return {0: self._active()}
-        return {number: self.layer(number) for number in self._numbers()}
+        return {number: self.layer(number) for number in self._numbers() if self.file(number).exists()}
 
     def points(self) -> dict[str, int]:
         """The layer of each point. Raises SnapshotMissing, BadDisk."""
@@ -152,37 +159,54 @@ class Layers:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadDisk(f"{self._points} does not name points: {error!r}") from error
 
-    def todo(self, *, fold: bool = False, readers: Mapping[int, int] | None = None) -> Step | None:
+    def todo(self, *, fold: bool = False, readers: bool = True) -> Step | None:
         """How to get rid of the next layer that nobody needs: see ``next_step``. Raises SnapshotMissing, BadDisk.
 
-        ``readers``: links that are left out, by inode, as they are only there for a while.
+        ``readers``: whether a layer that only a reader has besides counts as shared.
         """
-        layers = self.all()
-        below = {layer.number: layer.below for layer in layers.values()}
-        stats = {number: layer.path.stat() for number, layer in layers.items()}
-        shared = {number for number, stat in stats.items() if stat.st_nlink - (readers or {}).get(stat.st_ino, 0) > 1}
-        return next_step(below, {self._active().number, *self.points().values()}, shared, fold=fold)
+        if self.of_an_earlier_release():
+            return None
+        below = {layer.number: layer.below for layer in self.all().values()}
+        needed = {self._active().number, *self.points().values()}
+        for number in set(self._numbers()) - below.keys() - needed:
+            return Step(number, None)  # a crash left its symlink alone
+        with self._names():
+            shared = self._of_others(readers=readers)
+        return next_step(below, needed, shared, fold=fold)
 
     def file(self, number: int) -> Path:
         """Where a layer is."""
+        return self._store / f"{number}{_SUFFIX}"
+
+    def _name(self, number: int) -> Path:
+        """The symlink that says that this disk has the layer."""
         return self.folder / f"{number}{_SUFFIX}"
+
+    def _of_others(self, *, readers: bool = True) -> set[int]:
+        """The layers that other disks have."""
+        found = set[int]()
+        for other in self.folder.parent.iterdir():
+            if other != self.folder and (readers or not other.name.startswith(READING)):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it goes at this moment; a file
+                    found |= {int(path.stem) for path in other.iterdir() if _LAYER.fullmatch(path.name)}
+        return found
 
     # Changes
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Nobody else copies layers, or links them, meanwhile: a layer that is copied into cannot be opened."""
-        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+        return _flocked(self.folder)
+
+    def _names(self) -> AbstractContextManager[None]:
+        """Nobody else changes which disk has which layer, or what a disk or a layer is called, meanwhile."""
+        return _flocked(self._store)
 
     def clear(self) -> None:
         """Remove what is there of a disk that was not made, or not deleted, to the end."""
         self._half_made.unlink(missing_ok=True)
         if self.folder.exists():
+            for number in list(self._numbers()):
+                self.remove(number)
             shutil.rmtree(self.folder)
 
     def delete(self) -> None:
@@ -194,24 +218,31 @@ class Layers:
         self.clear()
 
     def fresh(self) -> Path:
-        """Where to make the next layer; what was half made is gone."""
-        self._make_folder()
-        for path in self.folder.glob(f"*{_FRESH}"):
-            path.unlink()
-        return self.folder / f"{max(self._numbers(), default=-1) + 1}{_FRESH}"
+        """Where to make the next layer. Its number is higher than those of all layers that there are."""
+        with self._names():
+            number = 1 + max((int(path.stem) for path in self._store.iterdir() if path.stem.isdecimal()), default=-1)
+            fresh = self.file(number).with_suffix(_FRESH)
+            fresh.touch()
+        return fresh
 
     def add(self, fresh: Path) -> int:
-        """Make a file from ``fresh`` a layer, and its number known. Nobody uses it yet."""
+        """Make a file from ``fresh`` a layer of this disk, and its number known. Nobody uses it yet."""
+        number = int(fresh.stem)
+        self._make_folder()
         sync(fresh)
-        fresh.rename(fresh.with_suffix(_SUFFIX))
+        with self._names():
+            self._name(number).unlink(missing_ok=True)  # one that a crash left leads to nothing
+            self._name(number).symlink_to(self.file(number))
+            fresh.rename(self.file(number))
         sync(self.folder)
-        return int(fresh.stem)
+        sync(self._store)
+        return number
 
     def activate(self, number: int) -> None:
         """Have the disk's path lead to a layer from now on."""
         link = self.folder / f"active{_FRESH}"
         link.unlink(missing_ok=True)
-        link.symlink_to(self.file(number).name)
+        link.symlink_to(self._name(number).name)
         link.rename(self._link)
         sync(self.folder)
 
@@ -220,34 +251,41 @@ class Layers:
         write_atomically(self._points, json.dumps({"points": points}).encode())
 
     def remove(self, number: int) -> None:
-        """Delete a layer that nobody needs."""
-        self.file(number).unlink(missing_ok=True)
+        """Give up a layer that this disk does not need. Its file goes if no other disk has it."""
+        with self._names():
+            if number not in self._of_others():
+                self.file(number).unlink(missing_ok=True)
+            self._name(number).unlink(missing_ok=True)
         sync(self.folder)
 
     def adopt(self) -> None:
-        """Make the file of an earlier release the lowest layer, and whole at every moment. Its path goes: by that one
-        QEMU would look for the layers below in another folder.
-        """
+        """Make the file of an earlier release the lowest layer, and whole at every moment. Its path goes."""
         self.clear()
-        self._make_folder()
+        number = self.add(self.fresh())  # an empty file, which nobody opens while the earlier one is there
+        self.activate(number)
         if self._earlier.is_symlink():
-            self.file(0).symlink_to(self._earlier.resolve(strict=True))
+            self.file(number).unlink()
+            self.file(number).symlink_to(self._earlier.resolve(strict=True))
+            self._earlier.unlink()
         else:
-            _link(self._earlier, self.file(0))
-        self.activate(0)
-        self._earlier.unlink()
+            self._earlier.rename(self.file(number))
+        sync(self._store)
         sync(self._earlier.parent)
 
     def rename(self, new: Layers) -> None:
-        """Be the disk of another VM, of which there is nothing. Headers name layers by their numbers, and stay."""
-        self.folder.rename(new.folder)
+        """Be the disk of another VM, of which there is nothing."""
+        with self._names():
+            self.folder.rename(new.folder)
         sync(self.folder.parent)
 
     def share(self, layers: Iterable[Layer]) -> None:
-        """Have the layers of another disk, under the same numbers. Raises NotPossible; OSError if a file is gone."""
+        """Have the layers of another disk, too. Raises BadDisk if one is gone."""
         self._make_folder()
-        for layer in layers:
-            _link(layer.path, self.file(layer.number))
+        with self._names():
+            for layer in layers:
+                if not layer.path.exists():
+                    raise _gone(self.vm, layer.path)
+                self._name(layer.number).symlink_to(layer.path)
         sync(self.folder)
 
     def _make_folder(self) -> None:
@@ -269,33 +307,45 @@ class Layers:
         return self.layer(int(target.stem))
 
     def _numbers(self) -> Iterator[int]:
-        return (int(path.stem) for path in self.folder.iterdir() if _LAYER.fullmatch(path.name))
+        return (int(path.stem) for path in self.folder.iterdir() if _LAYER.fullmatch(path.name) and path.is_symlink())
 
     def _read(self, number: int, path: Path) -> Layer:
         try:
             header = read_header(path)
         except FileNotFoundError:
-            raise BadDisk(f"VM {self.vm}: a layer of its disk is gone: {path}") from None
+            raise _gone(self.vm, path) from None
         if header.external_data:
             raise BadDisk(f"{path} is not a disk that was made here: its data are in another file")
         backing = header.backing or ""
         if backing.startswith(BACKING_PREFIX):
             return Layer(number, path, header.size, backing, None)
-        if not _LAYER.fullmatch(backing):
+        lower = Path(backing)
+        if not _LAYER.fullmatch(lower.name):
             raise _not_ours(path, header.backing)
-        return Layer(number, path, header.size, backing, int(Path(backing).stem))
+        return Layer(number, path, header.size, backing, int(lower.stem))
 
 
-def _link(source: Path, target: Path) -> None:
+def store_of(disks: Path) -> Path:
+    """The folder of all layers, beside the folder of all disks."""
+    return disks.with_name("layers")
+
+
+def clean(disks: Path) -> None:
+    """Remove what agents left that were killed: links of those who only read, and layers that were half made."""
+    for left in disks.glob(f"{READING}*"):
+        Layers(disks, left.name).clear()
+    for left in store_of(disks).glob(f"*{_FRESH}"):
+        left.unlink()
+
+
+@contextlib.contextmanager
+def _flocked(folder: Path) -> Iterator[None]:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno in _CANNOT_LINK:
-            raise NotPossible(
-                f"{source} gets no second name, so its disk can be neither cloned nor copied: {error.strerror};"
-                f" {target.parent.parent} must be on one file system that has hard links"
-            ) from error
-        raise
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _is_export(node: object) -> bool:
@@ -309,6 +359,10 @@ def _is_export(node: object) -> bool:
 
 def _has(node: Any, driver: str, part: str) -> TypeGuard[dict[str, Any]]:
     return isinstance(node, dict) and node.get("driver") == driver and isinstance(node.get(part), dict)
+
+
+def _gone(vm: str, path: Path) -> BadDisk:
+    return BadDisk(f"VM {vm}: a layer of its disk is gone: {path}")
 
 
 def _not_ours(path: Path, backing: str | None) -> BadDisk:

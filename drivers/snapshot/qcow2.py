@@ -23,7 +23,6 @@ import logging
 import os
 import secrets
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -50,7 +49,7 @@ from drivers.qemu.monitor import SETPRIV, is_locked, open_node, private_daemon
 from drivers.qemu.nodes import Nodes, named_after
 from drivers.qemu.qcow2file import is_empty, read_header
 from drivers.qemu.streaming import settle, stream
-from drivers.snapshot.layers import BACKING_PREFIX, Layer, Layers
+from drivers.snapshot.layers import BACKING_PREFIX, READING, Layer, Layers, clean, store_of
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,6 @@ DEEPEST = 200
 """Layers. With so many QEMU holds a guest still for seconds at each change; only snapshots make a disk as deep."""
 
 _PRIVATE = "virtman-private"
-_READING = ".reading-"
 
 
 @door
@@ -86,9 +84,10 @@ class Qcow2Snapshot:
     def __init__(self, place: Place) -> None:
         self._group, self._room = place.group, Room(place.state, place.reserve)
         self._folder = place.state / "snapshots"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for left in self._folder.glob(f"{_READING}*"):  # by an agent that was killed: there is one at a time
-            shutil.rmtree(left)
+        self._store = store_of(self._folder)
+        for folder in (self._folder, self._store):
+            folder.mkdir(parents=True, exist_ok=True)
+        clean(self._folder)  # there is one agent at a time
 
     def create(self, vm: str, origin: Device, size: int) -> Device:
         """A disk of ``size`` bytes over ``origin``, which this host's export made (``NbdExport.local``).
@@ -213,7 +212,7 @@ class Qcow2Snapshot:
     def clone(self, vm: str, point: str, new: str) -> Device:
         """A disk of another VM that holds what the point keeps, without copying it; an existing one is returned.
 
-        Raises SnapshotMissing, PointMissing, BadDisk, BadName, NoSpace, NotPossible without hard links.
+        Raises SnapshotMissing, PointMissing, BadDisk, BadName, NoSpace.
         """
         source, clone = self._layers(vm), self._layers(new)
         number = source.points().get(checked(point))
@@ -264,12 +263,12 @@ class Qcow2Snapshot:
 
     def spare(self) -> int:
         """What the file system has to spare."""
-        return self._room.spare(self._folder)
+        return self._room.spare(self._store)
 
     def trouble(self) -> str:
         """Whether the file system is running full under the disks."""
-        reserve = self._room.reserve(self._folder)
-        said = shortage(self._folder, reserve + reserve // 16) if self.existing().names else ""
+        reserve = self._room.reserve(self._store)
+        said = shortage(self._store, reserve + reserve // 16) if self.existing().names else ""
         return f"{said}; caches take in little more, or nothing" if said else ""
 
     # Layers
@@ -286,7 +285,7 @@ class Qcow2Snapshot:
         """The layers of a point by links, so that they stay, and nothing is copied into them; and what the layer of
         each point was when they were linked. Raises SnapshotMissing, PointMissing, BadDisk.
         """
-        links = Layers(self._folder, f"{_READING}{secrets.token_hex(8)}")
+        links = Layers(self._folder, f"{READING}{secrets.token_hex(8)}")
         _number(layers.vm, layers.points(), point)  # a disk of an earlier release has no points, and no folder to lock
         try:
             with layers.locked():
@@ -323,7 +322,7 @@ class Qcow2Snapshot:
 
         ``of_another``: that one is of another VM, whose group's members need not be those who write to this one.
         """
-        layout = ["-o", _LAYOUT_ABOVE, "-F", "qcow2", "-b", below.path.name]
+        layout = ["-o", _LAYOUT_ABOVE, "-F", "qcow2", "-b", str(below.path)]
         return self._make(layers, layout, below.size, owner=below.path, shared=of_another)
 
     def _make(
@@ -361,9 +360,9 @@ class Qcow2Snapshot:
                 layer.path.chmod(found.st_mode & 0o707 | 0o040)
 
     def _require_room(self) -> None:
-        free = shutil.disk_usage(self._folder).free
+        free = shutil.disk_usage(self._store).free
         if free < _ROOM:
-            raise NoSpace(self._folder, free, _ROOM)
+            raise NoSpace(self._store, free, _ROOM)
 
     # Who has the disk open
 
@@ -387,11 +386,7 @@ class Qcow2Snapshot:
 
     def _is_untidy(self, layers: Layers) -> bool:
         """Whether there is a layer that nobody needs any more when what is read now has been read."""
-        readers: Counter[int] = Counter()
-        for links in self._folder.glob(f"{_READING}*"):
-            with contextlib.suppress(FileNotFoundError):  # it has been read
-                readers.update(link.stat().st_ino for link in links.iterdir())
-        return layers.todo(fold=_is_deep(layers), readers=readers) is not None
+        return layers.todo(fold=_is_deep(layers), readers=False) is not None
 
     def _tidy_if_possible(self, layers: Layers) -> None:
         try:

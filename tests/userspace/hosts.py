@@ -177,7 +177,7 @@ class HostProcess:
 
     def files(self) -> set[str]:
         """Everything that stacks and VMs leave in the host's folders, without caches and logs."""
-        folders = [self.run / "serve", self.run / "parent", self.state / "snapshots"]
+        folders = [self.run / "serve", self.run / "parent", self.state / "snapshots", self.state / "layers"]
         folders += [self.state / "records" / "vms", self.state / "records" / "images"]
         return {f"{folder.name}/{path.name}" for folder in folders if folder.exists() for path in folder.iterdir()}
 

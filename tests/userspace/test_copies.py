@@ -85,9 +85,8 @@ class CloneTest(CopiesTestCase):
         self.assertLess(self.taken() - before, 10 * MIB)
 
     def taken(self) -> int:
-        done = subprocess.run(
-            ["du", "-s", "--block-size=1", str(self.h1.state / "snapshots")], check=True, capture_output=True
-        )
+        argv = ["du", "-s", "--block-size=1", str(self.h1.state / "layers")]
+        done = subprocess.run(argv, check=True, capture_output=True)
         return int(done.stdout.split()[0])
 
 
@@ -118,9 +117,9 @@ class ExportTest(CopiesTestCase):
         thread = threading.Thread(target=export)
         thread.start()
         self.addCleanup(thread.join)
-        wait_until(lambda: programs("qemu-img", self.h1.state / "snapshots"), "the copy has begun")
+        wait_until(lambda: programs("qemu-img", self.h1.state / "layers"), "the copy has begun")
         self.h1.kill()
-        wait_until(lambda: not programs("qemu-img", self.h1.state / "snapshots"), "the copy has ended")
+        wait_until(lambda: not programs("qemu-img", self.h1.state / "layers"), "the copy has ended")
         self.assertFalse([path for path in self.folder.iterdir() if "target" in path.name])
         os.kill(daemon, signal.SIGCONT)
         client = self.h1.start()

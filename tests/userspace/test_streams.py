@@ -209,7 +209,7 @@ class RefusedTest(StreamsTestCase):
         self.assert_arrived()
 
     def test_a_receiver_whose_disks_have_no_room(self) -> None:
-        folder = self.other.state / "snapshots"
+        folder = self.other.state / "layers"
         if os.geteuid() != 0:
             self.skipTest("mounting a small file system needs root")
         write(self.vm, 0x66, 4 * MIB, 4 * MIB)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.errors import BadDisk, SnapshotMissing
-from drivers.snapshot.layers import Layers, Step, next_step
+from drivers.snapshot.layers import Layers, Step, clean, next_step
 
 
 class NextStepTest(testtools.TestCase):
@@ -78,8 +78,11 @@ EXPORT = {"driver": "raw", "file": {"driver": "nbd", "server": {"type": "unix", 
 class FilesTest(testtools.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.folder = Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, self.folder)
+        state = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, state)
+        self.folder, self.store = state / "snapshots", state / "layers"
+        self.folder.mkdir()
+        self.store.mkdir()
         self.layers = Layers(self.folder, "vm")
 
     def add(self, backing: str, size: int = 1 << 20) -> int:
@@ -91,7 +94,7 @@ class FilesTest(testtools.TestCase):
     def chain(self, length: int) -> None:
         self.add(f"json:{json.dumps(EXPORT)}")
         for number in range(1, length):
-            self.add(f"{number - 1}.qcow2")
+            self.add(str(self.layers.file(number - 1)))
         self.layers.activate(length - 1)
 
     def test_the_path_leads_to_the_active_layer(self) -> None:
@@ -103,10 +106,18 @@ class FilesTest(testtools.TestCase):
 
     def test_a_number_is_given_once_while_its_file_is_there(self) -> None:
         self.chain(3)
-        (self.layers.folder / "7.new").touch()
         self.layers.remove(1)
-        self.assertEqual("3.new", self.layers.fresh().name)
-        self.assertEqual([], list(self.layers.folder.glob("*.new")))
+        self.assertEqual(["3.new", "4.new"], [Layers(self.folder, name).fresh().name for name in ("other", "vm")])
+        clean(self.folder)
+        self.assertEqual({"0.qcow2", "2.qcow2"}, {path.name for path in self.store.iterdir()})
+
+    def test_a_link_that_a_crash_left_is_of_no_layer_and_in_nobodys_way(self) -> None:
+        self.chain(2)
+        with mock.patch.object(Path, "rename", side_effect=OSError("cut off")):
+            self.assertRaises(OSError, self.add, str(self.layers.file(1)))
+        self.assertEqual(({0, 1}, Step(2, None)), (set(self.layers.all()), self.layers.todo()))
+        clean(self.folder)
+        self.assertEqual(2, self.add(str(self.layers.file(1))))
 
     def test_points_are_kept_until_they_are_replaced(self) -> None:
         self.assertRaises(SnapshotMissing, self.layers.points)
@@ -122,16 +133,11 @@ class FilesTest(testtools.TestCase):
             self.assertRaises(BadDisk, self.layers.points)
 
     def test_chains_that_lead_elsewhere_are_refused(self) -> None:
-        for backing in (
-            "",
-            "/etc/passwd",
-            "../other/0.qcow2",
-            "1.qcow2",
-            "x.qcow2",
-            str(self.layers.folder / "0.qcow2"),
-        ):
+        self.chain(1)
+        self.layers.rename(Layers(self.folder, "other"))
+        for backing in ("", "/etc/passwd", "x.qcow2", *(str(self.layers.file(number)) for number in (0, 2, 3))):
             self.layers.delete()
-            self.chain(1)
+            self.add(f"json:{json.dumps(EXPORT)}")
             self.layers.activate(self.add(backing))
             self.assertRaises(BadDisk, self.layers.chain)
         file = {"driver": "file", "filename": "/etc/shadow"}
@@ -163,7 +169,7 @@ class FilesTest(testtools.TestCase):
         self.layers.write_points({"a": 0})
         for _ in range(2):
             self.layers.delete()
-            self.assertEqual([], list(self.folder.iterdir()))
+            self.assertEqual([], [*self.folder.iterdir(), *self.store.iterdir()])
 
     def test_a_deletion_that_is_cut_off_leaves_no_disk(self) -> None:
         self.chain(2)

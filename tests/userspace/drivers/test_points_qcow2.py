@@ -27,7 +27,7 @@ from drivers.errors import DiskInUse, DriverError, MonitorFailed, NoSpace, NotPo
 from drivers.qemu import monitor as monitors
 from drivers.qemu.streaming import JOB
 from drivers.snapshot import qcow2
-from drivers.snapshot.layers import Layers
+from drivers.snapshot.layers import Layers, store_of
 from drivers.snapshot.qcow2 import DEEP, Qcow2Snapshot
 from tests.patience import PATIENCE
 from tests.userspace.drivers.hosts import MIB, HostCase, until
@@ -84,7 +84,6 @@ def cut_at(number: int) -> Iterator[list[str]]:
             (Path, "rename"),
             (Path, "symlink_to"),
             (Path, "unlink"),
-            (os, "link"),
             (os, "fsync"),
         ):
             stack.enter_context(mock.patch.object(owner, name, around(getattr(owner, name), name)))
@@ -114,6 +113,10 @@ class PointCase(HostCase):
         started = Vm(self.make().open(vm), running=running)
         self.addCleanup(started.kill)
         return started
+
+    def left(self) -> list[Path]:
+        """All that there is of disks."""
+        return [*self.folder.iterdir(), *store_of(self.folder).iterdir()]
 
     def layers(self, vm: str) -> Layers:
         return Layers(self.folder, vm)
@@ -343,7 +346,7 @@ class RunningTest(PointCase):
         self.make().take(vm, "p", running)
         self.make().drop(vm, "p", running)
         open_files = [str(link.readlink()) for link in Path(f"/proc/{running.pid}/fd").iterdir()]
-        self.assertEqual([str(self.layers(vm).file(1))], [name for name in open_files if vm in name])
+        self.assertEqual([str(self.layers(vm).file(1))], [name for name in open_files if name.endswith(".qcow2")])
 
     def test_a_monitor_of_another_vm_is_refused(self) -> None:
         vm, other = self.create(), self.create()
@@ -390,7 +393,7 @@ class CrashTest(PointCase):
             if running is not None:
                 running.kill()
             self.make().delete(vm)
-            self.assertEqual([], list(self.folder.iterdir()))
+            self.assertEqual([], self.left())
             if len(steps) < number:
                 break
 
@@ -431,8 +434,7 @@ class CrashTest(PointCase):
             running.write(5 * BLOCK, 5)
             call(self.make(), vm, running)
             running.write(6 * BLOCK, 6)
-            self.assertEqual(self.layers(vm).file(4), self.layers(vm).path.resolve())
-            self.assertIn("4.qcow2 False", running.files())
+            self.assertIn(f"{self.layers(vm).path.resolve().name} False", running.files())
             running.kill()
             self.assert_holds(self.make().open(vm).path, {0: 3, 1: 1, 2: 2, 3: 3, 5: 5, 6: 6})
 
@@ -554,10 +556,11 @@ class FullTest(PointCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.small_file_system(self.folder, 24 * MIB)
+        self.filler = store_of(self.folder) / "filler"
+        self.small_file_system(self.filler.parent, 24 * MIB)
 
     def fill(self, left: int) -> None:
-        (self.folder / "filler").write_bytes(bytes(max(0, shutil.disk_usage(self.folder).free - left)))
+        self.filler.write_bytes(bytes(max(0, shutil.disk_usage(self.filler.parent).free - left)))
 
     def test_taking_and_reverting(self) -> None:
         vm = self.create()
@@ -570,7 +573,7 @@ class FullTest(PointCase):
                 self.assertRaises(NoSpace, self.make().revert, vm, "p1")
             self.assert_points(vm, points)
             self.assert_holds(self.make().open(vm).path, {0: 2, 1: 1, 2: 2, 3: 3})
-            (self.folder / "filler").unlink()
+            self.filler.unlink()
         self.make().take(vm, "more", None)
         self.make().revert(vm, "p1")
         self.assert_holds(self.make().open(vm).path, points["p1"])
@@ -589,7 +592,7 @@ class FullTest(PointCase):
                 self.assertRaises(NoSpace, self.make().drop, vm, "p2", running)
             self.assertEqual({"p1"}, self.make().points(vm))
             self.assert_holds(self.make().open(vm).path, points["p2"])
-            (self.folder / "filler").unlink()
+            self.filler.unlink()
             self.make().drop(vm, "p2", running)
             self.assert_points(vm, {"p1": points["p1"]})
             self.assert_holds(self.make().open(vm).path, points["p2"])
@@ -791,13 +794,26 @@ class CloneTest(PointCase):
         for number in (1, 2):
             self.assert_holds(self.make().open(f"clone{number}").path, {0: 1})
 
-    def test_a_path_alone_opens_it(self) -> None:
-        vm, new = self.source(), next(self.names)
-        path = self.make().clone(vm, "p1", new).path
-        done = subprocess.run(["qemu-img", "check", "-q", str(path)], check=False)
-        self.assertEqual(0, done.returncode)
-        with stranger(path or Path()):
-            self.assertRaises(DiskInUse, self.make().resize, new, 8 * MIB, None)
+    def test_a_link_in_any_folder_opens_it(self) -> None:
+        """As OpenNebula's link in a VM's folder, which QEMU and libvirt are given instead of our path."""
+        link = self.root / "disk.0"
+        for count in (0, 1, 3):
+            vm, new = self.create(), next(self.names)
+            points = self.with_points(vm, count)
+            last = points.get(f"p{count}", {})
+            disks = [self.make().rename(vm, vm := next(self.names))]
+            if points:
+                disks.append(self.make().clone(vm, f"p{count}", new))
+            for disk in disks:
+                link.unlink(missing_ok=True)
+                link.symlink_to(disk.path or "")
+                self.assert_holds(link, last)
+                with stranger(link):
+                    self.assertRaises(DiskInUse, self.make().resize, (disk.path or link).parent.name, 8 * MIB, None)
+                self.write(link, 7, 7)
+            self.make().delete(vm)
+            if points:
+                self.assert_holds(link, {**last, 7: 7})
 
     @pytest.mark.long
     def test_cloning_is_cut_off_anywhere(self) -> None:
@@ -813,7 +829,7 @@ class CloneTest(PointCase):
             self.make().delete(vm)
             self.assert_holds(self.make().open(new).path, {**self.POINTS["p2"], 7: 7})
             self.make().delete(new)
-            self.assertEqual([], list(self.folder.iterdir()))
+            self.assertEqual([], self.left())
             if len(steps) < number:
                 break
 
@@ -830,16 +846,16 @@ class CloneTest(PointCase):
             self.make().delete(vm)
             self.assert_holds(self.make().open(new).path, self.POINTS["p2"])
             self.make().delete(new)
-            self.assertEqual([], list(self.folder.iterdir()))
+            self.assertEqual([], self.left())
             if len(steps) < number:
                 break
 
     def test_without_room_there_is_none(self) -> None:
-        self.small_file_system(self.folder, 24 * MIB)
+        self.small_file_system(store_of(self.folder), 24 * MIB)
         vm = self.source()
-        filler = self.folder / ".filler"
+        filler = store_of(self.folder) / "filler"
         for left in (0, 200 * KIB):
-            filler.write_bytes(bytes(max(0, shutil.disk_usage(self.folder).free - left)))
+            filler.write_bytes(bytes(max(0, shutil.disk_usage(filler.parent).free - left)))
             self.assertRaises(NoSpace, self.make().clone, vm, "p2", "new")
             self.assertEqual({vm}, self.make().existing().names)
             filler.unlink()
@@ -879,7 +895,7 @@ class CloneTest(PointCase):
             self.make().clone(vm, "p3", new)
             self.write(self.layers(new).path, 5, 5)
             self.assert_holds(self.layers(new).path, {**self.POINTS["p3"], 5: 5})
-            self.assertEqual([3, 2, 0], [layer.number for layer in self.layers(vm).chain()])
+            self.assertEqual(3, len(self.layers(vm).chain()))
 
         for command in ("job-finalize", "block-stream"):
             self.while_merging(command, clone)
@@ -931,7 +947,7 @@ class CloneTest(PointCase):
                 self.assert_tidy(vm)
                 running.kill()
                 driver.delete(vm)
-            self.assertEqual([], list(self.folder.iterdir()))
+            self.assertEqual([], self.left())
 
     def test_nobody_is_kept_from_dropping_by_who_reads_another_disk(self) -> None:
         vm, other, driver = self.source(), self.source(), self.make()

@@ -29,7 +29,7 @@ class SnapshotCase(HostCase):
         super().setUp()
         self.image, self.file, (self.h,) = self.chain(0)
         self.origin = self.h.export.local(self.image)
-        self.folder = self.h.place.state / "snapshots"
+        self.folder, self.store = (self.h.place.state / name for name in ("snapshots", "layers"))
 
     def create(self, vm: str = "vm1", size: int | None = None) -> Path:
         device = self.h.snapshot.create(vm, self.origin, size or self.image.size)
@@ -63,28 +63,28 @@ class CreateTest(SnapshotCase):
         qemu_io_disk(path, "read -P 0 8M 8M")
 
     def test_full_disk_is_refused(self) -> None:
-        self.small_file_system(self.folder, MIB // 2)
+        self.small_file_system(self.store, MIB // 2)
         self.assertRaises(NoSpace, self.create)
-        self.assertEqual([], list(self.folder.iterdir()))
+        self.assertEqual([], [*self.folder.iterdir(), *self.store.iterdir()])
 
     def test_disk_that_cannot_be_written_leaves_nothing(self) -> None:
-        self.small_file_system(self.folder, 8 * MIB, files=0)
+        self.small_file_system(self.store, 8 * MIB, files=0)
         self.assertRaises(NoSpace, self.create)
         self.assertEqual(frozenset(), self.h.snapshot.existing().names)
 
     def test_disk_that_was_not_made_to_the_end_leaves_nothing(self) -> None:
         with killed_at_its_end("qemu-img"):
             self.assertRaises(CommandFailed, self.create)
-        self.assertEqual([], list(self.folder.iterdir()))
+        self.assertEqual([], [*self.folder.iterdir(), *self.store.iterdir()])
 
     def test_a_file_system_that_runs_full_below_disks_is_told_of(self) -> None:
-        self.small_file_system(self.folder, 8 * MIB)
+        self.small_file_system(self.store, 8 * MIB)
         self.assertEqual("", self.h.snapshot.trouble())
         self.create()
         driver = Qcow2Snapshot(replace(self.h.place, reserve=4 * MIB))
         self.assertEqual("", driver.trouble())
-        (self.folder / "large").write_bytes(bytes(4 * MIB))
-        self.assertIn(f"{self.folder} has 3 MiB free", driver.trouble())
+        (self.store / "large").write_bytes(bytes(4 * MIB))
+        self.assertIn(f"{self.store} has 3 MiB free", driver.trouble())
 
     def test_half_made_disk_is_made_anew(self) -> None:
         layers = self.folder / "vm1"
