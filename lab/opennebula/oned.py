@@ -360,6 +360,11 @@ class Oned:
         """The action that failed once more: its transfer file is run again."""
         return self._run(vm, self._last[vm.number])
 
+    def recover_failure(self, vm: Vm) -> None:
+        """A move that failed is given up: for oned the VM is off, and where it was before."""
+        vm.history.append(replace(vm.before))
+        self.power_off(vm)
+
     def recover_delete(self, vm: Vm) -> Answer:
         """All of the VM is deleted that oned knows of."""
         return self._delete(vm, Lcm.CLEANUP_DELETE, self._done)
@@ -383,7 +388,7 @@ class Oned:
     def _all_gone(self, vm: Vm) -> list[str]:
         # After a resume that failed, what lies on the front end is not deleted: nor is it by oned.
         lines = list(self.lines.delete(vm, local=vm.state in (State.STOPPED, State.UNDEPLOYED)))
-        if vm.lcm in (Lcm.PROLOG_MIGRATE_FAILURE, Lcm.PROLOG_MIGRATE_POWEROFF_FAILURE):
+        if vm.lcm.name.startswith("PROLOG_MIGRATE"):
             lines += self.lines.delete(vm, stay=-2)
         return lines
 
@@ -401,6 +406,8 @@ class Oned:
         if doing.name.endswith("_FAILURE"):
             doing = vm.lcm = Lcm[doing.name.removesuffix("_FAILURE")]
         answer = self.driver.transfer(file)
+        if vm.lcm is not doing:
+            return answer  # it was cancelled meanwhile: oned does not hear of it any more
         if answer.ok:
             then(vm)
         elif f"{doing.name}_FAILURE" in Lcm.__members__:

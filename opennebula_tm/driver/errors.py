@@ -19,5 +19,5 @@ class HostFailed(DriverError):
     """A host could not be reached, did not answer in time, or said no."""
 
 
-class NotThere(DriverError):
-    """A disk that an action is about is on no host."""
+class NotThere(HostFailed):
+    """What an action is about is not on the host where it should be."""

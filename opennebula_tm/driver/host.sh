@@ -16,6 +16,9 @@ fail() {
 
 command -v "$virtman" >/dev/null || fail "virtman is not installed there: no command $virtman"
 
+# at_end: what an action does before it gives its lock back.
+at_end() { :; }
+
 # lock FOLDER KEY: one action with a disk at a time. OpenNebula cancels actions without ending their scripts.
 lock() {
     mkdir -p "$1" || exit
@@ -23,9 +26,24 @@ lock() {
     while :; do
         exec 9>"$held" || exit
         flock -w "$wait" 9 || fail "an earlier action with it still goes on there, after $wait seconds"
-        # Whoever destroys the disk removes the file.
+        # Whoever gives the lock back removes the file before.
         # shellcheck disable=SC3013
-        [ "$held" -ef /proc/self/fd/9 ] && return
+        [ "$held" -ef /proc/self/fd/9 ] && break
+    done
+    trap 'at_end; rm -f "$held"' EXIT
+}
+
+# end_others LOCK: ends the actions that have this lock, or wait for it, with all that they run. sshd gives each action
+# a process group of its own.
+end_others() {
+    # While dash runs something that does not get the lock, its own descriptor of the file has another number.
+    # By its name first: to look at all open files would wait for those of a file server that hangs.
+    find /proc/[0-9]*/fd -lname "*/${1##*/}" 2>/dev/null | while read -r open; do
+        # shellcheck disable=SC3013
+        [ "$1" -ef "$open" ] || continue
+        # PID (NAME) STATE PARENT GROUP and more, where the name may have blanks.
+        group=$(sed 's/.*) . [0-9]* \([0-9]*\) .*/\1/' "${open%/fd/*}/stat" 2>/dev/null)
+        [ -z "$group" ] || kill -s TERM -- "-$group" 2>/dev/null
     done
 }
 
@@ -139,11 +157,17 @@ moved) # FOLDER KEY LINK TARGET NAME: NAME may be empty; no link if the VM's fol
     [ -z "$5" ] || gone destroy "$5"
     ;;
 
-destroy) # FOLDER KEY LINK NAME: LINK may be empty
+destroy) # FOLDER KEY LINK NAME END: says whether there was one; LINK may be empty; END: no action goes on with it, or ""
+    [ -z "$5" ] || end_others "$1/$2.lock"
     lock "$1" "$2"
     gone destroy "$4"
-    [ -z "$3" ] || rm -f "$3" || exit
-    rm -f "$held"
+    [ "$code" -eq "$absent" ] || echo there
+    if [ -n "$3" ]; then
+        rm -f "$3" || exit
+        # An action that came after the folder's removal made a new folder for its link.
+        rmdir "$(dirname "$3")" 2>/dev/null
+    fi
+    :
     ;;
 
 snapshot) # FOLDER KEY NAME SNAPSHOT DOMAIN URI: DOMAIN is empty if the VM does not run
@@ -152,7 +176,8 @@ snapshot) # FOLDER KEY NAME SNAPSHOT DOMAIN URI: DOMAIN is empty if the VM does 
     gone snapshot delete "$3" "$4"
     if [ -n "$5" ]; then
         # A guest may have frozen though its answer was late.
-        trap 'timeout 60 virsh -c "$6" domfsthaw "$5" >/dev/null 2>&1' EXIT
+        uri=$6 domain=$5
+        at_end() { timeout 60 virsh -c "$uri" domfsthaw "$domain" >/dev/null 2>&1; }
         timeout 60 virsh -c "$6" domfsfreeze "$5" >/dev/null 2>&1
     fi
     v snapshot create "$3" "$4" >/dev/null || exit
@@ -204,17 +229,16 @@ sweep) # FOLDER IMAGE NAME...: removes the disks and images whose names begin wi
     for name in $(printf '%s\n' "$listed" | ours "$@"); do
         gone unpublish "$name" --when-unused
     done
-    rm -f "$held"
     ;;
 
 upload) # FOLDER KEY IMAGE: a tar of one file named "disk" comes in
     lock "$1" "$2"
     for left in "$1"/*.upload; do
         # Of one that was killed, or the host with it: nobody has its lock.
-        [ -d "$left" ] && flock -n "${left%.upload}.lock" rm -rf "$left"
+        [ -d "$left" ] && flock -n "${left%.upload}.lock" rm -rf "$left" "${left%.upload}.lock"
     done
     file=$1/$3.upload
-    trap 'rm -rf "$file"' EXIT
+    at_end() { rm -rf "$file"; }
     mkdir "$file" && tar -xSf - -C "$file" || exit
     v publish "$3" "$file/disk" --json || exit
     ;;
@@ -222,7 +246,7 @@ upload) # FOLDER KEY IMAGE: a tar of one file named "disk" comes in
 export) # FOLDER KEY NAME [--image]: as qcow2, to standard output
     lock "$1" "$2"
     file=$1/$2.export
-    trap 'rm -f "$file"' EXIT
+    at_end() { rm -f "$file"; }
     rm -f "$file"
     name=$3
     shift 3
@@ -250,7 +274,7 @@ restore) # FOLDER KEY LINK NAME SNAPSHOT...: a qcow2 file comes in; the snapshot
     lock "$1" "$2"
     file=$1/$2.restore link=$3 name=$4
     shift 4
-    trap 'rm -f "$file"' EXIT
+    at_end() { rm -f "$file"; }
     cat >"$file" || exit
     whole "$file"
     made=$(path "$name") || exit

@@ -22,6 +22,8 @@ VOLATILE = frozenset({"FS", "SWAP"})
 """Types of disks that are of no image: each is a file in the VM's folder."""
 DONE = 6
 """The state (STATE) of a VM that was terminated."""
+DELETED = frozenset({15, 23})
+"""States of a VM that is being deleted: CLEANUP_RESUBMIT (it is made anew after that) and CLEANUP_DELETE."""
 DISK_RESIZE = 62
 """The state of a running VM whose disk is resized."""
 DISK_RESIZE_UNDEPLOYED = 64
@@ -99,6 +101,11 @@ class Vm:
     disks: tuple[VmDisk, ...]
     datastores: tuple[int, ...] = ()
     done: bool = False
+
+    @property
+    def deleted(self) -> bool:
+        """Whether all of it is removed, or was."""
+        return self.done or self.state in DELETED
 
     def disk(self, number: int) -> VmDisk:
         """One of its disks. Raises FrontendFailed."""

@@ -13,10 +13,12 @@ import threading
 from pathlib import Path
 from typing import IO
 
-from opennebula_tm.driver.errors import HostFailed
+from opennebula_tm.driver.errors import HostFailed, NotThere
 from opennebula_tm.driver.settings import Settings
 
 SCRIPT = Path(__file__).with_name("host.sh")
+ABSENT = 3
+"""The exit code of virtman for a name of what is not there."""
 UNREACHABLE = 255
 """ssh(1): the exit code for an error of its own."""
 FORWARDED = ("-o", "ForwardAgent=yes", "-o", "ControlMaster=no", "-o", "ControlPath=none")
@@ -39,7 +41,7 @@ class Hosts:
         return shlex.join(["sh", "-c", self._script, "virtman", wait, self._settings.virtman, action, *arguments])
 
     def run(self, host: str, action: str, *arguments: str) -> str:
-        """Do a step on a host. Returns what it printed. Raises HostFailed."""
+        """Do a step on a host. Returns what it printed. Raises HostFailed, NotThere."""
         return self._run(host, self.command(action, *arguments), self._settings.step)
 
     def transfer(
@@ -65,7 +67,8 @@ class Hosts:
             raise HostFailed(f"cannot run {argv[0]}: {error.strerror}") from error
         out, err = _ended(process, host, seconds, stdout)
         if process.returncode != 0:
-            raise HostFailed(f"{host}: {_reason(process.returncode, err.decode(errors='replace'))}")
+            failed = NotThere if process.returncode == ABSENT else HostFailed
+            raise failed(f"{host}: {_reason(process.returncode, err.decode(errors='replace'))}")
         return out.decode(errors="replace")
 
 

@@ -7,16 +7,17 @@ means: ``docs/opennebula.md``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from opennebula_tm.driver import names, nebula
 from opennebula_tm.driver.card import Cards
 from opennebula_tm.driver.content import Contents, Origins
 from opennebula_tm.driver.disks import Disks, Ref
-from opennebula_tm.driver.errors import NotThere, Refused
+from opennebula_tm.driver.errors import HostFailed, NotThere, Refused
 from opennebula_tm.driver.moving import Mover, Stored, Streams
-from opennebula_tm.driver.nebula import DISK_RESIZE, DISK_RESIZE_UNDEPLOYED, LOST, MIB, Vm
+from opennebula_tm.driver.nebula import DISK_RESIZE, DISK_RESIZE_UNDEPLOYED, LOST, MIB, Vm, VmDisk
 from opennebula_tm.driver.remote import Hosts
 from opennebula_tm.driver.settings import Settings
 
@@ -60,33 +61,36 @@ class TransferManager:
     def mvds(self, source: str, target: str, vm: str, _datastore: str) -> None:
         """The end of a persistent image's use: its disk waits at the origins for the next VM."""
         ref = self._ref(source, vm)
-        path = names.path_of(target)
-        stored = Stored(ref)
+        self._at_home(ref, lambda: self._give_back(ref, names.path_of(target)))
+
+    def _give_back(self, ref: Ref, path: PurePosixPath) -> None:
         with self._cards.locked(path):
-            contents, known = self._contents(path), self._show_vm(ref.vm)
+            known, contents = self._show_vm(ref.vm), self._contents(path)
+            stored = _stored(ref, known)
             on_host = ref.host in known.hosts
             found = self._disks.describe(ref) if on_host else None
             if found is not None:
                 self._disks.drop_system_snapshots(ref)  # which are the VM's own, and end with it
                 contents.keep(found.image, ref.source, ref.name)
-                stored.remove()  # first: a repeated call that finds no disk takes what is stopped
+                _forget_stored(ref, known)  # first: a repeated call that finds no disk takes what is stopped
             elif stored.there:
                 contents.keep(stored.image, stored.file, ref.name, known.disk(ref.number).grown)
             elif (kept := contents.card.kept) is None or kept.of != ref.name:
                 raise NotThere(f"{ref} is neither on {ref.host} nor on the front end")
         if on_host:
-            self._disks.destroy(ref, link=True)
-        stored.remove()
+            self._disks.destroy(ref)
+        _forget_stored(ref, known)
 
     def cpds(self, source: str, target: str, snapshot: str, vm: str, _datastore: str) -> None:
         """Save as: what a disk holds, or held at a snapshot, becomes the content of another image."""
         ref = self._ref(source, vm)
         number = names.number("the snapshot", snapshot)
-        path = names.path_of(target)
-        stored = Stored(ref)
+        self._at_home(ref, lambda: self._save(ref, number, names.path_of(target)))
+
+    def _save(self, ref: Ref, number: int, path: PurePosixPath) -> None:
         with self._cards.locked(path):
-            contents = self._contents(path)
-            known = self._show_vm(ref.vm)
+            known, contents = self._show_vm(ref.vm), self._contents(path)
+            stored = _stored(ref, known)
             found = self._disks.describe(ref) if ref.host in known.hosts else None
             if found is not None:
                 options = ("--snapshot", names.snapshot(number)) if number >= 0 else ()
@@ -102,15 +106,32 @@ class TransferManager:
         """A VM's disk, for good. What is not there is fine."""
         ref = self._ref(target, vm)
         known = self._show_vm(ref.vm)
-        _forget_stored(ref, known)
+        for other in () if self._removed(ref, known, end=True) else _elsewhere(ref, known):
+            try:
+                self._disks.destroy(other, end=True)
+            except HostFailed as error:
+                log.warning("%s was not on %s, and may still be elsewhere: %s", ref, ref.host, error)
+
+    def _removed(self, ref: Ref, known: Vm, *, end: bool = False) -> bool:
+        """Remove a disk from a place, and return whether it was there. ``end``: see ``Disks.destroy``."""
+        there = _forget_stored(ref, known)
         # Who is no host of the VM is the front end, which need not have an agent.
-        if ref.host in known.hosts:
-            self._disks.destroy(ref, link=True)
+        return (ref.host in known.hosts and self._disks.destroy(ref, end=end)) or there
 
     def mv(self, source: str, target: str, vm: str, _datastore: str) -> None:
         """A VM's disk goes to another host, to the front end (stop, undeploy), or comes from there (resume)."""
         before, after = self._ref(source, vm), self._ref(target, vm)
         known = self._show_vm(before.vm)
+        try:
+            self._at_home(before, lambda: self._move(before, after, known))
+        finally:
+            # The DELETE of a VM may have looked for the disk at its new host before the disk came there.
+            if (known := self._show_vm(before.vm)).deleted:
+                for ref in (after, before):
+                    self._removed(ref, known)
+                raise Refused(f"VM {known.number} was deleted while its disk {before.number} moved")
+
+    def _move(self, before: Ref, after: Ref, known: Vm) -> None:
         if (why := LOST.get(known.state)) is not None:
             raise Refused(
                 f"{before} is only on {before.host}, which {why}: wait until that host is back, or recreate the VM"
@@ -123,9 +144,12 @@ class TransferManager:
         elif before.host in known.hosts and (found := self._disks.describe(before)) is not None:
             self._mover.migrate(before, found, after, disk.driver, Stored(before))
         else:
-            self._mover.resume(Stored(before), after, disk.driver, Path(before.place.path))
-            if disk.grown:
-                self._disks.grow(after, disk.grown)
+            self._resume(_stored(before, known), after, disk, Path(before.place.path))
+
+    def _resume(self, stored: Stored, target: Ref, disk: VmDisk, link: Path) -> None:
+        self._mover.resume(stored, target, disk.driver, link)
+        if disk.grown:
+            self._disks.grow(target, disk.grown)
 
     def resize(self, source: str, size: str, vm: str, _datastore: str) -> None:
         """Let a disk have ``size`` MiB. The disk of an undeployed VM grows when it comes to a host.
@@ -141,12 +165,12 @@ class TransferManager:
             return
         if known.state == DISK_RESIZE and known.disk(ref.number).driver == "qcow2":
             raise Refused(f"{ref} is a file that only its running QEMU may resize: power the VM off first")
-        self._disks.resize(ref, mib * MIB)
+        self._at_home(ref, lambda: self._disks.resize(ref, mib * MIB))
 
     def snap_create(self, source: str, snapshot: str, vm: str, _datastore: str) -> None:
         """Keep what the disk of a VM that does not run holds."""
-        ref = self._ref(source, vm)
-        self._disks.snapshot(ref, names.number("the snapshot", snapshot), "", "")
+        ref, number = self._ref(source, vm), names.number("the snapshot", snapshot)
+        self._at_home(ref, lambda: self._disks.snapshot(ref, number, "", ""))
 
     def snap_create_live(self, source: str, snapshot: str, vm: str, _datastore: str) -> None:
         """Keep what the disk of a running VM holds; its guest is asked to write all down and hold still, if it can."""
@@ -156,11 +180,41 @@ class TransferManager:
 
     def snap_revert(self, source: str, snapshot: str, vm: str, _datastore: str) -> None:
         """Let the disk of a VM that does not run hold what it held then."""
-        self._disks.revert(self._ref(source, vm), names.number("the snapshot", snapshot))
+        ref, number = self._ref(source, vm), names.number("the snapshot", snapshot)
+        self._at_home(ref, lambda: self._disks.revert(ref, number))
 
     def snap_delete(self, source: str, snapshot: str, vm: str, _datastore: str) -> None:
         """Forget a snapshot."""
         self._disks.forget(self._ref(source, vm), names.number("the snapshot", snapshot))
+
+    def _at_home(self, ref: Ref, act: Callable[[], None]) -> None:
+        """Do something with a disk; one that is not where OpenNebula says is brought there first.
+
+        If a VM's folder cannot move after its disks, ``onevm recover --failure`` says that the VM is where it was.
+        """
+        try:
+            act()
+        except NotThere:
+            if not self._brought_back(ref, self._show_vm(ref.vm)):
+                raise
+            act()
+
+    def _brought_back(self, ref: Ref, known: Vm) -> bool:
+        at_host, disk = ref.host in known.hosts, known.disk(ref.number)
+        if known.deleted or (at_host and self._disks.describe(ref) is not None):
+            return False
+        for other in _elsewhere(ref, known):
+            if (found := self._disks.describe(other)) is not None:
+                if at_host:
+                    self._mover.migrate(other, found, ref, disk.driver, Stored(ref))
+                else:
+                    self._mover.stop(other, Stored(ref))
+                return True
+        stored = _stored(ref, known)
+        if at_host and stored.there:
+            self._resume(stored, ref, disk, Path(ref.link))
+            return True
+        return False
 
     def _ref(self, argument: str, vm: str) -> Ref:
         place = names.place(argument)
@@ -175,7 +229,23 @@ class TransferManager:
         return Contents(self._cards, path, Origins(self._hosts, self._streams, path.parent))
 
 
-def _forget_stored(ref: Ref, known: Vm) -> None:
-    """Remove what is on the front end of a disk, in whatever system datastore its VM was stopped."""
-    for datastore in {ref.place.datastore, *known.datastores}:
-        Stored(ref, datastore).remove()
+def _elsewhere(ref: Ref, known: Vm) -> Iterator[Ref]:
+    """The disk at other hosts of its VM, the last one first."""
+    for host in dict.fromkeys(reversed(known.hosts)):
+        if host != ref.host:
+            yield replace(ref, place=replace(ref.place, host=host))
+
+
+def _stored(ref: Ref, known: Vm) -> Stored:
+    """What is on the front end of a disk, in whatever system datastore its VM was stopped."""
+    places = (Stored(ref, datastore) for datastore in known.datastores)
+    return next((stored for stored in places if stored.there), Stored(ref))
+
+
+def _forget_stored(ref: Ref, known: Vm) -> bool:
+    """Remove what is on the front end of a disk. Returns whether there was something."""
+    places = [Stored(ref, datastore) for datastore in {ref.place.datastore, *known.datastores}]
+    there = any(stored.there for stored in places)
+    for stored in places:
+        stored.remove()
+    return there

@@ -177,9 +177,12 @@ class HostProcess:
 
     def files(self) -> set[str]:
         """Everything that stacks and VMs leave in the host's folders, without caches and logs."""
-        folders = [self.run / "serve", self.run / "parent", self.state / "snapshots", self.state / "layers"]
+        folders = [self.run / "serve", self.run / "parent", self.state / "snapshots"]
         folders += [self.state / "records" / "vms", self.state / "records" / "images"]
-        return {f"{folder.name}/{path.name}" for folder in folders if folder.exists() for path in folder.iterdir()}
+        found = {f"{folder.name}/{path.name}" for folder in folders if folder.exists() for path in folder.iterdir()}
+        owned = {link.name for link in (self.state / "snapshots").glob("*/*.qcow2")}
+        layers = {path.name for path in (self.state / "layers").glob("*")}
+        return found | {f"layers/{name}" for name in layers - owned}  # those of no disk
 
     def tear_down(self) -> None:
         """Kill all that this host has started."""

@@ -117,9 +117,11 @@ class Connection:
         """Run it to its end, or to the cut. Returns the exit code."""
         pipe = subprocess.PIPE
         # The command keeps the connection to the exchange open, which so learns when the last of it has ended.
+        # It gets a session of its own, as from sshd.
         self._command = subprocess.Popen(
-            argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd="/", pass_fds=[self._exchange.fileno()]
-        )
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd="/", pass_fds=[self._exchange.fileno()],
+            start_new_session=True,
+        )  # fmt: skip
         assert self._command.stdin and self._command.stdout and self._command.stderr
         self._ends = [stream.fileno() for stream in (self._command.stdin, self._command.stdout, self._command.stderr)]
         source = os.open(os.devnull, os.O_RDONLY) if no_input else 0

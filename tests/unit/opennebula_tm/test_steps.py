@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shlex
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 
 from testtools import TestCase
 
@@ -81,13 +83,13 @@ class StepsTest(TestCase):
     def test_what_is_gone_can_be_destroyed_and_its_lock_and_link_go(self) -> None:
         write(self.link, "x")
         self.says("destroy", "there is no such VM", 3)
-        self.run_step("destroy", *self.lock, str(self.link), "name")
+        self.run_step("destroy", *self.lock, str(self.link), "name", "")
         self.assertEqual(([], False), (list((self.folder / "locks").iterdir()), self.link.exists()))
 
     def test_what_cannot_be_destroyed_keeps_its_link(self) -> None:
         write(self.link, "x")
         self.says("destroy", "it is in use", 1)
-        self.assertEqual("h: it is in use", self.fails("destroy", *self.lock, str(self.link), "name"))
+        self.assertEqual("h: it is in use", self.fails("destroy", *self.lock, str(self.link), "name", ""))
         self.assertTrue(self.link.exists())
 
     def test_virtman_does_not_hold_the_lock(self) -> None:
@@ -95,6 +97,20 @@ class StepsTest(TestCase):
         self.run_step("create", *self.lock, str(self.link), "name", IMAGE, "", "qcow2", "", "")
         self.run_step("resize", *self.lock, "name", "5")
         self.assertEqual([f"create name {IMAGE}", "resize name 5"], self.asked())
+        self.assertEqual([], list((self.folder / "locks").iterdir()))
+
+    def test_a_disk_is_destroyed_under_an_action_that_goes_on(self) -> None:
+        self.hosts = Hosts(Settings(virtman=str(self.folder / "virtman"), lock=60))
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        write(self.folder / "says.resize", f"read -r never <{pipe}")
+        with ThreadPoolExecutor(1) as pool:
+            resized = pool.submit(self.fails, "resize", *self.lock, "name", "5")
+            with pipe.open("w"):  # opened when the resize opens it
+                self.assertEqual("there\n", self.run_step("destroy", *self.lock, str(self.link), "name", "end"))
+            resized.result()
+        self.assertEqual(["resize name 5", "destroy name"], self.asked())
+        self.assertEqual([], list((self.folder / "locks").iterdir()))
 
     def test_a_disk_of_another_format_does_not_stay(self) -> None:
         said = self.fails("create", *self.lock, str(self.link), "name", IMAGE, "", "raw", "", "")

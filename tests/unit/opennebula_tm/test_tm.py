@@ -88,6 +88,29 @@ class TransferManagerTest(StepsTestCase):
         self.manager("host-1").delete(self.at("host-1"), "42", "100")
         self.assertEqual(["host-1 destroy"], self.done())
 
+    def test_a_disk_is_deleted_at_the_host_where_a_move_left_it(self) -> None:
+        manager = self.manager("host-2", "host-1")
+        manager.delete(self.at("host-1"), "42", "100")
+        self.assertEqual(["host-1 destroy", "host-2 destroy"], self.done())
+        self.says("host-1", "destroy", "there")
+        manager.delete(self.at("host-1"), "42", "100")
+        self.assertEqual(["host-1 destroy"], self.done())
+
+    def test_a_disk_that_a_move_left_elsewhere_is_brought_to_its_vm(self) -> None:
+        write(self.folder / "says" / "host-1.resize", "exit 3")
+        manager = self.manager("host-2", "host-1")
+        self.assertRaises(NotThere, manager.resize, self.at("host-1"), "2048", "42", "100")
+        self.assertEqual(["host-1 resize", "host-1 describe", "host-2 describe"], self.done())
+        self.has("host-2")
+        self.assertRaises(NotThere, manager.resize, self.at("host-1"), "2048", "42", "100")
+        self.assertEqual(["host-2 forward", "host-2 moved", "host-1 resize"], self.done()[3:])
+
+    def test_a_move_ends_with_nothing_if_its_vm_was_deleted_meanwhile(self) -> None:
+        self.has("host-1")
+        manager = self.manager("host-1", "host-2", state=23)  # CLEANUP_DELETE
+        self.assertRaises(Refused, manager.mv, self.at("host-1"), self.at("host-2"), "42", "100")
+        self.assertEqual({"host-1 destroy", "host-2 destroy"}, set(self.done()[3:]))
+
     def test_a_file_is_not_resized_while_its_vm_runs(self) -> None:
         running = self.manager("host-1", state=DISK_RESIZE, driver="qcow2")
         self.assertRaises(Refused, running.resize, self.at("host-1"), "2048", "42", "100")
@@ -139,4 +162,4 @@ class TransferManagerTest(StepsTestCase):
         self.assertEqual(["host-1 describe", "host-1 destroy"], self.done())
         for other in ("one-41-0-host-1", ""):
             self.assertRaises(NotThere, manager.mvds, self.at("host-1"), self.card(kept_of=other), "42", "100")
-        self.assertEqual(["host-1 describe"] * 2, self.done())
+        self.assertEqual({"host-1 describe"}, set(self.done()))

@@ -156,6 +156,7 @@ class CloudTestCase(DriversTestCase):
         for host in (None, *self.cluster.names):
             left = [str(path) for path in self.frontend.datastores(host).glob("[0-9]*/**/*") if self._matters(path)]
             self.assertEqual([], left)
+            self.assertEqual([], list((self.frontend.datastores(host) / ".virtman").glob("*.lock")))
 
     @staticmethod
     def _matters(path: Path) -> bool:

@@ -14,7 +14,7 @@ from testtools.matchers import HasLength
 
 from lab.opennebula import Answer, Fate, Image, Vm
 from tests.userspace.hosts import wait_until
-from tests.userspace.opennebula.cloud import BASE, IMAGES, SYSTEM, CloudTestCase
+from tests.userspace.opennebula.cloud import BASE, IMAGES, OTHER_SYSTEM, SYSTEM, CloudTestCase
 
 pytestmark = pytest.mark.long
 
@@ -203,6 +203,62 @@ class FaultsTest(CloudTestCase):
         self.ok(self.one.recover_retry(vm))
         self.reads(vm, 0, 1)
 
+    def deployed(self) -> Vm:
+        """A VM that is off, on host-1, whose disk has a snapshot."""
+        vm = self.vm(self.add_image(7, mib=2))
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.one.power_off(vm)
+        self.write(vm, 0, 1)
+        self.ok(self.one.snapshot_create(vm, 0, 0))
+        return vm
+
+    @pytest.mark.long
+    def test_a_vm_that_is_deleted_while_its_disk_moves_leaves_nothing(self) -> None:
+        vm = self.deployed()
+        for fate, host, step in (
+            (Fate.LATE, "host-2", "receive"),  # the old host has begun, and the new one has not
+            (Fate.STALL, "host-2", "receive"),
+            (Fate.LATE, "host-1", "moved"),  # the new host has the disk
+        ):
+            fault = self.frontend.exchange.plan(fate, host=host, matching=f"{OURS}{step}", after=1 << 16)
+            moving = threading.Thread(target=self.one.migrate, args=(vm, "host-2", SYSTEM))
+            moving.start()
+            fault.wait()
+            self.ok(self.one.recover_delete(vm))
+            fault.release()
+            moving.join()
+            self.frontend.exchange.settle()
+            self.nothing_left()
+            for end in ("host-1", "host-2"):
+                self.assertFalse((self.frontend.datastores(end) / "0" / "42").exists())
+            vm = self.vm(self.one.images[7])
+            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+
+    @pytest.mark.long
+    def test_a_disk_that_moved_without_its_vm_is_found_where_it_is(self) -> None:
+        vm = self.deployed()
+        actions: tuple[Action, ...] = (
+            lambda: self.one.snapshot_create(vm, 0, 1),
+            lambda: self.one.migrate(vm, "origin", SYSTEM),
+            lambda: self.one.undeploy(vm),
+        )
+        for act in actions:
+            self.move_in_vain(vm)
+            self.ok(act())
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.one.power_off(vm)
+        self.reads(vm, 0, 1)
+        self.move_in_vain(vm)
+        self.ok(self.one.terminate(vm))
+        self.nothing_left()
+
+    def move_in_vain(self, vm: Vm) -> None:
+        """To host-2: the disk moves, the folder does not, and an operator gives it up."""
+        self.frontend.exchange.plan(Fate.FAIL, host=vm.here.host, matching="tar -C")
+        self.assertFalse(self.one.migrate(vm, "host-2", SYSTEM).ok)
+        self.one.recover_failure(vm)
+        self.assertEqual((set(), 1), (self.disks()[vm.here.host], len(self.disks()["host-2"])))
+
     def test_an_origin_that_is_down_costs_no_persistent_data_and_stops_no_vm(self) -> None:
         image = self.add_image(7, persistent=True)
         vm = self.vm(image)
@@ -213,6 +269,18 @@ class FaultsTest(CloudTestCase):
         again = self.vm(image, number=43)
         self.ok(self.one.deploy(again, "host-2", SYSTEM))
         self.reads(again, 0, 1)
+
+    @pytest.mark.long
+    def test_a_persistent_disk_leaves_no_stream_in_another_system_datastore(self) -> None:
+        vm = self.vm(self.add_image(7, mib=2, persistent=True))
+        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
+        self.ok(self.one.undeploy(vm))
+        self.frontend.exchange.plan(Fate.CUT, host="host-2", matching=f"{OURS}receive")
+        self.assertFalse(self.one.deploy(vm, "host-2", OTHER_SYSTEM).ok)
+        self.frontend.exchange.settle()
+        self.one.power_on(vm)  # onevm recover --success: the disk has arrived
+        self.ok(self.one.terminate(vm))
+        self.assertEqual([], list(self.frontend.datastores().glob("*/.virtman/*")))
 
     def test_a_step_that_hangs_is_ended_in_time(self) -> None:
         vm = self.vm(self.add_image(7))
