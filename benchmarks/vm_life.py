@@ -120,7 +120,7 @@ def streams(agent: AgentClient, vm: Vm, folder: Path) -> dict[str, Any]:
 
 
 def _folder_of_layers(vm: Vm) -> Path:
-    return next(folder for folder in Path(vm.disk.path).parents if folder.name == "snapshots").with_name("layers")
+    return next(folder for folder in Path(vm.disk.path).parents if folder.name == "snapshots") / ".layers"
 
 
 def measure(count: int, points: int, leftovers: list[str]) -> dict[str, Any]:

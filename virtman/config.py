@@ -103,7 +103,7 @@ def prepare(config: AgentConfig) -> list[int]:
         # The user that the host's libvirt runs QEMU as may pass through to the files of its VM, and list nothing; the
         # members of the group may do so to the socket of the API, and to disks.
         mode = 0o711 if os.geteuid() == 0 or gid is not None else 0o700
-        below = (config.state / name for name in ("snapshots", "layers", "machines"))
+        below = (config.state / name for name in ("snapshots", "snapshots/.layers", "machines"))
         folders = (config.state, config.run, *below)
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """The files of one VM's disk: its layers, which of them is written to, and which of them points keep.
 
-The layers of all disks are files ``layers/<number>.qcow2``. No two layers of a host have the same number. The header of
-a layer names the layer below by its absolute path, since QEMU and libvirt look for a relative name beside the path that
-they were given, which may be a link in any folder. The header of the lowest layer names the image.
+The layers of all disks are files ``snapshots/.layers/<number>.qcow2``. No two layers of a host have the same number.
+The header of a layer names the layer below by its absolute path, since QEMU and libvirt look for a relative name beside
+the path that they were given, which may be a link in any folder. The header of the lowest layer names the image.
 
 The folder ``snapshots/<vm>`` belongs to one disk. Its symlinks ``<number>.qcow2`` say which layers the disk has. Its
 symlink ``disk.qcow2`` leads to the active layer, so that no program that opens the disk by its path writes to a layer
@@ -186,7 +186,7 @@ class Layers:
         """The layers that other disks have."""
         found = set[int]()
         for other in self.folder.parent.iterdir():
-            if other != self.folder and (readers or not other.name.startswith(READING)):
+            if other not in (self.folder, self._store) and (readers or not other.name.startswith(READING)):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it goes at this moment; a file
                     found |= {int(path.stem) for path in other.iterdir() if _LAYER.fullmatch(path.name)}
         return found
@@ -326,8 +326,8 @@ class Layers:
 
 
 def store_of(disks: Path) -> Path:
-    """The folder of all layers, beside the folder of all disks."""
-    return disks.with_name("layers")
+    """The folder of all layers, in the folder of all disks: no VM's name begins with a dot."""
+    return disks / ".layers"
 
 
 def clean(disks: Path) -> None:

@@ -64,8 +64,8 @@ class AgreeingTest(ComputesTest):
         images, found = self.images(), [f"image {name}" for name in self.images() if name != self.image()]
         for number, node in enumerate(self.cluster.names):
             state = self.cluster.state_folder(number)
-            parts = ("snapshots", "layers", "records/vms")
-            disks = [path for part in parts for path in sorted((state / part).glob("*"))]
+            parts = ("snapshots", "snapshots/.layers", "records/vms")
+            disks = [path for part in parts for path in sorted((state / part).glob("*")) if path.name != ".layers"]
             found += [f"{node}: {path}" for path in disks]
             stacks = [stack.name for stack in self.agent(node).status().images]
             daemons = [

@@ -11,8 +11,8 @@ from lxml import etree
 from tests.openstack.computes import GLANCE_IMAGE, ServerCase, sha256
 
 DISK = (
-    '<disk type="file" device="disk"><driver name="qemu" type="qcow2" cache="none" error_policy="stop"'
-    ' rerror_policy="stop"/><alias name="ua-{volume}"/>'
+    '<disk type="file" device="disk"><driver name="qemu" type="qcow2" cache="none" discard="unmap"'
+    ' error_policy="stop" rerror_policy="stop"/><alias name="ua-{volume}"/>'
     '<source file="{path}"/><target dev="vda" bus="virtio"/><serial>{volume}</serial></disk>'
 )
 

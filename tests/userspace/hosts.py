@@ -180,8 +180,9 @@ class HostProcess:
         folders = [self.run / "serve", self.run / "parent", self.state / "snapshots"]
         folders += [self.state / "records" / "vms", self.state / "records" / "images"]
         found = {f"{folder.name}/{path.name}" for folder in folders if folder.exists() for path in folder.iterdir()}
-        owned = {link.name for link in (self.state / "snapshots").glob("*/*.qcow2")}
-        layers = {path.name for path in (self.state / "layers").glob("*")}
+        owned = {link.name for link in (self.state / "snapshots").glob("[!.]*/*.qcow2")}
+        layers = {path.name for path in (self.state / "snapshots/.layers").glob("*")}
+        found.discard("snapshots/.layers")
         return found | {f"layers/{name}" for name in layers - owned}  # those of no disk
 
     def tear_down(self) -> None:

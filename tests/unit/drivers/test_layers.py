@@ -80,7 +80,7 @@ class FilesTest(testtools.TestCase):
         super().setUp()
         state = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, state)
-        self.folder, self.store = state / "snapshots", state / "layers"
+        self.folder, self.store = state / "snapshots", state / "snapshots/.layers"
         self.folder.mkdir()
         self.store.mkdir()
         self.layers = Layers(self.folder, "vm")
@@ -169,7 +169,7 @@ class FilesTest(testtools.TestCase):
         self.layers.write_points({"a": 0})
         for _ in range(2):
             self.layers.delete()
-            self.assertEqual([], [*self.folder.iterdir(), *self.store.iterdir()])
+            self.assertEqual([], [*self.folder.glob("[!.]*"), *self.store.iterdir()])
 
     def test_a_deletion_that_is_cut_off_leaves_no_disk(self) -> None:
         self.chain(2)

@@ -116,7 +116,8 @@ class PointCase(HostCase):
 
     def left(self) -> list[Path]:
         """All that there is of disks."""
-        return [*self.folder.iterdir(), *store_of(self.folder).iterdir()]
+        store = store_of(self.folder)
+        return [*(path for path in self.folder.iterdir() if path != store), *store.iterdir()]
 
     def layers(self, vm: str) -> Layers:
         return Layers(self.folder, vm)
@@ -1016,4 +1017,4 @@ class CloneTest(PointCase):
         killed.__enter__()
         self.make().drop(vm, "p2", None)
         self.assert_tidy(vm)
-        self.assertEqual([vm], [path.name for path in self.folder.iterdir()])
+        self.assertEqual([vm], [path.name for path in self.folder.glob("[!.r]*")])

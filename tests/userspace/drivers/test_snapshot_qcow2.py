@@ -29,7 +29,7 @@ class SnapshotCase(HostCase):
         super().setUp()
         self.image, self.file, (self.h,) = self.chain(0)
         self.origin = self.h.export.local(self.image)
-        self.folder, self.store = (self.h.place.state / name for name in ("snapshots", "layers"))
+        self.folder, self.store = (self.h.place.state / name for name in ("snapshots", "snapshots/.layers"))
 
     def create(self, vm: str = "vm1", size: int | None = None) -> Path:
         device = self.h.snapshot.create(vm, self.origin, size or self.image.size)
@@ -65,7 +65,7 @@ class CreateTest(SnapshotCase):
     def test_full_disk_is_refused(self) -> None:
         self.small_file_system(self.store, MIB // 2)
         self.assertRaises(NoSpace, self.create)
-        self.assertEqual([], [*self.folder.iterdir(), *self.store.iterdir()])
+        self.assertEqual([], [*self.folder.glob("[!.]*"), *self.store.iterdir()])
 
     def test_disk_that_cannot_be_written_leaves_nothing(self) -> None:
         self.small_file_system(self.store, 8 * MIB, files=0)
@@ -75,10 +75,11 @@ class CreateTest(SnapshotCase):
     def test_disk_that_was_not_made_to_the_end_leaves_nothing(self) -> None:
         with killed_at_its_end("qemu-img"):
             self.assertRaises(CommandFailed, self.create)
-        self.assertEqual([], [*self.folder.iterdir(), *self.store.iterdir()])
+        self.assertEqual([], [*self.folder.glob("[!.]*"), *self.store.iterdir()])
 
     def test_a_file_system_that_runs_full_below_disks_is_told_of(self) -> None:
-        self.small_file_system(self.store, 8 * MIB)
+        self.small_file_system(self.folder, 8 * MIB)
+        self.store.mkdir()
         self.assertEqual("", self.h.snapshot.trouble())
         self.create()
         driver = Qcow2Snapshot(replace(self.h.place, reserve=4 * MIB))
@@ -93,7 +94,7 @@ class CreateTest(SnapshotCase):
             half.write_bytes(b"half")
         self.create()
         there = sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
-        self.assertEqual(["vm1", "vm1/0.qcow2", "vm1/disk.qcow2"], there)
+        self.assertEqual([".layers", ".layers/0.qcow2", "vm1", "vm1/0.qcow2", "vm1/disk.qcow2"], there)
 
 
 class OpenTest(SnapshotCase):
