@@ -31,10 +31,6 @@ PATH_POLICIES = (FAILOVER, "service-time", "round-robin", "queue-length")
 selector of the kernel's multipath target (Linux: drivers/md/dm-ps-*.c, multipath.conf(5) path_selector)."""
 
 
-STATE = Path("/var/lib/virtman")
-"""Where an agent has its files, unless it is told otherwise."""
-
-
 @dataclass(frozen=True)
 class Place:
     """What the administrator set for the drivers of this host.

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from drivers.errors import BadName, PathTooLong
 
+STATE = Path("/var/lib/virtman")
+"""Where an agent has its files, unless it is told otherwise."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 SOCKET_PATH_LIMIT = 107

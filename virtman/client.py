@@ -23,9 +23,6 @@ from pydantic import BaseModel, ValidationError
 from virtman import models
 from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest, NotFound
 from virtman.names import check_name, check_path
-from virtman.newfile import new_file
-from virtman.passing import opened, opened_device, pass_to
-from virtman.pipe import Pump, into, out_of
 from virtman.places import places
 
 if TYPE_CHECKING:
@@ -89,6 +86,8 @@ class AgentClient:
         ``on_progress`` gets the step, the bytes done and the bytes in all. ``detach``: the agent goes on if this
         program ends, or leaves the call; else nothing is published then.
         """
+        from virtman.passing import opened, pass_to
+
         body = {"name": check_name("image", name), "file": check_path(file), "passed": True, "detach": detach}
         with opened(file) as fd:
 
@@ -108,6 +107,8 @@ class AgentClient:
         ``digest``: have the sum computed in the background. Whoever is not root opens it here, with his rights, and
         passes it.
         """
+        from virtman.passing import opened, pass_to
+
         passed = os.geteuid() != 0
         body = {"file": check_path(path), "passed": passed, "trust": trust, "digest": digest}
         with opened(path, device=True) if passed else nullcontext(-1) as fd:
@@ -141,6 +142,9 @@ class AgentClient:
 
     def _export(self, path: str, file: Path, image_format: str, on_progress: OnProgress) -> models.Exported:
         """The file gets its name when all is well. Also raises FileExists, NoRoom, HostTrouble for it."""
+        from virtman.newfile import new_file
+        from virtman.passing import pass_to
+
         body = {"file": check_path(file), "format": image_format, "passed": True}
         with new_file(file) as made:
             made.wanted = False  # an agent that asks for no file, of an earlier release, writes one of that name
@@ -287,6 +291,8 @@ class AgentClient:
         It takes as long as who reads the target takes: no timeout ends it. After an error what was written is no whole
         stream, and nobody takes it for one. Also raises NoRoom, HostTrouble if it cannot be written.
         """
+        from virtman.pipe import Pump, into
+
         body = {"snapshot": snapshot, "since": since, "with_snapshots": with_snapshots}
         with Pump(partial(into, target)) as pump:
 
@@ -303,6 +309,8 @@ class AgentClient:
         It takes as long as the source takes: no timeout ends it. An unbuffered source is sent on as it comes, so that
         what is wrong is told at once. Also raises HostTrouble if it cannot be read.
         """
+        from virtman.pipe import Pump, out_of
+
         body = {"image": check_name("image", image)}
         with Pump(partial(out_of, source)) as pump:
 
@@ -339,6 +347,8 @@ class AgentClient:
         return self._attach_cached(device, passed=os.geteuid() != 0)
 
     def _attach_cached(self, device: Path, *, passed: bool) -> models.CachedDevice:
+        from virtman.passing import opened_device, pass_to
+
         body = {"path": check_path(device), "passed": passed}
         with opened_device(device) if passed else nullcontext() as fd:
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers.base import STATE
+from drivers.names import STATE
 
 SOCKET = "agent.sock"
 """The socket of the local API in the run folder."""

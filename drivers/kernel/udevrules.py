@@ -23,9 +23,9 @@ import re
 import threading
 from pathlib import Path
 
-from drivers.base import STATE
 from drivers.host.command import run
 from drivers.kernel.scsi import MAKER, MODEL
+from drivers.names import STATE
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.base import STATE
+from drivers.names import STATE
 
 
 def state_folder(case: TestCase) -> Path:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.base import STATE
 from drivers.kernel import udevrules
 from drivers.kernel.scsi import MAKER, MODEL
+from drivers.names import STATE
 from tests.unit.logs import Logged
 
 
