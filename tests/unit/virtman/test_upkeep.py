@@ -182,7 +182,7 @@ class VoltsAnswerTest(UpkeepTest):
         link_to(self.volt).publish(Image("debian", MIB, digest_of("debian")))
         self.beat()
         self.assertEqual(["here"], self.volt.images["debian"].origins)
-        self.assertThat(self.upkeep.troubles()["place of debian"], Contains("--name"))
+        self.assertThat(self.upkeep.troubles()["place of debian"], Contains("volt images remove debian"))
         link_to(self.volt).withdraw("debian")  # its agent does, say
         self.pass_time(LONGEST_PAUSE)
         self.assertEqual({}, self.upkeep.troubles())

@@ -88,7 +88,7 @@ class CreateTest(VmsTest):
 
     def test_a_disk_smaller_than_its_image_is_refused_and_leaves_nothing_of_the_vm(self) -> None:
         error = self.assertRaises(BadSize, self.vms.create, "vm", "debian", 512)
-        self.assertIn(str(MIB), str(error))
+        self.assertIn("1M", str(error))
         self.scene.stacks.remove_if_idle("debian")
         self.scene.check_empty(self)
 
