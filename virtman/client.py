@@ -460,7 +460,7 @@ def _last(kind: type[Line], lines: Iterator[bytes], on_progress: OnProgress, ans
             return found
         if line.progress is not None:
             on_progress(line.progress.step, line.progress.done, line.progress.total)
-    raise AgentFailed("the agent ended before it was done")
+    raise AgentUnreachable("the agent ended before it was done")
 
 
 def _read(kind: type[M], content: bytes | str) -> M:

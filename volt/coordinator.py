@@ -525,7 +525,8 @@ def _check_holder(row: HostRow, agent: str) -> None:
     if row.state is HostState.ALIVE and row.agent not in ("", agent):
         raise HostTaken(
             f"another agent runs under the host name {row.name}, at {row.address}: give one of the two agents another"
-            " --name; or stop the other one for good, and the name is free when its lease has run out"
+            " --name; or stop the other one for good, and the name is free when its lease has run out, or after:"
+            f" volt hosts remove {row.name}"
         )
 
 

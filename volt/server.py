@@ -80,7 +80,7 @@ def only_volt_on(database: str) -> Iterator[None]:
         return
     path = f"{url.database}.lock"  # not the file itself: SQLite's own locks go when a process closes it
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)  # whoever made it
     except OSError as error:
         raise StoreUnusable(f"cannot use database {url.database}: {path}: {error.strerror}") from error
     try:

@@ -105,12 +105,9 @@ class Disks:
             raise NotThere(f"{ref} is not on {ref.host}")
         return found
 
-    def destroy(self, ref: Ref, *, end: bool = False) -> bool:
-        """Remove it, and its link; what is not there is fine. Returns whether there was one.
-
-        ``end``: an action that goes on with the disk is ended first.
-        """
-        return bool(self._hosts.run(ref.host, "destroy", *ref.lock, ref.link, ref.name, "end" if end else "").strip())
+    def destroy(self, ref: Ref, *, end: bool = False) -> None:
+        """Remove it and its link, if they are there. ``end``: an action that goes on with the disk is ended first."""
+        self._hosts.run(ref.host, "destroy", *ref.lock, ref.link, ref.name, "end" if end else "")
 
     def link(self, ref: Ref, path: str, monitor: str) -> None:
         """Make its link, to a path. ``monitor``: see ``create``."""

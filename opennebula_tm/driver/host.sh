@@ -157,11 +157,10 @@ moved) # FOLDER KEY LINK TARGET NAME: NAME may be empty; no link if the VM's fol
     [ -z "$5" ] || gone destroy "$5"
     ;;
 
-destroy) # FOLDER KEY LINK NAME END: says whether there was one; LINK may be empty; END: no action goes on with it, or ""
+destroy) # FOLDER KEY LINK NAME END: LINK may be empty; END: no action goes on with it, or ""
     [ -z "$5" ] || end_others "$1/$2.lock"
     lock "$1" "$2"
     gone destroy "$4"
-    [ "$code" -eq "$absent" ] || echo there
     if [ -n "$3" ]; then
         rm -f "$3" || exit
         # An action that came after the folder's removal made a new folder for its link.
@@ -186,7 +185,9 @@ snapshot) # FOLDER KEY NAME SNAPSHOT DOMAIN URI: DOMAIN is empty if the VM does 
 drop-system-snapshots) # FOLDER KEY NAME: those that the hypervisor took inside the disk's file
     lock "$1" "$2"
     made=$(path "$3") || exit
-    [ -b "$made" ] || qemu-img info -U -f qcow2 "$made" --output=json | sed -n 's/^ *"name": "\(.*\)",*$/\1/p' |
+    # QEMU 8 and later name the file's nodes, too: only the list of snapshots counts.
+    [ -b "$made" ] || qemu-img info -U -f qcow2 "$made" --output=json |
+        sed -n '/^    "snapshots": /,/^    \]/s/^ *"name": "\(.*\)",*$/\1/p' |
         while read -r snapshot; do qemu-img snapshot -d "$snapshot" "$made" 9>&- || exit; done || exit
     ;;
 

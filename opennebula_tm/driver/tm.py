@@ -106,29 +106,34 @@ class TransferManager:
         """A VM's disk, for good. What is not there is fine."""
         ref = self._ref(target, vm)
         known = self._show_vm(ref.vm)
-        for other in () if self._removed(ref, known, end=True) else _elsewhere(ref, known):
+        stopped = ref.host not in known.hosts and _stored(ref, known).there
+        self._remove(ref, known, end=True)
+        if stopped or (ref.host in known.hosts and ref.host != known.hosts[-1]):
+            return  # the VM was on the front end alone; or it has left this host, and lives on where it is now
+        for other in _elsewhere(ref, known):  # a move that failed may have left the disk at both of its ends
             try:
                 self._disks.destroy(other, end=True)
             except HostFailed as error:
-                log.warning("%s was not on %s, and may still be elsewhere: %s", ref, ref.host, error)
+                log.warning("%s may still be elsewhere: %s", ref, error)
 
-    def _removed(self, ref: Ref, known: Vm, *, end: bool = False) -> bool:
-        """Remove a disk from a place, and return whether it was there. ``end``: see ``Disks.destroy``."""
-        there = _forget_stored(ref, known)
+    def _remove(self, ref: Ref, known: Vm, *, end: bool = False) -> None:
+        """Remove a disk from a place. ``end``: see ``Disks.destroy``."""
+        _forget_stored(ref, known)
         # Who is no host of the VM is the front end, which need not have an agent.
-        return (ref.host in known.hosts and self._disks.destroy(ref, end=end)) or there
+        if ref.host in known.hosts:
+            self._disks.destroy(ref, end=end)
 
     def mv(self, source: str, target: str, vm: str, _datastore: str) -> None:
         """A VM's disk goes to another host, to the front end (stop, undeploy), or comes from there (resume)."""
         before, after = self._ref(source, vm), self._ref(target, vm)
         known = self._show_vm(before.vm)
         try:
-            self._at_home(before, lambda: self._move(before, after, known))
+            self._at_home(before, lambda: self._move(before, after, known), after)
         finally:
             # The DELETE of a VM may have looked for the disk at its new host before the disk came there.
             if (known := self._show_vm(before.vm)).deleted:
                 for ref in (after, before):
-                    self._removed(ref, known)
+                    self._remove(ref, known)
                 raise Refused(f"VM {known.number} was deleted while its disk {before.number} moved")
 
     def _move(self, before: Ref, after: Ref, known: Vm) -> None:
@@ -187,23 +192,26 @@ class TransferManager:
         """Forget a snapshot."""
         self._disks.forget(self._ref(source, vm), names.number("the snapshot", snapshot))
 
-    def _at_home(self, ref: Ref, act: Callable[[], None]) -> None:
+    def _at_home(self, ref: Ref, act: Callable[[], None], target: Ref | None = None) -> None:
         """Do something with a disk; one that is not where OpenNebula says is brought there first.
 
         If a VM's folder cannot move after its disks, ``onevm recover --failure`` says that the VM is where it was.
+        ``target``: where a move takes the disk. From there nothing is brought back: the move was repeated, and is done.
         """
         try:
             act()
         except NotThere:
-            if not self._brought_back(ref, self._show_vm(ref.vm)):
+            if not self._brought_back(ref, self._show_vm(ref.vm), target):
                 raise
             act()
 
-    def _brought_back(self, ref: Ref, known: Vm) -> bool:
+    def _brought_back(self, ref: Ref, known: Vm, target: Ref | None) -> bool:
         at_host, disk = ref.host in known.hosts, known.disk(ref.number)
         if known.deleted or (at_host and self._disks.describe(ref) is not None):
             return False
         for other in _elsewhere(ref, known):
+            if target is not None and other.host == target.host:
+                continue
             if (found := self._disks.describe(other)) is not None:
                 if at_host:
                     self._mover.migrate(other, found, ref, disk.driver, Stored(ref))
@@ -211,7 +219,7 @@ class TransferManager:
                     self._mover.stop(other, Stored(ref))
                 return True
         stored = _stored(ref, known)
-        if at_host and stored.there:
+        if at_host and stored.there and (target is None or target.host in known.hosts):
             self._resume(stored, ref, disk, Path(ref.link))
             return True
         return False
@@ -242,10 +250,7 @@ def _stored(ref: Ref, known: Vm) -> Stored:
     return next((stored for stored in places if stored.there), Stored(ref))
 
 
-def _forget_stored(ref: Ref, known: Vm) -> bool:
-    """Remove what is on the front end of a disk. Returns whether there was something."""
-    places = [Stored(ref, datastore) for datastore in {ref.place.datastore, *known.datastores}]
-    there = any(stored.there for stored in places)
-    for stored in places:
-        stored.remove()
-    return there
+def _forget_stored(ref: Ref, known: Vm) -> None:
+    """Remove what is on the front end of a disk, in whatever system datastore its VM was stopped."""
+    for datastore in {ref.place.datastore, *known.datastores}:
+        Stored(ref, datastore).remove()

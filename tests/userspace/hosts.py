@@ -65,9 +65,9 @@ class VoltProcess:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def client(self) -> VoltClient:
-        """A client of it."""
-        client = VoltClient(self.url, timeout=PATIENCE)
+    def client(self, agent: str = "") -> VoltClient:
+        """A client of it. ``agent``: the id of the agent for which it calls."""
+        client = VoltClient(self.url, timeout=PATIENCE, agent=agent)
         self._clients.append(client)
         return client
 

@@ -365,5 +365,5 @@ class CommandTest(StreamsTestCase):
         _, said = send.communicate()
         self.assertEqual((0, 0), (send.returncode, receive.returncode), receive.stderr + said.decode())
         self.assertEqual(self.there.vm("vm").disk.path, receive.stdout.strip())
-        self.assertIn("sent 1.", said.decode())
+        self.assertIn("sent 1M", said.decode())
         self.assert_arrived()

@@ -56,7 +56,7 @@ class UnusedTest(WithdrawnTestCase):
 
     def restart_idle(self, host: HostProcess) -> None:
         """As if its stack had been idle for long: only its cache is left."""
-        volt = self.volt.client()
+        volt = self.volt.client((host.state / "agent.id").read_text().strip())
         host.stop()
         host.kill_daemons()
         for record in (host.state / "records" / "images").iterdir():

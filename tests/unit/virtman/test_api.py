@@ -652,7 +652,7 @@ class StrangerTest(TestCase):
 
     def test_an_agent_that_dies_during_a_publish(self) -> None:
         self.answer(self.lines({"progress": {"step": "copy", "done": 1, "total": 2}}))
-        error = self.assertRaises(AgentFailed, self.client.publish, "x", self.file)
+        error = self.assertRaises(AgentUnreachable, self.client.publish, "x", self.file)
         self.assertThat(str(error), Contains("before it was done"))
 
     def test_an_error_of_a_later_agent(self) -> None:
