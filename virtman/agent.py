@@ -716,6 +716,11 @@ class Agent:
         """Make what the records say true. Raises Suspended, RepairIncomplete with every error."""
         self._stacks.check_not_suspended()
         done = repair(self._stacks, self._vms, self._devices)
+        records = self._vms.records()
+        states = self._vm_states(records)
+        for record in records:
+            if states.get(record.name) == SAVED:
+                self._disks.follow(record)  # libvirt-guests, which comes after the agent, starts it with virsh
         self._heartbeat.soon()
         return models.Repaired(**done)
 

@@ -109,6 +109,7 @@ class LibvirtMachines:
                 if ssh_keys is not None:
                     self._check_runs_as(present, boot, identity)
                 if not present.isActive():
+                    _fit_saved(present, xml)
                     present.create()
                 return
             keep = ssh_keys is None and self._seed(vm).exists()
@@ -198,7 +199,10 @@ class LibvirtMachines:
             domain = self._find(connection, vm)
             if domain is not None:
                 machine = self._machine_of(vm, domain.UUIDString(), disk, _machine(domain), disks)
-                connection.defineXML(redefined(_definition(domain), machine))
+                xml = redefined(_definition(domain), machine)
+                connection.defineXML(xml)
+                if _is_saved(domain):
+                    _fit_saved(domain, xml)
 
     def rename(self, vm: str, new: str) -> None:
         """Have the VM, which is off, under another name, its UUID being the same; ``follow`` is to come next.
@@ -505,6 +509,23 @@ def _state(domain: Any) -> str:
 def _is_saved(domain: Any) -> bool:
     """Whether libvirt has saved the memory of a VM, and lets the VM go on with it when it is started."""
     return bool(domain.hasManagedSaveImage()) and not domain.isActive()
+
+
+def _fit_saved(domain: Any, definition: str) -> None:
+    """Have saved memory go on with the disks of ``definition``. Raises libvirtError.
+
+    libvirt saves the definition with which the VM was started. Since then the disk may have got layers, and disks may
+    have come and gone, by QEMU's monitor.
+    """
+    import libvirt
+
+    try:
+        saved = domain.managedSaveGetXMLDesc(libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() != libvirt.VIR_ERR_NO_SUPPORT:  # as libvirt's test driver, which has no disks
+            raise
+        return
+    domain.managedSaveDefineXML(arriving(saved, definition), 0)
 
 
 def _require_not_saved(vm: str, domain: Any) -> None:

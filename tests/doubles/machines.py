@@ -79,7 +79,7 @@ class MachinesDouble:
         self.plugged: dict[str, dict[str, Device]] = {}
         self.with_disks: dict[str, dict[str, Device]] = {}
         self.saved: dict[str, Device] = {}
-        """Those whose memory is saved, with the disk that they go on to write to."""
+        """Those whose memory is saved, with the disk that they had then."""
         self.paused: set[str] = set()
         """Those whose memory has come, and that do not go on yet."""
         self.others: dict[str, MachinesDouble] = {}
@@ -112,7 +112,8 @@ class MachinesDouble:
         if vm in self.saved:
             if ssh_keys is not None:
                 self._check_runs_as(vm, boot, ssh_keys, user_data)
-            self.running[vm] = self.saved.pop(vm)
+            del self.saved[vm]
+            self.running[vm] = disk
         elif vm not in self.running:
             self.uuids.setdefault(vm, uuid or f"made of {born or vm}")
             self.files.add(vm)
