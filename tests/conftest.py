@@ -13,7 +13,6 @@ from tests.sweeps import WHOLE
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make our marks known."""
-    config.addinivalue_line("markers", "smoke: one of the few tests of guests and VMs that make check runs")
     config.addinivalue_line("markers", "long: runs with WHOLE set alone, as make test-whole does (tests/sweeps.py)")
 
 

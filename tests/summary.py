@@ -94,7 +94,11 @@ def as_json(ran: list[Environment]) -> str:
 
 def main(folder: Path, durations: Path = DURATIONS) -> int:
     """Returns the exit code."""
-    ran = environments(folder)
+    try:
+        ran = environments(folder)
+    except FileNotFoundError:
+        print("tox has left no result: see what was printed above")
+        return 1
     durations.write_text(as_json(ran) + "\n")
     print(text(ran))
     return int(not ran or not all(one.ok for one in ran))
