@@ -75,11 +75,16 @@ class StoreTest(ImagesTest):
             return pread(fd, length, offset)
 
         self.patch(os, "pread", counted)
+        late = bytes(MIB - 4096) + b"late" * 1024  # data behind a hole of the same piece
         with self.raw.open("r+b") as file:
             file.truncate(size)
+            for begin in (2 * PIECE, size - MIB):
+                file.seek(begin + MIB - 4096)
+                file.write(late[-4096:])
         holed = self.store.add("holed", inspect(self.raw), nothing)
-        self.assertThat(sum(read), LessThan(3 * PIECE))
-        pieces = [CONTENT.ljust(PIECE, b"\0"), *[bytes(PIECE)] * (LARGEST_WHOLE // PIECE), bytes(MIB)]
+        self.assertThat(sum(read), LessThan(4 * PIECE))
+        pieces = [CONTENT.ljust(PIECE, b"\0"), *[bytes(PIECE)] * (LARGEST_WHOLE // PIECE), late]
+        pieces[2] = late.ljust(PIECE, b"\0")
         sums = {piece: hashlib.sha256(piece).digest() for piece in set(pieces)}
         expected = hashlib.sha256(b"".join(sums[piece] for piece in pieces)).hexdigest()
         self.assertEqual((size, f"pieces:{expected}"), (holed.size, holed.digest))
