@@ -44,13 +44,13 @@ class Content:
     fault: type[VirtmanError] = BadImageFile
 
 
-def of_device(name: str, device: Device, needed: int = 0) -> Content:
-    """What a layer of the agent's own holds. ``needed``: see ``Content``."""
+def of_device(name: str, device: Device) -> Content:
+    """What a layer of the agent's own holds. How much a copy takes is not known before its end."""
     if device.node is not None:
         location: tuple[str, ...] = ("json:" + json.dumps(device.node),)
     else:
         location = ("-f", RAW, str(device.path))
-    return Content(name, location, device.size, needed, HostTrouble)
+    return Content(name, location, device.size, 0, HostTrouble)
 
 
 def convert(content: Content, target: Path, image_format: str, progress: Progress, room: Room) -> None:

@@ -48,9 +48,7 @@ class Copies:
             self._disks.moment(vm) as point,
             self._snapshots.reading(vm, point.name) as device,
         ):
-            changes = self._snapshots.changes(vm, point.name, None)
-            needed = sum(changed.length for changed in changes if not changed.zeros)
-            yield of_device(f"the disk of vm {vm}", device, needed), point
+            yield of_device(f"the disk of vm {vm}", device), point
 
     @contextmanager
     def image(self, image: str) -> Iterator[Content]:

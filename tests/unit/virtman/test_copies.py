@@ -35,12 +35,6 @@ class ImageTest(TestCase):
 
 
 class VmTest(ImageTest):
-    def test_a_copy_takes_at_least_the_space_of_what_the_vm_has_written(self) -> None:
-        self.scene.vms.create("vm", "debian", None)
-        for writes, needed in (("", 0), ("some", 512), ("x" * 600, 1024)):
-            self.scene.host.disks["vm"].writes = writes
-            with self.copies.vm("vm") as (content, _point):
-                self.assertEqual(needed, content.needed)
 
     def test_its_image_is_read_also_if_the_vm_is_destroyed(self) -> None:
         self.scene.vms.create("vm", "debian", None)
