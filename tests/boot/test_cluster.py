@@ -26,14 +26,6 @@ class ClusterTest(VmTestCase):
         path.write_bytes(os.urandom(1 << 20))
         return path
 
-    def test_what_a_killed_agent_leaves_is_removed(self) -> None:
-        with Cluster(self.folder / "c", 2) as cluster:
-            cluster.agents[0].publish("img", self.image())
-            cluster.agents[1].create("vm", "img")
-            cluster.kill_agent(1)
-            run_folder = cluster.run_folder(0).parent
-        self.assertEqual({}, processes_of(run_folder))
-
     def test_a_process_that_outlives_its_agent_is_an_error_and_is_ended(self) -> None:
         cluster = Cluster(self.folder / "c", 1)
         cluster.start()

@@ -35,7 +35,6 @@ class ImageTest(TestCase):
 
 
 class VmTest(ImageTest):
-
     def test_its_image_is_read_also_if_the_vm_is_destroyed(self) -> None:
         self.scene.vms.create("vm", "debian", None)
         with self.copies.vm("vm"):

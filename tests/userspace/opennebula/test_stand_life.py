@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from lab.opennebula import Disk, Image, Vm
+from lab.opennebula import Image, Vm
 from lab.opennebula.pool import Lcm, State
-from tests.patience import PATIENCE
 from tests.userspace.opennebula.stand import WITH_SOURCE, StandTestCase
 
 pytestmark = pytest.mark.long
@@ -147,15 +145,6 @@ class LifeContract:
             self.assertFalse(self.vm_folder("host-2", vm).exists())
             self.assertEqual(self.content, self.read(vm))
 
-        def test_other_drivers_hear_of_a_live_migration_but_cannot_stop_it(self) -> None:
-            self.probe.answers("premigrate", "echo no >&2; exit 1")
-            vm = self.running(self.image())
-            vm.disks.append(Disk(1, "/source", 1, 1, "probe", 101, 9))
-            self.assert_ok(self.one.live_migrate(vm, "host-2"))
-            folder = f"{self.datastores}/0/{vm.number}"
-            words = f"host-1 host-2 {folder} {vm.number} 0 ssh"
-            self.assertEqual([f"premigrate {words}", f"postmigrate {words}"], self.probe.lines())
-
         def test_a_disk_becomes_an_image(self) -> None:
             vm = self.running(self.image())
             data = self.write(vm, os.urandom(SIZE << 20))
@@ -188,16 +177,6 @@ class LifeContract:
             self.assert_ok(self.one.recover_delete(vm))
             self.assertEqual(State.DONE, vm.state)
             self.assertFalse(self.vm_folder("host-2", vm).exists())
-
-        def download(self, *words: str, code: int = 0) -> bytes:
-            argv = [*self.frontend.on("frontend"), str(self.frontend.remotes / "datastore" / "downloader.sh"), *words]
-            done = subprocess.run(
-                argv, env=self.frontend.environment(), capture_output=True, check=False, timeout=PATIENCE
-            )
-            self.assertEqual(code, done.returncode, done.stderr.decode())
-            if code:
-                self.assertNotEqual(b"", done.stderr)
-            return done.stdout
 
 
 class PythonTest(LifeContract.Test):
