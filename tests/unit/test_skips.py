@@ -13,7 +13,7 @@ from testtools import TestCase
 from tests.unit.virtman.scene import folder_for
 
 CHECKOUT = Path(__file__).parents[2]
-OURS = ("CI", "FAILURES", "PYTEST_ADDOPTS")
+OURS = ("CI", "PYTEST_ADDOPTS")
 
 OF_A_TEST = """
 import unittest
