@@ -107,11 +107,9 @@ def inspect(path: Path, name: Path | None = None, image_format: str | None = Non
     _refuse_references(name, info)
     size = int(info["virtual-size"])
     check_size(str(name), size)
-    needed = int(info["actual-size"])
     if image_format == QCOW2:
         _check_qcow2(path, name, dirty=bool(info.get("dirty-flag")))
-        needed = _unpacked(path)
-    return Content(str(name), ("-f", image_format, str(path)), size, min(size, needed))
+    return Content(str(name), ("-f", image_format, str(path)), size)
 
 
 def _begin(path: Path, name: Path) -> bytes:
@@ -160,12 +158,6 @@ def _check_qcow2(path: Path, name: Path, *, dirty: bool) -> None:
             ) from error
         why = last_line(error.stderr or error.stdout).replace(str(path), str(name))
         raise BadImageFile(f"{name} is a damaged qcow2 image: {why}") from error
-
-
-def _unpacked(path: Path) -> int:
-    """The bytes that the clusters of a qcow2 file hold, which are more than the file has if they are compressed."""
-    argv = ["qemu-img", "measure", "--output=json", "-f", QCOW2, "-O", QCOW2, str(path)]
-    return int(json.loads(run(argv).stdout)["required"])
 
 
 def refuse_other_formats(path: Path, begin: bytes, wanted: str = QCOW2) -> None:

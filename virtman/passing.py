@@ -159,9 +159,9 @@ def _mode(fd: int) -> int:
 @contextmanager
 def mine(passed: Passed, folder: Path, room: Room, progress: Progress | None = None) -> Iterator[Path]:
     """What a caller's file holds, in a file that he cannot change and that has no name. Raises NoRoom, HostTrouble."""
-    taken = os.fstat(passed.fd).st_blocks * 512
-    require_room(room, folder, taken, f"a copy of {passed.name}, which takes {taken >> 20} MiB")
     with told(f"copying {passed.name} to {folder}"), tempfile.TemporaryFile(dir=folder) as copy:
+        taken = sum(end - start for start, end in _filled(passed.fd, os.fstat(passed.fd).st_size))
+        require_room(room, folder, taken, f"a copy of {passed.name}, which takes {taken >> 20} MiB")
         _copy(passed.fd, copy.fileno(), room, f"a copy of {passed.name}", progress)
         yield open_path(copy.fileno())
 

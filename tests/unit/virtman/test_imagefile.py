@@ -17,7 +17,7 @@ from testtools.matchers import MatchesRegex
 
 from drivers.cache.qcow2 import CLUSTER_SIZE
 from drivers.snapshot.qcow2 import _LAYOUT_ABOVE
-from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
+from tests.unit.virtman.imagefiles import CONTENT, ImagesTest, qemu_img
 from virtman.errors import BadImageFile
 from virtman.imagefile import LARGEST, inspect
 from virtman.models import LARGEST_DISK
@@ -31,12 +31,6 @@ class InspectTest(ImagesTest):
     def test_qcow2(self) -> None:
         source = inspect(path := self.qcow2())
         self.assertEqual((("-f", "qcow2", str(path)), len(CONTENT)), (source.location, source.size))
-
-    def test_a_sparse_file_needs_only_the_room_that_it_takes(self) -> None:
-        sparse = self.folder / "sparse"
-        with sparse.open("wb") as file:
-            file.truncate(1 << 40)
-        self.assertLess(inspect(sparse).needed, MIB)
 
     def test_the_magic_number_alone_decides_what_it_is(self) -> None:
         for name in ("disk.vmdk", "disk.qcow2", "disk.gz"):

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 from drivers.base import Device
+from drivers.host.space import Room
 from tests.others import NOBODY, as_nobody
 from tests.unit.virtman.imagefiles import CONTENT, ImagesTest
 from virtman.convert import QCOW2, RAW, of_device
@@ -152,7 +153,8 @@ class PublishTest(ImagesTest):
             file.seek(1 << 28)
             file.write(b"end")
             file.truncate((1 << 28) + (1 << 20))
-        with mine(self.passed(path, trusted=False), self.folder, self.room) as copy:
+            os.posix_fallocate(file.fileno(), 1 << 26, 1 << 26)
+        with mine(self.passed(path, trusted=False), tiny := self.tiny(1 << 25), Room(tiny)) as copy:
             self.assertEqual(path.stat().st_size, copy.stat().st_size)
             self.assertTrue(copy.stat().st_blocks * 512 < len(CONTENT) + (2 << 20))
             with copy.open("rb") as file:
