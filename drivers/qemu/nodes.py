@@ -76,6 +76,18 @@ class Nodes:
         """The name of the node that a node reads from what it does not hold."""
         return next((child for parent, edge, child in self._edges if (parent, edge) == (name, _BACKING)), None)
 
+    def could_write(self, name: str) -> bool:
+        """Whether a node was open for writing when QEMU was asked for its files."""
+        return not self._infos.get(name, {}).get("ro", True)
+
+    def write_no_more(self, name: str) -> None:
+        """Have a node open for reading only if it is the backing of another. Raises MonitorFailed.
+
+        QEMU 10 leaves a node open for writing that a job has written to, and its lock refuses whoever reads the file.
+        """
+        if any((edge, child) == (_BACKING, name) for _, edge, child in self._edges):
+            self.monitor.execute("blockdev-reopen", {"options": [{**self.as_it_is(name), "read-only": True}]})
+
     def as_it_is(self, name: str) -> dict[str, Any]:
         """The options of a disk's format node that is to be reopened as it is.
 

@@ -62,6 +62,7 @@ def stream(nodes: Nodes, upper: Path, lower: Path, backing: str) -> None:
     error = (_job(monitor) or {}).get("error")
     monitor.execute("job-dismiss", {"id": JOB})
     nodes.look()
+    nodes.write_no_more(name)
     if error:
         raise _told(str(error), upper)
 

@@ -377,6 +377,9 @@ class Qcow2Snapshot:
             settle(monitor)
             nodes = Nodes(monitor)
             _lift(nodes, chain)
+            for name in map(nodes.of, (layer.path for layer in chain[1:])):
+                if name is not None and nodes.could_write(name):  # an agent died, or a job failed
+                    nodes.write_no_more(name)
             yield nodes
         else:
             with _opened(layers.vm, {**_file(chain[0]), "backing": None}) as held:
