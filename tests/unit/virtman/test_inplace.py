@@ -6,6 +6,7 @@ import os
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 from testtools import TestCase
 
@@ -59,6 +60,10 @@ class PublishedTest(InPlaceTest):
             record = self.record()
             self.file.write_bytes(b"2" * SIZE)
             self.assertIn("has changed", self.why_not(record))
+
+    def test_what_waits_in_memory_is_on_the_disk_before_it_is_looked_at(self) -> None:
+        with mock.patch.object(os, "fsync", side_effect=lambda _fd: self.file.write_bytes(bytes(2 * SIZE))):
+            self.assertEqual(2 * SIZE, self.found().size)
 
     def test_one_that_is_written_to_all_the_time_is_refused(self) -> None:
         def just_written() -> float:

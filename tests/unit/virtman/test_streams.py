@@ -118,6 +118,12 @@ class SendTest(StreamsTest):
             base = self.source.vms.record("vm").point(since or "none")
             self.assertEqual(base and base.id, header_of(stream).since)
 
+    def test_a_receiver_is_told_how_much_takes_room(self) -> None:
+        changed = [Range(0, 512), Range(512, MIB // 2, zeros=True)]
+        with mock.patch.object(SnapshotDouble, "changes", return_value=changed):
+            header = header_of(sent(self.source))
+        self.assertEqual((512 + MIB // 2, 512), (header.total, header.data))
+
     def test_what_did_not_come_before_is_refused(self) -> None:
         for snapshot, since in (("c", "b"), ("a", "a"), ("a", "c"), (None, "b")):  # type: tuple[str | None, str]
             for all_of_them in (False, True):

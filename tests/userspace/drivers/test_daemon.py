@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -45,10 +44,6 @@ class AdoptionCase(HostCase):
 
 
 class AdoptionTest(AdoptionCase):
-    def test_our_program_of_our_user_is_a_daemon_of_ours(self) -> None:
-        process = self.start(self.program)
-        self.assertEqual({"img": process.pid}, {name: found.pid for name, found in daemon.running(self.folder).items()})
-
     def test_process_of_another_user_is_left_alone(self) -> None:
         if os.geteuid() != 0:
             self.skipTest("only root can start a process of another user")
@@ -92,18 +87,3 @@ class SpawnTest(HostCase):
         arguments = [str(self.root / name) for name in ("one", "two", "said")]
         subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
         self.assertEqual("onetwo", (self.root / "said").read_text())
-
-    def test_daemon_that_was_started_is_found_and_stopped(self) -> None:
-        folder = self.host("h").place.run / "serve"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(folder / "img.sock"))
-            listener.listen()
-            argv = [daemon.PROGRAM, "--pidfile", str(folder / "img.pid")]
-            started = daemon.spawn(argv, folder / "img.log", listener.fileno())
-            self.addCleanup(started.stop)
-        until(lambda: "img" in daemon.running(folder))
-        found = daemon.running(folder)["img"]
-        self.assertEqual(started.pid, found.pid)
-        found.stop()
-        self.assertTrue(started.ended())
-        self.assertEqual({}, daemon.running(folder))

@@ -18,14 +18,10 @@ from drivers.nbd.endpoints import socket_of
 from drivers.nbd.probe import Client
 from drivers.qemu import daemon, uring
 from tests.patience import PATIENCE
-from tests.userspace.drivers.hosts import MIB, Host, HostCase, qemu_io, until
+from tests.userspace.drivers.hosts import MIB, Host, HostCase, until
 
 
 class PublishTest(HostCase):
-    def test_published_image_is_readable_byte_by_byte(self) -> None:
-        image, file, (host,) = self.chain(0)
-        self.assert_same(host.uri(image), file)
-
     def test_published_image_cannot_be_written(self) -> None:
         image, _, (host,) = self.chain(0)
         with Client(host.socket(image), image.name, timeout=PATIENCE) as client:
@@ -78,13 +74,6 @@ class PublishTest(HostCase):
         self.assertNotEqual(before, origin.daemon(image).pid)
         self.assert_same(host.uri(image), file)
         self.assertEqual([], origin.died)
-
-    def test_publishing_another_device_replaces_the_daemon(self) -> None:
-        image, _, (host,) = self.chain(0)
-        other = self.root / "other.raw"
-        other.write_bytes(b"\x55" * image.size)
-        host.serve_file(image, other)
-        qemu_io(host.uri(image), "read -P 0x55 0 1M")
 
     def test_publishing_again_after_the_socket_was_deleted_serves_again(self) -> None:
         image, file, (host,) = self.chain(0)
@@ -196,14 +185,6 @@ class DeathTest(HostCase):
         host.kill_daemon(image)
         until(lambda: not Path(f"/proc/{pid}").exists())
 
-    def test_clients_of_a_killed_daemon_wait_for_the_next_one(self) -> None:
-        image, file, (origin, host) = self.chain(1)
-        origin.kill_daemon(image)
-        with ThreadPoolExecutor() as pool:
-            compared = pool.submit(self.assert_same, host.uri(image), file)
-            origin.serve_file(image, file)
-            compared.result(PATIENCE)
-
 
 class AdoptionTest(HostCase):
     def restarted(self, host: Host) -> None:
@@ -226,12 +207,6 @@ class AdoptionTest(HostCase):
         host.kill_daemon(image)
         until(lambda: host.died == [image.name])
         host.serve_file(image, file)
-        self.assert_same(host.uri(image), file)
-
-    def test_new_driver_replaces_an_old_daemon_without_an_error_for_clients(self) -> None:
-        image, file, (origin, host) = self.chain(1)
-        self.restarted(origin)
-        origin.export.publish(image, origin.attach.origin(image, file), replace=True)
         self.assert_same(host.uri(image), file)
 
     def test_daemon_of_another_folder_is_not_ours(self) -> None:

@@ -25,13 +25,6 @@ class ChainTest(HostCase):
         for host in hosts[1:]:
             self.assertEqual(image.size, host.held(image))
 
-    def test_hosts_read_on_when_everything_above_is_gone(self) -> None:
-        image, file, hosts = self.chain(3)
-        self.assert_same(hosts[-1].uri(image), file)
-        for host in hosts[:-1]:
-            host.export.withdraw(image.name)
-        self.assert_same(hosts[-1].uri(image), file)
-
 
 class NoParentTest(HostCase):
     """Hosts that start again, as after a reboot, with nobody above them."""

@@ -37,16 +37,6 @@ class UringTest(HostCase):
         argv = ["qemu-io", "-r", "-f", "raw", "-i", "io_uring", "-c", "read 0 512", __file__]
         return subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
-    def test_cache_without_it_gives_the_same_bytes(self) -> None:
-        image, file = self.make_image()
-        origin, host = self.hosts(2)
-        origin.serve_file(image, file)
-        host.cache = Qcow2Cache(host.place, io_uring=False)
-        host.join(image, [origin])
-        self.assertFalse(any('"aio": "io_uring"' in argument for argument in host.daemon(image).argv))
-        self.assert_same(host.uri(image), file)
-        self.assertEqual(image.size, host.held(image))
-
     def test_cache_that_was_filled_by_it_is_read_without_it(self) -> None:
         image, file, (origin, host) = self.chain(1)
         self.assert_same(host.uri(image), file)
