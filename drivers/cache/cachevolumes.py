@@ -209,7 +209,7 @@ class Volumes:
             path.unlink()
         else:
             with path.open("r+b", buffering=0) as file:
-                file.write(bytes(SHIFT + bcachedev.SUPERBLOCK))
+                file.write(bytes(_LOOKED_AT))  # with the journal of a small volume: else it is not taken again
                 os.fsync(file.fileno())
         return True
 
