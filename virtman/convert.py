@@ -13,7 +13,7 @@ from drivers.host.command import Look, run
 from drivers.host.space import Room
 from drivers.qemu.monitor import SETPRIV
 from virtman.errors import BadImageFile, HostTrouble, NoRoom, VirtmanError
-from virtman.hostfiles import no_room, told
+from virtman.hostfiles import no_room, require_room, told
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done ("read", "copy", "compare" or "digest"), bytes done and bytes in all."""
@@ -34,31 +34,32 @@ SHORTEST_LOOK, LONGEST_LOOK = 0.002, 1.0
 class Content:
     """A whole disk. ``name`` is for people; ``location``: how qemu-img opens it; ``size`` of the disk in bytes.
 
-    ``fault``: what to raise if it cannot be read.
+    ``needed``: bytes of disk space that a copy surely takes; ``fault``: what to raise if it cannot be read.
     """
 
     name: str
     location: tuple[str, ...]
     size: int
+    needed: int
     fault: type[VirtmanError] = BadImageFile
 
 
 def of_device(name: str, device: Device) -> Content:
-    """What a layer of the agent's own holds."""
+    """What a layer of the agent's own holds. How much a copy takes is not known before its end."""
     if device.node is not None:
         location: tuple[str, ...] = ("json:" + json.dumps(device.node),)
     else:
         location = ("-f", RAW, str(device.path))
-    return Content(name, location, device.size, HostTrouble)
+    return Content(name, location, device.size, 0, HostTrouble)
 
 
 def convert(content: Content, target: Path, image_format: str, progress: Progress, room: Room) -> None:
     """Fill ``target``, sparse.
 
-    How much a copy takes is not known before its end: files have space that holds zeros, which no copy has. Raises
-    NoRoom at the reserve; HostTrouble, or the content's ``fault``.
+    Raises NoRoom, before it begins if ``needed`` says so, or at the reserve; HostTrouble, or the content's ``fault``.
     """
     where = target if target.exists() else target.parent
+    require_room(room, where, content.needed, f"{content.name}, which takes {content.needed >> 20} MiB")
 
     def look() -> float:
         """Keep the reserve. A file system without one may be filled. Returns when to look again. Raises NoRoom."""

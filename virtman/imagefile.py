@@ -109,7 +109,9 @@ def inspect(path: Path, name: Path | None = None, image_format: str | None = Non
     check_size(str(name), size)
     if image_format == QCOW2:
         _check_qcow2(path, name, dirty=bool(info.get("dirty-flag")))
-    return Content(str(name), ("-f", image_format, str(path)), size)
+    # A file that has space for its whole disk may be preallocated, and hold zeros, which no copy has.
+    needed = held if (held := _held(path, image_format)) < size else 0
+    return Content(str(name), ("-f", image_format, str(path)), size, needed)
 
 
 def _begin(path: Path, name: Path) -> bytes:
@@ -158,6 +160,12 @@ def _check_qcow2(path: Path, name: Path, *, dirty: bool) -> None:
             ) from error
         why = last_line(error.stderr or error.stdout).replace(str(path), str(name))
         raise BadImageFile(f"{name} is a damaged qcow2 image: {why}") from error
+
+
+def _held(path: Path, image_format: str) -> int:
+    """The bytes that a file holds of its disk, which are more than the file has if they are compressed."""
+    argv = ["qemu-img", "measure", "--output=json", "-f", image_format, "-O", QCOW2, str(path)]
+    return int(json.loads(run(argv).stdout)["required"])
 
 
 def refuse_other_formats(path: Path, begin: bytes, wanted: str = QCOW2) -> None:

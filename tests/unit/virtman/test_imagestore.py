@@ -105,7 +105,7 @@ class StoreTest(ImagesTest):
         self.assertEqual({len(CONTENT)}, {total for _, _, total in seen})
 
     def test_a_copy_that_fails_leaves_nothing(self) -> None:
-        torn = Content("gone", ("-f", "raw", str(self.folder / "gone")), 512)
+        torn = Content("gone", ("-f", "raw", str(self.folder / "gone")), 512, 0)
         error = self.assertRaises(BadImageFile, self.store.add, "debian", torn, nothing)
         self.assertThat(str(error), Contains("gone"))
         self.assertEqual([], self.stored())
@@ -117,12 +117,21 @@ class StoreTest(ImagesTest):
             self.assertGreaterEqual(path.stat().st_blocks * 512, 32 * MIB)
             self.assertLess(store.path(store.add("x", inspect(path), nothing)).stat().st_blocks * 512, MIB)
 
+    def test_a_compressed_file_is_refused_before_its_copy_for_what_it_holds(self) -> None:
+        store = ImageStore((tiny := self.tiny(8 * MIB)) / "images", Room(tiny))
+        self.raw.write_bytes(b"x" * 8 * MIB + bytes(MIB))
+        qemu_img("convert", "-c", "-O", "qcow2", self.raw, packed := self.folder / "packed")
+        seen: list[str] = []
+        error = self.assertRaises(NoRoom, store.add, "x", inspect(packed), lambda done, *_: seen.append(done))
+        self.assertThat(str(error), Contains("which takes 8 MiB"))
+        self.assertEqual(([], []), (seen, self.stored()))
+
     def test_a_copy_ends_at_what_is_kept_for_vms_and_is_cleaned(self) -> None:
         tiny = self.tiny(32 * MIB)
         self.assertEqual([32 * MIB // 10, 0], [Room(tiny).reserve(folder) for folder in (tiny, self.folder)])
         store = ImageStore(tiny / "images", Room(tiny, 28 * MIB))
         self.raw.write_bytes(b"x" * 16 * MIB)
-        unknown = Content("x", ("-f", "raw", str(self.raw)), 16 * MIB)
+        unknown = Content("x", ("-f", "raw", str(self.raw)), 16 * MIB, 0)
         error = self.assertRaises(NoRoom, store.add, "x", unknown, nothing)
         self.assertThat(str(error), Contains("28 MiB are kept for what VMs write"))
         self.assertEqual([], list((tiny / "images").iterdir()))
