@@ -351,8 +351,6 @@ class Agent:
         if record.leaving:
             self._stacks.leave_later(name)
             return False
-        if when_unused and self._volt.has_other_origin(name) and self._stacks.give_up(name):
-            return True
         self._volt.withdraw(name, when_unused=when_unused)
         if record.doing(DETACH):
             self._stacks.restore(name)

@@ -76,14 +76,8 @@ class Coordinator(Protocol):
         Raises CoordinatorDown, VoltRefused (it is that of the last origin).
         """
 
-    def withdraw(self, image: str, dropped: int = -1, *, when_unused: bool = False) -> None:
-        """Give the place of an origin up, and with the last one the image. Raises ImageInUse, CoordinatorDown.
-
-        ``when_unused``: the last origin keeps its place until no host needs the image, in place of an ImageInUse.
-        """
-
-    def lists_origin(self, image: str) -> bool:
-        """Whether the image is published with this host as an origin. Raises CoordinatorDown."""
+    def withdraw(self, image: str, dropped: int = -1) -> None:
+        """Give the place of an origin up, and with the last one the image. Raises ImageInUse, CoordinatorDown."""
 
     def withdrawn(self, image: str) -> bool:
         """Whether it is withdrawn, and no host has it but its origins. Raises UnknownImage, CoordinatorDown."""
@@ -601,35 +595,6 @@ class Stacks:
                 return False
             self._detach(record.begin(DETACH, told=False))
             return True
-
-    def give_up(self, name: str) -> bool:
-        """While VMs of this host need an image, write down that this host is to be its origin no more after that.
-
-        Until then it keeps its place at Volt: without that, nobody would know that there are disks of the image.
-        Returns whether they need it.
-        """
-        with self._locks.hold(name):
-            record = self._shelf.get(name)
-            if record is None or not record.steady or not self._in_use(name):
-                return False
-            self._shelf.put(name, record.model_copy(update={"given_up": True}))
-            return True
-
-    def drop_given_up(self, name: str) -> None:
-        """Be no origin any more of an image that was given up, if no VM of this host needs it.
-
-        If the other origins are gone by now, this one serves until no host needs the image. Raises CoordinatorDown,
-        DriverError.
-        """
-        with self._locks.hold(name):
-            record = self._shelf.get(name)
-            if record is None or not record.steady or not self.unwanted(record):
-                return
-            self._volt.withdraw(name, when_unused=True)
-            if self._volt.lists_origin(name):
-                self._shelf.put(name, record.model_copy(update={"given_up": False}))
-            else:
-                self._detach(record.begin(DETACH, told=False))
 
     def let_go(self, name: str) -> bool:
         """Remove the stack of an image that is withdrawn, if nobody needs it: of an origin, if Volt still says so.

@@ -395,7 +395,7 @@ class Upkeep:
         if not record.steady:
             return None
         if self._stacks.unwanted(record):  # the end of a VM wakes this key
-            return Job("drop what was unpublished", partial(self._stacks.drop_given_up, name), Pool.LONG)
+            return Job("drop what was unpublished", partial(self._stacks.drop_origin, name), Pool.LONG)
         if name in self._absent:
             return None if record.given_up else Job("join again", partial(self._rejoin, name), Pool.VOLT)
         return self._plan_following(record)

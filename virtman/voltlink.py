@@ -81,11 +81,12 @@ class VoltLink:
 
         An image that loses its last origin so is withdrawn: nobody could serve it. So this is for who has the content.
         ``when_unused``: its last origin stays as long as it is needed (``withdrawn``), in place of an ImageInUse.
+        Another origin leaves, and Volt awaits it, which may need the image, until it reports it no more.
         """
 
         def act() -> None:
             try:
-                self._client.leave(image, self._host, dropped)
+                self._client.leave(image, self._host, dropped, needed=when_unused)
             except volt_errors.OriginNeeded:
                 self._client.remove_image(image, when_unused=when_unused)
 
@@ -109,13 +110,6 @@ class VoltLink:
         """Whether the image is published with this host as an origin. Raises CoordinatorDown."""
         try:
             return self._host in self.image(image).origins
-        except UnknownImage:
-            return False
-
-    def has_other_origin(self, image: str) -> bool:
-        """Whether the image has an origin besides this host. Raises CoordinatorDown."""
-        try:
-            return bool({*self._call(lambda: self._client.image(image)).origins} - {self._host})
         except UnknownImage:
             return False
 

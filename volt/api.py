@@ -82,9 +82,13 @@ class AgentHeader(BaseModel):
 
 
 class LeaveQuery(BaseModel):
-    """How a host leaves. ``dropped``: it reads by no assignment of this revision or an older one any more."""
+    """How a host leaves. ``dropped``: it reads by no assignment of this revision or an older one any more.
+
+    ``needed``: it may have VMs that need the image.
+    """
 
     dropped: int = Field(-1, ge=-1, le=MAX_INTEGER)
+    needed: bool = False
 
 
 class RemoveQuery(BaseModel):
@@ -232,7 +236,7 @@ def _add_nodes(app: OpenAPI, volt: Coordinator) -> None:
     @app.delete("/v1/images/<image>/nodes/<host>", responses={204: None})
     def leave_tree(path: NodePath, header: AgentHeader, query: LeaveQuery) -> Response:
         """Give the place up."""
-        volt.leave(path.image, path.host, query.dropped, header.agent)
+        volt.leave(path.image, path.host, query.dropped, header.agent, needed=query.needed)
         return Response(status=204)
 
     @app.post("/v1/images/<image>/reports", responses={200: Assignment})

@@ -225,8 +225,10 @@ class VoltClient:
         path = f"/v1/images/{_name(image)}/nodes"
         return self._call(Assignment, "POST", path, JoinRequest, host=host, moving=moving)
 
-    def leave(self, image: str, host: str, dropped: int = -1) -> None:
+    def leave(self, image: str, host: str, dropped: int = -1, *, needed: bool = False) -> None:
         """Give the place up; nothing happens if there is none.
+
+        ``needed``: the host may have VMs that need the image; the image stays until it reports that it has none of it.
 
         ``dropped``: the host reads by no assignment of this revision or an older one any more. It can then come back
         like a new host.
@@ -234,7 +236,8 @@ class VoltClient:
         Raises:
             errors.OriginNeeded: the host is the image's last origin.
         """
-        self._send("DELETE", f"/v1/images/{_name(image)}/nodes/{_name(host)}?dropped={dropped}")
+        query = f"dropped={dropped}{'&needed=true' if needed else ''}"
+        self._send("DELETE", f"/v1/images/{_name(image)}/nodes/{_name(host)}?{query}")
 
     def tree(self, image: str) -> ImageTree:
         """The image's tree.

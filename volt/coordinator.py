@@ -54,6 +54,7 @@ from volt.store import (
     count_nodes,
     departure_table,
     eviction_table,
+    find_awaited,
     find_needed,
     find_origins,
     find_unneeded,
@@ -310,6 +311,7 @@ class Coordinator:
                 log.info("image %s is not withdrawn any more: %s published it again", request.name, request.origin)
             image.withdrawn = False
             with self._changing(session, image) as tree:
+                _forget_eviction(session, image, request.origin)
                 _add_origin(tree, request)
             return _image(image, [origin.host for origin in tree.origins], tree.last), new
 
@@ -333,7 +335,7 @@ class Coordinator:
 
         Raises:
             ImageUnknown: no such image.
-            ImageInUse: hosts other than origins have it; never ``when_unused``.
+            ImageInUse: hosts other than origins have it, or may need it; never ``when_unused``.
         """
         with self.store.write() as session:
             image = _published(session, name, lock=True)
@@ -342,7 +344,7 @@ class Coordinator:
                 image.withdrawn = True
                 return
             with self._changing(session, image) as tree:
-                users = tuple(tree.slots[slot].host for slot in range(1, tree.last + 1))
+                users = (*(tree.slots[slot].host for slot in range(1, tree.last + 1)), *find_awaited(session, image))
                 if users:
                     raise ImageInUse(f"image {name} is in use by {', '.join(users)}", users)
                 for origin in tree.origins:
@@ -394,8 +396,11 @@ class Coordinator:
                 tree.join(host)
                 return self._assignment(session, image, tree, host)
 
-    def leave(self, name: str, host: str, dropped: int = -1, agent: str = "") -> None:
+    def leave(self, name: str, host: str, dropped: int = -1, agent: str = "", *, needed: bool = False) -> None:
         """Give a place up. ``dropped``: as for Tree.leave.
+
+        ``needed``: the host may have VMs that need the image. Like a host whose lease ran out, it is awaited until it
+        reports that it has nothing of the image.
 
         Raises:
             OriginNeeded: the host is the image's last origin.
@@ -407,7 +412,9 @@ class Coordinator:
             if image is None:
                 return
             with self._changing(session, image) as tree:
-                _forget_eviction(session, image, host)
+                awaited = _forget_eviction(session, image, host)
+                if needed and (awaited or host in tree.hosts):
+                    session.execute(insert(eviction_table).values(image_id=image.id, host=host))
                 if host in tree.hosts:
                     self._leave(tree, image, host, dropped)
 

@@ -132,7 +132,7 @@ departure_table = Table(
     Column("confirmed", BigInteger, nullable=False),
     Column("dropped", Boolean, nullable=False),
 )
-eviction_table = Table(  # hosts that lost their places with their leases, and may come back with VMs that need them
+eviction_table = Table(  # hosts without a place that may have VMs that need one: they lost their leases, or say so
     "evictions",
     Base.metadata,
     Column("image_id", ForeignKey("images.id"), primary_key=True),
@@ -290,10 +290,17 @@ def find_origins(session: Session, images: Collection[int]) -> dict[int, list[st
 
 
 def find_needed(session: Session, images: Collection[int]) -> set[int]:
-    """Those of the images with these ids that a host besides the origins has, or had when its lease ran out."""
+    """Those of the images with these ids that a host besides the origins has, or is awaited with."""
     read = select(node_table.c.image_id).where(node_table.c.slot > 0, node_table.c.image_id.in_(images))
     lost = select(eviction_table.c.image_id).where(eviction_table.c.image_id.in_(images))
     return set(session.scalars(union(read, lost)))
+
+
+def find_awaited(session: Session, image: ImageRow) -> list[str]:
+    """The hosts that live and have no place in the image's tree, and may have VMs that need the image, by name."""
+    found = select(eviction_table.c.host).where(eviction_table.c.image_id == image.id)
+    alive = found.join(HostRow, HostRow.name == eviction_table.c.host).where(HostRow.state == HostState.ALIVE)
+    return list(session.scalars(alive.order_by(eviction_table.c.host)))
 
 
 def find_unneeded(session: Session, digests: Collection[str]) -> set[str]:

@@ -119,7 +119,8 @@ def _add_nodes(app: Flask, volt: VoltDouble) -> None:
 
     @app.delete("/v1/images/<image>/nodes/<host>")
     def leave(image: str, host: str) -> Response:
-        volt.leave(image, host, request.args.get("dropped", -1, int), _agent())
+        needed = request.args.get("needed") == "true"
+        volt.leave(image, host, request.args.get("dropped", -1, int), _agent(), needed=needed)
         return Response(status=204)
 
     @app.get("/v1/images/<image>")

@@ -46,7 +46,7 @@ class VoltDouble:
         self.places: dict[str, Assignment] = {}
         """Where the host reads an image from the tree, or is its origin (slot 0)."""
         self.forgotten: set[str] = set()
-        """Images whose place the host lost with its lease."""
+        """Images whose place the host lost with its lease, or left though it may need them."""
         self.dropped: dict[str, int] = {}
         """The revision up to which the host that left an image had dropped its parents."""
         self.reported: list[tuple[str, str]] = []
@@ -142,7 +142,7 @@ class VoltDouble:
         self.moment("after volt.join")
         return self.places[image]
 
-    def leave(self, image: str, host: str, dropped: int = -1, agent: str = "") -> None:
+    def leave(self, image: str, host: str, dropped: int = -1, agent: str = "", *, needed: bool = False) -> None:
         self._answer("leave")
         self._check(host, agent)
         if image in self.images:
@@ -152,7 +152,8 @@ class VoltDouble:
                 raise errors.OriginNeeded(f"host {host} is the last origin of image {image}: remove the image instead")
             left = [origin for origin in origins if origin != host]
             self.images[image] = self.images[image].model_copy(update={"origins": left})
-            self.places.pop(image, None)
+            if self.places.pop(image, None) is not None and needed:
+                self.forgotten.add(image)
         self.moment("after volt.leave")
 
     def remove_image(self, image: str, *, when_unused: bool = False) -> None:
@@ -294,8 +295,8 @@ class DoubleClient:
     def join(self, image: str, host: str, *, moving: bool = False) -> Assignment:
         return self._volt.join(image, moving=moving)
 
-    def leave(self, image: str, host: str, dropped: int = -1) -> None:
-        self._volt.leave(image, host, dropped)
+    def leave(self, image: str, host: str, dropped: int = -1, *, needed: bool = False) -> None:
+        self._volt.leave(image, host, dropped, needed=needed)
 
     def report_dead(self, image: str, reporter: str, dead: str) -> Assignment:
         return self._volt.report(image, dead)

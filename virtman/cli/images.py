@@ -99,7 +99,7 @@ def unpublish(context: click.Context, image: str, when_unused: bool, as_json: bo
     elif answer.withdrawn:
         click.echo(f"{image} is given up; it goes by itself when nobody needs it any more")
     elif answer.serving:
-        click.echo(f"{image} is not published any more; it is served here until its VMs are destroyed")
+        click.echo(f"{image} is not published by this host any more; it is served here until its VMs are destroyed")
 
 
 @click.command()

@@ -9,7 +9,7 @@ from drivers.base import Image
 from tests.doubles.drivers import ADDRESS
 from tests.doubles.servers import serve_volt, unused_port
 from tests.doubles.volt import INTERVAL, VoltDouble, digest_of
-from virtman.errors import CoordinatorDown, ImageExists, UnknownImage, VoltRefused
+from virtman.errors import CoordinatorDown, ImageExists, VoltRefused
 from virtman.voltlink import ERRORS, VoltLink, translated
 from volt import errors as volt_errors
 from volt.client import NodeReport, VoltClient
@@ -48,9 +48,6 @@ class VoltLinkTest(TestCase):
         answer = self.link.heartbeat([NodeReport(image="mine", revision=1)], [MINE.digest, digest_of("debian")])
         self.assertEqual((["mine"], [MINE.digest]), (answer.withdrawn, answer.discard))
 
-    def test_leaving_an_image_that_volt_does_not_know_is_done(self) -> None:
-        self.link.leave("unknown")
-
     def test_this_host_is_an_origin_of_what_volt_lists_as_its_own(self) -> None:
         self.link.publish(MINE)
         self.volt.offer("theirs")
@@ -64,23 +61,12 @@ class VoltLinkTest(TestCase):
         self.assertNotIn("mine", self.volt.images)
         self.link.withdraw("mine")
 
-    def test_one_of_two_origins_that_withdraws_leaves_the_image(self) -> None:
-        self.volt.offer("mine")
-        self.link.publish(MINE)
-        self.link.withdraw("mine")
-        self.assertEqual(["other"], self.volt.images["mine"].origins)
-
     def test_the_last_origin_cannot_just_leave(self) -> None:
         self.link.publish(MINE)
         error = self.assertRaises(VoltRefused, self.link.leave, "mine")
         for said in ("only origin of image 'mine'", "volt images remove mine"):
             self.assertThat(str(error), Contains(said))
         self.assertEqual(["here"], self.volt.images["mine"].origins)
-
-    def test_what_was_asked_for_can_be_wrong(self) -> None:
-        for call in (self.link.join, self.link.tree, lambda name: self.link.report(name, "other")):
-            error = self.assertRaises(UnknownImage, call, "unknown")
-            self.assertThat(str(error), Contains("Volt: no image unknown"))
 
     def test_an_image_that_this_host_reads_from_others_cannot_be_published(self) -> None:
         assignment = self.link.join("debian")

@@ -50,7 +50,7 @@ class Seat(Protocol):
     ) -> HeartbeatAnswer: ...
     def publish(self, image: base.Image) -> Image: ...
     def join(self, image: str, *, moving: bool = False) -> Assignment: ...
-    def leave(self, image: str, dropped: int = -1) -> None: ...
+    def leave(self, image: str, dropped: int = -1, *, needed: bool = False) -> None: ...
     def remove_image(self, name: str, *, when_unused: bool = False) -> None: ...
     def report(self, image: str, dead: str) -> Assignment: ...
     def listing(self) -> list[Image]: ...
@@ -150,8 +150,10 @@ class ContractTests(Contract, TestCase):
     def test_one_of_two_origins_may_leave(self) -> None:
         self.offer(DEBIAN)
         self.seat.publish(DEBIAN)
-        self.seat.leave("debian")
+        self.seat.leave("debian", needed=True)
         self.assertEqual([OTHER], self.seat.image("debian").origins)
+        self.withdraw(DEBIAN)
+        self.assertEqual("debian", self.seat.join("debian").image)
 
     def test_other_content_under_a_name_is_a_conflict(self) -> None:
         self.offer(DEBIAN)
@@ -357,8 +359,8 @@ class DoubleSeat:
         self.remove_image, self.listing, self.image, self.tree = volt.remove_image, volt.listing, volt.image, volt.tree
         self._agent = agent
 
-    def leave(self, image: str, dropped: int = -1) -> None:
-        self._volt.leave(image, HERE, dropped, self._agent)
+    def leave(self, image: str, dropped: int = -1, *, needed: bool = False) -> None:
+        self._volt.leave(image, HERE, dropped, self._agent, needed=needed)
 
 
 class CoordinatorSeat:
@@ -379,8 +381,8 @@ class CoordinatorSeat:
     def join(self, image: str, *, moving: bool = False) -> Assignment:
         return self._volt.join(image, HERE, self._agent, moving=moving)
 
-    def leave(self, image: str, dropped: int = -1) -> None:
-        self._volt.leave(image, HERE, dropped, self._agent)
+    def leave(self, image: str, dropped: int = -1, *, needed: bool = False) -> None:
+        self._volt.leave(image, HERE, dropped, self._agent, needed=needed)
 
     def report(self, image: str, dead: str) -> Assignment:
         return self._volt.report(image, DeadParentReport(reporter=HERE, dead=dead), self._agent)
@@ -402,8 +404,8 @@ class ClientSeat:
     def join(self, image: str, *, moving: bool = False) -> Assignment:
         return self._client.join(image, HERE, moving=moving)
 
-    def leave(self, image: str, dropped: int = -1) -> None:
-        self._client.leave(image, HERE, dropped)
+    def leave(self, image: str, dropped: int = -1, *, needed: bool = False) -> None:
+        self._client.leave(image, HERE, dropped, needed=needed)
 
     def report(self, image: str, dead: str) -> Assignment:
         return self._client.report_dead(image, HERE, dead)

@@ -18,6 +18,7 @@ from volt.coordinator import Coordinator, Policy, steady_clock
 from volt.errors import (
     HostTaken,
     HostUnknown,
+    ImageInUse,
     ImageUnknown,
     ImageWithdrawn,
     OriginNeeded,
@@ -253,6 +254,20 @@ class Withdrawing(CoordinatorCase):
             self.host("h1")
             self.volt.join("image", "h1")
             self.volt.remove_image("image", when_unused=True)
+
+    def test_an_origin_that_leaves_and_may_need_it_is_awaited_unless_it_publishes_again(self) -> None:
+        self.volt.leave("image", "h1")
+        self.publish(origin="second")
+        for _ in range(2):
+            self.volt.leave("image", "second", needed=True)
+            self.assertEqual(("second",), self.assertRaises(ImageInUse, self.volt.remove_image, "image").hosts)
+        self.publish(origin="second")
+        self.volt.remove_image("image", when_unused=True)
+        self.assertEqual(["image"], self.told("second"))
+        self.volt.leave("image", "second", needed=True)
+        self.assertEqual([], self.told("origin"))
+        self.volt.heartbeat("second", [])
+        self.assertEqual(["image"], self.told("origin"))
 
     def test_who_was_evicted_and_cannot_say_whether_it_needs_it_is_awaited(self) -> None:
         self.lease_runs_out("origin")
