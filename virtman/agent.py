@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from drivers.base import CacheGroup, Image, Volume
-from drivers.digests import DRAWN, draw, key_of
+from drivers.digests import DRAWN, draw, key_of, kind_of
 from drivers.errors import DriverError
 from drivers.host.space import Room
 from drivers.host.watch import deaths
@@ -215,8 +215,8 @@ class Agent:
 
     def _publish(self, name: str, content: Content, progress: Progress) -> models.Published:
         with self._publishing.hold(name):
-            self._check_name(name, content.size)
-            image = self._published_already(name, content, progress) or self._store.add(name, content, progress)
+            kind = self._check_name(name, content.size)
+            image = self._published_already(name, content, progress) or self._store.add(name, content, progress, kind)
             self._step("publish:stored")
             try:
                 record = self._stacks.add_origin(image)
@@ -225,10 +225,11 @@ class Agent:
                 raise
         return views.published(record)
 
-    def _check_name(self, name: str, size: int | None = None) -> None:
+    def _check_name(self, name: str, size: int | None = None) -> str | None:
         """Whether a copy, of ``size`` bytes, may be published under a name, as far as that is known before it is read.
 
-        It may if it holds what is published already: what has the same size is yet to be read. Raises ImageExists.
+        It may if it holds what is published already: what has the same size is yet to be read. Returns the kind of the
+        digest of what is published, if that is known. Raises ImageExists.
         """
         here = self._stacks.find(name)
         if here is not None and here.role is Role.HOST:
@@ -243,13 +244,14 @@ class Agent:
             try:
                 listed = self._volt.image(name)
             except (UnknownImage, CoordinatorDown):  # one that does not answer decides when it does
-                return
+                return None
             known, digest = listed.size, listed.digest
         if digest.startswith(DRAWN) or size not in (None, known):
             raise ImageExists(
                 f"image {name!r} is published already, and holds something else: {known} bytes, {digest}; choose"
                 " another name"
             )
+        return kind_of(digest)
 
     def _published_already(self, name: str, content: Content, progress: Progress) -> Image | None:
         """The image that this host published under a name, which holds the same. None: there is none.

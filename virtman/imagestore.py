@@ -36,20 +36,22 @@ class ImageStore:
         for torn in self.folder.glob(".import-*"):
             torn.unlink()
 
-    def add(self, name: str, source: Content, progress: Progress) -> Image:
+    def add(self, name: str, source: Content, progress: Progress, kind: str | None = None) -> Image:
         """Copy a disk in. The same content again costs the copy, and keeps one file.
+
+        ``kind``: that of the digest, if the image has one already; else the size says it.
 
         Raises NoRoom, HostTrouble, or the content's ``fault``.
         """
         with told(f"the content of an image in {self.folder}"):
-            return self._add(name, source, progress)
+            return self._add(name, source, progress, kind)
 
-    def _add(self, name: str, source: Content, progress: Progress) -> Image:
+    def _add(self, name: str, source: Content, progress: Progress, kind: str | None) -> Image:
         temporary = self.folder / f".import-{name}.raw"
         try:
             convert(source, temporary, RAW, progress, self._room)
             size = temporary.stat().st_size
-            image = Image(name, size, _digest(temporary, size, progress))
+            image = Image(name, size, _digest(temporary, size, kind or kind_for(size), progress))
             temporary.rename(self.path(image))
             sync(self.folder)
         finally:
@@ -81,9 +83,9 @@ class ImageStore:
             return [path.stem for path in matching(self.folder, "[!.]*.raw")]
 
 
-def _digest(path: Path, size: int, progress: Progress) -> str:
+def _digest(path: Path, size: int, kind: str, progress: Progress) -> str:
     """The digest of a copy, which is on the disk then."""
-    total, done = Sum(kind_for(size)), 0
+    total, done = Sum(kind), 0
     with path.open("rb") as file:
         for piece in _pieces(file.fileno(), size):
             total.add(piece)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from testtools.matchers import Contains, MatchesRegex
 
+from drivers.digests import PIECES, Sum
 from drivers.errors import DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, Host, unnoticed
 from tests.doubles.volt import digest_of
@@ -463,6 +464,13 @@ class PublishTest(AgentTest):
         seen = set[str]()
         self.agent.publish("mine", self.site.image_file(), lambda step, *_: seen.add(step))
         self.assertEqual((before, {"compare"}), ((self.host.served, self.stored()), seen))
+
+    def test_a_further_origin_computes_the_kind_of_digest_that_volt_lists(self) -> None:
+        total = Sum(PIECES)
+        total.add(self.site.image_file().read_bytes())
+        self.volt.offer("mine", digest=total.digest())
+        self.publish()
+        self.assertEqual(["other", "here"], self.volt.images["mine"].origins)
 
     def test_two_names_share_one_content(self) -> None:
         self.publish("a")
