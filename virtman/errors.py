@@ -40,6 +40,7 @@ VirtmanError
 ├── NoRoom                   not enough space on the disk
 ├── CoordinatorDown          Volt is needed for this and does not answer
 │   └── VoltRefused          Volt answers, and refuses
+│       └── HostTaken        another agent runs under this host's name
 ├── Suspended                the host serves no image until its agent is started again
 ├── TooManyCalls             as many calls that last long as there may be are under way
 ├── HypervisorError          libvirt is missing, refuses or failed
@@ -314,6 +315,13 @@ class VoltRefused(CoordinatorDown):
 
     status = 502
     kind = "volt-refused"
+
+
+class HostTaken(VoltRefused):
+    """Another agent runs under this host's name: Volt changes nothing for this agent."""
+
+    status = 409
+    kind = "host-taken"
 
 
 class Suspended(VirtmanError):

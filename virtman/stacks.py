@@ -22,6 +22,7 @@ from virtman.admission import Admission
 from virtman.errors import (
     ContentChanged,
     CoordinatorDown,
+    HostTaken,
     HostTrouble,
     ImageExists,
     ImageInUse,
@@ -83,7 +84,7 @@ class Coordinator(Protocol):
         """Whether it is withdrawn, and no host has it but its origins. Raises UnknownImage, CoordinatorDown."""
 
     def publish(self, image: Image) -> Assignment:
-        """Announce an image whose origin is this host. Raises ImageExists, CoordinatorDown."""
+        """Announce an image whose origin is this host. Raises ImageExists, HostTaken, CoordinatorDown."""
 
     def report(self, image: str, dead: str) -> Assignment:
         """Say that a parent is dead and get new ones. Raises UnknownImage, CoordinatorDown."""
@@ -218,8 +219,8 @@ class Stacks:
     def add_origin(self, image: Image, in_place: InPlace | None = None) -> ImageRecord:
         """Serve an image whose content is in the store, or ``in_place``, and announce it.
 
-        Raises ImageExists, DriverError, NoRoom: then it is not published. Raises CoordinatorDown: then nobody knows
-        whether Volt took it, so this host goes on serving it, and announces it again when Volt answers.
+        Raises ImageExists, HostTaken, DriverError, NoRoom: then it is not published. Raises CoordinatorDown: then
+        nobody knows whether Volt took it, so this host goes on serving it, and announces it again when Volt answers.
         """
         with self._locks.hold(image.name):
             before = self._shelf.get(image.name)
@@ -271,14 +272,14 @@ class Stacks:
             self._step("publish:serving")
             told = True
             return self._announce(record)
+        except (ImageExists, UnknownImage, HostTaken) as error:  # Volt has decided
+            self._undo_publish(record, error)
+            raise
         except CoordinatorDown as error:
             raise CoordinatorDown(
                 f"{error}; image {record.name!r} is kept and announced when Volt answers; then it can be taken back by:"
                 f" virtman unpublish {record.name}"
             ) from error
-        except (ImageExists, UnknownImage) as error:  # Volt has decided
-            self._undo_publish(record, error)
-            raise
         except (VirtmanError, DriverError) as error:
             if not told:
                 self._undo_publish(record, error)

@@ -9,6 +9,7 @@ from typing import TypeVar
 from drivers.base import Image
 from virtman.errors import (
     CoordinatorDown,
+    HostTaken,
     ImageExists,
     ImageInUse,
     ImageWithdrawn,
@@ -23,6 +24,7 @@ from volt.client import Image as PublishedImage
 T = TypeVar("T")
 
 ERRORS: dict[type[volt_errors.VoltError], type[VirtmanError]] = {
+    volt_errors.HostTaken: HostTaken,
     volt_errors.ImageUnknown: UnknownImage,
     volt_errors.ImageConflict: ImageExists,
     volt_errors.HostHasNode: ImageExists,
@@ -94,7 +96,7 @@ class VoltLink:
             self._call(act)
 
     def publish(self, image: Image) -> Assignment:
-        """Announce an image whose origin is this host. Raises ImageExists, CoordinatorDown."""
+        """Announce an image whose origin is this host. Raises ImageExists, HostTaken, CoordinatorDown."""
         self._call(lambda: self._client.publish(image.name, image.size, image.digest, self._host))
         return self.join(image.name)
 

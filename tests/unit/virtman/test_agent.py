@@ -21,6 +21,7 @@ from virtman.errors import (
     BadSize,
     ConfigError,
     CoordinatorDown,
+    HostTaken,
     HypervisorError,
     ImageExists,
     ImageInUse,
@@ -30,7 +31,6 @@ from virtman.errors import (
     Suspended,
     UnknownImage,
     VmMoving,
-    VoltRefused,
 )
 from virtman.imagefile import LARGEST
 from virtman.records import Boot, Shelf, VmRecord
@@ -77,8 +77,9 @@ class LifeTest(AgentTest):
         second.start()
         said = "Volt: another agent runs under the host name here"
         self.site.await_true(lambda: said in (second.status().volt.trouble or ""))
-        self.assertThat(str(self.assertRaises(VoltRefused, second.create, "vm", "debian", None)), Contains(said))
-        self.assertEqual(({}, []), (self.volt.places, second.vms()))
+        self.assertThat(str(self.assertRaises(HostTaken, second.create, "vm", "debian", None)), Contains(said))
+        self.assertRaises(HostTaken, second.publish, "mine", self.site.image_file(), nothing)
+        self.assertEqual(({}, [], {}), (self.volt.places, second.vms(), self.host.leftovers()))
 
     def test_it_starts_and_works_without_volt(self) -> None:
         self.agent.create("vm", "debian", None)
