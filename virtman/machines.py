@@ -15,6 +15,7 @@ from drivers.base import Device
 from drivers.host.durable import write_atomically
 from virtman.domain import (
     NEWEST,
+    NONE,
     Machine,
     arriving,
     domain_xml,
@@ -257,8 +258,9 @@ class LibvirtMachines:
             with told(f"writing {self._seed(vm)}"):
                 write_atomically(self._seed(vm), traveller.seed)
             give_to_hypervisor(connection, [self._seed(vm), *files_of(disk.node or {})])
-        machine = self._machine_of(vm, traveller.uuid, disk, traveller.boot, NO_DISKS, traveller.hardware)
-        return domain_xml(machine)
+        # libvirt moves the network that the VM has, of whatever kind (``domain.arriving``).
+        boot = traveller.boot.model_copy(update={"network": NONE})
+        return domain_xml(self._machine_of(vm, traveller.uuid, disk, boot, NO_DISKS, traveller.hardware))
 
     def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:
         """Move the VM's memory to the libvirt at ``uri``, where it is paused then. Returns seconds that it stood still.

@@ -25,7 +25,7 @@ from virtman.vms import Traveller
 LONG = 600.0
 """Seconds that are enough everywhere."""
 BOOT = Boot(memory=64, cpus=1, network="none")
-TRAVELLER = Traveller("5f1b7b1e-3f0a-4c44-9b56-0d6b1f8c1d11", BOOT, b"seed", "pc-q35-7.2")
+TRAVELLER = Traveller("5f1b7b1e-3f0a-4c44-9b56-0d6b1f8c1d11", Boot(memory=64, cpus=1, network="direct"), b"seed", "q35")
 
 
 class MachinesTest(TestCase):

@@ -33,7 +33,7 @@ TRAVELLER = models.Traveller.model_validate(
         "uuid": "7f3c1d1e-0d3c-4c77-9d3b-1f3f5d0a1b2c",
         "memory": 64,
         "cpus": 1,
-        "network": "none",
+        "network": "direct",
         "seed": "AA==",
         "hardware": "pc-q35-7.2",
     }
