@@ -467,22 +467,23 @@ class Stacks:
                 self.understand(record)
                 self._remove_layers(record)
 
-    def parent_lost(self, name: str, host: str) -> None:
-        """Have the stack let go of a parent that is dead, tell Volt of it, and follow its answer.
+    def parent_lost(self, name: str, host: str) -> Assignment | None:
+        """Have the stack let go of a parent that is dead, and tell Volt of it. Returns Volt's answer, to be followed.
 
         A Volt that is down is not told later: it notices by itself that a host is gone, and this one may be back.
-        Raises ContentChanged, DriverError.
+        Raises DriverError, NoRoom.
         """
         with self._locks.hold(name):
             record = self._shelf.get(name)
             if record is None or not record.steady:
-                return
+                return None
             # Nothing happens here unless the daemon may still wait at the lost parent's socket.
             self._build(record)
         try:
-            self.follow(self._volt.report(name, host))
+            return self._volt.report(name, host)
         except (CoordinatorDown, UnknownImage) as error:
             log.warning("image %s: parent %s lost; Volt cannot be told: %s", name, host, error)
+            return None
 
     def settle_parents(self, record: ImageRecord) -> None:
         """Read from the parent that Volt meant, if it was left and is well again; finish a move that failed half way.

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -121,19 +121,23 @@ class Upkeep:
 
     def _hear(self, answer: HeartbeatAnswer) -> None:
         with self._heard_lock:
-            known = {name: assignment.revision for name, assignment in self._heard.items()}
-            news = [a for a in answer.assignments if known.get(a.image, a.revision) <= a.revision]
-            self._heard |= {assignment.image: assignment for assignment in news}
-            self._children |= {assignment.image: assignment for assignment in news}
             self._absent = set(answer.absent)
             self._withdrawn, self._discard = set(answer.withdrawn), set(answer.discard)
-        for assignment in news:
-            self.queue.wake(CHILDREN + assignment.image)
-            self.queue.wake(PLACE + assignment.image, now=known.get(assignment.image) != assignment.revision)
+        self._hear_of_places(answer.assignments)
         for image in answer.absent:
             self.queue.wake(PLACE + image)
         for image in answer.withdrawn:
             self.queue.wake(IMAGE + image)
+
+    def _hear_of_places(self, assignments: Collection[Assignment]) -> None:
+        with self._heard_lock:
+            known = {name: assignment.revision for name, assignment in self._heard.items()}
+            news = [a for a in assignments if known.get(a.image, a.revision) <= a.revision]
+            self._heard |= {assignment.image: assignment for assignment in news}
+            self._children |= {assignment.image: assignment for assignment in news}
+        for assignment in news:
+            self.queue.wake(CHILDREN + assignment.image)
+            self.queue.wake(PLACE + assignment.image, now=known.get(assignment.image) != assignment.revision)
 
     def tend_all(self) -> None:
         """Have the images that are due, VMs with something unfinished, and the cache's volumes looked after."""
@@ -439,11 +443,13 @@ class Upkeep:
             with self._heard_lock:
                 hosts.discard(host)
             try:
-                self._stacks.parent_lost(name, host)
+                assignment = self._stacks.parent_lost(name, host)
             except BaseException:
                 with self._heard_lock:
                     hosts.add(host)  # to be tried again
                 raise
+            if assignment is not None:  # followed by itself: Volt is told once, however often that fails
+                self._hear_of_places([assignment])
 
     def _rejoin(self, name: str) -> None:
         self._stacks.rejoin(name)

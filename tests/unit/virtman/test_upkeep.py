@@ -333,12 +333,15 @@ class AgainTest(UpkeepTest):
 
 
 class DriversCallTest(UpkeepTest):
-    def test_a_lost_parent_is_reported_and_the_answer_followed(self) -> None:
+    def test_a_lost_parent_is_reported_once_and_the_answer_followed(self) -> None:
         image = self.attached().image
         self.volt.assign("debian", ["dead", "spare"])
         self.beat()
+        self.host.failing = {"attach.update": TROUBLE}
         self.upkeep.parent_lost(image, parent("dead"))
         self.settle()
+        self.host.failing = {}
+        self.pass_time(LONGEST_PAUSE)
         self.assertEqual([("debian", "dead")], self.volt.reported)
         self.assertEqual({parent("spare")}, self.host.reading["debian"])
 
