@@ -107,6 +107,7 @@ class Host:
         self.routes: dict[str, list[Parent]] = {}
         self.reading: dict[str, set[Parent]] = {}
         """Parents that the process of an image may have connections to."""
+        self.unsettled: set[str] = set()
         self.caches: dict[str, int] = {}
         self.open_caches: set[str] = set()
         self.volumes = {POOL.path: POOL}
@@ -186,7 +187,7 @@ class AttachDouble:
 
     def unsettled(self, image: str) -> bool:
         with self.host.act("attach.unsettled"):
-            return False
+            return image in self.host.unsettled
 
     def abandon(self, image: str) -> None:
         with self.host.act("attach.abandon"):

@@ -14,10 +14,10 @@ from tests.others import NOBODY, as_nobody
 from tests.unit.virtman.imagefiles import CONTENT, ImagesTest
 from virtman.convert import QCOW2, RAW, of_device
 from virtman.copies import Target
-from virtman.errors import BadImageFile, BadRequest, CallerGone, FileExists
+from virtman.errors import BadImageFile, BadRequest, CallerGone, FileExists, NoRoom
 from virtman.imagefile import source
 from virtman.newfile import new_file
-from virtman.passing import MOST, Passed, check_readable, check_writable, mine, opened, pass_to, receive
+from virtman.passing import MOST, Passed, check_readable, check_writable, mine, opened, pass_to, receive, theirs
 from virtman.pipe import Pipe
 
 NAME = Path("/callers/name")
@@ -202,6 +202,16 @@ class ExportTest(ImagesTest):
 
     def test_a_file_that_is_there_is_left_alone(self) -> None:
         self.assertRaises(FileExists, Target, self.raw, self.folder, self.room)
+
+    def test_what_was_written_ends_at_the_reserve_where_the_caller_has_his_file(self) -> None:
+        passed = Passed(os.open(self.folder / "target", os.O_RDWR | os.O_CREAT), NAME, trusted=False)
+        self.addCleanup(os.close, passed.fd)
+
+        def fill() -> None:
+            with theirs(passed, self.folder, Room(self.folder, 1 << 60)) as path:
+                path.write_bytes(CONTENT)
+
+        self.assertIn(f"for {NAME}", str(self.assertRaises(NoRoom, fill)))
 
     def test_it_is_the_callers(self) -> None:
         self.folder.chmod(0o777)

@@ -161,5 +161,7 @@ class RenameCutOffTest(CutOff):
         scene = self.cut_at("rename:recorded")
         scene.vms.create("other", "debian", None)
         self.assertRaises(VmExists, scene.renames.rename, "other", "new")
+        with scene.vms.holding_all(["vm"]):
+            self.assertTrue(scene.vms.locks.taken("new"))
         scene.vms.repair("vm")
         self.assertEqual(["new", "other"], [record.name for record in scene.vms.records()])

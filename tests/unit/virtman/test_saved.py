@@ -9,7 +9,7 @@ from testtools import TestCase
 
 from tests.unit.virtman.scene import Scene
 from virtman.errors import VmSaved
-from virtman.records import REVERT, TAKE, Boot
+from virtman.records import RECEIVE, REVERT, TAKE, Boot
 
 MIB = 1 << 20
 BOOT = Boot(memory=64, cpus=1, network="none")
@@ -75,6 +75,9 @@ class SavedTest(TestCase):
             self.scene.vms.start("vm")
             self.assertEqual((True, "what the guest wrote"), (self.scene.vms.record("vm").steady, disk.writes))
             self.scene.machines.save("vm")
+        self.scene.vm_shelf.put("vm", record.begin(RECEIVE, base="first", points=[]))
+        self.assertRaises(VmSaved, self.scene.vms.repair, "vm")
+        self.assertEqual("what the guest wrote", disk.writes)
 
     def test_all_of_it_is_destroyed(self) -> None:
         for vm in ("vm", "plain"):

@@ -265,18 +265,6 @@ class OriginTest(StacksTest):
         self.publish()
         self.assertEqual([child("child", "mine")], self.host.allowed["mine"])
 
-    def test_drop_removes_an_origin_that_no_vm_needs(self) -> None:
-        self.publish()
-        del self.volt.images["mine"], self.volt.places["mine"]
-        self.assertTrue(self.stacks.drop_origin("mine"))
-        self.scene.check_empty(self)
-
-    def test_drop_keeps_an_origin_that_a_vm_needs(self) -> None:
-        self.publish()
-        self.scene.vms.create("vm", "mine", None)
-        self.assertFalse(self.stacks.drop_origin("mine"))
-        self.scene.check(self)
-
     def test_restart_serves_it_again(self) -> None:
         self.publish()
         self.host.daemon_dies("mine")
@@ -362,6 +350,16 @@ class FollowTest(StacksTest):
         self.stacks.parent_lost("debian", "other")
         self.scene.check(self)
         self.assertEqual(record, self.record())
+
+    def test_a_parent_that_was_left_and_is_well_again_is_read_from_until_that_succeeds(self) -> None:
+        record = self.attached()
+        self.host.unsettled, self.host.failing = {"debian"}, {"export.publish": TROUBLE}
+        self.assertRaises(DriverError, self.stacks.settle_parents, record)
+        self.host.unsettled, self.host.failing = set(), {}
+        for published in (True, False):
+            self.host.calls.clear()
+            self.stacks.settle_parents(record)
+            self.assertEqual(published, "export.publish" in self.host.calls)
 
 
 class RemovalTest(StacksTest):

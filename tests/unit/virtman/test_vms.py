@@ -144,10 +144,6 @@ class DestroyTest(VmsTest):
         self.assertEqual({}, self.host.disks)
         self.assertEqual([], self.scene.vm_shelf.names())
 
-    def test_the_stack_stays_for_the_next_vm(self) -> None:
-        self.vms.destroy("vm")
-        self.assertIn("debian", self.host.served)
-
     def test_a_vm_that_was_never_booted_needs_no_hypervisor(self) -> None:
         self.scene.machines.failing = {"remove": HypervisorError("no libvirt")}
         self.vms.destroy("vm")

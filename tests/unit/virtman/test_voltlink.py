@@ -8,7 +8,7 @@ from testtools.matchers import Contains
 from drivers.base import Image
 from tests.doubles.drivers import ADDRESS
 from tests.doubles.servers import serve_volt, unused_port
-from tests.doubles.volt import INTERVAL, VoltDouble, digest_of
+from tests.doubles.volt import VoltDouble, digest_of
 from virtman.errors import CoordinatorDown, ImageExists, VoltRefused
 from virtman.voltlink import ERRORS, VoltLink, translated
 from volt import errors as volt_errors
@@ -33,13 +33,6 @@ class VoltLinkTest(TestCase):
         self.assertEqual("debian", self.link.join("debian").image)
         self.assertEqual({"here": ADDRESS}, self.volt.hosts)
 
-    def test_a_heartbeat_tells_what_is_here_and_brings_the_interval(self) -> None:
-        nodes = [NodeReport(image="debian", revision=3, fetched_bytes=5, parent="other")]
-        answer = self.link.heartbeat(nodes)
-        self.assertEqual(INTERVAL, answer.interval_s)
-        self.assertEqual(["debian"], answer.absent)
-        self.assertEqual([nodes], self.volt.beats)
-
     def test_a_heartbeat_tells_what_is_kept_and_brings_what_may_go(self) -> None:
         self.link.publish(MINE)
         self.assertFalse(self.link.withdrawn("mine"))
@@ -54,12 +47,6 @@ class VoltLinkTest(TestCase):
         self.volt.images["debian"].origins.append("here")  # besides another one
         listed = {name for name in ("mine", "debian", "theirs", "unknown") if self.link.lists_origin(name)}
         self.assertEqual({"mine", "debian"}, listed)
-
-    def test_the_last_origin_that_withdraws_takes_the_image_with_it(self) -> None:
-        self.link.publish(MINE)
-        self.link.withdraw("mine")
-        self.assertNotIn("mine", self.volt.images)
-        self.link.withdraw("mine")
 
     def test_the_last_origin_cannot_just_leave(self) -> None:
         self.link.publish(MINE)

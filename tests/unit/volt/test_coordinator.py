@@ -288,11 +288,6 @@ class Nodes(CoordinatorCase):
         self.assertEqual(["h1", "h2", "origin"], [parent.host for parent in got.parents])
         self.assertEqual("unix:///run/h1", got.parents[0].address)
 
-    def test_an_origin_that_joins_keeps_its_place(self) -> None:
-        self.publish()
-        got = self.volt.join("image", "origin")
-        self.assertEqual((0, []), (got.slot, got.parents))
-
     def test_joining_needs_an_image_and_a_registered_host(self) -> None:
         self.publish()
         self.assertRaises(HostUnknown, self.volt.join, "image", "stranger")
