@@ -267,7 +267,13 @@ class Withdrawing(CoordinatorCase):
         self.volt.leave("image", "second", needed=True)
         self.assertEqual([], self.told("origin"))
         self.volt.heartbeat("second", [])
+        self.volt.leave("image", "stranger", needed=True)
         self.assertEqual(["image"], self.told("origin"))
+
+    def test_a_host_that_is_lost_keeps_no_image_from_being_removed(self) -> None:
+        self.lease_runs_out("origin")
+        self.volt.remove_image("image")
+        self.assertEqual([], self.volt.images())
 
     def test_who_was_evicted_and_cannot_say_whether_it_needs_it_is_awaited(self) -> None:
         self.lease_runs_out("origin")
