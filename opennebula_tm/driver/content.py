@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from opennebula_tm.driver.card import Card, Cards, Kept
 from opennebula_tm.driver.disks import Described, Disks, Ref, Source
-from opennebula_tm.driver.errors import DriverError, FrontendFailed, HostFailed, Refused
+from opennebula_tm.driver.errors import DriverError, FrontendFailed, HostFailed, NotThere, Refused
 from opennebula_tm.driver.moving import ALL, Streams
 from opennebula_tm.driver.names import OURS, snapshot
 from opennebula_tm.driver.remote import Hosts
@@ -104,7 +105,8 @@ class Origins:
 
     def forget_snapshot(self, host: str, disk: str, number: int) -> None:
         """Delete a snapshot of a disk that waits at a host; what is not there is fine."""
-        self._hosts.run(host, "forget", self._ours, disk, disk, snapshot(number))
+        with contextlib.suppress(NotThere):
+            self._hosts.run(host, "forget", self._ours, disk, disk, snapshot(number))
 
     def revert(self, host: str, disk: str, number: int) -> None:
         """Let a disk that waits at a host hold what it held then."""

@@ -130,7 +130,7 @@ class Disks:
         self._hosts.run(ref.host, "revert", *ref.lock, ref.link, ref.name, names.snapshot(number))
 
     def forget(self, ref: Ref, number: int) -> None:
-        """Delete a snapshot; what is not there is fine."""
+        """Delete a snapshot; one that is not there is fine. Also raises NotThere, of the disk."""
         self._hosts.run(ref.host, "forget", *ref.lock, ref.name, names.snapshot(number))
 
     def grow(self, ref: Ref | Source, size: int) -> None:

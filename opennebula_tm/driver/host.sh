@@ -88,7 +88,8 @@ monitored() {
 
 # path NAME: of a disk that is there.
 path() {
-    v show "$1" --json | sed -n 's/^    "path": "\(.*\)",$/\1/p'
+    shown=$(v show "$1" --json) || return
+    printf '%s\n' "$shown" | sed -n 's/^    "path": "\(.*\)",$/\1/p'
 }
 
 # whole FILE: a backup came to its end.
@@ -194,11 +195,13 @@ drop-system-snapshots) # FOLDER KEY NAME: those that the hypervisor took inside 
 revert) # FOLDER KEY LINK NAME SNAPSHOT
     lock "$1" "$2"
     v snapshot revert "$4" "$5" >/dev/null || exit
-    [ -z "$3" ] || link "$3" "$(path "$4")"
+    made=$(path "$4") || exit
+    [ -z "$3" ] || link "$3" "$made"
     ;;
 
-forget) # FOLDER KEY NAME SNAPSHOT
+forget) # FOLDER KEY NAME SNAPSHOT: the disk must be there
     lock "$1" "$2"
+    v show "$3" >/dev/null || exit
     gone snapshot delete "$3" "$4"
     ;;
 

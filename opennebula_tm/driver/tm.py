@@ -190,7 +190,8 @@ class TransferManager:
 
     def snap_delete(self, source: str, snapshot: str, vm: str, _datastore: str) -> None:
         """Forget a snapshot."""
-        self._disks.forget(self._ref(source, vm), names.number("the snapshot", snapshot))
+        ref, number = self._ref(source, vm), names.number("the snapshot", snapshot)
+        self._at_home(ref, lambda: self._disks.forget(ref, number))
 
     def _at_home(self, ref: Ref, act: Callable[[], None], target: Ref | None = None) -> None:
         """Do something with a disk; one that is not where OpenNebula says is brought there first.

@@ -110,6 +110,7 @@ class DatastoreTest(StepsTestCase):
 
     def test_a_snapshot_of_an_image_goes_at_all_hosts_that_keep_it(self) -> None:
         self.has("o1", snapshot="snap-3")
+        write(self.folder / "says" / "o1.forget", "exit 3")  # it has lost the disk
         for action, step in (("snap_delete", "forget"), ("snap_revert", "revert")):
             self.assertEqual("", self.run_action(action, "", self.keep()))
             done = [[*s[:2], s[-1]] for s in self.steps() if s[1] != "describe"]

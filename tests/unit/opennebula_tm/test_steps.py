@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from testtools import TestCase
 
-from opennebula_tm.driver.errors import HostFailed
+from opennebula_tm.driver.errors import HostFailed, NotThere
 from opennebula_tm.driver.remote import Hosts
 from opennebula_tm.driver.settings import Settings
 from tests.unit.opennebula_tm.scene import write
@@ -139,6 +139,17 @@ class StepsTest(TestCase):
         write(self.folder / "says.snapshot", '[ "$2" != create ] || { echo full >&2; exit 1; }')
         self.assertEqual("h: full", self.fails("snapshot", *self.lock, "name", "snap-0", "", ""))
         self.assertEqual(["snapshot delete name snap-0", "snapshot create name snap-0"], self.asked())
+
+    def test_a_snapshot_may_be_gone_but_not_its_disk(self) -> None:
+        self.says("snapshot", "there is no such snapshot", 3)
+        self.run_step("forget", *self.lock, "name", "snap-0")
+        self.says("show", "there is no such VM", 3)
+        self.assertRaises(NotThere, self.run_step, "forget", *self.lock, "name", "snap-0")
+        self.assertEqual(["show name", "snapshot delete name snap-0", "show name"], self.asked())
+
+    def test_a_disk_whose_path_is_not_known_keeps_its_link(self) -> None:
+        self.says("show", "no agent", 1)
+        self.assertEqual("h: no agent", self.fails("revert", *self.lock, str(self.link), "name", "snap-0"))
 
     def test_an_upload_removes_what_killed_ones_left_and_nothing_of_others(self) -> None:
         locks, archive = self.folder / "locks", self.folder / "archive"

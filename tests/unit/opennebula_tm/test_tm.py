@@ -98,13 +98,15 @@ class TransferManagerTest(StepsTestCase):
         self.assertEqual(["host-1 destroy"], self.done())
 
     def test_a_disk_that_a_move_left_elsewhere_is_brought_to_its_vm(self) -> None:
-        write(self.folder / "says" / "host-1.resize", "exit 3")
         manager = self.manager("host-2", "host-1")
-        self.assertRaises(NotThere, manager.resize, self.at("host-1"), "2048", "42", "100")
-        self.assertEqual(["host-1 resize", "host-1 describe", "host-2 describe"], self.done())
-        self.has("host-2")
-        self.assertRaises(NotThere, manager.resize, self.at("host-1"), "2048", "42", "100")
-        self.assertEqual(["host-2 forward", "host-2 moved", "host-1 resize"], self.done()[3:])
+        for step, act in (("resize", manager.resize), ("forget", manager.snap_delete)):
+            write(self.folder / "says" / f"host-1.{step}", "exit 3")
+            self.says("host-2", "describe")
+            self.assertRaises(NotThere, act, self.at("host-1"), "2048", "42", "100")
+            self.assertEqual([f"host-1 {step}", "host-1 describe", "host-2 describe"], self.done())
+            self.has("host-2")
+            self.assertRaises(NotThere, act, self.at("host-1"), "2048", "42", "100")
+            self.assertEqual(["host-2 forward", "host-2 moved", f"host-1 {step}"], self.done()[3:])
 
     def test_a_move_ends_with_nothing_if_its_vm_was_deleted_meanwhile(self) -> None:
         self.has("host-1")

@@ -239,6 +239,7 @@ class FaultsTest(CloudTestCase):
         vm = self.deployed()
         actions: tuple[Action, ...] = (
             lambda: self.one.snapshot_create(vm, 0, 1),
+            lambda: self.one.snapshot_delete(vm, 0, 1),
             lambda: self.one.migrate(vm, "origin", SYSTEM),
             lambda: self.one.undeploy(vm),
         )
