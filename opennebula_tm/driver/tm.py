@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -45,8 +46,9 @@ class TransferManager:
         ref = self._ref(target, vm)
         known = self._show_vm(ref.vm)
         disk = known.disk(ref.number)
-        card = self._contents(path).settled()
-        self._disks.create(ref, card.published, disk.grown, card.format, monitor=system, fresh=True)
+        with self._unless_deleted(ref):
+            card = self._contents(path).settled()
+            self._disks.create(ref, card.published, disk.grown, card.format, monitor=system, fresh=True)
         # A VM that was undeployed, and is made anew, left its disk on the front end.
         _forget_stored(ref, known)
 
@@ -55,7 +57,7 @@ class TransferManager:
         path = names.path_of(source)
         ref = self._ref(target, vm)
         disk = self._show_vm(ref.vm).disk(ref.number)
-        with self._cards.locked(path):
+        with self._unless_deleted(ref), self._cards.locked(path):
             self._contents(path).give(ref, self._disks, disk.grown, system)
 
     def mvds(self, source: str, target: str, vm: str, _datastore: str) -> None:
@@ -127,14 +129,22 @@ class TransferManager:
         """A VM's disk goes to another host, to the front end (stop, undeploy), or comes from there (resume)."""
         before, after = self._ref(source, vm), self._ref(target, vm)
         known = self._show_vm(before.vm)
-        try:
+        with self._unless_deleted(after, before):
             self._at_home(before, lambda: self._move(before, after, known), after)
+
+    @contextmanager
+    def _unless_deleted(self, *places: Ref) -> Iterator[None]:
+        """Remove a disk from these places at the end, if its VM was deleted meanwhile. Raises Refused then.
+
+        The DELETE of the VM may have looked for the disk before the disk came there.
+        """
+        try:
+            yield
         finally:
-            # The DELETE of a VM may have looked for the disk at its new host before the disk came there.
-            if (known := self._show_vm(before.vm)).deleted:
-                for ref in (after, before):
+            if (known := self._show_vm(places[0].vm)).deleted:
+                for ref in places:
                     self._remove(ref, known)
-                raise Refused(f"VM {known.number} was deleted while its disk {before.number} moved")
+                raise Refused(f"VM {known.number} was deleted meanwhile, and so is its disk {places[0].number}")
 
     def _move(self, before: Ref, after: Ref, known: Vm) -> None:
         if (why := LOST.get(known.state)) is not None:

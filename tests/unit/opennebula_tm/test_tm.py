@@ -108,11 +108,14 @@ class TransferManagerTest(StepsTestCase):
             self.assertRaises(NotThere, act, self.at("host-1"), "2048", "42", "100")
             self.assertEqual(["host-2 forward", "host-2 moved", f"host-1 {step}"], self.done()[3:])
 
-    def test_a_move_ends_with_nothing_if_its_vm_was_deleted_meanwhile(self) -> None:
+    def test_nothing_is_made_for_a_vm_that_was_deleted_meanwhile(self) -> None:
         self.has("host-1")
         manager = self.manager("host-1", "host-2", state=23)  # CLEANUP_DELETE
         self.assertRaises(Refused, manager.mv, self.at("host-1"), self.at("host-2"), "42", "100")
         self.assertEqual({"host-1 destroy", "host-2 destroy"}, set(self.done()[3:]))
+        for act in (manager.clone, manager.ln):
+            self.assertRaises(Refused, act, f"fe:{self.card()}", self.at("host-2"), "42", "100")
+            self.assertEqual(["host-2 create", "host-2 destroy"], self.done())
 
     def test_a_file_is_not_resized_while_its_vm_runs(self) -> None:
         running = self.manager("host-1", state=DISK_RESIZE, driver="qcow2")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from testtools.matchers import HasLength
@@ -213,26 +214,33 @@ class FaultsTest(CloudTestCase):
         return vm
 
     @pytest.mark.long
-    def test_a_vm_that_is_deleted_while_its_disk_moves_leaves_nothing(self) -> None:
-        vm = self.deployed()
-        for fate, host, step in (
-            (Fate.LATE, "host-2", "receive"),  # the old host has begun, and the new one has not
-            (Fate.STALL, "host-2", "receive"),
-            (Fate.LATE, "host-1", "moved"),  # the new host has the disk
+    def test_a_vm_that_is_deleted_while_its_disk_is_made_or_moves_leaves_nothing(self) -> None:
+        plain, persistent = self.add_image(7, mib=2), self.add_image(8, mib=2, persistent=True)
+        for fate, host, step, image in (
+            (Fate.LATE, "host-1", "create", plain),
+            (Fate.LATE, "host-1", "create", persistent),
+            (Fate.LATE, "host-2", "receive", plain),  # the old host has begun, and the new one has not
+            (Fate.STALL, "host-2", "receive", plain),
+            (Fate.LATE, "host-1", "moved", plain),  # the new host has the disk
         ):
+            vm = self.vm(image)
+            act = partial(self.one.deploy, vm, "host-1", SYSTEM)
+            if step != "create":
+                self.ok(act())
+                self.one.power_off(vm)
+                self.write(vm, 0, 1)
+                act = partial(self.one.migrate, vm, "host-2", SYSTEM)
             fault = self.frontend.exchange.plan(fate, host=host, matching=f"{OURS}{step}", after=1 << 16)
-            moving = threading.Thread(target=self.one.migrate, args=(vm, "host-2", SYSTEM))
-            moving.start()
+            acting = threading.Thread(target=act)
+            acting.start()
             fault.wait()
             self.ok(self.one.recover_delete(vm))
             fault.release()
-            moving.join()
+            acting.join()
             self.frontend.exchange.settle()
             self.nothing_left()
             for end in ("host-1", "host-2"):
                 self.assertFalse((self.frontend.datastores(end) / "0" / "42").exists())
-            vm = self.vm(self.one.images[7])
-            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
 
     @pytest.mark.long
     def test_a_disk_that_moved_without_its_vm_is_found_where_it_is(self) -> None:
