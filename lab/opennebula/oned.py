@@ -361,9 +361,9 @@ class Oned:
         return self._run(vm, self._last[vm.number])
 
     def recover_failure(self, vm: Vm) -> None:
-        """A move that failed is given up: for oned the VM is off, and where it was before."""
+        """A move that failed is given up: for oned the VM is where it was before, and restored at once if it ran."""
         vm.history.append(replace(vm.before))
-        self.power_off(vm)
+        (self._boot if vm.lcm is Lcm.PROLOG_MIGRATE_FAILURE else self.power_off)(vm)
 
     def recover_delete(self, vm: Vm) -> Answer:
         """All of the VM is deleted that oned knows of."""

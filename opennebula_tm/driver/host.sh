@@ -303,6 +303,10 @@ restore-file) # DISK FORMAT: a qcow2 file comes in, for a volatile disk
     qemu-img convert -f qcow2 -O "$2" "$file" "$1.new" && mv -fT "$1.new" "$1" || exit
     ;;
 
+folder) # FOLDER: says whether it is there
+    [ ! -d "$1" ] || echo yes
+    ;;
+
 mark) # FOLDER: our folder in a system datastore, by which our probe knows the datastore
     mkdir -p "$1" || exit
     ;;

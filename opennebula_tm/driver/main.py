@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from opennebula_tm.driver import settings
+from opennebula_tm.driver import names, settings
 from opennebula_tm.driver.backup import Backups
 from opennebula_tm.driver.datastore import Datastore
 from opennebula_tm.driver.errors import DriverError, Refused
@@ -82,7 +83,12 @@ def transfer(script: str, arguments: list[str], remotes: Path) -> None:
     elif action in BACKUPS:
         _backup(Backups(settings.read(remotes), remotes), action, arguments)
     elif arguments and action in ("mv", "delete", "resize") and is_systems(arguments):
-        system.as_ssh(action, arguments)
+        if action == "mv" and names.place(arguments[0]).disk is None:
+            _counted(action, arguments, 4)
+            move = partial(system.run_ssh, action, arguments)
+            TransferManager(settings.read(remotes)).mv_folder(*arguments[:3], move=move)
+        else:
+            system.as_ssh(action, arguments)
     else:
         _disk_action(TransferManager(settings.read(remotes)), action, kind, arguments)
 

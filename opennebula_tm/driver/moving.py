@@ -110,7 +110,8 @@ class Mover:
     """Moves disks. A call that was cut off is repeated, and goes on where it was.
 
     OpenNebula moves a VM's folder after its disks, and its ssh driver removes what is at the destination before that.
-    So the link in the folder that is yet to be moved already leads to where the disk is then.
+    So the link in the folder that is yet to be moved already leads to where the disk is then. If the disk ``stays``
+    till then, ``TransferManager.mv_folder`` makes the link and removes it.
     """
 
     def __init__(self, disks: Disks, streams: Streams) -> None:
@@ -138,12 +139,15 @@ class Mover:
             _relink(link, path)
         stored.remove()
 
-    def migrate(self, source: Ref, found: Described, target: Ref, disk_format: str, stale: Stored) -> None:
-        """From a host, where it was ``found``, to another. ``stale``: what may be left of an earlier stop."""
+    def migrate(
+        self, source: Ref, found: Described, target: Ref, disk_format: str, stale: Stored, *, stays: bool = False
+    ) -> None:
+        """From a host, where it was ``found`` and perhaps ``stays``, to another. ``stale``: of an earlier stop."""
         receive = (*target.lock, target.link, target.name, found.image, disk_format)
         path = self._streams.forward(source.source, target.host, receive)
         stale.remove()  # first: a repeated call that finds no disk takes what is stopped
-        self._disks.moved(source, path)
+        if not stays:
+            self._disks.moved(source, path)
 
     def relocate(self, target: Ref, path: str, stale: Stored) -> None:
         """From one system datastore of a host to another: the disk stays. ``stale``: see ``migrate``."""

@@ -91,7 +91,8 @@ class VmDisk:
 class Vm:
     """A VM as OpenNebula knows it. ``hosts``: those that it has been on, the last one at the end.
 
-    ``datastores``: the numbers of the system datastores that it has been in. ``done``: it was terminated.
+    ``datastores``: the numbers of the system datastores that it has been in. ``system``: the driver of the last one.
+    ``done``: it was terminated.
     """
 
     number: int
@@ -100,6 +101,7 @@ class Vm:
     hosts: tuple[str, ...]
     disks: tuple[VmDisk, ...]
     datastores: tuple[int, ...] = ()
+    system: str = ""
     done: bool = False
 
     @property
@@ -124,6 +126,7 @@ def vm_of(element: Element) -> Vm:
         hosts=tuple(one.text("HOSTNAME") for one in element.all("HISTORY_RECORDS/HISTORY")),
         disks=tuple(_disk_of(one) for one in element.all("TEMPLATE/DISK")),
         datastores=tuple(one.number("DS_ID") for one in element.all("HISTORY_RECORDS/HISTORY")),
+        system=element.text("HISTORY_RECORDS/HISTORY[last()]/TM_MAD"),
         done=element.number("STATE") == DONE,
     )
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 from opennebula_tm.driver import names, nebula
 from opennebula_tm.driver.errors import DriverError, FrontendFailed, HostFailed, Refused
@@ -27,15 +28,19 @@ class SystemDatastore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def as_ssh(self, action: str, arguments: Sequence[str], stdin: bytes | None = None) -> None:
+    def as_ssh(self, action: str, arguments: Sequence[str], stdin: bytes | None = None) -> NoReturn:
         """Do as OpenNebula's ssh driver, whose script says what goes wrong. Raises SystemExit with its exit code."""
+        raise SystemExit(self.run_ssh(action, arguments, stdin))
+
+    def run_ssh(self, action: str, arguments: Sequence[str], stdin: bytes | None = None) -> int:
+        """As ``as_ssh``, but return the exit code."""
         script = self._folder / AS_SSH / action
         try:
             # It gets our own standard input if there is none for it.
             done = subprocess.run([str(script), *arguments], input=stdin, check=False)
         except OSError as error:
             raise FrontendFailed(f"cannot run {script}: {error.strerror}") from error
-        raise SystemExit(done.returncode if done.returncode >= 0 else 1)
+        return done.returncode if done.returncode >= 0 else 1
 
     def monitor(self, hosts: Hosts, arguments: Sequence[str], request: bytes) -> None:
         """Have each host report the room for this datastore, also one on which no VM of it has been yet.

@@ -21,6 +21,7 @@ from opennebula_tm.driver.moving import Mover, Stored, Streams
 from opennebula_tm.driver.nebula import DISK_RESIZE, DISK_RESIZE_UNDEPLOYED, LOST, MIB, Vm, VmDisk
 from opennebula_tm.driver.remote import Hosts
 from opennebula_tm.driver.settings import Settings
+from opennebula_tm.driver.system import OURS
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class TransferManager:
         if on_host:
             self._disks.destroy(ref)
         _forget_stored(ref, known)
+        self._remove_elsewhere(ref, known)
 
     def cpds(self, source: str, target: str, snapshot: str, vm: str, _datastore: str) -> None:
         """Save as: what a disk holds, or held at a snapshot, becomes the content of another image."""
@@ -108,11 +110,13 @@ class TransferManager:
         """A VM's disk, for good. What is not there is fine."""
         ref = self._ref(target, vm)
         known = self._show_vm(ref.vm)
-        stopped = ref.host not in known.hosts and _stored(ref, known).there
         self._remove(ref, known, end=True)
-        if stopped or (ref.host in known.hosts and ref.host != known.hosts[-1]):
-            return  # the VM was on the front end alone; or it has left this host, and lives on where it is now
-        for other in _elsewhere(ref, known):  # a move that failed may have left the disk at both of its ends
+        if ref.host not in known.hosts or ref.host == known.hosts[-1]:  # else the VM has left it, and lives on
+            self._remove_elsewhere(ref, known)
+
+    def _remove_elsewhere(self, ref: Ref, known: Vm) -> None:
+        """Remove a disk where a move that failed has left it: that may be at both of its ends."""
+        for other in _elsewhere(ref, known):
             try:
                 self._disks.destroy(other, end=True)
             except HostFailed as error:
@@ -157,9 +161,26 @@ class TransferManager:
         elif before.host == after.host and (there := self._disks.describe(after)) is not None:
             self._mover.relocate(after, there.path, Stored(before))
         elif before.host in known.hosts and (found := self._disks.describe(before)) is not None:
-            self._mover.migrate(before, found, after, disk.driver, Stored(before))
+            self._mover.migrate(before, found, after, disk.driver, Stored(before), stays=known.system == OURS)
         else:
             self._resume(_stored(before, known), after, disk, Path(before.place.path))
+
+    def mv_folder(self, source: str, target: str, vm: str, *, move: Callable[[], int]) -> None:
+        """A VM's folder goes to another host. Only then do its disks leave the old one: until then the VM can go back.
+
+        ``move``: does it, and returns an exit code. It loses the folder if it is repeated after it was done.
+        """
+        before, after = names.place(source), names.place(target)
+        known = self._show_vm(names.number("the VM", vm))
+        migrates = before.host != after.host and before.host in known.hosts and after.host == known.hosts[-1]
+        disks = [disk.number for disk in known.disks if disk.tm_mad == OURS and migrates]
+        there = not disks or self._hosts.run(before.host, "folder", str(before.path))
+        if there and (code := move()) != 0:
+            raise SystemExit(code)
+        for number in disks:
+            old, ref = (Ref(replace(p, path=p.path / f"disk.{number}"), known.number, number) for p in (before, after))
+            self._disks.moved(ref, self._disks.there(ref).path, stays=True)
+            self._disks.destroy(old)
 
     def _resume(self, stored: Stored, target: Ref, disk: VmDisk, link: Path) -> None:
         self._mover.resume(stored, target, disk.driver, link)
@@ -220,7 +241,8 @@ class TransferManager:
         at_host, disk = ref.host in known.hosts, known.disk(ref.number)
         if known.deleted or (at_host and self._disks.describe(ref) is not None):
             return False
-        for other in _elsewhere(ref, known):
+        # In a system datastore of ours a disk stays until its VM has moved: elsewhere are only copies of that time.
+        for other in () if known.system == OURS else _elsewhere(ref, known):
             if target is not None and other.host == target.host:
                 continue
             if (found := self._disks.describe(other)) is not None:

@@ -81,8 +81,8 @@ class SystemsTest(testtools.TestCase):
 
     def test_what_is_the_system_datastores_is_done_by_opennebulas_scripts(self) -> None:
         for line in (
-            "mkimage 5 raw h:/ds/0/42/disk.1 42 0", "mv h:/ds/0/42 g:/ds/0/42 42 0", "delete h:/ds/0/42 42 0",
-            "delete h:/ds/0/42/disk.1 42 0", "resize h:/ds/0/42/disk.1 9 42 0",
+            "mkimage 5 raw h:/ds/0/42/disk.1 42 0", "mv h:/ds/0/42/disk.1 g:/ds/0/42/disk.1 42 0",
+            "delete h:/ds/0/42 42 0", "delete h:/ds/0/42/disk.1 42 0", "resize h:/ds/0/42/disk.1 9 42 0",
         ):  # fmt: skip
             action, *arguments = line.split()
             done = run("tm", action, *arguments, remotes=self.folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from opennebula_tm.driver import names
 from opennebula_tm.driver.card import Card, Kept
@@ -48,6 +48,28 @@ class TransferManagerTest(StepsTestCase):
         self.manager("host-1", "host-2").mv(self.at("host-1"), self.at("host-2"), "42", "100")
         self.assertEqual(["host-1 describe", "host-1 forward", "host-1 moved"], self.done())
 
+    def test_it_stays_where_it_was_until_its_folder_has_moved_in_a_system_datastore_of_ours(self) -> None:
+        vm = replace(vm_on("host-1", "host-2")(42), system="virtman")
+        manager, steps = TransferManager(Settings(), lambda _: vm), ["host-1 folder"]
+        self.has("host-1")
+        manager.mv(self.at("host-1"), self.at("host-2"), "42", "100")
+        self.assertEqual(["host-1 describe", "host-1 forward"], self.done())
+        self.has("host-2", path="/dev/new")
+        self.says("host-1", "folder", "yes")
+        here, there = self.at("host-1", disk=None), self.at("host-2", disk=None)
+        self.assertRaises(SystemExit, manager.mv_folder, here, there, "42", move=lambda: 1)
+        self.assertEqual(steps, self.done())
+        steps += ["host-2 describe", "host-2 moved", "host-1 destroy"]
+        manager.mv_folder(here, there, "42", move=lambda: 0)
+        self.assertEqual(steps, self.done())
+        self.says("host-1", "folder")
+        manager.mv_folder(here, there, "42", move=lambda: self.fail("the folder is not there any more"))
+        self.assertEqual(steps, self.done())
+        self.says("host-2", "describe")
+        write(self.folder / "says" / "host-2.resize", "exit 3")
+        self.assertRaises(NotThere, manager.resize, self.at("host-2"), "2048", "42", "100")
+        self.assertEqual(["host-2 resize", "host-2 describe"], self.done(), "what host-1 has is old")
+
     def test_back_to_a_host_where_the_vm_has_been_it_goes_as_to_any_other(self) -> None:
         self.has("host-2")
         self.manager("host-1", "host-2", "host-1").mv(self.at("host-2"), self.at("host-1"), "42", "100")
@@ -83,10 +105,9 @@ class TransferManagerTest(StepsTestCase):
 
     def test_deleting_asks_only_hosts_of_the_vm(self) -> None:
         stored = self.stored()
-        self.manager("host-1").delete(self.at("fe"), "42", "100")
-        self.assertEqual(([], False), (self.done(), stored.there))
-        self.manager("host-1").delete(self.at("host-1"), "42", "100")
-        self.assertEqual(["host-1 destroy"], self.done())
+        for host in ("fe", "host-1"):
+            self.manager("host-1").delete(self.at(host), "42", "100")
+            self.assertEqual((["host-1 destroy"], False), (self.done(), stored.there))
 
     def test_a_disk_is_deleted_at_the_host_where_a_move_left_it(self) -> None:
         manager = self.manager("host-2", "host-1")
@@ -160,7 +181,7 @@ class TransferManagerTest(StepsTestCase):
         self.assertEqual([*first, "o sweep", "host-1 destroy"], self.done())
         stored = self.stored()
         self.manager("host-1").mvds(self.at("fe"), self.card(), "42", "100")
-        self.assertEqual((["o receive", "o sweep"], False), (self.done(), stored.there))
+        self.assertEqual((["o receive", "o sweep", "host-1 destroy"], False), (self.done(), stored.there))
 
     def test_a_persistent_disk_that_is_nowhere_was_taken_back_before_or_is_lost(self) -> None:
         manager = self.manager("host-1")

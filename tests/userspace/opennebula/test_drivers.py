@@ -57,11 +57,6 @@ class DriverContract:
             answer = self.run_lines("LN probe b\n")
             self.assertEqual("first linesecond lineERROR:no blank", answer.reason)
 
-        def test_a_sole_line_for_the_log_leaves_no_reason(self) -> None:
-            self.probe.answers("ln", "echo 'ERROR: why' >&2; exit 1")
-            answer = self.run_lines("LN probe b\n")
-            self.assertEqual((False, "-", ""), (answer.ok, answer.info, answer.reason))
-
         def test_a_reason_that_starts_with_a_dash_is_dropped(self) -> None:
             self.probe.answers("ln", "echo '-x is wrong' >&2; exit 1")
             self.assertEqual("", self.run_lines("LN probe b\n").reason)
@@ -107,12 +102,6 @@ class DriverContract:
             self.probe.answers("rm", "echo it is in use >&2; exit 1")
             answer = self.driver.datastore("rm", request(self.store()), 7)
             self.assertEqual((False, "it is in use"), (answer.ok, answer.reason))
-
-        def test_a_second_line_is_a_message_of_its_own(self) -> None:
-            self.probe.answers("stat", "echo 5; echo 6 MB")
-            self.driver.datastore("stat", request(self.store()), 7)
-            self.probe.answers("stat", "echo 8")
-            self.assertEqual("8", self.driver.datastore("stat", request(self.store()), 8).info)
 
         def test_monitoring_has_lines(self) -> None:
             self.probe.answers("monitor", "echo USED_MB=1; echo TOTAL_MB=3; echo FREE_MB=2")

@@ -261,6 +261,29 @@ class FaultsTest(CloudTestCase):
         self.ok(self.one.terminate(vm))
         self.nothing_left()
 
+    @pytest.mark.long
+    def test_a_vm_that_ran_goes_on_where_it_was_if_its_folder_does_not_move(self) -> None:
+        self.system = "virtman"
+        self.one.system_datastore(106, self.system)
+        vm = self.vm(self.add_image(7, mib=2))
+        self.ok(self.one.deploy(vm, "host-1", 106))
+        self.write(vm, 0, 1)
+        self.frontend.exchange.plan(Fate.FAIL, host="host-1", matching="tar -C")
+        self.assertFalse(self.one.migrate(vm, "host-2").ok)
+        self.one.recover_failure(vm)
+        self.reads(vm, 0, 1)
+        self.write(vm, 0, 2)
+
+        def check() -> None:
+            self.reads(vm, 0, 2)
+            self.assertEqual([0, 0, 1], [len(self.disks()[host]) for host in ("origin", "host-1", "host-2")])
+
+        self.sweep(
+            lambda: self.one.migrate(vm, "host-2"), self.retry(vm), check, lambda: self.one.migrate(vm, "host-1")
+        )
+        self.ok(self.one.terminate(vm))
+        self.nothing_left()
+
     def move_in_vain(self, vm: Vm) -> None:
         """To host-2: the disk moves, the folder does not, and an operator gives it up."""
         self.frontend.exchange.plan(Fate.FAIL, host=vm.here.host, matching="tar -C")

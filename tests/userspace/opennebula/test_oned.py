@@ -61,11 +61,6 @@ class OnedContract:
             export.chmod(0o755)
             self.assertEqual("3", self.one.export_image(Image(4, 100)).findtext("SIZE"))
 
-        def test_a_disk_has_the_mode_of_the_system_datastore(self) -> None:
-            image = Image(4, 100, source="/source/a", size=3)
-            self.assertEqual("ssh", self.one.disk_of(image, 0, "ssh").tm_mad_system)
-            self.assertEqual("", self.one.disk_of(image, 0, "shared").tm_mad_system)
-
         def test_deploy_has_a_context_and_the_vms_xml(self) -> None:
             vm = self.one.vm([Disk(0, "/source/a", 10, 10, "probe", 100, 1)])
             vm.context = str(self.note("context.sh", "x"))

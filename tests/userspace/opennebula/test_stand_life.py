@@ -153,16 +153,6 @@ class LifeContract:
             self.assert_ok(self.one.save_as(vm, 0, saved))
             self.assertEqual(data, Path(saved.source).read_bytes())
 
-        def test_attach_and_detach(self) -> None:
-            vm = self.running(self.image())
-            disk = self.one.disk_of(self.image(2, persistent=True), 3)
-            self.assert_ok(self.one.attach(vm, disk))
-            self.assertEqual(self.content, self.read(vm, 3))
-            self.write(vm, b"kept", 3)
-            self.assert_ok(self.one.detach(vm, 3))
-            self.assertEqual(b"kept", Path(disk.source).read_bytes())
-            self.assertEqual(1, len(vm.disks))
-
         def test_a_failed_deploy_is_tried_again_and_deleted(self) -> None:
             vm = self.one.vm([self.one.disk_of(self.image(), 0)])
             self.frontend.exchange.down("host-1")
