@@ -187,7 +187,7 @@ class PointsTest(VmTestCase):
         self.agent.resize(VM, before + 64 * MIB)
         self.assertEqual(before + 64 * MIB, self.size())
         error = self.assertRaises(VmRuns, self.agent.revert, VM, "second")
-        self.assertEqual(f"vm {VM!r} runs; stop it before its disk goes back to a snapshot", str(error))
+        self.assertEqual(f"vm {VM!r} is running; stop it before its disk goes back to a snapshot", str(error))
         self.assert_goes_on(data)
 
     def cut_off_taking(self, data: str) -> None:
