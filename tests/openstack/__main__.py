@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/openstack"
 OURS = Path(__file__).parent
 PATIENCE = 1800.0
-"""Seconds in which no test has ended, after which a process is taken for one that hangs."""
+"""Seconds in which no test has ended, after which a process is taken for one that hangs. Nova's tests end sooner, and
+say where they wait (oslotest: OS_TEST_TIMEOUT)."""
 AGAIN = 1.0
 """Seconds between looks at what has ended."""
 
@@ -116,7 +117,7 @@ def run(name: str, folder: Path, defaults: Sequence[str]) -> Outcome:
     argv = [sys.executable, *measured, "-m", "tests.openstack.worker", str(results), *options, *name.split()]
     environment = os.environ | threads | {
         "PYTHONPATH": f"{folder}:{ROOT}", "COVERAGE_FILE": str(ROOT / ".coverage"),
-        "OS_STDOUT_CAPTURE": "1", "OS_STDERR_CAPTURE": "1",
+        "OS_STDOUT_CAPTURE": "1", "OS_STDERR_CAPTURE": "1", "OS_TEST_TIMEOUT": "1200",
     }  # fmt: skip
     began = time.monotonic()
     with (
