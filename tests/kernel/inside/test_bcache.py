@@ -60,7 +60,9 @@ class BcacheTest(BcacheCase):
 
     def test_what_was_read_is_there_after_closing_and_opening(self) -> None:
         image, base = self.new_base(size=8 << 20)
-        self.assert_reads(image, self.opened(image, base))
+        path = self.opened(image, base)
+        for _ in range(2):  # bcache keeps what a read fetched after the end of the read, and not while it closes
+            self.assert_reads(image, path)
         stats = self.cache.stats(image)
         held, files = stats.held_bytes, file_bytes(self.place.state / "cache/pool")
         self.assertGreater(stats.file_bytes, 0)
