@@ -2,7 +2,7 @@
 
 A digest is a *sum* of the content, or a number that was drawn by lot when content was published in place that nobody
 has read as a whole. There are two kinds of sums, and the size of the content says which one it gets. Only who adds an
-origin takes the kind that the image has already: an image from before there were two kinds has a SHA-256 of any size.
+origin takes the kind that the image has already: older images have a SHA-256, whatever their size.
 
 - ``sha256:`` and the SHA-256 of the content, up to ``LARGEST_WHOLE`` bytes;
 - ``pieces:`` and the SHA-256 of the SHA-256s (32 bytes each) of its pieces of 4 MiB, of which the last may be shorter.

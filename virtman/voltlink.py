@@ -83,7 +83,7 @@ class VoltLink:
 
         An image that loses its last origin so is withdrawn: nobody could serve it. So this is for who has the content.
         ``when_unused``: its last origin stays as long as it is needed (``withdrawn``), in place of an ImageInUse.
-        Another origin leaves, and Volt awaits it, which may need the image, until it reports it no more.
+        Another origin leaves. Volt awaits this host, whose VMs may need the image, until it does not report the image.
         """
 
         def act() -> None:

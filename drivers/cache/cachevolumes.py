@@ -209,7 +209,7 @@ class Volumes:
             path.unlink()
         else:
             with path.open("r+b", buffering=0) as file:
-                file.write(bytes(_LOOKED_AT))  # with the journal of a small volume: else it is not taken again
+                file.write(bytes(_LOOKED_AT))  # all that is looked at when it is added again
                 os.fsync(file.fileno())
         return True
 
