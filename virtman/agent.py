@@ -18,14 +18,12 @@ from drivers.errors import DriverError
 from drivers.host.space import Room
 from drivers.host.watch import deaths
 from drivers.registry import load
-from virtman import inplace, models, views
+from virtman import attaching, booting, creating, disks, inplace, migration, models, renaming, streams, views
 from virtman.accel import Verdict, choose_accel
-from virtman.attaching import Attachments
 from virtman.config import AgentConfig, agent_id, prepare
 from virtman.convert import Content, Progress, holds
 from virtman.copies import Copies, Target
 from virtman.devices import Devices
-from virtman.disks import Disks
 from virtman.errors import (
     ConfigError,
     CoordinatorDown,
@@ -44,20 +42,18 @@ from virtman.hostdrivers import HostDrivers
 from virtman.imagefile import check_size, source
 from virtman.imagestore import ImageStore
 from virtman.kept import Kept
+from virtman.kinds import VM_KINDS
 from virtman.locks import NamedLocks
 from virtman.machines import OFF, SAVED, LibvirtMachines
-from virtman.migration import Migrations
 from virtman.passing import Passed
 from virtman.peer import Peer
 from virtman.pipe import Caller, Pipe, sweep
 from virtman.records import DETACH, PUBLISH, Boot, DeviceRecord, ImageRecord, InPlace, Role, Shelf, VmRecord
-from virtman.renaming import Renames
 from virtman.repair import raise_all, repair, side_by_side
 from virtman.roles import Permit, anything
 from virtman.stackchoice import USERSPACE
 from virtman.stacks import Stacks, published_otherwise
 from virtman.steps import Step, log_step
-from virtman.streams import Streams
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
 from virtman.voltlink import VoltLink
@@ -92,22 +88,11 @@ class Agent:
             in_use=lambda image: self._vms.uses(image) or self._copies.reads(image),
             changed=lambda: self._heartbeat.soon(), released=lambda image: self._upkeep.released(image), step=step,
         )  # fmt: skip
-        vm_shelf = Shelf(config.state / "records" / "vms", VmRecord)
         self._vms = Vms(
-            vm_shelf, self._drivers.snapshot, self._stacks.ensure,
-            lambda record: self._drivers.export.local(record.image), self._machines, step,
-            gone=lambda image: self._upkeep.released(image),
+            Shelf(config.state / "records" / "vms", VmRecord), self._drivers.snapshot, self._machines, self._stacks,
+            VM_KINDS, step,
         )  # fmt: skip
-        self._disks = Disks(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
-        self._copies = Copies(self._vms, self._disks, self._stacks, self._drivers.snapshot, self._drivers.export)
-        self._streams = Streams(
-            self._vms, self._disks, self._copies, vm_shelf, self._drivers.snapshot, self._stacks.ensure, step
-        )
-        self._renames = Renames(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
-        self._attachments = Attachments(self._vms, vm_shelf, self._drivers.snapshot, self._machines, step)
-        self._migrations = Migrations(
-            self._vms, vm_shelf, self._drivers.snapshot, self._machines, self._streams.interrupt, step
-        )  # fmt: skip
+        self._copies = Copies(self._vms, self._stacks, self._drivers.export)
         self._kept = Kept(self._stacks, self._store, self._drivers.cache, self._publishing)
         self._devices = Devices(
             Shelf(config.state / "records" / "devices", DeviceRecord),
@@ -172,7 +157,7 @@ class Agent:
 
         Raises HypervisorError while VMs run, unless ``force``.
         """
-        states = self._vm_states(self._vms.records())
+        states = self._vm_states(self._vms.shelf.all())
         using = [f"{vm} ({state})" for vm, state in states.items() if state not in (OFF, SAVED)]
         if using and not force:
             raise HypervisorError(
@@ -204,7 +189,7 @@ class Agent:
     def publish_vm(self, name: str, vm: str, progress: Progress) -> models.Published:
         """Make this host the origin of an image with what a VM's disk holds now.
 
-        Raises as ``Disks.take``, BadImageFile, NoRoom, ImageExists, CoordinatorDown.
+        Raises as ``disks.take``, BadImageFile, NoRoom, ImageExists, CoordinatorDown.
         """
         size = self._vms.record(vm).size
         if size is not None:
@@ -410,10 +395,10 @@ class Agent:
     # VMs
 
     def create(self, vm: str, image: str, size: int | None) -> models.Vm:
-        """A disk for a VM. Raises as ``Vms.create``."""
+        """A disk for a VM. Raises as ``creating.create``."""
         present = self._stacks.known(image)
         try:
-            self._vms.create(vm, image, size)
+            creating.create(self._vms, vm, image, size)
         except (VirtmanError, DriverError):
             if not present:
                 self._let_go(image)
@@ -433,9 +418,9 @@ class Agent:
         Raises UnknownVm, Forbidden, DriverError, HypervisorError.
         """
         self._vms.require_permitted(vm, permit)
-        interrupted = self._streams.interrupt(vm, f"vm {vm!r} was destroyed while it was received")
+        interrupted = self._vms.receiving.end(vm, f"vm {vm!r} was destroyed while it was received")
         try:
-            self._vms.destroy(vm, permit)
+            creating.destroy(self._vms, vm, permit)
         except UnknownVm:
             if not interrupted:  # else it was a new one, and is gone with its stream
                 raise
@@ -444,13 +429,13 @@ class Agent:
         """One VM, with its disk as a path and as QEMU block node. Raises UnknownVm, DriverError."""
         record = self._vms.record(name)
         user = self._vms.attached_to(record)
-        disk = views.open_disk(record, self._vms.device(name), None if user is None else user.name)
+        disk = views.open_disk(record, self._drivers.snapshot.open(name), None if user is None else user.name)
         machine = self._machine(record, self._vm_states([record]))
         return models.Vm(name=name, disk=disk, machine=machine, **views.more(record))
 
     def vms(self) -> list[models.VmLine]:
         """All VMs of this host."""
-        records = self._vms.records()
+        records = self._vms.shelf.all()
         states = self._vm_states(records)
         users = {disk: record.name for record in records for disk in record.disks}
         return [
@@ -484,7 +469,7 @@ class Agent:
 
         Raises as ``create``, HypervisorError, DomainForeign, VmRuns, BadRequest.
         """
-        self._vms.boot(vm, image, size, boot, ssh_keys, user_data)
+        booting.boot(self._vms, vm, image, size, boot, ssh_keys, user_data)
         return self._booted(vm)
 
     def start_vm(self, vm: str) -> models.Booted:
@@ -492,7 +477,7 @@ class Agent:
 
         Raises UnknownVm, NeverBooted, HypervisorError, DomainForeign, DriverError.
         """
-        self._vms.start(vm)
+        booting.start(self._vms, vm)
         return self._booted(vm)
 
     def stop_vm(self, vm: str, *, force: bool) -> None:
@@ -501,60 +486,60 @@ class Agent:
         self._machines.stop(vm, force=force)
 
     def rename(self, vm: str, new: str, permit: Permit = anything) -> models.Vm:
-        """Let a VM that is off have another name. Raises as ``Renames.rename``."""
-        self._renames.rename(vm, new, permit)
+        """Let a VM that is off have another name. Raises as ``renaming.rename``."""
+        renaming.rename(self._vms, vm, new, permit)
         return self.vm(new)
 
     def attach_disk(self, vm: str, disk: str) -> models.Vm:
-        """Let a VM use another disk besides its own. Raises as ``Attachments.attach``."""
-        self._attachments.attach(vm, disk)
+        """Let a VM use another disk besides its own. Raises as ``attaching.attach``."""
+        attaching.attach(self._vms, vm, disk)
         return self.vm(vm)
 
     def detach_disk(self, vm: str, disk: str) -> models.Vm:
-        """Take such a disk away from a VM. Raises as ``Attachments.detach``."""
-        self._attachments.detach(vm, disk)
+        """Take such a disk away from a VM. Raises as ``attaching.detach``."""
+        attaching.detach(self._vms, vm, disk)
         return self.vm(vm)
 
     def traveller(self, vm: str) -> models.Traveller:
-        """What goes along with the disk of a VM that is to move. Raises as ``Migrations.traveller``."""
-        return views.traveller(self._migrations.traveller(vm))
+        """What goes along with the disk of a VM that is to move. Raises as ``migration.traveller``."""
+        return views.traveller(migration.traveller(self._vms, vm))
 
     def migrate(self, vm: str, how: models.MigrateRequest, progress: Progress) -> models.Left:
-        """Move a VM's memory to another libvirt. Raises as ``Migrations.leave``."""
+        """Move a VM's memory to another libvirt. Raises as ``migration.leave``."""
         tell = partial(progress, "memory")
-        return models.Left(downtime=self._migrations.leave(vm, how.to, how.domain, how.point, tell))
+        return models.Left(downtime=migration.leave(self._vms, vm, how.to, how.domain, how.point, tell))
 
     def finish_migration(self, vm: str, to: str) -> None:
-        """Destroy what is left of a VM that goes on elsewhere. Raises as ``Migrations.finish``."""
-        self._migrations.finish(vm, to)
+        """Destroy what is left of a VM that goes on elsewhere. Raises as ``migration.finish``."""
+        migration.finish(self._vms, vm, to)
 
     def end_migration(self, vm: str) -> models.Vm:
-        """End a migration that is under way. Raises as ``Migrations.abort``."""
-        self._migrations.abort(vm)
+        """End a migration that is under way. Raises as ``migration.abort``."""
+        migration.abort(self._vms, vm)
         return self.vm(vm)
 
     def take_back(self, vm: str, uri: str) -> models.Vm:
-        """Let a VM that went be started here again. Raises as ``Migrations.take_back``."""
-        self._migrations.take_back(vm, uri)
+        """Let a VM that went be started here again. Raises as ``migration.take_back``."""
+        migration.take_back(self._vms, vm, uri)
         return self.vm(vm)
 
     def check_arrival(self, what: models.Traveller) -> None:
-        """Whether a VM can come here. Raises NotSupported, and as ``Migrations.check``."""
+        """Whether a VM can come here. Raises NotSupported, and as ``migration.check``."""
         if self.config.snapshot != USERSPACE.snapshot:
             raise NotSupported("this host has disks of the kernel stack; VMs move to hosts of the userspace stack")
-        self._migrations.check(views.of_traveller(what))
+        self._machines.check(views.of_traveller(what))
 
     def give_up_arrival(self, vm: str, points: Sequence[str]) -> models.GivenUp:
-        """Destroy what has come of a VM. Raises as ``Migrations.give_up``."""
-        return models.GivenUp(state=self._migrations.give_up(vm, points))
+        """Destroy what has come of a VM. Raises as ``migration.give_up``."""
+        return models.GivenUp(state=migration.give_up(self._vms, vm, points))
 
     def expect(self, vm: str, what: models.Traveller) -> models.Expected:
-        """Make ready for a VM that comes. Raises BadRequest, and as ``Migrations.expect``."""
-        return models.Expected(domain=self._migrations.expect(vm, views.of_traveller(what)))
+        """Make ready for a VM that comes. Raises BadRequest, and as ``migration.expect``."""
+        return models.Expected(domain=migration.expect(self._vms, vm, views.of_traveller(what)))
 
     def arrive(self, vm: str) -> models.Booted:
-        """Let a VM go on that has come. Raises as ``Migrations.arrive``."""
-        self._migrations.arrive(vm)
+        """Let a VM go on that has come. Raises as ``migration.arrive``."""
+        migration.arrive(self._vms, vm)
         return self._booted(vm)
 
     def console(self, vm: str) -> models.Console:
@@ -566,8 +551,8 @@ class Agent:
     # Disks of VMs
 
     def resize(self, vm: str, size: int, permit: Permit = anything) -> models.Vm:
-        """Let a VM's disk have ``size`` bytes. Raises as ``Disks.resize``."""
-        self._disks.resize(vm, size, permit)
+        """Let a VM's disk have ``size`` bytes. Raises as ``disks.resize``."""
+        disks.resize(self._vms, vm, size, permit)
         return self.vm(vm)
 
     def snapshots(self, vm: str) -> list[models.Snapshot]:
@@ -576,26 +561,26 @@ class Agent:
         return [views.snapshot(record, point) for point in record.points if not point.temporary]
 
     def take_snapshot(self, vm: str, name: str, permit: Permit = anything) -> models.Snapshot:
-        """Keep what a VM's disk holds now; a snapshot of this name is left alone. Raises as ``Disks.take``."""
-        point = self._disks.take(vm, name, permit)
+        """Keep what a VM's disk holds now; a snapshot of this name is left alone. Raises as ``disks.take``."""
+        point = disks.take(self._vms, vm, name, permit)
         return views.snapshot(self._vms.record(vm), point)
 
     def revert(self, vm: str, snapshot: str, permit: Permit = anything) -> models.Vm:
-        """Let the disk of a VM that is off hold what it held then. Raises as ``Disks.revert``."""
-        self._disks.revert(vm, snapshot, permit)
+        """Let the disk of a VM that is off hold what it held then. Raises as ``disks.revert``."""
+        disks.revert(self._vms, vm, snapshot, permit)
         return self.vm(vm)
 
     def delete_snapshot(self, vm: str, name: str, permit: Permit = anything) -> None:
-        """Forget a snapshot of a VM's disk. Raises as ``Disks.drop``."""
-        self._disks.drop(vm, name, permit)
+        """Forget a snapshot of a VM's disk. Raises as ``disks.drop``."""
+        disks.drop(self._vms, vm, name, permit)
 
     def clone(self, vm: str, names: Sequence[str]) -> list[models.Vm]:
-        """New VMs whose disks hold what a VM's disk holds now. Raises as ``Disks.clone``."""
-        self._disks.clone(vm, names)
+        """New VMs whose disks hold what a VM's disk holds now. Raises as ``disks.clone``."""
+        creating.clone(self._vms, vm, names)
         return [self.vm(name) for name in names]
 
     def export_vm(self, vm: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
-        """Write a file of its own that holds what a VM's disk does now. Raises as ``Disks.take`` and ``Target``."""
+        """Write a file of its own that holds what a VM's disk does now. Raises as ``disks.take`` and ``Target``."""
         target = Target(file, self._store.folder, self._room)
         with self._copies.vm(vm) as (content, point):
             target.fill(content, image_format, progress)
@@ -608,18 +593,25 @@ class Agent:
         return Pipe(self.config.socket.parent, peer.uid)
 
     def send(self, vm: str, what: models.SendRequest, caller: Caller, progress: Progress) -> models.Sent:
-        """Write a VM's stream to the caller. Raises as ``Streams.send`` and CallerGone."""
-        return self._streams.send(
-            vm, what.snapshot, what.since, caller.write, progress, with_snapshots=what.with_snapshots
+        """Write a VM's stream to the caller. Raises as ``streams.send`` and CallerGone."""
+        return streams.send(
+            self._vms,
+            self._copies,
+            vm,
+            what.snapshot,
+            what.since,
+            caller.write,
+            progress,
+            with_snapshots=what.with_snapshots,
         )
 
     def receive(
         self, vm: str, image: str, caller: Caller, progress: Progress, permit: Permit = anything
     ) -> models.Vm:  # fmt: skip
-        """Make a VM of the caller's stream, or let one go on. Raises as ``Streams.receive_from``."""
+        """Make a VM of the caller's stream, or let one go on. Raises as ``streams.receive_from``."""
         present = self._stacks.known(image)
         try:
-            self._streams.receive_from(vm, image, caller, progress, permit)
+            streams.receive_from(self._vms, vm, image, caller, progress, permit)
         except (VirtmanError, DriverError):
             if not present:
                 self._let_go(image)
@@ -696,7 +688,7 @@ class Agent:
             cache_volumes=self._volumes(self._upkeep.volumes),
             cached_devices=self._listed_devices(),
             strays=sorted(self._vms.strays()),
-            damaged=views.left_alone(self._vms.troubles(), self._stacks.troubles(), self._devices.troubles()),
+            damaged=views.left_alone(self._vms.shelf.unreadable(), self._stacks.troubles(), self._devices.troubles()),
             troubles=self._upkeep.troubles(),
             deaths=[views.death(death) for death in deaths()],
         )
@@ -707,7 +699,7 @@ class Agent:
             self._upkeep.refresh(record),
             self._drivers.export.hit_bytes(record.name) if record.role is Role.HOST else 0,
             self._upkeep.paths(record),
-            [vm.name for vm in self._vms.records() if vm.image == record.name],
+            [vm.name for vm in self._vms.shelf.all() if vm.image == record.name],
             self._in_place(record, held),
             serving=self._stacks.serving(record.name),
         )
@@ -716,11 +708,11 @@ class Agent:
         """Make what the records say true. Raises Suspended, RepairIncomplete with every error."""
         self._stacks.check_not_suspended()
         done = repair(self._stacks, self._vms, self._devices)
-        records = self._vms.records()
+        records = self._vms.shelf.all()
         states = self._vm_states(records)
         for record in records:
             if states.get(record.name) == SAVED:
-                self._disks.follow(record)  # libvirt-guests, which comes after the agent, starts it with virsh
+                self._vms.follow(record)  # libvirt-guests, which comes after the agent, starts it with virsh
         self._heartbeat.soon()
         return models.Repaired(**done)
 

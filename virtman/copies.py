@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from drivers.base import ExportDriver, SnapshotDriver
+from drivers.base import ExportDriver
 from drivers.host.space import Room
+from virtman import disks
 from virtman.convert import QCOW2, Content, Progress, convert, of_device
-from virtman.disks import Disks
 from virtman.newfile import check_new, new_file
 from virtman.passing import Passed, check_writable, theirs
 from virtman.records import Point
@@ -22,13 +22,9 @@ from virtman.vms import Vms
 class Copies:
     """Reads the disks of ``vms`` and the images of ``stacks``."""
 
-    def __init__(
-        self, vms: Vms, disks: Disks, stacks: Stacks, snapshots: SnapshotDriver, export: ExportDriver
-    ) -> None:  # fmt: skip
+    def __init__(self, vms: Vms, stacks: Stacks, export: ExportDriver) -> None:
         self._vms = vms
-        self._disks = disks
         self._stacks = stacks
-        self._snapshots = snapshots
         self._export = export
         self._lock = threading.Lock()
         self._read: Counter[str] = Counter()
@@ -39,14 +35,14 @@ class Copies:
 
     @contextmanager
     def vm(self, vm: str) -> Iterator[tuple[Content, Point]]:
-        """What a VM's disk holds at this moment, to be copied while the VM goes on. Raises as ``Disks.take``.
+        """What a VM's disk holds at this moment, to be copied while the VM goes on. Raises as ``disks.take``.
 
         The stack of its image is there meanwhile, also if the VM is destroyed.
         """
         with (
             self.in_use(self._vms.record(vm).image),
-            self._disks.moment(vm) as point,
-            self._snapshots.reading(vm, point.name) as device,
+            disks.temporary(self._vms, vm) as point,
+            self._vms.snapshots.reading(vm, point.name) as device,
         ):
             yield of_device(f"the disk of vm {vm}", device), point
 

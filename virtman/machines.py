@@ -40,10 +40,10 @@ from virtman.errors import (
     VmSaved,
 )
 from virtman.hostfiles import told
+from virtman.hypervisor import NO_DISKS, Traveller
 from virtman.qemu import RunningVm, files_of, give_to_hypervisor, state_of
 from virtman.records import Boot
 from virtman.seed import Identity, is_seed_of, seed_image
-from virtman.vms import NO_DISKS, Traveller
 
 log = logging.getLogger(__name__)
 

@@ -87,6 +87,21 @@ class Record(Part):
         """Whether all is there and nothing is under way."""
         return self.state is State.PRESENT and self.operation is None
 
+    @property
+    def kind(self) -> str:
+        """The kind of the operation that is under way."""
+        return self._operation.kind
+
+    def argument(self, name: str) -> Any:
+        """An argument of the operation that is under way."""
+        return self._operation.arguments[name]
+
+    @property
+    def _operation(self) -> Operation:
+        if self.operation is None:
+            raise ValueError(f"{self.name}: no operation is under way")
+        return self.operation
+
     def doing(self, kind: str) -> bool:
         """Whether an operation of this kind is under way."""
         return self.operation is not None and self.operation.kind == kind
@@ -97,9 +112,7 @@ class Record(Part):
 
     def reached(self, step: str) -> Self:
         """The record with its operation further on."""
-        if self.operation is None:
-            raise ValueError(f"{self.name}: no operation is under way")
-        return self.model_copy(update={"operation": self.operation.model_copy(update={"done": step})})
+        return self.model_copy(update={"operation": self._operation.model_copy(update={"done": step})})
 
     def settled(self, state: State = State.PRESENT, **fields: object) -> Self:
         """The record without an operation."""
@@ -156,21 +169,11 @@ FROZEN, CRASH, OFF = "frozen", "crash", "off"
 """How a disk was when a point of it was taken: its guest had written all down and held still; as after a power cut, if
 the VM ran at all; not in use."""
 
-CREATE, DESTROY, BOOT, RENAME = "create", "destroy", "boot", "rename"
-"""Operations of a VM. ``CREATE`` is undone after a crash, ``DESTROY`` and ``RENAME`` finished; ``BOOT`` is finished if
-the hypervisor has the VM, and else undone."""
-
-RESIZE, TAKE, REVERT, DROP = "resize", "take snapshot", "revert", "delete snapshot"
-"""Operations of a VM's disk, all finished after a crash. One that was told to have failed is undone, but for REVERT."""
-
+CREATE, DESTROY, BOOT, RENAME, RENAME_BACK = "create", "destroy", "boot", "rename", "rename back"
+RESIZE, TAKE, REVERT, DROP, RECEIVE = "resize", "take snapshot", "revert", "delete snapshot", "receive"
 ATTACH_DISK, DETACH_DISK = "attach disk", "detach disk"
-"""Operations of the VM that uses another one's disk, finished after a crash; what cannot be attached is detached."""
-
 MIGRATE, ARRIVE = "migrate", "arrive"
-"""Operations of a VM that moves to another host, finished there; at the old host if it went, and else undone."""
-
-RECEIVE = "receive"
-"""An operation of a VM's disk, undone after a crash: what changed since a point comes from another host."""
+"""Operations of a VM (virtman/kinds.py). The attachment of a disk is in the record of the VM that uses the disk."""
 
 
 class VmRecord(Record):
@@ -208,7 +211,13 @@ class VmRecord(Record):
     def phase(self) -> str:
         """For people: what is under way, else that the disk is ready."""
         words = {CREATE: "creating", DESTROY: "destroying", BOOT: "booting", RESIZE: "resizing", REVERT: "reverting"}
-        words |= {RECEIVE: "receiving", RENAME: "being renamed", MIGRATE: "migrating", ARRIVE: "arriving"}
+        words |= {
+            RECEIVE: "receiving",
+            RENAME: "being renamed",
+            RENAME_BACK: "being renamed",
+            MIGRATE: "migrating",
+            ARRIVE: "arriving",
+        }
         words |= {ATTACH_DISK: "attaching a disk", DETACH_DISK: "detaching a disk"}
         if self.operation is None and (self.arriving or self.moved):
             return "arriving" if self.arriving else "moved"
@@ -222,7 +231,7 @@ class VmRecord(Record):
     @property
     def new_name(self) -> str | None:
         """The name that it is getting, if it is being renamed."""
-        return str(self.operation.arguments["new"]) if self.operation is not None and self.doing(RENAME) else None
+        return str(self.argument("new")) if self.doing(RENAME) or self.doing(RENAME_BACK) else None
 
     def point(self, name: str) -> Point | None:
         """The point of this name, if there is one."""
@@ -236,8 +245,7 @@ class VmRecord(Record):
 
     def uses_disk(self, name: str) -> bool:
         """Whether the VM has another one's disk, or may have it: it is being attached, or detached."""
-        now = self.operation
-        moving = None if now is None or now.kind not in (ATTACH_DISK, DETACH_DISK) else now.arguments["disk"]
+        moving = self.argument("disk") if self.doing(ATTACH_DISK) or self.doing(DETACH_DISK) else None
         return name in (*self.disks, moving)
 
     def line(self, point: Point) -> list[Point]:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from drivers.errors import DriverError
+from virtman import disks
 from virtman.devices import Devices
 from virtman.errors import OriginChanged, OriginMissing, RepairIncomplete, VirtmanError
 from virtman.stacks import Stacks
@@ -29,11 +30,13 @@ def repair(stacks: Stacks, vms: Vms, devices: Devices) -> dict[str, list[str]]:
     repaired: list[str] = []
 
     def repair_vm(name: str) -> None:
-        repaired.extend([name] if vms.repair_if_free(name) else [])
+        repaired.extend([name] if disks.repair(vms, name) else [])
 
     # First, and for themselves: they need no stack, and VMs read and write them.
     cut_off, failed = repair_devices(devices)
-    failed += side_by_side([partial(repair_vm, vm.name) for vm in vms.records() if vms.unfinished(vm.name)])
+    failed += side_by_side(
+        [partial(repair_vm, vm.name) for vm in vms.shelf.all() if vm.operation is not None or disks.leftovers(vms, vm)]
+    )
 
     def restore(image: str) -> None:
         # What is wrong with what is served in place cannot be repaired here; upkeep looks again, and tells.
@@ -48,7 +51,7 @@ def repair(stacks: Stacks, vms: Vms, devices: Devices) -> dict[str, list[str]]:
 
     def reopen_vms(wanted: Callable[[str], bool]) -> list[Exception]:
         # After a reboot, a disk is usable again once the stack below it is there.
-        return side_by_side([partial(vms.reopen, vm.name) for vm in vms.records() if wanted(vm.image)])
+        return side_by_side([partial(_reopen, vms, vm.name) for vm in vms.shelf.all() if wanted(vm.image)])
 
     def bring_back(image: str) -> None:
         failed.extend([*side_by_side([partial(restore, image)]), *reopen_vms(lambda other: other == image)])
@@ -60,6 +63,14 @@ def repair(stacks: Stacks, vms: Vms, devices: Devices) -> dict[str, list[str]]:
     raise_all(failed)
     images_back = [name for name in missing if name not in stacks.flaws]
     return {"vms": sorted(repaired), "images": images_back, "strays": strays, "devices": cut_off}
+
+
+def _reopen(vms: Vms, name: str) -> None:
+    """Make a ready disk usable, if it is not any more after a reboot. A call that is under way opens it itself."""
+    with vms.holding_if_free(name) as free:
+        record = vms.shelf.get(name)
+        if free and record is not None and record.steady:
+            vms.snapshots.open(name)
 
 
 def repair_devices(devices: Devices) -> tuple[list[str], list[Exception]]:

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-from drivers.base import Child, Image, Opened
+from drivers.base import Child, Device, Image, Opened
 from drivers.errors import DriverError
 from virtman import inplace
 from virtman.admission import Admission
@@ -139,6 +139,7 @@ class Stacks:
         self._volt = volt
         self._in_use = in_use
         self._changed = changed
+        self._released = released
         self._step = step
         self._locks = NamedLocks(released)
         self._admission = Admission(drivers.export)
@@ -728,6 +729,14 @@ class Stacks:
         """Only who has been an origin may take the image with it: there may be another agent with this host's name."""
         leave = self._volt.withdraw if record.role is Role.ORIGIN else self._volt.leave
         leave(record.name, record.assigned)
+
+    def origin(self, record: ImageRecord) -> Device:
+        """What disks of VMs of an image are made on."""
+        return self._drivers.export.local(record.image)
+
+    def vm_gone(self, image: str) -> None:
+        """There is one VM less of an image."""
+        self._released(image)
 
     def serving(self, name: str) -> bool:
         """Whether the image is served right now."""

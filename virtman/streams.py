@@ -5,29 +5,24 @@ The stream is docs/stream.md's. To receive one is an operation of the VM's recor
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from drivers.base import Device, Range, SnapshotDriver
-from drivers.blocks import Blocks, open_blocks
-from drivers.errors import DriverError
-from virtman import models
+from drivers.base import Device, Range
+from drivers.blocks import Blocks
+from virtman import creating, disks, models
 from virtman.convert import Progress
 from virtman.copies import Copies
-from virtman.disks import Disks, require
-from virtman.errors import BadRequest, BadStream, StreamMisfit, VirtmanError
+from virtman.errors import BadRequest, BadStream, StreamMisfit
 from virtman.hostfiles import told
-from virtman.pipe import Caller, Callers
-from virtman.receiving import OpenBlocks, Receiver, starts
-from virtman.records import RECEIVE, ImageRecord, Point, Shelf, VmRecord
+from virtman.operations import Kind
+from virtman.pipe import Caller
+from virtman.receiving import Receiver, starts
+from virtman.records import RECEIVE, ImageRecord, Point, VmRecord
 from virtman.roles import Permit, anything
-from virtman.steps import Step, log_step
 from virtman.stream import MOST_DATA, Begin, Data, End, Header, Piece, Reader, Section, Writer, Zeros
-from virtman.vms import Made, Vms
-
-log = logging.getLogger(__name__)
+from virtman.vms import Vms
 
 SEND, RECEIVED = "send", "receive"
 """Steps of progress."""
@@ -48,230 +43,196 @@ class _Part:
     ranges: list[Range]
 
 
-class Streams:
-    """Sends and receives the disks of ``vms``. ``ensure`` makes an image's stack."""
+# Sending
 
-    def __init__(
-        self,
-        vms: Vms,
-        disks: Disks,
-        copies: Copies,
-        shelf: Shelf[VmRecord],
-        snapshots: SnapshotDriver,
-        ensure: Callable[[str], ImageRecord],
-        step: Step = log_step,
-        opened: OpenBlocks = open_blocks,
-    ) -> None:
-        self._vms, self._disks, self._copies = vms, disks, copies
-        self._shelf, self._snapshots, self._ensure = shelf, snapshots, ensure
-        self._step, self._open = step, opened
-        self._callers = Callers()
-        vms.also_repair({RECEIVE: self._undo})
 
-    # Sending
+def send(
+    vms: Vms, copies: Copies, vm: str, snapshot: str | None, since: str | None, write: Callable[[bytes], None],
+    progress: Progress, *, with_snapshots: bool = False,
+) -> models.Sent:  # fmt: skip
+    """Write the stream of a snapshot, or of what the disk holds now; of what changed ``since`` another snapshot.
 
-    def send(
-        self,
-        vm: str,
-        snapshot: str | None,
-        since: str | None,
-        write: Callable[[bytes], None],
-        progress: Progress,
-        *,
-        with_snapshots: bool = False,
-    ) -> models.Sent:
-        """Write the stream of a snapshot, or of what the disk holds now; of what changed ``since`` another snapshot.
-
-        ``with_snapshots``: also those before it, after ``since``; of the disk as it is now all that there are. Raises
-        UnknownVm, UnknownSnapshot, BadRequest, DriverError, HostTrouble, as ``Disks.take``, and as ``write``.
-        """
-        with self._copies.in_use(self._vms.record(vm).image), ExitStack() as stack:
-            if snapshot is None:
-                last = stack.enter_context(self._disks.moment(vm, went=True))
-            else:
-                last = require(self._vms.record(vm), snapshot)
-            record = self._vms.record(vm)
-            base = None if since is None else require(record, since)
-            points = _chosen(record, last, base) if with_snapshots else _alone(record, last, base)
-            # All at once: by the time that one's turn comes, another point may have its name.
-            devices = [stack.enter_context(self._snapshots.reading(vm, point.name)) for point in points]
-            parts = [
-                self._part(record, point, base, points, device) for point, device in zip(points, devices, strict=True)
-            ]
-            self._check_stayed(vm, points if base is None else [base, *points])
-            ranges = [changed for part in parts for changed in part.ranges]
-            header = Header(
-                image=self._ensure(record.image).image.digest,
-                since=None if base is None else base.id,
-                sections=tuple(part.section for part in parts),
-                total=sum(changed.length for changed in ranges),
-                data=sum(changed.length for changed in ranges if not changed.zeros),
-            )
-            self._write(vm, header, parts, write, progress)
-            kept = sum(part.section.name is not None for part in parts)
-            return models.Sent(total=header.total, snapshots=kept, state=last.state)
-
-    def _part(
-        self, record: VmRecord, point: Point, base: Point | None, points: Sequence[Point], device: Device
-    ) -> _Part:
-        """``points``: all that are sent. What is not over one of these is over the base."""
-        parent = next((one for one in points if one.name == point.parent), base)
-        section = Section(
-            id=point.id, name=None if point.temporary else point.name, parent=None if parent is None else parent.id,
-            size=point.size, taken=point.taken, state=point.state,
-        )  # fmt: skip
-        since = None if parent is None else parent.name
-        return _Part(section, device, self._snapshots.changes(record.name, point.name, since))
-
-    def _check_stayed(self, vm: str, points: Sequence[Point]) -> None:
-        """The driver was asked by names. Raises BadRequest if one of them may have been another point's."""
-        present = {point.id for point in self._vms.record(vm).points}
-        gone = next((point.name for point in points if point.id not in present), None)
-        if gone is not None:
-            raise BadRequest(f"snapshot {gone!r} of vm {vm!r} was deleted while it was to be sent; send it again")
-
-    def _write(
-        self, vm: str, header: Header, parts: Sequence[_Part], write: Callable[[bytes], None], progress: Progress
-    ) -> None:
-        writer, arrived = Writer(), _counted(SEND, header, progress)
-        write(writer.bytes(header))
-        for number, part in enumerate(parts):
-            write(writer.bytes(Begin(number)))
-            with self._open(vm, part.device) as blocks:
-                for piece in pieces(blocks, part.ranges):
-                    write(writer.bytes(piece))
-                    arrived(piece.end - piece.offset)
-            self._step("send:section")
-        write(writer.bytes(End()))
-
-    # Receiving
-
-    def receive_from(
-        self, vm: str, image: str, caller: Caller, progress: Progress, permit: Permit = anything
-    ) -> None:  # fmt: skip
-        """Receive what a caller sends, unless ``interrupt`` ends it. Raises Interrupted, CallerGone, as ``receive``."""
-        with self._callers.sending(vm, caller):
-            self.receive(vm, image, caller.chunks(), progress, permit)
-
-    def interrupt(self, vm: str, why: str) -> bool:
-        """End what is being received for a VM now, which may hold its lock for as long as who sends is silent.
-
-        It fails with an Interrupted that says why. Returns whether there was anything to end.
-        """
-        return self._callers.end(vm, why)
-
-    def receive(
-        self, vm: str, image: str, chunks: Iterable[bytes], progress: Progress, permit: Permit = anything
-    ) -> None:  # fmt: skip
-        """Let there be the VM that a stream has, or let one go on to what it has, if it is one of what changed since.
-
-        Raises BadStream, NewerStream, StreamMisfit, VmExists, VmRuns, UnknownVm, UnknownImage, Forbidden, BadRequest,
-        DriverError, NoRoom, HostTrouble, and as ``chunks``; after an error all is as it was before.
-        """
-        incoming = _read(chunks)
-        header = next(incoming)
-        if not isinstance(header, Header):
-            raise BadStream("the stream does not begin with its header")
-        arrived = _counted(RECEIVED, header, progress)
-        if header.since is None:
-            self._receive_new(vm, image, header, incoming, arrived)
+    ``with_snapshots``: also those before it, after ``since``; of the disk as it is now all that there are. Raises
+    UnknownVm, UnknownSnapshot, BadRequest, DriverError, HostTrouble, as ``disks.take``, and as ``write``.
+    """
+    with copies.in_use(vms.record(vm).image), ExitStack() as stack:
+        if snapshot is None:
+            last = stack.enter_context(disks.temporary(vms, vm, went=True))
         else:
-            self._receive_changes(vm, image, header, incoming, arrived, permit)
+            last = disks.require(vms.record(vm), snapshot)
+        record = vms.record(vm)
+        base = None if since is None else disks.require(record, since)
+        points = _chosen(record, last, base) if with_snapshots else _alone(record, last, base)
+        # All at once: later another point may have the name of one of these.
+        devices = [stack.enter_context(vms.snapshots.reading(vm, point.name)) for point in points]
+        parts = [_part(vms, record, point, base, points, device) for point, device in zip(points, devices, strict=True)]
+        _check_stayed(vms.record(vm), points if base is None else [base, *points])
+        ranges = [changed for part in parts for changed in part.ranges]
+        header = Header(
+            image=vms.images.ensure(record.image).image.digest,
+            since=None if base is None else base.id,
+            sections=tuple(part.section for part in parts),
+            total=sum(changed.length for changed in ranges),
+            data=sum(changed.length for changed in ranges if not changed.zeros),
+        )
+        _write(vms, vm, header, parts, write, progress)
+        kept = sum(part.section.name is not None for part in parts)
+        return models.Sent(total=header.total, snapshots=kept, state=last.state)
 
-    def _receive_new(
-        self, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
-    ) -> None:
-        def fill(stack: ImageRecord, make: Callable[[], object]) -> Made:
-            _check_image(header, stack)
-            make()
-            receiver = self._receiver(vm, header, None)
+
+def _part(
+    vms: Vms, record: VmRecord, point: Point, base: Point | None, points: Sequence[Point], device: Device
+) -> _Part:  # fmt: skip
+    """``points``: all that are sent. What is not over one of these is over the base."""
+    parent = next((one for one in points if one.name == point.parent), base)
+    section = Section(
+        id=point.id, name=None if point.temporary else point.name, parent=None if parent is None else parent.id,
+        size=point.size, taken=point.taken, state=point.state,
+    )  # fmt: skip
+    since = None if parent is None else parent.name
+    return _Part(section, device, vms.snapshots.changes(record.name, point.name, since))
+
+
+def _check_stayed(record: VmRecord, points: Sequence[Point]) -> None:
+    """The driver was asked by names. Raises BadRequest if one of them may have been another point's."""
+    present = {point.id for point in record.points}
+    gone = next((point.name for point in points if point.id not in present), None)
+    if gone is not None:
+        raise BadRequest(f"snapshot {gone!r} of vm {record.name!r} was deleted while it was to be sent; send it again")
+
+
+def _write(
+    vms: Vms, vm: str, header: Header, parts: Sequence[_Part], write: Callable[[bytes], None], progress: Progress
+) -> None:  # fmt: skip
+    writer, arrived = Writer(), _counted(SEND, header, progress)
+    write(writer.bytes(header))
+    for number, part in enumerate(parts):
+        write(writer.bytes(Begin(number)))
+        with vms.open_blocks(vm, part.device) as blocks:
+            for piece in pieces(blocks, part.ranges):
+                write(writer.bytes(piece))
+                arrived(piece.end - piece.offset)
+        vms.step("send:section")
+    write(writer.bytes(End()))
+
+
+# Receiving
+
+
+def receive_from(
+    vms: Vms, vm: str, image: str, caller: Caller, progress: Progress, permit: Permit = anything
+) -> None:  # fmt: skip
+    """Receive what a caller sends, unless ``Vms.receiving`` ends it. Raises Interrupted, CallerGone, as ``receive``."""
+    with vms.receiving.sending(vm, caller):
+        receive(vms, vm, image, caller.chunks(), progress, permit)
+
+
+def receive(
+    vms: Vms, vm: str, image: str, chunks: Iterable[bytes], progress: Progress, permit: Permit = anything
+) -> None:  # fmt: skip
+    """Let there be the VM that a stream has, or let one go on to what it has, if it is one of what changed since.
+
+    Raises BadStream, NewerStream, StreamMisfit, VmExists, VmRuns, UnknownVm, UnknownImage, Forbidden, BadRequest,
+    DriverError, NoRoom, HostTrouble, and as ``chunks``; after an error all is as it was before.
+    """
+    incoming = _read(chunks)
+    header = next(incoming)
+    if not isinstance(header, Header):
+        raise BadStream("the stream does not begin with its header")
+    arrived = _counted(RECEIVED, header, progress)
+    if header.since is None:
+        _receive_new(vms, vm, image, header, incoming, arrived)
+    else:
+        _receive_changes(vms, vm, image, header, incoming, arrived, permit)
+
+
+def _receive_new(
+    vms: Vms, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
+) -> None:  # fmt: skip
+    def fill(stack: ImageRecord, make: Callable[[], object]) -> creating.Made:
+        _check_image(header, stack)
+        make()
+        receiver = _receiver(vms, vm, header, None)
+        current = receiver.fill(incoming, arrived)
+        return creating.Made(vms.snapshots.open(vm), tuple(receiver.taken), current)
+
+    size = min(section.size for section in starts(header))
+    creating.receive(vms, vm, image, size, _names(header), fill)
+
+
+def _receive_changes(
+    vms: Vms, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None],
+    permit: Permit,
+) -> None:  # fmt: skip
+    with vms.changing(vm, permit, arriving=True) as record:
+        if record.image != image:
+            raise StreamMisfit(f"vm {vm!r} is of image {record.image!r}, not {image!r}")
+        _check_image(header, vms.images.ensure(image))
+        if record.arriving:
+            _receive_last(vms, record, header, incoming, arrived)
+            return
+        base = _check_fits(vms, record, header)
+
+        def act(record: VmRecord) -> None:
+            receiver = _receiver(vms, vm, header, base)
             current = receiver.fill(incoming, arrived)
-            return Made(self._snapshots.open(vm), tuple(receiver.taken), current)
+            vms.follow(record)
+            size = vms.snapshots.open(vm).size
+            vms.settle(record, size=size, points=(*record.points, *receiver.taken), current=current)
+            vms.step("receive:done")
 
-        size = min(section.size for section in starts(header))
-        self._vms.receive(vm, image, size, _names(header), fill)
+        vms.run(record.begin(RECEIVE, base=base.name, points=[*_names(header)]), act)
 
-    def _receive_changes(
-        self, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None],
-        permit: Permit,
-    ) -> None:  # fmt: skip
-        with self._vms.changing(vm, arriving=True) as record:
-            self._vms.require_permitted(vm, permit)
-            if record.image != image:
-                raise StreamMisfit(f"vm {vm!r} is of image {record.image!r}, not {image!r}")
-            _check_image(header, self._ensure(image))
-            if record.arriving:
-                self._receive_last(record, header, incoming, arrived)
-                return
-            base = self._check_fits(record, header)
-            receiving = record.begin(RECEIVE, base=base.name, points=[*_names(header)])
-            self._shelf.put(vm, receiving)
-            self._step("receive:recorded")
-            try:
-                receiver = self._receiver(vm, header, base)
-                current = receiver.fill(incoming, arrived)
-                points = (*record.points, *receiver.taken)
-                self._settle(record, points, current)
-            except (VirtmanError, DriverError) as error:
-                log.warning("vm %s: receiving failed: %s", vm, error)
-                self._undo_or_later(receiving)
-                raise
 
-    def _receive_last(
-        self, record: VmRecord, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
-    ) -> None:
-        """What a VM that arrives wrote last. Its QEMU knows the disk's files already, so these stay.
+def _receive_last(
+    vms: Vms, record: VmRecord, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
+) -> None:  # fmt: skip
+    """What a VM that arrives wrote last. Its QEMU knows the disk's files already, so these stay.
 
-        Cut off at any point, the same stream, or a later one since the same point, makes it right.
-        """
-        base = _base(record, header)
-        if any(section.name is not None or section.size != record.size for section in header.sections):
-            raise StreamMisfit(f"vm {record.name!r} is arriving: its disk gets no snapshots and no other size now")
-        self._shelf.put(record.name, record.settled(whole=False))
-        self._receiver(record.name, header, base, own=True).fill(incoming, arrived)
-        self._shelf.put(record.name, record.settled(whole=True))
+    Cut off at any point, the same stream, or a later one since the same point, makes it right.
+    """
+    base = _base(record, header)
+    if any(section.name is not None or section.size != record.size for section in header.sections):
+        raise StreamMisfit(f"vm {record.name!r} is arriving: its disk gets no snapshots and no other size now")
+    vms.settle(record, whole=False)
+    _receiver(vms, record.name, header, base, own=True).fill(incoming, arrived)
+    vms.settle(record, whole=True)
 
-    def _settle(self, record: VmRecord, points: tuple[Point, ...], current: str | None) -> None:
-        disk = self._snapshots.open(record.name)
-        self._disks.follow(record)
-        self._shelf.put(record.name, record.settled(size=disk.size, points=points, current=current))
-        self._step("receive:done")
 
-    def _receiver(self, vm: str, header: Header, base: Point | None, *, own: bool = False) -> Receiver:
-        return Receiver(vm, header, base, self._snapshots, self._open, self._step, own=own)
+def _receiver(vms: Vms, vm: str, header: Header, base: Point | None, *, own: bool = False) -> Receiver:
+    return Receiver(vm, header, base, vms.snapshots, vms.open_blocks, vms.step, own=own)
 
-    def _check_fits(self, record: VmRecord, header: Header) -> Point:
-        """The point that the stream continues. Raises StreamMisfit, VmRuns, VmSaved, BadRequest, DriverError."""
-        base = _base(record, header)
-        present = {point.id for point in record.points} | {point.name for point in record.points}
-        again = [section.name for section in header.sections if {section.id, section.name} & present]
-        if again:
-            raise StreamMisfit(f"vm {record.name!r} has a snapshot {again[0]!r} already, and the stream has one, too")
-        self._vms.require_off(record, "it receives anything")
-        there = (record.current, record.size) == (base.name, base.size)
-        if not there or self._snapshots.changes(record.name, None, base.name):
-            raise StreamMisfit(
-                f"the disk of vm {record.name!r} has changed since snapshot {base.name!r}, which the stream continues;"
-                f" 'virtman snapshot revert {record.name} {base.name}' gives that up"
-            )
-        return base
 
-    def _undo_or_later(self, receiving: VmRecord) -> None:
-        try:
-            self._undo(receiving)
-        except (VirtmanError, DriverError) as second:
-            log.error("vm %s: undoing failed too; it is tried again later: %s", receiving.name, second)
+def _check_fits(vms: Vms, record: VmRecord, header: Header) -> Point:
+    """The point that the stream continues. Raises StreamMisfit, VmRuns, VmSaved, BadRequest, DriverError."""
+    base = _base(record, header)
+    present = {point.id for point in record.points} | {point.name for point in record.points}
+    again = [section.name for section in header.sections if {section.id, section.name} & present]
+    if again:
+        raise StreamMisfit(f"vm {record.name!r} has a snapshot {again[0]!r} already, and the stream has one, too")
+    vms.require_off(record, "it receives anything")
+    there = (record.current, record.size) == (base.name, base.size)
+    if not there or vms.snapshots.changes(record.name, None, base.name):
+        raise StreamMisfit(
+            f"the disk of vm {record.name!r} has changed since snapshot {base.name!r}, which the stream continues;"
+            f" 'virtman snapshot revert {record.name} {base.name}' gives that up"
+        )
+    return base
 
-    def _undo(self, record: VmRecord) -> None:
-        """Go back to the point that the stream continued."""
-        assert record.operation is not None  # noqa: S101
-        self._vms.require_off(record, "what it has received is taken back")
-        base, names = record.operation.arguments["base"], record.operation.arguments["points"]
-        self._snapshots.revert(record.name, str(base))
-        self._step("receive:reverted")
-        for name in reversed(names if isinstance(names, list) else []):
-            self._snapshots.drop(record.name, str(name), None)
-        self._settle(record, record.points, str(base))
+
+def _unreceive(vms: Vms, record: VmRecord, _error: Exception | None) -> VmRecord:
+    """Go back to the point that the stream continued."""
+    vms.require_off(record, "what it has received is taken back")
+    base = record.argument("base")
+    disk = vms.snapshots.revert(record.name, base)
+    vms.step("receive:reverted")
+    for name in reversed(record.argument("points")):
+        vms.snapshots.drop(record.name, name, None)
+    vms.follow(record)
+    return record.settled(size=disk.size, current=base)
+
+
+KINDS = {RECEIVE: Kind(undo=_unreceive)}
 
 
 def _base(record: VmRecord, header: Header) -> Point:

@@ -17,6 +17,7 @@ from functools import partial
 
 from drivers.base import CacheStats, Image, Parent, PathState, PathStatus, Volume
 from drivers.errors import DriverError, NotAttached
+from virtman import disks
 from virtman.devices import Devices
 from virtman.errors import ContentChanged, StateDamaged, StateNewer
 from virtman.hostdrivers import HostDrivers
@@ -142,7 +143,7 @@ class Upkeep:
     def tend_all(self) -> None:
         """Have the images that are due, VMs with something unfinished, and the cache's volumes looked after."""
         records, now = self._stacks.records(), self._clock()
-        vms, unreadable = self._vms.sorted_out()
+        vms, unreadable = self._vms.shelf.sorted_out()
         before, self._used = self._used, {each.name for each in records} if unreadable else {vm.image for vm in vms}
         due = {record.name for record in records if now >= self._look_again.get(record.name, now)}
         due |= {record.name for record in records} & (before ^ self._used)
@@ -313,9 +314,15 @@ class Upkeep:
 
     def _plan_vm(self, name: str) -> Job | None:
         """An operation that nobody carries out now is one that was cut off."""
-        if self._vms.locks.taken(name) or not self._vms.unfinished(name):
+        if self._vms.locks.taken(name):
             return None
-        return Job("repair", partial(self._vms.repair_if_free, name), Pool.LONG)
+        try:
+            record = self._vms.shelf.get(name)
+        except StateDamaged:
+            return None  # status tells of it
+        if record is None or (record.operation is None and not disks.leftovers(self._vms, record)):
+            return None
+        return Job("repair", partial(disks.repair, self._vms, name), Pool.LONG)
 
     def _plan_device(self, name: str) -> Job | None:
         """A device that is read through the cache: what was cut off ends, and it is looked at with each heartbeat."""

@@ -16,8 +16,8 @@ from virtman import models
 from virtman.accel import Verdict
 from virtman.domain import NONE, mac_of
 from virtman.hostfiles import told
+from virtman.hypervisor import Traveller
 from virtman.records import ARRIVE, Boot, DeviceRecord, ImageRecord, Point, VmRecord
-from virtman.vms import Traveller
 from volt.client import Image as PublishedImage
 
 

@@ -11,8 +11,8 @@ from testtools import TestCase
 from drivers.base import Device
 from drivers.errors import MonitorFailed
 from virtman.errors import UnknownVm, VmRuns, VmSaved
+from virtman.hypervisor import Machines, Traveller
 from virtman.records import Boot
-from virtman.vms import Machines, Traveller
 
 BOOT = Boot(memory=64, cpus=1, network="none")
 NO_KEYS: list[str] = []

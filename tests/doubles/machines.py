@@ -10,8 +10,8 @@ from drivers.base import Device
 from drivers.errors import MonitorFailed
 from tests.doubles.drivers import Moment, unnoticed
 from virtman.errors import HypervisorError, NotSupported, UnknownVm, VmRuns, VmSaved
+from virtman.hypervisor import NO_DISKS, Traveller
 from virtman.records import Boot
-from virtman.vms import NO_DISKS, Traveller
 
 HARDWARE = "pc-q35-7.2"
 

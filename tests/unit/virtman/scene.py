@@ -16,21 +16,17 @@ from drivers.host import space
 from tests.doubles.drivers import CacheGroupDouble, Host, blocks_of, drivers_over, number_in
 from tests.doubles.machines import MachinesDouble
 from tests.doubles.volt import VoltDouble, digest_of, link_to
-from virtman.attaching import Attachments
 from virtman.copies import Copies
 from virtman.devices import Devices
-from virtman.disks import Disks
 from virtman.errors import NoRoom
 from virtman.imagestore import ImageStore
 from virtman.inplace import to_publish
 from virtman.kept import Kept
+from virtman.kinds import VM_KINDS
 from virtman.locks import NamedLocks
-from virtman.migration import Migrations
 from virtman.records import DeviceRecord, ImageRecord, InPlace, Record, Role, Shelf, VmRecord
-from virtman.renaming import Renames
 from virtman.repair import repair
 from virtman.stacks import Stacks
-from virtman.streams import Streams
 from virtman.vms import Vms
 
 NOW = 1_700_000_000.0
@@ -106,28 +102,14 @@ class Scene:
         self.publishing = NamedLocks()
         self.kept = Kept(self.stacks, self.store, self.drivers.cache, self.publishing)
         self.vms = Vms(
-            self.vm_shelf, self.drivers.snapshot, self.stacks.ensure,
-            lambda record: self.drivers.export.local(record.image), self.machines, self.moment,
-            gone=lambda image: self.released(image),
+            self.vm_shelf, self.drivers.snapshot, self.machines, self.stacks, VM_KINDS, self.moment,
+            clock=lambda: NOW, opened=blocks_of(self.host),
         )  # fmt: skip
-
-        self.disks = Disks(
-            self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment, clock=lambda: NOW
-        )
-        self.renames = Renames(self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment)
-        self.attachments = Attachments(self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.moment)
-        self.copies = Copies(self.vms, self.disks, self.stacks, self.drivers.snapshot, self.drivers.export)
-        self.streams = Streams(
-            self.vms, self.disks, self.copies, self.vm_shelf, self.drivers.snapshot, self.stacks.ensure, self.moment,
-            opened=blocks_of(self.host),
-        )  # fmt: skip
+        self.copies = Copies(self.vms, self.stacks, self.drivers.export)
         self.device_shelf = SmallShelf(self.folder / "records" / "devices", DeviceRecord, self.room)
         self.devices = Devices(
             self.device_shelf, CacheGroupDouble(self.host), "no volumes", self.moment, number_in=number_in
         )
-        self.migrations = Migrations(
-            self.vms, self.vm_shelf, self.drivers.snapshot, self.machines, self.streams.interrupt, self.moment
-        )  # fmt: skip
 
     def _count_change(self) -> None:
         self.changes += 1
@@ -158,24 +140,24 @@ class Scene:
         """What is on the host and at Volt is what the records say, and the records say that all is whole."""
         images = {record.name: record for record in self.stacks.records()}
         test.assertEqual([], [name for name, record in images.items() if not record.steady], "unsteady images")
-        test.assertEqual([], [vm.name for vm in self.vms.records() if not vm.steady], "unsteady VMs")
+        test.assertEqual([], [vm.name for vm in self.vms.shelf.all() if not vm.steady], "unsteady VMs")
         read = {name: record for name, record in images.items() if record.role is Role.HOST}
         test.assertEqual(set(images), set(self.host.served), "what is served")
         test.assertEqual(set(images), self.host.endpoints, "endpoints")
         test.assertEqual(set(read), set(self.host.routes), "routes")
         test.assertEqual({record.image.key for record in read.values()}, self.host.open_caches, "open caches")
         test.assertEqual(set(images), set(self.volt.places), "places in Volt's trees")
-        test.assertEqual({vm.name for vm in self.vms.records()}, set(self.host.disks), "disks")
+        test.assertEqual({vm.name for vm in self.vms.shelf.all()}, set(self.host.disks), "disks")
         devices = self.devices.records()
         test.assertEqual([], [device.name for device in devices if not device.steady], "unsteady devices")
         test.assertEqual({device.name for device in devices}, set(self.host.devices), "devices")
         test.assertEqual(set(), self.host.half_devices, "devices that are attached by half")
-        test.assertEqual({vm.name for vm in self.vms.records() if vm.boot}, set(self.machines.running), "machines")
+        test.assertEqual({vm.name for vm in self.vms.shelf.all() if vm.boot}, set(self.machines.running), "machines")
         test.assertEqual(set(self.machines.running), self.machines.files, "seeds")
         test.assertEqual(set(), self.machines.unfollowed, "machines with the files of another name")
         for name, record in images.items():
             self._check_stack(test, name, record)
-        for vm in self.vms.records():
+        for vm in self.vms.shelf.all():
             self._check_disk(test, vm)
         test.assertEqual([], [path for path in self.folder.rglob(".*") if path.is_file()], "torn files")
 

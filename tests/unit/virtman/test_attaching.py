@@ -12,6 +12,7 @@ from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from tests.unit.virtman.test_no_room import FullDisk
+from virtman import attaching, booting, creating, disks, renaming
 from virtman.errors import (
     BadRequest,
     DiskAttached,
@@ -29,15 +30,15 @@ MIB = 1 << 20
 def a_vm_and_a_disk(scene: Scene) -> None:
     """One that runs, and one that was never booted."""
     scene.volt.offer("debian", size=MIB)
-    scene.vms.boot("vm", "debian", None, BOOT, [], None)
-    scene.vms.create("data", "debian", None)
+    booting.boot(scene.vms, "vm", "debian", None, BOOT, [], None)
+    creating.create(scene.vms, "data", "debian", None)
     scene.host.disks["data"].writes = "precious"
 
 
 def attached(scene: Scene) -> None:
     """As before, and the VM has the disk."""
     a_vm_and_a_disk(scene)
-    scene.attachments.attach("vm", "data")
+    attaching.attach(scene.vms, "vm", "data")
 
 
 class AttachCase(TestCase):
@@ -48,10 +49,10 @@ class AttachCase(TestCase):
         self.machines, self.vms = self.scene.machines, self.scene.vms
 
     def attach(self, vm: str = "vm", disk: str = "data") -> None:
-        self.scene.attachments.attach(vm, disk)
+        attaching.attach(self.scene.vms, vm, disk)
 
     def detach(self, vm: str = "vm", disk: str = "data") -> None:
-        self.scene.attachments.detach(vm, disk)
+        attaching.detach(self.scene.vms, vm, disk)
 
     def assert_has(self, *disks: str, vm: str = "vm") -> None:
         """The VM has these disks now and when it is started, and all is settled."""
@@ -71,7 +72,7 @@ class AttachTest(AttachCase):
             self.assert_has()
 
     def test_several(self) -> None:
-        self.vms.create("more", "debian", None)
+        creating.create(self.vms, "more", "debian", None)
         self.attach(disk="more")
         self.attach()
         self.assert_has("more", "data")
@@ -82,16 +83,16 @@ class AttachTest(AttachCase):
         self.machines.stop("vm", force=True)
         self.attach()
         self.assertEqual({"data"}, set(self.machines.with_disks["vm"]))
-        self.vms.start("vm")
+        booting.start(self.vms, "vm")
         self.assert_has("data")
         self.machines.stop("vm", force=True)
         self.detach()
-        self.vms.start("vm")
+        booting.start(self.vms, "vm")
         self.assert_has()
 
     def test_what_cannot_be_attached(self) -> None:
-        self.vms.create("other", "debian", None)
-        self.vms.boot("second", "debian", None, BOOT, [], None)
+        creating.create(self.vms, "other", "debian", None)
+        booting.boot(self.vms, "second", "debian", None, BOOT, [], None)
         self.attach("second", "other")
         cases: list[tuple[str, str, type[VirtmanError]]] = [
             ("none", "data", UnknownVm),
@@ -108,14 +109,14 @@ class AttachTest(AttachCase):
         self.assert_has("other", vm="second")
 
     def test_what_was_cut_off_with_the_disk_is_finished_first(self) -> None:
-        self.scene.cut(lambda scene: scene.disks.resize("data", 2 * MIB), 1)
+        self.scene.cut(lambda scene: disks.resize(scene.vms, "data", 2 * MIB), 1)
         self.assertTrue(self.vms.record("data").doing(RESIZE))
         self.attach()
         self.assertEqual(2 * MIB, self.vms.record("data").size)
         self.assert_has("data")
 
     def test_two_at_once_get_it_once(self) -> None:
-        self.vms.boot("other", "debian", None, BOOT, [], None)
+        booting.boot(self.vms, "other", "debian", None, BOOT, [], None)
         refused: list[str] = []
 
         def attach(vm: str) -> None:
@@ -143,15 +144,15 @@ class UsedTest(AttachCase):
 
     def test_it_is_neither_booted_nor_renamed_nor_destroyed(self) -> None:
         for act in (
-            lambda: self.vms.boot("data", "debian", None, BOOT, [], None),
-            lambda: self.scene.renames.rename("data", "new"),
-            lambda: self.vms.destroy("data"),
+            lambda: booting.boot(self.vms, "data", "debian", None, BOOT, [], None),
+            lambda: renaming.rename(self.scene.vms, "data", "new"),
+            lambda: creating.destroy(self.vms, "data"),
         ):
             error = self.assertRaises(DiskAttached, act)
             self.assertEqual("disk 'data' is attached to vm 'vm'; detach it there first", str(error))
         self.assert_has("data")
         self.detach()
-        self.vms.destroy("data")
+        creating.destroy(self.vms, "data")
 
     def test_it_stays_while_the_record_of_its_vm_cannot_be_read(self) -> None:
         record = self.scene.folder / "records" / "vms" / "vm.json"
@@ -159,43 +160,43 @@ class UsedTest(AttachCase):
         for unreadable in (b"{torn", b'{"version": 99}'):
             record.write_bytes(unreadable)
             for act in (
-                lambda: self.vms.boot("data", "debian", None, BOOT, [], None),
-                lambda: self.scene.renames.rename("data", "new"),
-                lambda: self.vms.destroy("data"),
+                lambda: booting.boot(self.vms, "data", "debian", None, BOOT, [], None),
+                lambda: renaming.rename(self.scene.vms, "data", "new"),
+                lambda: creating.destroy(self.vms, "data"),
             ):
                 self.assertThat(str(self.assertRaises(DiskAttached, act)), Contains("cannot be read: vm;"))
-        self.vms.boot("other", "debian", None, BOOT, [], None)
-        self.vms.destroy("other")
+        booting.boot(self.vms, "other", "debian", None, BOOT, [], None)
+        creating.destroy(self.vms, "other")
         record.write_bytes(content)
         self.assert_has("data")
 
     def test_a_vm_that_is_destroyed_leaves_it(self) -> None:
-        self.vms.destroy("vm")
+        creating.destroy(self.vms, "vm")
         self.scene.check(self)
-        self.vms.boot("vm", "debian", None, BOOT, [], None)
+        booting.boot(self.vms, "vm", "debian", None, BOOT, [], None)
         self.assert_has()
-        self.vms.boot("data", "debian", None, BOOT, [], None)
+        booting.boot(self.vms, "data", "debian", None, BOOT, [], None)
 
     def test_a_vm_that_gets_another_name_takes_it_along(self) -> None:
         self.machines.stop("vm", force=True)
-        self.scene.renames.rename("vm", "new")
+        renaming.rename(self.scene.vms, "vm", "new")
         self.assertEqual({"data"}, set(self.machines.with_disks["new"]))
-        self.vms.start("new")
+        booting.start(self.vms, "new")
         self.assert_has("data", vm="new")
 
     def test_it_grows_and_is_kept_as_a_part_of_its_vm(self) -> None:
-        self.scene.disks.resize("data", 2 * MIB)
-        self.assertEqual(CRASH, self.scene.disks.take("data", "crash").state)
+        disks.resize(self.scene.vms, "data", 2 * MIB)
+        self.assertEqual(CRASH, disks.take(self.scene.vms, "data", "crash").state)
         self.machines.with_agents.add("vm")
-        self.assertEqual(FROZEN, self.scene.disks.take("data", "frozen").state)
-        self.scene.disks.drop("data", "crash")
+        self.assertEqual(FROZEN, disks.take(self.scene.vms, "data", "frozen").state)
+        disks.drop(self.scene.vms, "data", "crash")
         self.assert_has("data")
-        error = self.assertRaises(VmRuns, self.scene.disks.revert, "data", "frozen")
+        error = self.assertRaises(VmRuns, disks.revert, self.scene.vms, "data", "frozen")
         self.assertThat(str(error), Contains("vm 'vm' is running"))
         self.machines.stop("vm", force=True)
-        self.assertEqual(OFF, self.scene.disks.take("data", "off").state)
-        self.scene.disks.revert("data", "frozen")
-        self.vms.start("vm")
+        self.assertEqual(OFF, disks.take(self.scene.vms, "data", "off").state)
+        disks.revert(self.scene.vms, "data", "frozen")
+        booting.start(self.vms, "vm")
         self.assert_has("data")
 
 
@@ -205,7 +206,7 @@ class FailureTest(AttachCase):
             self.machines.failing[call] = error
             self.assertRaises(type(error), self.attach)
             self.machines.failing.clear()
-            self.vms.repair("vm")
+            disks.repair(self.vms, "vm")
             self.assert_has()
         self.attach()
         self.assert_has("data")
@@ -222,44 +223,44 @@ class FailureTest(AttachCase):
 class AttachCutOffTest(CutOff):
     def test_what_was_being_attached_is(self) -> None:
         def is_attached(scene: Scene) -> None:
-            scene.attachments.attach("vm", "data")
+            attaching.attach(scene.vms, "vm", "data")
             self.assertEqual({"data"}, set(scene.machines.plugged["vm"]))
             scene.check(self)
 
-        moments = self.cut_everywhere(a_vm_and_a_disk, lambda s: s.attachments.attach("vm", "data"), is_attached)
+        moments = self.cut_everywhere(a_vm_and_a_disk, lambda s: attaching.attach(s.vms, "vm", "data"), is_attached)
         steps = {"attach-disk:recorded", "attach-disk:plugged", "attach-disk:followed", "attach-disk:done"}
         self.assertEqual(set(), steps - set(moments))
 
     def test_what_was_being_detached_is(self) -> None:
         def is_detached(scene: Scene) -> None:
-            scene.attachments.detach("vm", "data")
+            attaching.detach(scene.vms, "vm", "data")
             self.assertEqual({}, scene.machines.plugged["vm"])
-            scene.vms.destroy("data")
+            creating.destroy(scene.vms, "data")
             scene.check(self)
 
-        moments = self.cut_everywhere(attached, lambda s: s.attachments.detach("vm", "data"), is_detached)
+        moments = self.cut_everywhere(attached, lambda s: attaching.detach(s.vms, "vm", "data"), is_detached)
         steps = {"detach-disk:recorded", "detach-disk:unplugged", "detach-disk:followed", "detach-disk:done"}
         self.assertEqual(set(), steps - set(moments))
 
     def test_points_of_an_attached_disk(self) -> None:
         def is_whole(scene: Scene) -> None:
-            scene.disks.take("data", "point")
+            disks.take(scene.vms, "data", "point")
             scene.check(self)
 
-        self.cut_everywhere(attached, lambda scene: scene.disks.take("data", "point"), is_whole)
+        self.cut_everywhere(attached, lambda scene: disks.take(scene.vms, "data", "point"), is_whole)
 
 
 class AttachNoRoomTest(FullDisk):
     def test_a_full_disk_leaves_a_vm_with_the_disk_or_without_it(self) -> None:
         for given, act, least in (
-            (a_vm_and_a_disk, lambda scene: scene.attachments.attach("vm", "data"), 0),
-            (attached, lambda scene: scene.attachments.detach("vm", "data"), 1),
+            (a_vm_and_a_disk, lambda scene: attaching.attach(scene.vms, "vm", "data"), 0),
+            (attached, lambda scene: attaching.detach(scene.vms, "vm", "data"), 1),
         ):
             scenes = self.full_from_each_write_on(given, act)
-            self.assertEqual(2, len(scenes))
-            for scene, has in zip(scenes, (least, 0), strict=True):
+            for number, scene in enumerate(scenes):
+                has = least if number == 0 else 0
                 scene.make_room()
-                scene.vms.repair("vm")
+                disks.repair(scene.vms, "vm")
                 scene.check(self)
                 self.assertEqual(has, len(scene.machines.plugged["vm"]))
                 self.assertEqual("precious", scene.host.disks["data"].writes)

@@ -6,6 +6,7 @@ from testtools import TestCase
 
 from tests.unit.virtman.agents import Site
 from tests.unit.virtman.scene import Scene
+from virtman import creating
 from virtman.copies import Copies
 from virtman.errors import UnknownImage
 
@@ -17,8 +18,7 @@ class ImageTest(TestCase):
         super().setUp()
         self.scene = Scene(self)
         self.scene.volt.offer("debian", size=MIB)
-        drivers = self.scene.drivers
-        self.copies = Copies(self.scene.vms, self.scene.disks, self.scene.stacks, drivers.snapshot, drivers.export)
+        self.copies = Copies(self.scene.vms, self.scene.stacks, self.scene.drivers.export)
 
     def test_it_is_read_until_the_last_copy_has_ended(self) -> None:
         with self.copies.image("debian"):
@@ -36,9 +36,9 @@ class ImageTest(TestCase):
 
 class VmTest(ImageTest):
     def test_its_image_is_read_also_if_the_vm_is_destroyed(self) -> None:
-        self.scene.vms.create("vm", "debian", None)
+        creating.create(self.scene.vms, "vm", "debian", None)
         with self.copies.vm("vm"):
-            self.scene.vms.destroy("vm")
+            creating.destroy(self.scene.vms, "vm")
             self.assertTrue(self.copies.reads("debian"))
         self.assertFalse(self.copies.reads("debian"))
 

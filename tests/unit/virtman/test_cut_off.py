@@ -11,6 +11,7 @@ from testtools import TestCase
 
 from tests.doubles.volt import child, parent
 from tests.unit.virtman.scene import Scene
+from virtman import booting, creating, disks
 from virtman.errors import OriginChanged
 from virtman.inplace import to_publish
 from virtman.records import FROZEN, Boot
@@ -29,14 +30,14 @@ def offered(scene: Scene) -> None:
 def attached(scene: Scene) -> None:
     """A VM of the image is here and has written to its disk."""
     offered(scene)
-    scene.vms.create("old", "debian", None)
+    creating.create(scene.vms, "old", "debian", None)
     scene.host.disks["old"].writes = "precious"
 
 
 def two_vms(scene: Scene) -> None:
     """Two VMs are here; the second is known to the hypervisor."""
     attached(scene)
-    scene.vms.boot("vm", "debian", 1 << 30, BOOT, [], None)
+    booting.boot(scene.vms, "vm", "debian", 1 << 30, BOOT, [], None)
 
 
 def publish_in_place(scene: Scene) -> None:
@@ -45,7 +46,7 @@ def publish_in_place(scene: Scene) -> None:
 
 
 def create(scene: Scene) -> None:
-    scene.vms.create("vm", "debian", 1 << 30)
+    creating.create(scene.vms, "vm", "debian", 1 << 30)
 
 
 class CutOff(TestCase):
@@ -88,7 +89,7 @@ class WithdrawnTest(CutOff):
     def test_what_is_withdrawn_goes_in_the_end(self) -> None:
         def given(scene: Scene) -> None:
             attached(scene)
-            scene.vms.destroy("old")
+            creating.destroy(scene.vms, "old")
             scene.stacks.add_origin(scene.put_content("mine"))
             for name in ("mine", "debian"):
                 scene.volt.remove_image(name, when_unused=True)
@@ -148,8 +149,8 @@ class CutOffTest(CutOff):
         self.assertIn("within snapshot.create", moments)
 
     def nothing_left_or_done(self, scene: Scene) -> None:
-        if scene.vms.find("vm") is not None:  # cut off after the last act: the VM is there
-            scene.vms.destroy("vm")
+        if scene.vms.shelf.get("vm") is not None:  # cut off after the last act: the VM is there
+            creating.destroy(scene.vms, "vm")
         self.nothing_but_perhaps_a_stack(scene)
 
     def test_create_of_another_vm_leaves_the_first_one_alone(self) -> None:
@@ -158,25 +159,25 @@ class CutOffTest(CutOff):
     def test_destroy_is_finished_and_other_vms_stay(self) -> None:
         def gone(scene: Scene) -> None:
             self.old_vm_is_intact(scene)
-            if scene.vms.find("vm") is not None:  # cut off before anything was recorded
-                scene.vms.destroy("vm")
+            if scene.vms.shelf.get("vm") is not None:  # cut off before anything was recorded
+                creating.destroy(scene.vms, "vm")
             self.assertEqual({"old"}, set(scene.host.disks))
             self.assertEqual({}, scene.machines.running)
 
-        moments = self.cut_everywhere(two_vms, lambda scene: scene.vms.destroy("vm"), gone)
+        moments = self.cut_everywhere(two_vms, lambda scene: creating.destroy(scene.vms, "vm"), gone)
         self.assertIn("destroy:deleted", moments)
 
     def test_a_boot_of_a_new_vm_is_finished_or_undone(self) -> None:
         def nothing_or_all(scene: Scene) -> None:
             self.old_vm_is_intact(scene)
-            vm = scene.vms.find("vm")
+            vm = scene.vms.shelf.get("vm")
             self.assertEqual(vm is not None and vm.boot is not None, "vm" in scene.machines.running)
             if vm is not None:
-                scene.vms.destroy("vm")
+                creating.destroy(scene.vms, "vm")
             self.assertEqual(({"old"}, {}), (set(scene.host.disks), scene.machines.running))
 
         moments = self.cut_everywhere(
-            attached, lambda s: s.vms.boot("vm", "debian", None, BOOT, [], None), nothing_or_all
+            attached, lambda s: booting.boot(s.vms, "vm", "debian", None, BOOT, [], None), nothing_or_all
         )
         self.assertIn("after machines.start", moments)
 
@@ -184,7 +185,9 @@ class CutOffTest(CutOff):
         def precious(scene: Scene) -> None:
             self.assertEqual("precious", scene.host.disks["old"].writes)
 
-        self.cut_everywhere(attached, lambda scene: scene.vms.boot("old", "debian", None, BOOT, [], None), precious)
+        self.cut_everywhere(
+            attached, lambda scene: booting.boot(scene.vms, "old", "debian", None, BOOT, [], None), precious
+        )
 
     def test_detach_is_finished(self) -> None:
         def given(scene: Scene) -> None:
@@ -323,7 +326,7 @@ def with_points(scene: Scene) -> None:
     scene.machines.with_agents.add("vm")
     for name in ("one", "two"):
         scene.host.disks["vm"].writes = name
-        scene.disks.take("vm", name)
+        disks.take(scene.vms, "vm", name)
     scene.host.disks["vm"].writes = "now"
 
 
@@ -332,7 +335,7 @@ def switched_off(scene: Scene) -> None:
     attached(scene)
     for name in ("one", "two"):
         scene.host.disks["old"].writes = name
-        scene.disks.take("old", name)
+        disks.take(scene.vms, "old", name)
     scene.host.disks["old"].writes = "now"
 
 
@@ -345,7 +348,7 @@ class DiskCutOffTest(CutOff):
             self.assertEqual("now", scene.host.disks["vm"].writes)
             self.assertEqual(("one", 1 << 30), scene.host.disks["vm"].points["one"])
 
-        moments = self.cut_everywhere(with_points, lambda scene: scene.disks.take("vm", "tri"), all_or_nothing)
+        moments = self.cut_everywhere(with_points, lambda scene: disks.take(scene.vms, "vm", "tri"), all_or_nothing)
         self.assertTrue({"after machines.freeze", "take:taken"} <= set(moments), str(moments))
 
     def test_going_back_is_finished(self) -> None:
@@ -353,7 +356,7 @@ class DiskCutOffTest(CutOff):
             record, disk = scene.vms.record("old"), scene.host.disks["old"]
             self.assertIn((record.current, disk.writes), (("two", "now"), ("one", "one")))
 
-        moments = self.cut_everywhere(switched_off, lambda scene: scene.disks.revert("old", "one"), then_or_now)
+        moments = self.cut_everywhere(switched_off, lambda scene: disks.revert(scene.vms, "old", "one"), then_or_now)
         self.assertIn("revert:reverted", moments)
 
     def test_a_point_is_dropped_whole(self) -> None:
@@ -361,14 +364,14 @@ class DiskCutOffTest(CutOff):
             self.assertIn("two", scene.host.disks["vm"].points)
             self.assertEqual("now", scene.host.disks["vm"].writes)
 
-        moments = self.cut_everywhere(with_points, lambda scene: scene.disks.drop("vm", "one"), gone_or_there)
+        moments = self.cut_everywhere(with_points, lambda scene: disks.drop(scene.vms, "vm", "one"), gone_or_there)
         self.assertIn("drop:dropped", moments)
 
     def test_a_disk_has_the_new_size_or_the_old_one(self) -> None:
         def grown_or_not(scene: Scene) -> None:
             self.assertIn(scene.vms.record("vm").size, (1 << 30, 2 << 30))
 
-        moments = self.cut_everywhere(with_points, lambda scene: scene.disks.resize("vm", 2 << 30), grown_or_not)
+        moments = self.cut_everywhere(with_points, lambda scene: disks.resize(scene.vms, "vm", 2 << 30), grown_or_not)
         self.assertIn("resize:resized", moments)
 
     def test_clones_are_there_whole_or_not_at_all(self) -> None:
@@ -376,9 +379,11 @@ class DiskCutOffTest(CutOff):
             clones = {name: disk.writes for name, disk in scene.host.disks.items() if name.startswith("new")}
             self.assertEqual({"now"}, {*clones.values(), "now"})
             self.assertEqual({"one", "two"}, set(scene.host.disks["vm"].points))
-            scene.disks.clone("vm", ["new-1", "new-2"])
+            creating.clone(scene.vms, "vm", ["new-1", "new-2"])
             self.assertEqual({"new-1", "new-2"}, {name for name in scene.host.disks if name.startswith("new")})
             scene.check(self)
 
-        moments = self.cut_everywhere(with_points, lambda scene: scene.disks.clone("vm", ["new-1", "new-2"]), whole)
+        moments = self.cut_everywhere(
+            with_points, lambda scene: creating.clone(scene.vms, "vm", ["new-1", "new-2"]), whole
+        )
         self.assertTrue({"take:done", "within snapshot.clone", "drop:dropped"} <= set(moments), str(moments))

@@ -8,6 +8,7 @@ from testtools.matchers import Contains
 from drivers.errors import DiskInUse, DriverError, NotPossible
 from tests.doubles.drivers import Disk
 from tests.unit.virtman.scene import NOW, Scene
+from virtman import booting, creating, disks, renaming
 from virtman.errors import (
     BadRequest,
     BadSize,
@@ -29,8 +30,8 @@ class DisksTest(TestCase):
         self.scene = Scene(self)
         self.addCleanup(self.scene.check, self)
         self.scene.volt.offer("debian", size=MIB)
-        self.scene.vms.create("vm", "debian", None)
-        self.disks, self.host = self.scene.disks, self.scene.host
+        creating.create(self.scene.vms, "vm", "debian", None)
+        self.host = self.scene.host
 
     @property
     def disk(self) -> Disk:
@@ -41,12 +42,12 @@ class DisksTest(TestCase):
         return self.scene.vms.record("vm")
 
     def boot(self) -> None:
-        self.scene.vms.boot("vm", "debian", None, BOOT, [], None)
+        booting.boot(self.scene.vms, "vm", "debian", None, BOOT, [], None)
 
     def take(self, *names: str) -> None:
         for name in names:
             self.disk.writes = name
-            self.disks.take("vm", name)
+            disks.take(self.scene.vms, "vm", name)
 
     def tree(self) -> dict[str, str | None]:
         return {point.name: point.parent for point in self.record.points}
@@ -54,131 +55,131 @@ class DisksTest(TestCase):
     def heal(self) -> None:
         self.host.failing.clear()
         self.scene.machines.failing.clear()
-        self.scene.vms.repair("vm")
+        disks.repair(self.scene.vms, "vm")
 
 
 class ResizeTest(DisksTest):
     def test_a_disk_grows(self) -> None:
-        self.disks.resize("vm", 5 * MIB)
+        disks.resize(self.scene.vms, "vm", 5 * MIB)
         self.assertEqual((5 * MIB, 5 * MIB), (self.disk.size, self.record.size))
 
     def test_the_size_that_it_has_is_fine(self) -> None:
         self.disk.stranger = True
-        self.disks.resize("vm", MIB)
+        disks.resize(self.scene.vms, "vm", MIB)
         self.assertNotIn("snapshot.resize", self.host.calls)
 
     def test_a_smaller_or_odd_size_is_refused(self) -> None:
         for size in (MIB - 512, MIB + 1, 0, -512, 1 << 61):
-            self.assertRaises(BadSize, self.disks.resize, "vm", size)
-        self.assertRaises(UnknownVm, self.disks.resize, "other", MIB)
+            self.assertRaises(BadSize, disks.resize, self.scene.vms, "vm", size)
+        self.assertRaises(UnknownVm, disks.resize, self.scene.vms, "other", MIB)
         self.assertEqual(MIB, self.record.size)
 
     def test_a_failure_leaves_the_size_that_the_disk_has(self) -> None:
         self.host.failing["snapshot.resize"] = TROUBLE
-        self.assertRaises(DriverError, self.disks.resize, "vm", 5 * MIB)
+        self.assertRaises(DriverError, disks.resize, self.scene.vms, "vm", 5 * MIB)
         self.assertTrue(self.record.steady)
 
     def test_a_running_vm_is_told_by_its_monitor(self) -> None:
         self.boot()
         self.disk.stranger = True
-        self.disks.resize("vm", 5 * MIB)
+        disks.resize(self.scene.vms, "vm", 5 * MIB)
         self.assertEqual(5 * MIB, self.disk.size)
 
 
 class TakeTest(DisksTest):
     def test_a_point_is_written_down(self) -> None:
         self.disk.writes = "then"
-        point = self.disks.take("vm", "a")
+        point = disks.take(self.scene.vms, "vm", "a")
         self.assertEqual(Point(name="a", parent=None, size=MIB, taken=NOW, state=CRASH, id=point.id), point)
-        self.assertNotEqual(point.id, self.disks.take("vm", "b").id)
-        self.disks.drop("vm", "b")
+        self.assertNotEqual(point.id, disks.take(self.scene.vms, "vm", "b").id)
+        disks.drop(self.scene.vms, "vm", "b")
         self.assertEqual(((point,), "a"), (self.record.points, self.record.current))
         self.assertEqual({"a": ("then", MIB)}, self.disk.points)
 
     def test_asked_again_it_answers_the_same(self) -> None:
-        first = self.disks.take("vm", "a")
+        first = disks.take(self.scene.vms, "vm", "a")
         self.disk.writes = "late"
-        self.assertEqual(first, self.disks.take("vm", "a"))
+        self.assertEqual(first, disks.take(self.scene.vms, "vm", "a"))
         self.assertEqual(1, len(self.record.points))
 
     def test_each_point_comes_after_the_one_before(self) -> None:
         self.take("a", "b")
-        self.disks.revert("vm", "a")
+        disks.revert(self.scene.vms, "vm", "a")
         self.take("c")
         self.assertEqual({"a": None, "b": "a", "c": "a"}, self.tree())
 
     def test_what_runs_says_how_the_disk_was(self) -> None:
         self.boot()
-        self.assertEqual(CRASH, self.disks.take("vm", "without-agent").state)
+        self.assertEqual(CRASH, disks.take(self.scene.vms, "vm", "without-agent").state)
         self.scene.machines.with_agents.add("vm")
-        self.assertEqual(FROZEN, self.disks.take("vm", "with-agent").state)
+        self.assertEqual(FROZEN, disks.take(self.scene.vms, "vm", "with-agent").state)
 
     def test_of_a_vm_that_is_off_it_says_so(self) -> None:
         self.boot()
         disk = self.scene.machines.running.pop("vm")
         self.addCleanup(self.scene.machines.running.__setitem__, "vm", disk)
-        self.assertEqual(OFF, self.disks.take("vm", "a").state)
+        self.assertEqual(OFF, disks.take(self.scene.vms, "vm", "a").state)
 
     def test_the_guest_goes_on_also_after_a_failure(self) -> None:
         self.boot()
         self.scene.machines.with_agents.add("vm")
         self.host.failing["snapshot.take"] = TROUBLE
-        self.assertRaises(DriverError, self.disks.take, "vm", "a")
+        self.assertRaises(DriverError, disks.take, self.scene.vms, "vm", "a")
         self.assertIn("after machines.freeze", self.scene.moments)
         self.assertEqual(set(), self.scene.machines.frozen)
 
     def test_a_failure_leaves_no_point(self) -> None:
         self.host.failing["snapshot.take"] = TROUBLE
-        self.assertRaises(DriverError, self.disks.take, "vm", "a")
+        self.assertRaises(DriverError, disks.take, self.scene.vms, "vm", "a")
         self.assertEqual(((), None), (self.record.points, self.record.current))
 
     def test_destroying_a_vm_takes_its_points_along(self) -> None:
         self.take("a", "b")
-        self.scene.vms.destroy("vm")
+        creating.destroy(self.scene.vms, "vm")
         self.assertEqual({}, self.host.disks)
 
 
 class RevertTest(DisksTest):
     def test_the_disk_holds_what_it_held_then(self) -> None:
         self.take("a")
-        self.disks.resize("vm", 5 * MIB)
+        disks.resize(self.scene.vms, "vm", 5 * MIB)
         self.take("b")
-        self.disks.revert("vm", "a")
+        disks.revert(self.scene.vms, "vm", "a")
         self.assertEqual(
             ("a", MIB, MIB, "a"), (self.disk.writes, self.disk.size, self.record.size, self.record.current)
         )
-        self.disks.revert("vm", "b")
+        disks.revert(self.scene.vms, "vm", "b")
         self.assertEqual(("b", 5 * MIB, "b"), (self.disk.writes, self.record.size, self.record.current))
 
     def test_a_running_vm_is_left_alone(self) -> None:
         self.take("a")
         self.boot()
         self.disk.writes = "now"
-        self.assertRaises(VmRuns, self.disks.revert, "vm", "a")
+        self.assertRaises(VmRuns, disks.revert, self.scene.vms, "vm", "a")
         self.assertEqual("now", self.disk.writes)
 
     def test_one_that_runs_in_a_strangers_program_is_left_alone(self) -> None:
         self.take("a", "b")
         self.disk.stranger = True
-        self.assertRaises(DiskInUse, self.disks.revert, "vm", "a")
+        self.assertRaises(DiskInUse, disks.revert, self.scene.vms, "vm", "a")
         self.assertEqual((True, "b"), (self.record.steady, self.record.current))
 
     def test_what_the_driver_cannot_do_is_not_tried_again(self) -> None:
         self.take("a", "b")
         self.host.failing["snapshot.revert"] = NotPossible("not this disk")
-        self.assertRaises(NotPossible, self.disks.revert, "vm", "a")
+        self.assertRaises(NotPossible, disks.revert, self.scene.vms, "vm", "a")
         self.assertEqual((True, "b"), (self.record.steady, self.record.current))
 
     def test_a_point_that_is_not_there_is_named_with_those_that_are(self) -> None:
         self.take("a", "b")
-        for call in (self.disks.revert, self.disks.drop):
-            error = self.assertRaises(UnknownSnapshot, call, "vm", "c")
+        for call in (disks.revert, disks.drop):
+            error = self.assertRaises(UnknownSnapshot, call, self.scene.vms, "vm", "c")
             self.assertThat(str(error), Contains("it has: a, b"))
 
     def test_one_that_failed_half_way_is_finished(self) -> None:
         self.take("a", "b")
         self.host.failing["snapshot.revert"] = TROUBLE
-        self.assertRaises(DriverError, self.disks.revert, "vm", "a")
+        self.assertRaises(DriverError, disks.revert, self.scene.vms, "vm", "a")
         self.assertTrue(self.record.doing(REVERT))
         self.heal()
         self.assertEqual(("a", "a"), (self.disk.writes, self.record.current))
@@ -187,17 +188,17 @@ class RevertTest(DisksTest):
 class DropTest(DisksTest):
     def test_what_came_after_it_comes_after_the_one_before(self) -> None:
         self.take("a", "b", "c")
-        self.disks.drop("vm", "b")
+        disks.drop(self.scene.vms, "vm", "b")
         self.assertEqual({"a": None, "c": "a"}, self.tree())
-        self.disks.drop("vm", "c")
+        disks.drop(self.scene.vms, "vm", "c")
         self.assertEqual("a", self.record.current)
-        self.disks.drop("vm", "a")
+        disks.drop(self.scene.vms, "vm", "a")
         self.assertEqual(({}, None, {}), (self.tree(), self.record.current, self.disk.points))
 
     def test_a_failure_before_it_is_gone_changes_nothing(self) -> None:
         self.take("a")
         self.host.failing["snapshot.drop"] = TROUBLE
-        self.assertRaises(DriverError, self.disks.drop, "vm", "a")
+        self.assertRaises(DriverError, disks.drop, self.scene.vms, "vm", "a")
         self.assertEqual(({"a": None}, True), (self.tree(), self.record.steady))
 
 
@@ -226,38 +227,38 @@ class AfterFailureTest(DisksTest):
 class MomentTest(DisksTest):
     def test_it_is_there_meanwhile_and_nobody_sees_it_afterwards(self) -> None:
         self.take("a")
-        with self.disks.moment("vm") as point:
+        with disks.temporary(self.scene.vms, "vm") as point:
             self.assertEqual({"a", point.name}, set(self.disk.points))
             self.assertEqual("a", point.parent)
             self.assertEqual("a", self.record.current)
         self.assertEqual(({"a": None}, {"a"}), (self.tree(), set(self.disk.points)))
 
     def test_repair_leaves_one_alone_that_is_in_use(self) -> None:
-        with self.disks.moment("vm") as one, self.disks.moment("vm") as other:
-            self.scene.vms.repair("vm")
+        with disks.temporary(self.scene.vms, "vm") as one, disks.temporary(self.scene.vms, "vm") as other:
+            disks.repair(self.scene.vms, "vm")
             self.assertEqual({one.name, other.name}, set(self.disk.points))
-            self.assertFalse(self.scene.vms.unfinished("vm"))
+            self.assertEqual([], disks.leftovers(self.scene.vms, self.record))
         self.assertEqual({}, self.disk.points)
 
     def test_all_that_a_killed_agent_left_are_dropped(self) -> None:
-        with self.disks.moment("vm"), self.disks.moment("vm"):
+        with disks.temporary(self.scene.vms, "vm"), disks.temporary(self.scene.vms, "vm"):
             self.scene.restart()
             self.assertEqual(({}, ()), (self.disk.points, self.record.points))
 
     def test_what_is_taken_meanwhile_does_not_come_after_it(self) -> None:
-        with self.disks.moment("vm"):
+        with disks.temporary(self.scene.vms, "vm"):
             self.take("a")
         self.assertEqual({"a": None}, self.tree())
 
     def test_nobody_else_may_name_his_so(self) -> None:
-        self.assertRaises(BadRequest, self.disks.take, "vm", "moment-of-mine")
+        self.assertRaises(BadRequest, disks.take, self.scene.vms, "vm", "moment-of-mine")
         self.assertEqual({}, self.disk.points)
 
     def test_those_that_are_refused_a_snapshot_are_not_told_of_one(self) -> None:
-        with self.disks.moment("vm"):
-            error = self.assertRaises(UnknownSnapshot, self.disks.drop, "vm", "b")
+        with disks.temporary(self.scene.vms, "vm"):
+            error = self.assertRaises(UnknownSnapshot, disks.drop, self.scene.vms, "vm", "b")
             for own in list(self.disk.points):
-                self.assertRaises(UnknownSnapshot, self.disks.drop, "vm", own)
+                self.assertRaises(UnknownSnapshot, disks.drop, self.scene.vms, "vm", own)
         self.assertThat(str(error), Contains("it has: none"))
 
 
@@ -266,9 +267,9 @@ class CloneTest(DisksTest):
         return {name: disk.writes for name, disk in self.host.disks.items() if name != "vm"}
 
     def test_they_hold_what_the_disk_held_then(self) -> None:
-        self.disks.resize("vm", 5 * MIB)
+        disks.resize(self.scene.vms, "vm", 5 * MIB)
         self.disk.writes = "then"
-        self.disks.clone("vm", ["new", "newer", "new"])
+        creating.clone(self.scene.vms, "vm", ["new", "newer", "new"])
         self.disk.writes = "late"
         self.assertEqual({"new": "then", "newer": "then"}, self.clones())
         record = self.scene.vms.record("new")
@@ -276,23 +277,23 @@ class CloneTest(DisksTest):
         self.assertEqual(({}, ()), (self.disk.points, self.record.points))
 
     def test_those_that_are_there_are_left_alone(self) -> None:
-        self.disks.clone("vm", ["new"])
+        creating.clone(self.scene.vms, "vm", ["new"])
         self.host.disks["new"].writes = "mine"
         self.host.calls.clear()
-        self.disks.clone("vm", ["new"])
+        creating.clone(self.scene.vms, "vm", ["new"])
         self.assertEqual([], self.host.calls)
-        self.disks.clone("vm", ["new", "newer"])
+        creating.clone(self.scene.vms, "vm", ["new", "newer"])
         self.assertEqual({"new": "mine", "newer": ""}, self.clones())
 
     def test_a_name_of_another_vm_is_refused(self) -> None:
-        self.scene.vms.create("other", "debian", None)
+        creating.create(self.scene.vms, "other", "debian", None)
         for names in (["vm"], ["new", "other"]):
-            self.assertRaises(VmExists, self.disks.clone, "vm", names)
+            self.assertRaises(VmExists, creating.clone, self.scene.vms, "vm", names)
         self.assertEqual({"other": ""}, self.clones())
-        self.assertRaises(UnknownVm, self.disks.clone, "none", ["new"])
+        self.assertRaises(UnknownVm, creating.clone, self.scene.vms, "none", ["new"])
 
     def test_a_failure_leaves_those_that_are_whole_and_asked_again_the_others_are_made(self) -> None:
-        self.disks.clone("vm", ["before"])
+        creating.clone(self.scene.vms, "vm", ["before"])
         failing = iter([None, None, TROUBLE])
 
         def fail(moment: str) -> None:
@@ -300,39 +301,39 @@ class CloneTest(DisksTest):
                 raise error
 
         self.host.moment = fail
-        self.assertRaises(DriverError, self.disks.clone, "vm", ["one", "two", "tri", "four"])
+        self.assertRaises(DriverError, creating.clone, self.scene.vms, "vm", ["one", "two", "tri", "four"])
         self.host.moment = self.scene.moment
         self.assertEqual({"before", "one", "two"}, set(self.clones()))
         self.assertEqual({}, self.disk.points)
         self.host.disks["one"].writes = "mine"
-        self.disks.clone("vm", ["one", "two", "tri", "four"])
+        creating.clone(self.scene.vms, "vm", ["one", "two", "tri", "four"])
         self.assertEqual({"before": "", "one": "mine", "two": "", "tri": "", "four": ""}, self.clones())
 
     def test_one_of_another_image_or_about_to_go_is_not_taken_for_it(self) -> None:
-        self.disks.clone("vm", ["new"])
+        creating.clone(self.scene.vms, "vm", ["new"])
         record = self.scene.vms.record("new")
         self.scene.vm_shelf.put("new", record.begin("destroy"))
         self.host.disks["new"].writes = "old"
-        self.disks.clone("vm", ["new"])
+        creating.clone(self.scene.vms, "vm", ["new"])
         self.assertEqual({"new": ""}, self.clones())
         self.scene.volt.offer("other", size=MIB)
-        self.scene.vms.destroy("vm")
-        self.scene.vms.create("vm", "other", None)
-        self.assertRaises(VmExists, self.disks.clone, "vm", ["new"])
+        creating.destroy(self.scene.vms, "vm")
+        creating.create(self.scene.vms, "vm", "other", None)
+        self.assertRaises(VmExists, creating.clone, self.scene.vms, "vm", ["new"])
 
     def test_one_of_a_vm_that_had_the_name_before_is_not_taken_for_it(self) -> None:
-        self.disks.clone("vm", ["new"])
-        self.scene.renames.rename("vm", "old")
-        self.scene.vms.create("vm", "debian", None)
-        self.assertRaises(VmExists, self.disks.clone, "vm", ["new"])
-        self.scene.vms.destroy("vm")
-        self.scene.vms.create("vm", "debian", None)
-        self.assertRaises(VmExists, self.disks.clone, "vm", ["new"])
+        creating.clone(self.scene.vms, "vm", ["new"])
+        renaming.rename(self.scene.vms, "vm", "old")
+        creating.create(self.scene.vms, "vm", "debian", None)
+        self.assertRaises(VmExists, creating.clone, self.scene.vms, "vm", ["new"])
+        creating.destroy(self.scene.vms, "vm")
+        creating.create(self.scene.vms, "vm", "debian", None)
+        self.assertRaises(VmExists, creating.clone, self.scene.vms, "vm", ["new"])
 
     def test_they_outlive_what_they_come_from(self) -> None:
         self.disk.writes = "then"
-        self.disks.clone("vm", ["new"])
-        self.scene.vms.destroy("vm")
+        creating.clone(self.scene.vms, "vm", ["new"])
+        creating.destroy(self.scene.vms, "vm")
         self.assertEqual({"new": "then"}, self.clones())
-        self.disks.clone("new", ["newer"])
+        creating.clone(self.scene.vms, "new", ["newer"])
         self.assertEqual({"new": "then", "newer": "then"}, self.clones())

@@ -61,7 +61,7 @@ class Golden(TestCase):
         scene.check(self)
         self.assertEqual({"attached", "unconfirmed", *PUBLISHED}, {record.name for record in scene.stacks.records()})
         self.assertEqual(set(PUBLISHED), set(scene.volt.images) - set(READ), "the cut publish went on")
-        self.assertEqual(self.kept, {vm.name for vm in scene.vms.records()})
+        self.assertEqual(self.kept, {vm.name for vm in scene.vms.shelf.all()})
         self.assertEqual({f"of {name}" for name in self.kept}, {disk.writes for disk in scene.host.disks.values()})
         self.assertEqual(self.running, set(scene.machines.running))
         self.assertEqual({BOOT}, {scene.vms.record(name).boot for name in self.running})

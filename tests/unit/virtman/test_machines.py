@@ -17,10 +17,10 @@ from tests.unit.virtman.hypervisor import LIBVIRT, connect, disk_in
 from tests.unit.virtman.scene import folder_for
 from tests.unit.virtman.test_seed import read
 from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorError, VmRuns
+from virtman.hypervisor import Traveller
 from virtman.machines import LibvirtMachines, shut_down
 from virtman.qemu import RunningVm, files_of, give_to_hypervisor
 from virtman.records import Boot
-from virtman.vms import Traveller
 
 LONG = 600.0
 """Seconds that are enough everywhere."""

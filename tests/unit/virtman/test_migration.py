@@ -15,6 +15,7 @@ from tests.doubles.machines import HARDWARE
 from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from virtman import attaching, booting, creating, disks, migration, renaming, streams
 from virtman.errors import (
     BadRequest,
     CallerGone,
@@ -28,9 +29,9 @@ from virtman.errors import (
     VmMoving,
     VmRuns,
 )
+from virtman.hypervisor import Traveller
 from virtman.names import TRAVELLING
 from virtman.records import MIGRATE
-from virtman.vms import Traveller
 
 MIB = 1 << 20
 THERE = "qemu+ssh://there/system"
@@ -41,23 +42,23 @@ SENT = "virtman-migration-2-x"
 def a_vm(scene: Scene) -> None:
     """One that runs."""
     scene.volt.offer("debian", size=MIB)
-    scene.vms.boot("vm", "debian", None, BOOT, [], None)
+    booting.boot(scene.vms, "vm", "debian", None, BOOT, [], None)
     scene.host.disks["vm"].writes = "precious"
-    scene.vms.create("disk", "debian", None)
-    scene.disks.take("vm", SENT)
+    creating.create(scene.vms, "disk", "debian", None)
+    disks.take(scene.vms, "vm", SENT)
 
 
 def a_disk(scene: Scene) -> None:
     """What has come of a VM's disk."""
     scene.volt.offer("debian", size=MIB)
-    scene.vms.create("vm", "debian", None)
-    scene.disks.take("vm", "migration-0")
+    creating.create(scene.vms, "vm", "debian", None)
+    disks.take(scene.vms, "vm", "migration-0")
 
 
 def arriving(scene: Scene) -> None:
     """As before, and its memory has come."""
     a_disk(scene)
-    scene.migrations.expect("vm", TRAVELLER)
+    migration.expect(scene.vms, "vm", TRAVELLER)
     scene.machines.come("vm")
     last = scene.vms.record("vm").settled(whole=True)
     scene.vm_shelf.put("vm", last)
@@ -66,7 +67,7 @@ def arriving(scene: Scene) -> None:
 def leave(scene: Scene) -> float:
     """Move the VM away."""
     scene.machines.others.setdefault(THERE, there(scene).machines)
-    return scene.migrations.leave("vm", THERE, "<domain/>", SENT, lambda _done, _total: None)
+    return migration.leave(scene.vms, "vm", THERE, "<domain/>", SENT, lambda _done, _total: None)
 
 
 def went(scene: Scene) -> None:
@@ -79,7 +80,7 @@ def there(here: Scene) -> Scene:
     """Another host that expects the VM."""
     scene = Scene(here.test)
     a_disk(scene)
-    scene.migrations.expect("vm", TRAVELLER)
+    migration.expect(scene.vms, "vm", TRAVELLER)
     return scene
 
 
@@ -92,7 +93,7 @@ class LeaveTest(TestCase):
     def assert_stays(self) -> None:
         self.assertIn("vm", self.scene.machines.running)
         self.assertIsNone(self.scene.vms.record("vm").moved)
-        self.scene.vms.start("vm")
+        booting.start(self.scene.vms, "vm")
         self.scene.check(self)
 
     def assert_went(self) -> None:
@@ -100,16 +101,16 @@ class LeaveTest(TestCase):
         self.assertEqual((THERE, True), (record.moved, record.steady))
         self.assertNotIn("vm", self.scene.machines.defined)
         for act in (
-            lambda: self.scene.vms.start("vm"),
-            lambda: self.scene.vms.boot("vm", "debian", None, BOOT, [], None),
+            lambda: booting.start(self.scene.vms, "vm"),
+            lambda: booting.boot(self.scene.vms, "vm", "debian", None, BOOT, [], None),
             lambda: leave(self.scene),
-            lambda: self.scene.renames.rename("vm", "new"),
-            lambda: self.scene.disks.resize("vm", 2 * MIB),
-            lambda: self.scene.disks.take("vm", "point"),
-            lambda: self.scene.disks.drop("vm", "point"),
-            lambda: self.scene.disks.revert("vm", f"{TRAVELLING}0"),
-            lambda: self.scene.attachments.attach("vm", "disk"),
-            lambda: self.scene.disks.clone("vm", ["clone"]),
+            lambda: renaming.rename(self.scene.vms, "vm", "new"),
+            lambda: disks.resize(self.scene.vms, "vm", 2 * MIB),
+            lambda: disks.take(self.scene.vms, "vm", "point"),
+            lambda: disks.drop(self.scene.vms, "vm", "point"),
+            lambda: disks.revert(self.scene.vms, "vm", f"{TRAVELLING}0"),
+            lambda: attaching.attach(self.scene.vms, "vm", "disk"),
+            lambda: creating.clone(self.scene.vms, "vm", ["clone"]),
             lambda: self.scene.copies.vm("vm").__enter__(),
         ):
             self.assertThat(str(self.assertRaises(VmMoving, act)), Contains(f"went to {THERE}"))
@@ -118,43 +119,43 @@ class LeaveTest(TestCase):
     def test_a_vm_that_went_is_not_started_here(self) -> None:
         self.assertEqual(0.5, leave(self.scene))
         self.assert_went()
-        self.scene.vms.destroy("vm")
+        creating.destroy(self.scene.vms, "vm")
         self.assertEqual({"disk"}, set(self.scene.host.disks))
 
     def test_one_that_went_is_sent_by_snapshots_of_the_agents_own(self) -> None:
         leave(self.scene)
-        self.scene.disks.take("vm", f"{TRAVELLING}1")
+        disks.take(self.scene.vms, "vm", f"{TRAVELLING}1")
         written = list[bytes]()
-        self.scene.streams.send("vm", None, SENT, written.append, lambda *_: None)
+        streams.send(self.scene.vms, self.scene.copies, "vm", None, SENT, written.append, lambda *_: None)
         self.assertNotEqual([], written)
         for name in (SENT, f"{TRAVELLING}1"):
-            self.scene.disks.drop("vm", name)
+            disks.drop(self.scene.vms, "vm", name)
         self.assertEqual((), self.scene.vms.record("vm").points)
 
     def test_one_that_went_is_not_taken_back_by_who_ends_its_migration(self) -> None:
         leave(self.scene)
-        self.scene.migrations.abort("vm")
-        self.assertRaises(BadRequest, self.scene.migrations.take_back, "vm", "qemu+ssh://another/system")
+        migration.abort(self.scene.vms, "vm")
+        self.assertRaises(BadRequest, migration.take_back, self.scene.vms, "vm", "qemu+ssh://another/system")
         self.assert_went()
 
     def test_one_that_is_taken_back_is_started(self) -> None:
         leave(self.scene)
-        self.scene.migrations.take_back("vm", THERE)
-        self.scene.vms.start("vm")
+        migration.take_back(self.scene.vms, "vm", THERE)
+        booting.start(self.scene.vms, "vm")
         self.assert_stays()
 
     def test_what_cannot_go(self) -> None:
         scene = self.scene
-        scene.vms.boot("off", "debian", None, BOOT, [], None)
+        booting.boot(scene.vms, "off", "debian", None, BOOT, [], None)
         scene.machines.stop("off", force=True)
-        scene.vms.boot("with", "debian", None, BOOT, [], None)
-        scene.attachments.attach("with", "disk")
-        scene.vms.boot("tree", "debian", None, BOOT, [], None)
+        booting.boot(scene.vms, "with", "debian", None, BOOT, [], None)
+        attaching.attach(scene.vms, "with", "disk")
+        booting.boot(scene.vms, "tree", "debian", None, BOOT, [], None)
         scene.machines.stop("tree", force=True)
         for point in ("a", "b"):
-            scene.disks.take("tree", point)
-        scene.disks.revert("tree", "a")
-        scene.vms.start("tree")
+            disks.take(scene.vms, "tree", point)
+        disks.revert(scene.vms, "tree", "a")
+        booting.start(scene.vms, "tree")
         cases: list[tuple[str, type[VirtmanError], str]] = [
             ("disk", NeverBooted, "never booted"),
             ("off", BadRequest, "is off"),
@@ -162,9 +163,11 @@ class LeaveTest(TestCase):
             ("tree", BadRequest, "'b'"),
         ]
         for vm, error, said in cases:
-            self.assertThat(str(self.assertRaises(error, scene.migrations.traveller, vm)), Contains(said))
-            self.assertRaises(error, scene.migrations.leave, vm, THERE, "<domain/>", SENT, lambda _done, _total: None)
-        self.assertRaises(BadRequest, scene.migrations.abort, "vm")
+            self.assertThat(str(self.assertRaises(error, migration.traveller, scene.vms, vm)), Contains(said))
+            self.assertRaises(
+                error, migration.leave, scene.vms, vm, THERE, "<domain/>", SENT, lambda _done, _total: None
+            )
+        self.assertRaises(BadRequest, migration.abort, scene.vms, "vm")
 
     def test_what_fails_leaves_it_here(self) -> None:
         self.scene.machines.failing["migrate"] = HypervisorError("no way")
@@ -182,16 +185,16 @@ class LeaveTest(TestCase):
         failing |= {"migrate's answer": HypervisorError("away"), "end_migration": HypervisorError("away")}
         self.assertRaises(HypervisorError, leave, self.scene)
         self.assertTrue(self.scene.vms.record("vm").doing(MIGRATE))
-        self.assertRaises(HypervisorError, self.scene.vms.start, "vm")
+        self.assertRaises(HypervisorError, booting.start, self.scene.vms, "vm")
         failing.clear()
-        self.scene.vms.repair("vm")
+        disks.repair(self.scene.vms, "vm")
         self.assert_went()
 
     def test_one_whose_disk_is_not_what_was_sent(self) -> None:
         changes: list[Callable[[Scene], object]] = [
-            lambda scene: scene.disks.take("vm", "nightly"),
-            lambda scene: scene.disks.resize("vm", 2 * MIB),
-            lambda scene: scene.disks.drop("vm", SENT),
+            lambda scene: disks.take(scene.vms, "vm", "nightly"),
+            lambda scene: disks.resize(scene.vms, "vm", 2 * MIB),
+            lambda scene: disks.drop(scene.vms, "vm", SENT),
         ]
         for change in changes:
             scene = self.scene = Scene(self)
@@ -202,7 +205,7 @@ class LeaveTest(TestCase):
 
     def test_a_move_that_is_under_way_is_ended_by_another_call(self) -> None:
         ended = threading.Event()
-        aborting = threading.Thread(target=self.scene.migrations.abort, args=["vm"], daemon=True)
+        aborting = threading.Thread(target=migration.abort, args=[self.scene.vms, "vm"], daemon=True)
 
         def abort(_done: int, _total: int) -> None:
             aborting.start()
@@ -211,7 +214,7 @@ class LeaveTest(TestCase):
         self.scene.machines.moment = lambda what: ended.set() if what == "after machines.end_migration" else None
         there(self.scene)
         error = self.assertRaises(
-            HypervisorError, self.scene.migrations.leave, "vm", THERE, "<domain/>", SENT, abort
+            HypervisorError, migration.leave, self.scene.vms, "vm", THERE, "<domain/>", SENT, abort
         )  # fmt: skip
         aborting.join(PATIENCE)
         self.assertEqual("it was ended", str(error))
@@ -219,7 +222,7 @@ class LeaveTest(TestCase):
 
     def test_one_whose_disk_is_a_device_of_the_host_stays(self) -> None:
         self.scene.host.disks["vm"].device = True
-        for act in (lambda: self.scene.migrations.traveller("vm"), lambda: leave(self.scene)):
+        for act in (lambda: migration.traveller(self.scene.vms, "vm"), lambda: leave(self.scene)):
             self.assertRaises(NotPossible, act)
         self.assertIn("vm", self.scene.machines.running)
 
@@ -228,9 +231,9 @@ class LeaveTest(TestCase):
             self.scene.machines.stop("vm", force=True)
 
         there(self.scene)
-        self.assertRaises(HypervisorError, self.scene.migrations.leave, "vm", THERE, "<domain/>", SENT, off)
+        self.assertRaises(HypervisorError, migration.leave, self.scene.vms, "vm", THERE, "<domain/>", SENT, off)
         self.assertEqual((None, True), (self.scene.vms.record("vm").moved, self.scene.vms.record("vm").steady))
-        self.scene.vms.start("vm")
+        booting.start(self.scene.vms, "vm")
         self.assert_stays()
 
     def test_who_asks_for_it_hangs_up(self) -> None:
@@ -238,25 +241,25 @@ class LeaveTest(TestCase):
             raise CallerGone("he hung up")
 
         there(self.scene)
-        self.assertRaises(CallerGone, self.scene.migrations.leave, "vm", THERE, "<domain/>", SENT, hung_up)
+        self.assertRaises(CallerGone, migration.leave, self.scene.vms, "vm", THERE, "<domain/>", SENT, hung_up)
         self.assert_stays()
 
     def test_it_is_moved_once_at_a_time(self) -> None:
         said = list[str]()
 
         def again(done: int, total: int) -> None:
-            said.append(str(self.assertRaises(VmMoving, self.scene.migrations.traveller, "vm")))
+            said.append(str(self.assertRaises(VmMoving, migration.traveller, self.scene.vms, "vm")))
 
         self.scene.machines.others[THERE] = there(self.scene).machines
-        self.scene.migrations.leave("vm", THERE, "<domain/>", SENT, again)
+        migration.leave(self.scene.vms, "vm", THERE, "<domain/>", SENT, again)
         self.assertThat(said[0], Contains("is being moved"))
 
     def test_only_one_that_went_there_is_destroyed_in_the_end(self) -> None:
-        self.assertRaises(VmMoving, self.scene.migrations.finish, "vm", THERE)
+        self.assertRaises(VmMoving, migration.finish, self.scene.vms, "vm", THERE)
         leave(self.scene)
-        self.assertRaises(VmMoving, self.scene.migrations.finish, "vm", "qemu+ssh://another/system")
+        self.assertRaises(VmMoving, migration.finish, self.scene.vms, "vm", "qemu+ssh://another/system")
         self.assert_went()
-        self.scene.migrations.finish("vm", THERE)
+        migration.finish(self.scene.vms, "vm", THERE)
         self.assertEqual({"disk"}, set(self.scene.host.disks))
 
 
@@ -268,84 +271,84 @@ class ArriveTest(TestCase):
     def test_it_goes_on_when_all_has_come(self) -> None:
         arriving(self.scene)
         for _ in range(2):
-            self.scene.migrations.arrive("vm")
+            migration.arrive(self.scene.vms, "vm")
         self.assertEqual((set(), {"vm"}), (self.scene.machines.paused, set(self.scene.machines.running)))
         self.scene.check(self)
-        self.scene.disks.take("vm", "point")
+        disks.take(self.scene.vms, "vm", "point")
 
     def test_nothing_is_done_with_it_before(self) -> None:
         arriving(self.scene)
         acts: list[Callable[[], object]] = [
-            lambda: self.scene.vms.start("vm"),
-            lambda: self.scene.disks.take("vm", "point"),
-            lambda: self.scene.disks.drop("vm", "migration-0"),
-            lambda: self.scene.disks.revert("vm", "migration-0"),
-            lambda: self.scene.disks.resize("vm", 2 * MIB),
-            lambda: self.scene.disks.clone("vm", ["clone"]),
+            lambda: booting.start(self.scene.vms, "vm"),
+            lambda: disks.take(self.scene.vms, "vm", "point"),
+            lambda: disks.drop(self.scene.vms, "vm", "migration-0"),
+            lambda: disks.revert(self.scene.vms, "vm", "migration-0"),
+            lambda: disks.resize(self.scene.vms, "vm", 2 * MIB),
+            lambda: creating.clone(self.scene.vms, "vm", ["clone"]),
             lambda: self.scene.copies.vm("vm").__enter__(),
         ]
         for act in acts:
             self.assertThat(str(self.assertRaises(VmMoving, act)), Contains("is arriving"))
         self.assertEqual({"vm"}, self.scene.machines.paused)
-        self.scene.vms.destroy("vm")
+        creating.destroy(self.scene.vms, "vm")
         self.assertEqual(({}, {}), (self.scene.host.disks, self.scene.machines.running))
 
     def test_one_whose_memory_has_not_come(self) -> None:
         a_disk(self.scene)
         for _ in range(2):
-            self.scene.migrations.expect("vm", TRAVELLER)
+            migration.expect(self.scene.vms, "vm", TRAVELLER)
         self.scene.vm_shelf.put("vm", self.scene.vms.record("vm").settled(whole=True))
-        said = str(self.assertRaises(VmMoving, self.scene.migrations.arrive, "vm"))
+        said = str(self.assertRaises(VmMoving, migration.arrive, self.scene.vms, "vm"))
         self.assertThat(said, Contains("does not have its memory"))
 
     def test_one_whose_last_writes_have_not_come(self) -> None:
         arriving(self.scene)
         self.scene.vm_shelf.put("vm", self.scene.vms.record("vm").settled(whole=False))
         self.assertThat(
-            str(self.assertRaises(VmMoving, self.scene.migrations.arrive, "vm")), Contains("what it wrote last")
+            str(self.assertRaises(VmMoving, migration.arrive, self.scene.vms, "vm")), Contains("what it wrote last")
         )
         self.assertEqual({"vm"}, self.scene.machines.paused)
 
     def test_one_of_other_hardware_cannot_come(self) -> None:
-        self.scene.migrations.check(TRAVELLER)
-        self.assertRaises(NotSupported, self.scene.migrations.check, replace(TRAVELLER, hardware="pc-q35-99"))
+        self.scene.machines.check(TRAVELLER)
+        self.assertRaises(NotSupported, self.scene.machines.check, replace(TRAVELLER, hardware="pc-q35-99"))
 
     def test_what_has_come_is_given_up(self) -> None:
         def give_up() -> str:
-            return self.scene.migrations.give_up("vm", ["another", "migration-0"])
+            return migration.give_up(self.scene.vms, "vm", ["another", "migration-0"])
 
         self.assertEqual("absent", give_up())
         for come in (a_disk, arriving):
             scene = self.scene = Scene(self)
             come(scene)
-            self.assertEqual("another", scene.migrations.give_up("vm", ["another"]))
+            self.assertEqual("another", migration.give_up(scene.vms, "vm", ["another"]))
             self.assertIn("vm", scene.host.disks)
             self.assertEqual(["given up", "absent"], [give_up(), give_up()])
             self.assertEqual(({}, {}), (scene.host.disks, scene.machines.running))
 
     def test_what_goes_on_is_not_given_up(self) -> None:
         arriving(self.scene)
-        self.scene.migrations.arrive("vm")
-        self.assertEqual("arrived", self.scene.migrations.give_up("vm", ["migration-0"]))
+        migration.arrive(self.scene.vms, "vm")
+        self.assertEqual("arrived", migration.give_up(self.scene.vms, "vm", ["migration-0"]))
         self.scene.check(self)
 
     def test_what_is_attached_to_another_vm_is_not_given_up(self) -> None:
         a_disk(self.scene)
-        self.scene.vms.boot("user", "debian", None, BOOT, [], None)
-        self.scene.attachments.attach("user", "vm")
-        self.assertRaises(DiskAttached, self.scene.migrations.give_up, "vm", ["migration-0"])
+        booting.boot(self.scene.vms, "user", "debian", None, BOOT, [], None)
+        attaching.attach(self.scene.vms, "user", "vm")
+        self.assertRaises(DiskAttached, migration.give_up, self.scene.vms, "vm", ["migration-0"])
         self.assertIn("vm", self.scene.host.disks)
 
     def test_what_is_attached_to_another_vm_does_not_become_one(self) -> None:
         a_disk(self.scene)
-        self.scene.vms.boot("user", "debian", None, BOOT, [], None)
-        self.scene.attachments.attach("user", "vm")
-        self.assertRaises(DiskAttached, self.scene.migrations.expect, "vm", TRAVELLER)
+        booting.boot(self.scene.vms, "user", "debian", None, BOOT, [], None)
+        attaching.attach(self.scene.vms, "user", "vm")
+        self.assertRaises(DiskAttached, migration.expect, self.scene.vms, "vm", TRAVELLER)
         self.scene.check(self)
 
     def test_a_vm_that_is_there_is_not_overwritten(self) -> None:
         a_vm(self.scene)
-        self.assertRaises(VmRuns, self.scene.migrations.expect, "vm", TRAVELLER)
+        self.assertRaises(VmRuns, migration.expect, self.scene.vms, "vm", TRAVELLER)
         self.scene.check(self)
 
 
@@ -368,9 +371,9 @@ class MigrationCutOffTest(CutOff):
         while None not in seen:
             scene = Scene(self)
             a_disk(scene)
-            seen.append(scene.cut(lambda scene: scene.migrations.expect("vm", TRAVELLER), len(seen) + 1))
+            seen.append(scene.cut(lambda scene: migration.expect(scene.vms, "vm", TRAVELLER), len(seen) + 1))
             scene.restart()
-            scene.vms.destroy("vm")
+            creating.destroy(scene.vms, "vm")
             self.assertEqual(({}, set()), (scene.host.disks, scene.machines.files), str(seen))
         self.assertIn("after machines.expect", seen)
 
@@ -378,11 +381,11 @@ class MigrationCutOffTest(CutOff):
         def arrives(scene: Scene) -> None:
             record = scene.vms.record("vm")
             self.assertEqual(record.arriving, "vm" in scene.machines.paused)
-            scene.migrations.arrive("vm")
+            migration.arrive(scene.vms, "vm")
             self.assertEqual(set(), scene.machines.paused)
             scene.check(self)
 
-        moments = self.cut_and_restart(arriving, lambda scene: scene.migrations.arrive("vm"), arrives)
+        moments = self.cut_and_restart(arriving, lambda scene: migration.arrive(scene.vms, "vm"), arrives)
         self.assertEqual(set(), {"arrive:recorded", "arrive:goes on", "arrive:done"} - set(moments))
 
 
@@ -395,31 +398,35 @@ class LastStreamTest(TestCase):
 
         def stream(snapshot: str | None, since: str | None) -> bytes:
             out = io.BytesIO()
-            here.streams.send("vm", snapshot, since, lambda data: (out.write(data), None)[1], lambda *_: None)
+            streams.send(
+                here.vms, here.copies, "vm", snapshot, since, lambda data: (out.write(data), None)[1], lambda *_: None
+            )
             return out.getvalue()
 
-        here.disks.take("vm", "first")
+        disks.take(here.vms, "vm", "first")
         other.volt.offer("debian", size=MIB)
-        other.streams.receive("vm", "debian", [stream("first", None)], lambda *_: None)
-        other.migrations.expect("vm", TRAVELLER)
+        streams.receive(other.vms, "vm", "debian", [stream("first", None)], lambda *_: None)
+        migration.expect(other.vms, "vm", TRAVELLER)
         other.machines.come("vm")
         here.host.disks["vm"].writes = "what came last"
         last = stream(None, "first")
         other.host.spare = 0  # it is what a VM wrote
         for cut in (last[:-10], last, last):
             if cut != last:
-                self.assertRaises(VirtmanError, other.streams.receive, "vm", "debian", [cut], lambda *_: None)
+                self.assertRaises(VirtmanError, streams.receive, other.vms, "vm", "debian", [cut], lambda *_: None)
                 self.assertFalse(other.vms.record("vm").whole)
             else:
-                other.streams.receive("vm", "debian", [cut], lambda *_: None)
+                streams.receive(other.vms, "vm", "debian", [cut], lambda *_: None)
         self.assertEqual("what came last", other.host.disks["vm"].writes)
         self.assertTrue(other.vms.record("vm").whole)
         self.assertEqual(["first"], [point.name for point in other.vms.record("vm").points])
-        here.disks.take("vm", "second")
+        disks.take(here.vms, "vm", "second")
         again = stream("second", "first")
-        self.assertRaises(StreamMisfit, other.streams.receive, "vm", "debian", [again], lambda *_: None)
+        self.assertRaises(StreamMisfit, streams.receive, other.vms, "vm", "debian", [again], lambda *_: None)
         self.assertEqual(["first"], [point.name for point in other.vms.record("vm").points])
-        here.disks.drop("vm", "second")
-        here.disks.resize("vm", 2 * MIB)
-        self.assertRaises(StreamMisfit, other.streams.receive, "vm", "debian", [stream(None, "first")], lambda *_: None)
+        disks.drop(here.vms, "vm", "second")
+        disks.resize(here.vms, "vm", 2 * MIB)
+        self.assertRaises(
+            StreamMisfit, streams.receive, other.vms, "vm", "debian", [stream(None, "first")], lambda *_: None
+        )
         self.assertEqual((MIB, MIB), (other.vms.record("vm").size, other.host.disks["vm"].size))

@@ -8,6 +8,7 @@ from itertools import count
 from testtools import TestCase
 
 from tests.unit.virtman.scene import Scene
+from virtman import booting, creating
 from virtman.errors import NoRoom
 from virtman.records import Boot
 
@@ -42,7 +43,7 @@ class FullDisk(TestCase):
 class NoRoomTest(FullDisk):
     def test_a_create_fails_and_leaves_nothing(self) -> None:
         scenes = self.full_from_each_write_on(
-            lambda scene: scene.volt.offer("debian"), lambda scene: scene.vms.create("vm", "debian", None)
+            lambda scene: scene.volt.offer("debian"), lambda scene: creating.create(scene.vms, "vm", "debian", None)
         )
         self.assertEqual(5, len(scenes), "the records of VM and stack are written so often")
         for scene in scenes:
@@ -54,9 +55,11 @@ class NoRoomTest(FullDisk):
     def test_a_boot_fails_and_leaves_what_there_was(self) -> None:
         def given(scene: Scene) -> None:
             scene.volt.offer("debian")
-            scene.vms.create("vm", "debian", None)
+            creating.create(scene.vms, "vm", "debian", None)
 
-        scenes = self.full_from_each_write_on(given, lambda s: s.vms.boot("vm", "debian", None, BOOT, [], None))
+        scenes = self.full_from_each_write_on(
+            given, lambda s: booting.boot(s.vms, "vm", "debian", None, BOOT, [], None)
+        )
         self.assertEqual(1, len(scenes))
         for scene in scenes:
             scene.check(self)
@@ -76,7 +79,7 @@ class NoRoomTest(FullDisk):
     def test_new_parents_are_followed_when_there_is_room(self) -> None:
         def given(scene: Scene) -> None:
             scene.volt.offer("debian")
-            scene.vms.create("vm", "debian", None)
+            creating.create(scene.vms, "vm", "debian", None)
             scene.volt.assign("debian", ["new"])
 
         scenes = self.full_from_each_write_on(given, lambda scene: scene.stacks.follow(scene.volt.places["debian"]))
@@ -90,9 +93,9 @@ class NoRoomTest(FullDisk):
     def test_destroying_makes_room_and_needs_none(self) -> None:
         scene = Scene(self)
         scene.volt.offer("debian")
-        scene.vms.boot("vm", "debian", None, BOOT, [], None)
+        booting.boot(scene.vms, "vm", "debian", None, BOOT, [], None)
         scene.fill_up()
-        scene.vms.destroy("vm")
+        creating.destroy(scene.vms, "vm")
         self.assertEqual({}, scene.machines.running)
         self.assertTrue(scene.stacks.remove_if_idle("debian"))
         scene.check_empty(self)

@@ -7,6 +7,7 @@ from testtools import TestCase
 from drivers.errors import DiskInUse, HostFailed
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from virtman import booting, creating, disks, renaming
 from virtman.errors import HypervisorError, UnknownVm, VirtmanError, VmExists, VmRuns
 
 MIB = 1 << 20
@@ -15,10 +16,10 @@ MIB = 1 << 20
 def a_vm(scene: Scene) -> None:
     """One that was booted, is off, and has a point."""
     scene.volt.offer("debian", size=MIB)
-    scene.vms.boot("vm", "debian", None, BOOT, [], None)
+    booting.boot(scene.vms, "vm", "debian", None, BOOT, [], None)
     scene.machines.running.clear()
     scene.host.disks["vm"].writes = "then"
-    scene.disks.take("vm", "point")
+    disks.take(scene.vms, "vm", "point")
     scene.host.disks["vm"].writes = "precious"
 
 
@@ -29,10 +30,10 @@ class RenameTest(TestCase):
         a_vm(self.scene)
 
     def rename(self, vm: str = "vm", new: str = "new") -> None:
-        self.scene.renames.rename(vm, new)
+        renaming.rename(self.scene.vms, vm, new)
 
     def names(self) -> list[str]:
-        return [record.name for record in self.scene.vms.records()]
+        return [record.name for record in self.scene.vms.shelf.all()]
 
     def assert_untouched(self) -> None:
         self.assertEqual((["vm"], "precious"), (self.names(), self.scene.host.disks["vm"].writes))
@@ -45,9 +46,12 @@ class RenameTest(TestCase):
         record = self.scene.vms.record("new")
         self.assertEqual(["new"], self.names())
         self.assertEqual(before.model_copy(update={"name": "new", "was": "vm"}), record)
-        self.assertEqual({"new": "precious"}, {name: disk.writes for name, disk in self.scene.host.disks.items()})
+        self.assertEqual(
+            {"new": "precious"},
+            {name: disk.writes for name, disk in self.scene.host.disks.items()},
+        )
         self.assertEqual({"new"}, self.scene.machines.files)
-        self.scene.vms.start("new")
+        booting.start(self.scene.vms, "new")
         self.assertEqual({"new": before.uuid}, self.scene.machines.uuids)
         self.assertEqual(self.scene.drivers.snapshot.open("new"), self.scene.machines.defined["new"])
         self.scene.check(self)
@@ -59,26 +63,26 @@ class RenameTest(TestCase):
 
     def test_a_new_vm_of_the_old_name_is_another_one(self) -> None:
         self.rename()
-        self.scene.vms.boot("vm", "debian", None, BOOT, [], None)
+        booting.boot(self.scene.vms, "vm", "debian", None, BOOT, [], None)
         self.assertNotEqual(*self.scene.machines.uuids.values())
         self.assertRaises(VmExists, self.rename)
         self.rename("new", "third")
         self.assertRaises(VmExists, self.rename, "third", "vm")
 
     def test_a_vm_that_was_never_booted(self) -> None:
-        self.scene.vms.create("disk", "debian", None)
+        creating.create(self.scene.vms, "disk", "debian", None)
         self.scene.machines.failing["rename"] = HypervisorError("away")
         self.rename("disk", "other")
         self.assertEqual(["other", "vm"], self.names())
 
     def test_clones_are_known_by_the_new_name(self) -> None:
-        self.scene.disks.clone("vm", ["clone"])
+        creating.clone(self.scene.vms, "vm", ["clone"])
         self.rename()
-        self.scene.disks.clone("new", ["clone"])
-        self.assertRaises(VmExists, self.scene.disks.clone, "new", ["new"])
+        creating.clone(self.scene.vms, "new", ["clone"])
+        self.assertRaises(VmExists, creating.clone, self.scene.vms, "new", ["new"])
 
     def test_what_cannot_be(self) -> None:
-        self.scene.vms.create("other", "debian", None)
+        creating.create(self.scene.vms, "other", "debian", None)
         cases: list[tuple[str, str, type[VirtmanError]]] = [
             ("vm", "vm", VmExists),
             ("vm", "other", VmExists),
@@ -87,11 +91,11 @@ class RenameTest(TestCase):
         ]
         for vm, new, error in cases:
             self.assertRaises(error, self.rename, vm, new)
-        self.scene.vms.destroy("other")
+        creating.destroy(self.scene.vms, "other")
         self.assert_untouched()
 
     def test_a_vm_that_runs_keeps_its_name(self) -> None:
-        self.scene.vms.start("vm")
+        booting.start(self.scene.vms, "vm")
         self.assertRaises(VmRuns, self.rename)
         self.assertNotIn("rename:recorded", self.scene.moments)
         self.assert_untouched()
@@ -108,20 +112,20 @@ class RenameTest(TestCase):
             failing[call] = error
             self.assertRaises(type(error), self.rename)
             failing.clear()
-            self.scene.vms.repair("vm")
+            disks.repair(self.scene.vms, "vm")
             self.assert_untouched()
         self.rename()
 
     def test_once_the_disk_has_the_new_name_it_is_finished_later(self) -> None:
         self.scene.machines.failing["follow"] = HypervisorError("away")
         self.assertRaises(HypervisorError, self.rename)
-        self.assertTrue(self.scene.vms.unfinished("vm"))
+        self.assertFalse(self.scene.vms.record("vm").steady)
         self.scene.machines.failing.clear()
-        error = self.assertRaises(VmExists, self.scene.vms.create, "new", "debian", None)
+        error = self.assertRaises(VmExists, creating.create, self.scene.vms, "new", "debian", None)
         self.assertIn("is being renamed to 'new'", str(error))
-        self.scene.vms.repair("vm")
+        disks.repair(self.scene.vms, "vm")
         self.assertEqual(["new"], self.names())
-        self.scene.vms.start("new")
+        booting.start(self.scene.vms, "new")
         self.scene.check(self)
 
     def test_nobody_makes_a_vm_of_the_new_name_meanwhile(self) -> None:
@@ -134,34 +138,37 @@ class RenameTest(TestCase):
 class RenameCutOffTest(CutOff):
     def test_a_vm_has_one_name_and_all_of_it(self) -> None:
         def one_name(scene: Scene) -> None:
-            if scene.vms.find("vm") is not None:
-                scene.renames.rename("vm", "new")
-            self.assertEqual(["new"], [record.name for record in scene.vms.records()])
-            self.assertEqual({"new": "precious"}, {name: disk.writes for name, disk in scene.host.disks.items()})
-            scene.vms.start("new")
+            if scene.vms.shelf.get("vm") is not None:
+                renaming.rename(scene.vms, "vm", "new")
+            self.assertEqual(["new"], [record.name for record in scene.vms.shelf.all()])
+            self.assertEqual(
+                {"new": "precious"},
+                {name: disk.writes for name, disk in scene.host.disks.items()},
+            )
+            booting.start(scene.vms, "new")
             self.assertEqual({"new": scene.vms.record("new").uuid}, scene.machines.uuids)
             scene.check(self)
 
-        moments = self.cut_and_restart(a_vm, lambda scene: scene.renames.rename("vm", "new"), one_name)
+        moments = self.cut_and_restart(a_vm, lambda scene: renaming.rename(scene.vms, "vm", "new"), one_name)
         self.assertTrue({"rename:recorded", "rename:disk", "rename:known"} <= set(moments), str(moments))
 
     def cut_at(self, step: str) -> Scene:
         """A host whose agent was killed there and has started again, and has repaired nothing yet."""
         scene = Scene(self)
         a_vm(scene)
-        scene.cut(lambda scene: scene.renames.rename("vm", "new"), 0)
+        scene.cut(lambda scene: renaming.rename(scene.vms, "vm", "new"), 0)
         number = scene.moments.index(step) + 1
         scene = Scene(self)
         a_vm(scene)
-        scene.cut(lambda scene: scene.renames.rename("vm", "new"), number)
+        scene.cut(lambda scene: renaming.rename(scene.vms, "vm", "new"), number)
         scene.start()
         return scene
 
     def test_no_other_vm_gets_the_name_that_one_is_getting(self) -> None:
         scene = self.cut_at("rename:recorded")
-        scene.vms.create("other", "debian", None)
-        self.assertRaises(VmExists, scene.renames.rename, "other", "new")
-        with scene.vms.holding_all(["vm"]):
+        creating.create(scene.vms, "other", "debian", None)
+        self.assertRaises(VmExists, renaming.rename, scene.vms, "other", "new")
+        with scene.vms.holding("vm"):
             self.assertTrue(scene.vms.locks.taken("new"))
-        scene.vms.repair("vm")
-        self.assertEqual(["new", "other"], [record.name for record in scene.vms.records()])
+        disks.repair(scene.vms, "vm")
+        self.assertEqual(["new", "other"], [record.name for record in scene.vms.shelf.all()])

@@ -8,6 +8,7 @@ from functools import partial
 from testtools import TestCase
 
 from tests.unit.virtman.scene import Scene
+from virtman import attaching, booting, creating, disks, migration, renaming, streams
 from virtman.errors import VmSaved
 from virtman.records import RECEIVE, REVERT, TAKE, Boot
 
@@ -21,43 +22,51 @@ class SavedTest(TestCase):
         self.scene = Scene(self)
         self.scene.volt.offer("debian", size=MIB)
         for disk in ("data", "more"):
-            self.scene.vms.create(disk, "debian", None)
+            creating.create(self.scene.vms, disk, "debian", None)
         for vm in ("vm", "plain"):
-            self.scene.vms.boot(vm, "debian", None, BOOT, [], None)
-        self.scene.attachments.attach("vm", "data")
+            booting.boot(self.scene.vms, vm, "debian", None, BOOT, [], None)
+        attaching.attach(self.scene.vms, "vm", "data")
         for disk in ("vm", "data"):
-            self.scene.disks.take(disk, "first")
+            disks.take(self.scene.vms, disk, "first")
         self.stream: list[bytes] = []
         self.send("first")
-        self.scene.disks.take("vm", "second")
+        disks.take(self.scene.vms, "vm", "second")
         for vm in ("vm", "plain"):
             self.scene.machines.save(vm)
 
     def send(self, snapshot: str | None) -> None:
-        self.scene.streams.send("vm", snapshot, None, self.stream.append, lambda _step, _done, _total: None)
+        streams.send(
+            self.scene.vms,
+            self.scene.copies,
+            "vm",
+            snapshot,
+            None,
+            self.stream.append,
+            lambda _step, _done, _total: None,
+        )
 
     def test_what_needs_it_on_or_off_is_refused_and_nothing_changes(self) -> None:
-        scene, before = self.scene, self.scene.vms.records()
+        scene, before = self.scene, self.scene.vms.shelf.all()
         calls: list[Callable[[], object]] = [
-            lambda: scene.disks.clone("vm", ["clone"]),
+            lambda: creating.clone(scene.vms, "vm", ["clone"]),
             lambda: self.send(None),
-            lambda: scene.renames.rename("vm", "new"),
-            lambda: scene.attachments.attach("vm", "more"),
-            lambda: scene.attachments.detach("vm", "data"),
-            lambda: scene.migrations.traveller("plain"),
+            lambda: renaming.rename(scene.vms, "vm", "new"),
+            lambda: attaching.attach(scene.vms, "vm", "more"),
+            lambda: attaching.detach(scene.vms, "vm", "data"),
+            lambda: migration.traveller(scene.vms, "plain"),
         ]
         for disk in ("vm", "data"):
             calls += [
-                partial(scene.disks.resize, disk, 2 * MIB),
-                partial(scene.disks.take, disk, "third"),
-                partial(scene.disks.revert, disk, "first"),
-                partial(scene.disks.drop, disk, "first"),
+                partial(disks.resize, scene.vms, disk, 2 * MIB),
+                partial(disks.take, scene.vms, disk, "third"),
+                partial(disks.revert, scene.vms, disk, "first"),
+                partial(disks.drop, scene.vms, disk, "first"),
             ]
         for call in calls:
             self.assertRaises(VmSaved, call)
-            self.assertEqual(before, scene.vms.records())
+            self.assertEqual(before, scene.vms.shelf.all())
         for vm in ("vm", "plain"):
-            scene.vms.start(vm)
+            booting.start(scene.vms, vm)
         scene.check(self)
 
     def test_what_was_kept_before_may_be_sent(self) -> None:
@@ -70,17 +79,17 @@ class SavedTest(TestCase):
         disk.writes = "what the guest wrote"
         for operation in (record.begin(TAKE, point="third", temporary=False), record.begin(REVERT, point="first")):
             self.scene.vm_shelf.put("vm", operation)
-            self.assertRaises(VmSaved, self.scene.vms.repair, "vm")
+            self.assertRaises(VmSaved, disks.repair, self.scene.vms, "vm")
             self.assertEqual(operation, self.scene.vms.record("vm"))
-            self.scene.vms.start("vm")
+            booting.start(self.scene.vms, "vm")
             self.assertEqual((True, "what the guest wrote"), (self.scene.vms.record("vm").steady, disk.writes))
             self.scene.machines.save("vm")
         self.scene.vm_shelf.put("vm", record.begin(RECEIVE, base="first", points=[]))
-        self.assertRaises(VmSaved, self.scene.vms.repair, "vm")
+        self.assertRaises(VmSaved, disks.repair, self.scene.vms, "vm")
         self.assertEqual("what the guest wrote", disk.writes)
 
     def test_all_of_it_is_destroyed(self) -> None:
         for vm in ("vm", "plain"):
-            self.scene.vms.destroy(vm)
+            creating.destroy(self.scene.vms, vm)
         self.assertEqual({}, self.scene.machines.saved)
         self.scene.check(self)

@@ -14,6 +14,7 @@ from drivers.errors import DriverError
 from tests.doubles.drivers import unnoticed
 from tests.doubles.volt import child, digest_of, parent, secret_of
 from tests.unit.virtman.scene import Scene
+from virtman import creating
 from virtman.errors import (
     ContentChanged,
     CoordinatorDown,
@@ -220,7 +221,7 @@ class OriginTest(StacksTest):
 
     def test_a_publish_that_a_vm_reads_is_not_taken_back(self) -> None:
         self.publish()
-        self.scene.vms.create("vm", "mine", None)
+        creating.create(self.scene.vms, "vm", "mine", None)
         self.scene.image_shelf.put("mine", self.record("mine").begin("publish"))
         self.assertRaises(ImageInUse, self.stacks.take_back, "mine")
         self.assertIn("mine", self.host.served)
@@ -241,7 +242,7 @@ class OriginTest(StacksTest):
 
     def test_an_image_that_this_host_reads_from_others_is_refused_and_its_vms_left_alone(self) -> None:
         self.attached()
-        self.scene.vms.create("vm", "debian", None)
+        creating.create(self.scene.vms, "vm", "debian", None)
         other = self.scene.put_content("other")
         self.host.calls.clear()
         for digest in (other.digest, digest_of("debian")):
@@ -372,7 +373,7 @@ class RemovalTest(StacksTest):
 
     def test_a_vm_keeps_the_stack(self) -> None:
         record = self.attached()
-        self.scene.vms.create("vm", "debian", None)
+        creating.create(self.scene.vms, "vm", "debian", None)
         self.assertFalse(self.stacks.idle(record))
         self.assertFalse(self.stacks.remove_if_idle("debian"))
         self.scene.check(self)
@@ -513,12 +514,12 @@ class AtOnceTest(StacksTest):
     def test_a_vm_that_comes_while_its_stack_is_removed_gets_a_new_one(self) -> None:
         for where in ("before attach.abandon", "after export.withdraw", "before volt.leave", "after volt.leave"):
             self.attached()
-            create = partial(self.scene.vms.create, "vm", "debian", None)
+            create = partial(creating.create, self.scene.vms, "vm", "debian", None)
             self.meanwhile(where, self.stacks._locks, "debian", create)
             self.assertTrue(self.stacks.remove_if_idle("debian"), where)
             self.finish()
             self.assertIn("debian", self.scene.host.served)
-            self.scene.vms.destroy("vm")
+            creating.destroy(self.scene.vms, "vm")
             self.scene.stacks.remove_if_idle("debian")
             self.stacks = self.scene.stacks
 
@@ -527,10 +528,10 @@ class AtOnceTest(StacksTest):
         remove = partial(self.stacks.remove_if_idle, "debian")
         for where in ("before cache.open", "before volt.join", "before snapshot.create"):
             self.meanwhile(where, self.stacks._locks, "debian", remove)
-            self.scene.vms.create("vm", "debian", None)
+            creating.create(self.scene.vms, "vm", "debian", None)
             self.finish()
             self.assertIn("debian", self.scene.host.served, where)
-            self.scene.vms.destroy("vm")
+            creating.destroy(self.scene.vms, "vm")
             self.scene.stacks.remove_if_idle("debian")
             self.stacks = self.scene.stacks
             remove = partial(self.stacks.remove_if_idle, "debian")
@@ -539,10 +540,10 @@ class AtOnceTest(StacksTest):
         vms = self.scene.vms
         for where in ("before snapshot.delete", "after snapshot.delete"):
             self.volt.offer("debian")
-            vms.create("vm", "debian", None)
+            creating.create(vms, "vm", "debian", None)
             self.host.disks["vm"].writes = "secret"
-            self.meanwhile(where, vms.locks, "vm", partial(vms.create, "vm", "debian", None))
-            vms.destroy("vm")
+            self.meanwhile(where, vms.locks, "vm", partial(creating.create, vms, "vm", "debian", None))
+            creating.destroy(vms, "vm")
             self.second.join()
             self.assertEqual("", self.host.disks["vm"].writes)
             self.scene.check(self)
@@ -551,8 +552,8 @@ class AtOnceTest(StacksTest):
         vms = self.scene.vms
         for where in ("before volt.join", "within snapshot.create", "after snapshot.create"):
             self.volt.offer("debian")
-            self.meanwhile(where, vms.locks, "vm", partial(vms.destroy, "vm"))
-            vms.create("vm", "debian", None)
+            self.meanwhile(where, vms.locks, "vm", partial(creating.destroy, vms, "vm"))
+            creating.create(vms, "vm", "debian", None)
             self.second.join()
             self.assertEqual({}, self.host.disks)
             self.stacks.remove_if_idle("debian")

@@ -17,6 +17,7 @@ from tests.doubles.drivers import SnapshotDouble
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.scene import Scene, folder_for
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from virtman import booting, creating, disks, streams
 from virtman.errors import (
     BadRequest,
     BadStream,
@@ -29,7 +30,7 @@ from virtman.errors import (
     VmSaved,
 )
 from virtman.stream import MOST_DATA, Data, Header, Reader, Writer, Zeros
-from virtman.streams import Streams, pieces
+from virtman.streams import pieces
 
 MIB = 1 << 20
 
@@ -40,12 +41,12 @@ def quietly(_step: str, _done: int, _total: int) -> None:
 
 def sent(scene: Scene, snapshot: str | None = None, since: str | None = None, *, all_of_them: bool = False) -> bytes:
     target = io.BytesIO()
-    scene.streams.send("vm", snapshot, since, target.write, quietly, with_snapshots=all_of_them)  # type: ignore[arg-type]
+    streams.send(scene.vms, scene.copies, "vm", snapshot, since, target.write, quietly, with_snapshots=all_of_them)  # type: ignore[arg-type]
     return target.getvalue()
 
 
 def receive(scene: Scene, stream: bytes, vm: str = "vm", image: str = "debian") -> None:
-    scene.streams.receive(vm, image, [stream[at : at + 100] for at in range(0, len(stream), 100)], quietly)
+    streams.receive(scene.vms, vm, image, [stream[at : at + 100] for at in range(0, len(stream), 100)], quietly)
 
 
 def header_of(stream: bytes) -> Header:
@@ -70,14 +71,14 @@ def sender(test: TestCase) -> Scene:
     """A host with a VM that has the points a, b after it, c after a, and has gone on from c. At b it is larger."""
     scene = Scene(test)
     scene.volt.offer("debian", size=MIB)
-    scene.vms.create("vm", "debian", None)
+    creating.create(scene.vms, "vm", "debian", None)
     for name in ("a", "b"):
         scene.host.disks["vm"].writes = f"at {name}"
-        scene.disks.take("vm", name)
-        scene.disks.resize("vm", 2 * MIB)  # for the next one
-    scene.disks.revert("vm", "a")
+        disks.take(scene.vms, "vm", name)
+        disks.resize(scene.vms, "vm", 2 * MIB)  # for the next one
+    disks.revert(scene.vms, "vm", "a")
     scene.host.disks["vm"].writes = "at c"
-    scene.disks.take("vm", "c")
+    disks.take(scene.vms, "vm", "c")
     scene.host.disks["vm"].writes = "now"
     return scene
 
@@ -133,26 +134,26 @@ class SendTest(StreamsTest):
 
     def test_a_point_that_is_replaced_before_it_is_read_is_not_sent(self) -> None:
         for since, gone in ((None, "c"), ("a", "a")):
-            streams = self.streams_beside(gone)
+            self.replace_at_each_comparison(gone)
             target = io.BytesIO()
             error = self.assertRaises(
-                BadRequest, streams.send, "vm", "c", since, target.write, quietly, with_snapshots=True
-            )
+                BadRequest, streams.send, self.source.vms, self.source.copies, "vm", "c", since, target.write, quietly,
+                with_snapshots=True,
+            )  # fmt: skip
             self.assertIn(f"snapshot '{gone}' of vm 'vm' was deleted", str(error))
             self.assertEqual(b"", target.getvalue())
 
-    def streams_beside(self, gone: str) -> Streams:
-        """Streams of the sender, where somebody replaces a point each time that one is compared with another state."""
-        disks, scene = self.source.disks, self.source
+    def replace_at_each_comparison(self, gone: str) -> None:
+        """Have somebody replace a snapshot of the sender each time that one is compared with another state."""
+        vms = self.source.vms
 
         class Replacing(SnapshotDouble):
             def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
-                disks.drop("vm", gone)
-                disks.take("vm", gone)
+                disks.drop(vms, "vm", gone)
+                disks.take(vms, "vm", gone)
                 return super().changes(vm, point, since)
 
-        replacing = Replacing(scene.host)
-        return Streams(scene.vms, disks, scene.copies, scene.vm_shelf, replacing, scene.stacks.ensure)
+        vms.snapshots = Replacing(self.source.host)
 
     def test_nothing_of_it_stays(self) -> None:
         sent(self.source, all_of_them=True)
@@ -163,14 +164,16 @@ class SendTest(StreamsTest):
         def write(_data: bytes) -> None:
             self.assertTrue(self.source.copies.reads("debian"))
 
-        self.source.streams.send("vm", None, None, write, quietly)
+        streams.send(self.source.vms, self.source.copies, "vm", None, None, write, quietly)
         self.assertFalse(self.source.copies.reads("debian"))
 
     def test_who_does_not_listen_any_more_ends_it(self) -> None:
         def write(_data: bytes) -> None:
             raise CallerGone("hung up")
 
-        self.assertRaises(CallerGone, self.source.streams.send, "vm", None, None, write, quietly)
+        self.assertRaises(
+            CallerGone, streams.send, self.source.vms, self.source.copies, "vm", None, None, write, quietly
+        )
         self.source.check(self)
         self.assertEqual({"a", "b", "c"}, set(self.source.host.disks["vm"].points))
 
@@ -227,15 +230,15 @@ class ReceiveTest(StreamsTest):
         self.target.volt.offer("other", size=MIB)
         said = str(self.assertRaises(StreamMisfit, receive, self.target, changes, "vm", "other"))
         self.assertIn("vm 'vm' is of image 'debian'", said)
-        self.target.vms.create("no-a", "debian", None)
+        creating.create(self.target.vms, "no-a", "debian", None)
         self.assertRaises(StreamMisfit, receive, self.target, changes, "no-a")
         self.target.host.disks["vm"].writes = "changed"
         self.assertRaises(StreamMisfit, receive, self.target, changes)
-        self.target.disks.revert("vm", "a")
-        self.target.disks.take("vm", "c")
-        self.target.disks.revert("vm", "a")
+        disks.revert(self.target.vms, "vm", "a")
+        disks.take(self.target.vms, "vm", "c")
+        disks.revert(self.target.vms, "vm", "a")
         self.assertIn("has a snapshot 'c'", str(self.assertRaises(StreamMisfit, receive, self.target, changes)))
-        self.target.disks.drop("vm", "c")
+        disks.drop(self.target.vms, "vm", "c")
         receive(self.target, changes)
         self.assertRaises(StreamMisfit, receive, self.target, changes)
         self.target.check(self)
@@ -243,12 +246,15 @@ class ReceiveTest(StreamsTest):
     def test_a_disk_that_went_on_or_grew_is_left_alone(self) -> None:
         receive(self.target, sent(self.source, "a"))
         changes = sent(self.source, None, "a", all_of_them=True)
-        for change in (lambda: self.target.disks.take("vm", "d"), lambda: self.target.disks.resize("vm", 2 * MIB)):
+        for change in (
+            lambda: disks.take(self.target.vms, "vm", "d"),
+            lambda: disks.resize(self.target.vms, "vm", 2 * MIB),
+        ):
             change()
             before = self.target.vms.record("vm")
             self.assertIn("has changed since", str(self.assertRaises(StreamMisfit, receive, self.target, changes)))
             self.assertEqual(before, self.target.vms.record("vm"))
-            self.target.disks.revert("vm", "a")
+            disks.revert(self.target.vms, "vm", "a")
         receive(self.target, changes)
 
     def test_of_another_image(self) -> None:
@@ -277,7 +283,7 @@ class ReceiveTest(StreamsTest):
 
     def test_a_vm_that_runs_is_left_alone(self) -> None:
         receive(self.target, sent(self.source, "a"))
-        self.target.vms.boot("vm", "debian", None, BOOT, [], None)
+        booting.boot(self.target.vms, "vm", "debian", None, BOOT, [], None)
         self.assertRaises(VmRuns, receive, self.target, sent(self.source, None, "a"))
         self.target.machines.save("vm")
         self.assertRaises(VmSaved, receive, self.target, sent(self.source, None, "a"))
@@ -336,7 +342,7 @@ class ReceiveTest(StreamsTest):
             yield sent(self.source)[:900]
             raise CallerGone("hung up")
 
-        self.assertRaises(CallerGone, self.target.streams.receive, "vm", "debian", chunks(), quietly)
+        self.assertRaises(CallerGone, streams.receive, self.target.vms, "vm", "debian", chunks(), quietly)
         self.assertEqual({}, self.target.host.disks)
 
 
@@ -349,7 +355,7 @@ class ReceiveCutOffTest(CutOff):
 
     def test_a_new_vm_is_there_whole_or_not_at_all(self) -> None:
         def whole_or_nothing(scene: Scene) -> None:
-            if scene.vms.find("vm") is None:
+            if scene.vms.shelf.get("vm") is None:
                 receive(scene, self.whole)
             self.assertEqual("now", scene.host.disks["vm"].writes)
             self.assertEqual({"a", "b", "c"}, set(scene.host.disks["vm"].points))

@@ -17,6 +17,7 @@ from tests.doubles.drivers import BYTES_PER_FETCH, CacheGroupDouble
 from tests.doubles.volt import INTERVAL, digest_of, link_to, parent
 from tests.unit.virtman.clock import Clock
 from tests.unit.virtman.scene import Scene
+from virtman import booting, creating
 from virtman.errors import CoordinatorDown, HypervisorError, OriginChanged
 from virtman.hostdrivers import HostDrivers
 from virtman.inplace import to_publish
@@ -189,12 +190,12 @@ class VoltsAnswerTest(UpkeepTest):
 
     def test_what_is_given_up_is_no_trouble_and_is_dropped_with_its_last_vm(self) -> None:
         self.scene.stacks.add_origin(self.scene.put_content("mine"))
-        self.scene.vms.create("vm", "mine", None)
+        creating.create(self.scene.vms, "vm", "mine", None)
         link_to(self.volt).withdraw("mine")
         self.scene.stacks.drop_origin("mine", given_up=True)
         self.beat()
         self.assertEqual(({}, {"mine"}), (self.upkeep.troubles(), set(self.host.served)))
-        self.scene.vms.destroy("vm")
+        creating.destroy(self.scene.vms, "vm")
         self.settle()
         self.assertEqual({}, self.upkeep.troubles())
         self.scene.check_empty(self)
@@ -278,9 +279,9 @@ class AgainTest(UpkeepTest):
 
     def test_a_destroy_that_failed(self) -> None:
         self.attached()
-        self.scene.vms.boot("vm", "debian", None, BOOT, [], None)
+        booting.boot(self.scene.vms, "vm", "debian", None, BOOT, [], None)
         self.scene.machines.failing = {"remove": HypervisorError("no libvirt")}
-        self.assertRaises(HypervisorError, self.scene.vms.destroy, "vm")
+        self.assertRaises(HypervisorError, creating.destroy, self.scene.vms, "vm")
         self.beat()
         self.assertEqual({"vm vm": "repair: no libvirt"}, self.upkeep.troubles())
         self.scene.machines.failing = {}
@@ -309,7 +310,7 @@ class AgainTest(UpkeepTest):
 
     def test_a_dead_daemon_though_volt_is_silent(self) -> None:
         self.attached()
-        self.scene.vms.create("vm", "debian", None)
+        creating.create(self.scene.vms, "vm", "debian", None)
         self.settle()
         self.host.daemon_dies("debian")
         self.upkeep.handle(None)
@@ -555,12 +556,12 @@ class WithdrawnTest(UpkeepTest):
 
     def test_a_stack_goes_with_its_last_vm(self) -> None:
         self.attached()
-        self.scene.vms.create("vm", "debian", None)
+        creating.create(self.scene.vms, "vm", "debian", None)
         self.withdraw()
         for _ in range(3):
             self.beat()
         self.assertIn("debian", self.host.served)
-        self.scene.vms.destroy("vm")
+        creating.destroy(self.scene.vms, "vm")
         self.settle()
         self.scene.check_empty(self)
         self.beat()
@@ -569,7 +570,7 @@ class WithdrawnTest(UpkeepTest):
     def test_a_vm_that_comes_meanwhile_keeps_its_stack(self) -> None:
         self.attached()
         self.withdraw()
-        self.scene.vms.create("vm", "debian", None)
+        creating.create(self.scene.vms, "vm", "debian", None)
         self.assertFalse(self.scene.stacks.let_go("debian"))
         self.assertIn("debian", self.host.served)
 
@@ -648,9 +649,9 @@ class IdleTest(UpkeepTest):
         self.attached()
         self.beat()
         self.clock.advance(GRACE - 1)
-        self.scene.vms.create("vm", "debian", None)
+        creating.create(self.scene.vms, "vm", "debian", None)
         self.beat()
-        self.scene.vms.destroy("vm")
+        creating.destroy(self.scene.vms, "vm")
         self.clock.advance(GRACE - 1)
         self.beat()
         self.clock.advance(GRACE - 1)
@@ -673,7 +674,7 @@ class IdleTest(UpkeepTest):
 
     def test_an_image_that_a_vm_uses_is_looked_at_every_few_seconds(self) -> None:
         record = self.attached()
-        self.scene.vms.create("vm", "debian", None)
+        creating.create(self.scene.vms, "vm", "debian", None)
         self.beat()
         self.host.caches[record.image.key] *= 2
         for seconds, times in ((0.9 * USED_LOOK, 1), (0.1 * USED_LOOK, 2)):

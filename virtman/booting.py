@@ -1,0 +1,112 @@
+"""The hypervisor starts VMs."""
+
+from __future__ import annotations
+
+import logging
+
+from virtman import creating
+from virtman.errors import (
+    HostTrouble,
+    HypervisorAbsent,
+    HypervisorError,
+    NeverBooted,
+    NoRoom,
+    VmRuns,
+    VmSaved,
+)
+from virtman.operations import Kind
+from virtman.records import BOOT, DESTROY, Boot, VmRecord
+from virtman.vms import Vms
+
+log = logging.getLogger(__name__)
+
+
+class _NotStarted(HypervisorError):
+    """The hypervisor does not have a VM whose boot was cut off."""
+
+
+def boot(
+    vms: Vms, name: str, image: str, size: int | None, how: Boot, ssh_keys: list[str] | None, user_data: str | None
+) -> None:
+    """Start a VM, creating its disk if needed. A VM that runs so already is left alone.
+
+    Raises as ``create`` and ``Machines.start``. After an error all is as it was before; what cannot be undone now is
+    undone later.
+    """
+    with vms.holding(name):
+        vms.resume(name)
+        _boot(vms, name, image, size, how, ssh_keys, user_data)
+
+
+def _boot(
+    vms: Vms, name: str, image: str, size: int | None, how: Boot, ssh_keys: list[str] | None, user_data: str | None
+) -> None:
+    before = vms.shelf.get(name)
+    creating.create_held(vms, name, image, size)
+    record = vms.record(name)
+    if before is not None:  # nobody can have a disk that was just made
+        vms.require_detached(record)
+    vms.require_here(record)
+
+    def act(booting: VmRecord) -> None:
+        vms.machines.start(
+            name, vms.snapshots.open(name), how, ssh_keys, user_data, uuid=record.uuid, disks=vms.disks_of(record)
+        )
+        vms.step("boot:started")
+        vms.operations.note(booting.settled())  # it runs: an error now would be a lie
+
+    machine = None if record.boot is None else record.boot.model_dump(mode="json")
+    vms.run(record.begin(BOOT, new=before is None, before=machine).model_copy(update={"boot": how}), act)
+
+
+def start(vms: Vms, name: str) -> None:
+    """Start a VM again as it was booted before, or as others have changed it since; a VM that runs is left alone.
+
+    Raises UnknownVm, NeverBooted, and as ``boot``.
+    """
+    with vms.holding(name):
+        _resume_to_start(vms, name)
+        record = vms.record(name)
+        if record.boot is None:
+            raise NeverBooted(f"vm {name!r} was never booted, so nothing is known of its machine; use virtman boot")
+        machine = vms.machines.machine(name) or record.boot
+        _boot(vms, name, record.image, None, machine, None, None)
+
+
+def _resume_to_start(vms: Vms, name: str) -> None:
+    """End what was cut off. Some operations cannot end before the VM goes on with its saved memory."""
+    try:
+        vms.resume(name)
+    except VmSaved:
+        record = vms.record(name)
+        if record.boot is None:  # it is the memory of the VM that the disk is attached to
+            raise
+        vms.machines.start(name, vms.snapshots.open(name), record.boot, None, None)
+        vms.resume(name)
+
+
+def _finish_boot(vms: Vms, record: VmRecord) -> None:
+    """A boot that was cut off has happened if the hypervisor has the VM."""
+    machine = vms.machines.machine(record.name)
+    if machine is None:
+        raise _NotStarted(f"libvirt does not have vm {record.name!r}")
+    vms.settle(record, boot=machine)
+
+
+def _unboot(vms: Vms, record: VmRecord, error: Exception | None) -> VmRecord:
+    """Go back to what there was before: to no VM if the disk was made for this boot.
+
+    The hypervisor may have the VM, though it said otherwise or nothing. While that is not known, neither the record of
+    the machine nor the disk may go.
+    """
+    before = record.argument("before")
+    settled = record.settled(boot=before and Boot.model_validate(before))
+    untouched = isinstance(error, HypervisorAbsent | VmRuns | NoRoom | HostTrouble)
+    if record.argument("new"):
+        return (settled if untouched else record).begin(DESTROY)
+    if isinstance(error, _NotStarted) or (before is None and not untouched):
+        vms.machines.remove(record.name)  # of its files, if there are any
+    return settled
+
+
+KINDS = {BOOT: Kind(_finish_boot, _unboot, gives_up=(_NotStarted,))}

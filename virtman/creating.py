@@ -1,0 +1,189 @@
+"""VMs' disks are made, cloned and destroyed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from drivers.base import Device
+from virtman import disks
+from virtman.errors import BadSize, VirtmanError, VmExists
+from virtman.operations import Kind
+from virtman.records import CREATE, DESTROY, ImageRecord, Point, State, VmRecord
+from virtman.roles import Permit, anything
+from virtman.vms import Vms
+from volt.text import exact_size
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A disk that was made, and what its record says besides its size."""
+
+    disk: Device
+    points: tuple[Point, ...] = ()
+    current: str | None = None
+
+
+def create(vms: Vms, name: str, image: str, size: int | None) -> Path:
+    """A writable disk for a VM, of ``size`` bytes or the image's size. Returns its path.
+
+    Asked again with the same image and size, it returns the existing disk. Raises VmExists, BadSize, UnknownImage,
+    CoordinatorDown, DriverError, NoRoom; after an error nothing is left.
+    """
+    with vms.holding(name):
+        return create_held(vms, name, image, size)
+
+
+def create_held(vms: Vms, name: str, image: str, size: int | None) -> Path:
+    """As ``create``, for a caller that holds the VM's lock."""
+    vms.resume(name)
+    record = vms.shelf.get(name)
+    if record is not None:
+        return _existing(vms, record, image, size)
+    disks.check_size(size)
+    record = VmRecord(name=name, image=image, size=size, state=State.ABSENT)
+    return _path(_add(vms, record.begin(CREATE), lambda stack: Made(_new_disk(vms, name, stack, size))))
+
+
+def receive(
+    vms: Vms, name: str, image: str, size: int, points: Sequence[str],
+    fill: Callable[[ImageRecord, Callable[[], Device]], Made],
+) -> None:  # fmt: skip
+    """A new VM whose disk is filled before the VM is there; ``fill`` calls for the disk, of ``size`` bytes.
+
+    ``points``: the names of the snapshots that it will have, by which others know meanwhile what comes. Raises
+    VmExists, as ``create``, and as ``fill``; after an error nothing is left.
+    """
+    with vms.holding(name):
+        vms.resume(name)
+        disks.check_size(size)
+        record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE, points=[*points])
+        _add(vms, record, lambda stack: fill(stack, lambda: _new_disk(vms, name, stack, size)), moving=True)
+
+
+def clone(vms: Vms, vm: str, names: Sequence[str]) -> None:
+    """VMs of these names with disks that hold what that of ``vm`` holds now; clones of it are left alone.
+
+    Raises VmExists, and as ``disks.take``. After an error the clones that were made are whole and stay: somebody may
+    use them already. Asked again it makes the others, of what the disk holds then.
+    """
+    source = vms.record(vm)
+    missing = [name for name in dict.fromkeys(names) if not _is_clone(vms, name, source)]
+    if not missing:
+        return
+    with disks.temporary(vms, vm) as point:
+        source = vms.record(vm)  # it may have been made anew meanwhile
+        for name in missing:
+            _clone(vms, source, point.name, name)
+
+
+def _clone(vms: Vms, source: VmRecord, point: str, name: str) -> None:
+    with vms.holding(name):
+        vms.resume(name)
+        if not _is_clone(vms, name, source):
+            record = VmRecord(
+                name=name, image=source.image, size=None, source=source.name, source_uuid=source.uuid,
+                state=State.ABSENT,
+            )  # fmt: skip
+            _add(vms, record.begin(CREATE), lambda _stack: Made(vms.snapshots.clone(source.name, point, name)))
+
+
+def _is_clone(vms: Vms, name: str, source: VmRecord) -> bool:
+    """Whether there is such a clone, whole and to stay. Raises VmExists if there is another VM of this name."""
+    record = vms.shelf.get(name)
+    if record is not None and (record.source_uuid is None or record.source_uuid != source.uuid):
+        raise VmExists(f"vm {name!r} exists, and is no clone of {source.name!r}; use another name")
+    return record is not None and record.state is State.PRESENT and not record.doing(DESTROY)
+
+
+def _add(vms: Vms, record: VmRecord, make: Callable[[ImageRecord], Made], *, moving: bool = False) -> Device:
+    """Have a disk made over its image's stack. ``moving``: the disk comes from another host."""
+
+    def act(record: VmRecord) -> Device:
+        stack = vms.images.ensure(record.image, moving=moving)
+        vms.step("create:attached")
+        made = make(stack)
+        vms.step("create:snapshot")
+        vms.settle(record, size=made.disk.size, points=made.points, current=made.current)
+        vms.step("create:done")
+        return made.disk
+
+    vms.check_free(record.name)
+    return vms.run(record.model_copy(update={"uuid": str(uuid4())}), act)
+
+
+def _new_disk(vms: Vms, name: str, stack: ImageRecord, size: int | None) -> Device:
+    least = stack.image.size
+    if size is not None and size < least:
+        raise BadSize(
+            f"{exact_size(size)} are less than the {exact_size(least)} of image {stack.name!r}:"
+            " a disk cannot be smaller than its image"
+        )
+    return vms.snapshots.create(name, vms.images.origin(stack), size or least)
+
+
+def _existing(vms: Vms, record: VmRecord, image: str, size: int | None) -> Path:
+    if record.image != image or size not in (None, record.size):
+        raise VmExists(
+            f"vm {record.name!r} exists, of image {record.image!r} with {exact_size(record.size)};"
+            " destroy it first or use another name"
+        )
+    return _path(vms.snapshots.open(record.name))
+
+
+def _path(device: Device) -> Path:
+    if device.path is None:
+        raise ValueError(f"a VM's disk has a path: {device}")
+    return device.path
+
+
+def destroy(vms: Vms, name: str, permit: Permit = anything) -> None:
+    """Remove a VM and its disk for good. Disks of others that it uses stay.
+
+    Its power is cut at once: what another operation awaits of the VM may never come, from a parent that is gone, say.
+    Raises UnknownVm, Forbidden, DiskAttached, StateDamaged, DriverError, HypervisorError.
+    """
+    record = vms.record(name)
+    vms.require_permitted(name, permit)
+    if record.boot is not None and record.moved is None:
+        _cut_power(vms, name)
+    with vms.holding(name):
+        record = vms.record(name)
+        vms.require_permitted(name, permit)
+        if (new := record.new_name) is not None:  # its disk may have the new name by now
+            vms.resume(name)
+            if vms.shelf.get(name) is None and vms.shelf.get(new) is None:
+                return
+            record = vms.record(name)
+        vms.require_detached(record)
+        vms.run(record.begin(DESTROY))
+
+
+def _cut_power(vms: Vms, name: str) -> None:
+    try:
+        vms.machines.stop(name, force=True)
+    except VirtmanError as error:  # it is tried again when nothing else is under way
+        log.info("vm %s: its power is cut later: %s", name, error)
+
+
+def _destroy(vms: Vms, record: VmRecord) -> None:
+    if record.boot is not None:
+        vms.machines.remove(record.name)
+    vms.step("destroy:stopped")
+    vms.snapshots.delete(record.name)
+    vms.step("destroy:deleted")
+    vms.shelf.remove(record.name)
+    vms.images.vm_gone(record.image)
+    vms.step("destroy:done")
+
+
+def _uncreate(_vms: Vms, record: VmRecord, _error: Exception | None) -> VmRecord:
+    return record.begin(DESTROY)
+
+
+KINDS = {CREATE: Kind(undo=_uncreate), DESTROY: Kind(_destroy, makes_room=True)}
