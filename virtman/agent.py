@@ -365,11 +365,10 @@ class Agent:
             return models.Exported(file=str(target.name), format=image_format, size=content.size)
 
     def _published(self, name: str) -> ImageRecord:
-        """The record of an image that this host published. Raises UnknownImage, StateNewer."""
+        """The record of an image that this host published. Raises UnknownImage, StateDamaged."""
         record = self._stacks.find(name)
         if record is None or record.role is not Role.ORIGIN:
             raise UnknownImage(f"image {name!r} was not published by this host")
-        self._stacks.understand(record)
         return record
 
     def images(self) -> list[models.Image]:
@@ -745,7 +744,7 @@ class Agent:
     def would_remove(self) -> models.Removed:
         """What ``gc`` would remove now, and nothing changes. Raises CoordinatorDown."""
         records = self._stacks.records()
-        going = {record.name for record in records if self._stacks.idle(record) and self._stacks.understood(record)}
+        going = {record.name for record in records if self._stacks.idle(record)}
         unlisted, kept = self._unlisted_origins(records)
         going |= {record.name for record in unlisted if not self._vms.uses(record.name)}
         unused = self._kept.unused([record for record in records if record.name not in going])

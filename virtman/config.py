@@ -19,6 +19,7 @@ from virtman.errors import BadRequest, ConfigError, StateLocked
 from virtman.names import check_name
 from virtman.places import SOCKET, is_ours
 from virtman.stackchoice import Drivers, keep_address, settle
+from virtman.stateversion import mark
 
 SOCKET_PATH_MAX = 107
 """unix(7): sun_path has 108 bytes with its terminating zero."""
@@ -105,6 +106,7 @@ def prepare(config: AgentConfig) -> list[int]:
         mode = 0o711 if os.geteuid() == 0 or gid is not None else 0o700
         below = (config.state / name for name in ("snapshots", "snapshots/.layers", "machines"))
         folders = (config.state, config.run, *below)
+        mark(config.state)
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         if not is_ours(config.run):

@@ -18,7 +18,7 @@ from pathlib import Path
 from drivers.base import CachedDevice, DeviceCache
 from drivers.errors import DeviceInUse, DeviceRefused, DriverError
 from virtman.accel import BOOT_ID
-from virtman.errors import BadDevice, DiskBusy, HostTrouble, NoRoom, NoVolumes, StateNewer, VirtmanError
+from virtman.errors import BadDevice, DiskBusy, HostTrouble, NoRoom, NoVolumes, VirtmanError
 from virtman.locks import NamedLocks
 from virtman.passing import Passed
 from virtman.records import ATTACH_DEVICE, DETACH_DEVICE, DeviceRecord, Shelf, State
@@ -107,7 +107,6 @@ class Devices:
         """The record of what is attached, after what was cut off has ended."""
         if record is None or record.steady:
             return record
-        self.understand(record)
         self._finish(record)
         return self._shelf.get(record.name)
 
@@ -158,7 +157,6 @@ class Devices:
             found = self._shelf.get(record.name)
             if found is None:
                 return
-            self.understand(found)
             leaving = found.begin(DETACH_DEVICE, force=force or _by_force(found))
             self._note(leaving)
             self._step("detach-device:recorded")
@@ -222,7 +220,7 @@ class Devices:
     def repair_if_free(self, name: str) -> bool:
         """Finish or undo what was cut off, unless a call is under way with the device. Returns whether it did.
 
-        Raises StateNewer, DriverError.
+        Raises StateDamaged, DriverError.
         """
         record = self._shelf.get(name)
         if record is None:
@@ -231,7 +229,6 @@ class Devices:
             record = self._shelf.get(name)
             if not free or record is None or record.steady:
                 return False
-            self.understand(record)
             self._finish(record)
             return True
 
@@ -239,35 +236,17 @@ class Devices:
         assert record.operation is not None  # noqa: S101
         self._endings[record.operation.kind](record)
 
-    def understood(self, record: DeviceRecord) -> bool:
-        """Whether this release knows the operation of the record, if it has one."""
-        return record.operation is None or record.operation.kind in self._endings
-
-    def understand(self, record: DeviceRecord) -> None:
-        """Raises StateNewer if it does not."""
-        if record.operation is not None and not self.understood(record):
-            raise StateNewer(
-                f"device {record.device}: this release does not know the operation {record.operation.kind!r} that did"
-                " not end; it is left as it is: start the release that began it"
-            )
-
     def records(self) -> list[DeviceRecord]:
         """The records that can be read."""
         return self._shelf.all()
 
     def find(self, name: str) -> DeviceRecord | None:
-        """The record of an attachment. Raises StateDamaged, StateNewer."""
+        """The record of an attachment. Raises StateDamaged."""
         return self._shelf.get(name)
 
     def troubles(self) -> dict[str, str]:
-        """Why records are left alone, by name."""
-        found = self._shelf.unreadable()
-        for record in self._shelf.all():
-            try:
-                self.understand(record)
-            except StateNewer as error:
-                found[record.name] = str(error)
-        return found
+        """Why records cannot be read, by name."""
+        return self._shelf.unreadable()
 
     def strays(self) -> frozenset[str]:
         """Attachments on the host without a record."""

@@ -49,7 +49,6 @@ VirtmanError
 ├── HostTrouble              the host's own files fail: the message is the operating system's
 ├── StateLocked              another agent uses this state or run folder
 ├── StateDamaged             a record of the state folder cannot be read
-├── StateNewer               a record of the state folder, or its operation, is of a newer release
 ├── ConfigError              the agent cannot start with these settings
 ├── CallerGone               who asked for a stream, or sent one, hung up
 ├── RepairIncomplete         repair went on after errors; the message has them all
@@ -373,13 +372,6 @@ class StateDamaged(VirtmanError):
     """A record of the state folder cannot be read."""
 
     kind = "state-damaged"
-
-
-class StateNewer(VirtmanError):
-    """A record of the state folder, or its operation, is of a newer release."""
-
-    status = 409
-    kind = "state-newer"
 
 
 class ConfigError(VirtmanError):

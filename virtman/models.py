@@ -683,8 +683,8 @@ class Death(Model):
 class Status(Model):
     """What a host has and does now.
 
-    ``strays``: disks without a record; ``damaged``: why records are left alone, by ``vm NAME``, ``image NAME`` or
-    ``device NAME``: they cannot be read, or are of a newer release; ``deaths``: threads of the agent that died;
+    ``strays``: disks without a record; ``damaged``: why records cannot be read, by ``vm NAME``, ``image NAME`` or
+    ``device NAME``; ``deaths``: threads of the agent that died;
     ``troubles``: what was tried in vain and is tried again, by what it is about ("image debian"); ``suspended``:
     nothing is served, nor looked after, until the agent is started again.
     """

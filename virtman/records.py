@@ -4,10 +4,9 @@ One JSON file per VM and image under the state folder, replaced atomically: writ
 renamed, and the folder fsync'ed (rename(2), fsync(2)). A record is written before the first act it describes and
 removed after the last, so everything on the host that belongs to a name has a record of that name.
 
-A record has a steady state and at most one operation, which leads to another one: its kind, its arguments and how far
-it is. Who carries out a kind also says whether repair finishes or undoes it. A record of a newer version, and an
-operation of a kind that nobody here knows, are kept as they are and reported: a newer release made them, and it alone
-knows what to do. Fields that are not known are kept, too.
+A record has a steady state and at most one operation, which leads to another state: its kind, its arguments and its
+last finished step. The code that carries out a kind also says whether repair finishes or undoes the operation. A record
+with an unknown field, or with an operation of an unknown kind, is damaged: the agent reports and keeps the record.
 
 Records have the secrets of Volt's assignments in them, so that a host can bring its stacks back while Volt is down.
 They are for the agent's own user: the temporary files are so from the beginning (mkstemp(3)).
@@ -15,8 +14,6 @@ They are for the agent's own user: the temporary files are so from the beginning
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 from enum import StrEnum
@@ -27,29 +24,17 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from drivers.base import Child, Image, Parent
 from drivers.host.durable import sync, write_atomically
-from virtman.errors import StateDamaged, StateNewer
+from virtman.errors import StateDamaged
 from virtman.hostfiles import told
 
 log = logging.getLogger(__name__)
-
-
-VERSION = 2
-"""Of images' records as they are written now, but for those in place. Version 1 had a ``phase`` and neither a version
-nor an operation. It is raised when an older agent must not touch what a newer one wrote; a new field that may be
-ignored is no reason."""
-
-IN_PLACE_VERSION = 3
-"""Of images' records that are served in place. An agent of version 2 would look for the content in its own store."""
-
-VM_VERSION = 3
-"""Of VMs' records. An agent of version 2 would destroy a disk and leave its points."""
 
 
 class Part(BaseModel):
     """Something in a record."""
 
     # An error with its cause gets into logs: it must not repeat a record, which may have secrets in it.
-    model_config = ConfigDict(frozen=True, extra="allow", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class Operation(Part):
@@ -68,19 +53,19 @@ class State(StrEnum):
 
 
 class Record(Part):
-    """What is known of one name. ``newest``: the version that is written, and the last that is understood."""
+    """What is known of one name. ``kinds``: of the operations that a class of records has."""
 
-    newest: ClassVar[int] = VERSION
+    kinds: ClassVar[frozenset[str]]
 
     name: str
-    version: int = VERSION
     state: State
     operation: Operation | None = None
 
-    @property
-    def needs(self) -> int:
-        """The version that it is written with: releases that know no newer ones leave it as it is, if it is newer."""
-        return self.newest
+    @model_validator(mode="after")
+    def _is_of_a_known_kind(self) -> Self:
+        if self.operation is not None and self.operation.kind not in self.kinds:
+            raise ValueError(f"there is no operation {self.operation.kind!r}")
+        return self
 
     @property
     def steady(self) -> bool:
@@ -119,14 +104,6 @@ class Record(Part):
         return self.model_copy(update={"state": state, "operation": None, **fields})
 
 
-def _of_phase(value: Any, phases: dict[str, tuple[State, Operation | None]]) -> Any:
-    """A record of version 1 in the form of today."""
-    if not isinstance(value, dict) or "version" in value or value.get("phase") not in phases:
-        return value
-    state, operation = phases[value["phase"]]
-    return {key: value[key] for key in value if key != "phase"} | {"state": state, "operation": operation}
-
-
 def _phase(record: Record, steady: str, words: dict[str, str]) -> str:
     return steady if record.operation is None else words.get(record.operation.kind, record.operation.kind)
 
@@ -155,15 +132,6 @@ class Point(Part):
     temporary: bool = False
     id: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_id(cls, value: Any) -> Any:
-        """The first release with points drew none."""
-        if not isinstance(value, dict) or "id" in value:
-            return value
-        told = json.dumps([value.get("name"), value.get("taken")])
-        return {**value, "id": hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}
-
 
 FROZEN, CRASH, OFF = "frozen", "crash", "off"
 """How a disk was when a point of it was taken: its guest had written all down and held still; as after a power cut, if
@@ -188,9 +156,25 @@ class VmRecord(Record):
     the VM does not go on yet; ``whole``: its disk has what it wrote last.
     """
 
-    newest: ClassVar[int] = VM_VERSION
+    kinds = frozenset(
+        {
+            CREATE,
+            DESTROY,
+            BOOT,
+            RENAME,
+            RENAME_BACK,
+            RESIZE,
+            TAKE,
+            REVERT,
+            DROP,
+            ATTACH_DISK,
+            DETACH_DISK,
+            MIGRATE,
+            ARRIVE,
+            RECEIVE,
+        }
+    )
 
-    version: int = VM_VERSION
     image: str
     size: int | None
     boot: Boot | None = None
@@ -268,16 +252,6 @@ class VmRecord(Record):
         current = gone.parent if self.current == name else self.current
         return self.model_copy(update={"points": points, "current": current})
 
-    @model_validator(mode="before")
-    @classmethod
-    def _version_1(cls, value: Any) -> Any:
-        phases = {
-            "creating": (State.ABSENT, Operation(kind=CREATE)),
-            "ready": (State.PRESENT, None),
-            "destroying": (State.PRESENT, Operation(kind=DESTROY)),
-        }
-        return _of_phase(value, phases)
-
 
 class Role(StrEnum):
     """Whether the host published the image or reads it from parents."""
@@ -294,24 +268,18 @@ REMOVED = "removed"
 
 
 class ParentRecord(Part):
-    """A parent as Volt named it. The secret is empty in records of before there were secrets."""
+    """A parent as Volt named it."""
 
     host: str
     address: str
-    secret: str = Field(default="", repr=False)
+    secret: str = Field(repr=False)
 
 
 class ChildRecord(Part):
     """A child as Volt named it."""
 
     host: str
-    secret: str = Field(default="", repr=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_name(cls, value: Any) -> Any:
-        """Before there were secrets, records had the bare names."""
-        return {"host": value} if isinstance(value, str) else value
+    secret: str = Field(repr=False)
 
 
 FILE, DEVICE = "file", "device"
@@ -353,7 +321,7 @@ class ImageRecord(Record):
     stack reads from its parents and from no others.
     """
 
-    newest: ClassVar[int] = IN_PLACE_VERSION
+    kinds = frozenset({ATTACH, PUBLISH, DETACH})
 
     role: Role
     size: int | None = None
@@ -365,23 +333,6 @@ class ImageRecord(Record):
     revision: int = 0
     parents: tuple[ParentRecord, ...] = ()
     children: tuple[ChildRecord, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _version_1(cls, value: Any) -> Any:
-        origin = isinstance(value, dict) and value.get("role") == Role.ORIGIN
-        phases = {
-            "attaching": (State.ABSENT, Operation(kind=PUBLISH if origin else ATTACH)),
-            "attached": (State.PRESENT, None),
-            "detaching": (State.PRESENT, Operation(kind=DETACH)),
-            "leaving": (State.PRESENT, Operation(kind=DETACH, done=REMOVED)),
-        }
-        return _of_phase(value, phases)
-
-    @property
-    def needs(self) -> int:
-        """See ``Record``: all others can be of any release."""
-        return VERSION if self.in_place is None else IN_PLACE_VERSION
 
     @property
     def phase(self) -> str:
@@ -427,6 +378,8 @@ class DeviceRecord(Record):
     runs; ``boot``: of the host, drawn by the kernel. ``path``: what was handed out; ``size`` in bytes at that time.
     """
 
+    kinds = frozenset({ATTACH_DEVICE, DETACH_DEVICE})
+
     device: str
     number: str
     boot: str
@@ -459,7 +412,7 @@ class Shelf(Generic[R]):
             torn.unlink()
 
     def get(self, name: str) -> R | None:
-        """The record, or None. Raises StateDamaged, StateNewer."""
+        """The record, or None. Raises StateDamaged."""
         if (unwritten := self._unwritten.get(name)) is not None:
             return unwritten
         path = f"{self._folder}/{name}{_END}"  # asked for with each heartbeat, where a Path costs more than the look
@@ -476,19 +429,9 @@ class Shelf(Generic[R]):
 
     def _parse(self, path: Path, content: bytes) -> R:
         try:
-            record = self._kind.model_validate_json(content)
+            return self._kind.model_validate_json(content)
         except ValidationError as error:
-            self._refuse_newer(path, _version(content))
             raise StateDamaged(f"cannot read the record {path}: {error.errors()[0]['msg']}") from error
-        self._refuse_newer(path, record.version)
-        return record
-
-    def _refuse_newer(self, path: Path, version: int) -> None:
-        if version > self._kind.newest:
-            raise StateNewer(
-                f"{path} has version {version}, and this release knows {self._kind.newest} and older ones: it is left"
-                " as it is; start the release that wrote it"
-            )
 
     def put(self, name: str, record: R) -> None:
         """Write the record durably. Raises NoRoom, HostTrouble; then the record is what it was.
@@ -496,7 +439,7 @@ class Shelf(Generic[R]):
         Raises StateDamaged if it could not be read again: nobody could remove what such a record is of.
         """
         path = self._folder / f"{name}.json"
-        content = record.model_copy(update={"version": record.needs}).model_dump_json().encode()
+        content = record.model_dump_json().encode()
         try:
             self._kind.model_validate_json(content)
         except ValidationError as error:
@@ -539,7 +482,7 @@ class Shelf(Generic[R]):
         for name in self.names():
             try:
                 record = self.get(name)
-            except (StateDamaged, StateNewer) as error:
+            except StateDamaged as error:
                 unreadable[name] = str(error)
             else:
                 readable += [record] if record is not None else []
@@ -553,12 +496,3 @@ class Shelf(Generic[R]):
 def _is_record(file: str) -> bool:
     """Whether a file of this name is one, and not half written."""
     return file.endswith(_END) and not file.startswith(".")
-
-
-def _version(content: bytes) -> int:
-    """The version that a record which is not understood says it has; 0 if it says none."""
-    try:
-        version = json.loads(content)["version"]
-    except (ValueError, KeyError, TypeError):
-        return 0
-    return version if isinstance(version, int) else 0

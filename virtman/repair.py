@@ -43,7 +43,7 @@ def repair(stacks: Stacks, vms: Vms, devices: Devices) -> dict[str, list[str]]:
         with contextlib.suppress(OriginChanged, OriginMissing):
             stacks.restore(image)
 
-    images = [record for record in stacks.records() if stacks.understood(record)]
+    images = stacks.records()
     missing = [record.name for record in images if not record.steady or not stacks.serving(record.name)]
     strays = sorted(stacks.strays())
     removals = [partial(stacks.remove_stray, stray) for stray in strays]
@@ -87,10 +87,9 @@ def repair_devices(devices: Devices) -> tuple[list[str], list[Exception]]:
         except (VirtmanError, DriverError) as error:  # tried again with each heartbeat, which tells of it
             log.warning("device %s: %s", path, error)
 
-    known = [record for record in devices.records() if devices.understood(record)]
     failed = side_by_side(
         [
-            *(partial(repair_one, record.name, record.device) for record in known),
+            *(partial(repair_one, record.name, record.device) for record in devices.records()),
             *(partial(devices.remove_stray, name) for name in sorted(devices.strays())),
         ]
     )

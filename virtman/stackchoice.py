@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 
 from drivers.errors import UnknownDriver
 from drivers.host.durable import write_atomically
-from drivers.host.folders import matching
 from drivers.needs import Finding, Machine, Needs, check
 from drivers.registry import load
 from virtman.errors import ConfigError
-from virtman.hostfiles import told
+from virtman.stateversion import has_records
+from virtman.stateversion import refusal as version_refusal
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +108,7 @@ def pick(
     other = {layer: name for layer, name in overrides.items() if name}
     if stack != AUTO:
         return replace(STACKS[stack], **other), "as was asked for"
-    if has_records(state):
-        made = made_with(state) or USERSPACE
+    if (made := made_with(state)) and has_records(state):
         drivers = replace(made, **other)
         return drivers, "images or VMs of this host were made with them" if drivers == made else "as was asked for"
     return by_machine(other, machine, address)
@@ -121,7 +120,7 @@ def choose(
     """The drivers that ``pick`` takes. Raises ConfigError, which names what is missing; as ``settle``."""
     machine = machine or Machine()
     drivers, reason = pick(stack, overrides, state, address, machine)
-    _check_made_with(state, drivers)
+    _check_state(state, drivers)
     lacking = missing(drivers, machine, address)
     if lacking:
         raise ConfigError(
@@ -144,9 +143,9 @@ def by_machine(overrides: Mapping[str, str], machine: Machine, address: str) -> 
 def settle(state: Path, drivers: Drivers) -> None:
     """Keep the choice in the state folder, which this process has locked.
 
-    Raises ConfigError if there are records that other drivers made.
+    Raises ConfigError if another version or other drivers made what is in the folder.
     """
-    _check_made_with(state, drivers)
+    _check_state(state, drivers)
     if made_with(state) != drivers:
         write_atomically(_file(state), json.dumps(asdict(drivers)).encode())
 
@@ -198,9 +197,11 @@ def _address(state: Path) -> Path:
 
 
 def refusal(state: Path, drivers: Drivers) -> str | None:
-    """Why these drivers are not for what is in the state folder. Raises ConfigError, HostTrouble."""
-    made = made_with(state) or USERSPACE
-    if made == drivers or not has_records(state):
+    """Why an agent with these drivers does not open the state folder. Raises ConfigError, HostTrouble."""
+    if why := version_refusal(state):
+        return why
+    made = made_with(state)
+    if made in (None, drivers) or not has_records(state):
         return None
     return (
         f"the images and VMs in {state} were made with {made}, and {drivers} cannot use them: "
@@ -208,7 +209,7 @@ def refusal(state: Path, drivers: Drivers) -> str | None:
     )
 
 
-def _check_made_with(state: Path, drivers: Drivers) -> None:
+def _check_state(state: Path, drivers: Drivers) -> None:
     if why := refusal(state, drivers):
         raise ConfigError(why)
 
@@ -221,12 +222,6 @@ def made_with(state: Path) -> Drivers | None:
         return None
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"cannot read the choice of drivers in {_file(state)}: {error}") from error
-
-
-def has_records(state: Path) -> bool:
-    """Whether something in the state folder depends on the choice. Raises HostTrouble."""
-    with told(f"looking for records in {state}"):
-        return any(True for _ in matching(state / "records", "*", "[!.]*.json"))
 
 
 def _file(state: Path) -> Path:

@@ -30,7 +30,6 @@ from virtman.errors import (
     NoRoom,
     OriginChanged,
     OriginMissing,
-    StateNewer,
     Suspended,
     UnknownImage,
     VirtmanError,
@@ -172,7 +171,6 @@ class Stacks:
                 return self._attach(ImageRecord(name=name, role=Role.HOST, state=State.ABSENT), moving=moving)
             if record.steady:
                 return record if self._drivers.export.serving(name) else self._build(record)
-            self.understand(record)
             if record.doing(PUBLISH):
                 return self._publish(record)
             # What is still there of a stack that was half removed can be undone only with what its record knows.
@@ -237,7 +235,6 @@ class Stacks:
                 name=image.name, role=Role.ORIGIN, state=State.ABSENT, size=image.size, digest=image.digest,
                 in_place=in_place,
             ).begin(PUBLISH)  # fmt: skip
-            self.understand(record)
             with self.content:
                 self._shelf.put(image.name, record)
             self._step("publish:recorded")
@@ -460,12 +457,11 @@ class Stacks:
     def suspend(self, name: str) -> None:
         """Stop serving an image without giving anything up: ``restore`` by the next agent brings the stack back.
 
-        While ``suspended`` is not set, the stack may be built again at once. Raises StateNewer, DriverError.
+        While ``suspended`` is not set, the stack may be built again at once. Raises StateDamaged, DriverError.
         """
         with self._locks.hold(name):
             record = self._shelf.get(name)
             if record is not None:
-                self.understand(record)
                 self._remove_layers(record)
 
     def parent_lost(self, name: str, host: str) -> Assignment | None:
@@ -509,28 +505,16 @@ class Stacks:
     def restore(self, name: str) -> None:
         """Make what the record says true, whatever is there now: after a crash, a reboot, or a daemon's death.
 
-        Raises StateNewer, CoordinatorDown, DriverError, NoRoom.
+        Raises StateDamaged, CoordinatorDown, DriverError, NoRoom.
         """
         with self._locks.hold(name):
             record = self._shelf.get(name)
             if record is None:
                 return
-            self.understand(record)
             if record.operation is None:
                 self._restore(record)
             else:
                 self._endings[record.operation.kind](record)
-
-    def understood(self, record: ImageRecord) -> bool:
-        """Whether this release knows the operation of the record, if it has one."""
-        return record.operation is None or record.operation.kind in self._endings
-
-    def understand(self, record: ImageRecord) -> None:
-        if record.operation is not None and not self.understood(record):
-            raise StateNewer(
-                f"image {record.name!r}: this release does not know the operation {record.operation.kind!r} that did"
-                " not end; it is left as it is: start the release that began it"
-            )
 
     def _restore(self, record: ImageRecord) -> None:
         """Build what is missing; a stack that outlived the agent is left as it is, and its parents watched again."""
@@ -547,7 +531,6 @@ class Stacks:
             record = self._shelf.get(name)
             if record is None or not self.idle(record):
                 return False
-            self.understand(record)
             self._detach(record)
             return True
 
@@ -787,14 +770,8 @@ class Stacks:
         return frozenset(self._shelf.names())
 
     def troubles(self) -> dict[str, str]:
-        """Why records are left alone, by image: they cannot be read, or are of a newer release."""
-        found = self._shelf.unreadable()
-        for record in self.records():
-            try:
-                self.understand(record)
-            except StateNewer as error:
-                found[record.name] = str(error)
-        return found
+        """Why records cannot be read, by image."""
+        return self._shelf.unreadable()
 
     def strays(self) -> frozenset[str]:
         """Images with layers on the host and no record."""

@@ -19,7 +19,7 @@ from drivers.base import CacheStats, Image, Parent, PathState, PathStatus, Volum
 from drivers.errors import DriverError, NotAttached
 from virtman import disks
 from virtman.devices import Devices
-from virtman.errors import ContentChanged, StateDamaged, StateNewer
+from virtman.errors import ContentChanged, StateDamaged
 from virtman.hostdrivers import HostDrivers
 from virtman.kept import Kept
 from virtman.records import ImageRecord, Role
@@ -305,7 +305,7 @@ class Upkeep:
         with self._heard_lock:
             assignment = self._children.pop(image)
         try:
-            with contextlib.suppress(StateDamaged, StateNewer):  # status tells of it
+            with contextlib.suppress(StateDamaged):  # status tells of it
                 self._stacks.admit(assignment)
         except BaseException:
             with self._heard_lock:
@@ -328,9 +328,9 @@ class Upkeep:
         """A device that is read through the cache: what was cut off ends, and it is looked at with each heartbeat."""
         try:
             record = self._devices.find(name)
-        except (StateDamaged, StateNewer):
+        except StateDamaged:
             return None  # status tells of it
-        if record is None or self._devices.locks.taken(record.number) or not self._devices.understood(record):
+        if record is None or self._devices.locks.taken(record.number):
             return None
         if record.operation is not None:
             return Job("repair", partial(self._devices.repair_if_free, name), Pool.LONG)
@@ -353,11 +353,11 @@ class Upkeep:
             return None  # whoever is busy with it wakes its keys at the end
         try:
             record = self._stacks.find(name)
-        except (StateDamaged, StateNewer):
+        except StateDamaged:
             return None  # status tells of it
         if record is None:
             return without(name)
-        return with_record(record) if self._stacks.understood(record) else None
+        return with_record(record)
 
     def _plan_stack(self, record: ImageRecord) -> Job | None:
         """What the host has of an image is not what its record says."""

@@ -17,6 +17,7 @@ from tests.unit.virtman.scene import folder_for
 from virtman.doctor import Examination, advice, examine, libvirt_trouble, rows
 from virtman.errors import ConfigError
 from virtman.stackchoice import KERNEL, USERSPACE, Drivers
+from virtman.stateversion import mark
 
 NOT_KERNEL = ("root",)
 NOTHING_OF_QEMU = ("qemu-img", "qemu-storage-daemon")
@@ -26,6 +27,7 @@ class DoctorTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.state = folder_for(self)
+        mark(self.state)
 
     def examine(
         self, stack: str = "auto", without: Collection[str] = (), libvirt: str = LIBVIRT, **others: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
@@ -14,9 +13,8 @@ from drivers.base import Child, Image, Parent
 from tests.doubles.volt import digest_of
 from tests.limits import no_more_files
 from tests.unit.virtman.scene import folder_for
-from virtman.errors import HostTrouble, StateDamaged, StateNewer
+from virtman.errors import HostTrouble, StateDamaged
 from virtman.records import (
-    VM_VERSION,
     Boot,
     ChildRecord,
     ImageRecord,
@@ -95,7 +93,9 @@ class ShelfTest(TestCase):
         self.assertEqual([vm()], self.shelf.all())
 
     def test_a_damaged_record_is_named(self) -> None:
-        for damage in (b"", b"{", b"\0" * 512, b"[]", b'{"name": "web"}', vm().model_dump_json().encode() + b"x"):
+        good = vm().begin("destroy").model_dump_json().encode()
+        later = (good.replace(b"destroy", b"teleport"), good[:-1] + b', "more": 1}')
+        for damage in (b"", b"{", b"\0" * 512, b"[]", b'{"name": "web"}', good + b"x", *later):
             (self.folder / "web.json").write_bytes(damage)
             error = self.assertRaises(StateDamaged, self.shelf.get, "web")
             self.assertIn(str(self.folder / "web.json"), str(error))
@@ -107,28 +107,6 @@ class ShelfTest(TestCase):
         (self.folder / "web.json").write_bytes(b"{")
         self.assertEqual([vm()], self.shelf.all())
         self.assertEqual(["web"], list(self.shelf.unreadable()))
-
-    def test_fields_that_nobody_knows_yet_are_kept(self) -> None:
-        (self.folder / "web.json").write_text(vm().model_dump_json()[:-1] + ', "later": [1, {"more": 2}]}')
-        record = self.shelf.get("web")
-        assert record is not None
-        self.shelf.put("web", record.begin("destroy"))
-        self.assertEqual([1, {"more": 2}], json.loads((self.folder / "web.json").read_bytes())["later"])
-
-    def test_an_operation_that_nobody_knows_yet_is_kept(self) -> None:
-        record = vm().begin("teleport", to="elsewhere", rounds=[1, 2]).reached("halfway")
-        self.shelf.put("web", record)
-        self.assertEqual(record, self.shelf.get("web"))
-
-    def test_a_record_of_a_newer_version_is_left_alone_and_named(self) -> None:
-        newer = vm(version=VM_VERSION + 1)
-        for content in (f'{{"version": {VM_VERSION + 1}}}', newer.model_dump_json()):
-            (self.folder / "web.json").write_text(content)
-            error = self.assertRaises(StateNewer, self.shelf.get, "web")
-            self.assertIn(f"version {VM_VERSION + 1}", str(error))
-            self.assertEqual(["web"], list(self.shelf.unreadable()))
-            self.assertEqual([], self.shelf.all())
-            self.assertEqual(content, (self.folder / "web.json").read_text())
 
     def test_a_record_that_cannot_be_written_is_an_error_of_the_agent(self) -> None:
         self.folder.rmdir()
@@ -178,7 +156,10 @@ class ImageRecordTest(TestCase):
             self.assertRaises(StateDamaged, lambda record=record: record.image)
 
     def test_image_and_parents_are_what_drivers_know(self) -> None:
-        parents = (ParentRecord(host="a", address="unix:///a", secret="x"), ParentRecord(host="b", address="unix:///b"))
+        parents = (
+            ParentRecord(host="a", address="unix:///a", secret="x"),
+            ParentRecord(host="b", address="unix:///b", secret=""),
+        )
         children = (ChildRecord(host="c", secret="y"), ChildRecord(host="d", secret="z"))
         record = self.record(size=512, digest=digest_of("debian"), parents=parents, children=children)
         self.assertEqual(Image("debian", 512, digest_of("debian")), record.image)
@@ -191,13 +172,6 @@ class ImageRecordTest(TestCase):
         self.assertEqual(2, record.model_dump_json().count("whispered"))
         for shown in (record, *record.parents, *record.children, *record.parent_list(), *record.child_list()):
             self.assertNotIn("whispered", f"{shown!r} {shown}")
-
-    def test_a_record_of_before_there_were_secrets_can_be_read(self) -> None:
-        old = self.record(parents=(ParentRecord(host="a", address="unix:///a"),)).model_dump(mode="json")
-        del old["parents"][0]["secret"]
-        record = ImageRecord.model_validate_json(json.dumps(old | {"children": ["b"]}))
-        self.assertEqual([Parent("a", "unix:///a")], record.parent_list())
-        self.assertEqual([Child("b")], record.child_list())
 
     def test_a_damaged_record_is_not_repeated_in_the_error(self) -> None:
         folder = folder_for(self)

@@ -13,15 +13,13 @@ from testtools import TestCase
 
 from tests.doubles.machine import MachineDouble
 from tests.doubles.plugin import install_doubles
-from tests.limits import no_more_files
 from tests.unit.virtman.scene import folder_for
-from virtman.errors import ConfigError, HostTrouble
+from virtman.errors import ConfigError
 from virtman.stackchoice import (
     KERNEL,
     USERSPACE,
     Drivers,
     choose,
-    has_records,
     inspect,
     keep_address,
     known_address,
@@ -30,6 +28,7 @@ from virtman.stackchoice import (
     settle,
     source_address,
 )
+from virtman.stateversion import mark
 
 DOUBLES = {"attach": "double", "export": "double"}
 """Drivers that are there whether or not those of the kernel stack are, and need nothing."""
@@ -40,6 +39,7 @@ class Scene(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.state = folder_for(self)
+        mark(self.state)
         install_doubles(self, self.state / "packages")
 
     def record(self, name: str = "vms/web.json") -> None:
@@ -119,19 +119,6 @@ class RecordedChoiceTest(Scene):
         line = self.refused(without=["make-bcache"])
         self.assertIn("attach double, cache bcache, export double, snapshot dmthin", line)
         self.assertIn("missing here: make-bcache", line)
-
-    def test_records_without_a_choice_are_of_the_userspace_stack(self) -> None:
-        self.record()
-        self.assertEqual(USERSPACE, self.choose())
-        self.assertRaises(ConfigError, settle, self.state, KERNEL)
-        settle(self.state, USERSPACE)
-        self.assertEqual(USERSPACE, made_with(self.state))
-
-    def test_half_written_records_are_none(self) -> None:
-        self.record("vms/.web.json.x1")
-        self.assertFalse(has_records(self.state))
-        with no_more_files():  # not "there are none": other drivers would be taken
-            self.assertRaises(HostTrouble, has_records, self.state)
 
     def test_a_choice_that_cannot_be_read_is_named(self) -> None:
         for content in ("", "{", "[]", '{"attach": "nbd"}'):

@@ -7,7 +7,6 @@ import json
 import math
 import struct
 from datetime import UTC, datetime
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,27 +103,6 @@ class RoundTripTest(TestCase):
     @given(st.binary(max_size=200))
     def test_other_files_are_told(self, other: bytes) -> None:
         self.assertRaises(BadStream, read, other)
-
-
-class GoldenTest(TestCase):
-    """A stream that 0.2.0 wrote: whoever kept one, or has another release, goes on reading what it says."""
-
-    PIECES = (
-        header(section(1, "a", 100), section(2, None, 1, 2 * SIZE), since=100),
-        Begin(0), Data(SECTOR, b"data".ljust(SECTOR, b".")), Zeros(4 * SECTOR, 2 * SECTOR),
-        Begin(1), Zeros(SIZE, SECTOR),
-        End(),
-    )  # fmt: skip
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.golden = (Path(__file__).parents[2] / "golden/0.2.0/vm.stream").read_bytes()
-
-    def test_it_is_read(self) -> None:
-        self.assertEqual([*self.PIECES], read(self.golden))
-
-    def test_it_is_what_is_written(self) -> None:
-        self.assertEqual(self.golden, written([*self.PIECES]))
 
 
 class OrderTest(TestCase):
