@@ -16,10 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from drivers.base import CachedDevice, DeviceCache
-from drivers.errors import DeviceInUse, DeviceRefused, DriverError
+from drivers.errors import DeviceInUse, DeviceRefused
 from virtman.accel import BOOT_ID
-from virtman.errors import BadDevice, DiskBusy, HostTrouble, NoRoom, NoVolumes, VirtmanError
+from virtman.errors import BadDevice, DiskBusy, NoVolumes
 from virtman.locks import NamedLocks
+from virtman.operations import Kind, Operations
 from virtman.passing import Passed
 from virtman.records import ATTACH_DEVICE, DETACH_DEVICE, DeviceRecord, Shelf, State
 from virtman.steps import Step, log_step
@@ -59,10 +60,7 @@ class Devices:
         self.locks = NamedLocks()
         """By the numbers of devices."""
         self._boot = BOOT_ID.read_text().strip()
-        self._endings: dict[str, Callable[[DeviceRecord], None]] = {
-            ATTACH_DEVICE: self._undo_attach,
-            DETACH_DEVICE: self._end_detach,
-        }
+        self._operations: Operations[Devices, DeviceRecord] = Operations("device", shelf, KINDS, self, step)
 
     @property
     def _driver(self) -> DeviceCache:
@@ -82,7 +80,10 @@ class Devices:
             device = passed.path
             self._check(passed, number)
         with self.locks.hold(number):
-            record = self._settled(self._of_number(number))
+            record = self._of_number(number)
+            if record is not None and not record.steady:
+                self._operations.resume(record)
+                record = self._shelf.get(record.name)
             try:
                 if record is not None:
                     driver.attach_device(record.name, device)
@@ -103,42 +104,26 @@ class Devices:
         if not passed.writable:
             raise BadDevice(f"{passed.name} is not read through the cache: it was not opened for reading and writing")
 
-    def _settled(self, record: DeviceRecord | None) -> DeviceRecord | None:
-        """The record of what is attached, after what was cut off has ended."""
-        if record is None or record.steady:
-            return record
-        self._finish(record)
-        return self._shelf.get(record.name)
-
     def _attach(self, path: Path, device: Path, number: str) -> DeviceRecord:
-        record = DeviceRecord(
-            name=secrets.token_hex(8), state=State.ABSENT, device=str(path), number=number, boot=self._boot
-        ).begin(ATTACH_DEVICE)  # fmt: skip
-        self._shelf.put(record.name, record)
-        self._step("attach-device:recorded")
-        try:
+        def act(record: DeviceRecord) -> DeviceRecord:
             made = self._driver.attach_device(record.name, device)
             self._step("attach-device:attached")
             settled = record.settled(path=str(made.path), size=made.size)
             self._shelf.put(record.name, settled)
-        except (VirtmanError, DriverError) as error:
-            log.warning("%s was not attached: %s", path, error)
-            self._try_undo(record)
-            raise
-        self._step("attach-device:done")
+            self._step("attach-device:done")
+            return settled
+
+        record = DeviceRecord(
+            name=secrets.token_hex(8), state=State.ABSENT, device=str(path), number=number, boot=self._boot
+        )  # fmt: skip
+        settled = self._operations.run(record.begin(ATTACH_DEVICE), act)
         for old in self._shelf.all():  # what the path led to before the host was started
             if old.device == str(path) and self._lost(old) and old.steady:
                 self._shelf.remove(old.name)
         return settled
 
-    def _try_undo(self, record: DeviceRecord) -> None:
-        """The first error is the caller's to raise."""
-        try:
-            self._undo_attach(record)
-        except (VirtmanError, DriverError) as second:
-            log.error("device %s: letting it go is tried again later: %s", record.device, second)
-
-    def _undo_attach(self, record: DeviceRecord) -> None:
+    def undo_attach(self, record: DeviceRecord, _error: Exception | None) -> None:
+        """See KINDS: nobody was told of the attachment. Raises DriverError."""
         self._driver.detach_device(record.name)
         self._step("undo-attach-device:detached")
         self._shelf.remove(record.name)
@@ -157,35 +142,17 @@ class Devices:
             found = self._shelf.get(record.name)
             if found is None:
                 return
-            leaving = found.begin(DETACH_DEVICE, force=force or _by_force(found))
-            self._note(leaving)
-            self._step("detach-device:recorded")
             try:
-                self._let_go(leaving)
+                self._operations.run(found.begin(DETACH_DEVICE, force=force or _by_force(found)))
             except DeviceInUse as error:
-                self._note(found)
                 raise DiskBusy(f"{found.device} is in use: {error}") from error
 
-    def _let_go(self, record: DeviceRecord) -> None:
+    def finish_detach(self, record: DeviceRecord) -> None:
+        """See KINDS. Raises DriverError."""
         self._driver.detach_device(record.name, force=_by_force(record))
         self._step("detach-device:detached")
         self._shelf.remove(record.name)
         self._step("detach-device:done")
-
-    def _end_detach(self, record: DeviceRecord) -> None:
-        try:
-            self._let_go(record)
-        except DeviceInUse:  # nobody was told that it is gone
-            log.warning("device %s stays attached: somebody has it open", record.device)
-            self._shelf.put(record.name, record.settled())
-
-    def _note(self, record: DeviceRecord) -> None:
-        """Letting go makes room, and so goes on where a record cannot be written."""
-        try:
-            self._shelf.put(record.name, record)
-        except (NoRoom, HostTrouble) as error:
-            log.warning("device %s: %s", record.device, error)
-            self._shelf.remember(record.name, record)
 
     def _called(self, path: Path) -> DeviceRecord | None:
         """The record of what a path means: what is handed out, the device, or what was once called so."""
@@ -229,12 +196,8 @@ class Devices:
             record = self._shelf.get(name)
             if not free or record is None or record.steady:
                 return False
-            self._finish(record)
+            self._operations.resume(record)
             return True
-
-    def _finish(self, record: DeviceRecord) -> None:
-        assert record.operation is not None  # noqa: S101
-        self._endings[record.operation.kind](record)
 
     def records(self) -> list[DeviceRecord]:
         """The records that can be read."""
@@ -280,3 +243,14 @@ def _by_force(record: DeviceRecord) -> bool:
     return (
         record.operation is not None and record.doing(DETACH_DEVICE) and bool(record.operation.arguments.get("force"))
     )
+
+
+def _stays_attached(_devices: Devices, record: DeviceRecord, error: Exception | None) -> DeviceRecord | None:
+    """A device that somebody has open stays as it was. Storage that does not answer is asked again."""
+    return record.settled() if isinstance(error, DeviceInUse) else None
+
+
+KINDS = {
+    ATTACH_DEVICE: Kind(undo=Devices.undo_attach),
+    DETACH_DEVICE: Kind(Devices.finish_detach, _stays_attached, gives_up=(DeviceInUse,), makes_room=True),
+}

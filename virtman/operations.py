@@ -56,17 +56,24 @@ class Operations(Generic[C, R]):
         self._context, self._step = context, step
 
     def run(self, record: R, act: Callable[[R], T] | None = None) -> T:
-        """Record an operation that begins, and carry it out: by ``act``, else as its kind finishes it.
+        """Record an operation that begins, and carry it out. Raises as ``begin`` and ``carry_out``."""
+        self.begin(record)
+        return self.carry_out(record, act)
+
+    def begin(self, record: R) -> None:
+        """Record an operation that begins. Raises NoRoom, HostTrouble, unless its kind makes room."""
+        (self.note if self._kinds[record.kind].makes_room else self._put)(record)
+        self._step(f"{record.kind.replace(' ', '-')}:recorded")
+
+    def carry_out(self, record: R, act: Callable[[R], T] | None = None) -> T:
+        """Carry out an operation that is recorded: by ``act``, else as its kind finishes it.
 
         After an error the operation is undone as its kind says, now or later, and the error is raised.
         """
-        name, kind = record.name, record.kind
-        (self.note if self._kinds[kind].makes_room else self._put)(record)
-        self._step(f"{kind.replace(' ', '-')}:recorded")
         try:
             return act(record) if act is not None else self._finish(record)
         except (VirtmanError, DriverError) as error:
-            log.warning("%s %s: %s failed: %s", self._what, name, kind, error)
+            log.warning("%s %s: %s failed: %s", self._what, record.name, record.kind, error)
             self._undo_or_later(record, error)
             raise
 

@@ -263,8 +263,9 @@ class Role(StrEnum):
 ATTACH, PUBLISH, DETACH = "attach", "publish", "detach"
 """Operations of a stack. ``ATTACH`` is undone after a crash; ``PUBLISH`` and ``DETACH`` are finished."""
 
-REMOVED = "removed"
-"""How far a ``DETACH`` is: nothing is left on this host, but Volt has not been told yet."""
+REMOVED, SERVED = "removed", "served"
+"""How far a ``DETACH`` is: nothing is left on this host, but Volt has not been told yet. How far a ``PUBLISH`` is: Volt
+may have been told."""
 
 
 class ParentRecord(Part):

@@ -23,27 +23,26 @@ from virtman.errors import (
     ContentChanged,
     CoordinatorDown,
     HostTaken,
-    HostTrouble,
     ImageExists,
     ImageInUse,
     ImageUnlisted,
-    NoRoom,
     OriginChanged,
     OriginMissing,
     Suspended,
     UnknownImage,
-    VirtmanError,
 )
 from virtman.hostdrivers import HostDrivers
 from virtman.hostfiles import told
 from virtman.imagestore import ImageStore
 from virtman.locks import NamedLocks
+from virtman.operations import Kind, Operations
 from virtman.reading import Readers, digest_of
 from virtman.records import (
     ATTACH,
     DETACH,
     PUBLISH,
     REMOVED,
+    SERVED,
     ChildRecord,
     ImageRecord,
     InPlace,
@@ -152,11 +151,7 @@ class Stacks:
         """Images that are to be read from a parent again that was left, and are not yet."""
         self.flaws: dict[str, str] = {}
         """Why images in place are not served, as of the last look."""
-        self._endings: dict[str, Callable[[ImageRecord], object]] = {
-            ATTACH: self._detach,
-            PUBLISH: self._publish,
-            DETACH: self._detach,
-        }
+        self._operations: Operations[Stacks, ImageRecord] = Operations("image", shelf, KINDS, self, step)
 
     def ensure(self, name: str, *, moving: bool = False) -> ImageRecord:
         """The image's stack, made if it is not there.
@@ -172,7 +167,7 @@ class Stacks:
             if record.steady:
                 return record if self._drivers.export.serving(name) else self._build(record)
             if record.doing(PUBLISH):
-                return self._publish(record)
+                return self._operations.carry_out(record)
             # What is still there of a stack that was half removed can be undone only with what its record knows.
             record = self._release(record)
             return self._attach(
@@ -183,37 +178,26 @@ class Stacks:
             )
 
     def _attach(self, record: ImageRecord, *, moving: bool) -> ImageRecord:
-        name, record = record.name, record.begin(ATTACH)
-        self._shelf.put(name, record)
-        self._step("attach:recorded")
-        try:
+        def act(record: ImageRecord) -> ImageRecord:
             # The endpoint exists before Volt can name it to a child: nobody waits for a parent to get ready.
-            self._drivers.export.reserve(name)
+            self._drivers.export.reserve(record.name)
             self._step("attach:reserved")
-            assignment = self._volt.join(name, moving=moving)
+            assignment = self._volt.join(record.name, moving=moving)
             self._step("attach:joined")
             if record.digest not in (None, assignment.digest):
                 self._drivers.cache.close(record.image)  # of other content that was half removed
             record = with_assignment(record, assignment, confirmed=False)
             with self.content:
-                self._shelf.put(name, record)
+                self._shelf.put(record.name, record)
             self._build(record)
             record = with_assignment(record, assignment, confirmed=True).settled()
-            self._shelf.put(name, record)
+            self._shelf.put(record.name, record)
             self._step("attach:done")
-        except (VirtmanError, DriverError) as error:
-            log.warning("image %s: attach failed: %s", name, error)
-            self._detach_after(record, error)
-            raise
-        self._changed()
-        return record
+            return record
 
-    def _detach_after(self, record: ImageRecord, error: Exception) -> None:
-        """Undo what failed; what fails here is tried again later, and the first error is the caller's to raise."""
-        try:
-            self._detach(record)
-        except (VirtmanError, DriverError) as second:
-            log.error("image %s: undoing after %r failed too: %s", record.name, str(error), second)
+        attached = self._operations.run(record.begin(ATTACH), act)
+        self._changed()
+        return attached
 
     def add_origin(self, image: Image, in_place: InPlace | None = None) -> ImageRecord:
         """Serve an image whose content is in the store, or ``in_place``, and announce it.
@@ -236,9 +220,8 @@ class Stacks:
                 in_place=in_place,
             ).begin(PUBLISH)  # fmt: skip
             with self.content:
-                self._shelf.put(image.name, record)
-            self._step("publish:recorded")
-            return self._publish(record, new=before is None)
+                self._operations.begin(record)
+            return self._operations.carry_out(record)
 
     def _published_anew(self, record: ImageRecord, in_place: InPlace | None) -> ImageRecord:
         """The record of an origin that is published again, from what has the same digest. Raises ImageExists."""
@@ -258,30 +241,26 @@ class Stacks:
         Volt is not asked to let it go: it may refuse that, because others read the image, and is told the opposite now.
         """
         if not _volt_may_know(record):
-            self._detach(record)
+            self._operations.carry_out(record)
             return None
-        return record.settled(State.ABSENT).begin(PUBLISH)
+        return record.settled(State.ABSENT).begin(PUBLISH).reached(SERVED)
 
-    def _publish(self, record: ImageRecord, *, new: bool = False) -> ImageRecord:
-        """Serve and announce. Unless it is ``new``, Volt may have taken it before, and others may read it already."""
-        told = not new
+    def finish_publish(self, record: ImageRecord) -> ImageRecord:
+        """See KINDS: serve and announce. Once served, Volt may have taken the image, and others may read it."""
+        record = self._build(record)
+        self._step("publish:serving")
+        if not _is_served(record):
+            record = record.reached(SERVED)
+            self._shelf.put(record.name, record)
         try:
-            record = self._build(record)
-            self._step("publish:serving")
-            told = True
             return self._announce(record)
-        except (ImageExists, UnknownImage, HostTaken) as error:  # Volt has decided
-            self._undo_publish(record, error)
+        except HostTaken:
             raise
         except CoordinatorDown as error:
             raise CoordinatorDown(
                 f"{error}; image {record.name!r} is kept and announced when Volt answers; then it can be taken back by:"
                 f" virtman unpublish {record.name}"
             ) from error
-        except (VirtmanError, DriverError) as error:
-            if not told:
-                self._undo_publish(record, error)
-            raise
 
     def _announce(self, record: ImageRecord) -> ImageRecord:
         assignment = self._volt.publish(record.image)
@@ -294,10 +273,6 @@ class Stacks:
     def _publish_again(self, record: ImageRecord) -> ImageRecord:
         """Serve and announce what was published before: whatever fails, it stays so."""
         return self._announce(self._build(record))
-
-    def _undo_publish(self, record: ImageRecord, error: Exception) -> None:
-        log.warning("image %s: publish failed: %s", record.name, error)
-        self._detach_after(record.begin(DETACH, told=False), error)
 
     def _build(self, record: ImageRecord, *, replace: bool = False) -> ImageRecord:
         """Serve what the record says. Returns the record: it may have become another one."""
@@ -368,7 +343,7 @@ class Stacks:
         inplace.unlock(known)
         self._step("in-place:unlocked")
         record = record.model_copy(update={"in_place": known.model_copy(update={"locked": False})})
-        self._note(record)
+        self._operations.note(record)
         return record
 
     def look(self, record: ImageRecord) -> None:
@@ -514,7 +489,7 @@ class Stacks:
             if record.operation is None:
                 self._restore(record)
             else:
-                self._endings[record.operation.kind](record)
+                self._operations.resume(record)
 
     def _restore(self, record: ImageRecord) -> None:
         """Build what is missing; a stack that outlived the agent is left as it is, and its parents watched again."""
@@ -531,7 +506,7 @@ class Stacks:
             record = self._shelf.get(name)
             if record is None or not self.idle(record):
                 return False
-            self._detach(record)
+            self._operations.run(record if record.doing(DETACH) else record.begin(DETACH))
             return True
 
     def idle(self, record: ImageRecord) -> bool:
@@ -563,7 +538,7 @@ class Stacks:
                 raise CoordinatorDown(
                     f"{error}; image {name!r} is still served: other hosts may read it, which only Volt knows"
                 ) from error
-            self._detach(record.begin(DETACH, told=False))
+            self._operations.run(record.begin(DETACH, told=False))
             return True
 
     def drop_origin(self, name: str, *, given_up: bool = False) -> bool:
@@ -579,7 +554,7 @@ class Stacks:
                 if given_up:
                     self._shelf.put(name, record.model_copy(update={"given_up": True}))
                 return False
-            self._detach(record.begin(DETACH, told=False))
+            self._operations.run(record.begin(DETACH, told=False))
             return True
 
     def let_go(self, name: str) -> bool:
@@ -594,7 +569,7 @@ class Stacks:
             # Whoever publishes it again here waits for this, or it is withdrawn no more.
             if record.role is Role.ORIGIN and not self._withdrawn(name):
                 return False
-            self._detach(record)
+            self._operations.run(record if record.doing(DETACH) else record.begin(DETACH))
             return True
 
     def _withdrawn(self, name: str) -> bool:
@@ -607,15 +582,12 @@ class Stacks:
         """Whether an image was given up, and no VM of this host needs it any more."""
         return record.given_up and not self._in_use(record.name)
 
-    def _detach(self, record: ImageRecord) -> None:
-        """Remove the stack, then leave Volt's tree, unless the operation says that Volt has no place for it."""
+    def finish_detach(self, record: ImageRecord) -> None:
+        """See KINDS: remove the stack, then leave Volt's tree, unless Volt has no place for it."""
         if not record.leaving:
-            record = record if record.doing(DETACH) else record.begin(DETACH)
-            self._note(record)
-            self._step("detach:recorded")
             record = self._remove_layers(record).reached(REMOVED)
             self.flaws.pop(record.name, None)
-            self._note(record)
+            self._operations.note(record)
             self._step("detach:removed")
         if _volt_may_know(record):
             try:
@@ -625,18 +597,6 @@ class Stacks:
                 return
         self._shelf.remove(record.name)
         self._step("detach:left")
-
-    def _note(self, record: ImageRecord) -> None:
-        """Write down how far a removal is. It goes on without that: removing is what makes room.
-
-        This agent remembers it nevertheless. Else an image that was taken back would be announced again if a layer
-        cannot be removed either.
-        """
-        try:
-            self._shelf.put(record.name, record)
-        except (NoRoom, HostTrouble) as error:
-            log.warning("image %s: being removed without a note of it: %s", record.name, error)
-            self._shelf.remember(record.name, record)
 
     def wants_digest(self, record: ImageRecord) -> bool:
         """Whether the digest of what is served in place is asked for, and not known yet."""
@@ -791,6 +751,31 @@ class Stacks:
 def _volt_may_know(record: ImageRecord) -> bool:
     """Whether Volt may have a place for what is being removed."""
     return record.operation is not None and bool(record.operation.arguments.get("told", True))
+
+
+def _is_served(record: ImageRecord) -> bool:
+    """Whether an image that is being published was served, so that Volt may have taken it."""
+    return record.operation is not None and record.operation.done == SERVED
+
+
+def _unattach(_stacks: Stacks, record: ImageRecord, _error: Exception | None) -> ImageRecord:
+    return record.begin(DETACH)
+
+
+_DECIDED = (ImageExists, UnknownImage, HostTaken)
+"""Volt refuses the image."""
+
+
+def _unpublish(_stacks: Stacks, record: ImageRecord, error: Exception | None) -> ImageRecord | None:
+    refused = isinstance(error, _DECIDED) or not _is_served(record)
+    return record.begin(DETACH, told=False) if refused else None
+
+
+KINDS = {
+    ATTACH: Kind(undo=_unattach),
+    PUBLISH: Kind(Stacks.finish_publish, _unpublish, gives_up=_DECIDED),
+    DETACH: Kind(Stacks.finish_detach, makes_room=True),
+}
 
 
 def _content_changed(record: ImageRecord) -> ContentChanged:

@@ -68,8 +68,9 @@ class NoRoomTest(FullDisk):
         def publish(scene: Scene) -> None:
             scene.stacks.add_origin(scene.put_content("mine"))
 
-        before, after = self.full_from_each_write_on(lambda _scene: None, publish)
-        before.check_empty(self)
+        *before, after = self.full_from_each_write_on(lambda _scene: None, publish)
+        for scene in before:
+            scene.check_empty(self)
         self.assertIn("mine", after.volt.images, "Volt has it")
         self.assertIn("mine", after.host.served)
         after.make_room()
