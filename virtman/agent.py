@@ -45,11 +45,11 @@ from virtman.kept import Kept
 from virtman.kinds import VM_KINDS
 from virtman.locks import NamedLocks
 from virtman.machines import OFF, SAVED, LibvirtMachines
+from virtman.parallel import raise_all, side_by_side
 from virtman.passing import Passed
 from virtman.peer import Peer
 from virtman.pipe import Caller, Pipe, sweep
 from virtman.records import DETACH, PUBLISH, Boot, DeviceRecord, ImageRecord, InPlace, Role, Shelf, VmRecord
-from virtman.repair import raise_all, repair, side_by_side
 from virtman.roles import Permit, anything
 from virtman.stackchoice import USERSPACE
 from virtman.stacks import Stacks, published_otherwise
@@ -57,14 +57,10 @@ from virtman.steps import Step, log_step
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
 from virtman.voltlink import VoltLink
-from virtman.workqueue import Job, Pool
 from volt.client import HeartbeatAnswer, ImageTree, VoltClient
 from volt.errors import VoltError
 
 log = logging.getLogger(__name__)
-
-REPAIR, REGISTER = "this host", "Volt"
-"""Keys of what is done once after a start, and again until it succeeds."""
 
 
 class Agent:
@@ -100,7 +96,9 @@ class Agent:
             self._no_volumes,
             step,
         )
-        self._upkeep = Upkeep(self._stacks, self._vms, self._drivers, self._kept, self._devices, config.idle_grace)
+        self._upkeep = Upkeep(
+            self._stacks, self._vms, self._drivers, self._kept, self._devices, self._volt.register, config.idle_grace
+        )  # fmt: skip
         self._heartbeat = Heartbeat(self._tell_volt, self._on_answer)
         self._step = step
 
@@ -124,10 +122,10 @@ class Agent:
         try:
             return HostDrivers(
                 attach=load("attach", config.attach)(
-                    place, lost=lambda image, parent: self._upkeep.parent_lost(image, parent)
+                    place, lost=lambda image, parent: self._upkeep.places.parent_lost(image.name, parent.host)
                 ),
                 cache=load("cache", config.cache)(place),
-                export=load("export", config.export)(place, died=lambda image: self._upkeep.died(image)),
+                export=load("export", config.export)(place, died=lambda image: self._upkeep.images.died(image)),
                 snapshot=load("snapshot", config.snapshot)(place),
             )
         except DriverError as error:
@@ -137,9 +135,7 @@ class Agent:
         """Clean up after a kill, begin to repair in the background, and connect to Volt."""
         self._store.clean()
         sweep(self.config.socket.parent)
-        self._upkeep.once(REPAIR, Job("compare records with the host", self.repair, Pool.LONG))
-        self._upkeep.once(REGISTER, Job("register", self._volt.register, Pool.VOLT))
-        self._upkeep.queue.start()
+        self._upkeep.start()
         self._heartbeat.start()
 
     def stop(self) -> None:
@@ -376,7 +372,7 @@ class Agent:
         here, held = {record.name: record for record in self._stacks.records()}, self._stacks.held()
         return [
             views.image(
-                image, here.get(image.name), self._upkeep.stats(image.name).held_bytes,
+                image, here.get(image.name), self._upkeep.looks.stats(image.name).held_bytes,
                 self._in_place(here.get(image.name), held),
             )
             for image in self._volt.images()
@@ -679,7 +675,7 @@ class Agent:
             pid=os.getpid(),
             volt=models.VoltStatus(url=self.config.volt, connected=heartbeat.connected, trouble=heartbeat.trouble),
             accel=views.accel(self.verdict),
-            repairing=self._upkeep.queue.busy(REPAIR),
+            repairing=self._upkeep.repairing(),
             suspended=self._stacks.suspended,
             images=[self._stack(record, held) for record in self._stacks.records()],
             vms=self.vms(),
@@ -695,9 +691,9 @@ class Agent:
     def _stack(self, record: ImageRecord, held: frozenset[str]) -> models.Stack:
         return views.stack(
             record,
-            self._upkeep.refresh(record),
+            self._upkeep.looks.refresh(record),
             self._drivers.export.hit_bytes(record.name) if record.role is Role.HOST else 0,
-            self._upkeep.paths(record),
+            self._upkeep.looks.paths(record),
             [vm.name for vm in self._vms.shelf.all() if vm.image == record.name],
             self._in_place(record, held),
             serving=self._stacks.serving(record.name),
@@ -706,12 +702,7 @@ class Agent:
     def repair(self) -> models.Repaired:
         """Make what the records say true. Raises Suspended, RepairIncomplete with every error."""
         self._stacks.check_not_suspended()
-        done = repair(self._stacks, self._vms, self._devices)
-        records = self._vms.shelf.all()
-        states = self._vm_states(records)
-        for record in records:
-            if states.get(record.name) == SAVED:
-                self._vms.follow(record)  # libvirt-guests, which comes after the agent, starts it with virsh
+        done = self._upkeep.repair()
         self._heartbeat.soon()
         return models.Repaired(**done)
 

@@ -14,8 +14,8 @@ from drivers.errors import DriverError
 from virtman.errors import VirtmanError
 from virtman.imagestore import ImageStore
 from virtman.locks import NamedLocks
+from virtman.parallel import raise_all
 from virtman.records import ImageRecord
-from virtman.repair import raise_all
 from virtman.stacks import Stacks
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,10 @@
-"""What has to be done, by key: one thing of a key at a time, now or after a pause, until nothing is left to do.
+"""The engine of the reconciler: the next thing to do for a key, now or after a pause, until nothing is left to do.
 
 A key names something that is kept in order: an image, a VM. Whoever notices that something may have to be done for it
 wakes the key; ``plan`` compares what should be with what is, and gives the next job, or nothing. So a job is never
 lost: what failed is still to be done, and is tried again after a pause that grows, with some chance in it, so that
-hosts that failed together do not come back together.
+hosts that failed together do not come back together. A job that is done again and again gets the same pauses: a process
+that dies each time it is started, say.
 
 Each kind of job has threads of its own (``Pool``), so that none waits for those of another kind: a Volt that does not
 answer keeps no dead process from being started again.
@@ -17,7 +18,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -32,10 +33,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 300.0
 """Seconds after the first failure in a row, and at most: each pause is twice as long, less up to a half by chance."""
 
 CALM = 60.0
-"""Seconds that what was done has to last: what goes to pieces sooner is done again after a pause."""
+"""Seconds after which a job that is done once more is no repetition."""
 
-IN_VAIN = 5
-"""How often in a row the same job may succeed, until that is taken for a failure: it seems to change nothing."""
+REPEATED = 5
+"""Repetitions in a row after which ``troubles`` tells of them."""
 
 STOP_GRACE = 3.0
 """Seconds that running jobs get to finish at the end. Being cut off must be safe for every job."""
@@ -64,7 +65,7 @@ class Job:
     """The next thing to do for a key.
 
     ``on_demand``: who asks for it asks once, and it takes that away when it begins. If it is still to be done after
-    that, somebody has asked again: it was not in vain.
+    that, somebody has asked again: it is no repetition.
     """
 
     what: str
@@ -88,11 +89,11 @@ class _Entry:
     """The end of its pause."""
     failures: int = 0
     """In a row."""
+    repeats: int = 0
+    """In a row: a job that nobody asked for succeeded, and was still to be done."""
     done: str = ""
-    times: int = 0
-    """What was done last, and how often in a row."""
-    stumbles: int = 0
-    stumbled_at: float = float("-inf")
+    done_at: float = float("-inf")
+    """The job that succeeded last, and when."""
     trouble: str = ""
 
 
@@ -115,6 +116,8 @@ class WorkQueue:
         self._lines: dict[Pool, deque[str]] = {pool: deque() for pool in Pool}
         """The keys whose jobs wait for a thread of a pool, the one that has waited longest first."""
         self._changed = threading.Lock()
+        self._idle = threading.Condition(self._changed)
+        """What ``settle`` waits at."""
         self._work = {pool: threading.Condition(self._changed) for pool in Pool}
         """What the threads of a pool wait at. One is woken at a time: with all of them, a heartbeat cost more in
         wakings than in work."""
@@ -135,17 +138,7 @@ class WorkQueue:
         with self._changed:
             entry = self._entries.setdefault(key, _Entry())
             if now:
-                entry.failures, entry.not_before = 0, 0.0
-            self._wake(key, entry)
-
-    def stumbled(self, key: str, trouble: str) -> None:
-        """What had been done for a key went to pieces. The first time it is looked at at once, then after a pause."""
-        with self._changed:
-            entry, now = self._entries.setdefault(key, _Entry()), self._clock()
-            entry.stumbles = entry.stumbles + 1 if now - entry.stumbled_at <= CALM else 1
-            entry.stumbled_at, entry.trouble = now, trouble
-            entry.not_before = now + self._pause(entry.stumbles - 1) if entry.stumbles > 1 else 0.0
-            log.warning("%s: %s", key, trouble)
+                entry.failures, entry.repeats, entry.not_before = 0, 0, 0.0
             self._wake(key, entry)
 
     def _wake(self, key: str, entry: _Entry) -> None:
@@ -161,10 +154,20 @@ class WorkQueue:
     def busy(self, key: str) -> bool:
         """Whether something is done for a key now, or will be at once."""
         with self._changed:
-            entry = self._entries.get(key)
-            if entry is None:
-                return False
-            return entry.running or entry.job is not None or (entry.due is not None and entry.due <= self._clock())
+            return self._busy(key)
+
+    def _busy(self, key: str) -> bool:
+        entry = self._entries.get(key)
+        if entry is None:
+            return False
+        return entry.running or entry.job is not None or (entry.due is not None and entry.due <= self._clock())
+
+    def settle(self, keys: Collection[str]) -> None:
+        """Look at all keys now, also at those that failed, and wait until nothing can be done for them at once."""
+        for key in keys:
+            self.wake(key, now=True)
+        with self._changed:
+            self._idle.wait_for(lambda: self._stopped.is_set() or not any(map(self._busy, keys)))
 
     def troubles(self) -> dict[str, str]:
         """Why the last job failed, by key, of those that are yet to be done."""
@@ -175,7 +178,7 @@ class WorkQueue:
         """Begin nothing any more, and let what runs finish, for STOP_GRACE seconds at most."""
         with self._changed:
             self._stopped.set()
-            for work in self._work.values():
+            for work in (*self._work.values(), self._idle):
                 work.notify_all()
         deadline = time.monotonic() + STOP_GRACE
         for thread in self._threads:
@@ -250,11 +253,12 @@ class WorkQueue:
         """There is nothing to do for a key now. Whether it was woken meanwhile."""
         with self._changed:
             entry = self._entries[key]
-            entry.running, entry.trouble, entry.times = False, "", 0
+            entry.running, entry.trouble = False, ""
             if entry.again:
                 return self._goes_on(key, entry)
-            if self._clock() - entry.stumbled_at > CALM:
+            if self._clock() - entry.done_at > CALM:
                 del self._entries[key]
+            self._idle.notify_all()
             return False
 
     def _goes_on(self, key: str, entry: _Entry) -> bool:
@@ -262,30 +266,38 @@ class WorkQueue:
         entry.running = entry.not_before <= self._clock() and not self._stopped.is_set()
         if not entry.running:
             self._wake(key, entry)
+            self._idle.notify_all()
         return entry.running
 
     def _done(self, key: str, job: Job, trouble: str) -> bool:
         """A job has ended. Whether to look at its key again at once, and not after a pause."""
         with self._changed:
-            entry = self._entries[key]
+            entry, now = self._entries[key], self._clock()
             entry.running, entry.job = False, None
-            entry.times = entry.times + 1 if job.what == entry.done and not trouble else 1
-            entry.done = job.what
-            if entry.times > IN_VAIN and not job.on_demand:
-                trouble = f"{job.what}: done {entry.times} times, and it is still to be done"
             if trouble:
-                if not entry.trouble:  # not once more after each pause
-                    log.warning("%s: %s", key, trouble)
                 entry.failures += 1
-                entry.not_before = self._clock() + self._pause(entry.failures)
+                entry.not_before = now + self._pause(entry.failures)
             else:
                 entry.failures = 0
+                if not job.on_demand:
+                    trouble = self._note_success(entry, job.what, now)
+            if trouble and not entry.trouble:  # not once more after each pause
+                log.warning("%s: %s", key, trouble)
             entry.trouble = trouble
             return self._goes_on(key, entry)
 
-    def _pause(self, failures: int) -> float:
-        """Seconds to wait after so many failures."""
-        pause: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 30))
+    def _note_success(self, entry: _Entry, what: str, now: float) -> str:
+        """A job of which nobody had to ask again has succeeded. Returns what is odd, if that happens all the time."""
+        repeated = what == entry.done and now - entry.done_at <= CALM
+        entry.repeats = entry.repeats + 1 if repeated else 0
+        entry.done, entry.done_at = what, now
+        if entry.repeats:
+            entry.not_before = now + self._pause(entry.repeats)
+        return f"{what}: done {entry.repeats + 1} times, and it is still to be done" if entry.repeats > REPEATED else ""
+
+    def _pause(self, times: int) -> float:
+        """Seconds to wait after so many failures or repetitions."""
+        pause: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(times - 1, 30))
         return pause * (1 - self._chance() / 2)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,9 +76,17 @@ class Site:
         return self.agent(**settings)  # type: ignore[arg-type]
 
     def hold_still(self, agent: Agent) -> None:
-        """Have an agent do nothing unasked from now on."""
+        """Have an agent do nothing unasked from now on, but all that ``repair`` asks for."""
         self.settle(agent)
-        agent._upkeep.stopped = True
+        upkeep, settle = agent._upkeep, agent._upkeep.queue.settle
+        upkeep.stopped = True
+
+        def settle_now(keys: Collection[str]) -> None:
+            upkeep.stopped = False
+            settle(keys)
+            upkeep.stopped = True
+
+        upkeep.queue.settle = settle_now  # type: ignore[method-assign]
 
     def settle(self, agent: Agent) -> None:
         """Wait until an agent does nothing, and nothing is due."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -25,8 +26,8 @@ from virtman.kept import Kept
 from virtman.kinds import VM_KINDS
 from virtman.locks import NamedLocks
 from virtman.records import DeviceRecord, ImageRecord, InPlace, Record, Role, Shelf, VmRecord
-from virtman.repair import repair
 from virtman.stacks import Stacks
+from virtman.upkeep import Upkeep
 from virtman.vms import Vms
 
 NOW = 1_700_000_000.0
@@ -134,7 +135,17 @@ class Scene:
     def restart(self) -> None:
         """The agent starts again and repairs."""
         self.start()
-        repair(self.stacks, self.vms, self.devices)
+        self.repair()
+
+    def repair(self) -> None:
+        """What an agent does when it starts, until nothing can be done at once. Raises RepairIncomplete."""
+        upkeep = Upkeep(self.stacks, self.vms, self.drivers, self.kept, self.devices, lambda: None, math.inf)
+        self.released = upkeep.released
+        upkeep.queue.start()
+        try:
+            upkeep.repair()
+        finally:
+            upkeep.queue.stop()
 
     def check(self, test: TestCase) -> None:
         """What is on the host and at Volt is what the records say, and the records say that all is whole."""

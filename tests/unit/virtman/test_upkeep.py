@@ -20,10 +20,12 @@ from tests.unit.virtman.scene import Scene
 from virtman import booting, creating
 from virtman.errors import CoordinatorDown, HypervisorError, OriginChanged
 from virtman.hostdrivers import HostDrivers
+from virtman.imagekeeper import IDLE_LOOK, USED_LOOK
 from virtman.inplace import to_publish
+from virtman.looks import NOTHING
 from virtman.records import Boot, ImageRecord, InPlace, Role
-from virtman.upkeep import IDLE_LOOK, NOTHING, USED_LOOK, Upkeep
-from virtman.workqueue import LONGEST_PAUSE, Job, Pool
+from virtman.upkeep import Upkeep
+from virtman.workqueue import CALM, LONGEST_PAUSE, Pool
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
 
 PATIENCE = 60.0
@@ -53,11 +55,20 @@ class UpkeepTest(TestCase):
     def use(self, drivers: HostDrivers) -> None:
         """Look after the host with these drivers."""
         self.upkeep = Upkeep(
-            self.scene.stacks, self.scene.vms, drivers, self.scene.kept, self.scene.devices, GRACE, self.clock
+            self.scene.stacks, self.scene.vms, drivers, self.scene.kept, self.scene.devices, self.register, GRACE,
+            self.clock,
         )  # fmt: skip
         self.scene.released = self.upkeep.released
         self.upkeep.queue.start()
         self.addCleanup(self.upkeep.queue.stop)
+
+    unregistered = 0
+    """How often Volt is yet to be silent when the host registers."""
+
+    def register(self) -> None:
+        self.unregistered -= 1
+        if self.unregistered >= 0:
+            raise CoordinatorDown("nobody there")
 
     def attached(self, name: str = "debian") -> ImageRecord:
         self.volt.offer(name)
@@ -207,8 +218,8 @@ class VoltsAnswerTest(UpkeepTest):
         self.host.calls.clear()
         self.upkeep.stopped = True
         self.upkeep.handle(answer(self.volt.assign("debian", ["new"])))
-        self.upkeep.died("debian")
-        self.upkeep.parent_lost(image, parent("other"))
+        self.upkeep.images.died("debian")
+        self.upkeep.places.parent_lost(image.name, "other")
         self.settle()
         self.assertEqual(([], []), (self.host.calls, self.volt.reported))
 
@@ -317,20 +328,14 @@ class AgainTest(UpkeepTest):
         self.settle()
         self.assertIn("debian", self.host.served)
 
-    def test_what_is_done_once_is_done_until_it_succeeds(self) -> None:
-        tries: list[int] = []
-
-        def register() -> None:
-            tries.append(1)
-            if len(tries) < 3:
-                raise CoordinatorDown("nobody there")
-
-        self.upkeep.once("Volt", Job("register", register))
+    def test_a_host_is_registered_until_that_succeeds(self) -> None:
+        self.unregistered = 2
+        self.upkeep.queue.wake("Volt")
         self.settle()
         self.assertEqual({"Volt": "register: nobody there"}, self.upkeep.troubles())
         for _ in range(5):
             self.pass_time(LONGEST_PAUSE)
-        self.assertEqual((3, {}), (len(tries), self.upkeep.troubles()))
+        self.assertEqual((-1, {}), (self.unregistered, self.upkeep.troubles()))
 
 
 class DriversCallTest(UpkeepTest):
@@ -339,7 +344,7 @@ class DriversCallTest(UpkeepTest):
         self.volt.assign("debian", ["dead", "spare"])
         self.beat()
         self.host.failing = {"attach.update": TROUBLE}
-        self.upkeep.parent_lost(image, parent("dead"))
+        self.upkeep.places.parent_lost(image.name, "dead")
         self.settle()
         self.host.failing = {}
         self.pass_time(LONGEST_PAUSE)
@@ -349,7 +354,7 @@ class DriversCallTest(UpkeepTest):
     def test_a_daemon_that_died_is_started_again_at_once(self) -> None:
         self.attached()
         self.host.daemon_dies("debian")
-        self.upkeep.died("debian")
+        self.upkeep.images.died("debian")
         self.settle()
         self.scene.check(self)
 
@@ -358,7 +363,7 @@ class DriversCallTest(UpkeepTest):
         for _ in range(5):
             if "debian" in self.host.served:
                 self.host.daemon_dies("debian")
-            self.upkeep.died("debian")
+            self.upkeep.images.died("debian")
             self.settle()
         self.assertNotIn("debian", self.host.served)
         self.pass_time(LONGEST_PAUSE)
@@ -393,7 +398,7 @@ class AskVoltTest(UpkeepTest):
 
     def test_reports_of_lost_parents(self) -> None:
         image = self.attached().image
-        self.assertEqual({Pool.VOLT}, self.asked_by(lambda: self.upkeep.parent_lost(image, parent("other"))))
+        self.assertEqual({Pool.VOLT}, self.asked_by(lambda: self.upkeep.places.parent_lost(image.name, "other")))
 
     def test_stacks_that_nobody_needs_any_more(self) -> None:
         self.attached()
@@ -411,7 +416,7 @@ class AskVoltTest(UpkeepTest):
 
         self.host.moment = note
         self.host.daemon_dies("debian")
-        self.upkeep.died("debian")
+        self.upkeep.images.died("debian")
         self.settle()
         self.assertEqual(Pool.LONG, kinds["before export.publish"])
         self.volt.assign("debian", ["new"])
@@ -443,6 +448,7 @@ class InPlaceTest(UpkeepTest):
         aside.mkdir()
         image, _in_place = self.publish_at(aside / "place")
         for _ in range(3):
+            self.clock.advance(CALM + 1)
             (aside / "place").rename(aside / "away")
             for _ in range(3):
                 self.beat()
@@ -497,30 +503,32 @@ class InPlaceTest(UpkeepTest):
 class ReportsTest(UpkeepTest):
     def test_an_attached_image_is_reported_with_its_parent_and_bytes(self) -> None:
         record = self.attached()
-        self.upkeep.refresh(record)
+        self.upkeep.looks.refresh(record)
         self.assertEqual(
             [NodeReport(image="debian", revision=record.revision, fetched_bytes=BYTES_PER_FETCH, parent="other")],
             self.upkeep.news()[0],
         )
 
     def test_bytes_are_those_of_the_last_look(self) -> None:
-        self.assertEqual(NOTHING, self.upkeep.stats("debian"))
+        self.assertEqual(NOTHING, self.upkeep.looks.stats("debian"))
         record = self.attached()
         self.settle()
-        seen = self.upkeep.stats("debian")
+        seen = self.upkeep.looks.stats("debian")
         self.host.caches[record.image.key] *= 3
-        self.assertEqual((seen, seen.held_bytes), (self.upkeep.stats("debian"), self.upkeep.news()[0][0].fetched_bytes))
+        self.assertEqual(
+            (seen, seen.held_bytes), (self.upkeep.looks.stats("debian"), self.upkeep.news()[0][0].fetched_bytes)
+        )
         self.host.caches[record.image.key] = BYTES_PER_FETCH
         self.beat()
-        self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.stats("debian"))
-        self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.refresh(record))
+        self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.looks.stats("debian"))
+        self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.looks.refresh(record))
 
     def test_an_origin_reads_from_nobody(self) -> None:
         record = self.scene.stacks.add_origin(self.scene.put_content("mine"))
         self.assertEqual(Role.ORIGIN, record.role)
         report = self.upkeep.news()[0][0]
         self.assertIsNone(report.parent)
-        self.assertEqual(NOTHING, self.upkeep.refresh(record))
+        self.assertEqual(NOTHING, self.upkeep.looks.refresh(record))
 
     def test_only_attached_images_are_reported(self) -> None:
         self.attached()
@@ -680,7 +688,7 @@ class IdleTest(UpkeepTest):
         for seconds, times in ((0.9 * USED_LOOK, 1), (0.1 * USED_LOOK, 2)):
             self.clock.advance(seconds)
             self.beat()
-            self.assertEqual(times * BYTES_PER_FETCH, self.upkeep.stats("debian").held_bytes)
+            self.assertEqual(times * BYTES_PER_FETCH, self.upkeep.looks.stats("debian").held_bytes)
 
 
 class VolumesTest(UpkeepTest):

@@ -11,7 +11,7 @@ from testtools import TestCase
 from tests.unit.logs import Logged
 from tests.unit.virtman.clock import Clock
 from virtman.errors import CoordinatorDown
-from virtman.workqueue import CALM, FIRST_PAUSE, IN_VAIN, LONGEST_PAUSE, THREADS, Job, Pool, WorkQueue
+from virtman.workqueue import CALM, FIRST_PAUSE, LONGEST_PAUSE, REPEATED, THREADS, Job, Pool, WorkQueue
 
 PATIENCE = 60.0
 """Seconds until a test that hangs is given up; none is measured by it."""
@@ -92,10 +92,11 @@ class WorkQueueTest(TestCase):
 class OrderTest(WorkQueueTest):
     def test_a_key_that_is_woken_is_brought_in_order_step_by_step(self) -> None:
         for pool in Pool:
-            work = self.give("a", None, None, None, pool=pool)
+            work = self.give("a", None, None, None, pool=pool, on_demand=True)
             self.queue.wake("a")
             self.quiet("a")
             self.assertEqual((3, 4), (work.done, work.looks), "it is looked at until there is nothing to do")
+            self.pass_time(CALM + 1)
 
     def test_keys_are_served_side_by_side(self) -> None:
         self.blocked("a")
@@ -106,16 +107,16 @@ class OrderTest(WorkQueueTest):
 
     def test_one_thing_of_a_key_is_done_at_a_time(self) -> None:
         for pool in Pool:
-            work = self.blocked("a", pool=pool)
+            work = self.blocked(pool, pool=pool)
             work.running.clear()
             for _ in range(3):
-                self.queue.wake("a")
+                self.queue.wake(pool)
             self.give("b", None)
             self.queue.wake("b")
             self.quiet("b")
             self.assertFalse(work.running.is_set())
             work.go.set()
-            self.quiet("a")
+            self.quiet(pool)
 
     def test_a_key_that_is_woken_while_it_is_looked_at_is_looked_at_again(self) -> None:
         work = self.give("a")
@@ -167,7 +168,11 @@ class ForgetTest(WorkQueueTest):
         self.give("a", None)
         self.queue.wake("a")
         self.quiet("a")
-        self.assertEqual({}, self.queue._entries)
+        self.pass_time(CALM + 1)
+        for _ in range(2):
+            self.queue.wake("a")
+            self.quiet("a")
+        self.assertNotIn("a", self.queue._entries)
 
 
 class FailureTest(WorkQueueTest):
@@ -263,54 +268,47 @@ class FailureTest(WorkQueueTest):
         self.quiet("unknown")
         self.assertEqual(1, work.done)
 
-    def test_a_job_that_succeeds_and_changes_nothing_is_done_after_pauses_and_told(self) -> None:
+    def test_a_job_that_changes_nothing_is_done_after_pauses_and_told(self) -> None:
         work = self.give("a", *[None] * 100)
         self.queue.wake("a")
         self.quiet("a")
-        self.assertEqual(IN_VAIN + 1, work.done)
+        self.assertEqual((2, {}), (work.done, self.queue.troubles()))
+        for number in range(REPEATED):
+            self.pass_time(FIRST_PAUSE * 2**number)
+            self.quiet("a")
+        self.assertEqual(2 + REPEATED, work.done)
         self.assertIn("still to be done", self.queue.troubles()["a"])
-        self.pass_time(FIRST_PAUSE)
-        self.quiet("a")
-        self.assertEqual(IN_VAIN + 2, work.done)
 
     def test_a_job_that_is_asked_for_again_and_again_is_done_each_time(self) -> None:
-        work = self.give("a", *[None] * 3 * IN_VAIN, on_demand=True)
+        work = self.give("a", *[None] * 3 * REPEATED, on_demand=True)
         self.queue.wake("a")
         self.quiet("a")
-        self.assertEqual((3 * IN_VAIN, {}), (work.done, self.queue.troubles()))
+        self.assertEqual((3 * REPEATED, {}), (work.done, self.queue.troubles()))
 
-
-class StumbleTest(WorkQueueTest):
-    def stumble(self) -> Work:
-        work = self.give("a", None)
-        self.queue.stumbled("a", "it died")
-        self.pass_time(0)
-        return work
-
-    def test_the_first_time_it_is_done_again_at_once(self) -> None:
-        work = self.stumble()
-        self.quiet("a")
-        self.assertEqual(1, work.done)
-
-    def test_what_dies_again_and_again_is_done_again_after_pauses(self) -> None:
-        self.stumble()
-        self.quiet("a")
-        for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE):
-            work = self.stumble()
-            self.assertEqual(0, work.done)
-            self.pass_time(0.9 * pause)
-            self.assertEqual(0, work.done)
-            self.pass_time(0.1 * pause)
-            self.quiet("a")
-            self.assertEqual(1, work.done)
-
-    def test_after_a_calm_time_it_is_the_first_time(self) -> None:
-        self.stumble()
+    def test_after_a_calm_time_it_is_no_repetition(self) -> None:
+        self.give("a", None, None)
+        self.queue.wake("a")
         self.quiet("a")
         self.pass_time(CALM + 1)
-        work = self.stumble()
+        work = self.give("a", None, None)
+        self.queue.wake("a")
         self.quiet("a")
-        self.assertEqual(1, work.done)
+        self.assertEqual(2, work.done)
+
+
+class SettleTest(WorkQueueTest):
+    def test_it_looks_at_keys_that_failed_and_waits_for_what_they_wake(self) -> None:
+        first, second = self.give("a", CoordinatorDown("nobody there"), None), self.give("b")
+        self.queue.wake("a")
+        self.quiet("a")
+        first.act = lambda: (first.errors.pop(), second.errors.append(None), self.queue.wake("b"))  # type: ignore[assignment, func-returns-value]
+        self.queue.settle(["a", "b"])
+        self.assertEqual(([], 1), (first.errors, second.done))
+
+    def test_it_does_not_wait_for_pauses(self) -> None:
+        self.give("a", CoordinatorDown("nobody there"), CoordinatorDown("nobody there"))
+        self.queue.settle(["a"])
+        self.assertEqual(["a"], list(self.queue.troubles()))
 
 
 class StopTest(WorkQueueTest):

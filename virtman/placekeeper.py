@@ -1,0 +1,178 @@
+"""Keeps this host's places in Volt's trees as Volt says, and tells Volt of parents that were lost.
+
+What a host has of an image and what Volt says of it have keys of their own: while Volt is away, or says what cannot be
+followed, a process that died is started again at once. So do a place and its lost parents: neither waits for the other,
+which may never succeed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Collection
+from functools import partial
+
+from virtman.errors import ContentChanged, StateDamaged
+from virtman.records import ImageRecord
+from virtman.stacks import Stacks
+from virtman.workqueue import Job, Pool, WorkQueue
+from volt.client import Assignment
+
+PLACE, LOST, CHILDREN = "place of ", "lost parents of ", "children of "
+"""Keys; the name of an image follows."""
+
+
+class PlaceKeeper:
+    """Follows what Volt says of the images of ``stacks``."""
+
+    def __init__(self, stacks: Stacks, queue: WorkQueue) -> None:
+        self._stacks, self._queue = stacks, queue
+        self._lock = threading.Lock()
+        self._heard: dict[str, Assignment] = {}
+        """By image, what Volt said last, until it is followed; the same for who may read."""
+        self._children: dict[str, Assignment] = {}
+        self._absent: set[str] = set()
+        """Images in whose tree this host has no place, as Volt said last."""
+        self._lost: dict[str, set[str]] = {}
+        """By image, parents that a driver lost, until Volt is told."""
+
+    # What happens
+
+    def hear(self, assignments: Collection[Assignment], absent: Collection[str]) -> None:
+        """Volt has answered a heartbeat."""
+        with self._lock:
+            self._absent = set(absent)
+        self._hear_of_places(assignments)
+        for image in absent:
+            self._queue.wake(PLACE + image)
+
+    def _hear_of_places(self, assignments: Collection[Assignment]) -> None:
+        with self._lock:
+            known = {name: assignment.revision for name, assignment in self._heard.items()}
+            news = [a for a in assignments if known.get(a.image, a.revision) <= a.revision]
+            self._heard |= {assignment.image: assignment for assignment in news}
+            self._children |= {assignment.image: assignment for assignment in news}
+        for assignment in news:
+            self._queue.wake(CHILDREN + assignment.image)
+            self._queue.wake(PLACE + assignment.image, now=known.get(assignment.image) != assignment.revision)
+
+    def parent_lost(self, image: str, host: str) -> None:
+        """A driver lost a parent: have Volt told. Returns at once."""
+        with self._lock:
+            self._lost.setdefault(image, set()).add(host)
+        self._queue.wake(LOST + image, now=True)
+
+    def tend(self) -> None:
+        """A heartbeat: look at places for which something may have to be done; mostly there are none."""
+        for record in self._stacks.records():
+            if record.leaving or record.given_up or record.name in self._absent or record.name in self._heard:
+                self._queue.wake(PLACE + record.name)
+
+    def keys(self) -> list[str]:
+        """The keys of all places."""
+        return [PLACE + name for name in self._stacks.names()]
+
+    def released(self, image: str) -> None:
+        """An operation on an image has ended, or a VM of it is gone. Returns at once."""
+        self._queue.wake(PLACE + image)
+        if image in self._lost:
+            self._queue.wake(LOST + image)
+
+    # What is to be done
+
+    def plan(self, record: ImageRecord) -> Job | None:
+        """Whether Volt says something else of the stack's place in the tree than its record."""
+        name = record.name
+        if record.leaving:
+            return Job("leave Volt's tree", partial(self._stacks.leave_later, name), Pool.VOLT)
+        if not record.steady:
+            return None
+        if self._stacks.unwanted(record):  # the end of a VM wakes this key
+            return Job("drop what was unpublished", partial(self._stacks.drop_origin, name), Pool.LONG)
+        if name in self._absent:
+            return None if record.given_up else Job("join again", partial(self._rejoin, name), Pool.VOLT)
+        return self._plan_following(record)
+
+    def _plan_following(self, record: ImageRecord) -> Job | None:
+        heard = self._heard.get(record.name)
+        if heard is None:
+            return None
+        if heard.revision <= record.revision:
+            self._forget(heard)
+            return None
+        if record.name in self._stacks.flaws:
+            return None  # a host that does not serve says nothing by which others would read from it again
+        return Job("follow", partial(self._follow, heard), Pool.LONG, on_demand=True)
+
+    def plan_without_stack(self, name: str) -> Job | None:
+        """Whether Volt has a place for this host, which has no stack."""
+        heard = self._heard.get(name)
+        if heard is None:
+            return None
+        return Job("give up a place without a stack", partial(self._leave_unknown, heard), Pool.VOLT)
+
+    def plan_lost(self, record: ImageRecord) -> Job | None:
+        """Whether Volt is to be told of lost parents."""
+        if record.leaving:
+            self.forget_lost(record.name)
+        if not record.steady or not self._lost.get(record.name):
+            return None
+        return Job("report", partial(self._report, record.name), Pool.VOLT)
+
+    def forget_lost(self, name: str) -> None:
+        """The stack is gone: a later one may read from the same parent, alive again."""
+        with self._lock:
+            self._lost.pop(name, None)
+
+    def plan_children(self, name: str) -> Job | None:
+        """Whether children are to be let in. It does not wait for operations on the image."""
+        if name not in self._children:
+            return None
+        return Job("let children in", partial(self._admit, name), Pool.CHILDREN, on_demand=True)
+
+    def _admit(self, image: str) -> None:
+        with self._lock:
+            assignment = self._children.pop(image)
+        try:
+            with contextlib.suppress(StateDamaged):  # status tells of it
+                self._stacks.admit(assignment)
+        except BaseException:
+            with self._lock:
+                self._children.setdefault(image, assignment)  # to be tried again, if nothing newer came
+            raise
+
+    def _leave_unknown(self, assignment: Assignment) -> None:
+        self._stacks.leave_unknown(assignment.image)
+        self._forget(assignment)
+
+    def _report(self, name: str) -> None:
+        hosts = self._lost.get(name, set())
+        for host in sorted(hosts):
+            with self._lock:
+                hosts.discard(host)
+            try:
+                assignment = self._stacks.parent_lost(name, host)
+            except BaseException:
+                with self._lock:
+                    hosts.add(host)  # to be tried again
+                raise
+            if assignment is not None:  # followed by itself: Volt is told once, however often that fails
+                self._hear_of_places([assignment])
+
+    def _rejoin(self, name: str) -> None:
+        self._stacks.rejoin(name)
+        with self._lock:
+            self._absent.discard(name)
+
+    def _follow(self, assignment: Assignment) -> None:
+        try:
+            self._stacks.follow(assignment)
+        except ContentChanged:
+            self._forget(assignment)  # this host has left, so it says nothing any more
+            raise
+        self._forget(assignment)
+
+    def _forget(self, assignment: Assignment) -> None:
+        with self._lock:
+            if self._heard.get(assignment.image) is assignment:
+                del self._heard[assignment.image]
