@@ -81,7 +81,7 @@ def _resume_to_start(vms: Vms, name: str) -> None:
         record = vms.record(name)
         if record.boot is None:  # it is the memory of the VM that the disk is attached to
             raise
-        vms.machines.start(name, vms.snapshots.open(name), record.boot, None, None)
+        vms.machines.start(name, vms.snapshots.open(name), record.boot, None, None, uuid=record.uuid)
         vms.resume(name)
 
 

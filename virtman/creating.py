@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 from drivers.base import Device
 from virtman import disks
@@ -96,7 +95,7 @@ def _clone(vms: Vms, source: VmRecord, point: str, name: str) -> None:
 def _is_clone(vms: Vms, name: str, source: VmRecord) -> bool:
     """Whether there is such a clone, whole and to stay. Raises VmExists if there is another VM of this name."""
     record = vms.shelf.get(name)
-    if record is not None and (record.source_uuid is None or record.source_uuid != source.uuid):
+    if record is not None and record.source_uuid != source.uuid:
         raise VmExists(f"vm {name!r} exists, and is no clone of {source.name!r}; use another name")
     return record is not None and record.state is State.PRESENT and not record.doing(DESTROY)
 
@@ -114,7 +113,7 @@ def _add(vms: Vms, record: VmRecord, make: Callable[[ImageRecord], Made], *, mov
         return made.disk
 
     vms.check_free(record.name)
-    return vms.run(record.model_copy(update={"uuid": str(uuid4())}), act)
+    return vms.run(record, act)
 
 
 def _new_disk(vms: Vms, name: str, stack: ImageRecord, size: int | None) -> Device:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import string
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
@@ -75,11 +74,6 @@ def mac_of(uuid: str) -> str:
     """A locally administered unicast address (IEEE 802: second-lowest bit of the first byte) of 40 hashed bits."""
     digest = hashlib.sha256(uuid.encode()).digest()
     return ":".join(["02", *(f"{byte:02x}" for byte in digest[:5])])
-
-
-def uuid_of(owner: str, name: str) -> str:
-    """The same for the same name and owner, always."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{NAMESPACE}/{owner}/{name}"))
 
 
 def owner_of(xml: str) -> str | None:

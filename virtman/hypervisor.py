@@ -68,15 +68,13 @@ class Machines(Protocol):
         ssh_keys: list[str] | None,
         user_data: str | None,
         *,
-        uuid: str | None = None,
-        born: str | None = None,
+        uuid: str,
         disks: Mapping[str, Device] = NO_DISKS,
     ) -> None:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
         A VM whose memory is saved goes on with that memory, and with the machine that it had then.
-        ``uuid``: of a VM that the hypervisor does not have; one that it has keeps what it has. Without one it is made
-        of the name ``born``, or of the VM's own, and is always the same.
+        ``uuid``: of a VM that the hypervisor does not have; one that it has keeps what it has.
         ``disks``: those that it uses besides its own, by name.
         Raises HypervisorError, HypervisorAbsent (nothing was asked of it), DomainForeign, BadRequest; VmRuns if it
         runs with another machine than ``boot``, or with other keys or user data than those that are given.

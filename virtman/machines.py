@@ -26,7 +26,6 @@ from virtman.domain import (
     machine_of,
     owner_of,
     redefined,
-    uuid_of,
     with_firmware,
 )
 from virtman.errors import (
@@ -87,22 +86,19 @@ class LibvirtMachines:
         ssh_keys: list[str] | None,
         user_data: str | None,
         *,
-        uuid: str | None = None,
-        born: str | None = None,
+        uuid: str,
         disks: Mapping[str, Device] = NO_DISKS,
     ) -> None:
         """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
 
         A VM whose memory is saved goes on with that memory, and with the machine that it had then.
-        ``uuid``: of a VM that libvirt does not have; one that it has keeps what it has. Without one it is made of the
-        name ``born``, or of the VM's own. ``disks``: those that it uses besides its own, by name. After an error what
-        was not there is not there, unless libvirt went away meanwhile. Raises HypervisorError, HypervisorAbsent,
-        DomainForeign, BadRequest, VmRuns.
+        ``uuid``: of a VM that libvirt does not have; one that it has keeps what it has. ``disks``: those that it uses
+        besides its own, by name. After an error what was not there is not there, unless libvirt went away meanwhile.
+        Raises HypervisorError, HypervisorAbsent, DomainForeign, BadRequest, VmRuns.
         """
         with connected(self._uri) as connection:
             present = self._find(connection, vm)
-            made = uuid or uuid_of(self._owner, born or vm)
-            uuid = made if present is None else present.UUIDString()
+            uuid = uuid if present is None else present.UUIDString()
             machine = self._machine_of(vm, uuid, disk, boot, disks)
             xml = domain_xml(machine) if present is None else redefined(_definition(present), machine)
             identity = Identity(vm, uuid, ssh_keys or [], user_data)

@@ -289,7 +289,7 @@ class OpenDisk(Disk):
 class Machine(Model):
     """What runs from a disk since ``virtman boot``. ``memory`` in MiB; ``accel``: what the agent starts VMs with.
 
-    ``mac``: the address of its network card; None without one, and of a VM of an earlier release.
+    ``mac``: the address of its network card; None without one.
 
     ``state``: ``off``; ``saved``, if libvirt has stopped it and keeps its memory (``virsh managedsave``); while it has
     a QEMU what libvirt says: ``running``, ``paused``, ``in shutdown``, ``crashed``, ``pmsuspended``; or ``unknown``
@@ -309,11 +309,11 @@ class VmLine(Model):
     """One VM in a list. ``machine`` is None for one that ``virtman boot`` never started.
 
     ``disks``: those that it uses besides its own. ``moved_to``: the libvirt that it went to. ``arriving``: it comes
-    from another host, and does not go on yet. ``uuid``: the same on all hosts; None of one of an earlier release.
+    from another host, and does not go on yet. ``uuid``: the same on all hosts.
     """
 
     name: str
-    uuid: UUID | None = None
+    uuid: UUID
     disk: Disk
     machine: Machine | None
     disks: list[str] = []

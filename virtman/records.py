@@ -19,6 +19,7 @@ import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
+from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
@@ -147,36 +148,22 @@ MIGRATE, ARRIVE = "migrate", "arrive"
 class VmRecord(Record):
     """One VM's disk: ``size`` in bytes; ``boot`` is set once libvirt may know the VM.
 
-    ``source``: the VM that it is a clone of, by the name that this one had then; ``source_uuid``: the UUID in the
-    record of that. ``current``: the point that the disk was last at, if there is one. ``untidy``: a point that is gone,
-    whose space is not free yet. ``was``: the name that it had before this one. ``uuid``: drawn by lot, and the same
-    under all its names and on all hosts that it comes to. Records of earlier releases have none; ``born`` is the name
-    that the UUID of one of those is made of, if not its own. ``disks``: names of VMs, never booted, whose disks it uses
-    besides its own. ``moved``: the libvirt that has its memory now. ``arriving``: its memory comes, or has come, and
-    the VM does not go on yet; ``whole``: its disk has what it wrote last.
+    ``source``: the name that the VM had of which this one is a clone; ``source_uuid``: its UUID. ``current``: the point
+    that the disk was last at, if there is one. ``untidy``: a point that is gone, whose space is not free yet. ``was``:
+    the name that it had before this one. ``uuid``: drawn by lot, and the same under all its names and on all hosts that
+    it comes to. ``disks``: names of VMs, never booted, whose disks it uses besides its own. ``moved``: the libvirt that
+    has its memory now. ``arriving``: its memory comes, or has come, and the VM does not go on yet; ``whole``: its disk
+    has what it wrote last.
     """
 
-    kinds = frozenset(
-        {
-            CREATE,
-            DESTROY,
-            BOOT,
-            RENAME,
-            RENAME_BACK,
-            RESIZE,
-            TAKE,
-            REVERT,
-            DROP,
-            ATTACH_DISK,
-            DETACH_DISK,
-            MIGRATE,
-            ARRIVE,
-            RECEIVE,
-        }
-    )
+    kinds = frozenset((
+        CREATE, DESTROY, BOOT, RENAME, RENAME_BACK, RESIZE, TAKE, REVERT, DROP, RECEIVE, ATTACH_DISK, DETACH_DISK,
+        MIGRATE, ARRIVE,
+    ))  # fmt: skip
 
     image: str
     size: int | None
+    uuid: str = Field(default_factory=lambda: str(uuid4()))
     boot: Boot | None = None
     source: str | None = None
     source_uuid: str | None = None
@@ -184,8 +171,6 @@ class VmRecord(Record):
     current: str | None = None
     untidy: str | None = None
     was: str | None = None
-    uuid: str | None = None
-    born: str | None = None
     disks: tuple[str, ...] = ()
     moved: str | None = None
     arriving: bool = False

@@ -50,7 +50,7 @@ def machine(record: VmRecord, state: str, console_log: Path, accel: str) -> mode
     boot = record.boot
     if boot is None:
         return None
-    mac = None if record.uuid is None or boot.network == NONE else mac_of(record.uuid)
+    mac = None if boot.network == NONE else mac_of(record.uuid)
     return models.Machine(
         state=state, memory=boot.memory, cpus=boot.cpus, network=boot.network, console_log=str(console_log),
         accel=accel, mac=mac,

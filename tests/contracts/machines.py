@@ -57,7 +57,7 @@ class MachinesContract(TestCase):
     def start(
         self, vm: str = "vm", boot: Boot = BOOT, keys: list[str] | None = NO_KEYS, user_data: str | None = None
     ) -> None:
-        self.machines.start(vm, self.disk, boot, keys, user_data)
+        self.machines.start(vm, self.disk, boot, keys, user_data, uuid=str(uuid4()))
 
     def test_a_vm_that_was_started_runs_and_its_machine_is_known(self) -> None:
         self.start()
@@ -146,7 +146,7 @@ class MachinesContract(TestCase):
         return self.machines.traveller(vm).uuid
 
     def test_a_vm_has_the_uuid_that_it_is_first_started_with(self) -> None:
-        for given in (UUID, str(uuid4()), None):
+        for given in (UUID, str(uuid4())):
             self.machines.start("vm", self.disk, BOOT, [], None, uuid=given)
             self.assertEqual(UUID, self.uuid())
             self.machines.stop("vm", force=True)
@@ -160,13 +160,6 @@ class MachinesContract(TestCase):
         self.machines.undefine("vm")
         self.machines.start("vm", self.disk, BOOT, None, None, uuid=UUID)
         self.assertEqual(UUID, self.uuid())
-
-    def test_a_vm_of_an_earlier_release_has_the_uuid_of_the_name_that_it_had_first(self) -> None:
-        self.start("first")
-        uuid = self.uuid("first")
-        self.machines.remove("first")
-        self.machines.start("vm", self.disk, BOOT, [], None, born="first")
-        self.assertEqual(uuid, self.uuid())
 
     def test_a_vm_that_runs_keeps_its_name(self) -> None:
         self.start()
@@ -221,7 +214,7 @@ class MachinesContract(TestCase):
         self.assert_not_known(files=[])
 
     def test_a_vm_begins_with_all_its_disks(self) -> None:
-        self.machines.start("vm", self.disk, BOOT, [], None, disks={"data": MORE})
+        self.machines.start("vm", self.disk, BOOT, [], None, uuid=UUID, disks={"data": MORE})
         self.assertEqual(["data"], self.begins_with("vm"))
         for names in (["data", "more"], ["more"], []):
             self.machines.follow("vm", self.disk, dict.fromkeys(names, MORE))

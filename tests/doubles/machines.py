@@ -104,8 +104,7 @@ class MachinesDouble:
         ssh_keys: list[str] | None,
         user_data: str | None,
         *,
-        uuid: str | None = None,
-        born: str | None = None,
+        uuid: str,
         disks: Mapping[str, Device] = NO_DISKS,
     ) -> None:
         self.answer("start")
@@ -115,7 +114,7 @@ class MachinesDouble:
             del self.saved[vm]
             self.running[vm] = disk
         elif vm not in self.running:
-            self.uuids.setdefault(vm, uuid or f"made of {born or vm}")
+            self.uuids.setdefault(vm, uuid)
             self.files.add(vm)
             if ssh_keys is not None or vm not in self._seeds:
                 self._seeds[vm] = _seed(ssh_keys or [], user_data)

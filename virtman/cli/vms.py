@@ -124,7 +124,7 @@ def show(context: click.Context, vm: str, as_json: bool) -> None:
         return
     disk, machine = answer.disk, answer.machine
     rows: list[list[Any]] = [
-        ["name", answer.name], ["state", answer.state], ["UUID", answer.uuid or "-"], ["image", disk.image],
+        ["name", answer.name], ["state", answer.state], ["UUID", str(answer.uuid)], ["image", disk.image],
         ["disk", disk.path], ["disk's size", size_text(disk.size)], ["disk's phase", disk.phase],
     ]  # fmt: skip
     if disk.source is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import UUID
 
 import flask
 import httpx
@@ -672,7 +673,12 @@ class StrangerTest(TestCase):
             "state": "hibernating", "memory": 64, "cpus": 1, "network": "none", "console_log": "/x", "accel": "hvf",
             "tpm": True,
         }  # fmt: skip
-        self.json({"vms": [{"name": "vm", "disk": disk, "machine": machine, "disks": []}], "next": None})
+        self.json(
+            {
+                "vms": [{"name": "vm", "uuid": str(UUID(int=7)), "disk": disk, "machine": machine, "disks": []}],
+                "next": None,
+            }
+        )
         (vm,) = self.client.vms()
         self.assertEqual(("hibernating", "migrating"), (vm.state, vm.disk.phase))
 

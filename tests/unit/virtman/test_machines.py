@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from unittest import mock
+from uuid import uuid4
 
 import libvirt
 import libvirt_qemu
@@ -39,8 +40,9 @@ class MachinesTest(TestCase):
     def of(self, owner: str) -> LibvirtMachines:
         return LibvirtMachines(LIBVIRT, owner, self.folder / "machines", "tcg")
 
-    def start(self, vm: str = "vm", **boot: object) -> None:
-        self.machines.start(vm, self.disk, BOOT.model_copy(update=boot), ["ssh-ed25519 AAAA"], "#cloud-config\n")
+    def start(self, vm: str = "vm", uuid: str | None = None, **boot: object) -> None:
+        machine, keys = BOOT.model_copy(update=boot), ["ssh-ed25519 AAAA"]
+        self.machines.start(vm, self.disk, machine, keys, "#cloud-config\n", uuid=uuid or str(uuid4()))
 
     def seed(self, vm: str = "vm") -> Path:
         return self.folder / "machines" / f"{vm}.seed.iso"
@@ -99,7 +101,7 @@ class StartTest(MachinesTest):
         self.assertIn(str(self.machines.console_log("new")), self.domain("new").XMLDesc())
 
     def test_a_domain_of_somebody_else_is_not_touched(self) -> None:
-        self.of("there").start("vm", self.disk, BOOT, [], None)
+        self.of("there").start("vm", self.disk, BOOT, [], None, uuid=str(uuid4()))
         seed = self.seed().read_bytes()
         error = self.assertRaises(DomainForeign, self.start)
         self.assertThat(str(error), Contains("'vm'"))
@@ -112,12 +114,13 @@ class StartTest(MachinesTest):
         self.assertEqual({}, self.machines.states())
 
     def test_what_libvirt_refuses_is_told_in_its_words(self) -> None:
-        self.start("first")
+        uuid = str(uuid4())
+        self.start("first", uuid)
         xml = self.domain("first").XMLDesc().replace("<name>first<", "<name>second<")
         self.domain("first").destroy()
         self.domain("first").undefine()
         self.libvirt.defineXML(xml)
-        error = self.assertRaises(HypervisorError, self.start, "first")
+        error = self.assertRaises(HypervisorError, self.start, "first", uuid)
         self.assertThat(str(error), Contains("second"))
         self.assertFalse(self.seed("first").exists(), "nothing is left of a start that failed")
 
@@ -217,7 +220,7 @@ class StartAgainTest(MachinesTest):
     """Without keys: nobody says anew who the VM is."""
 
     def start_again(self) -> None:
-        self.machines.start("vm", self.disk, BOOT, None, None)
+        self.machines.start("vm", self.disk, BOOT, None, None, uuid=str(uuid4()))
 
     def test_it_keeps_its_seed(self) -> None:
         self.start()
@@ -241,7 +244,7 @@ class StopTest(MachinesTest):
         self.assertEqual({"vm": "off"}, self.machines.states())
 
     def test_a_domain_of_somebody_else_is_not_touched(self) -> None:
-        self.of("there").start("vm", self.disk, BOOT, [], None)
+        self.of("there").start("vm", self.disk, BOOT, [], None, uuid=str(uuid4()))
         self.assertRaises(DomainForeign, self.machines.stop, "vm", force=True)
         self.assertTrue(self.domain().isActive())
 
@@ -260,7 +263,7 @@ class RemoveTest(MachinesTest):
         self.assertEqual([], list((self.folder / "machines").iterdir()))
 
     def test_a_domain_of_somebody_else_stays(self) -> None:
-        self.of("there").start("vm", self.disk, BOOT, [], None)
+        self.of("there").start("vm", self.disk, BOOT, [], None, uuid=str(uuid4()))
         self.machines.remove("vm")
         self.assertTrue(self.domain().isActive())
 
@@ -286,7 +289,7 @@ class RenameTest(MachinesTest):
         self.assertIn(f"{self.folder}/new_VARS.fd", self.domain("new").XMLDesc())
 
     def test_it_does_not_get_the_name_of_a_domain_of_somebody_else(self) -> None:
-        self.of("there").start("new", self.disk, BOOT, [], None)
+        self.of("there").start("new", self.disk, BOOT, [], None, uuid=str(uuid4()))
         files = {path: path.read_bytes() for path in self.seed().parent.iterdir()}
         self.assertRaises(DomainForeign, self.machines.rename, "vm", "new")
         self.assertEqual(files, {path: path.read_bytes() for path in self.seed().parent.iterdir()})
@@ -294,7 +297,7 @@ class RenameTest(MachinesTest):
 
 class ExpectTest(MachinesTest):
     def test_a_domain_of_somebody_else_keeps_its_seed(self) -> None:
-        self.of("there").start("vm", self.disk, BOOT, [], None)
+        self.of("there").start("vm", self.disk, BOOT, [], None, uuid=str(uuid4()))
         seed = self.seed().read_bytes()
         self.assertRaises(DomainForeign, self.machines.expect, "vm", self.disk, TRAVELLER)
         self.assertEqual(seed, self.seed().read_bytes())
@@ -303,7 +306,7 @@ class ExpectTest(MachinesTest):
 class StatesTest(MachinesTest):
     def test_only_our_own_are_listed(self) -> None:
         self.start()
-        self.of("there").start("theirs", self.disk, BOOT, [], None)
+        self.of("there").start("theirs", self.disk, BOOT, [], None, uuid=str(uuid4()))
         self.assertEqual({"vm": "running"}, self.machines.states())
 
     def test_a_vm_is_what_libvirt_says_of_it(self) -> None:

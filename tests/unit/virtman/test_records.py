@@ -28,7 +28,7 @@ from virtman.records import (
 
 
 def vm(name: str = "web", **more: object) -> VmRecord:
-    return VmRecord(name=name, image="debian", size=512, state=State.PRESENT).model_copy(update=more)
+    return VmRecord(name=name, image="debian", size=512, state=State.PRESENT, uuid="1f").model_copy(update=more)
 
 
 class ShelfTest(TestCase):
