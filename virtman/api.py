@@ -207,7 +207,6 @@ def _host_routes(app: OpenAPI, agent: Agent) -> None:
     def gc() -> Response:
         return _answer(agent.gc())
 
-    # Not an option of the call above: an agent of a release that does not know the option would remove.
     @app.get("/v1/gc", summary="What gc would remove", responses={200: models.Removed})
     def would_remove() -> Response:
         return _answer(agent.would_remove())
@@ -328,7 +327,6 @@ def _image_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
 
 
 def _in_place_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
-    # Not a field of the call that publishes a copy: an agent of a release that does not know the field would copy.
     @app.post(
         "/v1/images/<image>/in-place",
         summary="Publish a file or a block device where it is; the answer's last line is the image or a problem",

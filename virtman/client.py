@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 from pydantic import BaseModel, ValidationError
 
 from virtman import models
-from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest, NotFound
+from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest
 from virtman.names import check_name, check_path
 from virtman.places import places
 
@@ -147,12 +147,10 @@ class AgentClient:
 
         body = {"file": check_path(file), "format": image_format, "passed": True}
         with new_file(file) as made:
-            made.wanted = False  # an agent that asks for no file, of an earlier release, writes one of that name
 
             def answer(line: models.ExportLine) -> models.Exported | None:
                 if line.pipe is not None:
                     pass_to(line.pipe, made.fd)
-                    made.wanted = True
                 return line.exported
 
             return self._follow(models.ExportLine, path + "/export", body, on_progress, answer, self._timeout)
@@ -480,8 +478,6 @@ def _raise(status: int, content: bytes) -> NoReturn:
         document = models.Problem.model_validate_json(content)
     except ValidationError:
         raise AgentFailed(f"the agent answered {status} without a reason") from None
-    if document.type.endswith(f":{NotFound.kind}") and " /v1/" in document.detail:  # of the call, and not of a name
-        raise AgentFailed("the agent does not know this call: it is of an earlier release")
     raise _error(document)
 
 

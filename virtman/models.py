@@ -278,8 +278,7 @@ class Disk(Model):
 class OpenDisk(Disk):
     """A disk that can be used: ``path`` opens it, and ``blockdev`` is the same for QEMU's ``--blockdev``.
 
-    Both stay the same when snapshots are taken and gone back to, but for a disk that an earlier release made: it gets
-    another path with its first snapshot.
+    Both stay the same when snapshots are taken and gone back to.
     """
 
     path: str

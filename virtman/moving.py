@@ -161,7 +161,7 @@ class Destination:
             raise self._unknown(answer) from error
 
     def _unknown(self, answer: str) -> AgentFailed:
-        return AgentFailed(f"{self._name} answers what this release does not know: {answer[:80]!r}")
+        return AgentFailed(f"{self._name} answers what this virtman does not know: {answer[:80]!r}")
 
     def _run(self, arguments: Sequence[str], given: str = "") -> str:
         with self._start(arguments) as process:

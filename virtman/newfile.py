@@ -22,11 +22,10 @@ _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @dataclass
 class NewFile:
-    """A file to fill: ``fd`` is open for reading and writing, and ``path`` is its own. ``wanted``: it is to stay."""
+    """A file to fill: ``fd`` is open for reading and writing, and ``path`` is its own."""
 
     fd: int
     path: Path
-    wanted: bool = True
 
 
 @contextmanager
@@ -50,10 +49,9 @@ def new_file(path: Path) -> Iterator[NewFile]:
         file = NewFile(fd, named or open_path(fd))
         try:
             yield file
-            if file.wanted:
-                os.fsync(fd)
-                _give_name(fd, named, path)
-                sync(path.parent)
+            os.fsync(fd)
+            _give_name(fd, named, path)
+            sync(path.parent)
         finally:
             os.close(fd)
             if named is not None:

@@ -76,7 +76,7 @@ def check_named(peer: Peer, file: Path) -> None:
     if not peer.administers:
         raise Forbidden(
             f"{peer} may not have the agent open {file}, only root: members of its group open files themselves and pass"
-            " them, which virtman of an earlier release does not do"
+            " them, as virtman does"
         )
 
 

@@ -25,7 +25,6 @@ while it does so it also refuses reads of the parents (Linux: closure_bio_submit
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 from pathlib import Path
@@ -63,12 +62,8 @@ for partitions and udev for file systems; in an image that would wait for parent
 looked for farthest from the start is 4 MiB behind it, and from the end 3087 sectors before it (libblkid:
 superblocks/luks.c, superblocks/promise_raid.c)."""
 
-_LAYOUT = b"virtman image behind a guard of %d bytes\n" % GUARD
-"""The first bytes of a header. What a volume holds of an image by a header that says otherwise is at other places."""
-
 SUPERBLOCK_AT = 16384
-"""Bytes from the start of a header to bcache's superblock. A release with another guard looks elsewhere, and starts
-empty."""
+"""Bytes from the start of a header to bcache's superblock, which no probe of the header's loop device finds there."""
 
 _SECTOR = devmapper.SECTOR
 _HEADER = bcachedev.SUPERBLOCK
@@ -116,7 +111,6 @@ class BcacheCache:
         with self._group.lock:
             self._check_base(image, base.path)
             if not devmapper.exists(top):
-                self._drop_other_layout(image)
                 try:
                     self._group.start()
                     disk = self._start_disk(image, base.path)
@@ -302,23 +296,13 @@ class BcacheCache:
         (settings / "sequential_cutoff").write_text("0")
         return Path("/dev") / (settings / "dev").resolve().name
 
-    def _drop_other_layout(self, image: Image) -> None:
-        """Have the cache of an image start empty whose header an older release made."""
-        header = self._header(image)
-        if header.exists() and not _is_of_this_layout(header):
-            log.warning("image %s: its cache starts empty: %s is of another release", image.name, header)
-            self._undo(image)
-            if devmapper.exists(_below(image)):
-                raise InUse(header)
-            self._forget(image)
-
     def _make_header(self, image: Image) -> None:
         fresh = file_of(self._folder, image, "new")
         fresh.unlink(missing_ok=True)
         with fresh.open("wb") as file:
             file.truncate(_HEADER)
         run(["make-bcache", "-B", "--data-offset", str(_HEADER // _SECTOR), "--block", str(_SECTOR), str(fresh)])
-        fresh.write_bytes(_LAYOUT.ljust(SUPERBLOCK_AT, b"\0") + fresh.read_bytes()[:_HEADER])
+        fresh.write_bytes(bytes(SUPERBLOCK_AT) + fresh.read_bytes()[:_HEADER])
         fresh.rename(self._header(image))
 
     def _attach_disk(self, image: Image, base: Path) -> None:
@@ -377,17 +361,6 @@ class BcacheCache:
 
     def _header(self, image: Image) -> Path:
         return file_of(self._folder, image, "header")
-
-
-def _is_of_this_layout(header: Path) -> bool:
-    try:
-        with header.open("rb") as file:
-            return file.read(len(_LAYOUT)) == _LAYOUT
-    except OSError as error:
-        if error.errno != errno.EIO:  # else it is lost; an agent that is short of files has not lost it
-            raise
-        log.warning("%s: %s", header, error)
-        return False
 
 
 def _top(image: Image) -> str:

@@ -180,7 +180,6 @@ class LioExport:
                 self._point(_FOR_VMS, image, number)
                 served = self._point(_FOR_CHILDREN, image, number)
             disk = _disk(image.name) or self._make_disk(image, served)
-            _refuse_reservations(disk)
             group = self._group(image.name)
             self._plug_in(group, disk)
             for acl in group.node_acls:
@@ -330,7 +329,10 @@ class LioExport:
         with self._numbering:
             name, number = _OWN + image.name, _free_number()
             disk = block_device(name, dev=_plain(source), wwn=serial_of(image), readonly=True, index=number)
-        disk.set_attribute(_ALIAS, 1)
+        for refused in _REFUSED:
+            if refused in disk.list_attributes(writable=True):
+                disk.set_attribute(refused, 0)
+        disk.set_attribute(_ALIAS, 1)  # last: a disk with it is complete
         return disk
 
     def _plug_in(self, group: Any, disk: Any) -> None:
@@ -356,9 +358,7 @@ def _unlike(name: str, path: str) -> bool:
 def _hold_no_children(image: str) -> None:
     """Fail the children's reads that no device answers, and those that come."""
     name = _FOR_CHILDREN + image
-    if devmapper.exists(name) and multipath.HOLDS in devmapper.table(
-        name
-    ):  # a release before this had a linear map there
+    if devmapper.exists(name) and multipath.HOLDS in devmapper.table(name):
         devmapper.message(name, multipath.FAILS)
 
 
@@ -427,13 +427,6 @@ def _complete(disk: Any, image: Image) -> bool:
         and devmapper.exists(served)
         and disk.udev_path == _plain(devmapper.map_path(served))
     )
-
-
-def _refuse_reservations(disk: Any) -> None:
-    """Also on a disk that is in use, as one that an earlier release made: whoever has reserved it, has it no more."""
-    for name in _REFUSED:
-        if name in disk.list_attributes(writable=True) and disk.get_attribute(name) != "0":
-            disk.set_attribute(name, 0)
 
 
 def _plain(device: Path) -> str:

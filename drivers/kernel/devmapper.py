@@ -277,20 +277,6 @@ def others(prefix: str) -> frozenset[str]:
     return frozenset(name for name, found in _listed(prefix).items() if not _is_ours(found))
 
 
-def unowned(prefix: str) -> dict[str, list[str]]:
-    """The maps of this prefix that have no UUID, as the releases before 0.2 made them, with the devices below each."""
-    return {
-        name: sorted(path.name for path in Path(f"/sys/block/dm-{found.minor}/slaves").glob("*"))
-        for name, found in _listed(prefix).items()
-        if not found.uuid
-    }
-
-
-def take(name: str) -> None:
-    """Make a map that has no UUID one of ours. Raises CommandFailed."""
-    run(["dmsetup", "rename", *_UNPROBED, name, "--setuuid", _new_uuid()])
-
-
 def _new_uuid() -> str:
     return f"{_MAKER}{_acting_for}-{uuid.uuid4().hex}"
 
@@ -308,7 +294,7 @@ def _is_ours(map_: Known) -> bool:
 def _whose(map_: Known) -> str:
     """In words."""
     if not map_.uuid.startswith(_MAKER):
-        return "of an earlier release of VirtMan, or somebody else's"
+        return "somebody else's"
     owner = map_.uuid.removeprefix(_MAKER).partition("-")[0]
     try:
         return f"of {(OWNERS / owner).read_text().strip()} (owner {owner})"

@@ -3,15 +3,11 @@
 One process at a time, an agent or a test, works on them, and holds a lock. And each state folder has a number, its
 owner's, which is made once and in the UUID of each map: an agent with another folder, or whose folder was lost, neither
 uses nor removes what it did not make (see devmapper). Targets and sessions belong to whom the maps of their image do.
-
-The release before this one gave its maps no owner. When an agent starts, it makes them its own, unless any of them
-lies over a file of another state folder.
 """
 
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import re
 import threading
@@ -20,18 +16,10 @@ from pathlib import Path
 
 from drivers.errors import BadDisk, MachineTaken
 from drivers.host.durable import write_atomically
-from drivers.kernel import devmapper, loopdev, udevrules
-
-log = logging.getLogger(__name__)
+from drivers.kernel import devmapper, udevrules
 
 LOCK = Path("/run/virtman-kernel/lock")
 """Held while a process works on the machine's names; it says in it who that is."""
-
-PREFIX = "virtman-"
-_FOLDERS = frozenset({"cache", "dmsnapshot", "thin"})
-"""Of a state folder, those with files that maps lie over."""
-_VOLUMES = ("virtman-cachevol-", "virtman-cachenew-")
-"""Maps over files that may be anywhere."""
 
 _OWNER = re.compile(r"[0-9a-f]{16}")
 _guard = threading.Lock()
@@ -55,7 +43,6 @@ def claim(state: Path) -> None:
             (devmapper.OWNERS / owner).write_text(f"{state}\n")
             devmapper.act_for(owner)
             udevrules.leave_alone(state)
-            adopt(state)
         except BaseException:
             os.close(_held.pop())
             raise
@@ -73,30 +60,6 @@ def owner_of(state: Path) -> str:
     if not _OWNER.fullmatch(found):
         raise BadDisk(f"{file} is damaged; it has the 16 digits behind VIRTMAN- in the UUIDs of this host's maps")
     return found
-
-
-def adopt(state: Path) -> None:
-    """Make the maps without an owner ours, unless they lie over files of another folder. Raises CommandFailed."""
-    maps = devmapper.unowned(PREFIX)
-    strange = _strange_files(maps, state)
-    if strange:
-        log.error("maps of an earlier release are left alone: they are of another state folder, with %s", strange[0])
-        return
-    for name in sorted(maps):
-        log.info("map %s of an earlier release is taken over", name)
-        devmapper.take(name)
-
-
-def _strange_files(maps: dict[str, list[str]], state: Path) -> list[str]:
-    """The files below the maps that are those of a state folder, but not of this one: also of one that was lost."""
-    used = {device for name, below in maps.items() if not name.startswith(_VOLUMES) for device in below}
-    files = [backing for device, backing in sorted(loopdev.backings().items()) if device.name in used]
-    return [backing.path for backing in files if not _is_ours(backing, state)]
-
-
-def _is_ours(backing: loopdev.Backing, state: Path) -> bool:
-    folder, name = Path(backing.path).parent.name, Path(backing.path).name
-    return folder not in _FOLDERS or backing.is_over(state / folder / name)
 
 
 def _locked(holder: str) -> int:

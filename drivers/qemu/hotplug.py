@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from drivers.base import BlockNode, Monitor
-from drivers.errors import DiskInUse, MonitorFailed, NotPossible
+from drivers.errors import DiskInUse, MonitorFailed
 from drivers.qemu.monitor import is_locked
 from drivers.qemu.nodes import Nodes, named_after
 
@@ -46,7 +46,7 @@ def node_name(name: str) -> str:
 
 
 def plug(monitor: Monitor, name: str, node: BlockNode) -> None:
-    """Let a running VM have the disk; one that it has is left alone. Raises DiskInUse, NotPossible, MonitorFailed."""
+    """Let a running VM have the disk; one that it has is left alone. Raises DiskInUse, MonitorFailed."""
     if _is_plugged(monitor, name):
         return
     _close(monitor, node)  # of a call that was cut off
@@ -58,12 +58,8 @@ def plug(monitor: Monitor, name: str, node: BlockNode) -> None:
         raise
     try:
         monitor.execute("device_add", frontend(name))
-    except MonitorFailed as error:
+    except MonitorFailed:
         _close(monitor, node)
-        if f"'{CONTROLLER}.0'" in error.why:
-            raise NotPossible(
-                "the VM was started by an earlier release, and has no controller for more disks: stop and start it once"
-            ) from error
         raise
 
 

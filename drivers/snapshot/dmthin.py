@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from pathlib import Path
 
 from drivers.base import Device, Existing, Monitor, Place, Range
 from drivers.door import door
-from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, DiskInUse, DriverError, NoSpace, NotOurs
+from drivers.errors import BadDisk, CommandFailed, DiskInUse, DriverError, NoSpace, NotOurs
 from drivers.host.command import run
 from drivers.host.folders import matching
 from drivers.host.space import Room, allocate, shortage
@@ -60,15 +59,12 @@ in the metadata (Linux: drivers/md/dm-thin.c, PM_OUT_OF_DATA_SPACE and PM_OUT_OF
 
 _META_BLOCK = 4096
 
-_FEATURES_AT, _FEATURES = 7, ["1", "no_discard_passdown"]
-"""Where a pool's table has them. What a VM discards is the pool's again, and not the file system's: a hole that the
+_FEATURES = "1 no_discard_passdown"
+"""The end of a pool's table. What a VM discards is the pool's again, and not the file system's: a hole that the
 loop device made in the data file would be a write that fails when the file system is full."""
 
 _CHECK_LIMIT = 600.0
 """Seconds: it reads all metadata, and a large pool on a slow disk has gigabytes of them."""
-
-_ALLOCATING_LIMIT = 600.0
-"""Seconds for a file system to find the space of a whole pool."""
 
 _RETRY = 5.0
 """Seconds until room is looked for again, at most."""
@@ -90,7 +86,6 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             MODPROBE,
             UDEVADM,
             Tool("thin_check", "thin-provisioning-tools"),
-            Tool("fallocate", "util-linux"),
         ),
         modules=("dm_thin_pool",),
         nodes=(DEVICE_MAPPER, LOOP),
@@ -318,7 +313,6 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             devmapper.create(POOL, [self._pool_line()])
         if self._watch is None:
             self._check_files()
-            self._keep_space()
             self._point_maps.sweep()
             thinmetadata.release(POOL)
             self._watch = _PoolWatch(self._grow_if_low)
@@ -333,30 +327,12 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
                 " back while VMs' disks were open; bring it back as it was, or stop the VMs and reboot"
             )
 
-    def _keep_space(self) -> None:
-        """Have the pool keep all its file's space. Releases before gave what VMs discarded to the file system."""
-        words = devmapper.table(POOL).split()
-        if words[_FEATURES_AT:] != _FEATURES:
-            devmapper.reload(POOL, [" ".join([*words[:_FEATURES_AT], *_FEATURES])])
-        data = self._folder / "data"
-        size, blocks = data.stat().st_size, data.stat().st_blocks
-        missing = size - blocks * SECTOR
-        if missing > shutil.disk_usage(self._folder).free:
-            # What is left is for the agent's records, and for the cache.
-            log.warning("the disks' pool lacks the space of %d bytes, and this disk has not so many to give", missing)
-            return
-        try:
-            # Not as ``allocate`` does: where the kernel cannot, the C library writes to what VMs are writing to.
-            run(["fallocate", "--length", str(size), str(data)], timeout=_ALLOCATING_LIMIT)
-        except (CommandFailed, CommandTimedOut) as error:
-            log.warning("the disks' pool may lack space for what VMs write: %s", error)
-
     def _pool_line(self) -> str:
         meta, data = self._folder / "meta", self._folder / "data"
         sectors = data.stat().st_size // SECTOR // BLOCK_SECTORS * BLOCK_SECTORS
         low = self._step // 2 // SECTOR // BLOCK_SECTORS
         devices = f"{loopdev.attach(meta)} {loopdev.attach(data)}"
-        return f"0 {sectors} thin-pool {devices} {BLOCK_SECTORS} {low} {' '.join(_FEATURES)}"
+        return f"0 {sectors} thin-pool {devices} {BLOCK_SECTORS} {low} {_FEATURES}"
 
     def _has_pool(self) -> bool:
         return devmapper.exists(POOL) or not is_lost(self._folder)

@@ -6,7 +6,7 @@ the path that they were given, which may be a link in any folder. The header of 
 
 The folder ``snapshots/<vm>`` belongs to one disk. Its symlinks ``<number>.qcow2`` say which layers the disk has. Its
 symlink ``disk.qcow2`` leads to the active layer, so that no program that opens the disk by its path writes to a layer
-that a point keeps. Its file ``points.json`` names the points. A disk of an earlier release is a file ``<vm>.qcow2``.
+that a point keeps. Its file ``points.json`` names the points.
 
 A clone has symlinks to the layers of its source. A layer that several disks have is not written to, and all layers
 below it are shared as well. A layer's file goes before the last symlink to it, so a crash leaves no file without one,
@@ -100,27 +100,18 @@ class Layers:
         self.vm = vm
         self.folder = disks / vm
         self._store = store_of(disks)
-        self._link = self.folder / f"disk{_SUFFIX}"
+        self.path = self.folder / f"disk{_SUFFIX}"
         self._points = self.folder / "points.json"
-        self._earlier = disks / f"{vm}{_SUFFIX}"
-        self._half_made = disks / f"{vm}{_FRESH}"  # by an earlier release
 
     # What there is
 
     def exist(self) -> bool:
         """Whether the disk was made to its end."""
-        return os.path.lexists(self._link) or self._earlier.exists()
+        return os.path.lexists(self.path)
 
-    @property
-    def path(self) -> Path:
-        """Where the disk is opened. Raises SnapshotMissing."""
-        return self._earlier if self.of_an_earlier_release() else self._link
-
-    def of_an_earlier_release(self) -> bool:
-        """Whether the disk is one file, or was not adopted to the end. Raises SnapshotMissing."""
+    def _demand(self) -> None:
         if not self.exist():
             raise SnapshotMissing(self.vm)
-        return self._earlier.exists()
 
     def chain(self) -> list[Layer]:
         """From the active layer down to the one over the image. Raises SnapshotMissing, BadDisk."""
@@ -143,14 +134,12 @@ class Layers:
 
     def all(self) -> dict[int, Layer]:
         """All layers that were made to their end, also those that nobody needs. Raises SnapshotMissing, BadDisk."""
-        if self.of_an_earlier_release():
-            return {0: self._active()}
+        self._demand()
         return {number: self.layer(number) for number in self._numbers() if self.file(number).exists()}
 
     def points(self) -> dict[str, int]:
         """The layer of each point. Raises SnapshotMissing, BadDisk."""
-        if self.of_an_earlier_release():
-            return {}
+        self._demand()
         try:
             points = json.loads(self._points.read_bytes())["points"]
             return {str(name): int(number) for name, number in points.items()}
@@ -164,8 +153,6 @@ class Layers:
 
         ``readers``: whether a layer that only a reader has besides counts as shared.
         """
-        if self.of_an_earlier_release():
-            return None
         below = {layer.number: layer.below for layer in self.all().values()}
         needed = {self._active().number, *self.points().values()}
         for number in set(self._numbers()) - below.keys() - needed:
@@ -203,7 +190,6 @@ class Layers:
 
     def clear(self) -> None:
         """Remove what is there of a disk that was not made, or not deleted, to the end."""
-        self._half_made.unlink(missing_ok=True)
         if self.folder.exists():
             for number in list(self._numbers()):
                 self.remove(number)
@@ -211,10 +197,9 @@ class Layers:
 
     def delete(self) -> None:
         """Remove all. A crash leaves the whole disk, or something that nobody takes for one."""
-        for path in (self._earlier, self._link):
-            if os.path.lexists(path):
-                path.unlink()
-                sync(path.parent)
+        if self.exist():
+            self.path.unlink()
+            sync(self.folder)
         self.clear()
 
     def fresh(self) -> Path:
@@ -243,7 +228,7 @@ class Layers:
         link = self.folder / f"active{_FRESH}"
         link.unlink(missing_ok=True)
         link.symlink_to(self._name(number).name)
-        link.rename(self._link)
+        link.rename(self.path)
         sync(self.folder)
 
     def write_points(self, points: Mapping[str, int]) -> None:
@@ -257,20 +242,6 @@ class Layers:
                 self.file(number).unlink(missing_ok=True)
             self._name(number).unlink(missing_ok=True)
         sync(self.folder)
-
-    def adopt(self) -> None:
-        """Make the file of an earlier release the lowest layer, and whole at every moment. Its path goes."""
-        self.clear()
-        number = self.add(self.fresh())  # an empty file, which nobody opens while the earlier one is there
-        self.activate(number)
-        if self._earlier.is_symlink():
-            self.file(number).unlink()
-            self.file(number).symlink_to(self._earlier.resolve(strict=True))
-            self._earlier.unlink()
-        else:
-            self._earlier.rename(self.file(number))
-        sync(self._store)
-        sync(self._earlier.parent)
 
     def rename(self, new: Layers) -> None:
         """Be the disk of another VM, of which there is nothing."""
@@ -299,11 +270,10 @@ class Layers:
             sync(self.folder.parent)
 
     def _active(self) -> Layer:
-        if self.of_an_earlier_release():
-            return self._read(0, self._earlier)
-        target = self._link.readlink() if self._link.is_symlink() else None
+        self._demand()
+        target = self.path.readlink() if self.path.is_symlink() else None
         if target is None or not _LAYER.fullmatch(str(target)):
-            raise BadDisk(f"{self._link} is not a disk that was made here: it leads to {target}")
+            raise BadDisk(f"{self.path} is not a disk that was made here: it leads to {target}")
         return self.layer(int(target.stem))
 
     def _numbers(self) -> Iterator[int]:

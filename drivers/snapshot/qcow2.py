@@ -122,17 +122,13 @@ class Qcow2Snapshot:
         self._layers(vm).delete()
 
     def rename(self, vm: str, new: str) -> Device:
-        """Let the disk be that of another name. One that an earlier release made gets a folder.
-
-        Raises SnapshotMissing, BadDisk, BadName, DiskInUse.
-        """
+        """Let the disk be that of another name. Raises SnapshotMissing, BadDisk, BadName, DiskInUse."""
         old, renamed = self._layers(vm), self._layers(new)
         if old.exist() or not renamed.exist():
             if renamed.exist():
                 raise BadDisk(f"VM {new} has a disk, and the one of VM {vm} cannot get its name")
             with self._held(old, None):
-                if old.of_an_earlier_release():
-                    old.adopt()
+                pass  # nobody else has the disk open
             renamed.clear()
             old.rename(renamed)
         return self.open(new)
@@ -158,15 +154,8 @@ class Qcow2Snapshot:
         """
         layers = self._layers(vm)
         checked(point)
-        old = layers.of_an_earlier_release()
-        if old and monitor is not None:
-            raise NotPossible(
-                f"the disk of VM {vm} was made by an earlier release: stop the VM once, take the point, and start it"
-            )
         if monitor is not None or point not in layers.points():
             with self._held(layers, monitor) as nodes:
-                if old:
-                    layers.adopt()
                 if point not in layers.points():
                     _refuse_internal_snapshots(layers)
                     self._keep(layers, point, nodes if monitor is not None else None)
@@ -257,9 +246,8 @@ class Qcow2Snapshot:
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
-        details = {path.name.partition(".")[0]: str(path) for path in self._folder.iterdir()}
-        names = frozenset(filter(is_name, details))  # not "lost+found", say
-        return Existing(names, {name: details[name] for name in names})
+        found = {path.name: str(path) for path in self._folder.iterdir() if is_name(path.name)}  # not "lost+found", say
+        return Existing(frozenset(found), found)
 
     def spare(self) -> int:
         """What the file system has to spare."""
@@ -286,7 +274,7 @@ class Qcow2Snapshot:
         each point was when they were linked. Raises SnapshotMissing, PointMissing, BadDisk.
         """
         links = Layers(self._folder, f"{READING}{secrets.token_hex(8)}")
-        _number(layers.vm, layers.points(), point)  # a disk of an earlier release has no points, and no folder to lock
+        _number(layers.vm, layers.points(), point)  # a disk that is not there has no folder to lock
         try:
             with layers.locked():
                 points = layers.points()
@@ -399,8 +387,6 @@ class Qcow2Snapshot:
 
     def _tidy(self, layers: Layers, running: Nodes | None) -> None:
         """Get rid of all layers that nobody needs. Raises what keeps it from the next one."""
-        if layers.of_an_earlier_release():
-            return
         fold, more = _is_deep(layers), True
         while more:
             with layers.locked():

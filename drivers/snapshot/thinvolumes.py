@@ -46,14 +46,13 @@ class Point:
 class ThinDisk:
     """What is written down of a disk. ``size`` in bytes. Until the volume is ``made``, ``number`` is nobody's.
 
-    ``spare``: a volume that is about to be the disk's, ``made`` or not, or that was, and is in nobody's use. Releases
-    before wrote no ``made``, ``points`` and ``spare``.
+    ``spare``: a volume that is about to be the disk's, ``made`` or not, or that was, and is in nobody's use.
     """
 
     number: int
     size: int
     origin: str
-    made: bool = True
+    made: bool
     points: Mapping[str, Point] = field(default_factory=dict)
     spare: int | None = None
 

@@ -27,8 +27,8 @@ Restart Nova's services afterwards. A run that was cut off is ended by the next 
 
 exit codes:
   of apply and apply --revert    0 done, or nothing to do; 1 refused or failed, with one line that says why
-  of apply --check               0 applied; 1 not applied; 2 half applied, by a run that was cut off or by an
-                                 earlier release; 3 does not fit this Nova; 4 cannot be told
+  of apply --check               0 applied; 1 not applied; 2 half applied, by a run that was cut off or by
+                                 another version; 3 does not fit this Nova; 4 cannot be told
   of all                         4 wrong options"""
 RESTART = "restart Nova's services"
 

@@ -47,7 +47,7 @@ class Ours:
         return [file for file in self.files() if not _same(file)]
 
     def superfluous(self) -> list[Path]:
-        """Modules in our folder that there are no more: of an earlier release."""
+        """Modules in our folder that another version put there."""
         wanted = {file.path for file in self.files()}
         return [path for path in self._present() if path.suffix == ".py" and path not in wanted]
 

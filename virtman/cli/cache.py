@@ -14,7 +14,6 @@ from volt.groups import Group
 from volt.text import size_text
 
 if TYPE_CHECKING:
-    from virtman.client import AgentClient
     from virtman.models import CachedDevice
 
 
@@ -40,7 +39,7 @@ def list_volumes(context: click.Context, as_json: bool) -> None:
     """
     with options.agent(context) as client:
         volumes = client.volumes()
-        devices = [] if as_json else _devices(client)
+        devices = [] if as_json else client.cached_devices()
     if as_json:
         emit(volumes)
         return
@@ -62,16 +61,6 @@ def list_devices(context: click.Context, as_json: bool) -> None:
     with options.agent(context) as client:
         devices = client.cached_devices()
     emit(devices) if as_json else _print_devices(devices)
-
-
-def _devices(client: AgentClient) -> list[CachedDevice]:
-    """What an agent of an earlier release has none of."""
-    from virtman.errors import AgentFailed
-
-    try:
-        return client.cached_devices()
-    except AgentFailed:
-        return []
 
 
 def _print_devices(devices: list[CachedDevice]) -> None:

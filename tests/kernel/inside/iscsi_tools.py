@@ -14,7 +14,7 @@ from tests.kernel.inside import sgio
 
 SECRET = "of this edge"
 
-CHECK_CONDITION, RESERVATION_CONFLICT = 0x02, 0x18
+CHECK_CONDITION = 0x02
 DATA_PROTECT = 0x07
 """SCSI: SPC-4, table of status codes, table of sense keys."""
 
@@ -108,8 +108,3 @@ def reserve(disk: Path) -> sgio.Answer:
 def register(disk: Path) -> sgio.Answer:
     """Begin to reserve the disk by a key: PERSISTENT RESERVE OUT, REGISTER (SPC-4, 6.16)."""
     return sgio.send(disk, bytes([0x5F, 0, 0, 0, 0, 0, 0, 0, 24, 0]), bytes(8) + b"\1" * 8 + bytes(8))
-
-
-def read_first_sector(disk: Path) -> sgio.Answer:
-    """Send a READ(10), whose data are thrown away; it is not sent again."""
-    return sgio.send(disk, bytes([0x28, 0, 0, 0, 0, 0, 0, 0, 0, 0]))

@@ -17,7 +17,6 @@ from drivers.base import Child, Device, Image, Parent, Place
 from drivers.cache.bcache import BcacheCache
 from drivers.errors import DriverError
 from drivers.export.lio import LioExport
-from drivers.kernel import devmapper
 from drivers.snapshot.dmthin import DmThinSnapshot
 
 SIZE = 4 << 20
@@ -45,11 +44,6 @@ class Other:
 
     def create(self, vm: str, origin: str) -> str:
         return str(self.snapshot.create(vm, Device(SIZE, Path(origin)), SIZE).path)
-
-    def create_as_before(self, vm: str, origin: str) -> str:
-        """As the release before maps had owners."""
-        devmapper.act_for("")
-        return self.create(vm, origin)
 
     def open(self, vm: str) -> str:
         return str(self.snapshot.open(vm).path)

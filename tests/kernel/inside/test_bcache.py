@@ -89,17 +89,6 @@ class BcacheTest(BcacheCase):
         run(["udevadm", "settle"])
         self.assertEqual(0, fetched(base) - before)
 
-    def test_what_a_header_of_an_older_release_stands_for_is_not_read(self) -> None:
-        image, base = self.new_base(size=1 << 20)
-        self.assert_reads(image, self.opened(image, base))
-        self.cache.close(image)
-        (header,) = (self.place.state / "cache").glob("*.header")
-        with header.open("r+b") as file:
-            file.write(bytes(100))
-        before = fetched(base)
-        self.assert_reads(image, self.opened(image, base))
-        self.assertGreaterEqual(fetched(base) - before, image.size)
-
     def test_many_may_ask_for_figures_at_once(self) -> None:
         image, base = self.new_base(size=1 << 20)
         self.opened(image, base)

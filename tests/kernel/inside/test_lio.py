@@ -27,7 +27,6 @@ from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import (
     CHECK_CONDITION,
     DATA_PROTECT,
-    RESERVATION_CONFLICT,
     SECRET,
     log_in,
     log_out,
@@ -293,17 +292,6 @@ class LioTest(LioCase):
         self.assertEqual([CHECK_CONDITION] * 2, [answer.status for answer in answers])
         self.assertEqual(self.content, disk.read_bytes())
 
-    def test_a_disk_that_a_child_reserved_under_an_earlier_release_can_be_read_again(self) -> None:
-        self.export.publish(self.image, self.device_of(self.image))
-        self.export.allow(self.image.name, [Child(HOST, SECRET)])
-        sibling, disk = self.siblings_disk(), self.attach()
-        self.assertEqual(["0", "0"], [self.disk().get_attribute(name) for name in ("emulate_pr", "emulate_3pc")])
-        self.disk().set_attribute("emulate_pr", 1)
-        self.assertEqual(0, iscsi_tools.reserve(sibling).status)
-        self.assertEqual(RESERVATION_CONFLICT, iscsi_tools.read_first_sector(disk).status)
-        self.export.publish(self.image, self.device_of(self.image))
-        self.assertEqual(self.content, disk.read_bytes())
-
     def test_same_image_has_the_same_serial_on_every_host(self) -> None:
         twin = Image("twin", self.image.size, self.image.digest)
         shutil.copy(self.folder / self.image.name, self.folder / "twin")
@@ -368,16 +356,6 @@ class LioTest(LioCase):
                     self.assertEqual((True, self.content), (self.export.serving(self.image.name), copy.read_bytes()))
             self.export.withdraw(self.image.name)
             devmapper.remove(broken.name)
-
-    def test_a_map_of_an_earlier_release_holds_children_reads_on_its_own_after_a_publish(self) -> None:
-        lower, upper = (f"virtman-{whose}-{self.image.name}" for whose in ("image", "export"))
-        with loopdev.held(self.folder / self.image.name) as source:
-            table = f"{MULTIPATH} 1 1 service-time 0 1 0 {devmapper.number(source)}"
-            path = devmapper.create(lower, [table], read_only=True)
-        devmapper.create(upper, [f"0 {SIZE // devmapper.SECTOR} linear {path} 0"], read_only=True)
-        self.export.publish(self.image, self.device_of(self.image))
-        own, vms = devmapper.table(upper), devmapper.table(lower)
-        self.assertEqual((vms, self.content), (own, devmapper.map_path(upper).read_bytes()))
 
     def test_nobody_probes_its_maps_and_disks(self) -> None:
         self.export.publish(self.image, self.device_of(self.image))

@@ -1,4 +1,4 @@
-"""Two agents with other state folders on one machine, a state folder that is lost, and one of an earlier release.
+"""Two agents with other state folders on one machine, and a state folder that is lost.
 
 Each agent is a process of its own (other.py beside this), killed when it has done one thing.
 """
@@ -18,7 +18,6 @@ from testtools import TestCase
 
 from drivers.host.command import run
 from drivers.kernel import loopdev
-from drivers.snapshot.dmthin import POOL
 from tests.kernel.inside import iscsi_tools
 from tests.kernel.inside.disks import write
 from tests.kernel.inside.other import IMAGE, SIZE
@@ -70,9 +69,9 @@ class OwnerCase(TestCase):
         rows = [line.partition(" ") for line in run(["dmsetup", "info", *columns]).stdout.splitlines()]
         return {name: uuid.strip() for name, _, uuid in rows if name.startswith("virtman-")}
 
-    def vm_with_data(self, verb: str = "create") -> Path:
+    def vm_with_data(self) -> Path:
         """A disk of the VM ``a`` of agent one, in which ``a wrote this`` stands."""
-        disk = Path(self.agent(self.one, verb, "a", self.origin))
+        disk = Path(self.agent(self.one, "create", "a", self.origin))
         self.addCleanup(self.agent, self.one, "delete", "a")
         write(disk, 0, b"a wrote this")
         return disk
@@ -194,35 +193,3 @@ class OtherFolderTest(OwnerCase):
             self.assertEqual("NotOurs", self.refused(self.two, verb)[0])
         self.assertEqual(maps, self.maps())
         self.assertEqual([IMAGE.name], self.agent(self.one, "existing"))
-
-
-class EarlierReleaseTest(OwnerCase):
-    """Its maps have no owner, and its state folder has no number."""
-
-    def vm_with_data(self, verb: str = "create_as_before") -> Path:
-        disk = super().vm_with_data(verb)
-        (self.one / "owner").unlink()
-        self.assertEqual({""}, set(self.maps().values()))
-        return disk
-
-    def test_an_agent_goes_on_with_the_maps_of_the_release_before(self) -> None:
-        disk = self.vm_with_data()
-        with disk.open("r+b", buffering=0) as vm:
-            self.assertEqual(str(disk), self.agent(self.one, "open", "a"))
-            vm.seek(12)
-            vm.write(b"and this")
-        self.assertEqual(b"a wrote thisand this", disk.read_bytes()[:20])
-        self.assertIn(POOL, self.maps())
-        owner = (self.one / "owner").read_text().strip()
-        self.assertEqual([], [uuid for uuid in self.maps().values() if not uuid.startswith(f"VIRTMAN-{owner}-")])
-        self.agent(self.one, "create", "b", self.origin)
-        self.agent(self.one, "delete", "b")
-
-    def test_an_agent_with_another_folder_does_not_take_them(self) -> None:
-        disk = self.vm_with_data()
-        maps = self.maps()
-        self.assertEqual([], self.agent(self.two, "existing"))
-        kind, words = self.refused(self.two, "create", "b", self.origin)
-        self.assertEqual("NotOurs", kind)
-        self.assertIn("earlier release", words)
-        self.assert_untouched(disk, maps)

@@ -253,7 +253,7 @@ class CloneTest(PointCase):
 
     def test_it_is_a_disk_over_the_same_image_with_a_copy_of_the_point(self) -> None:
         self.clone(7, 8, 9)
-        self.assertEqual(ThinDisk(9, 1 << 20, "/dev/image"), self.volumes.of("b"))
+        self.assertEqual(ThinDisk(9, 1 << 20, "/dev/image", made=True), self.volumes.of("b"))
         self.assertEqual(({7, 8, 9}, 8), (self.pool.volumes, self.pool.copies[9]))
         self.assertEqual(({"one": 8}, 7), (self.numbers(), self.volumes.of("a").number))
 

@@ -28,7 +28,7 @@ from virtman.roles import FOR_ALL, FOR_OPERATORS, permit_of
 
 
 def _post(client: AgentClient, path: str, body: dict[str, str]) -> str:
-    """As a client of an earlier release asks, or anybody who writes his own."""
+    """As somebody asks who writes a client of his own."""
     return client._send("POST", path, body).decode()
 
 

@@ -85,7 +85,7 @@ class CreateTest(SnapshotCase):
     def test_half_made_disk_is_made_anew(self) -> None:
         layers = self.folder / "vm1"
         layers.mkdir()
-        for half in (self.folder / "vm1.new", layers / "0.new", layers / "0.qcow2", layers / "3.qcow2"):
+        for half in (layers / "0.new", layers / "0.qcow2", layers / "3.qcow2"):
             half.write_bytes(b"half")
         self.create()
         there = sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
