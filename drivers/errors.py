@@ -1,40 +1,4 @@
-"""What can go wrong in a driver.
-
-DriverError
-├── UnknownDriver       no driver of that name is installed for the layer
-├── ToolMissing         a program that the driver needs is not installed
-├── LibraryMissing      a Python library that the driver needs is not installed
-├── CommandFailed       a program ended with another exit code than 0
-├── CommandTimedOut     a program did not end in time
-├── DaemonFailed        a storage daemon ended, or did not get ready in time
-├── TargetFailed        the kernel's iSCSI target refused a change
-├── NotServing          nobody, or not yet somebody, answers as an NBD server at a socket
-├── ProtocolViolated    who answers speaks something else than NBD, or refuses the request
-├── BadName             a name that could leave its folder or confuse a tool
-├── BadAddress          a parent's address that this driver cannot reach
-├── BadDevice           the layer below handed over something this driver cannot build on
-├── DeviceRefused       a device that cannot be read through the cache
-├── BadDisk             a disk of an impossible size, or a file that is not the disk it should be
-├── BadVolume           a file or device that cannot be, or is no longer, a volume of the cache
-├── PathTooLong         a socket's path does not fit into a unix socket address
-├── NoParents           an empty list of parents, or of none that the agent's user may connect to
-├── NotAttached         the image has no route on this host
-├── NoSpace             the file system is too full
-│   └── DiskFull        a write met the full file system
-├── HostFailed          the machine refused: no more open files, no memory, no right, a disk that fails
-├── ModuleMissing       the kernel does not load a module, or what the module offers is not there
-├── NotReleased         the kernel did not finish a change of a device in time
-├── MachineTaken        another agent works on this machine's maps and targets
-├── NotOurs             a map of this name was made for another state folder
-├── InUse               the file is open in a running daemon
-├── DiskInUse           another program has the VM's disk open: somebody's QEMU, or one that copies it
-├── DeviceInUse         somebody has open what was handed out for a device
-├── VolumeInUse         devices of somebody else are attached to a volume of the cache
-├── SnapshotMissing     the VM has no disk on this host
-├── PointMissing        the disk has no point of this name
-├── MonitorFailed       QEMU refused a command, or did not answer
-└── NotPossible         the driver cannot do this with its disks
-"""
+"""What can go wrong in a driver."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""What can go wrong in the lab.
-
-LabError
-├── CommandFailed      a tool ended with another exit code than 0
-├── NoPackageSources   the machine's apt knows no sources of the Debian release to build the guest from
-├── NotReady           something that was started did not answer in time, or ended before it did
-├── LoginFailed        a VM did not reach its login prompt
-├── ConsoleFailed      a command in a VM failed, or its guest does not answer on the serial port
-└── Leftovers          something outlived its cluster
-"""
+"""What can go wrong in the lab."""
 
 from __future__ import annotations
 

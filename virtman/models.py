@@ -1,6 +1,6 @@
 """What the agent's API takes and answers: the one description for the agent, its OpenAPI document, client and CLI.
 
-From 0.2 on agent and client may be one minor version apart, whichever is older. So both ignore fields that they do not
+From 0.3 on agent and client may be one minor version apart, whichever is older. So both ignore fields that they do not
 know; a field that a later version adds has a default; words for states and roles are plain strings, since a later
 version may have more of them.
 

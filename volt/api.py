@@ -274,7 +274,7 @@ def _answer(model: BaseModel, status: int = 200) -> Response:
 def _problem(problem: errors.Problem) -> Response:
     document = ProblemDocument(
         type=problem.type(),
-        title=problem.title,
+        title=problem.slug.replace("-", " "),
         status=problem.status,
         detail=problem.detail,
         hosts=list(problem.hosts),

@@ -1,6 +1,6 @@
 """What goes over Volt's API: the one description that the server validates with and the client returns.
 
-From 0.2 on agent and Volt may be one minor version apart, both ways: fields that one of them does not know are ignored,
+From 0.3 on agent and Volt may be one minor version apart, both ways: fields that one of them does not know are ignored,
 in requests and in answers, and a state that a client does not know is ``unknown`` to it. A new field has a default.
 
 Sizes are bytes, times are UTC, durations are seconds.

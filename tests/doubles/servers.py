@@ -160,7 +160,7 @@ def _json(answer: dict[str, object]) -> Response:
 
 def _problem(error: errors.Problem) -> Response:
     body = {
-        "type": error.type(), "title": error.title, "status": error.status, "detail": error.detail,
+        "type": error.type(), "title": error.slug, "status": error.status, "detail": error.detail,
         "hosts": list(error.hosts),
     }  # fmt: skip
     return Response(json.dumps(body), status=error.status, content_type="application/problem+json")

@@ -1,28 +1,25 @@
-"""The exception tree and the problem types of the local API."""
+"""The problem types of the local API."""
 
 from __future__ import annotations
 
-import inspect
-
 from testtools import TestCase
-from testtools.matchers import Contains
 
-from virtman import errors
-from virtman.errors import BY_KIND, VirtmanError
+from virtman.errors import BY_KIND
+
+KINDS = """
+    agent-failed agent-unreachable bad-device bad-image-file bad-request bad-size bad-stream bad-volume caller-gone
+    config conflict content-changed coordinator-down disk-attached disk-busy disk-changed domain-foreign driver
+    file-exists forbidden host host-taken hypervisor hypervisor-absent image-exists image-in-use image-unlisted
+    image-withdrawn internal interrupted never-booted newer-stream no-room no-volumes not-found not-supported
+    origin-changed origin-missing repair-incomplete state-damaged state-locked stream-misfit suspended too-many-calls
+    unknown-image unknown-snapshot unknown-vm unknown-volume vm-exists vm-moving vm-runs vm-saved volt-refused
+    volume-busy
+"""
 
 
-class ErrorTreeTest(TestCase):
-    def classes(self) -> list[type[VirtmanError]]:
-        members = inspect.getmembers(errors, inspect.isclass)
-        return [cls for _, cls in members if issubclass(cls, VirtmanError)]
-
-    def test_every_error_is_found_by_its_own_kind(self) -> None:
-        self.assertEqual({cls.kind: cls for cls in self.classes()}, BY_KIND)
-
-    def test_every_error_is_drawn_in_the_tree(self) -> None:
-        for cls in self.classes():
-            self.assertThat(errors.__doc__, Contains(cls.__name__))
+class KindTest(TestCase):
+    def test_clients_know_these(self) -> None:
+        self.assertEqual(KINDS.split(), sorted(BY_KIND))
 
     def test_every_status_is_an_error_of_http(self) -> None:
-        for cls in self.classes():
-            self.assertTrue(400 <= cls.status < 600, cls)
+        self.assertEqual([], [error for error in BY_KIND.values() if not 400 <= error.status < 600])
