@@ -253,21 +253,6 @@ REMOVED, SERVED = "removed", "served"
 may have been told."""
 
 
-class ParentRecord(Part):
-    """A parent as Volt named it."""
-
-    host: str
-    address: str
-    secret: str = Field(repr=False)
-
-
-class ChildRecord(Part):
-    """A child as Volt named it."""
-
-    host: str
-    secret: str = Field(repr=False)
-
-
 FILE, DEVICE = "file", "device"
 """Kinds of what is served in place."""
 
@@ -317,8 +302,8 @@ class ImageRecord(Record):
     slot: int = 0
     assigned: int = 0
     revision: int = 0
-    parents: tuple[ParentRecord, ...] = ()
-    children: tuple[ChildRecord, ...] = ()
+    parents: tuple[Parent, ...] = ()
+    children: tuple[Child, ...] = ()
 
     @property
     def phase(self) -> str:
@@ -343,14 +328,6 @@ class ImageRecord(Record):
     def unconfirmed(self) -> bool:
         """The stack may still read from parents that it should have dropped."""
         return self.assigned != self.revision
-
-    def parent_list(self) -> list[Parent]:
-        """The parents as drivers know them, in order of preference."""
-        return [Parent(parent.host, parent.address, parent.secret) for parent in self.parents]
-
-    def child_list(self) -> list[Child]:
-        """The children as drivers know them."""
-        return [Child(child.host, child.secret) for child in self.children]
 
 
 ATTACH_DEVICE, DETACH_DEVICE = "attach device", "detach device"

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-from drivers.base import Child, Device, Image, Opened
+from drivers.base import Child, Device, Image, Opened, Parent
 from drivers.errors import DriverError
 from virtman import inplace
 from virtman.admission import Admission
@@ -43,10 +43,8 @@ from virtman.records import (
     PUBLISH,
     REMOVED,
     SERVED,
-    ChildRecord,
     ImageRecord,
     InPlace,
-    ParentRecord,
     Role,
     Shelf,
     State,
@@ -101,8 +99,8 @@ def with_assignment(record: ImageRecord, assignment: Assignment, *, confirmed: b
             "size": assignment.size,
             "digest": assignment.digest,
             "slot": assignment.slot,
-            "parents": tuple(ParentRecord(host=p.host, address=p.address, secret=p.secret) for p in assignment.parents),
-            "children": tuple(ChildRecord(host=c.host, secret=c.secret) for c in assignment.children),
+            "parents": tuple(Parent(p.host, p.address, p.secret) for p in assignment.parents),
+            "children": tuple(Child(c.host, c.secret) for c in assignment.children),
             "assigned": assignment.revision,
             "revision": assignment.revision if confirmed else record.revision,
         }
@@ -285,7 +283,7 @@ class Stacks:
             if source is not None:
                 device = self._drivers.attach.origin(image, source)
             else:
-                base = self._drivers.attach.connect(image, record.parent_list())
+                base = self._drivers.attach.connect(image, record.parents)
                 self._half_built.add(image.name)
                 self._step("attach:connected")
                 device = self._drivers.cache.open(image, base)
@@ -360,7 +358,7 @@ class Stacks:
         self.restore(record.name)
 
     def _let_in(self, record: ImageRecord) -> None:
-        self._admission.open(record.name, record.assigned, record.child_list())
+        self._admission.open(record.name, record.assigned, record.children)
 
     def admit(self, assignment: Assignment) -> None:
         """Let the children in that Volt names now. It does not wait for who makes or changes the stack.
@@ -393,7 +391,7 @@ class Stacks:
         self._shelf.put(record.name, wanted)
         self._step("follow:recorded")
         if record.role is Role.HOST:
-            moved = self._drivers.attach.update(wanted.image, wanted.parent_list())
+            moved = self._drivers.attach.update(wanted.image, wanted.parents)
             if moved or record.unconfirmed or record.name in self._half_built:
                 log.info("image %s: dropping the old parents of revision %d", record.name, record.revision)
                 wanted = self._build(wanted, replace=True)

@@ -189,7 +189,7 @@ class Scene:
         node = self.host.served[name].node
         assert node is not None
         test.assertEqual(record.image.key, node["key"], f"content served as {name}")
-        test.assertEqual(set(record.parent_list()[:1]), self.host.reading[name], f"parents of {name}")
+        test.assertEqual(set(record.parents[:1]), self.host.reading[name], f"parents of {name}")
         test.assertFalse(record.unconfirmed)
 
     def check_empty(self, test: TestCase) -> None:

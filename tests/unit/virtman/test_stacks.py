@@ -325,7 +325,7 @@ class FollowTest(StacksTest):
         self.stacks.follow(self.volt.places["mine"].model_copy(update={"revision": 99, "children": [CHILD_OF_MINE]}))
         self.assertEqual(["export.allow"], self.host.calls)
         self.assertEqual([child("child", "mine")], self.host.allowed["mine"])
-        self.assertEqual([child("child", "mine")], self.record("mine").child_list())
+        self.assertEqual((child("child", "mine"),), self.record("mine").children)
 
     def test_other_content_under_the_same_name_is_not_followed(self) -> None:
         before = self.attached()
