@@ -410,6 +410,9 @@ class SnapshotDriver(Protocol):
     after an error, and finish what was begun.
     """
 
+    moves_live: bool
+    """Whether a VM with such a disk can move while it runs: its QEMU opens the disk as a block node of its own."""
+
     def create(self, vm: str, origin: Device, size: int) -> Device:
         """A writable disk of ``size`` bytes whose unwritten ranges read as ``origin``; an existing one is returned."""
 

@@ -22,9 +22,10 @@ from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException
 
 from drivers import errors as driver_errors
-from virtman import models
+from virtman import attaching, booting, creating, disks, migration, models, renaming, streams, views
 from virtman.agent import Agent
 from virtman.convert import Progress
+from virtman.copies import Target
 from virtman.errors import (
     BadDevice,
     BadRequest,
@@ -183,7 +184,7 @@ def _permit() -> Permit:
 
 def _pipes(agent: Agent) -> Callable[[], Pipe]:
     """Makes a pipe to who calls."""
-    return partial(agent.pipe, _peer())
+    return partial(Pipe, agent.config.socket.parent, _peer().uid)
 
 
 def _reference(model: type[models.Model]) -> dict[str, str]:
@@ -201,15 +202,15 @@ def _done() -> Response:
 def _host_routes(app: OpenAPI, agent: Agent) -> None:
     @app.get("/v1/status", summary="What this host has and does now", responses={200: models.Status})
     def status() -> Response:
-        return _answer(agent.status())
+        return _answer(agent.overview.status())
 
     @app.post("/v1/gc", summary="Remove stacks and data that nobody needs", responses={200: models.Removed})
     def gc() -> Response:
-        return _answer(agent.gc())
+        return _answer(agent.cleaning.gc())
 
     @app.get("/v1/gc", summary="What gc would remove", responses={200: models.Removed})
     def would_remove() -> Response:
-        return _answer(agent.would_remove())
+        return _answer(agent.cleaning.would_remove())
 
     @app.post("/v1/repair", summary="Make what the records say true", responses={200: models.Repaired})
     def repair() -> Response:
@@ -226,7 +227,7 @@ def _host_routes(app: OpenAPI, agent: Agent) -> None:
 def _volume_routes(app: OpenAPI, agent: Agent) -> None:
     @app.get("/v1/cache/volumes", summary="The volumes of the cache", responses={200: models.VolumeList})
     def volumes() -> Response:
-        return _answer(models.VolumeList(volumes=agent.volumes()))
+        return _answer(models.VolumeList(volumes=agent.volumes.all()))
 
     @app.post(
         "/v1/cache/volumes",
@@ -234,7 +235,7 @@ def _volume_routes(app: OpenAPI, agent: Agent) -> None:
         responses={200: models.Volume},
     )
     def add_volume(body: models.VolumeRequest) -> Response:
-        return _answer(agent.add_volume(Path(body.path)))
+        return _answer(agent.volumes.add(Path(body.path)))
 
     @app.delete(
         "/v1/cache/volumes",
@@ -242,7 +243,7 @@ def _volume_routes(app: OpenAPI, agent: Agent) -> None:
         responses={204: None},
     )
     def remove_volume(query: models.VolumeRequest) -> Response:
-        agent.remove_volume(Path(query.path))
+        agent.volumes.remove(Path(query.path))
         return _done()
 
 
@@ -253,7 +254,8 @@ def _device_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         responses={200: models.CachedDeviceList},
     )
     def devices() -> Response:
-        return _answer(models.CachedDeviceList(devices=agent.cached_devices()))
+        agent.volumes.require()
+        return _answer(models.CachedDeviceList(devices=agent.overview.devices()))
 
     @app.post(
         "/v1/cache/devices",
@@ -264,7 +266,8 @@ def _device_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     def attach_device(body: models.DeviceRequest) -> Response:
         def work(file: Path | Passed, _tell: Progress) -> models.AttachLine:
             passed = file if isinstance(file, Passed) else None
-            return models.AttachLine(device=agent.attach_device(Path(body.path), passed))
+            attached = agent.devices.attach(Path(body.path), passed)
+            return models.AttachLine(device=agent.overview.device(attached.name))
 
         return _with_file(agent, long_calls, models.AttachLine, f"attach {body.path}", body, work, alone=True)
 
@@ -275,14 +278,14 @@ def _device_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         responses={204: None},
     )
     def detach_device(query: models.DetachQuery) -> Response:
-        agent.detach_device(Path(query.path), force=query.force)
+        agent.devices.detach(Path(query.path), force=query.force)
         return _done()
 
 
 def _image_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     @app.get("/v1/images", summary="All published images", responses={200: models.ImageList})
     def images() -> Response:
-        return _answer(models.ImageList(images=agent.images()))
+        return _answer(models.ImageList(images=agent.overview.images()))
 
     @app.post(
         "/v1/images",
@@ -294,12 +297,13 @@ def _image_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         if body.vm is not None:
             vm = body.vm
             return long_calls.answer(
-                models.PublishLine, name, lambda tell: models.PublishLine(image=agent.publish_vm(body.name, vm, tell)),
+                models.PublishLine, name,
+                lambda tell: models.PublishLine(image=agent.publishing.publish_vm(body.name, vm, tell)),
                 alone=body.detach,
             )  # fmt: skip
 
         def work(file: Path | Passed, tell: Progress) -> models.PublishLine:
-            return models.PublishLine(image=agent.publish(body.name, file, tell))
+            return models.PublishLine(image=agent.publishing.publish(body.name, file, tell))
 
         return _with_file(agent, long_calls, models.PublishLine, name, body, work, alone=body.detach)
 
@@ -310,20 +314,21 @@ def _image_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         responses={200: models.Unpublished},
     )
     def unpublish(path: ImagePath, query: models.UnpublishQuery) -> Response:
-        return _answer(agent.unpublish(path.image, when_unused=query.when_unused))
+        return _answer(agent.publishing.unpublish(path.image, when_unused=query.when_unused))
 
     @app.post(
         "/v1/images/<image>/export", summary=EXPORT.format("an image"), responses=_lines_of(app, models.ExportLine)
     )
     def export_image(path: ImagePath, body: models.ExportRequest) -> Response:
         def work(file: Path | Passed, tell: Progress) -> models.ExportLine:
-            return models.ExportLine(exported=agent.export_image(path.image, file, body.format, tell))
+            target = Target(file, agent.store.folder, agent.room)
+            return models.ExportLine(exported=agent.copies.export_image(path.image, target, body.format, tell))
 
         return _with_file(agent, long_calls, models.ExportLine, f"export {path.image}", body, work)
 
     @app.get("/v1/images/<image>/tree", summary="An image's tree of hosts", responses={200: ImageTree})
     def tree(path: ImagePath) -> Response:
-        return _answer(agent.tree(path.image))
+        return _answer(agent.volt.tree(path.image))
 
 
 def _in_place_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
@@ -334,8 +339,8 @@ def _in_place_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     )
     def publish_in_place(path: ImagePath, body: models.InPlaceRequest) -> Response:
         def work(file: Path | Passed, tell: Progress) -> models.PublishLine:
-            image = agent.publish_in_place(path.image, file, body.trust, digest=body.digest, progress=tell)
-            return models.PublishLine(image=image)
+            how = partial(agent.publishing.publish_in_place, digest=body.digest, progress=tell)
+            return models.PublishLine(image=how(path.image, file, body.trust))
 
         return _with_file(agent, long_calls, models.PublishLine, f"publish {path.image}", body, work)
 
@@ -462,19 +467,20 @@ def _with_progress(
 def _vm_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     @app.get("/v1/vms", summary="The VMs of this host", responses={200: models.VmList})
     def list_vms() -> Response:
-        return _answer(models.VmList(vms=agent.vms()))
+        return _answer(models.VmList(vms=agent.overview.vms()))
 
     @app.get("/v1/vms/<vm>", summary="One VM and its disk", responses={200: models.Vm})
     def show(path: VmPath) -> Response:
-        return _answer(agent.vm(path.vm))
+        return _answer(agent.overview.vm(path.vm))
 
     @app.put("/v1/vms/<vm>", summary="Create a VM's disk", responses={200: models.Vm})
     def create(path: VmPath, body: models.CreateRequest) -> Response:
-        return _answer(agent.create(path.vm, body.image, body.size))
+        creating.create(agent.vms, path.vm, body.image, body.size)
+        return _answer(agent.overview.vm(path.vm))
 
     @app.delete("/v1/vms/<vm>", summary="Destroy a VM and its disk", responses={204: None})
     def destroy(path: VmPath) -> Response:
-        agent.destroy(path.vm, _permit())
+        creating.destroy(agent.vms, path.vm, _permit())
         return _done()
 
     _machine_routes(app, agent)
@@ -492,7 +498,11 @@ def _stream_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     )
     def send(path: VmPath, body: models.SendRequest) -> Response:
         def work(caller: Caller, tell: Progress) -> models.SendLine:
-            return models.SendLine(sent=agent.send(path.vm, body, caller, tell))
+            sent = streams.send(
+                agent.vms, agent.copies, path.vm, body.snapshot, body.since, caller.write, tell,
+                with_snapshots=body.with_snapshots,
+            )  # fmt: skip
+            return models.SendLine(sent=sent)
 
         return long_calls.stream(models.SendLine, f"send {path.vm}", _pipes(agent), work)
 
@@ -505,7 +515,8 @@ def _stream_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         permit = _permit()
 
         def work(caller: Caller, tell: Progress) -> models.ReceiveLine:
-            return models.ReceiveLine(vm=agent.receive(path.vm, body.image, caller, tell, permit))
+            streams.receive_from(agent.vms, path.vm, body.image, caller, tell, permit)
+            return models.ReceiveLine(vm=agent.overview.vm(path.vm))
 
         return long_calls.stream(models.ReceiveLine, f"receive {path.vm}", _pipes(agent), work)
 
@@ -514,20 +525,23 @@ def _machine_routes(app: OpenAPI, agent: Agent) -> None:
     @app.post("/v1/vms/<vm>/boot", summary="Start a VM, creating its disk if needed", responses={200: models.Booted})
     def boot(path: VmPath, body: models.BootRequest) -> Response:
         how = Boot(memory=body.memory, cpus=body.cpus, network=body.network)
-        return _answer(agent.boot(path.vm, body.image, body.size, how, body.ssh_keys, body.user_data))
+        booting.boot(agent.vms, path.vm, body.image, body.size, how, body.ssh_keys, body.user_data)
+        return _answer(agent.overview.booted(path.vm))
 
     @app.post("/v1/vms/<vm>/start", summary="Start a VM as it was booted before", responses={200: models.Booted})
     def start(path: VmPath) -> Response:
-        return _answer(agent.start_vm(path.vm))
+        booting.start(agent.vms, path.vm)
+        return _answer(agent.overview.booted(path.vm))
 
     @app.post("/v1/vms/<vm>/stop", summary="Shut a VM down", responses={204: None})
     def stop(path: VmPath, body: ForceRequest) -> Response:
-        agent.stop_vm(path.vm, force=body.force)
+        booting.stop(agent.vms, path.vm, force=body.force)
         return _done()
 
     @app.post("/v1/vms/<vm>/rename", summary="Let a VM that is off have another name", responses={200: models.Vm})
     def rename(path: VmPath, body: models.RenameRequest) -> Response:
-        return _answer(agent.rename(path.vm, body.name, _permit()))
+        renaming.rename(agent.vms, path.vm, body.name, _permit())
+        return _answer(agent.overview.vm(body.name))
 
     @app.put(
         "/v1/vms/<vm>/disks/<disk>",
@@ -535,7 +549,8 @@ def _machine_routes(app: OpenAPI, agent: Agent) -> None:
         responses={200: models.Vm},
     )
     def attach_disk(path: DiskPath) -> Response:
-        return _answer(agent.attach_disk(path.vm, path.disk))
+        attaching.attach(agent.vms, path.vm, path.disk)
+        return _answer(agent.overview.vm(path.vm))
 
     @app.delete(
         "/v1/vms/<vm>/disks/<disk>",
@@ -543,11 +558,12 @@ def _machine_routes(app: OpenAPI, agent: Agent) -> None:
         responses={200: models.Vm},
     )
     def detach_disk(path: DiskPath) -> Response:
-        return _answer(agent.detach_disk(path.vm, path.disk))
+        attaching.detach(agent.vms, path.vm, path.disk)
+        return _answer(agent.overview.vm(path.vm))
 
     @app.get("/v1/vms/<vm>/console", summary="Where a VM's console is", responses={200: models.Console})
     def console(path: VmPath) -> Response:
-        return _answer(agent.console(path.vm))
+        return _answer(agent.overview.console(path.vm))
 
 
 def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
@@ -556,7 +572,7 @@ def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None
         responses={200: models.Traveller},
     )  # fmt: skip
     def traveller(path: VmPath) -> Response:
-        return _answer(agent.traveller(path.vm))
+        return _answer(views.traveller(migration.traveller(agent.vms, path.vm)))
 
     @app.post(
         "/v1/vms/<vm>/migration",
@@ -565,7 +581,9 @@ def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None
     )
     def migrate(path: VmPath, body: models.MigrateRequest) -> Response:
         def work(tell: Progress) -> models.MigrateLine:
-            return models.MigrateLine(left=agent.migrate(path.vm, body, tell))
+            told = partial(tell, "memory")
+            downtime = migration.leave(agent.vms, path.vm, body.to, body.domain, body.point, told)
+            return models.MigrateLine(left=models.Left(downtime=downtime))
 
         # Nobody else lets the VM go on at the other host.
         return long_calls.answer(models.MigrateLine, f"migrate {path.vm}", work, alone=False)
@@ -576,7 +594,8 @@ def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None
         responses={200: models.Vm},
     )
     def end_migration(path: VmPath) -> Response:
-        return _answer(agent.end_migration(path.vm))
+        migration.abort(agent.vms, path.vm)
+        return _answer(agent.overview.vm(path.vm))
 
     @app.post(
         "/v1/vms/<vm>/migration/take-back",
@@ -584,7 +603,8 @@ def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None
         responses={200: models.Vm},
     )
     def take_back(path: VmPath, body: models.WentRequest) -> Response:
-        return _answer(agent.take_back(path.vm, body.to))
+        migration.take_back(agent.vms, path.vm, body.to)
+        return _answer(agent.overview.vm(path.vm))
 
     @app.post(
         "/v1/vms/<vm>/migration/end",
@@ -592,14 +612,14 @@ def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None
         responses={204: None},
     )
     def finish_migration(path: VmPath, body: models.WentRequest) -> Response:
-        agent.finish_migration(path.vm, body.to)
+        migration.finish(agent.vms, path.vm, body.to)
         return _done()
 
 
 def _arrival_routes(app: OpenAPI, agent: Agent) -> None:
     @app.post("/v1/arrivals/check", summary="Whether a VM can come to this host", responses={204: None})
     def check_arrival(body: models.Traveller) -> Response:
-        agent.check_arrival(body)
+        migration.check(agent.vms, views.of_traveller(body))
         return _done()
 
     @app.post(
@@ -607,25 +627,28 @@ def _arrival_routes(app: OpenAPI, agent: Agent) -> None:
         responses={200: models.GivenUp},
     )  # fmt: skip
     def give_up_arrival(path: VmPath, body: models.GiveUpRequest) -> Response:
-        return _answer(agent.give_up_arrival(path.vm, body.points))
+        return _answer(models.GivenUp(state=migration.give_up(agent.vms, path.vm, body.points)))
 
     @app.post("/v1/vms/<vm>/arrival", summary="Make ready for a VM that comes", responses={200: models.Expected})
     def expect(path: VmPath, body: models.Traveller) -> Response:
-        return _answer(agent.expect(path.vm, body))
+        domain = migration.expect(agent.vms, path.vm, views.of_traveller(body))
+        return _answer(models.Expected(domain=domain))
 
     @app.post("/v1/vms/<vm>/arrival/end", summary="Let a VM go on that has come", responses={200: models.Booted})
     def arrive(path: VmPath) -> Response:
-        return _answer(agent.arrive(path.vm))
+        migration.arrive(agent.vms, path.vm)
+        return _answer(agent.overview.booted(path.vm))
 
 
 def _disk_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     @app.put("/v1/vms/<vm>/size", summary="Let a VM's disk grow, also while it runs", responses={200: models.Vm})
     def resize(path: VmPath, body: models.ResizeRequest) -> Response:
-        return _answer(agent.resize(path.vm, body.size, _permit()))
+        disks.resize(agent.vms, path.vm, body.size, _permit())
+        return _answer(agent.overview.vm(path.vm))
 
     @app.get("/v1/vms/<vm>/snapshots", summary="A VM's snapshots", responses={200: models.SnapshotList})
     def snapshots(path: VmPath) -> Response:
-        return _answer(models.SnapshotList(snapshots=agent.snapshots(path.vm)))
+        return _answer(models.SnapshotList(snapshots=agent.overview.snapshots(path.vm)))
 
     @app.put(
         "/v1/vms/<vm>/snapshots/<snapshot>",
@@ -633,7 +656,8 @@ def _disk_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         responses={200: models.Snapshot},
     )
     def take_snapshot(path: SnapshotPath) -> Response:
-        return _answer(agent.take_snapshot(path.vm, path.snapshot, _permit()))
+        point = disks.take(agent.vms, path.vm, path.snapshot, _permit())
+        return _answer(views.snapshot(agent.vms.record(path.vm), point))
 
     @app.post(
         "/v1/vms/<vm>/snapshots/<snapshot>/revert",
@@ -641,7 +665,8 @@ def _disk_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         responses={200: models.Vm},
     )
     def revert(path: SnapshotPath) -> Response:
-        return _answer(agent.revert(path.vm, path.snapshot, _permit()))
+        disks.revert(agent.vms, path.vm, path.snapshot, _permit())
+        return _answer(agent.overview.vm(path.vm))
 
     @app.post(
         "/v1/vms/<vm>/clones",
@@ -649,16 +674,18 @@ def _disk_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         responses={200: models.Clones},
     )
     def clone(path: VmPath, body: models.CloneRequest) -> Response:
-        return _answer(models.Clones(vms=agent.clone(path.vm, body.names)))
+        creating.clone(agent.vms, path.vm, body.names)
+        return _answer(models.Clones(vms=[agent.overview.vm(name) for name in body.names]))
 
     @app.post("/v1/vms/<vm>/export", summary=EXPORT.format("a VM's disk"), responses=_lines_of(app, models.ExportLine))
     def export_vm(path: VmPath, body: models.ExportRequest) -> Response:
         def work(file: Path | Passed, tell: Progress) -> models.ExportLine:
-            return models.ExportLine(exported=agent.export_vm(path.vm, file, body.format, tell))
+            target = Target(file, agent.store.folder, agent.room)
+            return models.ExportLine(exported=agent.copies.export_vm(path.vm, target, body.format, tell))
 
         return _with_file(agent, long_calls, models.ExportLine, f"export {path.vm}", body, work)
 
     @app.delete("/v1/vms/<vm>/snapshots/<snapshot>", summary="Forget a snapshot", responses={204: None})
     def delete_snapshot(path: SnapshotPath) -> Response:
-        agent.delete_snapshot(path.vm, path.snapshot, _permit())
+        disks.drop(agent.vms, path.vm, path.snapshot, _permit())
         return _done()

@@ -73,6 +73,12 @@ def start(vms: Vms, name: str) -> None:
         _boot(vms, name, record.image, None, machine, None, None)
 
 
+def stop(vms: Vms, name: str, *, force: bool) -> None:
+    """Shut a VM down; with ``force`` cut its power. Raises UnknownVm, VmMoving, VmSaved, HypervisorError."""
+    vms.require_here(vms.record(name))
+    vms.machines.stop(name, force=force)
+
+
 def _resume_to_start(vms: Vms, name: str) -> None:
     """End what was cut off. Some operations cannot end before the VM goes on with its saved memory."""
     try:

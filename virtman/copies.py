@@ -10,7 +10,7 @@ from pathlib import Path
 
 from drivers.base import ExportDriver
 from drivers.host.space import Room
-from virtman import disks
+from virtman import disks, models
 from virtman.convert import QCOW2, Content, Progress, convert, of_device
 from virtman.newfile import check_new, new_file
 from virtman.passing import Passed, check_writable, theirs
@@ -51,6 +51,20 @@ class Copies:
         """What an image holds. Its stack is there meanwhile. Raises as ``Stacks.ensure``."""
         with self.in_use(image):
             yield of_device(f"image {image}", self._export.local(self._stacks.ensure(image).image))
+
+    def export_image(self, image: str, target: Target, image_format: str, progress: Progress) -> models.Exported:
+        """Write what an image holds to a new file. Raises as ``Stacks.ensure`` and ``Target.fill``."""
+        with self.image(image) as content:
+            target.fill(content, image_format, progress)
+            return models.Exported(file=str(target.name), format=image_format, size=content.size)
+
+    def export_vm(self, vm: str, target: Target, image_format: str, progress: Progress) -> models.Exported:
+        """Write what a VM's disk holds now to a new file. Raises as ``disks.take`` and ``Target.fill``."""
+        with self.vm(vm) as (content, point):
+            target.fill(content, image_format, progress)
+            return models.Exported(
+                file=str(target.name), format=image_format, size=content.size, state=point.state
+            )  # fmt: skip
 
     @contextmanager
     def in_use(self, image: str) -> Iterator[None]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivers.base import Device
+from drivers.errors import DriverError
 from virtman import disks
-from virtman.errors import BadSize, VirtmanError, VmExists
+from virtman.errors import BadSize, UnknownVm, VirtmanError, VmExists
 from virtman.operations import Kind
 from virtman.records import CREATE, DESTROY, ImageRecord, Point, State, VmRecord
 from virtman.roles import Permit, anything
@@ -113,7 +115,21 @@ def _add(vms: Vms, record: VmRecord, make: Callable[[ImageRecord], Made], *, mov
         return made.disk
 
     vms.check_free(record.name)
-    return vms.run(record, act)
+    present = vms.images.known(record.image)
+    try:
+        return vms.run(record, act)
+    except (VirtmanError, DriverError):
+        if not present:
+            _remove_stack(vms, record.image)
+        raise
+
+
+def _remove_stack(vms: Vms, image: str) -> None:
+    """Remove the stack that a create made for nothing; the create's error is the one to raise."""
+    try:
+        vms.images.remove_if_idle(image)
+    except (VirtmanError, DriverError) as second:
+        log.error("image %s: removing its stack failed too; it is tried again: %s", image, second)
 
 
 def _new_disk(vms: Vms, name: str, stack: ImageRecord, size: int | None) -> Device:
@@ -142,13 +158,22 @@ def _path(device: Device) -> Path:
 
 
 def destroy(vms: Vms, name: str, permit: Permit = anything) -> None:
-    """Remove a VM and its disk for good. Disks of others that it uses stay.
+    """Remove a VM and its disk for good, and end what is being received for it. Disks of others that it uses stay.
 
     Its power is cut at once: what another operation awaits of the VM may never come, from a parent that is gone, say.
     Raises UnknownVm, Forbidden, DiskAttached, StateDamaged, DriverError, HypervisorError.
     """
-    record = vms.record(name)
     vms.require_permitted(name, permit)
+    if vms.receiving.end(name, f"vm {name!r} was destroyed while it was received"):
+        with suppress(UnknownVm):  # a new VM is gone with its stream
+            _destroy_now(vms, name, permit)
+    else:
+        _destroy_now(vms, name, permit)
+
+
+def _destroy_now(vms: Vms, name: str, permit: Permit) -> None:
+    record = vms.record(name)
+    vms.require_permitted(name, permit)  # what ended may have taken long
     if record.boot is not None and record.moved is None:
         _cut_power(vms, name)
     with vms.holding(name):

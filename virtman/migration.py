@@ -15,12 +15,14 @@ from collections.abc import Collection
 from typing import Protocol
 
 from drivers.errors import NotPossible
-from virtman.errors import BadRequest, DiskChanged, NeverBooted, UnknownVm, VirtmanError, VmMoving, VmRuns
+from virtman.errors import BadRequest, DiskChanged, NeverBooted, NotSupported, UnknownVm, VirtmanError, VmMoving, VmRuns
 from virtman.hypervisor import Traveller
 from virtman.models import ABSENT, ANOTHER, ARRIVED, GIVEN_UP
 from virtman.operations import Kind
 from virtman.records import ARRIVE, DESTROY, MIGRATE, VmRecord
 from virtman.vms import Vms
+
+NO_MOVES = "this host has disks of the kernel stack; VMs move to hosts of the userspace stack"
 
 
 class Tell(Protocol):
@@ -50,7 +52,7 @@ def _check(vms: Vms, record: VmRecord) -> None:
         raise NeverBooted(f"vm {vm!r} was never booted; 'virtman send' and 'receive' move its disk")
     if record.disks:
         raise BadRequest(f"vm {vm!r} has further disks, which do not move; detach them first: {record.disks[0]!r}")
-    if vms.snapshots.open(vm).node is None:
+    if not vms.snapshots.moves_live:
         raise NotPossible(
             f"the disk of vm {vm!r} is a device of this host; only VMs of the userspace stack move while they run:"
             " stop it, and use 'virtman send' and 'receive'"
@@ -153,18 +155,25 @@ def finish(vms: Vms, vm: str, uri: str) -> None:
 # At the new host
 
 
+def check(vms: Vms, traveller: Traveller) -> None:
+    """Whether a VM can come, before anything of it does. Raises NotSupported, HypervisorError."""
+    if not vms.snapshots.moves_live:
+        raise NotSupported(NO_MOVES)
+    vms.machines.check(traveller)
+
+
 def expect(vms: Vms, vm: str, traveller: Traveller) -> str:
     """Make ready for a VM whose disk is here. Returns the domain (XML) that libvirt is to make of it.
 
     Asked again, it answers the same. Raises UnknownVm, VmRuns, DiskAttached, NotPossible, HypervisorError.
     """
+    if not vms.snapshots.moves_live:
+        raise NotPossible(NO_MOVES)
     with vms.changing(vm, arriving=True) as record:
         if _is_own(record):
             raise VmRuns(f"vm {vm!r} was booted on this host; destroy it before another one of this name comes")
         vms.require_detached(record)
         disk = vms.snapshots.open(vm)
-        if disk.node is None:
-            raise NotPossible("this host has disks of the kernel stack; VMs move to hosts of the userspace stack")
         vms.settle(record, boot=traveller.boot, uuid=traveller.uuid, arriving=True, whole=False)
         vms.step("arrive:expected")
         return vms.machines.expect(vm, disk, traveller)

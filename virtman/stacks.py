@@ -110,7 +110,7 @@ def with_assignment(record: ImageRecord, assignment: Assignment, *, confirmed: b
 class Stacks:
     """Makes, follows, repairs and removes stacks.
 
-    ``in_use`` tells whether a VM of this host needs an image; ``changed`` is called when Volt should hear of it soon;
+    ``changed`` is called when Volt should hear of it soon;
     ``released`` with an image's name when an operation on it has ended.
     """
 
@@ -120,7 +120,6 @@ class Stacks:
         shelf: Shelf[ImageRecord],
         store: ImageStore,
         volt: Coordinator,
-        in_use: Callable[[str], bool],
         changed: Callable[[], None] = lambda: None,
         released: Callable[[str], None] = lambda _image: None,
         step: Step = log_step,
@@ -133,7 +132,7 @@ class Stacks:
         self._shelf = shelf
         self._store = store
         self._volt = volt
-        self._in_use = in_use
+        self._users: list[Callable[[str], bool]] = []
         self._changed = changed
         self._released = released
         self._step = step
@@ -150,6 +149,13 @@ class Stacks:
         self.flaws: dict[str, str] = {}
         """Why images in place are not served, as of the last look."""
         self._operations: Operations[Stacks, ImageRecord] = Operations("image", shelf, KINDS, self, step)
+
+    def used_by(self, asks: Callable[[str], bool]) -> None:
+        """Have a function asked, too, whether something of this host needs an image."""
+        self._users.append(asks)
+
+    def _in_use(self, name: str) -> bool:
+        return any(asks(name) for asks in self._users)
 
     def ensure(self, name: str, *, moving: bool = False) -> ImageRecord:
         """The image's stack, made if it is not there.

@@ -32,6 +32,12 @@ class Images(Protocol):
     def ensure(self, name: str, *, moving: bool = False) -> ImageRecord:
         """The image's stack, made if it is not there. ``moving``: for a disk that comes from another host."""
 
+    def known(self, name: str) -> bool:
+        """Whether there is a stack, whole or in parts."""
+
+    def remove_if_idle(self, name: str) -> bool:
+        """Remove a stack that nobody needs."""
+
     def origin(self, record: ImageRecord) -> Device:
         """What disks of VMs are made on."""
 
@@ -221,7 +227,8 @@ class Vms:
         record = self.shelf.get(name)
         if record is not None:
             permit(record)
-            permit(self.user(record))
+            if (user := self.attached_to(record)) is not None:
+                permit(user)
 
     def require_detached(self, record: VmRecord) -> None:
         """Raises DiskAttached, also for a disk that a VM may have whose record cannot be read."""

@@ -108,6 +108,10 @@ class VoltLink:
         """All published images. Raises CoordinatorDown."""
         return self._call(self._client.images)
 
+    def origins_here(self) -> set[str]:
+        """The images that are published with this host as an origin. Raises CoordinatorDown."""
+        return {image.name for image in self.images() if self._host in image.origins}
+
     def lists_origin(self, image: str) -> bool:
         """Whether the image is published with this host as an origin. Raises CoordinatorDown."""
         try:

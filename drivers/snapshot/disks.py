@@ -65,6 +65,8 @@ class MapDisks(ABC, Generic[D]):
     was made is made again, but not what holds its data.
     """
 
+    moves_live = False
+
     def __init__(self, place: Place, folder: str, kind: type[D]) -> None:
         ownership.claim(place.state)
         self._group = place.group

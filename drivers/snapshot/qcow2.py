@@ -79,6 +79,8 @@ _PRIVATE = "virtman-private"
 class Qcow2Snapshot:
     """Disks of VMs in ``<state>/snapshots``."""
 
+    moves_live = True
+
     needs = Needs(tools=(QEMU_IMG, QEMU_STORAGE_DAEMON, SETPRIV))
 
     def __init__(self, place: Place) -> None:

@@ -373,6 +373,8 @@ class ExportDouble:
 class SnapshotDouble:
     """Disks in the host's memory; the path of one is made of the VM's name."""
 
+    moves_live = True
+
     def __init__(self, place: Place | Host) -> None:
         self.host = _host(place)
 

@@ -15,7 +15,7 @@ from tests.doubles.servers import serve_app
 from tests.unit.virtman.agents import Site
 from tests.unit.virtman.scene import folder_for
 from tests.unit.volt.databases import new_database
-from virtman import pipe
+from virtman import creating, pipe
 from virtman.api import PEER
 from virtman.api import create_app as agent_app
 from virtman.peer import Peer
@@ -52,7 +52,7 @@ class OpenApiTest(TestCase):
         site = Site(self)
         site.volt.offer(NAME, size=1 << 20)
         agent = site.agent(cache="group")
-        agent.create(NAME, NAME, None)
+        creating.create(agent.vms, NAME, NAME, None)
         app = agent_app(agent)
         inside = app.wsgi_app
 

@@ -66,7 +66,7 @@ class Site:
         self.test.addCleanup(stopping)
         if started:
             agent.start()
-            self.await_true(lambda: not agent.status().repairing and agent.status().volt.connected)
+            self.await_true(lambda: not agent.overview.status().repairing and agent.overview.status().volt.connected)
         return agent
 
     def restart(self, **settings: object) -> Agent:
@@ -78,7 +78,7 @@ class Site:
     def hold_still(self, agent: Agent) -> None:
         """Have an agent do nothing unasked from now on, but all that ``repair`` asks for."""
         self.settle(agent)
-        upkeep, settle = agent._upkeep, agent._upkeep.queue.settle
+        upkeep, settle = agent.upkeep, agent.upkeep.queue.settle
         upkeep.stopped = True
 
         def settle_now(keys: Collection[str]) -> None:
@@ -90,7 +90,7 @@ class Site:
 
     def settle(self, agent: Agent) -> None:
         """Wait until an agent does nothing, and nothing is due."""
-        queue = agent._upkeep.queue
+        queue = agent.upkeep.queue
         self.await_true(lambda: not any(queue.busy(key) for key in list(queue._entries)))
 
     def await_child(self, agent: Agent, image: str) -> None:
@@ -98,7 +98,7 @@ class Site:
         self.await_true(
             lambda: (
                 bool(self.host.allowed[image])
-                and any(record.children for record in agent._stacks.records() if record.name == image)
+                and any(record.children for record in agent.stacks.records() if record.name == image)
             )
         )
 

@@ -97,7 +97,7 @@ class Scene:
         self.image_shelf = SmallShelf(self.folder / "records" / "images", ImageRecord, self.room)
         self.vm_shelf = SmallShelf(self.folder / "records" / "vms", VmRecord, self.room)
         self.stacks = Stacks(
-            self.drivers, self.image_shelf, self.store, link_to(self.volt), lambda image: self.vms.uses(image),
+            self.drivers, self.image_shelf, self.store, link_to(self.volt),
             changed=self._count_change, released=lambda image: self.released(image), step=self.moment,
         )  # fmt: skip
         self.publishing = NamedLocks()
@@ -106,6 +106,7 @@ class Scene:
             self.vm_shelf, self.drivers.snapshot, self.machines, self.stacks, VM_KINDS, self.moment,
             clock=lambda: NOW, opened=blocks_of(self.host),
         )  # fmt: skip
+        self.stacks.used_by(self.vms.uses)
         self.copies = Copies(self.vms, self.stacks, self.drivers.export)
         self.device_shelf = SmallShelf(self.folder / "records" / "devices", DeviceRecord, self.room)
         self.devices = Devices(

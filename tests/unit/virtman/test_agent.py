@@ -14,7 +14,7 @@ from tests.doubles.volt import digest_of
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import Cut
-from virtman import models
+from virtman import booting, creating, models
 from virtman.agent import Agent
 from virtman.errors import (
     BadImageFile,
@@ -52,7 +52,7 @@ class AgentTest(SiteCase):
         self.agent = self.site.restart(**settings)
 
     def image(self, name: str = "debian") -> models.Stack:
-        (image,) = [image for image in self.agent.status().images if image.name == name]
+        (image,) = [image for image in self.agent.overview.status().images if image.name == name]
         return image
 
     def stored(self) -> list[str]:
@@ -63,7 +63,8 @@ class LifeTest(AgentTest):
     def test_it_registers_and_connects(self) -> None:
         self.assertEqual({"here": "unix:///run/virtman/serve"}, self.volt.hosts)
         self.assertEqual(
-            models.VoltStatus(url=self.site.config.volt, connected=True, trouble=None), self.agent.status().volt
+            models.VoltStatus(url=self.site.config.volt, connected=True, trouble=None),
+            self.agent.overview.status().volt,
         )
 
     def test_a_second_agent_on_the_same_folders_is_refused(self) -> None:
@@ -76,112 +77,115 @@ class LifeTest(AgentTest):
         second = self.site.agent(started=False, state=state, run=run, cache=self.cache)
         second.start()
         said = "Volt: another agent runs under the host name here"
-        self.site.await_true(lambda: said in (second.status().volt.trouble or ""))
-        self.assertThat(str(self.assertRaises(HostTaken, second.create, "vm", "debian", None)), Contains(said))
-        self.assertRaises(HostTaken, second.publish, "mine", self.site.image_file(), nothing)
-        self.assertEqual(({}, [], {}), (self.volt.places, second.vms(), self.host.leftovers()))
+        self.site.await_true(lambda: said in (second.overview.status().volt.trouble or ""))
+        self.assertThat(
+            str(self.assertRaises(HostTaken, creating.create, second.vms, "vm", "debian", None)), Contains(said)
+        )
+        self.assertRaises(HostTaken, second.publishing.publish, "mine", self.site.image_file(), nothing)
+        self.assertEqual(({}, [], {}), (self.volt.places, second.overview.vms(), self.host.leftovers()))
 
     def test_it_starts_and_works_without_volt(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         self.volt.down = True
         self.agent = self.site.restart(started=False)
         self.agent.start()
-        self.site.await_true(lambda: self.agent.status().volt.trouble != "not connected yet")
-        self.agent.create("other", "debian", None)
-        self.assertFalse(self.agent.status().volt.connected)
-        self.assertThat(self.agent.status().volt.trouble, Contains("store does not answer"))
+        self.site.await_true(lambda: self.agent.overview.status().volt.trouble != "not connected yet")
+        creating.create(self.agent.vms, "other", "debian", None)
+        self.assertFalse(self.agent.overview.status().volt.connected)
+        self.assertThat(self.agent.overview.status().volt.trouble, Contains("store does not answer"))
 
     def test_a_driver_that_is_not_installed_is_named(self) -> None:
         error = self.assertRaises(ConfigError, self.site.restart, cache="floppy")
         self.assertThat(str(error), Contains("'floppy'"))
 
     def test_stop_leaves_vms_and_stacks_alone(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         before = (dict(self.host.served), dict(self.host.disks))
-        self.agent.boot("vm", "debian", None, BOOT, [], None)
+        booting.boot(self.agent.vms, "vm", "debian", None, BOOT, [], None)
         self.restart()
         self.assertEqual(before, (self.host.served, self.host.disks))
-        self.assertEqual("running", self.agent.vms()[0].state)
+        self.assertEqual("running", self.agent.overview.vms()[0].state)
 
 
 class VmsOfAnAgentTest(AgentTest):
     def test_create_tells_all_that_a_qemu_needs(self) -> None:
-        vm = self.agent.create("vm", "debian", 2 * MIB)
+        creating.create(self.agent.vms, "vm", "debian", 2 * MIB)
+        vm = self.agent.overview.vm("vm")
         self.assertEqual(("vm", "debian", 2 * MIB, "ready"), (vm.name, vm.disk.image, vm.disk.size, vm.disk.phase))
         self.assertEqual("/disks/vm.qcow2", vm.disk.path)
         file = {"driver": "file", "filename": "/disks/vm.qcow2"}
         self.assertEqual({"driver": "qcow2", "discard": "unmap", "file": file}, vm.disk.blockdev)
         self.assertIsNone(vm.machine)
-        self.assertEqual(vm, self.agent.vm("vm"))
 
     def test_a_create_that_fails_gives_the_image_back_that_it_attached(self) -> None:
-        self.assertRaises(BadSize, self.agent.create, "vm", "debian", 512)
+        self.assertRaises(BadSize, creating.create, self.agent.vms, "vm", "debian", 512)
         self.assertEqual({}, self.host.leftovers())
         self.assertEqual({}, self.volt.places)
 
     def test_a_create_that_fails_keeps_the_image_that_was_attached_before(self) -> None:
-        self.agent.create("vm", "debian", None)
-        self.agent.destroy("vm")
-        self.assertRaises(BadSize, self.agent.create, "vm", "debian", 512)
+        creating.create(self.agent.vms, "vm", "debian", None)
+        creating.destroy(self.agent.vms, "vm")
+        self.assertRaises(BadSize, creating.create, self.agent.vms, "vm", "debian", 512)
         self.assertIn("debian", self.host.served)
 
     def test_what_a_damaged_record_may_need_is_kept(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         (self.agent.config.state / "records" / "vms" / "vm.json").write_bytes(b"{")
-        self.assertEqual(models.Removed(stacks=[], freed_bytes=0), self.agent.gc())
-        self.assertEqual(["vm vm"], list(self.agent.status().damaged))
+        self.assertEqual(models.Removed(stacks=[], freed_bytes=0), self.agent.cleaning.gc())
+        self.assertEqual(["vm vm"], list(self.agent.overview.status().damaged))
         self.assertEqual({"vm"}, set(self.host.disks))
 
     def test_volt_hears_of_an_image_that_may_be_needed_though_its_record_is_damaged(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         (self.agent.config.state / "records" / "images" / "debian.json").write_bytes(b"{")
         self.restart()
         self.assertEqual(["debian"], self.volt.needed)
 
     def test_vms_are_listed_with_their_states(self) -> None:
-        self.agent.create("disk", "debian", None)
-        self.agent.boot("running", "debian", None, BOOT, [], None)
-        self.agent.boot("off", "debian", None, BOOT, [], None)
-        self.agent.stop_vm("off", force=True)
-        states = {vm.name: vm.state for vm in self.agent.vms()}
+        creating.create(self.agent.vms, "disk", "debian", None)
+        booting.boot(self.agent.vms, "running", "debian", None, BOOT, [], None)
+        booting.boot(self.agent.vms, "off", "debian", None, BOOT, [], None)
+        booting.stop(self.agent.vms, "off", force=True)
+        states = {vm.name: vm.state for vm in self.agent.overview.vms()}
         self.assertEqual({"disk": "disk", "running": "running", "off": "off"}, states)
 
     def test_without_a_hypervisor_states_are_unknown_and_disks_still_made(self) -> None:
-        self.agent.boot("booted", "debian", None, BOOT, [], None)
+        booting.boot(self.agent.vms, "booted", "debian", None, BOOT, [], None)
         self.restart(libvirt="no-such-thing:///x")
-        self.agent.create("disk", "debian", None)
-        self.assertEqual({"booted": "unknown", "disk": "disk"}, {vm.name: vm.state for vm in self.agent.vms()})
+        creating.create(self.agent.vms, "disk", "debian", None)
+        self.assertEqual({"booted": "unknown", "disk": "disk"}, {vm.name: vm.state for vm in self.agent.overview.vms()})
 
     def test_destroy_takes_a_running_vm_away(self) -> None:
-        self.agent.boot("vm", "debian", None, BOOT, [], None)
-        self.agent.destroy("vm")
-        self.assertEqual(([], []), (self.agent.vms(), self.site.domains()))
+        booting.boot(self.agent.vms, "vm", "debian", None, BOOT, [], None)
+        creating.destroy(self.agent.vms, "vm")
+        self.assertEqual(([], []), (self.agent.overview.vms(), self.site.domains()))
         self.assertEqual([], list((self.site.config.state / "machines").iterdir()))
 
     def test_a_vm_that_arrives_or_went_is_not_stopped(self) -> None:
-        self.agent.boot("vm", "debian", None, BOOT, [], None)
+        booting.boot(self.agent.vms, "vm", "debian", None, BOOT, [], None)
         records = Shelf(self.site.config.state / "records" / "vms", VmRecord)
         record = records.get("vm")
         assert record is not None
         for where in ({"arriving": True}, {"moved": "qemu+ssh://there/system"}):
             records.put("vm", record.model_copy(update=where))
             for force in (False, True):
-                self.assertRaises(VmMoving, self.agent.stop_vm, "vm", force=force)
+                self.assertRaises(VmMoving, booting.stop, self.agent.vms, "vm", force=force)
         records.put("vm", record)
-        self.assertEqual("running", self.agent.vm("vm").state)
+        self.assertEqual("running", self.agent.overview.vm("vm").state)
 
 
 class BootTest(AgentTest):
     def test_it_creates_and_starts(self) -> None:
-        vm = self.agent.boot("vm", "debian", 2 * MIB, BOOT, ["key"], "#cloud-config\n")
+        booting.boot(self.agent.vms, "vm", "debian", 2 * MIB, BOOT, ["key"], "#cloud-config\n")
+        vm = self.agent.overview.booted("vm")
         self.assertEqual((2 * MIB, "tcg"), (vm.disk.size, vm.machine.accel))
         self.assertEqual(["vm"], self.site.domains())
-        console = self.agent.console("vm")
+        console = self.agent.overview.console("vm")
         self.assertEqual(models.Console(libvirt=LIBVIRT, domain="vm", log=vm.machine.console_log), console)
 
     def test_cut_off_before_a_domain_of_somebody_else_is_found_it_is_undone(self) -> None:
         self.site.cut_at = "boot:recorded"
-        self.assertRaises(Cut, self.agent.boot, "vm", "debian", None, BOOT, [], None)
+        self.assertRaises(Cut, booting.boot, self.agent.vms, "vm", "debian", None, BOOT, [], None)
         self.site.hypervisor.defineXML(
             '<domain type="test"><name>vm</name><memory>1024</memory><os><type>hvm</type></os></domain>'
         )
@@ -192,12 +196,12 @@ class BootTest(AgentTest):
     def test_cut_off_at_every_step_it_is_undone_or_done(self) -> None:
         for step in ("create:recorded", "create:snapshot", "create:done", "boot:recorded", "boot:started"):
             self.site.cut_at = step
-            self.assertRaises(Cut, self.agent.boot, "vm", "debian", None, BOOT, [], None)
+            self.assertRaises(Cut, booting.boot, self.agent.vms, "vm", "debian", None, BOOT, [], None)
             self.restart()
-            if self.agent.vms():
-                self.agent.boot("vm", "debian", None, BOOT, [], None)
+            if self.agent.overview.vms():
+                booting.boot(self.agent.vms, "vm", "debian", None, BOOT, [], None)
                 self.assertEqual(["vm"], self.site.domains())
-                self.agent.destroy("vm")
+                creating.destroy(self.agent.vms, "vm")
             self.assertEqual(([], {}), (self.site.domains(), self.host.disks), step)
             self.assertEqual([], list((self.site.config.state / "machines").iterdir()))
 
@@ -205,59 +209,60 @@ class BootTest(AgentTest):
 class StartAgainTest(AgentTest):
     def test_it_starts_with_what_it_was_booted_with(self) -> None:
         how = Boot(memory=96, cpus=2, network="none")
-        self.agent.boot("vm", "debian", 2 * MIB, how, ["key"], "#cloud-config\n")
+        booting.boot(self.agent.vms, "vm", "debian", 2 * MIB, how, ["key"], "#cloud-config\n")
         seed = (self.site.config.state / "machines" / "vm.seed.iso").read_bytes()
-        self.agent.stop_vm("vm", force=True)
+        booting.stop(self.agent.vms, "vm", force=True)
         self.restart()
-        started = self.agent.start_vm("vm")
+        booting.start(self.agent.vms, "vm")
+        started = self.agent.overview.booted("vm")
         self.assertEqual(("running", 96, 2, "none"), (
             started.machine.state, started.machine.memory, started.machine.cpus, started.machine.network,
         ))  # fmt: skip
         self.assertEqual(seed, (self.site.config.state / "machines" / "vm.seed.iso").read_bytes())
 
     def test_one_that_was_never_booted_is_refused_and_stays_a_disk(self) -> None:
-        self.agent.create("vm", "debian", None)
-        error = self.assertRaises(NeverBooted, self.agent.start_vm, "vm")
+        creating.create(self.agent.vms, "vm", "debian", None)
+        error = self.assertRaises(NeverBooted, booting.start, self.agent.vms, "vm")
         self.assertThat(str(error), Contains("virtman boot"))
-        self.assertEqual(["disk"], [vm.state for vm in self.agent.vms()])
+        self.assertEqual(["disk"], [vm.state for vm in self.agent.overview.vms()])
 
 
 class UnpublishTest(AgentTest):
     def setUp(self) -> None:
         super().setUp()
-        self.agent.publish("mine", self.site.image_file(), nothing)
+        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
 
     def test_it_is_withdrawn_and_not_served_and_gc_deletes_its_content(self) -> None:
-        self.assertEqual(models.Unpublished(name="mine", serving=False), self.agent.unpublish("mine"))
+        self.assertEqual(models.Unpublished(name="mine", serving=False), self.agent.publishing.unpublish("mine"))
         self.assertEqual(({"debian"}, {}), (set(self.volt.images), self.host.leftovers()))
         self.assertEqual(1, len(self.stored()))
-        self.assertEqual(MIB, self.agent.gc().freed_bytes)
+        self.assertEqual(MIB, self.agent.cleaning.gc().freed_bytes)
         self.assertEqual([], self.stored())
 
     def test_hosts_that_read_it_keep_it_and_volt_says_who(self) -> None:
         self.volt.read_by_others("mine")
-        error = self.assertRaises(ImageInUse, self.agent.unpublish, "mine")
+        error = self.assertRaises(ImageInUse, self.agent.publishing.unpublish, "mine")
         self.assertThat(str(error), Contains("Volt: image mine is in use by h7"))
         self.assertEqual(["here"], self.volt.images["mine"].origins)
         self.assertEqual({"mine"}, set(self.host.served))
 
     def test_vms_of_this_host_keep_it_served(self) -> None:
-        self.agent.create("vm", "mine", None)
-        self.assertTrue(self.agent.unpublish("mine").serving)
+        creating.create(self.agent.vms, "vm", "mine", None)
+        self.assertTrue(self.agent.publishing.unpublish("mine").serving)
         self.assertNotIn("mine", self.volt.images)
         self.assertEqual({"mine"}, set(self.host.served))
         self.restart()
         self.assertEqual({"mine"}, set(self.host.served))
-        self.agent.destroy("vm")
-        self.site.await_true(lambda: not self.agent.status().images)
-        self.assertEqual(({}, {}), (self.host.leftovers(), self.agent.status().troubles))
+        creating.destroy(self.agent.vms, "vm")
+        self.site.await_true(lambda: not self.agent.overview.status().images)
+        self.assertEqual(({}, {}), (self.host.leftovers(), self.agent.overview.status().troubles))
 
     def test_it_can_be_given_up_twice_and_published_again(self) -> None:
-        self.agent.create("vm", "mine", None)
+        creating.create(self.agent.vms, "vm", "mine", None)
         for _ in range(2):
-            self.assertTrue(self.agent.unpublish("mine").serving)
-        self.agent.publish("mine", self.site.image_file(), nothing)
-        self.agent.destroy("vm")
+            self.assertTrue(self.agent.publishing.unpublish("mine").serving)
+        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
+        creating.destroy(self.agent.vms, "vm")
         self.site.settle(self.agent)
         self.assertEqual((["here"], {"mine"}), (self.volt.images["mine"].origins, set(self.host.served)))
 
@@ -265,36 +270,36 @@ class UnpublishTest(AgentTest):
         image = self.volt.images["mine"]
         self.volt.images["mine"] = image.model_copy(update={"origins": ["here", "other"]})
         self.volt.read_by_others("mine")
-        self.assertFalse(self.agent.unpublish("mine").serving)
+        self.assertFalse(self.agent.publishing.unpublish("mine").serving)
         self.assertIn("mine", self.volt.images)
         self.assertNotIn("mine", self.host.served)
 
     def test_what_this_host_did_not_publish_is_not_touched(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         for name in ("debian", "unknown"):
-            self.assertRaises(UnknownImage, self.agent.unpublish, name)
+            self.assertRaises(UnknownImage, self.agent.publishing.unpublish, name)
         self.assertEqual({"debian", "mine"}, set(self.volt.images))
 
     def test_without_volt_nothing_changes(self) -> None:
         self.volt.down = True
-        self.assertRaises(CoordinatorDown, self.agent.unpublish, "mine")
+        self.assertRaises(CoordinatorDown, self.agent.publishing.unpublish, "mine")
         self.assertEqual({"mine"}, set(self.host.served))
 
 
 class UnpublishWhenUnusedTest(AgentTest):
     def setUp(self) -> None:
         super().setUp()
-        self.agent.publish("mine", self.site.image_file(), nothing)
+        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
 
     def withdrawn(self, *, serving: bool = True) -> models.Unpublished:
         return models.Unpublished(name="mine", serving=serving, withdrawn=True)
 
     def unpublish(self) -> models.Unpublished:
-        return self.agent.unpublish("mine", when_unused=True)
+        return self.agent.publishing.unpublish("mine", when_unused=True)
 
     def beat_until(self, condition: Callable[[], object]) -> None:
         def beat() -> object:
-            self.agent._heartbeat.soon()
+            self.agent.heartbeat.soon()
             return condition()
 
         self.site.await_true(beat)
@@ -307,7 +312,7 @@ class UnpublishWhenUnusedTest(AgentTest):
     def test_what_nobody_uses_goes_with_its_content(self) -> None:
         self.unpublish()
         self.await_gone()
-        self.assertEqual({}, self.agent.status().troubles)
+        self.assertEqual({}, self.agent.overview.status().troubles)
         self.assertRaises(UnknownImage, self.unpublish)
 
     def test_hosts_that_have_it_are_awaited_however_often_it_is_asked_for(self) -> None:
@@ -316,25 +321,25 @@ class UnpublishWhenUnusedTest(AgentTest):
             self.assertEqual(self.withdrawn(), self.unpublish())
         self.site.settle(self.agent)
         self.assertEqual((True, {"mine"}), (self.volt.images["mine"].withdrawn, set(self.host.served)))
-        self.assertEqual([False, True], [image.withdrawn for image in self.agent.images()])
+        self.assertEqual([False, True], [image.withdrawn for image in self.agent.overview.images()])
         self.volt.read_by_others("mine", 0)
         self.await_gone()
 
     def test_vms_of_this_host_are_awaited_also_by_the_next_agent(self) -> None:
-        self.agent.create("vm", "mine", None)
+        creating.create(self.agent.vms, "vm", "mine", None)
         self.assertEqual(self.withdrawn(), self.unpublish())
         self.restart()
         self.assertEqual({"mine"}, set(self.host.served))
-        self.agent.destroy("vm")
+        creating.destroy(self.agent.vms, "vm")
         self.await_gone()
 
     def test_publishing_it_again_takes_that_back(self) -> None:
-        self.agent.create("vm", "mine", None)
+        creating.create(self.agent.vms, "vm", "mine", None)
         self.unpublish()
-        self.agent.publish("mine", self.site.image_file(), nothing)
-        self.agent.destroy("vm")
+        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
+        creating.destroy(self.agent.vms, "vm")
         for _ in range(3):
-            self.agent._heartbeat.soon()
+            self.agent.heartbeat.soon()
             self.site.settle(self.agent)
         self.assertEqual((False, {"mine"}), (self.volt.images["mine"].withdrawn, set(self.host.served)))
         self.assertEqual(1, len(self.stored()))
@@ -342,16 +347,18 @@ class UnpublishWhenUnusedTest(AgentTest):
     def test_other_content_is_refused_meanwhile_and_leaves_nothing(self) -> None:
         self.volt.read_by_others("mine")
         self.unpublish()
-        error = self.assertRaises(ImageExists, self.agent.publish, "mine", self.site.image_file(seed=2), nothing)
+        error = self.assertRaises(
+            ImageExists, self.agent.publishing.publish, "mine", self.site.image_file(seed=2), nothing
+        )
         self.assertIn("mine", str(error))
         self.assertEqual(1, len(self.stored()))
 
     def test_one_of_several_origins_gives_itself_up_and_volt_hears_that_its_own_vms_need_it(self) -> None:
-        self.agent.create("vm", "mine", None)
+        creating.create(self.agent.vms, "vm", "mine", None)
         self.volt.images["mine"] = self.volt.images["mine"].model_copy(update={"origins": ["here", "other"]})
         self.assertEqual(models.Unpublished(name="mine", serving=True), self.unpublish())
         self.assertEqual((["other"], {"mine"}), (self.volt.images["mine"].origins, self.volt.forgotten))
-        self.agent.destroy("vm")
+        creating.destroy(self.agent.vms, "vm")
         self.beat_until(lambda: not self.host.leftovers())
 
     def test_one_of_several_origins_gives_itself_up_and_its_content(self) -> None:
@@ -370,7 +377,7 @@ class PublishInPlaceTest(AgentTest):
         self.file.write_bytes(b"1" * MIB)
 
     def publish(self, name: str = "mine", trust: str | None = None) -> models.Published:
-        return self.agent.publish_in_place(name, self.file, trust, digest=False)
+        return self.agent.publishing.publish_in_place(name, self.file, trust, digest=False)
 
     def here(self) -> models.InPlace:
         found = self.image("mine").in_place
@@ -382,7 +389,7 @@ class PublishInPlaceTest(AgentTest):
         self.assertThat(published.digest, MatchesRegex("id:[0-9a-f]{64}$"))
         self.assertEqual(([], ["here"]), (self.stored(), self.volt.images["mine"].origins))
         self.assertEqual((str(self.file), True, None), (self.here().path, self.here().held, self.here().trouble))
-        [listed] = [image for image in self.agent.images() if image.name == "mine"]
+        [listed] = [image for image in self.agent.overview.images() if image.name == "mine"]
         assert listed.here is not None
         self.assertEqual(self.here(), listed.here.in_place)
 
@@ -393,7 +400,7 @@ class PublishInPlaceTest(AgentTest):
         self.file.write_bytes(b"2" * MIB)
         error = self.assertRaises(ImageExists, self.publish)
         self.assertThat(str(error), Contains("virtman unpublish mine"))
-        self.agent.unpublish("mine")
+        self.agent.publishing.unpublish("mine")
         self.assertNotEqual(first.digest, self.publish().digest)
 
     def test_what_holds_the_same_takes_its_place_if_that_is_said(self) -> None:
@@ -420,22 +427,22 @@ class PublishInPlaceTest(AgentTest):
         self.assertEqual(b"1" * MIB, self.file.read_bytes())
 
     def test_a_copy_and_what_is_in_place_are_not_taken_for_each_other(self) -> None:
-        copied = self.agent.publish("mine", self.file, nothing)
+        copied = self.agent.publishing.publish("mine", self.file, nothing)
         error = self.assertRaises(ImageExists, self.publish, trust=copied.digest)
         self.assertThat(str(error), Contains("virtman unpublish mine"))
-        self.agent.unpublish("mine")
+        self.agent.publishing.unpublish("mine")
         self.publish(trust=copied.digest)
-        error = self.assertRaises(ImageExists, self.agent.publish, "mine", self.file, nothing)
+        error = self.assertRaises(ImageExists, self.agent.publishing.publish, "mine", self.file, nothing)
         self.assertThat(str(error), Contains(f"in place, from {self.file}"))
         self.assertEqual(str(self.file), self.here().path)
 
     def test_gc_and_unpublish_leave_it_as_it_is(self) -> None:
         before = self.file.stat()
         self.publish()
-        self.agent.gc()
+        self.agent.cleaning.gc()
         self.assertIn("mine", self.host.served)
-        answer = self.agent.unpublish("mine")
-        self.agent.gc()
+        answer = self.agent.publishing.unpublish("mine")
+        self.agent.cleaning.gc()
         self.assertEqual((False, False), (answer.serving, answer.withdrawn))
         self.assertEqual(({}, before), (self.host.leftovers(), self.file.stat()))
 
@@ -443,11 +450,11 @@ class PublishInPlaceTest(AgentTest):
 class PublishTest(AgentTest):
     def publish(self, name: str = "mine", seed: int = 1) -> None:
         file = self.site.image_file(seed=seed)
-        self.agent.publish(name, file, nothing)
+        self.agent.publishing.publish(name, file, nothing)
 
     def test_it_becomes_the_origin_and_tells_volt(self) -> None:
         file = self.site.image_file()
-        published = self.agent.publish("mine", file, nothing)
+        published = self.agent.publishing.publish("mine", file, nothing)
         self.assertEqual(["here"], self.volt.images["mine"].origins)
         self.assertEqual([f"{published.digest.removeprefix('sha256:')}.raw"], self.stored())
         image = self.image("mine")
@@ -458,7 +465,7 @@ class PublishTest(AgentTest):
         self.publish()
         before = (dict(self.host.served), self.stored())
         seen = set[str]()
-        self.agent.publish("mine", self.site.image_file(), lambda step, *_: seen.add(step))
+        self.agent.publishing.publish("mine", self.site.image_file(), lambda step, *_: seen.add(step))
         self.assertEqual((before, {"compare"}), ((self.host.served, self.stored()), seen))
 
     def test_a_further_origin_computes_the_kind_of_digest_that_volt_lists(self) -> None:
@@ -476,13 +483,13 @@ class PublishTest(AgentTest):
 
     def test_a_bad_file_changes_nothing(self) -> None:
         self.site.image_file()
-        self.assertRaises(BadImageFile, self.agent.publish, "mine", Path("/nonexistent"), nothing)
+        self.assertRaises(BadImageFile, self.agent.publishing.publish, "mine", Path("/nonexistent"), nothing)
         self.assertEqual(([], {}), (self.stored(), self.host.leftovers()))
 
     def refused(self, name: str, size: int) -> list[str]:
         """The steps before a name is refused."""
         file, seen = self.site.image_file("other.raw", seed=2, size=size), list[str]()
-        self.assertRaises(ImageExists, self.agent.publish, name, file, lambda step, *_: seen.append(step))
+        self.assertRaises(ImageExists, self.agent.publishing.publish, name, file, lambda step, *_: seen.append(step))
         return seen
 
     def test_what_is_known_to_be_something_else_is_refused_before_it_is_copied(self) -> None:
@@ -491,8 +498,8 @@ class PublishTest(AgentTest):
         self.assertEqual([], self.refused("debian", 2 * MIB))
         self.assertEqual([], self.refused("mine", 2 * MIB))
         self.assertEqual({"compare"}, set(self.refused("mine", MIB)))
-        self.agent.create("vm", "debian", LARGEST + (1 << 40))
-        self.assertRaises(BadImageFile, self.agent.publish_vm, "large", "vm", nothing)
+        creating.create(self.agent.vms, "vm", "debian", LARGEST + (1 << 40))
+        self.assertRaises(BadImageFile, self.agent.publishing.publish_vm, "large", "vm", nothing)
         self.assertEqual([], self.refused("debian", MIB))
         self.assertEqual(before, self.stored())
 
@@ -504,7 +511,7 @@ class PublishTest(AgentTest):
         self.assertEqual(1, len(self.stored()))
 
     def test_content_that_is_about_to_get_its_record_outlives_gc(self) -> None:
-        self.site.at["publish:stored"] = self.agent.gc
+        self.site.at["publish:stored"] = self.agent.cleaning.gc
         self.publish("mine")
         self.assertEqual(1, len(self.stored()))
 
@@ -513,7 +520,7 @@ class PublishTest(AgentTest):
         self.assertRaises(Cut, self.publish)
         self.restart()
         self.assertEqual({}, self.host.leftovers())
-        self.agent.gc()
+        self.agent.cleaning.gc()
         self.assertEqual([], self.stored())
         self.publish()
 
@@ -531,16 +538,16 @@ class PublishTest(AgentTest):
 class LookTest(AgentTest):
     def test_images_say_how_far_they_are_here(self) -> None:
         self.volt.offer("alpine")
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         self.image()
-        images = {image.name: image for image in self.agent.images()}
+        images = {image.name: image for image in self.agent.overview.images()}
         self.assertEqual(
             models.ImageHere(role="host", phase="attached", held_bytes=BYTES_PER_FETCH), images["debian"].here
         )
         self.assertIsNone(images["alpine"].here)
 
     def test_status_tells_of_stacks_and_vms(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         self.assertEqual(
             models.Stack(
                 name="debian", role="host", phase="attached", serving=True, slot=1, size=MIB,
@@ -550,17 +557,17 @@ class LookTest(AgentTest):
             ),
             self.image(),
         )  # fmt: skip
-        self.assertEqual(models.Accel(use="tcg", reason="set by --accel"), self.agent.status().accel)
+        self.assertEqual(models.Accel(use="tcg", reason="set by --accel"), self.agent.overview.status().accel)
 
     def test_status_tells_of_disks_without_a_record(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         self.host.disks["stray"] = self.host.disks["vm"]
-        self.assertEqual(["stray"], self.agent.status().strays)
+        self.assertEqual(["stray"], self.agent.overview.status().strays)
 
     def test_status_tells_what_keeps_vms_from_writing(self) -> None:
-        self.assertIsNone(self.agent.status().disks.trouble)
+        self.assertIsNone(self.agent.overview.status().disks.trouble)
         self.host.disk_trouble = "no room"
-        self.assertEqual("no room", self.agent.status().disks.trouble)
+        self.assertEqual("no room", self.agent.overview.status().disks.trouble)
 
 
 class RepairTest(AgentTest):
@@ -570,13 +577,13 @@ class RepairTest(AgentTest):
         self.site.hold_still(self.agent)
 
     def test_nothing_to_do(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         self.assertEqual(models.Repaired(vms=[], images=[], strays=[]), self.agent.repair())
 
     def test_it_tells_what_it_did(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         self.site.cut_at = "destroy:stopped"
-        self.assertRaises(Cut, self.agent.destroy, "vm")
+        self.assertRaises(Cut, creating.destroy, self.agent.vms, "vm")
         self.host.daemon_dies("debian")
         self.host.endpoints.add("stray")
         self.assertEqual(models.Repaired(vms=["vm"], images=["debian"], strays=["stray"]), self.agent.repair())
@@ -585,7 +592,7 @@ class RepairTest(AgentTest):
     def test_it_goes_on_after_an_error_and_tells_all(self) -> None:
         for image in ("alpine", "debian"):
             self.volt.offer(image, size=MIB)
-            self.agent.create(f"vm-{image}", image, None)
+            creating.create(self.agent.vms, f"vm-{image}", image, None)
             self.host.daemon_dies(image)
         self.host.endpoints.add("stray")
         self.host.failing = {"export.publish": TROUBLE}
@@ -596,19 +603,19 @@ class RepairTest(AgentTest):
         self.assertEqual(["alpine", "debian"], self.agent.repair().images)
 
     def test_a_disk_that_cannot_be_opened_again_is_told_of(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         self.host.disks.clear()
         self.assertIn("vm", str(self.assertRaises(RepairIncomplete, self.agent.repair)))
 
     def test_a_start_repairs(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         self.host.daemon_dies("debian")
         self.restart()
         self.assertEqual({"debian"}, set(self.host.served))
 
     def test_repair_goes_through_a_volt_that_is_down(self) -> None:
         self.site.cut_at = "attach:reserved"
-        self.assertRaises(Cut, self.agent.create, "vm", "debian", None)
+        self.assertRaises(Cut, creating.create, self.agent.vms, "vm", "debian", None)
         self.volt.down = True
         self.assertEqual(["debian"], self.agent.repair().images)
         self.assertEqual({}, self.host.leftovers())
@@ -616,109 +623,110 @@ class RepairTest(AgentTest):
 
 class ReconcilerTest(AgentTest):
     def test_a_dead_daemon_is_started_by_its_driver_telling(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         self.site.settle(self.agent)
         self.host.daemon_dies("debian")
-        self.agent._drivers.export.died("debian")  # type: ignore[attr-defined]
+        self.agent.drivers.export.died("debian")  # type: ignore[attr-defined]
         self.site.await_true(lambda: "debian" in self.host.served)
 
     def test_a_lost_parent_is_reported_by_its_driver_telling(self) -> None:
-        self.agent.create("vm", "debian", None)
-        (path,) = self.agent._drivers.attach.paths("debian")
-        self.agent._drivers.attach.lost(self.agent._stacks.records()[0].image, path.parent)  # type: ignore[attr-defined]
+        creating.create(self.agent.vms, "vm", "debian", None)
+        (path,) = self.agent.drivers.attach.paths("debian")
+        self.agent.drivers.attach.lost(self.agent.stacks.records()[0].image, path.parent)  # type: ignore[attr-defined]
         self.site.await_true(lambda: self.volt.reported == [("debian", "other")])
 
 
 class GcTest(AgentTest):
     def test_idle_stacks_and_caches_go(self) -> None:
-        self.agent.create("vm", "debian", None)
-        self.agent.destroy("vm")
-        self.assertEqual(models.Removed(stacks=["debian"], freed_bytes=BYTES_PER_FETCH), self.agent.gc())
+        creating.create(self.agent.vms, "vm", "debian", None)
+        creating.destroy(self.agent.vms, "vm")
+        self.assertEqual(models.Removed(stacks=["debian"], freed_bytes=BYTES_PER_FETCH), self.agent.cleaning.gc())
         self.assertEqual(({}, {}), (self.host.leftovers(), self.host.caches))
 
     def assert_foretold(self) -> None:
         """What gc would remove is told, nothing has changed by that, and gc removes just that."""
         before = (dict(self.host.leftovers()), dict(self.host.caches), self.stored(), set(self.volt.places))
-        told = self.agent.would_remove()
+        told = self.agent.cleaning.would_remove()
         self.assertEqual(
             before, (dict(self.host.leftovers()), dict(self.host.caches), self.stored(), set(self.volt.places))
         )
-        self.assertEqual(told, self.agent.gc())
+        self.assertEqual(told, self.agent.cleaning.gc())
 
     def test_what_it_would_remove_is_told_before(self) -> None:
         self.assert_foretold()
-        self.agent.create("vm", "debian", None)
-        self.agent.publish("mine", self.site.image_file(), nothing)
-        self.agent.publish("needed", self.site.image_file(seed=2), nothing)
-        self.agent.create("other", "needed", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
+        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
+        self.agent.publishing.publish("needed", self.site.image_file(seed=2), nothing)
+        creating.create(self.agent.vms, "other", "needed", None)
         self.assert_foretold()
-        self.agent.destroy("vm")
+        creating.destroy(self.agent.vms, "vm")
         for name in ("mine", "needed"):
             del self.volt.images[name]
         self.assertEqual(
-            models.Removed(stacks=["debian", "mine"], freed_bytes=MIB + BYTES_PER_FETCH), self.agent.would_remove()
+            models.Removed(stacks=["debian", "mine"], freed_bytes=MIB + BYTES_PER_FETCH),
+            self.agent.cleaning.would_remove(),
         )
         self.assert_foretold()
         self.assert_foretold()
 
     def test_what_other_hosts_read_stays_though_volt_does_not_list_it_until_it_is_given_up(self) -> None:
-        self.agent.publish("mine", self.site.image_file(), nothing)
+        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
         self.volt.assign("mine", [], ["child"])
         self.agent.repair()  # it asks for a heartbeat
         self.site.await_child(self.agent, "mine")
         self.volt.remove_image("mine")  # its database was set back to a backup
         kept = models.Removed(stacks=[], freed_bytes=0, kept=["mine"])
-        self.assertEqual((kept, kept), (self.agent.would_remove(), self.agent.gc()))
+        self.assertEqual((kept, kept), (self.agent.cleaning.would_remove(), self.agent.cleaning.gc()))
         self.assertEqual((["mine"], 1), (list(self.host.served), len(self.stored())))
-        self.assertFalse(self.agent.unpublish("mine").serving)
-        self.assertEqual(models.Removed(stacks=[], freed_bytes=MIB), self.agent.gc())
+        self.assertFalse(self.agent.publishing.unpublish("mine").serving)
+        self.assertEqual(models.Removed(stacks=[], freed_bytes=MIB), self.agent.cleaning.gc())
 
     def test_what_is_published_again_after_volt_was_asked_stays(self) -> None:
         def publish(what: str = "after volt.images") -> None:
             if what == "after volt.images":
                 self.volt.moment = unnoticed
-                self.agent.publish("mine", file, nothing)
+                self.agent.publishing.publish("mine", file, nothing)
 
         file = self.site.image_file()
         publish()
         del self.volt.images["mine"], self.volt.places["mine"]  # it was set back to a backup
         self.volt.moment = publish
-        self.agent.gc()
+        self.agent.cleaning.gc()
         self.assertEqual((["mine"], 1), (list(self.host.served), len(self.stored())))
 
     def test_what_the_damaged_record_of_an_image_may_need_is_kept(self) -> None:
-        self.agent.publish("mine", self.site.image_file(), nothing)
-        self.agent.create("vm", "debian", None)
-        self.agent.destroy("vm")
+        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
+        creating.create(self.agent.vms, "vm", "debian", None)
+        creating.destroy(self.agent.vms, "vm")
         for damage in ("{", '{"version": 3}'):
             (self.site.config.state / "records" / "images" / "mine.json").write_text(damage)
             del self.volt.images["mine"]
             for _ in range(2):
-                self.assertEqual(0, self.agent.gc().freed_bytes, "nobody knows what it needs")
+                self.assertEqual(0, self.agent.cleaning.gc().freed_bytes, "nobody knows what it needs")
                 self.restart()
             self.assertEqual(1, len(self.stored()), "the only content of the image")
             self.assertIn("mine", self.host.served)
-            self.assertEqual(["image mine"], list(self.agent.status().damaged))
+            self.assertEqual(["image mine"], list(self.agent.overview.status().damaged))
             self.volt.offer("mine")
 
     def test_without_volt_nothing_is_removed(self) -> None:
-        self.agent.create("vm", "debian", None)
-        self.agent.destroy("vm")
+        creating.create(self.agent.vms, "vm", "debian", None)
+        creating.destroy(self.agent.vms, "vm")
         self.volt.down = True
-        self.assertRaises(CoordinatorDown, self.agent.gc)
+        self.assertRaises(CoordinatorDown, self.agent.cleaning.gc)
         self.assertEqual({"debian"}, set(self.host.served))
 
 
 class SuspendTest(AgentTest):
     def test_vms_of_which_nobody_knows_whether_they_run_forbid_it(self) -> None:
-        self.agent.boot("vm", "debian", None, BOOT, [], None)
+        booting.boot(self.agent.vms, "vm", "debian", None, BOOT, [], None)
         self.restart(libvirt="no-such-thing:///x")
         error = self.assertRaises(HypervisorError, self.agent.suspend, force=False)
         self.assertThat(str(error), Contains("vm"))
         self.assertEqual({"debian"}, set(self.host.served))
 
     def test_all_stops_and_the_next_start_brings_it_back(self) -> None:
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         self.host.disks["vm"].writes = "precious"
         self.agent.suspend(force=False)
         self.assertEqual({"disks"}, set(self.host.leftovers()))
@@ -727,32 +735,32 @@ class SuspendTest(AgentTest):
         self.assertEqual("precious", self.host.disks["vm"].writes)
 
     def test_running_vms_forbid_it(self) -> None:
-        self.agent.boot("vm", "debian", None, BOOT, [], None)
+        booting.boot(self.agent.vms, "vm", "debian", None, BOOT, [], None)
         error = self.assertRaises(HypervisorError, self.agent.suspend, force=False)
         self.assertThat(str(error), Contains("vm (running)"))
         self.assertEqual({"debian"}, set(self.host.served))
 
     def test_running_vms_may_be_made_to_wait(self) -> None:
-        self.agent.boot("vm", "debian", None, BOOT, [], None)
+        booting.boot(self.agent.vms, "vm", "debian", None, BOOT, [], None)
         self.agent.suspend(force=True)
         self.assertEqual(set(), set(self.host.served))
 
     def test_a_host_without_images_gets_none_either(self) -> None:
         self.agent.suspend(force=False)
-        self.assertRaises(Suspended, self.agent.create, "vm", "debian", None)
-        self.assertRaises(Suspended, self.agent.publish, "mine", self.site.image_file(), nothing)
+        self.assertRaises(Suspended, creating.create, self.agent.vms, "vm", "debian", None)
+        self.assertRaises(Suspended, self.agent.publishing.publish, "mine", self.site.image_file(), nothing)
         self.assertEqual(({}, {}), (self.host.leftovers(), self.volt.places))
 
     def test_nothing_brings_it_back_before_the_next_start(self) -> None:
-        self.agent.create("vm", "debian", None)
-        self.assertFalse(self.agent.status().suspended)
+        creating.create(self.agent.vms, "vm", "debian", None)
+        self.assertFalse(self.agent.overview.status().suspended)
         self.agent.suspend(force=False)
-        self.assertTrue(self.agent.status().suspended)
+        self.assertTrue(self.agent.overview.status().suspended)
         beats = len(self.volt.beats)
-        self.agent._heartbeat.soon()
+        self.agent.heartbeat.soon()
         self.site.await_true(lambda: len(self.volt.beats) > beats)
-        self.agent._upkeep.tend_all()  # as the beat's answer has it done
+        self.agent.upkeep.tend_all()  # as the beat's answer has it done
         self.site.settle(self.agent)
         # What was planned before is refused, and not planned again.
-        self.site.await_true(lambda: not self.agent.status().troubles)
+        self.site.await_true(lambda: not self.agent.overview.status().troubles)
         self.assertEqual(set(), set(self.host.served))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
+from unittest import mock
 from uuid import UUID
 
 import flask
@@ -32,11 +33,12 @@ from tests.unit.logs import Logged
 from tests.unit.virtman.agents import MIB, SOON, SiteCase
 from tests.unit.virtman.devices import some_device
 from tests.unit.virtman.scene import folder_for
-from virtman import models
+from virtman import api, migration, models
 from virtman.agent import Agent
 from virtman.api import HUNG_UP, MAX_BODY, MOST_LONG, PEER, PROBLEM, create_app
 from virtman.client import AgentClient
 from virtman.convert import Progress
+from virtman.copies import Target
 from virtman.errors import (
     BY_KIND,
     AgentFailed,
@@ -59,7 +61,6 @@ from virtman.errors import (
 )
 from virtman.passing import Passed
 from virtman.peer import Peer
-from virtman.pipe import Pipe
 
 BAD_NAMES = ["a.b", "..", "-a", "a" * 64, "a" * 300, "a b", "%00", "é", "a%0a"]
 BAD_PATHS = ["", "a", "./a", "/", "//a", "/a\0", "/a\nb", "/\n", "/a\r", "/a\x1b[2J", "/\ud800", "/" + "a" * 4095]
@@ -95,10 +96,9 @@ class FailingAgent(Agent):
     """Fails in every call with the error that it is given."""
 
     def __init__(self, error: Exception, folder: Path) -> None:
-        self.error, self.folder = error, folder
-
-    def pipe(self, peer: Peer) -> Pipe:
-        return Pipe(self.folder, peer.uid)
+        self.error = error
+        self.config = mock.Mock(socket=folder / "agent.sock")
+        self.overview = self.publishing = self  # type: ignore[assignment]
 
     def status(self) -> models.Status:
         raise self.error
@@ -173,15 +173,16 @@ class ErrorsTest(ApiTest):
 
 
 class StalledAgent(Agent):
-    """Tells of some progress of a long call, and goes on when it may. ``pipes``: where callers are to connect."""
+    """Tells of some progress of a long call, and goes on when it may."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.began = threading.Event()
         self.may_go_on = threading.Event()
         self.ended: queue.Queue[Exception | None] = queue.Queue()
-        self.trouble: Exception | None = None
-        self.pipes: list[Pipe] = []
+        self.config = mock.Mock(socket=folder / "agent.sock")
+        self.overview = self.publishing = self.copies = self  # type: ignore[assignment]
+        self.store = self.room = self.vms = mock.Mock()
 
     def status(self) -> models.Status:
         raise NoVolumes("it answers")
@@ -197,9 +198,9 @@ class StalledAgent(Agent):
             raise
         self.ended.put(None)
 
-    def export_vm(self, vm: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
+    def export_vm(self, vm: str, target: Target, image_format: str, progress: Progress) -> models.Exported:
         self.work(progress)
-        return models.Exported(file=str(file), format=image_format, size=1)
+        return models.Exported(file=str(target), format=image_format, size=1)
 
     def publish(self, name: str, file: Path | Passed, progress: Progress) -> models.Published:
         self.work(progress)
@@ -208,21 +209,20 @@ class StalledAgent(Agent):
     def publish_vm(self, name: str, vm: str, progress: Progress) -> models.Published:
         return self.publish(name, Path(vm), progress)
 
-    def migrate(self, vm: str, how: models.MigrateRequest, progress: Progress) -> models.Left:
-        self.work(progress)
-        return models.Left(downtime=0)
-
-    def pipe(self, peer: Peer) -> Pipe:
-        if self.trouble is not None:
-            raise self.trouble
-        self.pipes.append(Pipe(self.folder, peer.uid))
-        return self.pipes[-1]
+    def leave(
+        self, _vms: object, _vm: str, _uri: str, _domain: str, _point: str, tell: Callable[[int, int], None]
+    ) -> int:
+        """In the place of ``migration.leave``."""
+        self.work(lambda _step, done, total: tell(done, total))
+        return 0
 
 
 class LongCallsTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.agent = StalledAgent(folder_for(self))
+        self.patch(migration, "leave", self.agent.leave)
+        self.patch(api, "Target", mock.Mock())
         self.app = create_app(self.agent)
         self.addCleanup(self.agent.may_go_on.set)
         self.hung_up = threading.Event()
@@ -257,7 +257,6 @@ class LongCallsTest(TestCase):
     def test_one_too_many_is_refused_and_all_else_goes_on(self) -> None:
         self.fill()
         self.check_full()
-        self.assertEqual([], self.agent.pipes)
         answer = self.http().get("/v1/status")
         self.assertEqual("it answers", answer.get_json()["detail"])
 
@@ -282,7 +281,7 @@ class LongCallsTest(TestCase):
     def test_the_server_notices_a_caller_who_hangs_up_while_nothing_is_told(self) -> None:
         asked: list[Callable[[], bool]] = []
         self.app.before_request(lambda: asked.append(flask.request.environ[HUNG_UP]))
-        path = self.agent.folder / "agent.sock"
+        path = self.agent.config.socket
         serve_agent(self, self.app, path)
         self.addCleanup(self.agent.may_go_on.set)  # before the server ends
         with (
@@ -470,7 +469,7 @@ class SecretsTest(SiteTest):
         self.site.volt.assign("debian", ["new", "other"], ["child"])
         self.client.repair()  # lets the heartbeat come soon
         # The record is written twice, the second time when the new parents are in use.
-        self.site.await_true(lambda: [(r.revision, len(r.children)) for r in self.agent._stacks.records()] == [(2, 1)])
+        self.site.await_true(lambda: [(r.revision, len(r.children)) for r in self.agent.stacks.records()] == [(2, 1)])
         self.record = self.site.config.state / "records" / "images" / "debian.json"
         self.assertEqual(3, self.record.read_text().count(SECRET))
 
@@ -593,7 +592,7 @@ class DevicesTest(SiteTest):
             fd = os.open(opened, flags)
             self.addCleanup(os.close, fd)
             passed = Passed(fd, self.device, trusted=False)
-            error = self.assertRaises(BadDevice, self.agent.attach_device, self.device, passed)
+            error = self.assertRaises(BadDevice, self.agent.devices.attach, self.device, passed)
             self.assertThat(str(error), Contains(said))
         self.assertEqual([], self.site.host.calls)
 

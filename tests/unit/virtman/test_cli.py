@@ -340,10 +340,10 @@ sys.exit(repr({heavy | more} & set(sys.modules)))"""
     def test_a_stream_is_interrupted_while_who_sends_it_is_slow(self) -> None:
         for command in (("receive",), ("arrival", "end")):
             process = self.begin(*command, "vm", "debian")
-            self.site.await_true(lambda: self.agent._vms.receiving._sending)
+            self.site.await_true(lambda: self.agent.vms.receiving._sending)
             process.send_signal(signal.SIGINT)
             self.assertEqual("\nAborted!\n", self.said(process))
-            self.site.await_true(lambda: not self.agent._vms.receiving._sending)
+            self.site.await_true(lambda: not self.agent.vms.receiving._sending)
 
     def begin(self, *arguments: str) -> subprocess.Popen[bytes]:
         """A command whose standard input stays open."""

@@ -48,7 +48,7 @@ class GcTest(TestCase):
         site = Site(self)
         site.volt.offer("debian", size=MIB)
         agent = site.agent()
-        with agent._copies.image("debian"):
-            self.assertEqual([], agent.gc().stacks)
+        with agent.copies.image("debian"):
+            self.assertEqual([], agent.cleaning.gc().stacks)
             self.assertIn("debian", site.host.served)
-        self.assertEqual(["debian"], agent.gc().stacks)
+        self.assertEqual(["debian"], agent.cleaning.gc().stacks)

@@ -221,7 +221,7 @@ class LeaveTest(TestCase):
         self.assert_stays()
 
     def test_one_whose_disk_is_a_device_of_the_host_stays(self) -> None:
-        self.scene.host.disks["vm"].device = True
+        self.scene.vms.snapshots.moves_live = False
         for act in (lambda: migration.traveller(self.scene.vms, "vm"), lambda: leave(self.scene)):
             self.assertRaises(NotPossible, act)
         self.assertIn("vm", self.scene.machines.running)

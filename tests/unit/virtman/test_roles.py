@@ -18,11 +18,13 @@ from tests.others import GROUP, NOBODY, as_nobody
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.devices import some_device
 from tests.unit.virtman.scene import folder_for
+from virtman import attaching, booting, creating, disks, renaming
 from virtman.agent import Agent
 from virtman.api import MAX_BODY, PEER, create_app
 from virtman.client import AgentClient
 from virtman.errors import Forbidden
 from virtman.peer import Peer, peer_of
+from virtman.pipe import Pipe
 from virtman.records import Boot
 from virtman.roles import FOR_ALL, FOR_OPERATORS, permit_of
 
@@ -115,36 +117,39 @@ class BootedTest(SiteCase):
     def setUp(self) -> None:
         super().setUp()
         self.permit = permit_of(OPERATOR)
-        self.agent.boot("web", "debian", None, Boot(memory=64, cpus=1, network="none"), [], None)
-        self.agent.take_snapshot("web", "then")
-        self.agent.create("data", "debian", None)
+        booting.boot(self.agent.vms, "web", "debian", None, Boot(memory=64, cpus=1, network="none"), [], None)
+        disks.take(self.agent.vms, "web", "then")
+        creating.create(self.agent.vms, "data", "debian", None)
 
     def changes(self, vm: str) -> list[Callable[[], object]]:
         agent, permit = self.agent, self.permit
         return [
-            lambda: agent.destroy(vm, permit),
-            lambda: agent.rename(vm, "new", permit),
-            lambda: agent.resize(vm, 2 * MIB, permit),
-            lambda: agent.take_snapshot(vm, "now", permit),
-            lambda: agent.revert(vm, "then", permit),
-            lambda: agent.delete_snapshot(vm, "then", permit),
+            lambda: creating.destroy(agent.vms, vm, permit),
+            lambda: renaming.rename(agent.vms, vm, "new", permit),
+            lambda: disks.resize(agent.vms, vm, 2 * MIB, permit),
+            lambda: disks.take(agent.vms, vm, "now", permit),
+            lambda: disks.revert(agent.vms, vm, "then", permit),
+            lambda: disks.drop(agent.vms, vm, "then", permit),
         ]
 
     def check_refused(self, vm: str) -> None:
-        state = self.agent.vm("web").state
-        before = self.agent.vm("web"), self.agent.vm("data"), self.agent.snapshots("web")
+        state = self.agent.overview.vm("web").state
+        before = self.agent.overview.vm("web"), self.agent.overview.vm("data"), self.agent.overview.snapshots("web")
         for change in self.changes(vm):
             error = self.assertRaises(Forbidden, change)
             self.assertThat(str(error), StartsWith("user nobody may not change vm 'web'"))
-        self.assertEqual(before, (self.agent.vm("web"), self.agent.vm("data"), self.agent.snapshots("web")))
+        self.assertEqual(
+            before,
+            (self.agent.overview.vm("web"), self.agent.overview.vm("data"), self.agent.overview.snapshots("web")),
+        )
         self.assertEqual("running" if vm == "web" else "off", state)
 
     def test_they_change_nothing_of_it(self) -> None:
         self.check_refused("web")
 
     def test_nor_of_a_disk_that_it_uses(self) -> None:
-        self.agent.stop_vm("web", force=True)
-        self.agent.attach_disk("web", "data")
+        booting.stop(self.agent.vms, "web", force=True)
+        attaching.attach(self.agent.vms, "web", "data")
         self.check_refused("data")
 
     def test_one_that_is_booted_meanwhile_is_not_destroyed(self) -> None:
@@ -155,20 +160,20 @@ class BootedTest(SiteCase):
             asked.append(record.name)
             self.permit(record)
             if len(asked) == 2:  # before the VM's lock is held, and its power cut
-                self.agent.boot("data", "debian", None, boot, [], None)
+                booting.boot(self.agent.vms, "data", "debian", None, boot, [], None)
 
-        self.assertRaises(Forbidden, self.agent.destroy, "data", permit)
-        self.assertEqual("running", self.agent.vm("data").state)
+        self.assertRaises(Forbidden, creating.destroy, self.agent.vms, "data", permit)
+        self.assertEqual("running", self.agent.overview.vm("data").state)
 
     def test_all_else_is_theirs(self) -> None:
-        self.agent.clone("web", ["copy"])
-        self.agent.take_snapshot("copy", "then", self.permit)
-        self.agent.resize("copy", 2 * MIB, self.permit)
-        self.agent.revert("copy", "then", self.permit)
-        self.agent.delete_snapshot("copy", "then", self.permit)
-        self.agent.rename("copy", "new", self.permit)
-        self.agent.destroy("new", self.permit)
-        self.assertEqual(["data", "web"], [vm.name for vm in self.agent.vms()])
+        creating.clone(self.agent.vms, "web", ["copy"])
+        disks.take(self.agent.vms, "copy", "then", self.permit)
+        disks.resize(self.agent.vms, "copy", 2 * MIB, self.permit)
+        disks.revert(self.agent.vms, "copy", "then", self.permit)
+        disks.drop(self.agent.vms, "copy", "then", self.permit)
+        renaming.rename(self.agent.vms, "copy", "new", self.permit)
+        creating.destroy(self.agent.vms, "new", self.permit)
+        self.assertEqual(["data", "web"], [vm.name for vm in self.agent.overview.vms()])
 
 
 class SocketTest(SiteCase):
@@ -216,7 +221,7 @@ class SocketTest(SiteCase):
         self.assertEqual("vm", self.as_nobody(lambda client: client.create("vm", "debian").name))
         said = self.as_nobody(lambda client: client.destroy("vm"))
         self.assertEqual("None", said)
-        self.assertEqual([], self.agent.vms())
+        self.assertEqual([], self.agent.overview.vms())
         for call in (lambda client: client.repair(), lambda client: client.boot("vm", "debian")):
             self.assertThat(self.as_nobody(call), StartsWith("Forbidden: user nobody may not do this"))
 
@@ -235,7 +240,7 @@ class SocketTest(SiteCase):
         asked = {"name": "stolen", "file": str(link)}
         said = self.as_nobody(partial(_post, path="/v1/images", body=asked))
         self.assertThat(said, StartsWith(f"Forbidden: user nobody may not have the agent open {link}"))
-        self.assertNotIn("stolen", [image.name for image in self.agent.images()])
+        self.assertNotIn("stolen", [image.name for image in self.agent.overview.images()])
 
     def test_what_a_member_may_read_is_published(self) -> None:
         self.serve(self.gid)
@@ -250,14 +255,14 @@ class SocketTest(SiteCase):
         self.assertEqual(f"BadDevice: {device} is not read through the cache: Permission denied", said)
         said = self.as_nobody(partial(_post, path="/v1/cache/devices", body={"path": str(device)}))
         self.assertThat(said, StartsWith(f"Forbidden: user nobody may not have the agent open {device}"))
-        path = str(self.agent.attach_device(device).path)
+        path = str(self.agent.devices.attach(device).path)
         self.assertEqual(path, self.as_nobody(lambda client: client.cached_devices()[0].path))
         self.as_nobody(lambda client: client.detach_cached(Path(path)))
-        self.assertEqual([], self.agent.cached_devices())
+        self.assertEqual([], self.agent.overview.devices())
 
     def test_no_file_is_written_with_the_agents_rights(self) -> None:
         self.serve(self.gid)
-        self.agent.create("vm", "debian", None)
+        creating.create(self.agent.vms, "vm", "debian", None)
         target = self.folder / "target"
         asked = {"file": str(target), "format": "raw"}
         for path in ("/v1/vms/vm/export", "/v1/images/debian/export"):
@@ -276,8 +281,8 @@ class SocketTest(SiteCase):
 
     def test_a_stream_is_a_members_own(self) -> None:
         self.serve(self.gid)
-        self.agent.create("vm", "debian", None)
-        pipe = self.agent.pipe(Peer(1, NOBODY, NOBODY))
+        creating.create(self.agent.vms, "vm", "debian", None)
+        pipe = Pipe(self.agent.config.socket.parent, NOBODY)
         self.addCleanup(pipe.close)
         found = pipe.path.stat()
         self.assertEqual((NOBODY, 0o600), (found.st_uid, found.st_mode & 0o777))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.agents import MIB, SOON, SiteCase
-from virtman import models
+from virtman import creating, disks, migration, models, streams
 from virtman.errors import Interrupted, UnknownVm, VirtmanError
 from virtman.pipe import Caller
 from virtman.records import RECEIVE
@@ -52,14 +52,16 @@ class SilentCallerTest(SiteCase):
         section = Section(id=NEW, name="new", parent=since, size=MIB, taken=1.5, state="off")
         header = Header(image=digest_of("debian"), since=since, sections=(section,), total=0)
         self.theirs.sendall(self.writer.bytes(header))
-        thread = self.in_background(lambda: self.agent.receive("vm", "debian", Caller(self.ours), quietly))
+        thread = self.in_background(
+            lambda: streams.receive_from(self.agent.vms, "vm", "debian", Caller(self.ours), quietly)
+        )
         self.site.await_true(lambda: self.is_received(since))
         return thread
 
     def is_received(self, since: str | None) -> bool:
         if since is None:
             return "vm" in self.site.host.disks
-        return self.agent._vms.record("vm").doing(RECEIVE)
+        return self.agent.vms.record("vm").doing(RECEIVE)
 
     def finish(self) -> None:
         """Send the rest."""
@@ -68,18 +70,18 @@ class SilentCallerTest(SiteCase):
 
     def base(self) -> str:
         """The ID of a snapshot of the VM."""
-        self.agent.create("vm", "debian", None)
-        self.agent.take_snapshot("vm", "base")
-        (point,) = self.agent._vms.record("vm").points
+        creating.create(self.agent.vms, "vm", "debian", None)
+        disks.take(self.agent.vms, "vm", "base")
+        (point,) = self.agent.vms.record("vm").points
         return point.id
 
     def check_destroyed(self, receiving: threading.Thread) -> None:
-        self.end(self.in_background(lambda: self.agent.destroy("vm")))
+        self.end(self.in_background(lambda: creating.destroy(self.agent.vms, "vm")))
         self.end(receiving)
         (error,) = self.raised
         self.assertIsInstance(error, Interrupted)
         self.assertEqual("vm 'vm' was destroyed while it was received", str(error))
-        self.assertRaises(UnknownVm, self.agent.vm, "vm")
+        self.assertRaises(UnknownVm, self.agent.overview.vm, "vm")
         self.assertEqual({}, self.site.host.disks)
 
     def test_a_new_vm_is_destroyed_at_once(self) -> None:
@@ -87,11 +89,11 @@ class SilentCallerTest(SiteCase):
 
     def test_what_has_come_of_a_vm_that_moves_is_given_up_at_once(self) -> None:
         receiving = self.receive(self.base())
-        self.assertEqual("another", self.agent.give_up_arrival("vm", ["not-its"]).state)
-        answers: list[models.GivenUp] = []
-        self.end(self.in_background(lambda: answers.append(self.agent.give_up_arrival("vm", ["base"]))))
+        self.assertEqual("another", migration.give_up(self.agent.vms, "vm", ["not-its"]))
+        answers: list[str] = []
+        self.end(self.in_background(lambda: answers.append(migration.give_up(self.agent.vms, "vm", ["base"]))))
         self.end(receiving)
-        self.assertEqual(([models.GivenUp(state="given up")], {}), (answers, self.site.host.disks))
+        self.assertEqual((["given up"], {}), (answers, self.site.host.disks))
         self.assertIn("was given up while it came", str(self.raised[0]))
 
     def test_a_repair_leaves_it_alone_and_sees_to_all_else(self) -> None:
@@ -100,8 +102,8 @@ class SilentCallerTest(SiteCase):
         repaired: list[models.Repaired] = []
         self.end(self.in_background(lambda: repaired.append(self.agent.repair())))
         self.assertEqual([models.Repaired(vms=[], images=["debian"], strays=[])], repaired)
-        self.assertTrue(self.agent._vms.record("vm").doing(RECEIVE))
+        self.assertTrue(self.agent.vms.record("vm").doing(RECEIVE))
         self.finish()
         self.end(receiving)
         self.assertEqual([], self.raised)
-        self.assertEqual(["base", "new"], [snapshot.name for snapshot in self.agent.snapshots("vm")])
+        self.assertEqual(["base", "new"], [snapshot.name for snapshot in self.agent.overview.snapshots("vm")])

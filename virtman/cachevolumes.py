@@ -1,0 +1,54 @@
+"""The volumes of this host's cache, as people add and remove them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drivers.base import CacheGroup, Volume
+from virtman import models, views
+from virtman.devices import Devices
+from virtman.errors import NoVolumes, UnknownVolume
+from virtman.upkeep import Upkeep
+
+
+class CacheVolumes:
+    """``group``: the cache driver if it has volumes; ``without``: why it has none."""
+
+    def __init__(self, group: CacheGroup | None, without: str, devices: Devices, upkeep: Upkeep) -> None:
+        self._maybe, self._without = group, without
+        self._devices, self._upkeep = devices, upkeep
+
+    def require(self) -> CacheGroup:
+        """The cache driver. Raises NoVolumes."""
+        if self._maybe is None:
+            raise NoVolumes(self._without)
+        return self._maybe
+
+    def all(self) -> list[models.Volume]:
+        """The volumes of the cache. Raises NoVolumes, DriverError."""
+        self.require()
+        return self.views(self._upkeep.look_at_volumes())
+
+    def views(self, found: list[Volume]) -> list[models.Volume]:
+        """What is told of volumes."""
+        devices = self._devices.records()
+        return [views.volume(volume, devices) for volume in found]
+
+    def add(self, path: Path) -> models.Volume:
+        """Let the cache use a disk, a partition, or a file that is made. Raises NoVolumes, DriverError."""
+        volume = self.require().add_volume(path)
+        self._look()
+        return self.views([volume])[0]
+
+    def remove(self, path: Path) -> None:
+        """Take a volume from the cache, also while images are read.
+
+        Raises NoVolumes, UnknownVolume; DriverError, VolumeInUse if somebody else has attached a device to it.
+        """
+        if not self.require().remove_volume(path):
+            raise UnknownVolume(f"{str(path)!r} is no volume of the cache")
+        self._look()
+
+    def _look(self) -> None:
+        self._upkeep.look_at_volumes()
+        self._upkeep.tend_all()
