@@ -17,6 +17,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from drivers.digests import PATTERN
+from drivers.host.watch import Death
 from virtman.names import NAME_PATTERN, PATH_PATTERN
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1 to 63 letters, digits, '-' or '_'")]
@@ -668,15 +669,6 @@ class Disks(Model):
     trouble: str | None
     total: Bytes = 0
     free: Bytes = 0
-
-
-class Death(Model):
-    """A thread of the agent that died ``times`` times, the last time of ``error``; ``running``: it works again."""
-
-    thread: str
-    times: int
-    error: str
-    running: bool
 
 
 class Status(Model):

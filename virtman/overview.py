@@ -138,7 +138,7 @@ class Overview:
                 self._vms.shelf.unreadable(), self._stacks.troubles(), self._devices.troubles()
             ),
             troubles=self._upkeep.troubles(),
-            deaths=[views.death(death) for death in deaths()],
+            deaths=deaths(),
         )  # fmt: skip
 
     def devices(self) -> list[models.CachedDevice]:

@@ -11,7 +11,6 @@ from typing import Any
 from uuid import UUID
 
 from drivers import base
-from drivers.host.watch import Death
 from virtman import models
 from virtman.accel import Verdict
 from virtman.domain import NONE, mac_of
@@ -152,11 +151,6 @@ def left_alone(
     """Why records are left alone, by what they are of."""
     kinds = {"vm": vms, "image": images, "device": devices}
     return {f"{kind} {name}": why for kind, found in kinds.items() for name, why in found.items()}
-
-
-def death(died: Death) -> models.Death:
-    """A thread of the agent that died."""
-    return models.Death(thread=died.thread, times=died.times, error=died.error, running=died.running)
 
 
 def disks(trouble: str, state: Path) -> models.Disks:
