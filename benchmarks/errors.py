@@ -1,17 +1,4 @@
-"""What can go wrong in a benchmark.
-
-BenchmarkError
-├── ToolMissing      a program that a Debian package has
-├── BadImage         the image cannot be used as it is
-├── BadTrace         a trace file cannot be read, or belongs to another image
-├── BootFailed       the recorded VM did not come to its login prompt
-├── DiskFailed       a disk cannot be opened, or a read or write of it failed
-├── WrongBytes       a disk gave other bytes than the image has
-├── Failed           the measurement ended, and found something that must not be
-├── NoRoom           the disk has not the room that the measurement needs
-├── NotBelow         a host came to another place in the tree than the benchmark needs
-└── TookTooLong      a phase passed its time limit
-"""
+"""What can go wrong in a benchmark."""
 
 from __future__ import annotations
 
