@@ -173,7 +173,13 @@ class Store:
         try:
             self.edge_key = self._upgrade()
             """What edge_secret needs: never to be shown."""
-        except (SQLAlchemyError, CommandError) as error:
+        except CommandError as error:
+            self.close()
+            raise StoreUnusable(
+                f"another version of Volt made the tables of database {self._engine.url!r}: {error};"
+                " start that version, or name an empty database"
+            ) from error
+        except SQLAlchemyError as error:
             self.close()
             reason = str(getattr(error, "orig", None) or error)
             raise StoreUnusable(f"cannot use database {self._engine.url!r}: {reason}") from error
