@@ -170,8 +170,7 @@ class Volume:
     """A file or disk that a cache keeps what it read in.
 
     ``size`` in bytes, 0 if it is missing; ``images``: the names of those whose reads it keeps now; ``devices``: the
-    names of such attachments (``DeviceCache``); ``trouble``: why an idle one could not be started for those that are
-    open, stopped or removed, or one takes no more.
+    names of such attachments (``DeviceCache``); ``trouble``: why the last step of ``CacheGroup.tend_volume`` failed.
     """
 
     path: Path
@@ -295,7 +294,14 @@ class CacheGroup(Protocol):
     """What a cache driver has besides ``CacheDriver`` if all images of the host share its volumes."""
 
     def volumes(self) -> list[Volume]:
-        """All volumes, also those that have failed or are missing."""
+        """All volumes, also those that have failed or are missing. Nobody waits for a disk."""
+
+    def tend_volume(self, path: Path) -> None:
+        """Take the next steps of a volume. The agent calls this again and again, also after an error.
+
+        An unused volume stops, and a used one runs, is joined, and begins empty after it failed. A removal that failed
+        goes on. Raises DriverError while a step fails. An unknown path is fine.
+        """
 
     def add_volume(self, path: Path) -> Volume:
         """Let images use a disk, a partition, or a file, which is made. An existing volume is no error.

@@ -134,8 +134,8 @@ class NotAttached(DriverError):
 class NoSpace(DriverError):
     """The file system is too full."""
 
-    def __init__(self, path: Path, free: int, needed: int) -> None:
-        super().__init__(f"no room for {path}: {free} bytes free, {needed} needed")
+    def __init__(self, path: Path, free: int, needed: int, how: str = "free") -> None:
+        super().__init__(f"no room for {path}: {free} bytes {how}, {needed} needed")
 
 
 class DiskFull(NoSpace):

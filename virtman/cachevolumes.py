@@ -26,8 +26,7 @@ class CacheVolumes:
 
     def all(self) -> list[models.Volume]:
         """The volumes of the cache. Raises NoVolumes, DriverError."""
-        self.require()
-        return self.views(self._upkeep.look_at_volumes())
+        return self.views(self.require().volumes())
 
     def views(self, found: list[Volume]) -> list[models.Volume]:
         """What is told of volumes."""
@@ -37,7 +36,7 @@ class CacheVolumes:
     def add(self, path: Path) -> models.Volume:
         """Let the cache use a disk, a partition, or a file that is made. Raises NoVolumes, DriverError."""
         volume = self.require().add_volume(path)
-        self._look()
+        self._tend(path)
         return self.views([volume])[0]
 
     def remove(self, path: Path) -> None:
@@ -47,8 +46,8 @@ class CacheVolumes:
         """
         if not self.require().remove_volume(path):
             raise UnknownVolume(f"{str(path)!r} is no volume of the cache")
-        self._look()
+        self._tend(path)
 
-    def _look(self) -> None:
-        self._upkeep.look_at_volumes()
+    def _tend(self, path: Path) -> None:
         self._upkeep.tend_all()
+        self._upkeep.tend_volume(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drivers.base import AttachDriver, CacheDriver, CacheGroup, DeviceCache, ExportDriver, SnapshotDriver
+from drivers.base import AttachDriver, CacheDriver, CacheGroup, DeviceCache, ExportDriver, SnapshotDriver, Volume
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,10 @@ class HostDrivers:
     def cache_group(self) -> CacheGroup | None:
         """The cache driver, if it has volumes."""
         return self.cache if isinstance(self.cache, CacheGroup) else None
+
+    def volumes(self) -> list[Volume]:
+        """The volumes of the cache; none if the driver has none. Raises DriverError."""
+        return [] if (group := self.cache_group) is None else group.volumes()
 
     @property
     def device_cache(self) -> DeviceCache | None:

@@ -569,8 +569,8 @@ class ReceiveLine(Model):
 class Volume(Model):
     """A volume of the cache. ``images``: those whose reads it keeps now; ``state``: see docs/operations.md.
 
-    ``devices``: paths of the devices of others that are read by way of it, as they were called. ``trouble``: why it
-    could not be started for images that are open, stopped or removed, or takes no more of them.
+    ``devices``: paths of the devices of others that are read by way of it, as they were called. ``trouble``: why the
+    last that was done to it failed; it is tried again.
     """
 
     path: str

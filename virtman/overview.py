@@ -131,7 +131,7 @@ class Overview:
             images=[self._stack(record, held) for record in self._stacks.records()],
             vms=self.vms(),
             disks=views.disks(self._drivers.snapshot.trouble(), self._config.state),
-            cache_volumes=self._volumes.views(self._upkeep.volumes),
+            cache_volumes=self._volumes.views(self._drivers.volumes()),
             cached_devices=self.devices(),
             strays=sorted(self._vms.strays()),
             damaged=views.left_alone(

@@ -8,13 +8,15 @@ a failure, when its pause is over (virtman/workqueue.py). That is the only place
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from drivers.base import Volume
+from drivers.errors import DriverError
 from virtman.devices import Devices
 from virtman.errors import RepairIncomplete, StateDamaged
 from virtman.hostdrivers import HostDrivers
@@ -30,8 +32,8 @@ from virtman.vms import Vms
 from virtman.workqueue import Job, Pool, WorkQueue
 from volt.client import HeartbeatAnswer, NodeReport
 
-VOLUMES, KEPT, STRAYS, REGISTER = "volumes of the cache", "data without a stack", "stacks without a record", "Volt"
-"""Keys of the host's own."""
+KEPT, STRAYS, REGISTER, VOLUME = "data without a stack", "stacks without a record", "Volt", "volume "
+"""Keys of the host's own; the path of a volume of the cache follows the last one."""
 
 
 class Upkeep:
@@ -63,7 +65,6 @@ class Upkeep:
             REGISTER: Job("register", register, Pool.VOLT),
             STRAYS: Job("remove", self._remove_strays, Pool.LONG),
             KEPT: Job("look", self._tend_kept, Pool.LONG, on_demand=True),
-            VOLUMES: Job("look", self.look_at_volumes, Pool.LONG, on_demand=True),
         }
         self._due = {REGISTER, KEPT}
         """Which of these jobs are to be done, until they succeed."""
@@ -71,8 +72,6 @@ class Upkeep:
         """Digests of what is kept and was withdrawn, as Volt said last."""
         self._silent = False
         """Volt did not answer the last heartbeat."""
-        self.volumes: list[Volume] = []
-        """The volumes of the cache when they were looked at last; none if the driver has none."""
         self.stopped = False
         """The agent ends."""
 
@@ -145,7 +144,13 @@ class Upkeep:
         self.places.tend()
         self.vms.tend()
         self.devices.tend()
-        self._want(VOLUMES)
+        with contextlib.suppress(DriverError):  # status fails with it
+            for volume in self._drivers.volumes():
+                self._want(f"{VOLUME}{volume.path}")
+
+    def tend_volume(self, path: Path) -> None:
+        """Have a volume of the cache looked at now, and no pause go on. Returns at once."""
+        self._want(f"{VOLUME}{path}", now=True)
 
     def released(self, image: str) -> None:
         """An operation on an image has ended, or a VM of it is gone. Returns at once."""
@@ -153,10 +158,10 @@ class Upkeep:
         self.places.released(image)
         self.vms.released(image)
 
-    def _want(self, key: str) -> None:
+    def _want(self, key: str, *, now: bool = False) -> None:
         with self._lock:
             self._due.add(key)
-        self.queue.wake(key)
+        self.queue.wake(key, now=now)
 
     # What is told
 
@@ -182,8 +187,7 @@ class Upkeep:
     def _plan(self, key: str) -> Job | None:
         if self.stopped or self._stacks.suspended:
             return None
-        if key in self._own:
-            job = self._own[key]
+        if (job := self._own_job(key)) is not None:
             return replace(job, act=partial(self._do_own, key, job)) if key in self._due else None
         plans: dict[str, Callable[[str], Job | None]] = {
             IMAGE: partial(self._plan_image, self.images.plan, self.images.forget),
@@ -208,6 +212,11 @@ class Upkeep:
             return None  # status tells of it
         return without(name) if record is None else plan(record)
 
+    def _own_job(self, key: str) -> Job | None:
+        if key.startswith(VOLUME):
+            return Job("tend", partial(self._tend_volume, Path(key.removeprefix(VOLUME))), Pool.LONG, on_demand=True)
+        return self._own.get(key)
+
     def _do_own(self, key: str, job: Job) -> None:
         with self._lock:
             self._due.discard(key)
@@ -223,11 +232,9 @@ class Upkeep:
             discard, self._discard = self._discard, frozenset()  # Volt says it again of what cannot be deleted
         self._kept.discard(discard)
 
-    def look_at_volumes(self) -> list[Volume]:
-        """Look at the volumes of the cache now. Raises DriverError."""
+    def _tend_volume(self, path: Path) -> None:
         if (group := self._drivers.cache_group) is not None:
-            self.volumes = group.volumes()
-        return self.volumes
+            group.tend_volume(path)
 
     def _remove_strays(self) -> None:
         stacks = [partial(self._stacks.remove_stray, name) for name in sorted(self._stacks.strays())]

@@ -19,22 +19,23 @@ anew. bcache writes down within 30 s which ranges a volume holds, and not before
 cut costs what was fetched in the last half minute (Linux: drivers/md/bcache/btree.c, bch_btree_leaf_dirty; what it only
 caches is not in its journal); docs/architecture.md says what was seen besides. A superblock that bcache refuses is
 thrown away with what it describes.
-When a volume fails, bcache itself reads from the parents what the volume cannot give, and lets go of its images; but
+When a volume fails, bcache itself reads from the parents what the volume cannot give, and detaches its images; but
 while it does so it also refuses reads of the parents (Linux: closure_bio_submit, CACHE_SET_IO_DISABLE).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from pathlib import Path
 
 from drivers.base import CachedDevice, CacheStats, Device, Existing, Image, Place, Volume
-from drivers.cache import cacheddevices, onefetch
+from drivers.cache import cacheddevices, fetchnotes, onefetch
 from drivers.cache.cacheddevices import Devices
 from drivers.cache.cachefiles import checked_key, file_bytes, file_of, key_of, label
 from drivers.cache.cachegroup import IMAGE, Group
-from drivers.cache.fetchnotes import FetchNotes
+from drivers.cache.cachevolumes import Volumes
 from drivers.door import door
 from drivers.errors import BadDevice, BadDisk, DriverError, InUse
 from drivers.host.command import run
@@ -84,9 +85,8 @@ class BcacheCache:
         ownership.claim(place.state)
         self._folder = place.state / "cache"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._notes = FetchNotes(self._folder)
         room = Room(place.state, place.reserve)
-        self._group = Group(self._folder, file_size=pool_size, bucket=bucket, room=room)
+        self._group = Group(self._folder, Volumes(file_size=pool_size, bucket=bucket, room=room))
         self._devices = Devices(self._group, place.group, split)
         self._split = split
         self._calm = threading.Lock()
@@ -112,9 +112,10 @@ class BcacheCache:
             self._check_base(image, base.path)
             if not devmapper.exists(top):
                 try:
-                    self._group.start()
                     disk = self._start_disk(image, base.path)
-                    self._notes.begin(image, _volume(image), onefetch.fetched(label(image)))
+                    note = fetchnotes.read(self._note(image))
+                    note = note.opened(_volume(image), onefetch.fetched(label(image)))
+                    fetchnotes.write(self._note(image), note)
                     sectors = image.size // _SECTOR
                     pieces = devmapper.pieces(0, sectors, disk, GUARD // _SECTOR, self._split)
                     split = devmapper.create(_split_of(image), pieces, read_only=True)
@@ -127,7 +128,7 @@ class BcacheCache:
     def close(self, image: Image) -> None:
         """Remove all but the header and what the volume holds; the volumes are stopped with the last image.
 
-        Raises CommandFailed if somebody reads from the disk, NotReleased.
+        Raises CommandFailed if somebody reads from the disk, NotReleased. ``tend_volume`` tells of errors of volumes.
         """
         with self._group.lock:
             self._close(image)
@@ -145,7 +146,6 @@ class BcacheCache:
             freed = self.size(key)
             for file in matching(self._folder, f"{key}-*"):
                 file.unlink()
-            self._notes.forget_all(key)
         return freed
 
     def size(self, key: str) -> int:
@@ -159,19 +159,18 @@ class BcacheCache:
         bcache does not count what it holds per image. The figure is too high for what was fetched and not kept, or
         dropped since for other images. ``file_bytes`` is that of all volumes in files, which all images share.
 
-        An image whose volume has failed joins another, and reads by way of the cache again. Memory is freed if nothing
-        was fetched since the last call: what it holds is in the volume by now.
+        An image that has a volume again reads by way of the cache again. Memory is freed if nothing was fetched since
+        the last call: what it holds is in the volume by now.
         """
-        note = self._notes.of(image)
+        note = fetchnotes.read(self._note(image))
         if not self._is_calm(image, note.volume):
             with self._group.lock:
-                self._group.look_after(_below(image))
                 self._return(image)
                 self._count(image)
                 if devmapper.exists(_top(image)):
                     self._free(label(image))
-                note = self._notes.of(image)
-        return CacheStats(held_bytes=min(note.now, image.size), file_bytes=self._group.volumes.file_bytes())
+                note = fetchnotes.read(self._note(image))
+        return CacheStats(held_bytes=min(note.held, image.size), file_bytes=self._group.file_bytes())
 
     def existing(self) -> Existing:
         """Keys of the images with a header, whole or half made."""
@@ -180,8 +179,19 @@ class BcacheCache:
         return Existing(frozenset(details), details)
 
     def volumes(self) -> list[Volume]:
-        """All volumes, also those that have failed or are missing, and the first one while there is no room for it."""
+        """All volumes, also those that have failed or are missing, and the first one while there is no room for it.
+
+        No disk is asked, and nobody is waited for.
+        """
         return self._group.described()
+
+    def tend_volume(self, path: Path) -> None:
+        """Take the next steps of a volume: start, stop, format or remove it, and have images join that have none.
+
+        Raises BadVolume if the path does not lead to the volume, or nothing answers; BadDisk if bcache refuses the
+        volume, or an image; VolumeInUse, NotReleased, NoSpace, CommandFailed.
+        """
+        self._group.tend(path)
 
     def add_volume(self, path: Path) -> Volume:
         """Let images use a disk, a partition, or a file, which is made. An existing volume is no error.
@@ -194,8 +204,9 @@ class BcacheCache:
     def remove_volume(self, path: Path) -> bool:
         """Release a volume: a file is deleted, a disk is free again. False: there is none.
 
-        Its images go on, on the other volumes or without any; what it held is fetched anew. What cannot be released
-        takes no more images, and its removal is tried again. Raises VolumeInUse, NotReleased, CommandFailed, DiskFull.
+        Its images go on, on the other volumes or without any; what it held is fetched anew. A volume that cannot be
+        released takes no more images, and ``tend_volume`` goes on with its removal. Raises VolumeInUse, NotReleased,
+        CommandFailed, DiskFull.
         """
         return self._group.remove(path)
 
@@ -287,7 +298,9 @@ class BcacheCache:
             self._make_header(image)
             self._attach_disk(image, base)
             bcachedev.register(below)
-        self._group.join_or_renew(below)
+        self._group.settle()
+        with contextlib.suppress(DriverError, OSError):  # tend_volume tells why
+            self._group.join(below)
         settings = bcachedev.settings(below)
         if not (settings / "dev").exists():
             # Its volume is not there. bcache waits for it unless told not to, and then does not trust what it holds.
@@ -332,7 +345,7 @@ class BcacheCache:
             bcachedev.stop(below)
         self._freed.pop(label(image), None)  # what counts begins anew
         self._detach_disk(image)
-        self._group.stop_if_unused()
+        self._group.settle()
 
     def _undo(self, image: Image) -> None:
         """Remove what a failed opening has made. The first error is the one to tell."""
@@ -353,14 +366,18 @@ class BcacheCache:
         """Write down how many bytes were fetched from the parents for the image's volume until now."""
         below = _below(image)
         if devmapper.exists(below) and bcachedev.settings(below).exists():
-            self._notes.count(image, _volume(image), onefetch.fetched(label(image)))
+            note = fetchnotes.read(self._note(image))
+            fetchnotes.write(self._note(image), note.counted(_volume(image), onefetch.fetched(label(image))))
 
     def _forget(self, image: Image) -> None:
         self._header(image).unlink(missing_ok=True)
-        self._notes.forget(image)
+        self._note(image).unlink(missing_ok=True)
 
     def _header(self, image: Image) -> Path:
         return file_of(self._folder, image, "header")
+
+    def _note(self, image: Image) -> Path:
+        return file_of(self._folder, image, "json")
 
 
 def _top(image: Image) -> str:

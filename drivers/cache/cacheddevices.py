@@ -176,7 +176,7 @@ class Devices:
         if self._state(name) is DeviceState.CACHED:
             return
         number = self._device(name)
-        if number is None or self._rests(name):
+        if number is None:
             return
         sectors = devmapper.size(top) // SECTOR
         if _of(_SPLIT, name) in _parts(top):
@@ -205,8 +205,6 @@ class Devices:
         devmapper.remove_when_closed(_GONE + name)
         self._checked.discard(name)
         self._returns.forget(name)
-        with self._group.lock:
-            self._group.forget(DEVICE + name)
         self._ring()
 
     def found(self) -> list[CachedDevice]:
@@ -273,7 +271,7 @@ class Devices:
     def _ours(self, number: str, whole: Path) -> str:
         """What a device is of VirtMan's, if it is."""
         with self._group.lock:
-            volumes = self._group.volumes.recorded()
+            volumes = self._group.recorded()
         if volume := next((path for path in volumes if _is_number(path, number)), None):
             return f"the cache volume {volume}"
         for below in _below(whole):
@@ -356,17 +354,16 @@ class Devices:
     # What is below
 
     def _make(self, name: str, number: str, sectors: int) -> bool:
-        """A new bcache device that a volume reads for; False if there is no volume."""
+        """A new bcache device that a volume reads for; False if there is no volume. Raises BadDisk if none takes it."""
         below = DEVICE + name
         with self._group.lock:
-            self._group.start()
-            if not self._group.runs():
-                self._group.stop_if_unused()
+            if not self._group.may_run():
                 return False
             loop = loopdev.attach(self._new_header(name, _block(number)), direct=False)
             devmapper.create(below, _lines(loop, number, sectors))
             bcachedev.register(below)
-            joined = self._group.try_to_join(below)
+            self._group.settle()
+            joined = self._group.join(below)
         if not joined:
             self._drop(name)
             return False
@@ -389,10 +386,6 @@ class Devices:
         os.truncate(header, _HEAD + _GUARD + _GUARD_BEHIND)
         return header
 
-    def _rests(self, name: str) -> bool:
-        with self._group.lock:
-            return self._group.rests(DEVICE + name)
-
     def _drop(self, name: str) -> None:
         """Remove what is below, whole or half made, and what names it in a volume."""
         below = DEVICE + name
@@ -403,7 +396,7 @@ class Devices:
             devmapper.remove(below)
             loopdev.detach(_header(name))
             _header(name).unlink(missing_ok=True)
-            self._group.stop_if_unused()
+            self._group.settle()
 
     # What is told
 

@@ -1,32 +1,28 @@
-"""The volumes of the bcache driver: files and disks that hold what was read, each a bcache cache set of its own.
+"""The volumes of the bcache driver: a file, a partition or a disk, each with a bcache cache set of its own.
 
-A volume begins with a mark, which names it by a random number; bcache's superblock lies 8 KiB behind, where udev does
-not find and register it. ``volumes.json`` in the state folder maps the paths of the volumes to their numbers, and a
-path that leads to something else after a reboot is left alone. While images are open a map of each volume is there::
+A volume begins with a mark, which names the volume by a random number. A path whose mark names another number leads to
+something of somebody else, and is left alone. bcache's superblock lies 8 KiB behind the mark, where udev does not find
+and register it. The map of a volume tells how the volume is::
 
-    virtman-cachenew-NUMBER    a start was cut short
-    virtman-cachevol-NUMBER    it runs; without a set on it, bcache has given it up: it has failed
+    virtman-cachenew-NUMBER    it starts or stops, or a kill cut that off
+    virtman-cachevol-NUMBER    it runs; without a set on the map, bcache has given the volume up
 """
 
 from __future__ import annotations
 
-import json
-import logging
+import contextlib
 import os
-import stat
+import subprocess
+import tempfile
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
-from drivers.base import VolumeState
-from drivers.cache.cachefiles import file_bytes
-from drivers.errors import BadDisk, BadVolume, DriverError, NoSpace
-from drivers.host.beginnings import Beginnings
-from drivers.host.command import run
-from drivers.host.durable import write_atomically
+from drivers.errors import BadDisk, BadVolume, NoSpace
+from drivers.host import blockdev
+from drivers.host.command import run, tool
 from drivers.host.space import Room, allocate
 from drivers.kernel import bcachedev, devmapper, loopdev
-
-log = logging.getLogger(__name__)
 
 SHIFT = 8192
 """Bytes before a superblock."""
@@ -38,289 +34,191 @@ SMALLEST, MANY = 16 << 10, 1 << 13
 """A volume that would have fewer buckets than MANY gets smaller ones, of SMALLEST bytes at least. bcache keeps one of
 1,024 buckets free, and does not keep a read that finds none free (Linux: drivers/md/bcache/super.c, cache_alloc)."""
 
+LIMIT = 5.0
+"""Seconds for the mark of a volume to be read: a disk may have to spin up, or may never answer."""
+
+_MAP, _HALF = "virtman-cachevol-", "virtman-cachenew-"
 _MARK = "virtman cache volume "
-_LOOKED_AT = 1 << 20
-"""Bytes at the start of a device that must be empty if it has no mark."""
+_READ = 'for how in direct fullblock; do dd if="$1" iflag=$how bs=4096 count=1 status=none && break; done'
+"""Reads the mark from the disk itself, where that is possible: memory would answer for a dead disk."""
+_CHECKED = 1 << 20
+"""Bytes at the start of a device that must be zeros if the device has no mark."""
 _SECTOR = devmapper.SECTOR
 
 
 class Volumes:
-    """The volumes in ``folder/volumes.json``. Until others are named there is one: the file ``folder/pool``.
+    """What is done to one volume, by its path and number. The caller holds the lock of the group.
 
     A file has all its disk space from the beginning, so that no cache takes the room that VMs need to write.
     """
 
-    def __init__(
-        self, folder: Path, *, file_size: int, bucket: int, room: Room | None = None,
-        beginnings: Beginnings | None = None,
-    ) -> None:  # fmt: skip
-        """``file_size``: bytes that a file has at most; ``bucket``: see BUCKET of the driver.
+    def __init__(self, *, file_size: int, bucket: int, room: Room, limit: float = LIMIT) -> None:
+        """``file_size``: bytes that a file has at most; ``bucket``: see BUCKET of the driver; ``limit``: see LIMIT."""
+        self._file_size, self._bucket, self._room, self._limit = file_size, bucket, room, limit
+        self._readers: dict[Path, subprocess.Popen[bytes]] = {}
+        """The last process that read the mark at a path. A read that hangs in the kernel outlives its kill."""
 
-        ``room``: what a file may take of its file system; ``beginnings``: of what volumes lie on. The usual ones unless
-        given.
+    def number(self, path: Path) -> str:
+        """The number in a volume's mark; empty if there is no mark, or no answer within the limit.
+
+        Raises ToolMissing, OSError.
         """
-        self._folder, self._record = folder, folder / "volumes.json"
-        self._file_size, self._bucket = file_size, bucket
-        self._room = room or Room(folder.parent)
-        self.default = folder / "pool"
-        self.replacement = bcachedev.Replacement()
-        self._beginnings = beginnings or Beginnings()
-        self._known: tuple[tuple[int, int, int], dict[Path, str]] | None = None
-        """What the record said, with what its file was just before: it is asked for with each look at an image."""
-        self.stopping: dict[str, bool] = {}
-        """Numbers of the volumes that were not released yet when they were to stop, and whether they begin empty."""
-        self.no_room = ""
-        """Why there is no first volume, if so."""
+        before = self._readers.get(path)
+        if before is not None and before.poll() is None:
+            return ""  # a second reader would hang as well
+        argv = [tool("sh"), "-c", _READ, "sh", str(path)]
+        with tempfile.TemporaryFile() as begins, contextlib.suppress(subprocess.TimeoutExpired):
+            self._readers[path] = subprocess.Popen(argv, stdout=begins, stderr=subprocess.DEVNULL)
+            self._readers[path].wait(self._limit)
+            begins.seek(0)
+            text = begins.read().rstrip(b"\0").decode(errors="replace")
+            return text.removeprefix(_MARK) if text.startswith(_MARK) else ""
+        return ""
 
-    def recorded(self) -> dict[Path, str]:
-        """The numbers of the volumes; none while there is no room for the first one, which is looked for again."""
-        try:
-            return dict(self._read())
-        except FileNotFoundError:
-            pass
-        except (ValueError, AttributeError) as error:
-            log.error("%s is damaged, and the cache begins anew in %s: %s", self._record, self.default, error)
-        try:
-            return self.record({self.default: self._number(self.default) or self._make(self.default)})
-        except NoSpace as error:
-            self.no_room = f"{error}, beside what is kept for what VMs write (virtman agent --reserve)"
-            return {}
+    def check_mark(self, path: Path, number: str) -> None:
+        """Raises BadVolume if a path does not lead to the volume, or the volume does not answer."""
+        if self.number(path) != number:
+            raise BadVolume(path, "what was made there is missing, or does not answer")
 
-    def _read(self) -> dict[Path, str]:
-        """Raises OSError; ValueError, AttributeError if it is damaged."""
-        found = self._record.stat()
-        stamp, known = (found.st_ino, found.st_mtime_ns, found.st_size), self._known
-        if known is None or known[0] != stamp:
-            told = json.loads(self._record.read_text())
-            known = self._known = stamp, {Path(path): str(number) for path, number in told.items()}
-        return known[1]
+    def make(self, path: Path, known: Collection[str]) -> str:
+        """Make a new volume. Returns its number. ``known``: numbers of the other volumes.
 
-    def file_bytes(self) -> int:
-        """Disk space that the volumes in files take; 0 while none is recorded. Without the lock of the group.
-
-        Raises OSError.
+        Raises BadVolume, and nothing has changed, if anything of somebody else is there; NoSpace, CommandFailed.
         """
+        number = uuid.uuid4().hex[:16]
         try:
-            return sum(file_bytes(path) for path in self._read() if path.is_file())
-        except (FileNotFoundError, ValueError, AttributeError):
-            return 0
-
-    def record(self, volumes: dict[Path, str]) -> dict[Path, str]:
-        """Write down which volumes there are."""
-        self.no_room = ""
-        write_atomically(self._record, json.dumps({str(path): number for path, number in volumes.items()}).encode())
-        return volumes
-
-    def make(self, path: Path) -> str:
-        """A new volume, not recorded yet. Returns its number.
-
-        Raises BadVolume if there is anything of somebody else; NoSpace, CommandFailed.
-        """
-        if not path.is_absolute():
-            raise BadVolume(path, "it must be an absolute path")
-        try:
-            self._check(path)
-            return self._make(path)
+            if why := self._objection(path, known):
+                raise BadVolume(path, why)
+            if path.is_block_device():
+                self.format(path, number)
+            else:
+                self._make_file(path, number)
         except OSError as error:
             raise BadVolume(path, error.strerror or str(error)) from error
+        return number
+
+    def _make_file(self, path: Path, number: str) -> None:
+        spare = self._room.spare(path.parent)
+        size = min(self._file_size, max(SMALLEST << 10, spare // SHARE))
+        if size > spare:
+            raise NoSpace(path, spare, size, "free beside the reserve for VMs (virtman agent --reserve)")
+        fresh = path.with_name(f".{path.name}.new")  # a kill leaves no file without a mark at the path
+        fresh.unlink(missing_ok=True)
+        allocate(fresh, SHIFT + size)
+        self.format(fresh, number)
+        fresh.rename(path)
 
     def start(self, path: Path, number: str) -> None:
-        """Have the volume run, unless it has failed. If it is damaged it starts empty. Raises DriverError, OSError."""
-        if number in self.stopping:
-            self.stop(path, number)
-        name, half = _map(number), _half(number)
+        """Have the volume run, unless bcache has given it up.
+
+        Raises BadVolume as ``check_mark``; BadDisk if bcache refuses the volume; NotReleased, CommandFailed, OSError.
+        """
+        name, half = _MAP + number, _HALF + number
         if devmapper.exists(name):
             return
-        if path == self.default and not path.exists():
-            self._make(path, number)
-        self._check_mark(path, number)
-        self._create(half, path)
+        self.check_mark(path, number)
+        if devmapper.exists(half) and not attached(number):
+            self.stop(path, number)  # its set may be about to stop
+        device = path if path.is_block_device() else loopdev.attach(path)
+        devmapper.create(half, [f"0 {(size_of(path) - SHIFT) // _SECTOR} linear {device} {SHIFT // _SECTOR}"])
         bcachedev.prefer_unused(half)
-        try:
-            bcachedev.register(half)
-        except BadDisk as error:
-            log.warning("the cache volume %s is thrown away: %s", path, error)
-            devmapper.remove(half)
-            self._write(path, number)
-            self._create(half, path)
-            bcachedev.register(half)
+        bcachedev.register(half)
         home = bcachedev.running_set(half)
         if home is None:
             raise BadDisk(f"bcache does not run the cache volume {path}")
         for threshold in ("congested_read_threshold_us", "congested_write_threshold_us"):
             (home / threshold).write_text("0")
         devmapper.rename(half, name)
-        self.replacement.begin(home)
 
-    def stop(self, path: Path, number: str, *, empty: bool = False) -> None:
-        """Release the volume, to which no image is attached. What a failed one holds is not trusted any more.
-
-        ``empty``: throw away what it holds. Raises NotReleased, CommandFailed; the next start or stop goes on with it.
-        """
-        empty = self.stopping.setdefault(number, empty or self.failed(number))
-        for name in (_map(number), _half(number)):
-            bcachedev.stop(name)
-            devmapper.remove(name)
-        del self.stopping[number]
-        if empty and self._number(path) == number:
-            try:
-                self._write(path, number)
-            except (DriverError, OSError) as error:
-                log.warning("the cache volume %s is not emptied: %s", path, error)
+    def stop(self, path: Path, number: str) -> None:
+        """Release the volume, to which nothing is attached. Raises NotReleased, CommandFailed; can be called again."""
+        name, half = _MAP + number, _HALF + number
+        if devmapper.exists(name):
+            devmapper.rename(name, half)  # one that a kill leaves without a set must not look as if bcache gave it up
+        bcachedev.stop(half)
+        devmapper.remove(half)
         loopdev.detach(path)
 
-    def check(self, path: Path, number: str) -> None:
-        """Whether a volume could be emptied.
+    def erase(self, path: Path, number: str) -> bool:
+        """Delete the file of a stopped volume, or the mark on its device. False if it does not answer, or refuses."""
+        with contextlib.suppress(OSError):
+            if self.number(path) == number:
+                path.unlink() if path.is_file() else _write(path, bytes(_CHECKED))
+                return True
+        return False
 
-        It takes a file in the state folder for a moment. Raises BadVolume if it is not there; CommandFailed,
-        ToolMissing, OSError.
-        """
-        self._check_mark(path, number)
-        self._superblock(size_of(path) - SHIFT)
-
-    def _check_mark(self, path: Path, number: str) -> None:
-        if self._number(path) != number:
-            raise BadVolume(path, "what was made there is missing, or does not answer")
-
-    def _superblock(self, size: int) -> bytes:
-        """What the tool writes to a device. It knows no offset, so that it writes to a file."""
-        bucket = self._bucket
+    def format(self, path: Path, number: str) -> None:
+        """Write the mark, and then an empty cache of the volume's size. Raises CommandFailed, ToolMissing, OSError."""
+        size, bucket = size_of(path) - SHIFT, self._bucket
         while bucket > SMALLEST and size // bucket < MANY:
             bucket //= 2
-        options = ["--bucket", str(bucket), "--block", str(_SECTOR)]
-        file = self._folder / "superblock.new"
-        try:
-            with file.open("wb") as opened:
-                opened.truncate(size)
-            run(["make-bcache", "-C", *options, str(file)])
-            with file.open("rb") as opened:
-                return opened.read(bcachedev.SUPERBLOCK)
-        finally:
-            file.unlink(missing_ok=True)
+        with os.fdopen(os.memfd_create("superblock"), "r+b") as file:  # the tool knows no offset
+            file.truncate(size)
+            options = ["--bucket", str(bucket), "--block", str(_SECTOR)]
+            run(["make-bcache", "-C", *options, f"/proc/{os.getpid()}/fd/{file.fileno()}"])
+            superblock = file.read(bcachedev.SUPERBLOCK)
+        _write(path, f"{_MARK}{number}".encode().ljust(SHIFT, b"\0"), superblock)
 
-    def erase(self, path: Path, number: str) -> bool:
-        """Give a stopped volume back: a file is deleted, a device loses its mark. Raises OSError.
-
-        False, and nothing is changed, if it is not there, or does not answer.
-        """
-        if self._number(path) != number:
-            return False
-        if path.is_file():
-            path.unlink()
-        else:
-            with path.open("r+b", buffering=0) as file:
-                file.write(bytes(_LOOKED_AT))  # all that is looked at when it is added again
-                os.fsync(file.fileno())
-        return True
-
-    def running(self, number: str) -> Path | None:
-        """The set of a volume that runs, and is not about to stop."""
-        return None if number in self.stopping else self.home(number)
-
-    def home(self, number: str) -> Path | None:
-        """The set of a volume, also of one that is to stop: it runs on if the kernel could not be told so."""
-        name = _map(number)
-        return bcachedev.running_set(name) if devmapper.exists(name) else None
-
-    def failed(self, number: str) -> bool:
-        """Whether bcache has given the volume up."""
-        name = _map(number)
-        return number not in self.stopping and devmapper.exists(name) and bcachedev.running_set(name) is None
-
-    def unused_state(self, path: Path, number: str) -> VolumeState:
-        """How a volume is that the kernel does not have."""
-        return VolumeState.IDLE if self._number(path) == number else VolumeState.MISSING
-
-    def _number(self, path: Path) -> str | None:
-        """The number in a volume's mark; None if there is none, or what holds it cannot be read, or does not answer."""
-        begins = (self._beginnings.of(path) or "").rstrip("\0")
-        return begins.removeprefix(_MARK) if begins.startswith(_MARK) else None
-
-    def _check(self, path: Path) -> None:
-        """Raises BadVolume, OSError if the volume cannot be made without harm."""
+    def _objection(self, path: Path, known: Collection[str]) -> str:
+        """Why a volume must not be made there; empty if it can be. Raises OSError, CommandFailed."""
+        if not path.is_absolute():
+            return "it must be an absolute path"
         if not path.exists():
-            if not path.parent.is_dir():
-                raise BadVolume(path, "there is no such file or device, nor a folder to make a file in")
-            return
-        mode = path.stat().st_mode
-        if stat.S_ISBLK(mode):
-            self._check_device(path)
-        elif not stat.S_ISREG(mode):
-            raise BadVolume(path, "it is neither a file nor a disk")
-        elif loopdev.device_of(path):
-            raise BadVolume(path, "it is in use")
-        elif self._number(path) is None:
-            raise BadVolume(path, "the file holds something else; name one that does not exist")
-        if (other := self._number(path)) in self.recorded().values():
-            raise BadVolume(path, f"it is the volume {other} already, by another path")
-
-    def _check_device(self, path: Path) -> None:
-        # Exclusively: that fails for what is mounted, or is a part of something (open(2), O_EXCL).
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_EXCL))
-        except OSError as error:
-            raise BadVolume(path, f"it is mounted or in use: {error.strerror}") from error
-        if int(run(["blockdev", "--getss", str(path)]).stdout) != _SECTOR:
-            raise BadVolume(path, f"its sectors are not of {_SECTOR} bytes; name a file on a file system there")
-        needed = self._bucket << 10
-        if size_of(path) < needed + SHIFT:
-            raise BadVolume(path, f"it is too small: {size_of(path)} bytes, {needed + SHIFT} needed")
-        said = run(["wipefs", "--no-act", "--json", str(path)]).stdout
-        if said.strip() and (found := json.loads(said)["signatures"]):
-            kinds = ", ".join(sorted({str(row["type"]) for row in found}))
-            raise BadVolume(path, f"it holds {kinds}; wipefs --all makes it free if nobody needs that")
-        if self._number(path) is None:
-            with path.open("rb", buffering=0) as file:
-                if any(file.read(_LOOKED_AT)):
-                    raise BadVolume(path, "it holds something unknown; make its first MiB zeros if nobody needs that")
-
-    def _make(self, path: Path, number: str = "") -> str:
-        """A volume with a mark and a superblock, instead of one that was checked. Raises NoSpace, OSError."""
-        number = number or uuid.uuid4().hex[:16]
+            return "" if path.parent.is_dir() else "there is no such file or device, nor a folder to make a file in"
+        if not path.is_block_device() and not path.is_file():
+            return "it is neither a file nor a disk"
+        number = self.number(path)
+        if number and number in known:
+            return f"it is the volume {number} already, by another path"
         if path.is_block_device():
-            self._write(path, number)
-            return number
-        spare, least = self._room.spare(path.parent), SMALLEST << 10
-        size = min(self._file_size, max(least, spare // SHARE))
-        if size > spare:
-            raise NoSpace(path, spare, size)
-        path.unlink(missing_ok=True)
-        path.touch(0o600, exist_ok=False)
-        allocate(path, SHIFT + size)
-        self._write(path, number)
-        return number
+            return self._objection_to_device(path, marked=bool(number))
+        unmarked = "" if number else "the file holds something else; name one that does not exist"
+        return "it is in use" if loopdev.device_of(path) else unmarked
 
-    def _write(self, path: Path, number: str) -> None:
-        """The mark, then an empty cache of the size that is there."""
-        superblock = self._superblock(size_of(path) - SHIFT)
-        with path.open("r+b", buffering=0) as file:
-            file.write(_mark(number))
-            os.fsync(file.fileno())
-            file.write(superblock)
-            os.fsync(file.fileno())
+    def _objection_to_device(self, path: Path, *, marked: bool) -> str:
+        # First by programs, which have a limit: a disk that does not answer would hang this process.
+        signatures = run(["wipefs", "--no-act", "--noheadings", "--output", "TYPE", str(path)]).stdout.split()
+        sector = int(run(["blockdev", "--getss", str(path)]).stdout)
+        with path.open("rb", buffering=0) as disk:  # udev looks at a disk anew that is closed by a writer
+            begins, size, held = disk.read(_CHECKED), blockdev.size(disk.fileno()), blockdev.is_held(disk.fileno())
+        if held:
+            return "it is mounted or in use"
+        if sector != _SECTOR:
+            return f"its sectors are not of {_SECTOR} bytes; name a file on a file system there"
+        if size < (needed := SHIFT + (self._bucket << 10)):
+            return f"it is too small: {size} bytes, {needed} needed"
+        if signatures or (not marked and any(begins)):
+            what = ", ".join(sorted(set(signatures))) or "something unknown"
+            return f"it holds {what}; wipefs --all, and zeros in its first MiB, make it free if nobody needs that"
+        return ""
 
-    def _create(self, name: str, path: Path) -> None:
-        device = path if path.is_block_device() else loopdev.attach(path)
-        sectors = (size_of(path) - SHIFT) // _SECTOR
-        devmapper.create(name, [f"0 {sectors} linear {device} {SHIFT // _SECTOR}"])
+
+def running(number: str) -> Path | None:
+    """The set of a volume that runs."""
+    return bcachedev.running_set(_MAP + number) if devmapper.exists(_MAP + number) else None
+
+
+def failed(number: str) -> bool:
+    """Whether bcache has given the volume up."""
+    return devmapper.exists(_MAP + number) and running(number) is None
+
+
+def attached(number: str) -> list[str]:
+    """What is attached to a volume, also to one that does not stop. Raises OSError."""
+    name = _MAP + number if devmapper.exists(_MAP + number) else _HALF + number
+    home = bcachedev.running_set(name) if devmapper.exists(name) else None
+    return bcachedev.attached(home) if home else []
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file or device, 0 if there is none."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            return file.seek(0, os.SEEK_END)
-    except OSError:
-        return 0
+    """Bytes of a file or device. Raises OSError."""
+    with path.open("rb", buffering=0) as file:
+        return blockdev.size(file.fileno())
 
 
-def _map(number: str) -> str:
-    return f"virtman-cachevol-{number}"
-
-
-def _half(number: str) -> str:
-    return f"virtman-cachenew-{number}"
-
-
-def _mark(number: str) -> bytes:
-    return f"{_MARK}{number}".encode().ljust(SHIFT, b"\0")
+def _write(path: Path, *parts: bytes) -> None:
+    """Write parts to the start of a file or device. Each part is there before the next one is written."""
+    with path.open("r+b", buffering=0) as file:
+        for part in parts:
+            file.write(part)
+            os.fsync(file.fileno())

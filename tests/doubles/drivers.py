@@ -258,6 +258,10 @@ class CacheGroupDouble(CacheDouble):
             raise self.host.failing["cache.volumes"]
         return list(self.host.volumes.values())
 
+    def tend_volume(self, path: Path) -> None:
+        if "cache.tend_volume" in self.host.failing:
+            raise self.host.failing["cache.tend_volume"]
+
     def add_volume(self, path: Path) -> Volume:
         with self.host.act("cache.add_volume"):
             return self.host.volumes.setdefault(path, replace(POOL, path=path))

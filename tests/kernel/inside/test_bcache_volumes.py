@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from drivers.base import Device, Image, Place, Volume, VolumeState
 from drivers.cache.bcache import BcacheCache
 from drivers.cache.cachefiles import file_bytes
-from drivers.cache.cachegroup import Group
-from drivers.cache.cachevolumes import Volumes
-from drivers.errors import BadVolume, DriverError, VolumeInUse
-from drivers.host.beginnings import Beginnings
+from drivers.errors import BadDisk, BadVolume, DriverError, VolumeInUse
 from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import fetched
 from tests.kernel.inside.filesystems import small_file_system
+from tests.kernel.inside.killing import killed_at
 from tests.kernel.inside.waits import wait_until
-from tests.patience import PATIENCE as SURELY
 
 DISK = 2 << 30
 """Bytes of a disk, of which a sparse file is made."""
 IMAGE = 4 << 20
-
-
-class SlowClock:
-    """So many seconds go by with each look at it."""
-
-    def __init__(self, step: float) -> None:
-        self.now, self.step = 0.0, step
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
-
-
-class SmallVolumes(Volumes):
-    """Those of ``image_by_a_small_volume``. No test is decided by how long it takes to read a mark."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, file_size=256 << 20, bucket=16 << 10, beginnings=Beginnings(SURELY))
 
 
 def strangers(home: Path) -> list[str]:
@@ -71,6 +52,12 @@ class VolumesTest(BcacheCase):
     def states(self) -> dict[Path, VolumeState]:
         return {volume.path: volume.state for volume in self.cache.volumes()}
 
+    def tend(self) -> None:
+        """As the agent does with a heartbeat."""
+        for volume in self.cache.volumes():
+            with contextlib.suppress(DriverError):
+                self.cache.tend_volume(volume.path)
+
     def assert_kept(self, image: Image, base: Device, path: Path) -> None:
         """It is read twice and fetched once."""
         self.assert_reads(image, path)
@@ -85,6 +72,7 @@ class VolumesTest(BcacheCase):
             self.place = Place(state=small / "state", run=small / "run", reserve=reserve)
             self.cache = self.new_cache()
             self.assert_reads(image, self.opened(image, base))
+            self.tend()
             pool = small / "state/cache/pool"
             self.assertEqual(made, pool.exists(), "without room for it reads go on")
             (volume,) = self.cache.volumes()
@@ -175,7 +163,8 @@ class VolumesTest(BcacheCase):
         self.cache = BcacheCache(self.place)  # an agent that starts meanwhile
         self.assertEqual({slow: VolumeState.MISSING}, self.states())
         run(["dmsetup", "resume", slow.name])
-        wait_until(lambda: self.states() == {slow: VolumeState.RUNNING})
+        self.tend()
+        self.assertEqual({slow: VolumeState.RUNNING}, self.states())
         self.assertEqual(("a", "b", "c"), self.images(slow))
         self.assert_kept(*images[0], paths[0])
 
@@ -268,9 +257,7 @@ class VolumesTest(BcacheCase):
         image, base = self.new_base(size=IMAGE)
         self.assert_reads(image, self.opened(image, base))
         self.assertEqual({disk: VolumeState.MISSING}, self.states())
-        with self.assertLogs("drivers.cache.cachegroup", "WARNING") as said:
-            self.cache.remove_volume(disk)
-        self.assertIn("it is removed, but may stay as it is: ", said.output[-1])
+        self.cache.remove_volume(disk)
         with disk.open("rb") as opened:
             self.assertFalse(any(opened.read(1 << 20)))
 
@@ -302,14 +289,23 @@ class VolumesTest(BcacheCase):
         self.assertEqual("data", text.read_text())
         self.assertEqual([self.default], [volume.path for volume in self.cache.volumes()])
 
-    def test_reads_go_on_when_a_volume_fails(self) -> None:
-        _, failing = self.volume_on_a_map()
+    def test_reads_go_on_when_a_volume_fails_which_begins_empty_once_it_can(self) -> None:
+        disk, failing = self.volume_on_a_map()
         image, base = self.new_base(size=IMAGE)
         path = self.opened(image, base)
         self.assert_reads(image, path)
         devmapper.reload(failing.name, [f"0 {DISK // 512} error"])
         self.read_until_failed(image, path, failing)
-        self.check_replaced(image, base, path, failing)
+        self.assertRaises(DriverError, self.cache.tend_volume, failing)
+        (volume,) = self.cache.volumes()
+        self.assertEqual((VolumeState.FAILED, ()), (volume.state, volume.images))
+        self.assertNotEqual("", volume.trouble)
+        self.assert_reads(image, path)
+        devmapper.reload(failing.name, [f"0 {DISK // 512} linear {disk} 0"])
+        self.cache.tend_volume(failing)
+        self.assertEqual({failing: VolumeState.RUNNING}, self.states())
+        self.cache.stats(image)
+        self.assert_kept(image, base, path)
 
     def read_until_failed(self, image: Image, path: Path, volume: Path) -> None:
         """bcache forgives some errors of the disk."""
@@ -318,16 +314,6 @@ class VolumesTest(BcacheCase):
             if self.states()[volume] is VolumeState.FAILED:
                 return
         self.fail(f"{volume} has not failed")
-
-    def check_replaced(self, image: Image, base: Device, path: Path, volume: Path) -> None:
-        """The image goes on without the volume that failed, and on another one."""
-        self.assertEqual((), self.images(volume))
-        self.assert_reads(image, path)
-        self.cache.remove_volume(volume)
-        self.cache.add_volume(self.default)
-        self.assertEqual({self.default: VolumeState.RUNNING}, self.states())
-        self.cache.stats(image)
-        self.assert_kept(image, base, path)
 
     def image_by_a_small_volume(self) -> tuple[Image, Path]:
         """An image, and where it is read, by way of a volume that takes few images."""
@@ -353,15 +339,10 @@ class VolumesTest(BcacheCase):
         self.fill()
         other, other_base = self.new_base("other", IMAGE)
         other_path = self.opened(other, other_base)
+        self.tend()
         self.assertEqual(("base", "other"), self.images(self.default))
         self.assert_reads(other, other_path)
         self.assert_reads(image, path)
-
-    def small_group(self, clock: Callable[[], float]) -> Group:
-        """The group of the agent's, with another clock."""
-        group = Group(self.place.state / "cache", file_size=256 << 20, bucket=16 << 10, clock=clock)
-        group.volumes = SmallVolumes(self.place.state / "cache")
-        return group
 
     def test_one_that_was_not_released_in_time_is_removed_with_the_next_try(self) -> None:
         image, base = self.new_base(size=IMAGE)
@@ -375,30 +356,45 @@ class VolumesTest(BcacheCase):
         self.assertEqual([], self.cache.volumes())
         self.assertFalse(self.default.exists())
 
+    def test_a_removal_that_is_killed_is_finished(self) -> None:
+        image, base = self.new_base(size=IMAGE)
+        for number in itertools.count(1):
+            self.cache.add_volume(self.default)
+            path = self.opened(image, base)
+            remove = partial(self.new_cache().remove_volume, self.default)
+            code = killed_at(number, remove, self.folder / "programs", before=bool(number % 2))
+            self.cache = self.new_cache()
+            self.tend()
+            self.assert_reads(image, path)
+            self.assertEqual([], self.cache.volumes())
+            self.assertFalse(self.default.exists())
+            self.assertEqual(frozenset(), devmapper.names("virtman-cachevol-") | devmapper.names("virtman-cachenew-"))
+            if code == 0:
+                break
+
     def test_what_took_the_place_of_a_full_volume_is_left_alone(self) -> None:
         image, path = self.image_by_a_small_volume()
         self.opened(*self.new_base("kept", IMAGE))
         self.fill()
-        (below,) = devmapper.names("virtman-cacheof-base-")
+        self.opened(*self.new_base("other", IMAGE))
         self.default.rename(self.folder / "moved")
         self.addCleanup((self.folder / "moved").rename, self.default)
         theirs = b"theirs" * 4096
         self.default.write_bytes(theirs)
         os.truncate(self.default, 256 << 20)
-        self.assertFalse(self.small_group(SlowClock(step=0.0)).join_or_renew(below))
+        self.assertRaises(BadVolume, self.cache.tend_volume, self.default)
         with self.default.open("rb") as file:
             self.assertEqual(theirs, file.read(len(theirs)))
-        (kept,) = devmapper.names("virtman-cacheof-kept-")
-        self.assertIsNotNone(bcachedev.set_of(kept), "it was sent away in vain")
+        self.assertEqual(("kept",), self.images(self.default), "it was sent away for nothing")
         self.assert_reads(image, path)
 
-    def test_an_image_that_has_lost_its_volume_joins_one_with_the_next_look(self) -> None:
+    def test_an_image_that_has_lost_its_volume_joins_one(self) -> None:
         image, base = self.new_base(size=IMAGE)
         path = self.opened(image, base)
         (below,) = devmapper.names("virtman-cacheof-")
         bcachedev.detach(below)
         self.assertEqual((), self.images(self.default))
-        self.cache.stats(image)
+        self.tend()
         self.assertEqual(("base",), self.images(self.default))
         self.assert_reads(image, path)
 
@@ -411,6 +407,7 @@ class VolumesTest(BcacheCase):
         # A copy has the same identity, and bcache takes no second one.
         shutil.copy(header, header.with_name(f"{other.key}-{other.name}.header"))
         self.assert_reads(other, self.opened(other, other_base))
+        self.assertRaises(BadDisk, self.cache.tend_volume, self.default)
         self.assertEqual(("base",), self.images(self.default))
         for _ in range(2):
             self.cache.stats(image)  # as heartbeats, which free the memory below bcache

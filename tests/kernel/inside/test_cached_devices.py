@@ -333,9 +333,7 @@ class VolumesTest(DeviceCase):
         devmapper.reload(volume.name, [f"0 {VOLUME // 512} linear {self.lower(volume)} 0"])
         self.cache.tend_device("one")
         self.assert_holds(path)
-        # As an administrator brings it back: what failed is empty then.
-        self.cache.remove_volume(volume)
-        self.cache.add_volume(volume)
+        self.cache.tend_volume(volume)  # what failed is empty then
         with Writer(self, path):
             self.cache.tend_device("one")
         self.assertIs(DeviceState.CACHED, self.found().state)

@@ -58,7 +58,7 @@ class ShareTest(TestCase):
     def test_the_first_volume_takes_a_quarter_of_what_is_spare_or_as_much_as_a_file_may(self) -> None:
         for most, taken in ((GIB, 32 * MIB), (24 * MIB, 24 * MIB)):
             room = mock.Mock(spare=lambda _folder: 128 * MIB)
-            volumes = Volumes(folder_for(self), file_size=most, bucket=512 << 10, room=room)
+            folder = folder_for(self)
             with mock.patch("drivers.cache.cachevolumes.run"):  # make-bcache
-                volumes.recorded()
-            self.assertEqual(SHIFT + taken, volumes.default.stat().st_size)
+                Volumes(file_size=most, bucket=512 << 10, room=room).make(folder / "pool", [])
+            self.assertEqual(SHIFT + taken, (folder / "pool").stat().st_size)

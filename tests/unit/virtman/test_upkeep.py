@@ -12,8 +12,8 @@ from testtools.matchers import Contains
 
 from drivers.base import CacheStats, Image
 from drivers.digests import draw
-from drivers.errors import DriverError
-from tests.doubles.drivers import BYTES_PER_FETCH, CacheGroupDouble
+from drivers.errors import BadVolume, DriverError
+from tests.doubles.drivers import BYTES_PER_FETCH, POOL, CacheGroupDouble
 from tests.doubles.volt import INTERVAL, digest_of, link_to, parent
 from tests.unit.virtman.clock import Clock
 from tests.unit.virtman.scene import Scene
@@ -692,13 +692,15 @@ class IdleTest(UpkeepTest):
 
 
 class VolumesTest(UpkeepTest):
-    def test_they_are_looked_at_with_each_heartbeat(self) -> None:
+    def test_one_that_fails_is_tended_until_it_does_not(self) -> None:
         drivers = self.scene.drivers
-        group = CacheGroupDouble(self.host)
-        self.use(HostDrivers(drivers.attach, group, drivers.export, drivers.snapshot))
-        self.assertEqual([], self.upkeep.volumes)
+        self.use(HostDrivers(drivers.attach, CacheGroupDouble(self.host), drivers.export, drivers.snapshot))
+        self.host.failing["cache.tend_volume"] = BadVolume(POOL.path, "a test")
         self.beat()
-        self.assertEqual(group.volumes(), self.upkeep.volumes)
+        self.assertEqual([f"volume {POOL.path}"], list(self.upkeep.troubles()))
+        self.host.failing.clear()
+        self.pass_time(LONGEST_PAUSE)
+        self.assertEqual({}, self.upkeep.troubles())
 
 
 class DevicesTest(UpkeepTest):
