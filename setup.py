@@ -32,6 +32,7 @@ setup(
         "pydantic>=2.6",
         "rich>=13.7",
         "SQLAlchemy>=2.0",
+        "tenacity>=8.2",
         "waitress>=3.0",
     ],
     extras_require={

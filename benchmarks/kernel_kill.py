@@ -46,7 +46,7 @@ LEAD_S, WATCH_S = 3.0, 9.0
 BLOCKS_PER_ROUND = int((LEAD_S + WATCH_S) / PACE_S)
 CONTROL_DISK = "/dev/vda"
 RETURN_LIMIT = 240.0
-BARS_S = {"word": 1.0, "power": 3.0, "hang": 2.0}
+BARS_S = {"word": 1.0, "power": 3.0, "hang": 2.5}
 """Longest stall by the way a parent goes."""
 
 _LOST, _FOLLOWED = re.compile(r"parent \S+ lost"), re.compile(r"paths are now \d")
@@ -108,7 +108,7 @@ def first_parent(reader: Machine, *, origin: bool) -> str:
 def kill_round(lab: KernelLab, way: str, first: int, step: int) -> dict[str, Any]:
     """Have the parent go that the last host reads from, under I/O, and bring it back."""
     reader = lab.hosts[-1]
-    if way == "hang":  # each time as if for the first time: its agent would remember who hung, for longer each time
+    if way == "hang":  # else the parent that hung last would be in quarantine
         reader.run(["systemctl", "restart", "virtman-agent.service"])
     victim = lab.machines[first_parent(reader, origin=way == "word")]
     seconds = str(LEAD_S + WATCH_S)

@@ -35,13 +35,13 @@ LEAD_S, WATCH_S = 3.0, 9.0
 """Seconds of reading before a pause and from its end on."""
 
 TOLD_S = 40.0
-"""Seconds within which Volt is told of a parent that was left in silence (drivers/attach/losses.py), and answers."""
+"""Seconds within which Volt is told of a parent that stays away (drivers/attach/iscsi.py, PATIENCE), and answers."""
 
-Parents = dict[str, list[str]]
+Parents = dict[str, set[str]]
 """Whom each host may read from."""
 
 LENGTHS_S = (1.0, 2.0, 5.0, 20.0)
-BAR_S = 2.0
+BAR_S = 6.0
 """Seconds after the end of a pause within which reads go on."""
 
 BLOCKS_PER_ROUND = int((LEAD_S + WATCH_S) / PACE_S)
@@ -95,14 +95,14 @@ def pause_round(lab: KernelLab, before: Parents, length: float, first: int, step
 
 
 def moved(lab: KernelLab, before: Parents) -> list[str]:
-    """The hosts that have other parents than before, or in another order. Raises TookTooLong."""
+    """The hosts that have other parents than before. Raises TookTooLong."""
     return [host for host, parents in parents_of(lab).items() if parents != before[host]]
 
 
 def parents_of(lab: KernelLab) -> Parents:
-    """Whom each host may read from, in their order, once all are usable. Raises TookTooLong."""
+    """Whom each host may read from, once all are usable. Raises TookTooLong."""
     return {
-        host.name: usable_parents(host, IMAGE, parents, READY_LIMIT)
+        host.name: set(usable_parents(host, IMAGE, parents, READY_LIMIT))
         for host, parents in zip(lab.hosts, PARENTS, strict=True)
     }
 

@@ -26,7 +26,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
-from drivers.attach.hangs import Hangs
+from drivers.attach.quarantine import Quarantine
 from drivers.attach.routes import Routes, origin_file
 from drivers.base import Device, Endpoint, Existing, Image, LostParent, Opened, Parent, PathState, PathStatus, Place
 from drivers.door import door
@@ -107,8 +107,8 @@ class NbdAttach:
         """
         route = self._routes.find(image.name)
         if route is None:
-            hangs: Hangs[Parent] = Hangs(self._clock)
-            route = _Route(self._folder, image, parents, self._lost, self._patience, hangs, self._clock)
+            quarantine: Quarantine[Parent] = Quarantine(self._clock)
+            route = _Route(self._folder, image, parents, self._lost, self._patience, quarantine, self._clock)
             self._routes.add(image.name, route)
         else:
             route.follow(parents)
@@ -202,14 +202,14 @@ class _Route:
         parents: Sequence[Parent],
         lost: LostParent,
         patience: _Patience,
-        hangs: Hangs[Parent],
+        quarantine: Quarantine[Parent],
         clock: Callable[[], float],
     ) -> None:
         self._folder, self._image, self._lost, self._patience = folder, image, lost, patience
         self._sockets = _sockets(image, parents)
         self._lock = threading.Lock()
         self._revision = 0  # counts the lists of parents
-        self._hangs, self._clock = hangs, clock
+        self._quarantine, self._clock = quarantine, clock
         self._returns: Parent | None = None
         """A parent that was left, answers, and is to be read from again."""
         self._ask_again = -math.inf
@@ -243,7 +243,8 @@ class _Route:
             if same and len(self._held) < 2 and again is None:
                 return False
             kept = self._parent if self._parent in sockets else next(iter(sockets))
-            parent = again or _first_listening({each: sockets[each] for each in self._hangs.in_order(sockets)}) or kept
+            in_order = {each: sockets[each] for each in self._quarantine.in_order(sockets)}
+            parent = again or _first_listening(in_order) or kept
             moved = self._move(parent, sockets[parent])
             self._sockets = sockets  # only now: a move that fails is tried again with the same list
             self._returns = None
@@ -256,7 +257,7 @@ class _Route:
         with self._lock:
             self._returns, revision = None, self._revision
             before = itertools.takewhile(lambda each: each[0] != self._parent, self._sockets.items())
-            better = {parent: path for parent, path in before if not self._hangs.rests(parent)}
+            better = {parent: path for parent, path in before if not self._quarantine.holds(parent)}
         if not better or self._clock() < self._ask_again:
             return False
         found = self._best_answering(better)
@@ -341,10 +342,8 @@ class _Route:
 
     def _better(self, parent: Parent, error: Exception) -> Parent | None:
         """Another one that answers reads, where this one was lost although it is there: then it rests."""
-        if isinstance(error, _Starts):
-            self._hangs.note_starting(parent)
-        elif isinstance(error, _Hangs | ProtocolViolated):
-            self._hangs.note(parent)
+        if isinstance(error, _Hangs | ProtocolViolated):
+            self._quarantine.add(parent)
         if isinstance(error, ProtocolViolated):  # it fails a read, say
             return self._first_answering(self._others(parent))
         return error.better if isinstance(error, _Hangs) else None
@@ -423,7 +422,7 @@ class _Route:
             held = nbdprobe.listens(path)
             self._held = self._held | {lost} if held else self._held - {lost}
         others = {parent: other for parent, other in sockets.items() if parent != lost}
-        awake = {parent: other for parent, other in others.items() if not self._hangs.rests(parent)}
+        awake = {parent: other for parent, other in others.items() if not self._quarantine.holds(parent)}
         again = {lost: path} if held else {}
         better = better if better in others else None  # a new list may be without it
         found = better or self._first_serving(again) or self._first_serving(awake) or self._first_serving(others)

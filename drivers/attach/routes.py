@@ -65,11 +65,8 @@ class Routes(Generic[R]):
 def origin_file(image: Image, file: Path | Opened) -> Path:
     """Where a host has the whole image: a file or a block device. Raises BadDisk."""
     path = file.path if isinstance(file, Opened) else file
-    if not (path.is_file() or path.is_block_device()) or _size(path) != image.size:
-        raise BadDisk(f"{path} is not a raw disk of {image.size} bytes")
-    return path
-
-
-def _size(path: Path) -> int:
-    with path.open("rb", buffering=0) as disk:
-        return disk.seek(0, os.SEEK_END)
+    if path.is_file() or path.is_block_device():
+        with path.open("rb", buffering=0) as disk:
+            if disk.seek(0, os.SEEK_END) == image.size:
+                return path
+    raise BadDisk(f"{path} is not a raw disk of {image.size} bytes")

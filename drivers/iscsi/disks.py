@@ -1,11 +1,10 @@
-"""Disks that parents show, and whether they are the image."""
+"""Disks that parents show: whether a disk is the image, and whether it answers reads."""
 
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from drivers.base import Image
@@ -21,46 +20,46 @@ log = logging.getLogger(__name__)
 _SERIAL = "device/vpd_pg80"
 """The page with the serial number (Linux: drivers/scsi/scsi_sysfs.c)."""
 
-NO_ANSWER = "its disk does not answer reads"
+NOT_RUNNING, READ_WAITS = "its disk does not run", "a read of its disk waits"
 
-READ_LIMIT = 5.0
-"""Seconds for which a disk that is to be a path may take to answer a read. It waits while its parent has no path."""
+READ_LIMIT, PROBE_LIMIT = 5.0, 2.0
+"""Seconds within which a disk has to answer a read: before the map uses it, and as a better one than a stalled disk."""
 
 _READ = 4096
 """Bytes."""
 
-ANEW = 10.0
-"""Seconds. Each time a disk is asked anew the kernel tells udev twice that it changed (Linux: drivers/scsi/sd.c,
-sd_read_write_protect_flag): whoever waits for udev waits for ever, if it is done too often."""
-
 
 def number_of(session: Session | None, image: Image) -> str | None:
-    """The ``major:minor`` of a session's disk, if it can be read now. Raises OSError."""
-    return _number(session, image, _misfit) if session is not None and session.logged_in else None
-
-
-def lasting_number_of(session: Session | None, image: Image) -> str | None:
-    """As ``number_of``, but also of one that cannot be read now, and may be again. Raises OSError."""
-    return _number(session, image, alien) if session is not None else None
-
-
-def _number(session: Session, image: Image, trouble: Callable[[Path, Image], str]) -> str | None:
+    """The ``major:minor`` of a session's disk that is the image, also while the disk cannot be read. Raises OSError."""
     with may_go():
-        disk = session.disk()
-        if disk is not None and not trouble(disk, image):
+        disk = session.disk() if session is not None else None
+        if disk is not None and not alien(disk, image):
             return word(f"{disk}/dev")
     return None
 
 
-def _misfit(disk: Path, image: Image) -> str:
-    """Why a disk is not the image, as far as sysfs knows. Raises OSError."""
-    if word(f"{disk}/device/state") != "running":
-        return "its disk does not run"
-    return alien(disk, image)
+def readable_number_of(session: Session | None, image: Image) -> str | None:
+    """As ``number_of``, but None while the disk cannot be read. Raises OSError."""
+    with may_go():
+        disk = session.disk() if session is not None and session.logged_in else None
+        if disk is not None and _runs(disk):
+            return number_of(session, image)
+    return None
+
+
+def unfit(disk: Path, image: Image) -> str:
+    """What keeps a disk from being a path to the image; nothing if it may be asked for a read. Raises OSError."""
+    if not _runs(disk):
+        return NOT_RUNNING
+    if trouble := alien(disk, image):
+        return trouble
+    if int(word(f"{disk}/inflight").split()[0]):  # the kernel's, which looks for partitions, or an earlier probe
+        return READ_WAITS
+    return ""
 
 
 def alien(disk: Path, image: Image) -> str:
-    """Why a disk is not the image, whatever its state. Raises OSError."""
+    """Why a disk is not the image; nothing if it is. Raises OSError."""
     if int(word(f"{disk}/size")) * SECTOR != image.size:
         return "its disk is of another size"
     serial = disk / _SERIAL
@@ -69,22 +68,11 @@ def alien(disk: Path, image: Image) -> str:
     return ""
 
 
-def flaw(disk: Path, image: Image) -> str:
-    """Why a disk cannot be a path to the image, though it may answer reads. Raises OSError."""
-    if word(f"{disk}/device/state") == "offline":
-        (disk / "device/state").write_text("running")  # the kernel gave it up; it answers again, or not
-    if trouble := _misfit(disk, image):
-        return trouble
-    if int(word(f"{disk}/inflight").split()[0]):  # the kernel's, which looks for partitions, or that of an earlier look
-        return "a read of its disk waits"
-    return ""
-
-
 def answers(disk: Path, seconds: float = READ_LIMIT) -> bool:
-    """Whether a read of a disk's beginning comes back, within so many seconds.
+    """Whether a disk answers a read of its beginning within so many seconds.
 
     A parent that cannot read what it serves still answers every command that reads nothing. A process of its own reads,
-    since nothing can end a read but its answer: it is left behind if none comes (drivers/host/command.py).
+    since only an answer ends a read: a process that gets none is left behind (drivers/host/command.py).
     """
     try:
         run(["dd", f"if=/dev/{disk.name}", "of=/dev/null", f"bs={_READ}", "count=1", "iflag=direct", "status=none"],
@@ -95,22 +83,15 @@ def answers(disk: Path, seconds: float = READ_LIMIT) -> bool:
     return True
 
 
-class Asking:
-    """Has the kernel ask disks anew what they are: each target's once in ``ANEW`` seconds."""
+def first_that_answers(disks: Mapping[Target, Path]) -> Target | None:
+    """The parent whose disk answers a read first; None if no disk does. All are asked side by side."""
+    pool = ThreadPoolExecutor(max(1, len(disks)), thread_name_prefix="probing-parents")
+    try:
+        probes = {pool.submit(answers, disk, PROBE_LIMIT): target for target, disk in disks.items()}
+        return next((probes[probe] for probe in as_completed(probes) if probe.result()), None)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # probes that still wait end after PROBE_LIMIT
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` in seconds."""
-        self._clock = clock
-        self._asked: dict[Target, float] = {}
 
-    def ask(self, target: Target, disk: Path) -> None:
-        """Unless that was done lately. Raises OSError.
-
-        Of a disk that was found while its connection broke the kernel knows no size, and it does not ask again by
-        itself (Linux: drivers/scsi/sd.c, sd_read_capacity). Whether a disk has a serial number is asked once in its
-        life (drivers/scsi/scsi_sysfs.c): one without is dropped, to be found anew.
-        """
-        now = self._clock()
-        if now - self._asked.get(target, -math.inf) >= ANEW:
-            self._asked[target] = now
-            (disk / ("device/rescan" if (disk / _SERIAL).exists() else "device/delete")).write_text("1")
+def _runs(disk: Path) -> bool:
+    return word(f"{disk}/device/state") == "running"

@@ -53,10 +53,7 @@ def initiator_name(host: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def image_of(name: str) -> str | None:
-    """The image that a host serves by a target of this name; None if it is not one of ours.
-
-    Each image's thread asks for those of all sessions.
-    """
+    """The image that a host serves by a target of this name; None for a target that is not ours."""
     authority, *parts = name.split(":")
     return _decoded(parts[1]) if authority == _AUTHORITY and len(parts) == 2 else None
 

@@ -9,22 +9,11 @@ import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from drivers.host.folders import matching
 from drivers.iscsi.names import CHAP_USER, PORTAL_GROUP, Side, password
-
-TIMES = {
-    # The agent leaves a parent much sooner, if another one answers. Without an agent the kernel does, interval and
-    # timeout after its last sign, whether another one is better or not: so not for a network that pauses.
-    # From a login on replacement_timeout is 0, see fail_fast.
-    "node.session.timeo.replacement_timeout": 1,
-    "node.conn[0].timeo.noop_out_interval": 5,
-    "node.conn[0].timeo.noop_out_timeout": 25,
-    "node.conn[0].timeo.login_timeout": 5,
-    "node.conn[0].timeo.logout_timeout": 2,
-}
-"""Seconds, as a parent's record has them (iscsid.conf)."""
 
 _DATABASES = (Path("/var/lib/iscsi"), Path("/etc/iscsi"))
 """Where open-iscsi may keep what it knows. Debian's package makes the first since 13, others' always have."""
@@ -60,16 +49,8 @@ def folder(databases: Sequence[Path] = _DATABASES) -> Path:
 def write(target: Target, initiator: str) -> None:
     """Write the record by which the initiator of this name logs in. Raises OSError."""
     target.record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(target.record, "w", opener=_private) as file:
+    with open(target.record, "w", opener=partial(os.open, mode=0o600)) as file:
         file.write(_text(target, initiator))
-
-
-def recorded_as(target: Target, initiator: str) -> bool:
-    """Whether the record is what would be written now: with the same secret, for one. Raises OSError."""
-    try:
-        return target.record.read_text() == _text(target, initiator)
-    except FileNotFoundError:
-        return False
 
 
 def remove(target: Target) -> None:
@@ -89,17 +70,9 @@ def recorded() -> set[Target]:
     return found
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def _text(target: Target, initiator: str) -> str:
-    return "".join(f"{name} = {value}\n" for name, value in _record(target, initiator).items())
-
-
-def _record(target: Target, initiator: str) -> dict[str, object]:
-    """What open-iscsi does not take from its defaults (open-iscsi: usr/idbm_fields.h)."""
-    return {
+    """What open-iscsi does not take from its defaults (open-iscsi: usr/idbm_fields.h). Times in seconds."""
+    fields = {
         "node.name": target.name,
         "node.tpgt": PORTAL_GROUP,
         "node.startup": "manual",
@@ -110,10 +83,17 @@ def _record(target: Target, initiator: str) -> dict[str, object]:
         "node.conn[0].address": target.ip,
         "node.conn[0].port": target.port,
         "node.session.scan": "manual",  # only the one disk is looked for
-        "node.session.initial_login_retry_max": 0,  # the retries are here
-        **TIMES,
-        # Seconds that a session rests before it connects anew, if the parent says no more (RFC 7143, 13.15).
-        "node.session.iscsi.DefaultTime2Wait": 0,
+        "node.session.initial_login_retry_max": 0,  # the driver tries again
+        "node.session.timeo.replacement_timeout": 1,  # from a login on 0, see Session.fail_fast
+        # The kernel ends a connection interval and timeout after the last answer, and open-iscsi tries a new one every
+        # few seconds: after a longer pause of the network TCP alone would wait for as long again.
+        "node.conn[0].timeo.noop_out_interval": 5,
+        "node.conn[0].timeo.noop_out_timeout": 5,
+        "node.conn[0].timeo.login_timeout": 5,
+        "node.conn[0].timeo.logout_timeout": 2,
+        # From the end of a connection, or a refusal, until the next login (RFC 7143, 13.15): 2 by default. With 0
+        # open-iscsi tries some hundred times a second.
+        "node.session.iscsi.DefaultTime2Wait": 1,
         "node.conn[0].iscsi.HeaderDigest": "CRC32C",  # TCP's sum of 16 bits lets one of 65536 damaged segments pass
         "node.conn[0].iscsi.DataDigest": "CRC32C",
         "node.session.auth.authmethod": "CHAP",
@@ -122,3 +102,4 @@ def _record(target: Target, initiator: str) -> dict[str, object]:
         "node.session.auth.username_in": CHAP_USER,
         "node.session.auth.password_in": password(target.secret, Side.PARENT),
     }
+    return "".join(f"{name} = {value}\n" for name, value in fields.items())

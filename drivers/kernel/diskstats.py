@@ -1,77 +1,51 @@
-"""Which disks do not get on with their reads, by what the kernel counts.
+"""How long disks have had reads under way of which none came back, by the kernel's counters.
 
-A disk that works gives back one read after the other. Reads under way of which none comes back for a while say that
-who serves the disk hangs, or the way there, though the connection may be well.
+A disk that works completes one read after the other. Reads of which none completes for a while say that the disk's
+server hangs, or the network, though the connection may be well.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 _READS, _UNDER_WAY = 0, 8
-"""Fields of a disk's file (Linux: block/stat)."""
-
-_KNOWN = 1024
-"""Disks of which something is remembered."""
-
+"""Fields of a disk's counters (Linux: block/stat)."""
 _GONE = frozenset({errno.ENOENT, errno.ENODEV})
-"""What is said of a disk's file that is not there, or was open when the disk went."""
+"""Errors of the counters of a disk that does not exist, or no longer."""
 
 
-@dataclass(frozen=True)
-class Counts:
-    """How many reads have come back since the disk is there, and how many requests are under way."""
-
-    reads: int
-    under_way: int
+Counts = tuple[int, int]
+"""Reads that a disk has completed, and requests that it has not."""
 
 
-def counts(numbers: Iterable[str], read: Callable[[str], str]) -> dict[str, Counts]:
-    """Those of these disks (``major:minor``) that are there. ``read`` tells what a file says.
-
-    Raises OSError where this process has no room to look: that tells nothing of the disks.
-    """
-    found = {}
-    for number in numbers:
-        try:
-            found[number] = parsed(read(file_of(number)))
-        except OSError as error:
-            if error.errno not in _GONE:
-                raise
-    return found
+def read_counts(number: str) -> Counts | None:
+    """The counts of a disk (``major:minor``); None without such a disk. Raises OSError without room to look."""
+    try:
+        fields = Path(f"/sys/dev/block/{number}/stat").read_text().split()
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return None
+    return int(fields[_READS]), int(fields[_UNDER_WAY])
 
 
-@functools.lru_cache(maxsize=_KNOWN)
-def file_of(number: str) -> str:
-    """Where the kernel counts for a disk."""
-    return f"/sys/dev/block/{number}/stat"
+class StallClock:
+    """Measures the stalls of disks by repeated looks at their counts."""
 
-
-@functools.lru_cache(maxsize=_KNOWN)
-def parsed(text: str) -> Counts:
-    """What a disk's file says. Those of idle disks say the same four times a second."""
-    fields = text.split()
-    return Counts(int(fields[_READS]), int(fields[_UNDER_WAY]))
-
-
-class Standstill:
-    """For how long each disk has had reads under way of which none came back, by looking at it again and again."""
-
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[str], Counts | None] = read_counts) -> None:
+        """``read`` returns the counts of a disk by its number."""
+        self._read = read
         self._seen: dict[str, tuple[Counts, float]] = {}
 
-    def look(self, numbers: Collection[str], now: Mapping[str, Counts], at: float) -> dict[str, float]:
-        """Seconds for each of these disks, 0 for one that gets on, or is idle. ``at``: the time of the look."""
-        seen = {number: self._begun(number, now[number], at) for number in numbers if number in now}
-        self._seen = {number: (now[number], begun) for number, begun in seen.items()}
-        return {number: at - begun for number, begun in seen.items()}
+    def look(self, numbers: Collection[str], now: float) -> dict[str, float]:
+        """The seconds of each disk's stall at the time ``now``; 0 for a disk that is idle or works."""
+        found = {number: counts for number in numbers if (counts := self._read(number)) is not None}
+        self._seen = {number: (counts, self._begun(number, counts, now)) for number, counts in found.items()}
+        return {number: now - begun for number, (_, begun) in self._seen.items()}
 
-    def _begun(self, number: str, counts: Counts, at: float) -> float:
-        """Since when it stands still; now, if it does not."""
-        before, begun = self._seen.get(number, (None, at))
-        if before is None or not counts.under_way or not before.under_way or counts.reads != before.reads:
-            return at
-        return begun
+    def _begun(self, number: str, counts: Counts, now: float) -> float:
+        """When the present stall of a disk began; now, if there is none."""
+        (reads, under_way), begun = self._seen.get(number, ((0, 0), now))
+        return begun if under_way and counts[1] and counts[0] == reads else now

@@ -1,10 +1,7 @@
-"""What device-mapper tells and does at once: it is asked by ioctl(2), without a process for each question.
+"""What device-mapper tells and does at once, by ioctl(2) (Linux: linux/dm-ioctl.h, drivers/md/dm-ioctl.c).
 
-On a host that is busy a process takes a tenth of a second and more, and after a pause of the network reads wait for
-several. What may wait, for requests that are on their way or for a disk, a process does, which can be killed: see
-drivers/kernel/devmapper.py.
-
-Linux: linux/dm-ioctl.h, drivers/md/dm-ioctl.c.
+A process for each question takes a tenth of a second on a busy host. What may wait for requests or for a disk a process
+does, since it can be killed: see drivers/kernel/devmapper.py.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 _CONTROL = "/dev/mapper/control"
@@ -27,8 +23,8 @@ _IOCTL = struct.Struct("=3I3I4xII4xQ128s129s7x")
 events, the device's number, its name and its UUID."""
 _NAME_SIZE = 128
 """Bytes of a name, with the zero at its end."""
-_NO_MAPPER = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO})
-"""How its control device cannot be opened where the kernel has no device-mapper."""
+_ABSENT = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO})
+"""Errors for want of device-mapper, or of a map."""
 _LISTED = struct.Struct("=QI")
 """struct dm_name_list: the device's number, where the next one is. The name follows; at the next multiple of 8 the
 number of events, and flags; and then, if the flags say so, the UUID (Linux 5.13 and later)."""
@@ -78,27 +74,28 @@ def find(name: str) -> Known | None:
     Linux: drivers/md/dm-ioctl.c, dev_status.
     """
     wanted = os.fsencode(name)
-    with _control() as control:
-        if control is None or len(wanted) >= _NAME_SIZE:
-            return None
-        argument = _argument(_IOCTL.size, name=wanted)
-        try:
-            fcntl.ioctl(control, _DEV_STATUS, argument)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return None
+    if len(wanted) >= _NAME_SIZE:
+        return None
+    argument = _argument(_IOCTL.size, name=wanted)
+    try:
+        _request(_DEV_STATUS, argument, name)
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
+        return None
     *_, happened, device, _, uuid = _IOCTL.unpack_from(argument)
     return Known(_minor(device), happened, _text(uuid))
 
 
 def listing() -> dict[str, Known]:
     """All maps by their names. Raises OSError if the kernel does not answer."""
-    with _control() as control:
-        if control is None:
-            return {}
-        data, start, _ = _ask(control, _LIST_DEVICES, _WITH_UUIDS)
-        return dict(_listed(data, start)) if len(data) > start else {}
+    try:
+        data, start, _ = _ask(_LIST_DEVICES, _WITH_UUIDS)
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
+        return {}
+    return dict(_listed(data, start)) if len(data) > start else {}
 
 
 def status(name: str) -> str:
@@ -106,10 +103,7 @@ def status(name: str) -> str:
 
     Without a flush: one of a thin pool would wait for its disks.
     """
-    with _control() as control:
-        if control is None:
-            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), name)
-        data, start, targets = _ask(control, _TABLE_STATUS, _NO_FLUSH, name)
+    data, start, targets = _ask(_TABLE_STATUS, _NO_FLUSH, name)
     if not targets:
         return ""
     first, sectors, _, kind = _TARGET.unpack_from(data, start)
@@ -123,46 +117,30 @@ def send(name: str, text: str) -> None:
     message = _SECTOR.pack(0) + os.fsencode(text) + b"\0"
     argument = _argument(_IOCTL.size + len(message), name=os.fsencode(name))
     argument[_IOCTL.size :] = message
-    with _control() as control:
-        if control is None:
-            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), name)
-        _request(control, _TARGET_MSG, argument, f"{name}: {text}")
+    _request(_TARGET_MSG, argument, f"{name}: {text}")
 
 
-@contextmanager
-def _control() -> Iterator[int | None]:
-    """What takes requests; None without device-mapper: then there are no maps. Raises OSError."""
-    try:
-        control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno not in _NO_MAPPER:
-            raise
-        yield None
-        return
-    try:
-        yield control
-    finally:
-        os.close(control)
-
-
-def _ask(control: int, request: int, flags: int, name: str = "") -> tuple[bytes, int, int]:
+def _ask(request: int, flags: int, name: str = "") -> tuple[bytes, int, int]:
     """What is answered, where in it the answer begins, and how many targets it is about. Raises OSError."""
     size = _FIRST_SIZE
     while True:
         argument = _argument(size, flags, name=os.fsencode(name))
-        _request(control, request, argument, name)
+        _request(request, argument, name)
         _, _, _, end, start, targets, answered, *_ = _IOCTL.unpack_from(argument)
         if not answered & _TOO_SMALL:
             return bytes(argument[:end]), start, targets
         size *= 2
 
 
-def _request(control: int, request: int, argument: bytearray, about: str) -> None:
-    """Raises OSError, which says what it is ``about``."""
+def _request(request: int, argument: bytearray, about: str) -> None:
+    """Raises OSError, also without device-mapper; the error says what the request is ``about``."""
+    control = os.open(_CONTROL, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.ioctl(control, request, argument)
     except OSError as error:
         raise OSError(error.errno, error.strerror, about) from error
+    finally:
+        os.close(control)
 
 
 def _listed(data: bytes, at: int) -> Iterator[tuple[str, Known]]:

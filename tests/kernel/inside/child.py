@@ -29,7 +29,7 @@ READY = Path("/run/child-reads")
 
 STOP, STRUCK = Path("/run/child-stop"), Path("/run/child-struck")
 
-TOLD = (" answers", "was silent", " lost")
+TOLD = (" does not answer reads, and ", " lost")
 """What is told of the driver's log."""
 
 CHUNK = 64 << 10

@@ -1,0 +1,43 @@
+"""Try again what fails for a while, with pauses that grow up to a bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
+
+GROWTH = 1.1
+"""By which each pause is longer than the one before: a pause is about a tenth of all the time since the first try."""
+
+
+def until(done: Callable[[], bool], *, limit: float, first: float = 0.02, longest: float = 1.0) -> bool:
+    """Call ``done`` until it returns true, for ``limit`` seconds at most. Returns the last answer.
+
+    ``first``, ``longest``: seconds of the first pause, and of any. Raises what ``done`` raises.
+    """
+    return Retrying(
+        retry=retry_if_result(lambda answer: not answer),
+        wait=wait_exponential(multiplier=first, max=longest),
+        stop=stop_after_delay(limit),
+        retry_error_callback=lambda _state: False,
+        reraise=True,
+    )(done)
+
+
+class Backoff:
+    """When to try again, for a caller that does not wait itself."""
+
+    def __init__(self, first: float, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """``first``, ``longest``: seconds of the first pause, and of any. ``clock`` in seconds."""
+        self._first, self._longest, self._clock = first, longest, clock
+        self.reset()
+
+    def reset(self) -> None:
+        """Something has changed: try at once, and with short pauses again."""
+        self._pause, self.due = self._first, self._clock()
+
+    def note_failure(self) -> None:
+        """A try has failed. ``due`` is when, by the clock, to try again."""
+        self.due = self._clock() + self._pause
+        self._pause = min(self._pause * GROWTH, self._longest)
