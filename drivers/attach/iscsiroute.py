@@ -1,8 +1,8 @@
-"""The way of one image to its parents: which parents are read by, in which order, and when a parent is left.
+"""The way of one image to its parents: which parents are read by, and in which order.
 
-A parent is ``AWAY`` until it has answered a read, then ``READY``, and ``USED`` once its disk is in the map. A look
-compares what there is with the list of parents, and takes the next step: it is taken after each event, and when a step
-is due. What takes long, as a login, is done by a thread per parent.
+A parent is ``AWAY`` until it has answered a read, then ``READY``, and ``USED`` once the map reads by its disk. A look
+compares the list of parents with the sessions and the map, and takes the next step. A look follows each event, and is
+due when the next step is. What takes long, as a login does, a thread of the parent does.
 
 With the path policy ``failover`` the first parent is logged in to before the others: hosts that start together need one
 path each, soon, and a login costs both of its ends.
