@@ -15,7 +15,7 @@ from pathlib import Path
 
 from drivers.attach.iscsimap import PREFIX, fail_reads
 from drivers.attach.iscsimonitor import Monitor
-from drivers.attach.iscsiroute import Route, Settings
+from drivers.attach.iscsiroute import Host, Route
 from drivers.attach.routes import Routes, origin_file
 from drivers.base import Device, Existing, Image, LostParent, Opened, Parent, PathStatus, Place
 from drivers.door import door
@@ -48,9 +48,8 @@ class IscsiAttach:
     def __init__(self, place: Place, *, lost: LostParent, patience: float = PATIENCE) -> None:
         """``patience``: see PATIENCE."""
         ownership.claim(place.state)
-        self._settings = Settings(initiator_name(place.host), place.path_policy, lost, patience)
+        self._host = Host(initiator_name(place.host), place.path_policy, lost, patience, Monitor(PREFIX))
         self._routes: Routes[Route] = Routes()
-        self._monitor = Monitor(PREFIX)
 
     def origin(self, image: Image, file: Path | Opened) -> Device:
         """The device of a host that has the whole image in ``file``. Raises BadDisk."""
@@ -63,7 +62,7 @@ class IscsiAttach:
         """
         route = self._routes.find(image.name)
         if route is None:
-            route = self._routes.add(image.name, Route(image, parents, self._settings, self._monitor))
+            route = self._routes.add(image.name, Route(image, parents, self._host))
             try:
                 route.start()
             except BaseException:
@@ -137,4 +136,4 @@ class IscsiAttach:
     def close(self) -> None:
         """Stop watching, but leave maps and sessions: the next driver object goes on with them."""
         self._routes.close()
-        self._monitor.close()
+        self._host.monitor.close()

@@ -43,13 +43,14 @@ _STARTING = ("", REFUSED, _NO_DISK, NOT_RUNNING, READ_WAITS)
 
 
 @dataclass(frozen=True)
-class Settings:
+class Host:
     """What all images of a host share. ``policy``: see ``Place.path_policy``; ``patience``: see PATIENCE."""
 
     initiator: str
     policy: str
     lost: LostParent
     patience: float
+    monitor: Monitor
 
 
 class Phase(Enum):
@@ -101,29 +102,29 @@ class _Jobs:
 class Route:
     """One image."""
 
-    def __init__(self, image: Image, parents: Sequence[Parent], settings: Settings, monitor: Monitor) -> None:
+    def __init__(self, image: Image, parents: Sequence[Parent], host: Host) -> None:
         """Make the map, or find what an earlier driver object made. Raises NoParents, BadAddress, BadDisk, ..."""
-        self.image, self._settings, self._monitor = image, settings, monitor
+        self.image, self._host = image, host
         self._paths = {parent: _Path(target) for parent, target in _targets(image, parents).items()}
         self._looking = threading.RLock()
         """One look at a time: a look may wait for reads below the map."""
         self._stopped, self._woken = threading.Event(), threading.Event()
         self._quarantine: Quarantine[Target] = Quarantine()
-        self._health = HealthCheck(image, monitor, self._quarantine, self._stopped)
+        self._health = HealthCheck(image, host.monitor, self._quarantine, self._stopped)
         self._jobs = _Jobs(self._stopped)
         self.settled = False
         """Whether all parents are used, and no other has a session."""
         self._next = 0.0
         """When the next look is due."""
-        self._map = ParentsMap(image, settings.policy)
+        self._map = ParentsMap(image, host.policy)
         is_new = not self._map.open()
-        self._alone_until = time.monotonic() + settings.patience * (is_new and settings.policy == FAILOVER)
+        self._alone_until = time.monotonic() + host.patience * (is_new and host.policy == FAILOVER)
         """Until when only the first parent is logged in to."""
         self._thread = Watch(f"parents-of-{image.name}", self._watch, self._stopped)
 
     def start(self) -> None:
         """Look for the parents now, and from now on. Raises DriverError, OSError."""
-        self._monitor.add(self)  # first: also the first look may wait for a parent that hangs
+        self._host.monitor.add(self)  # first: also the first look may wait for a parent that hangs
         self._look()
         self._thread.start()
 
@@ -148,13 +149,13 @@ class Route:
         def state(path: _Path) -> PathState:
             if path.phase is not Phase.USED:
                 return PathState.LOST
-            return PathState.ACTIVE if path is first or self._settings.policy != FAILOVER else PathState.STANDBY
+            return PathState.ACTIVE if path is first or self._host.policy != FAILOVER else PathState.STANDBY
 
         return [PathStatus(parent, state(path)) for parent, path in paths.items()]
 
     def stop(self) -> None:
         """Have the threads end, which may wait for reads."""
-        self._monitor.remove(self)
+        self._host.monitor.remove(self)
         self._stopped.set()
         self._woken.set()
 
@@ -242,7 +243,7 @@ class Route:
     def _log_in_to_others(self, there: Mapping[Target, Session], now: float) -> list[float]:
         """Start the tries that are due at parents that are away. Returns when something is due next."""
         away = [path for path in self._paths.values() if path.phase is Phase.AWAY]
-        due = [path.lost + self._settings.patience for path in away if path.lost is not None]
+        due = [path.lost + self._host.patience for path in away if path.lost is not None]
         first = next(iter(self._paths.values()))
         if self._is_first_alone(first, now):
             away = [first]
@@ -251,7 +252,7 @@ class Route:
             session = there.get(path.target)
             # open-iscsi is about to log in again, which the monitor sees.
             waits = session is not None and not session.logged_in
-            at = path.since + self._settings.patience if waits else path.retry.due
+            at = path.since + self._host.patience if waits else path.retry.due
             if at <= now:
                 self._jobs.start(path.target, partial(self._try, path))
             due.append(at if at > now else now + _NEXT_STEP)
@@ -277,10 +278,10 @@ class Route:
     def _tell_losses(self) -> None:
         """Tell of the parents that have been away for long: a pause of the network is nothing to tell Volt of."""
         for parent, path in list(self._paths.items()):
-            if path.lost is not None and time.monotonic() - path.lost >= self._settings.patience:
+            if path.lost is not None and time.monotonic() - path.lost >= self._host.patience:
                 path.lost = None
                 try:
-                    self._settings.lost(self.image, parent)
+                    self._host.lost(self.image, parent)
                 except Exception:  # whatever the agent's side does, the paths have to be watched
                     log.exception("image %s: telling that parent %s is lost failed", self.image.name, parent.host)
 
@@ -307,12 +308,12 @@ class Route:
         """Log in and find the disk. Returns why the parent cannot be read by; nothing if it can."""
         target = path.target
         session = sessions(self.image.name).get(target)
-        if session is not None and time.monotonic() - path.since >= self._settings.patience:
+        if session is not None and time.monotonic() - path.since >= self._host.patience:
             log_out(target)  # the next session has the present secret, and asks anew what the disk is
             session = None
         if session is None:
             path.since = time.monotonic()
-            log_in(target, self._settings.initiator)
+            log_in(target, self._host.initiator)
             session = sessions(self.image.name).get(target)
         if session is None or not session.logged_in:
             return "it is not logged in"
