@@ -246,8 +246,8 @@ class Route:
         due = [path.lost + self._host.patience for path in away if path.lost is not None]
         first = next(iter(self._paths.values()))
         if self._is_first_alone(first, now):
-            away = [first]
-            due.append(self._alone_until)
+            away = [path for path in away if path is first]
+            due.append(now if first.phase is Phase.READY else self._alone_until)
         for path in away:
             session = there.get(path.target)
             # open-iscsi is about to log in again, which the monitor sees.
@@ -260,7 +260,7 @@ class Route:
 
     def _is_first_alone(self, first: _Path, now: float) -> bool:
         """Whether the other parents are not logged in to yet. Hosts that start together need one path each, soon."""
-        if now < self._alone_until and (first.phase is not Phase.AWAY or first.trouble not in _STARTING):
+        if now < self._alone_until and (first.phase is Phase.USED or first.trouble not in _STARTING):
             self._alone_until = now
         return now < self._alone_until
 
