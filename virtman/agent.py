@@ -10,9 +10,11 @@ import logging
 import os
 from functools import partial
 
-from drivers.base import Image, Parent
+from drivers.base import CacheGroup, DeviceCache, Image, Parent
 from drivers.errors import DriverError
+from drivers.host.locks import NamedLocks
 from drivers.host.space import Room
+from drivers.layered import LayeredSource
 from drivers.registry import load
 from virtman import models
 from virtman.accel import Verdict, choose_accel
@@ -27,7 +29,6 @@ from virtman.hostdrivers import HostDrivers
 from virtman.imagestore import ImageStore
 from virtman.kept import Kept
 from virtman.kinds import VM_KINDS
-from virtman.locks import NamedLocks
 from virtman.machines import OFF, SAVED, LibvirtMachines
 from virtman.overview import Overview
 from virtman.parallel import raise_all, side_by_side
@@ -55,23 +56,23 @@ class Agent:
         self._locks = prepare(config)
         records = config.state / "records"
         changed, released, lost, died = Signal[()](), Signal[str](), Signal[Image, Parent](), Signal[str]()
-        self.drivers = _load_drivers(config, lost, died)
+        self.drivers = _load_drivers(config, lost, died, step)
         self.room = Room(config.state, config.reserve)
         self.store = ImageStore(config.state / "images", self.room)
-        self.volt = VoltLink(_volt_client(config), config.name, self.drivers.export.address)
+        self.volt = VoltLink(_volt_client(config), config.name, self.drivers.source.address)
         verdict = _accel(config)
         self.machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", verdict.accel)
         self.stacks = Stacks(
-            self.drivers, Shelf(records / "images", ImageRecord), self.store, self.volt, changed, released, step
+            self.drivers.source, Shelf(records / "images", ImageRecord), self.store, self.volt, changed, released, step
         )  # fmt: skip
         self.vms = Vms(
             Shelf(records / "vms", VmRecord), self.drivers.snapshot, self.machines, self.stacks, VM_KINDS, step
         )  # fmt: skip
-        self.copies = Copies(self.vms, self.stacks, self.drivers.export)
+        self.copies = Copies(self.vms, self.stacks)
         self.stacks.used_by(self.vms.uses)
         self.stacks.used_by(self.copies.reads)
         publishing = NamedLocks()
-        kept = Kept(self.stacks, self.store, self.drivers.cache, publishing)
+        kept = Kept(self.stacks, self.store, self.drivers.source, publishing)
         without = f"the cache driver of this host, {config.cache}, has no volumes; bcache has them"
         self.devices = Devices(Shelf(records / "devices", DeviceRecord), self.drivers.device_cache, without, step)
         self.upkeep = Upkeep(
@@ -151,13 +152,16 @@ def _volt_client(config: AgentConfig) -> VoltClient:
         raise ConfigError(str(error)) from error
 
 
-def _load_drivers(config: AgentConfig, lost: Signal[Image, Parent], died: Signal[str]) -> HostDrivers:
+def _load_drivers(config: AgentConfig, lost: Signal[Image, Parent], died: Signal[str], step: Step) -> HostDrivers:
     try:
+        cache = load("cache", config.cache)(config.place)
+        attach = load("attach", config.attach)(config.place, lost=lost)
+        export = load("export", config.export)(config.place, died=died)
         return HostDrivers(
-            attach=load("attach", config.attach)(config.place, lost=lost),
-            cache=load("cache", config.cache)(config.place),
-            export=load("export", config.export)(config.place, died=died),
-            snapshot=load("snapshot", config.snapshot)(config.place),
+            LayeredSource(attach, cache, export, step),
+            load("snapshot", config.snapshot)(config.place),
+            cache if isinstance(cache, CacheGroup) else None,
+            cache if isinstance(cache, DeviceCache) else None,
         )
     except DriverError as error:
         raise ConfigError(str(error)) from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from drivers.host.locks import NamedLocks
 from virtman import models
 from virtman.kept import Kept
-from virtman.locks import NamedLocks
 from virtman.parallel import raise_all, side_by_side
 from virtman.records import ImageRecord, Role
 from virtman.stacks import Stacks

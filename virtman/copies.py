@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from drivers.base import ExportDriver
 from drivers.host.space import Room
 from virtman import disks, models
 from virtman.convert import QCOW2, Content, Progress, convert, of_device
@@ -22,10 +21,9 @@ from virtman.vms import Vms
 class Copies:
     """Reads the disks of ``vms`` and the images of ``stacks``."""
 
-    def __init__(self, vms: Vms, stacks: Stacks, export: ExportDriver) -> None:
+    def __init__(self, vms: Vms, stacks: Stacks) -> None:
         self._vms = vms
         self._stacks = stacks
-        self._export = export
         self._lock = threading.Lock()
         self._read: Counter[str] = Counter()
 
@@ -50,7 +48,7 @@ class Copies:
     def image(self, image: str) -> Iterator[Content]:
         """What an image holds. Its stack is there meanwhile. Raises as ``Stacks.ensure``."""
         with self.in_use(image):
-            yield of_device(f"image {image}", self._export.local(self._stacks.ensure(image).image))
+            yield of_device(f"image {image}", self._stacks.origin(self._stacks.ensure(image)))
 
     def export_image(self, image: str, target: Target, image_format: str, progress: Progress) -> models.Exported:
         """Write what an image holds to a new file. Raises as ``Stacks.ensure`` and ``Target.fill``."""

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from drivers.base import CachedDevice, DeviceCache
 from drivers.errors import DeviceInUse, DeviceRefused
+from drivers.host.locks import NamedLocks
 from virtman.accel import BOOT_ID
 from virtman.errors import BadDevice, DiskBusy, NoVolumes
-from virtman.locks import NamedLocks
 from virtman.operations import Kind, Operations
 from virtman.passing import Passed
 from virtman.records import ATTACH_DEVICE, DETACH_DEVICE, DeviceRecord, Shelf, State

@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from drivers.base import CacheDriver
+from drivers.base import ImageSource
 from drivers.digests import digest_of, key_of
 from drivers.errors import DriverError
+from drivers.host.locks import NamedLocks
 from virtman.errors import VirtmanError
 from virtman.imagestore import ImageStore
-from virtman.locks import NamedLocks
 from virtman.parallel import raise_all
 from virtman.records import ImageRecord
 from virtman.stacks import Stacks
@@ -27,10 +27,10 @@ MOST_TOLD = 10000
 class Kept:
     """``publishing``: held by name while an image is being published."""
 
-    def __init__(self, stacks: Stacks, store: ImageStore, cache: CacheDriver, publishing: NamedLocks) -> None:
+    def __init__(self, stacks: Stacks, store: ImageStore, source: ImageSource, publishing: NamedLocks) -> None:
         self._stacks = stacks
         self._store = store
-        self._cache = cache
+        self._source = source
         self._publishing = publishing
         self.digests: tuple[str, ...] = ()
         """What is kept, as of the last look."""
@@ -41,7 +41,7 @@ class Kept:
 
     def keys(self) -> set[str]:
         """Keys of all content and caches."""
-        return {*self._cache.existing().names, *self._store.keys()}
+        return {*self._source.kept(), *self._store.keys()}
 
     def unused(self, records: Collection[ImageRecord]) -> set[str]:
         """Keys of what none of these records refers to; nothing if there may be more records."""
@@ -51,7 +51,7 @@ class Kept:
     def size(self, key: str) -> int:
         """The bytes that ``remove`` would free."""
         content = 0 if self._publishing.held() else self._store.size(key)
-        return content + self._cache.size(key)
+        return content + self._source.kept_size(key)
 
     def remove(self, key: str, publishing: str = "") -> int:
         """Delete the content and cache of a key that no stack refers to, as far as known. Returns the bytes freed.
@@ -64,7 +64,7 @@ class Kept:
             if self._stacks.troubles() or any(record.digest == digest_of(key) for record in here):
                 return 0
             content = 0 if self._publishing.held(but=publishing) else self._store.remove(key)
-            return content + self._cache.remove(key)
+            return content + self._source.forget(key)
 
     def remove_all(self) -> tuple[int, list[Exception]]:
         """Delete the content and caches that no stack refers to. Returns the bytes freed, and what went wrong."""

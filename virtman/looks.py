@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
-from drivers.base import CacheStats, PathState, PathStatus
-from drivers.errors import DriverError, NotAttached
-from virtman.hostdrivers import HostDrivers
+from drivers.base import CacheStats, ImageSource, PathState, PathStatus
+from drivers.errors import DriverError
 from virtman.records import ImageRecord, Role
 from volt.client import NodeReport
 
@@ -16,10 +16,10 @@ NOTHING = CacheStats(0, 0)
 
 
 class Looks:
-    """Looks at images by their drivers. What was seen last is kept, for reports that must not wait."""
+    """Looks at images. What was seen last is kept, for reports that must not wait."""
 
-    def __init__(self, drivers: HostDrivers) -> None:
-        self._drivers = drivers
+    def __init__(self, source: ImageSource) -> None:
+        self._source = source
         self._stats: dict[str, CacheStats] = {}
 
     def stats(self, image: str) -> CacheStats:
@@ -30,7 +30,7 @@ class Looks:
         """Look at the image's cache now; what was seen last counts while its daemon is being started again."""
         if record.role is Role.HOST and record.steady:
             try:
-                self._stats[record.name] = self._drivers.cache.stats(record.image)
+                self._stats[record.name] = self._source.held(record.image)
             except (DriverError, OSError) as error:  # the kernel may be taking it away, or its disk may be dying
                 log.info("image %s: its cache cannot be looked at now: %s", record.name, error)
         return self.stats(record.name)
@@ -39,14 +39,9 @@ class Looks:
         """The image has no stack any more."""
         self._stats.pop(image, None)
 
-    def paths(self, record: ImageRecord) -> list[PathStatus]:
+    def paths(self, record: ImageRecord) -> Sequence[PathStatus]:
         """The routes to the image's parents; none for an origin, and for a stack that is yet to be restored."""
-        if record.role is Role.ORIGIN:
-            return []
-        try:
-            return self._drivers.attach.paths(record.name)
-        except NotAttached:
-            return []
+        return [] if record.role is Role.ORIGIN else self._source.paths(record.name)
 
     def report(self, record: ImageRecord) -> NodeReport:
         """What Volt is told of an image. Touches nothing that could be slow."""

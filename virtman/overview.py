@@ -109,7 +109,7 @@ class Overview:
         return views.stack(
             record,
             self._upkeep.looks.refresh(record),
-            self._drivers.export.hit_bytes(record.name) if record.role is Role.HOST else 0,
+            self._drivers.source.hit_bytes(record.name) if record.role is Role.HOST else 0,
             self._upkeep.looks.paths(record),
             [vm.name for vm in self._vms.shelf.all() if vm.image == record.name],
             self._in_place(record, held),

@@ -8,6 +8,7 @@ from pathlib import Path
 from drivers.base import Image
 from drivers.digests import DRAWN, draw, key_of, kind_of
 from drivers.errors import DriverError
+from drivers.host.locks import NamedLocks
 from drivers.host.space import Room
 from virtman import inplace, models, views
 from virtman.convert import Content, Progress, holds
@@ -16,7 +17,6 @@ from virtman.errors import CoordinatorDown, ImageExists, ImageInUse, UnknownImag
 from virtman.imagefile import check_size, source
 from virtman.imagestore import ImageStore
 from virtman.kept import Kept
-from virtman.locks import NamedLocks
 from virtman.passing import Passed
 from virtman.records import DETACH, PUBLISH, ImageRecord, InPlace, Role
 from virtman.stacks import Stacks, published_otherwise

@@ -15,10 +15,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-from drivers.base import Child, Device, Image, Opened, Parent
+from drivers.base import Child, Device, Image, ImageSource, Opened, Parent
 from drivers.errors import DriverError
+from drivers.host.locks import NamedLocks
 from virtman import inplace
-from virtman.admission import Admission
 from virtman.errors import (
     ContentChanged,
     CoordinatorDown,
@@ -31,10 +31,8 @@ from virtman.errors import (
     Suspended,
     UnknownImage,
 )
-from virtman.hostdrivers import HostDrivers
 from virtman.hostfiles import told
 from virtman.imagestore import ImageStore
-from virtman.locks import NamedLocks
 from virtman.operations import Kind, Operations
 from virtman.reading import Readers, digest_of
 from virtman.records import (
@@ -116,7 +114,7 @@ class Stacks:
 
     def __init__(
         self,
-        drivers: HostDrivers,
+        source: ImageSource,
         shelf: Shelf[ImageRecord],
         store: ImageStore,
         volt: Coordinator,
@@ -128,7 +126,7 @@ class Stacks:
         """No stack is built and nothing is looked after until the next agent starts."""
         self.content = threading.Lock()
         """Held while a record begins to refer to content, and while content that no record refers to is deleted."""
-        self._drivers = drivers
+        self._source = source
         self._shelf = shelf
         self._store = store
         self._volt = volt
@@ -137,15 +135,10 @@ class Stacks:
         self._released = released
         self._step = step
         self._locks = NamedLocks(released)
-        self._admission = Admission(drivers.export)
         self.readers = Readers()
         """Who computes the digests of images in place."""
         self._marks: dict[str, str] = {}
         """What images in place are served from, as it was opened last."""
-        self._half_built: set[str] = set()
-        """Images whose daemons may read from another parent than their routes lead to."""
-        self._returning: set[str] = set()
-        """Images that are to be read from a parent again that was left, and are not yet."""
         self.flaws: dict[str, str] = {}
         """Why images in place are not served, as of the last look."""
         self._operations: Operations[Stacks, ImageRecord] = Operations("image", shelf, KINDS, self, step)
@@ -169,7 +162,7 @@ class Stacks:
             if record is None:
                 return self._attach(ImageRecord(name=name, role=Role.HOST, state=State.ABSENT), moving=moving)
             if record.steady:
-                return record if self._drivers.export.serving(name) else self._build(record)
+                return record if self._source.serving(name) else self._build(record)
             if record.doing(PUBLISH):
                 return self._operations.carry_out(record)
             # What is still there of a stack that was half removed can be undone only with what its record knows.
@@ -184,12 +177,13 @@ class Stacks:
     def _attach(self, record: ImageRecord, *, moving: bool) -> ImageRecord:
         def act(record: ImageRecord) -> ImageRecord:
             # The endpoint exists before Volt can name it to a child: nobody waits for a parent to get ready.
-            self._drivers.export.reserve(record.name)
+            self._source.reserve(record.name)
             self._step("attach:reserved")
             assignment = self._volt.join(record.name, moving=moving)
             self._step("attach:joined")
             if record.digest not in (None, assignment.digest):
-                self._drivers.cache.close(record.image)  # of other content that was half removed
+                self._source.drop(record.name, record.image)  # of other content that was half removed
+                self._source.reserve(record.name)
             record = with_assignment(record, assignment, confirmed=False)
             with self.content:
                 self._shelf.put(record.name, record)
@@ -278,31 +272,22 @@ class Stacks:
         """Serve and announce what was published before: whatever fails, it stays so."""
         return self._announce(self._build(record))
 
-    def _build(self, record: ImageRecord, *, replace: bool = False) -> ImageRecord:
+    def _build(self, record: ImageRecord, *, fresh: bool = False) -> ImageRecord:
         """Serve what the record says. Returns the record: it may have become another one."""
         self.check_not_suspended()
         with ExitStack() as held:
-            record, source = self._source(record, held)  # first: what may not be served gets no endpoint
-            self._drivers.export.reserve(record.name)
+            record, content = self._content(record, held)  # first: what may not be served gets no endpoint
+            self._source.reserve(record.name)
             self._let_in(record)
-            image = record.image
-            if source is not None:
-                device = self._drivers.attach.origin(image, source)
+            if content is None:
+                self._source.ensure(record.image, record.parents, fresh=fresh)
             else:
-                base = self._drivers.attach.connect(image, record.parents)
-                self._half_built.add(image.name)
-                self._step("attach:connected")
-                device = self._drivers.cache.open(image, base)
-                self._step("attach:cached")
-            with self._admission.unchanged(record.name):
-                self._drivers.export.publish(image, device, replace=replace)
-            self._half_built.discard(image.name)
-            if isinstance(source, Opened):
-                self._marks[record.name] = source.mark
-        self._step("attach:published")
+                self._source.ensure_origin(record.image, content)
+            if isinstance(content, Opened):
+                self._marks[record.name] = content.mark
         return record
 
-    def _source(self, record: ImageRecord, held: ExitStack) -> tuple[ImageRecord, Path | Opened | None]:
+    def _content(self, record: ImageRecord, held: ExitStack) -> tuple[ImageRecord, Path | Opened | None]:
         """What an origin serves, and its record; None if this host is none.
 
         What is in place and may not be served is taken away. Raises OriginChanged, OriginMissing.
@@ -364,7 +349,7 @@ class Stacks:
         self.restore(record.name)
 
     def _let_in(self, record: ImageRecord) -> None:
-        self._admission.open(record.name, record.assigned, record.children)
+        self._source.admit(record.name, record.assigned, record.children, new=True)
 
     def admit(self, assignment: Assignment) -> None:
         """Let the children in that Volt names now. It does not wait for who makes or changes the stack.
@@ -375,7 +360,7 @@ class Stacks:
         if record is None or record.digest != assignment.digest:
             return
         children = [Child(child.host, child.secret) for child in assignment.children]
-        self._admission.update(assignment.image, assignment.revision, children)
+        self._source.admit(assignment.image, assignment.revision, children)
 
     def follow(self, assignment: Assignment) -> None:
         """Read from the parents that Volt names now and record it, so that the next heartbeat confirms it.
@@ -397,10 +382,8 @@ class Stacks:
         self._shelf.put(record.name, wanted)
         self._step("follow:recorded")
         if record.role is Role.HOST:
-            moved = self._drivers.attach.update(wanted.image, wanted.parents)
-            if moved or record.unconfirmed or record.name in self._half_built:
-                log.info("image %s: dropping the old parents of revision %d", record.name, record.revision)
-                wanted = self._build(wanted, replace=True)
+            self.check_not_suspended()
+            self._source.follow(wanted.image, wanted.parents, sure=not record.unconfirmed)
         self._let_in(wanted)
         self._shelf.put(record.name, with_assignment(record, assignment, confirmed=True))
         self._changed()
@@ -425,7 +408,7 @@ class Stacks:
                 raise ImageUnlisted(f"Volt does not list image {name!r} any more; its VMs here go on") from error
             if content != record.digest:
                 raise _content_changed(record)
-            self._admission.close(name)  # a Volt that has forgotten may count revisions anew
+            self._source.close(name)  # a Volt that has forgotten may count revisions anew
             self._follow(record, self._volt.join(name))
 
     def check_not_suspended(self) -> None:
@@ -466,20 +449,13 @@ class Stacks:
 
         Raises DriverError, NoRoom.
         """
-        name = record.name
-        if record.role is not Role.HOST:
+        if record.role is not Role.HOST or not self._source.unsettled(record.name):
             return
-        # First: a move that failed half way may have been meant for a parent that is not well any more.
-        unsettled = self._drivers.attach.unsettled(name)
-        if not unsettled and name not in self._returning:
-            return
-        with self._locks.hold(name):
-            now = self._shelf.get(name)
+        with self._locks.hold(record.name):
+            now = self._shelf.get(record.name)
             if now is not None and now.steady:
-                log.info("image %s: a parent that was left is well again", name)
-                self._returning.add(name)
+                log.info("image %s: a parent that was left is well again", record.name)
                 self._build(now)
-            self._returning.discard(name)
 
     def restore(self, name: str) -> None:
         """Make what the record says true, whatever is there now: after a crash, a reboot, or a daemon's death.
@@ -497,9 +473,9 @@ class Stacks:
 
     def _restore(self, record: ImageRecord) -> None:
         """Build what is missing; a stack that outlived the agent is left as it is, and its parents watched again."""
-        if record.name not in self.flaws and not self._drivers.export.serving(record.name):
+        if record.name not in self.flaws and not self._source.serving(record.name):
             log.warning("image %s: not being served; starting it", record.name)
-        record = self._build(record, replace=record.unconfirmed)
+        record = self._build(record, fresh=record.unconfirmed)
         if record.unconfirmed:
             self._shelf.put(record.name, record.model_copy(update={"revision": record.assigned}))
             self._changed()
@@ -639,28 +615,11 @@ class Stacks:
             self._build(now)  # or not, if this is not what was published
 
     def _remove_layers(self, record: ImageRecord) -> ImageRecord:
-        """Remove every layer, going on after an error; raises the first and logs all. Returns what the record is now.
+        """Remove every layer. Returns what the record is now. Raises DriverError after all were tried.
 
-        What was served in place is let go of, when nothing can read it any more.
+        What was served in place is as it was before, when nothing can read it any more.
         """
-        self._admission.close(record.name)
-        acts: list[Callable[[], None]] = [
-            lambda: self._drivers.attach.abandon(record.name),
-            lambda: self._drivers.export.withdraw(record.name),
-            lambda: self._drivers.attach.disconnect(record.name),
-        ]
-        if record.digest is not None and record.role is Role.HOST:
-            acts.insert(2, lambda: self._drivers.cache.close(record.image))
-        errors = []
-        for act in acts:
-            try:
-                act()
-            except DriverError as error:
-                log.error("image %s: while removing its stack: %s", record.name, error)
-                errors.append(error)
-            self._step("detach:layer")
-        if errors:
-            raise errors[0]
+        self._source.drop(record.name, record.image if record.digest is not None and record.role is Role.HOST else None)
         self.readers.end(record.name)
         return self._release(record)
 
@@ -679,7 +638,7 @@ class Stacks:
 
     def origin(self, record: ImageRecord) -> Device:
         """What disks of VMs of an image are made on."""
-        return self._drivers.export.local(record.image)
+        return self._source.device(record.image)
 
     def vm_gone(self, image: str) -> None:
         """There is one VM less of an image."""
@@ -687,7 +646,7 @@ class Stacks:
 
     def serving(self, name: str) -> bool:
         """Whether the image is served right now."""
-        return self._drivers.export.serving(name)
+        return self._source.serving(name)
 
     def held(self) -> frozenset[str]:
         """Images in place whose file or device somebody here may have open."""
@@ -695,7 +654,7 @@ class Stacks:
         if not names:
             return frozenset()
         try:
-            return (self._drivers.export.existing().names | self.readers.names()) & frozenset(names)
+            return (self._source.existing() | self.readers.names()) & frozenset(names)
         except DriverError as error:
             log.warning("what is served cannot be told: %s", error)
             return frozenset(names)
@@ -739,17 +698,13 @@ class Stacks:
 
     def strays(self) -> frozenset[str]:
         """Images with layers on the host and no record."""
-        found = self._drivers.export.existing().names | self._drivers.attach.existing().names
-        return found - self.names()
+        return self._source.existing() - self.names()
 
     def remove_stray(self, name: str) -> None:
         """Remove the layers of an image without a record."""
         with self._locks.hold(name):
             if self._shelf.get(name) is None:
-                self._admission.close(name)
-                self._drivers.attach.abandon(name)
-                self._drivers.export.withdraw(name)
-                self._drivers.attach.disconnect(name)
+                self._source.drop(name, None)
 
 
 def _volt_may_know(record: ImageRecord) -> bool:

@@ -55,7 +55,7 @@ class Upkeep:
     ) -> None:
         self._stacks, self._drivers, self._kept = stacks, drivers, kept
         self.queue = WorkQueue(self._plan, clock)
-        self.looks = Looks(drivers)
+        self.looks = Looks(drivers.source)
         self.images = ImageKeeper(stacks, vms, self.looks, self.queue, partial(self._want, KEPT), idle_grace, clock)
         self.places = PlaceKeeper(stacks, self.queue)
         self.vms = VmKeeper(vms, stacks, self.queue)

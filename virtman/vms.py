@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 
 from drivers.base import Device, SnapshotDriver
 from drivers.blocks import open_blocks
+from drivers.host.locks import NamedLocks
 from virtman.errors import DiskAttached, UnknownVm, VmExists, VmMoving, VmRuns
 from virtman.hypervisor import Machines, Running
-from virtman.locks import NamedLocks
 from virtman.operations import Kind, Operations
 from virtman.pipe import Callers
 from virtman.receiving import OpenBlocks

@@ -51,6 +51,7 @@ from drivers.errors import (
     PointMissing,
     SnapshotMissing,
 )
+from drivers.layered import LayeredSource
 from drivers.names import checked
 from virtman.hostdrivers import HostDrivers
 from virtman.receiving import OpenBlocks
@@ -503,12 +504,13 @@ class SnapshotDouble:
 
 
 def drivers_over(
-    host: Host, *, lost: LostParent = lambda _image, _parent: None, died: Died = lambda _image: None
+    host: Host, *, step: Callable[[str], None] = lambda _step: None, group: CacheGroupDouble | None = None
 ) -> HostDrivers:
-    """New drivers on a host that may have things on it already."""
-    return HostDrivers(
-        AttachDouble(host, lost=lost), CacheDouble(host), ExportDouble(host, died=died), SnapshotDouble(host)
-    )
+    """New drivers on a host that may have things on it already. ``group``: the cache, if it has volumes."""
+    attach = AttachDouble(host, lost=lambda _image, _parent: None)
+    export = ExportDouble(host, died=lambda _image: None)
+    source = LayeredSource(attach, group or CacheDouble(host), export, step)
+    return HostDrivers(source, SnapshotDouble(host), group)
 
 
 class MemoryBlocks:

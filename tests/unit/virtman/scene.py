@@ -14,6 +14,7 @@ from testtools import TestCase
 from drivers.base import Image
 from drivers.digests import draw
 from drivers.host import space
+from drivers.host.locks import NamedLocks
 from tests.doubles.drivers import CacheGroupDouble, Host, blocks_of, drivers_over, number_in
 from tests.doubles.machines import MachinesDouble
 from tests.doubles.volt import VoltDouble, digest_of, link_to
@@ -24,7 +25,6 @@ from virtman.imagestore import ImageStore
 from virtman.inplace import to_publish
 from virtman.kept import Kept
 from virtman.kinds import VM_KINDS
-from virtman.locks import NamedLocks
 from virtman.records import DeviceRecord, ImageRecord, InPlace, Record, Role, Shelf, VmRecord
 from virtman.stacks import Stacks
 from virtman.upkeep import Upkeep
@@ -92,22 +92,22 @@ class Scene:
 
     def start(self) -> None:
         """Make the agent's parts, over what is there."""
-        self.drivers = drivers_over(self.host)
+        self.drivers = drivers_over(self.host, step=self.moment)
         self.store = ImageStore(self.folder / "images", space.Room(self.folder))
         self.image_shelf = SmallShelf(self.folder / "records" / "images", ImageRecord, self.room)
         self.vm_shelf = SmallShelf(self.folder / "records" / "vms", VmRecord, self.room)
         self.stacks = Stacks(
-            self.drivers, self.image_shelf, self.store, link_to(self.volt),
+            self.drivers.source, self.image_shelf, self.store, link_to(self.volt),
             changed=self._count_change, released=lambda image: self.released(image), step=self.moment,
         )  # fmt: skip
         self.publishing = NamedLocks()
-        self.kept = Kept(self.stacks, self.store, self.drivers.cache, self.publishing)
+        self.kept = Kept(self.stacks, self.store, self.drivers.source, self.publishing)
         self.vms = Vms(
             self.vm_shelf, self.drivers.snapshot, self.machines, self.stacks, VM_KINDS, self.moment,
             clock=lambda: NOW, opened=blocks_of(self.host),
         )  # fmt: skip
         self.stacks.used_by(self.vms.uses)
-        self.copies = Copies(self.vms, self.stacks, self.drivers.export)
+        self.copies = Copies(self.vms, self.stacks)
         self.device_shelf = SmallShelf(self.folder / "records" / "devices", DeviceRecord, self.room)
         self.devices = Devices(
             self.device_shelf, CacheGroupDouble(self.host), "no volumes", self.moment, number_in=number_in

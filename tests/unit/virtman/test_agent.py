@@ -626,13 +626,13 @@ class ReconcilerTest(AgentTest):
         creating.create(self.agent.vms, "vm", "debian", None)
         self.site.settle(self.agent)
         self.host.daemon_dies("debian")
-        self.agent.drivers.export.died("debian")  # type: ignore[attr-defined]
+        self.agent.drivers.source._export.died("debian")  # type: ignore[attr-defined]
         self.site.await_true(lambda: "debian" in self.host.served)
 
     def test_a_lost_parent_is_reported_by_its_driver_telling(self) -> None:
         creating.create(self.agent.vms, "vm", "debian", None)
-        (path,) = self.agent.drivers.attach.paths("debian")
-        self.agent.drivers.attach.lost(self.agent.stacks.records()[0].image, path.parent)  # type: ignore[attr-defined]
+        (path,) = self.agent.drivers.source.paths("debian")
+        self.agent.drivers.source._attach.lost(self.agent.stacks.records()[0].image, path.parent)  # type: ignore[attr-defined]
         self.site.await_true(lambda: self.volt.reported == [("debian", "other")])
 
 

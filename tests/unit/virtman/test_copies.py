@@ -18,7 +18,7 @@ class ImageTest(TestCase):
         super().setUp()
         self.scene = Scene(self)
         self.scene.volt.offer("debian", size=MIB)
-        self.copies = Copies(self.scene.vms, self.scene.stacks, self.scene.drivers.export)
+        self.copies = Copies(self.scene.vms, self.scene.stacks)
 
     def test_it_is_read_until_the_last_copy_has_ended(self) -> None:
         with self.copies.image("debian"):

@@ -6,7 +6,7 @@ import threading
 
 from testtools import TestCase
 
-from virtman.locks import NamedLocks
+from drivers.host.locks import NamedLocks
 
 SOON = 120.0
 

@@ -11,6 +11,7 @@ from testtools.matchers import MatchesStructure
 
 from drivers.base import Image
 from drivers.errors import DriverError
+from drivers.host.locks import NamedLocks
 from tests.doubles.drivers import unnoticed
 from tests.doubles.volt import child, digest_of, parent, secret_of
 from tests.unit.virtman.scene import Scene
@@ -23,7 +24,6 @@ from virtman.errors import (
     ImageUnlisted,
     Suspended,
 )
-from virtman.locks import NamedLocks
 from virtman.records import ImageRecord, Role
 from volt.client import Child
 
@@ -309,7 +309,7 @@ class FollowTest(StacksTest):
 
     def test_a_failed_move_is_not_confirmed_and_done_again(self) -> None:
         self.attached()
-        for call in ("export.reserve", "attach.connect", "cache.open", "export.publish"):
+        for call in ("attach.connect", "cache.open", "export.publish"):
             assignment = self.volt.assign("debian", [f"new-for-{call}"])
             self.host.failing = {call: TROUBLE}
             self.assertRaises(DriverError, self.stacks.follow, assignment)

@@ -13,7 +13,7 @@ from testtools.matchers import Contains
 from drivers.base import CacheStats, Image
 from drivers.digests import draw
 from drivers.errors import BadVolume, DriverError
-from tests.doubles.drivers import BYTES_PER_FETCH, POOL, CacheGroupDouble
+from tests.doubles.drivers import BYTES_PER_FETCH, POOL, CacheGroupDouble, drivers_over
 from tests.doubles.volt import INTERVAL, digest_of, link_to, parent
 from tests.unit.virtman.clock import Clock
 from tests.unit.virtman.scene import Scene
@@ -693,8 +693,7 @@ class IdleTest(UpkeepTest):
 
 class VolumesTest(UpkeepTest):
     def test_one_that_fails_is_tended_until_it_does_not(self) -> None:
-        drivers = self.scene.drivers
-        self.use(HostDrivers(drivers.attach, CacheGroupDouble(self.host), drivers.export, drivers.snapshot))
+        self.use(drivers_over(self.host, group=CacheGroupDouble(self.host)))
         self.host.failing["cache.tend_volume"] = BadVolume(POOL.path, "a test")
         self.beat()
         self.assertEqual([f"volume {POOL.path}"], list(self.upkeep.troubles()))

@@ -62,7 +62,7 @@ class CreateTest(VmsTest):
     def test_a_disk_is_made_on_the_hosts_own_export(self) -> None:
         record = self.scene.stacks.ensure("debian")
         creating.create(self.vms, "vm", "debian", None)
-        self.assertEqual(self.scene.drivers.export.local(record.image), self.host.disks["vm"].origin)
+        self.assertEqual(self.scene.drivers.source.device(record.image), self.host.disks["vm"].origin)
 
     def test_asked_again_it_returns_the_same_disk(self) -> None:
         path = creating.create(self.vms, "vm", "debian", None)

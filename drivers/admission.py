@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from drivers.base import Child, ExportDriver
-from virtman.locks import NamedLocks
+from drivers.host.locks import NamedLocks
 
 
 class Admission:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from testtools import TestCase
 
+from drivers.admission import Admission
 from drivers.base import Child
 from drivers.errors import DriverError
-from tests.doubles.drivers import Host, drivers_over
-from virtman.admission import Admission
+from tests.doubles.drivers import ExportDouble, Host
 
 OLD, NEW = [Child("old")], [Child("new")]
 
@@ -16,7 +16,7 @@ class AdmissionTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.host = Host()
-        self.admission = Admission(drivers_over(self.host).export)
+        self.admission = Admission(ExportDouble(self.host, died=lambda _image: None))
 
     def assert_in(self, children: list[Child]) -> None:
         self.assertEqual(children, self.host.allowed.get("image", []))

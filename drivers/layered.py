@@ -1,0 +1,157 @@
+"""An image source of three layers: a driver that reaches parents, one that keeps what was read, one that serves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from drivers.admission import Admission
+from drivers.base import (
+    AttachDriver,
+    CacheDriver,
+    CacheStats,
+    Child,
+    Device,
+    ExportDriver,
+    Image,
+    Opened,
+    Parent,
+    PathStatus,
+    Range,
+)
+from drivers.blocks import open_blocks
+from drivers.errors import DriverError, NotAttached
+
+log = logging.getLogger(__name__)
+
+PIECE = 1 << 20
+"""Bytes that ``fill`` reads at once."""
+
+
+class LayeredSource:
+    """See ``ImageSource``. ``step`` hears of each step, where the agent may be cut off."""
+
+    def __init__(
+        self, attach: AttachDriver, cache: CacheDriver, export: ExportDriver,
+        step: Callable[[str], None] = lambda _step: None,
+    ) -> None:  # fmt: skip
+        self._attach, self._cache, self._export, self._step = attach, cache, export, step
+        self._admission = Admission(export)
+        self._half_built: set[str] = set()
+        """Images that may be read from another parent than their routes lead to."""
+
+    @property
+    def address(self) -> str:
+        """See ``ImageSource``."""
+        return self._export.address
+
+    def reserve(self, image: str) -> None:
+        """See ``ImageSource``."""
+        self._export.reserve(image)
+
+    def ensure(self, image: Image, parents: Sequence[Parent], *, fresh: bool = False) -> None:
+        """See ``ImageSource``."""
+        base = self._attach.connect(image, parents)
+        self._half_built.add(image.name)
+        self._step("attach:connected")
+        device = self._cache.open(image, base)
+        self._step("attach:cached")
+        self._publish(image, device, fresh=fresh)
+        self._half_built.discard(image.name)
+
+    def ensure_origin(self, image: Image, content: Path | Opened) -> None:
+        """See ``ImageSource``."""
+        self._publish(image, self._attach.origin(image, content), fresh=False)
+
+    def _publish(self, image: Image, device: Device, *, fresh: bool) -> None:
+        with self._admission.unchanged(image.name):
+            self._export.publish(image, device, replace=fresh)
+        self._step("attach:published")
+
+    def follow(self, image: Image, parents: Sequence[Parent], *, sure: bool) -> None:
+        """See ``ImageSource``."""
+        moved = self._attach.update(image, parents)
+        if moved or not sure or image.name in self._half_built:
+            log.info("image %s: dropping its old parents", image.name)
+            self.ensure(image, parents, fresh=True)
+
+    def unsettled(self, image: str) -> bool:
+        """See ``ImageSource``."""
+        return self._attach.unsettled(image) or image in self._half_built
+
+    def admit(self, image: str, revision: int, children: Sequence[Child], *, new: bool = False) -> None:
+        """See ``ImageSource``."""
+        (self._admission.open if new else self._admission.update)(image, revision, children)
+
+    def close(self, image: str) -> None:
+        """See ``ImageSource``."""
+        self._admission.close(image)
+
+    def drop(self, image: str, content: Image | None) -> None:
+        """See ``ImageSource``."""
+        self._admission.close(image)
+        acts: list[Callable[[], None]] = [
+            lambda: self._attach.abandon(image),
+            lambda: self._export.withdraw(image),
+            lambda: self._attach.disconnect(image),
+        ]
+        if content is not None:
+            acts.insert(2, lambda: self._cache.close(content))
+        errors = []
+        for act in acts:
+            try:
+                act()
+            except DriverError as error:
+                log.error("image %s: while removing its stack: %s", image, error)
+                errors.append(error)
+            self._step("detach:layer")
+        self._half_built.discard(image)
+        if errors:
+            raise errors[0]
+
+    def device(self, image: Image) -> Device:
+        """See ``ImageSource``."""
+        return self._export.local(image)
+
+    def serving(self, image: str) -> bool:
+        """See ``ImageSource``."""
+        return self._export.serving(image)
+
+    def paths(self, image: str) -> Sequence[PathStatus]:
+        """See ``ImageSource``."""
+        try:
+            return self._attach.paths(image)
+        except NotAttached:
+            return []
+
+    def hit_bytes(self, image: str) -> int | None:
+        """See ``ImageSource``."""
+        return self._export.hit_bytes(image)
+
+    def held(self, image: Image) -> CacheStats:
+        """See ``ImageSource``."""
+        return self._cache.stats(image)
+
+    def fill(self, image: Image, ranges: Sequence[Range]) -> None:
+        """See ``ImageSource``."""
+        with open_blocks(image.name, self._export.local(image)) as blocks:
+            for wanted in ranges:
+                for offset in range(wanted.offset, wanted.offset + wanted.length, PIECE):
+                    blocks.read(offset, min(PIECE, wanted.offset + wanted.length - offset))
+
+    def existing(self) -> frozenset[str]:
+        """See ``ImageSource``."""
+        return self._export.existing().names | self._attach.existing().names
+
+    def kept(self) -> frozenset[str]:
+        """See ``ImageSource``."""
+        return self._cache.existing().names
+
+    def kept_size(self, key: str) -> int:
+        """See ``ImageSource``."""
+        return self._cache.size(key)
+
+    def forget(self, key: str) -> int:
+        """See ``ImageSource``."""
+        return self._cache.remove(key)
