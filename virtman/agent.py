@@ -57,22 +57,22 @@ class Agent:
         records = config.state / "records"
         changed, released, lost, died = Signal[()](), Signal[str](), Signal[Image, Parent](), Signal[str]()
         self.drivers = _load_drivers(config, lost, died, step)
-        self.room = Room(config.state, config.reserve)
-        self.store = ImageStore(config.state / "images", self.room)
+        room = Room(config.state, config.reserve)
+        self._store = ImageStore(config.state / "images", room)
         self.volt = VoltLink(_volt_client(config), config.name, self.drivers.source.address)
         verdict = _accel(config)
-        self.machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", verdict.accel)
+        machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", verdict.accel)
         self.stacks = Stacks(
-            self.drivers.source, Shelf(records / "images", ImageRecord), self.store, self.volt, changed, released, step
+            self.drivers.source, Shelf(records / "images", ImageRecord), self._store, self.volt, changed, released, step
         )  # fmt: skip
         self.vms = Vms(
-            Shelf(records / "vms", VmRecord), self.drivers.snapshot, self.machines, self.stacks, VM_KINDS, step
+            Shelf(records / "vms", VmRecord), self.drivers.snapshot, machines, self.stacks, VM_KINDS, step
         )  # fmt: skip
-        self.copies = Copies(self.vms, self.stacks)
+        self.copies = Copies(self.vms, self.stacks, self._store.folder, room)
         self.stacks.used_by(self.vms.uses)
         self.stacks.used_by(self.copies.reads)
         publishing = NamedLocks()
-        kept = Kept(self.stacks, self.store, self.drivers.source, publishing)
+        kept = Kept(self.stacks, self._store, self.drivers.source, publishing)
         without = f"the cache driver of this host, {config.cache}, has no volumes; bcache has them"
         self.devices = Devices(Shelf(records / "devices", DeviceRecord), self.drivers.device_cache, without, step)
         self.upkeep = Upkeep(
@@ -84,19 +84,19 @@ class Agent:
         lost.connect(lambda image, parent: self.upkeep.places.parent_lost(image.name, parent.host))
         died.connect(self.upkeep.images.died)
         self.publishing = Publishing(
-            self.stacks, self.vms, self.copies, self.store, kept, self.volt, self.room, publishing,
+            self.stacks, self.vms, self.copies, self._store, kept, self.volt, room, publishing,
             (config.state, config.run), changed, step,
         )  # fmt: skip
         self.cleaning = Cleaning(self.stacks, kept, self.volt, publishing)
         self.volumes = CacheVolumes(self.drivers.cache_group, without, self.devices, self.upkeep)
         self.overview = Overview(
-            config, verdict, self.drivers, self.machines, self.volt, self.stacks, self.vms, self.devices, self.volumes,
+            config, verdict, self.drivers, machines, self.volt, self.stacks, self.vms, self.devices, self.volumes,
             self.upkeep, self.heartbeat,
         )  # fmt: skip
 
     def start(self) -> None:
         """Clean up after a kill, begin to repair in the background, and connect to Volt."""
-        self.store.clean()
+        self._store.clean()
         sweep(self.config.socket.parent)
         self.upkeep.start()
         self.heartbeat.start()

@@ -25,7 +25,6 @@ from drivers import errors as driver_errors
 from virtman import attaching, booting, creating, disks, migration, models, renaming, streams, views
 from virtman.agent import Agent
 from virtman.convert import Progress
-from virtman.copies import Target
 from virtman.errors import (
     BadDevice,
     BadRequest,
@@ -321,8 +320,7 @@ def _image_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     )
     def export_image(path: ImagePath, body: models.ExportRequest) -> Response:
         def work(file: Path | Passed, tell: Progress) -> models.ExportLine:
-            target = Target(file, agent.store.folder, agent.room)
-            return models.ExportLine(exported=agent.copies.export_image(path.image, target, body.format, tell))
+            return models.ExportLine(exported=agent.copies.export_image(path.image, file, body.format, tell))
 
         return _with_file(agent, long_calls, models.ExportLine, f"export {path.image}", body, work)
 
@@ -680,8 +678,7 @@ def _disk_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     @app.post("/v1/vms/<vm>/export", summary=EXPORT.format("a VM's disk"), responses=_lines_of(app, models.ExportLine))
     def export_vm(path: VmPath, body: models.ExportRequest) -> Response:
         def work(file: Path | Passed, tell: Progress) -> models.ExportLine:
-            target = Target(file, agent.store.folder, agent.room)
-            return models.ExportLine(exported=agent.copies.export_vm(path.vm, target, body.format, tell))
+            return models.ExportLine(exported=agent.copies.export_vm(path.vm, file, body.format, tell))
 
         return _with_file(agent, long_calls, models.ExportLine, f"export {path.vm}", body, work)
 

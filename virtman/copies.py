@@ -19,11 +19,15 @@ from virtman.vms import Vms
 
 
 class Copies:
-    """Reads the disks of ``vms`` and the images of ``stacks``."""
+    """Reads the disks of ``vms`` and the images of ``stacks``.
 
-    def __init__(self, vms: Vms, stacks: Stacks) -> None:
+    ``folder``: where the agent keeps what no caller may change while a copy is written; ``room``: of its file system.
+    """
+
+    def __init__(self, vms: Vms, stacks: Stacks, folder: Path, room: Room) -> None:
         self._vms = vms
         self._stacks = stacks
+        self._folder, self._room = folder, room
         self._lock = threading.Lock()
         self._read: Counter[str] = Counter()
 
@@ -50,14 +54,18 @@ class Copies:
         with self.in_use(image):
             yield of_device(f"image {image}", self._stacks.origin(self._stacks.ensure(image)))
 
-    def export_image(self, image: str, target: Target, image_format: str, progress: Progress) -> models.Exported:
-        """Write what an image holds to a new file. Raises as ``Stacks.ensure`` and ``Target.fill``."""
+    def export_image(
+        self, image: str, file: Path | Passed, image_format: str, progress: Progress
+    ) -> models.Exported:  # fmt: skip
+        """Write what an image holds to a new file. Raises as ``Stacks.ensure`` and ``Target``."""
+        target = Target(file, self._folder, self._room)
         with self.image(image) as content:
             target.fill(content, image_format, progress)
             return models.Exported(file=str(target.name), format=image_format, size=content.size)
 
-    def export_vm(self, vm: str, target: Target, image_format: str, progress: Progress) -> models.Exported:
-        """Write what a VM's disk holds now to a new file. Raises as ``disks.take`` and ``Target.fill``."""
+    def export_vm(self, vm: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
+        """Write what a VM's disk holds now to a new file. Raises as ``disks.take`` and ``Target``."""
+        target = Target(file, self._folder, self._room)
         with self.vm(vm) as (content, point):
             target.fill(content, image_format, progress)
             return models.Exported(

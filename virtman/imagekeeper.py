@@ -182,6 +182,7 @@ class ImageKeeper:
             log.info("image %s: it is withdrawn, and nobody needs it", name)
 
     def _remove_idle(self, name: str) -> None:
+        removed = self._stacks.remove_if_idle(name)
         self._idle_since.pop(name, None)
-        if self._stacks.remove_if_idle(name):
+        if removed:
             log.info("image %s: nobody needed it for %.0f s; its cache is kept", name, self._idle_grace)

@@ -107,7 +107,7 @@ class Scene:
             clock=lambda: NOW, opened=blocks_of(self.host),
         )  # fmt: skip
         self.stacks.used_by(self.vms.uses)
-        self.copies = Copies(self.vms, self.stacks)
+        self.copies = Copies(self.vms, self.stacks, self.store.folder, space.Room(self.folder))
         self.device_shelf = SmallShelf(self.folder / "records" / "devices", DeviceRecord, self.room)
         self.devices = Devices(
             self.device_shelf, CacheGroupDouble(self.host), "no volumes", self.moment, number_in=number_in

@@ -33,12 +33,11 @@ from tests.unit.logs import Logged
 from tests.unit.virtman.agents import MIB, SOON, SiteCase
 from tests.unit.virtman.devices import some_device
 from tests.unit.virtman.scene import folder_for
-from virtman import api, migration, models
+from virtman import migration, models
 from virtman.agent import Agent
 from virtman.api import HUNG_UP, MAX_BODY, MOST_LONG, PEER, PROBLEM, create_app
 from virtman.client import AgentClient
 from virtman.convert import Progress
-from virtman.copies import Target
 from virtman.errors import (
     BY_KIND,
     AgentFailed,
@@ -182,7 +181,7 @@ class StalledAgent(Agent):
         self.ended: queue.Queue[Exception | None] = queue.Queue()
         self.config = mock.Mock(socket=folder / "agent.sock")
         self.overview = self.publishing = self.copies = self  # type: ignore[assignment]
-        self.store = self.room = self.vms = mock.Mock()
+        self.vms = mock.Mock()
 
     def status(self) -> models.Status:
         raise NoVolumes("it answers")
@@ -198,9 +197,9 @@ class StalledAgent(Agent):
             raise
         self.ended.put(None)
 
-    def export_vm(self, vm: str, target: Target, image_format: str, progress: Progress) -> models.Exported:
+    def export_vm(self, vm: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
         self.work(progress)
-        return models.Exported(file=str(target), format=image_format, size=1)
+        return models.Exported(file=str(file), format=image_format, size=1)
 
     def publish(self, name: str, file: Path | Passed, progress: Progress) -> models.Published:
         self.work(progress)
@@ -222,7 +221,6 @@ class LongCallsTest(TestCase):
         super().setUp()
         self.agent = StalledAgent(folder_for(self))
         self.patch(migration, "leave", self.agent.leave)
-        self.patch(api, "Target", mock.Mock())
         self.app = create_app(self.agent)
         self.addCleanup(self.agent.may_go_on.set)
         self.hung_up = threading.Event()

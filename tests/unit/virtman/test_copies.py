@@ -7,7 +7,6 @@ from testtools import TestCase
 from tests.unit.virtman.agents import Site
 from tests.unit.virtman.scene import Scene
 from virtman import creating
-from virtman.copies import Copies
 from virtman.errors import UnknownImage
 
 MIB = 1 << 20
@@ -18,7 +17,7 @@ class ImageTest(TestCase):
         super().setUp()
         self.scene = Scene(self)
         self.scene.volt.offer("debian", size=MIB)
-        self.copies = Copies(self.scene.vms, self.scene.stacks)
+        self.copies = self.scene.copies
 
     def test_it_is_read_until_the_last_copy_has_ended(self) -> None:
         with self.copies.image("debian"):
