@@ -73,7 +73,7 @@ class LayeredSource:
         """See ``ImageSource``."""
         moved = self._attach.update(image, parents)
         if moved or not sure or image.name in self._half_built:
-            log.info("image %s: dropping its old parents", image.name)
+            log.info("image %s: dropping the old parents", image.name)
             self.ensure(image, parents, fresh=True)
 
     def unsettled(self, image: str) -> bool:
