@@ -1,1 +1,1 @@
-"""Measurements, each run by one command; see docs/operations.md."""
+"""Measurements, each run by one command; see docs/performance.md."""

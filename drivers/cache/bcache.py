@@ -17,7 +17,7 @@ The header names the image in a volume by a random UUID, and a volume gives each
 never gives again: without the header nothing finds what a volume holds of a removed image, until its buckets are used
 anew. bcache writes down within 30 s which ranges a volume holds, and not before their data are on the disk, so a power
 cut costs what was fetched in the last half minute (Linux: drivers/md/bcache/btree.c, bch_btree_leaf_dirty; what it only
-caches is not in its journal); docs/architecture.md says what was seen besides. A superblock that bcache refuses is
+caches is not in its journal); docs/performance.md says what was seen besides. A superblock that bcache refuses is
 thrown away with what it describes.
 When a volume fails, bcache itself reads from the parents what the volume cannot give, and detaches its images; but
 while it does so it also refuses reads of the parents (Linux: closure_bio_submit, CACHE_SET_IO_DISABLE).
