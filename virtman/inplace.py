@@ -3,6 +3,13 @@
 Nobody keeps others from changing it. So what it was is written down when it is published (``InPlace``), and looked at
 each time it is opened and with every heartbeat: what is not the same any more is not served. It is always looked at
 what is open, and what is open is handed on: a path that is made to lead elsewhere meanwhile leads nobody astray.
+
+The record of a file has inode, size and times, of which nobody can set the time of the last change. It does not have
+the number of the file system, which differs after each mount. The record of a device has size and lasting name; a
+device without such a name has its number, the kernel's count of disks (diskseq), and the boot.
+
+An object that has changed loses all layers, the endpoint included. Its children go to another parent, or wait. Members
+of the agent's group publish, too, so a path in their hands must never lead the agent to another file.
 """
 
 from __future__ import annotations

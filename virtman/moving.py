@@ -3,6 +3,16 @@
 Its disk goes first, as a stream of a snapshot, and what has changed since as another one; then libvirt moves the
 memory, and the VM stands still until the last changes have come and it goes on. Each of these steps leaves the VM whole
 at one of the two hosts. The destination is reached by a command that is "virtman" there: over ssh, for one.
+
+The caller carries everything, and may die at any point: the record of each host says whether the VM is here, went, or
+arrives, and the same command continues. Snapshots of a call have random names. The memory goes only while the newest
+of them is the last change of the disk, so the later of two calls wins. The other host destroys only a VM that has such
+a snapshot and does not run yet. A VM has arrived if what runs there has its UUID. The two libvirt daemons move the
+memory through the connection between them, which needs no port and is as safe as that connection.
+
+A VM that is off here went if libvirt says so, and stays if its guest shut down. If libvirt does not know any more, the
+VM counts as gone, and a person decides (``--abort``). Disks of the kernel stack are refused: libvirt would open such a
+device at the destination before the last changes are there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """What VMs' disks hold besides their images goes to other hosts and comes from them as a stream that a caller carries.
 
 The stream is docs/stream.md's. To receive one is an operation of the VM's record that is undone if it does not end.
+
+All snapshots of a stream are held before the first byte goes, and their IDs are read once more: a snapshot that was
+deleted and taken anew is another one under the same name. The caller may go silent at any time, while the call holds
+the VM's lock. So destroying the VM ends its stream first, and repair does not wait for locks that calls hold.
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 
 Each call of a host names the ``agent`` that makes it, by an id. A host's name belongs to one agent as long as that
 agent's lease runs: calls of another agent raise HostTaken and change nothing.
+
+An image is *withdrawn* by a column of the database. Each answer to a heartbeat names the reported images that are
+withdrawn, so no host remembers that, and no lost or late answer does harm. An origin asks once more before it removes
+its stack, under the lock that a publish holds. Volt tells an origin only when no other host has the image, or may have
+VMs of it: such a host is awaited until it joins, publishes, leaves for good, or reports that it has nothing. The row
+of a withdrawn image stays, to answer which retained data hosts may delete.
 """
 
 from __future__ import annotations
