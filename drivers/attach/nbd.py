@@ -6,6 +6,11 @@ client holds its requests when the connection breaks, and connects again by the 
 
 One thread per image holds a connection of its own to the parent in use. It ends when the parent's daemon ends, and then
 the symlink is moved before the daemon's retry after one second.
+
+Each second the thread reads a sector. If that takes longer than a second, it reads from the other parents as well, and
+leaves a parent that is silent while another one answers, for a minute (quarantine.py). A parent that does not even
+greet has 5 s, as it may be starting. Only the beginning of the image is read so: a parent that hangs at other ranges
+is not noticed.
 """
 
 from __future__ import annotations

@@ -31,6 +31,11 @@ fails a path of the multipath map (Linux: linux/blk_types.h, blk_path_error: no 
 
 A user of the map that has to let go is cut off: the paths are failed by hand and nothing is held, which needs no answer
 of the storage. All else is let go when what the storage has begun has ended; the kernel cannot take that back.
+
+**What is left**: a write for which bcache has no free bucket, and a read of the same range at the same moment. The
+write invalidates the range before the device has the data, so the read may fetch and keep the old bytes. Guests do not
+read what they are just writing; programs that share a disk without locks might. A disk with bad blocks should not be
+attached: five reads of one bad block failed 44 reads of good ones beside them, and none on the bare device.
 """
 
 from __future__ import annotations

@@ -14,6 +14,10 @@ The first map goes over to the parents when the cache fails, be it one bad secto
 dm-cache does not wait for the copy to be on the disk before it writes down where it is, so after a power cut it might
 serve what is not there. A note tells in which boot of the machine the cache is open: of another, it starts empty. So it
 does if its metadata could not be written when it was closed: dm-cache would write all blocks to the parents.
+
+The first map is a mirror, not a multipath map as above bcache: a bad sector of a disk is no error of a path to it
+(Linux: linux/blk_types.h, blk_path_error), so the VM would get the error. After it the image is read from the parents
+until it is closed and opened. A cache whose files cannot be written is read on, and filled less and less often.
 """
 
 from __future__ import annotations

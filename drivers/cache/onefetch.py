@@ -9,6 +9,11 @@ A loop device handles one request after the other, and on Debian 12 a request pa
 loop_process_work and lo_read_simple, which newer kernels have not). So there are several over the same device, whose
 pages they share; each request goes to the one with the least to do. They are told that reads are random: then nothing
 is fetched ahead (Linux: mm/readahead.c, page_cache_sync_ra).
+
+No other way was found that makes one request of a miss and reads nothing else. Read-ahead of a loop device adds what
+lies behind the miss. LIO's fileio over its loop fabric hands on whole requests, but its file has read-ahead, without
+which the kernel goes page by page (page_cache_sync_ra). dm-ebs would do, and is not in Debian's cloud kernel. A queue
+that joins waiting requests (``queue_depth`` 1) makes a miss over a late link wait twice.
 """
 
 from __future__ import annotations

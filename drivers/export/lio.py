@@ -13,6 +13,10 @@ There are two because they end in different ways. A target goes only when all co
 removes it cannot be killed meanwhile (Linux: core_clear_lun_from_tpg, iscsit_stop_session). So what children wait for
 is failed first: that is an error of the path to them (ABORTED COMMAND, Linux: TCM_LOGICAL_UNIT_COMMUNICATION_FAILURE),
 after which they read by another one. What VMs wait for is held. The target would also claim their map for itself.
+
+Parent and child authenticate each other by CHAP. A parent that cannot prove itself, or asks for no proof, is not used
+(open-iscsi: usr/auth.c, acl_set_auth_method_valid). A child may log in before this host has heard of it: it is refused,
+and tries again until the next heartbeat.
 """
 
 from __future__ import annotations

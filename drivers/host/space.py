@@ -1,4 +1,9 @@
-"""Disk space: files that take theirs at once, what is left, and what is kept free for VMs that write."""
+"""Disk space: files that take theirs at once, what is left, and what is kept free for VMs that write.
+
+A copy or stream whose size is known is refused before it begins. One that goes on looks for room again: a stream before
+each MiB near the reserve, a copy by a program the sooner the less is left. Only what VMs write takes the reserve, and
+the last changes of a live migration. The pool of thin volumes grows into it, since VMs write there.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,11 @@ set_pool_mode and bind_control_target.)
 
 A point in time of a disk is a snapshot of its volume, which costs nothing until the VM writes: then 64 KiB are copied
 for the first write to each 64 KiB, whether the image or the volume had them. (The same, "Internal snapshots".)
+
+The map is suspended while a snapshot is taken, with all requests done: whoever has the disk open waits for three runs
+of dmsetup. If requests wait for a parent or for room, the snapshot is given up after 30 s. An agent that dies meanwhile
+leaves the map suspended, and the next call that opens the disk resumes it. Snapshots use more metadata than data, so
+the pool also grows when metadata alone run low.
 """
 
 from __future__ import annotations
