@@ -1,4 +1,10 @@
-"""A scratch front end and hosts: folders, mount namespaces and stand-in programs."""
+"""A scratch front end and hosts: folders, mount namespaces and stand-in programs.
+
+A host is a mount namespace: its own folder lies where the datastores are, and what only other hosts have is hidden.
+Each call of ``ssh`` makes it anew, so that nothing has to be unmounted, as a user of the agent's group. A host may also
+be a guest of the kernel lab. There the stand-in lies over /usr/bin/ssh, because OpenNebula's scripts put the system's
+folders first in PATH.
+"""
 
 from __future__ import annotations
 

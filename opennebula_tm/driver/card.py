@@ -1,6 +1,11 @@
 """An image's card: the file on the front end that its SOURCE names, and that says where the image is in VirtMan.
 
 It lies in the datastore's folder, which all front ends of a cluster share, as with other drivers.
+
+A card says which image VMs' disks are made of, where the disk of a persistent image waits (``kept``), and which VM has
+it. It is written after the data are safe, and then origins forget what no card names (``host.sh sweep``): a step that
+was cut off leaves something that the next one sweeps away, never a card without data. The name of content is given
+once: the card counts the names, and is written before the name is used.
 """
 
 from __future__ import annotations

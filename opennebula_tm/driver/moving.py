@@ -1,4 +1,10 @@
-"""A VM's disk on its way: from host to host, to a file on the front end when the VM is stopped, and back."""
+"""A VM's disk on its way: from host to host, to a file on the front end when the VM is stopped, and back.
+
+The source is destroyed last. OpenNebula moves the VM's folder after its disks and unpacks it over what is there, so the
+link in the folder that is yet to be moved leads to the destination already. A stopped VM's disk is a file beside its
+folder. If the folder cannot move, OpenNebula may say again that the VM is on its old host: an action that does not find
+the disk there looks at the VM's other hosts and on the front end, and brings the disk back.
+"""
 
 from __future__ import annotations
 
