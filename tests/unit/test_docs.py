@@ -56,8 +56,36 @@ class ApiReferenceTest(TestCase):
             self.assert_has_command(f"{name} {child}", sub)
 
 
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LONGEST_PARAGRAPH = 90
+"""Words."""
+
+
 class LinksTest(TestCase):
-    def test_every_local_link_leads_to_a_file(self) -> None:
-        for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-            for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
-                self.assertTrue((document.parent / target).exists(), f"{document}: {target}")
+    def test_every_local_link_leads_to_a_heading_of_a_file(self) -> None:
+        for document in DOCUMENTS:
+            for target, _, anchor in re.findall(r"\]\(([^)#:]*)(#([^)]+))?\)", document.read_text()):
+                file = document.parent / target if target else document
+                self.assertTrue(file.exists(), f"{document}: {target}")
+                if anchor:
+                    self.assertIn(anchor, anchors(file.read_text()), f"{document}: {target}")
+
+
+class ParagraphsTest(TestCase):
+    def test_no_paragraph_is_too_long_to_read_once(self) -> None:
+        for document in DOCUMENTS:
+            for paragraph in paragraphs(document.read_text()):
+                self.assertLessEqual(len(paragraph.split()), LONGEST_PARAGRAPH, f"{document}: {paragraph}")
+
+
+def anchors(text: str) -> set[str]:
+    """The names by which links lead to headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def paragraphs(text: str) -> list[str]:
+    """What is neither code nor a table nor a heading; each item of a list is a paragraph."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    text = re.sub(r"^ *(\||#|    ).*$", "", text, flags=re.M)
+    return re.split(r"\n\s*\n|\n *(?:[-*]|\d+\.) ", text)
