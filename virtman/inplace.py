@@ -4,8 +4,8 @@ Nobody keeps others from changing it. So what it was is written down when it is 
 each time it is opened and with every heartbeat: what is not the same any more is not served. It is always looked at
 what is open, and what is open is handed on: a path that is made to lead elsewhere meanwhile leads nobody astray.
 
-The record of a file has inode, size and times, of which nobody can set the time of the last change. It does not have
-the number of the file system, which differs after each mount. The record of a device has size and lasting name; a
+A file is compared by inode, size and times, of which nobody can set the time of the last change. The number of its file
+system does not count: it differs after each mount. The record of a device has size and lasting name; a
 device without such a name has its number, the kernel's count of disks (diskseq), and the boot.
 
 An object that has changed loses all layers, the endpoint included. Its children go to another parent, or wait. Members
