@@ -1,4 +1,9 @@
-"""An image source of three layers: a driver that reaches parents, one that keeps what was read, one that serves."""
+"""An image source of three layers: a driver that reaches parents, one that keeps what was read, one that serves.
+
+A stack whose parents are gone ends in seconds, in this order. Reads that wait at the parents fail, and then their
+connections end: else a parent that waits for its own parents would keep them. Then the export goes, whose commands have
+ended, and at last the cache and the parents' map. VMs' reads wait in a map of their own meanwhile.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
-"""The stacks of this host: one per image, made of attach, cache and export.
+"""The stacks of this host: one per image, each made by the host's image source.
 
 A stack's record is written before its first layer is made and removed after its last one is gone. Each change is an
 operation of the record (virtman/records.py). Everything here is idempotent, so that repair is the same code as the
 first attempt. The lock of an image is held through each operation on it; only operations on the same image wait for it.
-
-A stack whose parents are gone ends in seconds, in this order. Reads that wait at the parents fail, and then their
-connections end: else a parent that waits for its own parents would keep them. Then the export goes, whose commands have
-ended, and at last the cache and the parents' map. VMs' reads wait in a map of their own meanwhile.
 """
 
 from __future__ import annotations
