@@ -135,7 +135,7 @@ class FileInPlaceTest(InPlaceTestCase):
         self.assertRaises(OriginChanged, origin.create, "here", "img")
         self.assertRaises(subprocess.TimeoutExpired, self._read_shortly, child)
         log = (self.folder / "origin.log").read_text()
-        self.assertEqual(1, log.count("image img: tend: "), log)
+        self.assertEqual(1, log.count("image img: look: "), log)
         self.origin.stop()
         self.origin.start()
         self.await_trouble(self.origin, "has changed since it was published")
