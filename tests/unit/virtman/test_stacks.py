@@ -165,6 +165,15 @@ class OriginTest(StacksTest):
         self.assertEqual([], self.scene.image_shelf.names())
         self.assertNotIn("before volt.leave", self.scene.moments, "it never had a place in that tree")
 
+    def test_publishing_it_again_while_it_is_removed_leaves_volt_with_an_origin_whatever_fails(self) -> None:
+        self.scene.image_shelf.put("mine", self.publish().begin("detach"))
+        self.host.failing = {"export.publish": TROUBLE}
+        self.assertRaises(DriverError, self.publish)
+        self.host.failing = {}
+        self.stacks.restore("mine")
+        self.assertEqual(["here"], self.volt.images["mine"].origins)
+        self.scene.check(self)
+
     def test_without_volt_it_is_kept_and_announced_later(self) -> None:
         self.volt.down = True
         error = self.assertRaises(CoordinatorDown, self.publish)
