@@ -45,6 +45,11 @@ class SavedTest(TestCase):
             lambda _step, _done, _total: None,
         )
 
+    def test_after_a_restart_libvirt_restores_a_vm_over_the_disks_that_it_has_then(self) -> None:
+        self.scene.machines.with_disks["vm"] = {}
+        self.scene.restart()
+        self.assertEqual({"data"}, set(self.scene.machines.with_disks["vm"]))
+
     def test_what_needs_it_on_or_off_is_refused_and_nothing_changes(self) -> None:
         scene, before = self.scene, self.scene.vms.shelf.all()
         calls: list[Callable[[], object]] = [
