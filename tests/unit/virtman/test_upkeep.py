@@ -370,6 +370,27 @@ class DriversCallTest(UpkeepTest):
         self.assertIn("debian", self.host.served)
 
 
+class OpenDisksTest(UpkeepTest):
+    """After a reboot a disk is usable once the stack below it is served."""
+
+    def test_a_disk_is_opened_when_its_stack_is_served_again_and_not_before(self) -> None:
+        self.attached()
+        creating.create(self.scene.vms, "vm", "debian", None)
+        self.host.daemon_dies("debian")
+        self.host.failing = {"export.publish": TROUBLE}
+        self.upkeep.vms.open_all()
+        for key in ("image debian", "vm vm"):
+            self.upkeep.queue.wake(key)
+        self.settle()
+        opened: list[str] = []
+        self.patch(self.scene.vms.snapshots, "open", opened.append)
+        self.pass_time(LONGEST_PAUSE)
+        self.assertEqual([], opened)
+        self.host.failing = {}
+        self.pass_time(LONGEST_PAUSE)
+        self.assertEqual(["vm"], opened)
+
+
 class NewsAfterFailureTest(UpkeepTest):
     """What comes new does not wait for the pause after what failed."""
 
