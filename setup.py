@@ -57,9 +57,9 @@ setup(
         ],
         "virtman.drivers.export": ["lio = drivers.export.lio:LioExport", "nbd = drivers.export.nbd:NbdExport"],
         "virtman.drivers.snapshot": [
-            "dmsnapshot = drivers.snapshot.dmsnapshot:DmSnapshot",
-            "dmthin = drivers.snapshot.dmthin:DmThinSnapshot",
-            "qcow2 = drivers.snapshot.qcow2:Qcow2Snapshot",
+            "dmsnapshot = drivers.snapshot.dmsnapshot:DmSnapshotDisks",
+            "dmthin = drivers.snapshot.dmthin:DmThinDisks",
+            "qcow2 = drivers.snapshot.qcow2:Qcow2Disks",
         ],
     },
 )

@@ -490,13 +490,13 @@ class Range:
     zeros: bool = False
 
 
-class SnapshotDriver(Protocol):
+class VmDiskDriver(Protocol):
     """How one VM gets a private writable disk, and how that one is grown and its points in time are kept.
 
-    A point is a name for what the disk held at one moment; names are checked as VMs' names are. ``monitor`` is that of
-    the VM if the agent runs it, which goes on meanwhile; without one, DiskInUse is raised where it matters that another
-    program has the disk open, and then nothing has changed. All calls can be repeated after a crash at any step, or
-    after an error, and finish what was begun.
+    A snapshot is a name for what the disk held at one moment; names are checked as VMs' names are. ``monitor`` is that
+    of the VM if the agent runs it, which goes on meanwhile; without one, DiskInUse is raised where it matters that
+    another program has the disk open, and then nothing has changed. All calls can be repeated after a crash at any
+    step, or after an error, and finish what was begun.
     """
 
     moves_live: bool
@@ -509,56 +509,57 @@ class SnapshotDriver(Protocol):
         """The existing disk of a VM."""
 
     def delete(self, vm: str) -> None:
-        """Remove the VM's disk with all its points."""
+        """Remove the VM's disk with all its snapshots."""
 
     def rename(self, vm: str, new: str) -> Device:
-        """Let the disk, with all its points, be that of another name, which has none. Done already, it is returned.
+        """Let the disk, with all its snapshots, be that of another name, which has none. Done already, it is returned.
 
-        Raises SnapshotMissing, BadDisk if there are two, and DiskInUse if anybody has it open.
+        Raises VmDiskMissing, BadDisk if there are two, and DiskInUse if anybody has it open.
         """
 
     def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:
         """Let the disk have ``size`` bytes; what is new are zeros. A running VM sees it at once.
 
-        Raises SnapshotMissing, BadDisk if that is less than it has, or no multiple of 512, NotPossible.
+        Raises VmDiskMissing, BadDisk if that is less than it has, or no multiple of 512, NotPossible.
         """
 
-    def take(self, vm: str, point: str, monitor: Monitor | None) -> Device:
-        """Keep what the disk holds now as a point; one of this name that is there is left alone.
+    def take(self, vm: str, snapshot: str, monitor: Monitor | None) -> Device:
+        """Keep what the disk holds now as a snapshot; one of this name that is there is left alone.
 
-        Returns the disk, which may be another file or node from now on. Raises SnapshotMissing, NotPossible, NoSpace.
+        Returns the disk, which may be another file or node from now on. Raises VmDiskMissing, NotPossible, NoSpace.
         """
 
-    def revert(self, vm: str, point: str) -> Device:
-        """Let the disk hold, and be as large as, what the point keeps: what was written since is gone, points stay.
+    def revert(self, vm: str, snapshot: str) -> Device:
+        """Let the disk hold, and be as large as, what the snapshot keeps: what was written since is gone, snapshots
+        stay.
 
-        Raises SnapshotMissing, PointMissing, NotPossible, and DiskInUse if anybody has it open.
+        Raises VmDiskMissing, SnapshotMissing, NotPossible, and DiskInUse if anybody has it open.
         """
 
-    def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:
-        """Forget a point, and free what no other point and not the disk needs. One that is not there is fine.
+    def drop(self, vm: str, snapshot: str, monitor: Monitor | None) -> None:
+        """Forget a snapshot, and free what no other snapshot and not the disk needs. One that is not there is fine.
 
-        Raises SnapshotMissing, NoSpace, NotPossible.
+        Raises VmDiskMissing, NoSpace, NotPossible.
         """
 
-    def points(self, vm: str) -> frozenset[str]:
-        """The names of the points of a disk. Raises SnapshotMissing."""
+    def snapshots(self, vm: str) -> frozenset[str]:
+        """The names of the snapshots of a disk. Raises VmDiskMissing."""
 
-    def clone(self, vm: str, point: str, new: str) -> Device:
-        """A disk of another VM that holds what the point keeps, without copying it; an existing one is returned.
+    def clone(self, vm: str, snapshot: str, new: str) -> Device:
+        """A disk of another VM that holds what the snapshot keeps, without copying it; an existing one is returned.
 
-        The two disks and the point need nothing of each other from then on. Raises SnapshotMissing, PointMissing,
+        The two disks and the snapshot need nothing of each other from then on. Raises VmDiskMissing, SnapshotMissing,
         NotPossible, NoSpace.
         """
 
-    def reading(self, vm: str, point: str) -> AbstractContextManager[Device]:
-        """What a point keeps, for programs of this host to read meanwhile. Raises SnapshotMissing, PointMissing."""
+    def reading(self, vm: str, snapshot: str) -> AbstractContextManager[Device]:
+        """What a snapshot keeps, for programs of this host to read meanwhile. Raises VmDiskMissing, SnapshotMissing."""
 
-    def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
-        """Where a point, or the disk, differs from a point that it came after, or from what it was made on.
+    def changes(self, vm: str, snapshot: str | None, since: str | None) -> list[Range]:
+        """Where a snapshot, or the disk, differs from a snapshot that it came after, or from what it was made on.
 
         In order and without overlap; it may name more than has changed. Of the disk only while nobody has it open.
-        What ``since`` keeps is read as zeros beyond its end. Raises SnapshotMissing, PointMissing, NotPossible,
+        What ``since`` keeps is read as zeros beyond its end. Raises VmDiskMissing, SnapshotMissing, NotPossible,
         DiskInUse.
         """
 

@@ -47,7 +47,7 @@ class Blocks(Protocol):
 
 @contextmanager
 def open_blocks(vm: str, device: Device, *, write: bool = False) -> Iterator[Blocks]:
-    """Open a VM's disk, or what a point of it keeps. If the block ends well all that was written is durable.
+    """Open a VM's disk, or what a snapshot of it keeps. If the block ends well all that was written is durable.
 
     Raises DiskInUse, other DriverErrors, OSError.
     """

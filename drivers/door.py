@@ -45,7 +45,7 @@ def is_guarded(call: Callable[..., Any]) -> bool:
     return hasattr(call, "_behind_door")
 
 
-def told(error: OSError) -> DriverError:
+def translated(error: OSError) -> DriverError:
     """What a driver raises instead of an OSError."""
     return DiskFull(error) if error.errno in _FULL else HostFailed(error)
 
@@ -58,7 +58,7 @@ def _guarded(call: Callable[..., Any], *, needs_kernel: bool) -> Callable[..., A
                 _provide_once(self)
             answer = call(self, *arguments, **named)
         except OSError as error:
-            raise told(error) from error
+            raise translated(error) from error
         return _GuardedContext(answer) if isinstance(answer, AbstractContextManager) else answer
 
     through_door._behind_door = True  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise told(error) from error
+        raise translated(error) from error
 
 
 class _GuardedContext(AbstractContextManager[T]):

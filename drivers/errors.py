@@ -208,7 +208,7 @@ class VolumeInUse(DriverError):
         )
 
 
-class SnapshotMissing(DriverError):
+class VmDiskMissing(DriverError):
     """The VM has no disk on this host."""
 
     def __init__(self, vm: str) -> None:
@@ -224,11 +224,11 @@ class DiskInUse(DriverError):
         )
 
 
-class PointMissing(DriverError):
-    """The disk has no point of this name."""
+class SnapshotMissing(DriverError):
+    """The disk has no snapshot of this name."""
 
-    def __init__(self, vm: str, point: str) -> None:
-        super().__init__(f"the disk of VM {vm} has no point {point!r}")
+    def __init__(self, vm: str, snapshot: str) -> None:
+        super().__init__(f"the disk of VM {vm} has no snapshot {snapshot!r}")
 
 
 class MonitorFailed(DriverError):

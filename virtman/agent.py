@@ -27,14 +27,14 @@ from virtman.errors import ConfigError, HypervisorError
 from virtman.heartbeat import Heartbeat
 from virtman.hostdrivers import HostDrivers
 from virtman.imagestore import ImageStore
-from virtman.kept import Kept
 from virtman.kinds import VM_KINDS
 from virtman.machines import OFF, SAVED, LibvirtMachines
 from virtman.overview import Overview
 from virtman.parallel import raise_all, side_by_side
 from virtman.pipe import sweep
 from virtman.publishing import Publishing
-from virtman.records import DeviceRecord, ImageRecord, Shelf, VmRecord
+from virtman.records import DeviceRecord, ImageRecord, RecordStore, VmRecord
+from virtman.retained import Retained
 from virtman.signal import Signal
 from virtman.stacks import Stacks
 from virtman.steps import Step, log_step
@@ -63,20 +63,21 @@ class Agent:
         verdict = _accel(config)
         machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", verdict.accel)
         self.stacks = Stacks(
-            self.drivers.source, Shelf(records / "images", ImageRecord), self._store, self.volt, changed, released, step
+            self.drivers.source, RecordStore(records / "images", ImageRecord), self._store, self.volt, changed,
+            released, step,
         )  # fmt: skip
         self.vms = Vms(
-            Shelf(records / "vms", VmRecord), self.drivers.snapshot, machines, self.stacks, VM_KINDS, step
+            RecordStore(records / "vms", VmRecord), self.drivers.snapshot, machines, self.stacks, VM_KINDS, step
         )  # fmt: skip
         self.copies = Copies(self.vms, self.stacks, self._store.folder, room)
         self.stacks.used_by(self.vms.uses)
         self.stacks.used_by(self.copies.reads)
         publishing = NamedLocks()
-        kept = Kept(self.stacks, self._store, self.drivers.source, publishing)
+        retained = Retained(self.stacks, self._store, self.drivers.source, publishing)
         without = f"the cache driver of this host, {config.cache}, has no volumes; bcache has them"
-        self.devices = Devices(Shelf(records / "devices", DeviceRecord), self.drivers.device_cache, without, step)
+        self.devices = Devices(RecordStore(records / "devices", DeviceRecord), self.drivers.device_cache, without, step)
         self.upkeep = Upkeep(
-            self.stacks, self.vms, self.drivers, kept, self.devices, self.volt.register, config.idle_grace
+            self.stacks, self.vms, self.drivers, retained, self.devices, self.volt.register, config.idle_grace
         )  # fmt: skip
         self.heartbeat = Heartbeat(self._tell_volt, self.upkeep.handle)
         changed.connect(self.heartbeat.soon)
@@ -84,10 +85,10 @@ class Agent:
         lost.connect(lambda image, parent: self.upkeep.places.parent_lost(image.name, parent.host))
         died.connect(self.upkeep.images.died)
         self.publishing = Publishing(
-            self.stacks, self.vms, self.copies, self._store, kept, self.volt, room, publishing,
+            self.stacks, self.vms, self.copies, self._store, retained, self.volt, room, publishing,
             (config.state, config.run), changed, step,
         )  # fmt: skip
-        self.cleaning = Cleaning(self.stacks, kept, self.volt, publishing)
+        self.cleaning = Cleaning(self.stacks, retained, self.volt, publishing)
         self.volumes = CacheVolumes(self.drivers.cache_group, without, self.devices, self.upkeep)
         self.overview = Overview(
             config, verdict, self.drivers, machines, self.volt, self.stacks, self.vms, self.devices, self.volumes,
@@ -116,7 +117,7 @@ class Agent:
 
         Raises HypervisorError while VMs run, unless ``force``.
         """
-        states = self.overview.vm_states(self.vms.shelf.all())
+        states = self.overview.vm_states(self.vms.records.all())
         using = [f"{vm} ({state})" for vm, state in states.items() if state not in (OFF, SAVED)]
         if using and not force:
             raise HypervisorError(

@@ -39,9 +39,9 @@ from virtman.errors import (
     VirtmanError,
     VolumeBusy,
 )
+from virtman.fdpassing import Passed
 from virtman.hostfiles import FULL
 from virtman.models import DiskPath, ForceRequest, ImagePath, SnapshotPath, VmPath
-from virtman.passing import Passed
 from virtman.peer import Peer
 from virtman.pipe import Caller, Pipe
 from virtman.records import Boot
@@ -566,11 +566,11 @@ def _machine_routes(app: OpenAPI, agent: Agent) -> None:
 
 def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
     @app.get(
-        "/v1/vms/<vm>/traveller", summary="What goes along with the disk of a VM that is to move",
-        responses={200: models.Traveller},
+        "/v1/vms/<vm>/migration-source", summary="What goes along with the disk of a VM that is to move",
+        responses={200: models.MigrationSource},
     )  # fmt: skip
-    def traveller(path: VmPath) -> Response:
-        return _answer(views.traveller(migration.traveller(agent.vms, path.vm)))
+    def migration_source(path: VmPath) -> Response:
+        return _answer(views.migration_source(migration.migration_source(agent.vms, path.vm)))
 
     @app.post(
         "/v1/vms/<vm>/migration",
@@ -580,7 +580,7 @@ def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None
     def migrate(path: VmPath, body: models.MigrateRequest) -> Response:
         def work(tell: Progress) -> models.MigrateLine:
             told = partial(tell, "memory")
-            downtime = migration.leave(agent.vms, path.vm, body.to, body.domain, body.point, told)
+            downtime = migration.leave(agent.vms, path.vm, body.to, body.domain, body.snapshot, told)
             return models.MigrateLine(left=models.Left(downtime=downtime))
 
         # Nobody else lets the VM go on at the other host.
@@ -616,8 +616,8 @@ def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None
 
 def _arrival_routes(app: OpenAPI, agent: Agent) -> None:
     @app.post("/v1/arrivals/check", summary="Whether a VM can come to this host", responses={204: None})
-    def check_arrival(body: models.Traveller) -> Response:
-        migration.check(agent.vms, views.of_traveller(body))
+    def check_arrival(body: models.MigrationSource) -> Response:
+        migration.check(agent.vms, views.of_migration_source(body))
         return _done()
 
     @app.post(
@@ -625,11 +625,11 @@ def _arrival_routes(app: OpenAPI, agent: Agent) -> None:
         responses={200: models.GivenUp},
     )  # fmt: skip
     def give_up_arrival(path: VmPath, body: models.GiveUpRequest) -> Response:
-        return _answer(models.GivenUp(state=migration.give_up(agent.vms, path.vm, body.points)))
+        return _answer(models.GivenUp(state=migration.give_up(agent.vms, path.vm, body.snapshots)))
 
     @app.post("/v1/vms/<vm>/arrival", summary="Make ready for a VM that comes", responses={200: models.Expected})
-    def expect(path: VmPath, body: models.Traveller) -> Response:
-        domain = migration.expect(agent.vms, path.vm, views.of_traveller(body))
+    def expect(path: VmPath, body: models.MigrationSource) -> Response:
+        domain = migration.expect(agent.vms, path.vm, views.of_migration_source(body))
         return _answer(models.Expected(domain=domain))
 
     @app.post("/v1/vms/<vm>/arrival/end", summary="Let a VM go on that has come", responses={200: models.Booted})
@@ -654,8 +654,8 @@ def _disk_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
         responses={200: models.Snapshot},
     )
     def take_snapshot(path: SnapshotPath) -> Response:
-        point = disks.take(agent.vms, path.vm, path.snapshot, _permit())
-        return _answer(views.snapshot(agent.vms.record(path.vm), point))
+        snapshot = disks.take(agent.vms, path.vm, path.snapshot, _permit())
+        return _answer(views.snapshot(agent.vms.record(path.vm), snapshot))
 
     @app.post(
         "/v1/vms/<vm>/snapshots/<snapshot>/revert",

@@ -47,14 +47,14 @@ def _attach(vms: Vms, record: VmRecord) -> None:
     vms.step("attach-disk:plugged")
     vms.follow(settled)
     vms.step("attach-disk:followed")
-    vms.shelf.put(record.name, settled)
+    vms.records.put(record.name, settled)
     vms.step("attach-disk:done")
 
 
 def _plug(vms: Vms, record: VmRecord, disk: str) -> None:
     with vms.running(record) as running:
         if running is not None:
-            running.plug(disk, vms.snapshots.open(disk))
+            running.plug(disk, vms.vmdisks.open(disk))
 
 
 def _unattach(_vms: Vms, record: VmRecord, _error: Exception | None) -> VmRecord:
@@ -79,7 +79,7 @@ def _detach(vms: Vms, record: VmRecord) -> None:
     disk = record.argument("disk")
     with vms.running(record) as running:
         if running is not None:
-            running.unplug(disk, vms.snapshots.open(disk))
+            running.unplug(disk, vms.vmdisks.open(disk))
     record = record.reached("unplugged")
     vms.operations.note(record)
     vms.step("detach-disk:unplugged")

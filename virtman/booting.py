@@ -41,7 +41,7 @@ def boot(
 def _boot(
     vms: Vms, name: str, image: str, size: int | None, how: Boot, ssh_keys: list[str] | None, user_data: str | None
 ) -> None:
-    before = vms.shelf.get(name)
+    before = vms.records.get(name)
     creating.create_held(vms, name, image, size)
     record = vms.record(name)
     if before is not None:  # nobody can have a disk that was just made
@@ -50,7 +50,7 @@ def _boot(
 
     def act(booting: VmRecord) -> None:
         vms.machines.start(
-            name, vms.snapshots.open(name), how, ssh_keys, user_data, uuid=record.uuid, disks=vms.disks_of(record)
+            name, vms.vmdisks.open(name), how, ssh_keys, user_data, uuid=record.uuid, disks=vms.disks_of(record)
         )
         vms.step("boot:started")
         vms.operations.note(booting.settled())  # it runs: an error now would be a lie
@@ -87,7 +87,7 @@ def _resume_to_start(vms: Vms, name: str) -> None:
         record = vms.record(name)
         if record.boot is None:  # it is the memory of the VM that the disk is attached to
             raise
-        vms.machines.start(name, vms.snapshots.open(name), record.boot, None, None, uuid=record.uuid)
+        vms.machines.start(name, vms.vmdisks.open(name), record.boot, None, None, uuid=record.uuid)
         vms.resume(name)
 
 

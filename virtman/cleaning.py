@@ -7,9 +7,9 @@ from functools import partial
 
 from drivers.host.locks import NamedLocks
 from virtman import models
-from virtman.kept import Kept
 from virtman.parallel import raise_all, side_by_side
 from virtman.records import ImageRecord, Role
+from virtman.retained import Retained
 from virtman.stacks import Stacks
 from virtman.voltlink import VoltLink
 
@@ -17,8 +17,8 @@ from virtman.voltlink import VoltLink
 class Cleaning:
     """``publishing``: held by name while an image is being published."""
 
-    def __init__(self, stacks: Stacks, kept: Kept, volt: VoltLink, publishing: NamedLocks) -> None:
-        self._stacks, self._kept, self._volt, self._publishing = stacks, kept, volt, publishing
+    def __init__(self, stacks: Stacks, retained: Retained, volt: VoltLink, publishing: NamedLocks) -> None:
+        self._stacks, self._retained, self._volt, self._publishing = stacks, retained, volt, publishing
 
     def gc(self) -> models.Removed:
         """Remove the stacks and the cached and published data that nobody needs. Raises CoordinatorDown."""
@@ -35,7 +35,7 @@ class Cleaning:
                 *(partial(remove, record.name, self._drop_unlisted) for record in unlisted),
             ]
         )
-        freed, more = self._kept.remove_all()
+        freed, more = self._retained.remove_all()
         raise_all([*failed, *more])
         return models.Removed(stacks=sorted(removed), freed_bytes=freed, kept=kept)
 
@@ -52,8 +52,8 @@ class Cleaning:
         going = {record.name for record in records if self._stacks.idle(record)}
         unlisted, kept = self._unlisted_origins(records)
         going |= {record.name for record in unlisted if not self._stacks.needed(record)}
-        unused = self._kept.unused([record for record in records if record.name not in going])
-        freed = sum(self._kept.size(key) for key in unused)
+        unused = self._retained.unused([record for record in records if record.name not in going])
+        freed = sum(self._retained.size(key) for key in unused)
         return models.Removed(stacks=sorted(going), freed_bytes=freed, kept=kept)
 
     def _unlisted_origins(self, records: list[ImageRecord]) -> tuple[list[ImageRecord], list[str]]:

@@ -86,7 +86,7 @@ class AgentClient:
         ``on_progress`` gets the step, the bytes done and the bytes in all. ``detach``: the agent goes on if this
         program ends, or leaves the call; else nothing is published then.
         """
-        from virtman.passing import opened, pass_to
+        from virtman.fdpassing import opened, pass_to
 
         body = {"name": check_name("image", name), "file": check_path(file), "passed": True, "detach": detach}
         with opened(file) as fd:
@@ -107,7 +107,7 @@ class AgentClient:
         ``digest``: have the sum computed in the background. Whoever is not root opens it here, with his rights, and
         passes it.
         """
-        from virtman.passing import opened, pass_to
+        from virtman.fdpassing import opened, pass_to
 
         passed = os.geteuid() != 0
         body = {"file": check_path(path), "passed": passed, "trust": trust, "digest": digest}
@@ -142,8 +142,8 @@ class AgentClient:
 
     def _export(self, path: str, file: Path, image_format: str, on_progress: OnProgress) -> models.Exported:
         """The file gets its name when all is well. Also raises FileExists, NoRoom, HostTrouble for it."""
+        from virtman.fdpassing import pass_to
         from virtman.newfile import new_file
-        from virtman.passing import pass_to
 
         body = {"file": check_path(file), "format": image_format, "passed": True}
         with new_file(file) as made:
@@ -208,16 +208,16 @@ class AgentClient:
         """Take such a disk away from a VM, at once if it runs; one that it does not have is fine."""
         return self._model(models.Vm, "DELETE", _disk_path(vm, disk))
 
-    def traveller(self, vm: str) -> models.Traveller:
+    def migration_source(self, vm: str) -> models.MigrationSource:
         """What goes along with the disk of a VM that is to move; an error if it cannot."""
-        return self._model(models.Traveller, "GET", _vm_path(vm) + "/traveller")
+        return self._model(models.MigrationSource, "GET", _vm_path(vm) + "/migration-source")
 
-    def migrate(self, vm: str, to: str, domain: str, point: str, on_progress: OnProgress = silently) -> models.Left:
+    def migrate(self, vm: str, to: str, domain: str, snapshot: str, on_progress: OnProgress = silently) -> models.Left:
         """Move a VM's memory to the libvirt at ``to``, as the domain that ``expect`` told; it is paused there then.
 
-        ``point``: the snapshot that was sent last.
+        ``snapshot``: the snapshot that was sent last.
         """
-        body = {"to": to, "domain": domain, "point": point}
+        body = {"to": to, "domain": domain, "snapshot": snapshot}
         path = _vm_path(vm) + "/migration"
         return self._follow(models.MigrateLine, path, body, on_progress, lambda line: line.left, None)
 
@@ -233,17 +233,17 @@ class AgentClient:
         """Destroy what is left here of a VM that goes on at the libvirt at ``to``."""
         self._send("POST", _vm_path(vm) + "/migration/end", {"to": to})
 
-    def check_arrival(self, traveller: models.Traveller) -> None:
+    def check_arrival(self, migration_source: models.MigrationSource) -> None:
         """Nothing, if a VM can come to this host; an error says why it cannot."""
-        self._send("POST", "/v1/arrivals/check", traveller.model_dump(mode="json"))
+        self._send("POST", "/v1/arrivals/check", migration_source.model_dump(mode="json"))
 
-    def give_up_arrival(self, vm: str, points: Sequence[str]) -> models.GivenUp:
+    def give_up_arrival(self, vm: str, snapshots: Sequence[str]) -> models.GivenUp:
         """Destroy what has come of a VM, which has one of these snapshots, unless it goes on here already."""
-        return self._model(models.GivenUp, "POST", _vm_path(vm) + "/arrival/give-up", {"points": [*points]})
+        return self._model(models.GivenUp, "POST", _vm_path(vm) + "/arrival/give-up", {"snapshots": [*snapshots]})
 
-    def expect(self, vm: str, traveller: models.Traveller) -> models.Expected:
+    def expect(self, vm: str, migration_source: models.MigrationSource) -> models.Expected:
         """Make ready for a VM that comes, and whose disk is here."""
-        return self._model(models.Expected, "POST", _vm_path(vm) + "/arrival", traveller.model_dump(mode="json"))
+        return self._model(models.Expected, "POST", _vm_path(vm) + "/arrival", migration_source.model_dump(mode="json"))
 
     def arrive(self, vm: str) -> models.Booted:
         """Let a VM go on that has come; one that does already is left alone."""
@@ -345,7 +345,7 @@ class AgentClient:
         return self._attach_cached(device, passed=os.geteuid() != 0)
 
     def _attach_cached(self, device: Path, *, passed: bool) -> models.CachedDevice:
-        from virtman.passing import opened_device, pass_to
+        from virtman.fdpassing import opened_device, pass_to
 
         body = {"path": check_path(device), "passed": passed}
         with opened_device(device) if passed else nullcontext() as fd:

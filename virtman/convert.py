@@ -13,7 +13,7 @@ from drivers.host.command import Look, run
 from drivers.host.space import Room
 from drivers.qemu.monitor import SETPRIV
 from virtman.errors import BadImageFile, HostTrouble, NoRoom, VirtmanError
-from virtman.hostfiles import no_room, require_room, told
+from virtman.hostfiles import no_room, require_room, translate_os_errors
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done ("read", "copy", "compare" or "digest"), bytes done and bytes in all."""
@@ -63,7 +63,7 @@ def convert(content: Content, target: Path, image_format: str, progress: Progres
 
     def look() -> float:
         """Keep the reserve. A file system without one may be filled. Returns when to look again. Raises NoRoom."""
-        with told(f"looking for room in {where}"):
+        with translate_os_errors(f"looking for room in {where}"):
             spare = room.spare(where)
             if not spare and room.reserve(where):
                 raise no_room(room, where, content.name)

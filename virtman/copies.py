@@ -11,9 +11,9 @@ from pathlib import Path
 from drivers.host.space import Room
 from virtman import disks, models
 from virtman.convert import QCOW2, Content, Progress, convert, of_device
+from virtman.fdpassing import Passed, check_writable, theirs
 from virtman.newfile import check_new, new_file
-from virtman.passing import Passed, check_writable, theirs
-from virtman.records import Point
+from virtman.records import Snapshot
 from virtman.stacks import Stacks
 from virtman.vms import Vms
 
@@ -36,17 +36,17 @@ class Copies:
         return self._read[image] > 0
 
     @contextmanager
-    def vm(self, vm: str) -> Iterator[tuple[Content, Point]]:
+    def vm(self, vm: str) -> Iterator[tuple[Content, Snapshot]]:
         """What a VM's disk holds at this moment, to be copied while the VM goes on. Raises as ``disks.take``.
 
         The stack of its image is there meanwhile, also if the VM is destroyed.
         """
         with (
             self.in_use(self._vms.record(vm).image),
-            disks.temporary(self._vms, vm) as point,
-            self._vms.snapshots.reading(vm, point.name) as device,
+            disks.temporary(self._vms, vm) as snapshot,
+            self._vms.vmdisks.reading(vm, snapshot.name) as device,
         ):
-            yield of_device(f"the disk of vm {vm}", device), point
+            yield of_device(f"the disk of vm {vm}", device), snapshot
 
     @contextmanager
     def image(self, image: str) -> Iterator[Content]:
@@ -66,10 +66,10 @@ class Copies:
     def export_vm(self, vm: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
         """Write what a VM's disk holds now to a new file. Raises as ``disks.take`` and ``Target``."""
         target = Target(file, self._folder, self._room)
-        with self.vm(vm) as (content, point):
+        with self.vm(vm) as (content, snapshot):
             target.fill(content, image_format, progress)
             return models.Exported(
-                file=str(target.name), format=image_format, size=content.size, state=point.state
+                file=str(target.name), format=image_format, size=content.size, state=snapshot.state
             )  # fmt: skip
 
     @contextmanager

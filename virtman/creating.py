@@ -13,7 +13,7 @@ from drivers.errors import DriverError
 from virtman import disks
 from virtman.errors import BadSize, UnknownVm, VirtmanError, VmExists
 from virtman.operations import Kind
-from virtman.records import CREATE, DESTROY, ImageRecord, Point, State, VmRecord
+from virtman.records import CREATE, DESTROY, ImageRecord, Snapshot, State, VmRecord
 from virtman.roles import Permit, anything
 from virtman.vms import Vms
 from volt.text import exact_size
@@ -26,7 +26,7 @@ class Made:
     """A disk that was made, and what its record says besides its size."""
 
     disk: Device
-    points: tuple[Point, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
     current: str | None = None
 
 
@@ -43,7 +43,7 @@ def create(vms: Vms, name: str, image: str, size: int | None) -> Path:
 def create_held(vms: Vms, name: str, image: str, size: int | None) -> Path:
     """As ``create``, for a caller that holds the VM's lock."""
     vms.resume(name)
-    record = vms.shelf.get(name)
+    record = vms.records.get(name)
     if record is not None:
         return _existing(vms, record, image, size)
     disks.check_size(size)
@@ -52,18 +52,18 @@ def create_held(vms: Vms, name: str, image: str, size: int | None) -> Path:
 
 
 def receive(
-    vms: Vms, name: str, image: str, size: int, points: Sequence[str],
+    vms: Vms, name: str, image: str, size: int, snapshots: Sequence[str],
     fill: Callable[[ImageRecord, Callable[[], Device]], Made],
 ) -> None:  # fmt: skip
     """A new VM whose disk is filled before the VM is there; ``fill`` calls for the disk, of ``size`` bytes.
 
-    ``points``: the names of the snapshots that it will have, by which others know meanwhile what comes. Raises
+    ``snapshots``: the names of the snapshots that it will have, by which others know meanwhile what comes. Raises
     VmExists, as ``create``, and as ``fill``; after an error nothing is left.
     """
     with vms.holding(name):
         vms.resume(name)
         disks.check_size(size)
-        record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE, points=[*points])
+        record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE, snapshots=[*snapshots])
         _add(vms, record, lambda stack: fill(stack, lambda: _new_disk(vms, name, stack, size)), moving=True)
 
 
@@ -77,13 +77,13 @@ def clone(vms: Vms, vm: str, names: Sequence[str]) -> None:
     missing = [name for name in dict.fromkeys(names) if not _is_clone(vms, name, source)]
     if not missing:
         return
-    with disks.temporary(vms, vm) as point:
+    with disks.temporary(vms, vm) as snapshot:
         source = vms.record(vm)  # it may have been made anew meanwhile
         for name in missing:
-            _clone(vms, source, point.name, name)
+            _clone(vms, source, snapshot.name, name)
 
 
-def _clone(vms: Vms, source: VmRecord, point: str, name: str) -> None:
+def _clone(vms: Vms, source: VmRecord, snapshot: str, name: str) -> None:
     with vms.holding(name):
         vms.resume(name)
         if not _is_clone(vms, name, source):
@@ -91,12 +91,12 @@ def _clone(vms: Vms, source: VmRecord, point: str, name: str) -> None:
                 name=name, image=source.image, size=None, source=source.name, source_uuid=source.uuid,
                 state=State.ABSENT,
             )  # fmt: skip
-            _add(vms, record.begin(CREATE), lambda _stack: Made(vms.snapshots.clone(source.name, point, name)))
+            _add(vms, record.begin(CREATE), lambda _stack: Made(vms.vmdisks.clone(source.name, snapshot, name)))
 
 
 def _is_clone(vms: Vms, name: str, source: VmRecord) -> bool:
     """Whether there is such a clone, whole and to stay. Raises VmExists if there is another VM of this name."""
-    record = vms.shelf.get(name)
+    record = vms.records.get(name)
     if record is not None and record.source_uuid != source.uuid:
         raise VmExists(f"vm {name!r} exists, and is no clone of {source.name!r}; use another name")
     return record is not None and record.state is State.PRESENT and not record.doing(DESTROY)
@@ -110,7 +110,7 @@ def _add(vms: Vms, record: VmRecord, make: Callable[[ImageRecord], Made], *, mov
         vms.step("create:attached")
         made = make(stack)
         vms.step("create:snapshot")
-        vms.settle(record, size=made.disk.size, points=made.points, current=made.current)
+        vms.settle(record, size=made.disk.size, snapshots=made.snapshots, current=made.current)
         vms.step("create:done")
         return made.disk
 
@@ -139,7 +139,7 @@ def _new_disk(vms: Vms, name: str, stack: ImageRecord, size: int | None) -> Devi
             f"{exact_size(size)} are less than the {exact_size(least)} of image {stack.name!r}:"
             " a disk cannot be smaller than its image"
         )
-    return vms.snapshots.create(name, vms.images.origin(stack), size or least)
+    return vms.vmdisks.create(name, vms.images.origin(stack), size or least)
 
 
 def _existing(vms: Vms, record: VmRecord, image: str, size: int | None) -> Path:
@@ -148,7 +148,7 @@ def _existing(vms: Vms, record: VmRecord, image: str, size: int | None) -> Path:
             f"vm {record.name!r} exists, of image {record.image!r} with {exact_size(record.size)};"
             " destroy it first or use another name"
         )
-    return _path(vms.snapshots.open(record.name))
+    return _path(vms.vmdisks.open(record.name))
 
 
 def _path(device: Device) -> Path:
@@ -181,7 +181,7 @@ def _destroy_now(vms: Vms, name: str, permit: Permit) -> None:
         vms.require_permitted(name, permit)
         if (new := record.new_name) is not None:  # its disk may have the new name by now
             vms.resume(name)
-            if vms.shelf.get(name) is None and vms.shelf.get(new) is None:
+            if vms.records.get(name) is None and vms.records.get(new) is None:
                 return
             record = vms.record(name)
         vms.require_detached(record)
@@ -199,9 +199,9 @@ def _destroy(vms: Vms, record: VmRecord) -> None:
     if record.boot is not None:
         vms.machines.remove(record.name)
     vms.step("destroy:stopped")
-    vms.snapshots.delete(record.name)
+    vms.vmdisks.delete(record.name)
     vms.step("destroy:deleted")
-    vms.shelf.remove(record.name)
+    vms.records.remove(record.name)
     vms.images.vm_gone(record.image)
     vms.step("destroy:done")
 

@@ -1,6 +1,6 @@
 """Devices of others that VMs read through this host's cache: attached, looked after, and let go.
 
-A device is known by its number, which is the same whatever path leads to it. An attachment has a name, drawn by lot,
+A device is known by its number, which is the same whatever path leads to it. An attachment has a name, random,
 and a record from before the first act until after the last one. It ends with the host: after a reboot a record tells
 that there was one, until it is detached or the same path is attached anew. What is there of attachments of this boot is
 what the driver finds: an agent that starts takes it over as it is.
@@ -20,9 +20,9 @@ from drivers.errors import DeviceInUse, DeviceRefused
 from drivers.host.locks import NamedLocks
 from virtman.accel import BOOT_ID
 from virtman.errors import BadDevice, DiskBusy, NoVolumes
+from virtman.fdpassing import Passed
 from virtman.operations import Kind, Operations
-from virtman.passing import Passed
-from virtman.records import ATTACH_DEVICE, DETACH_DEVICE, DeviceRecord, Shelf, State
+from virtman.records import ATTACH_DEVICE, DETACH_DEVICE, DeviceRecord, RecordStore, State
 from virtman.steps import Step, log_step
 
 log = logging.getLogger(__name__)
@@ -49,18 +49,18 @@ class Devices:
 
     def __init__(
         self,
-        shelf: Shelf[DeviceRecord],
+        records: RecordStore[DeviceRecord],
         driver: DeviceCache | None,
         without: str,
         step: Step = log_step,
         number_in: Callable[[Path], str] = number_in,
     ) -> None:
-        self._shelf, self._maybe, self._without, self._step = shelf, driver, without, step
+        self._records, self._maybe, self._without, self._step = records, driver, without, step
         self._number_in = number_in
         self.locks = NamedLocks()
         """By the numbers of devices."""
         self._boot = BOOT_ID.read_text().strip()
-        self._operations: Operations[Devices, DeviceRecord] = Operations("device", shelf, KINDS, self, step)
+        self._operations: Operations[Devices, DeviceRecord] = Operations("device", records, KINDS, self, step)
 
     @property
     def _driver(self) -> DeviceCache:
@@ -83,7 +83,7 @@ class Devices:
             record = self._of_number(number)
             if record is not None and not record.steady:
                 self._operations.resume(record)
-                record = self._shelf.get(record.name)
+                record = self._records.get(record.name)
             try:
                 if record is not None:
                     driver.attach_device(record.name, device)
@@ -109,7 +109,7 @@ class Devices:
             made = self._driver.attach_device(record.name, device)
             self._step("attach-device:attached")
             settled = record.settled(path=str(made.path), size=made.size)
-            self._shelf.put(record.name, settled)
+            self._records.put(record.name, settled)
             self._step("attach-device:done")
             return settled
 
@@ -117,16 +117,16 @@ class Devices:
             name=secrets.token_hex(8), state=State.ABSENT, device=str(path), number=number, boot=self._boot
         )  # fmt: skip
         settled = self._operations.run(record.begin(ATTACH_DEVICE), act)
-        for old in self._shelf.all():  # what the path led to before the host was started
+        for old in self._records.all():  # what the path led to before the host was started
             if old.device == str(path) and self._lost(old) and old.steady:
-                self._shelf.remove(old.name)
+                self._records.remove(old.name)
         return settled
 
     def undo_attach(self, record: DeviceRecord, _error: Exception | None) -> None:
         """See KINDS: nobody was told of the attachment. Raises DriverError."""
         self._driver.detach_device(record.name)
         self._step("undo-attach-device:detached")
-        self._shelf.remove(record.name)
+        self._records.remove(record.name)
 
     def detach(self, path: Path, *, force: bool = False) -> None:
         """Let a device go, by its own path or the one that was handed out. One that is not attached is fine.
@@ -139,7 +139,7 @@ class Devices:
         if record is None:
             return
         with self.locks.hold(record.number):
-            found = self._shelf.get(record.name)
+            found = self._records.get(record.name)
             if found is None:
                 return
             try:
@@ -151,12 +151,12 @@ class Devices:
         """See KINDS. Raises DriverError."""
         self._driver.detach_device(record.name, force=_by_force(record))
         self._step("detach-device:detached")
-        self._shelf.remove(record.name)
+        self._records.remove(record.name)
         self._step("detach-device:done")
 
     def _called(self, path: Path) -> DeviceRecord | None:
         """The record of what a path means: what is handed out, the device, or what was once called so."""
-        records, number = self._shelf.all(), self._number_in(path)
+        records, number = self._records.all(), self._number_in(path)
         here, before = ([r for r in records if self._lost(r) is lost] for lost in (False, True))
         candidates = [
             *(record for record in here if number and self._number_in(Path(record.path)) == number),
@@ -166,7 +166,7 @@ class Devices:
         return next(iter(candidates), None)
 
     def _of_number(self, number: str) -> DeviceRecord | None:
-        return next((r for r in self._shelf.all() if r.number == number and not self._lost(r)), None)
+        return next((r for r in self._records.all() if r.number == number and not self._lost(r)), None)
 
     def _lost(self, record: DeviceRecord) -> bool:
         """Whether the host was started since it was attached."""
@@ -176,11 +176,11 @@ class Devices:
 
     def tend(self, name: str) -> None:
         """Have a device that does not read by way of the cache do so, if it can now. Raises DriverError."""
-        record = self._shelf.get(name)
+        record = self._records.get(name)
         if record is None:
             return
         with self.locks.hold_if_free(record.number) as free:
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if free and record is not None and record.steady and not self._lost(record):
                 self._driver.tend_device(name)
 
@@ -189,11 +189,11 @@ class Devices:
 
         Raises StateDamaged, DriverError.
         """
-        record = self._shelf.get(name)
+        record = self._records.get(name)
         if record is None:
             return False
         with self.locks.hold_if_free(record.number) as free:
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if not free or record is None or record.steady:
                 return False
             self._operations.resume(record)
@@ -201,25 +201,25 @@ class Devices:
 
     def records(self) -> list[DeviceRecord]:
         """The records that can be read."""
-        return self._shelf.all()
+        return self._records.all()
 
     def find(self, name: str) -> DeviceRecord | None:
         """The record of an attachment. Raises StateDamaged."""
-        return self._shelf.get(name)
+        return self._records.get(name)
 
     def troubles(self) -> dict[str, str]:
         """Why records cannot be read, by name."""
-        return self._shelf.unreadable()
+        return self._records.unreadable()
 
     def strays(self) -> frozenset[str]:
         """Attachments on the host without a record."""
         if self._maybe is None:
             return frozenset()
-        return self._maybe.existing_devices().names - frozenset(self._shelf.names())
+        return self._maybe.existing_devices().names - frozenset(self._records.names())
 
     def remove_stray(self, name: str) -> None:
         """Remove what has no record, unless somebody has it open. Raises DriverError."""
-        if self._shelf.get(name) is None:
+        if self._records.get(name) is None:
             self._driver.detach_device(name)
 
     # What is told

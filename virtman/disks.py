@@ -1,4 +1,4 @@
-"""VMs' disks grow, and have snapshots, which records and drivers call points."""
+"""VMs' disks grow, and have snapshots."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from drivers.errors import BadDisk, DiskInUse, DriverError, NotPossible, PointMissing
+from drivers.errors import BadDisk, DiskInUse, DriverError, NotPossible, SnapshotMissing
 from virtman.errors import BadRequest, BadSize, UnknownSnapshot, UnknownVm, VirtmanError, VmRuns
 from virtman.hypervisor import Running
 from virtman.models import LARGEST_DISK
-from virtman.names import MOMENT, TRAVELLING
+from virtman.names import TEMPORARY, TRAVELLING
 from virtman.operations import Kind
-from virtman.records import CRASH, DROP, FROZEN, OFF, RESIZE, REVERT, TAKE, Point, VmRecord
+from virtman.records import CRASH, DROP, FROZEN, OFF, RESIZE, REVERT, TAKE, Snapshot, VmRecord
 from virtman.roles import Permit, anything
 from virtman.vms import Vms
 from volt.text import exact_size
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 SECTOR = 512
 
-NOT_BEGUN = (DiskInUse, PointMissing, NotPossible)
+NOT_BEGUN = (DiskInUse, SnapshotMissing, NotPossible)
 """With one of these errors the driver refuses to revert a disk, and has changed nothing."""
 
 REVERTED = "its disk goes back to a snapshot"
@@ -64,23 +64,23 @@ def resize(vms: Vms, vm: str, size: int, permit: Permit = anything) -> None:
 
 def _resize(vms: Vms, record: VmRecord) -> None:
     with vms.running(record) as running:
-        disk = vms.snapshots.resize(record.name, record.argument("size"), running)
+        disk = vms.vmdisks.resize(record.name, record.argument("size"), running)
     vms.step("resize:resized")
     vms.settle(record, size=disk.size)
 
 
 def _with_size(vms: Vms, record: VmRecord, _error: Exception | None) -> VmRecord:
     """The record with the size that the disk has."""
-    return record.settled(size=vms.snapshots.open(record.name).size)
+    return record.settled(size=vms.vmdisks.open(record.name).size)
 
 
 @contextmanager
-def temporary(vms: Vms, vm: str, *, went: bool = False) -> Iterator[Point]:
+def temporary(vms: Vms, vm: str, *, went: bool = False) -> Iterator[Snapshot]:
     """A snapshot of now that is gone afterwards, also if the agent dies meanwhile. Raises as ``take``.
 
     ``went``: also of a VM that went to another host, which gets what the VM wrote last.
     """
-    name = f"{MOMENT}{secrets.token_hex(8)}"
+    name = f"{TEMPORARY}{secrets.token_hex(8)}"
     vms.temporary.add(name)
     try:
         yield _keep(vms, vm, name, temporary=True, went=went)
@@ -97,42 +97,42 @@ def _drop_leftovers_or_later(vms: Vms, vm: str) -> None:
         log.error("vm %s: a temporary snapshot is dropped later: %s", vm, error)
 
 
-def take(vms: Vms, vm: str, name: str, permit: Permit = anything) -> Point:
+def take(vms: Vms, vm: str, name: str, permit: Permit = anything) -> Snapshot:
     """Keep what a disk holds now as a snapshot; one of this name that is there is left alone.
 
     The guest's file systems are frozen meanwhile, if an agent in it answers. Raises UnknownVm, Forbidden, VmMoving,
     VmSaved, DriverError, HypervisorError, NoRoom; after an error there is no such snapshot, or it is dropped later.
     """
-    if name.startswith(MOMENT):
-        raise BadRequest(f"snapshot name {name!r}: {MOMENT} is how the agent's own begin")
+    if name.startswith(TEMPORARY):
+        raise BadRequest(f"snapshot name {name!r}: {TEMPORARY} is how the agent's own begin")
     return _keep(vms, vm, name, permit, temporary=False, went=name.startswith(TRAVELLING))
 
 
-def _keep(vms: Vms, vm: str, name: str, permit: Permit = anything, *, temporary: bool, went: bool) -> Point:
+def _keep(vms: Vms, vm: str, name: str, permit: Permit = anything, *, temporary: bool, went: bool) -> Snapshot:
     with _changing(vms, vm, permit, went=went) as record:
-        if (present := record.point(name)) is not None:
+        if (present := record.snapshot(name)) is not None:
             return present
         vms.require_not_saved(record)
         if record.untidy == name:  # later the new snapshot would be taken for what is left of the old one
             drop_leftovers(vms, record)
-        taking = vms.record(vm).begin(TAKE, point=name, temporary=temporary)
+        taking = vms.record(vm).begin(TAKE, snapshot=name, temporary=temporary)
         return vms.run(taking, lambda record: _take(vms, record))
 
 
-def _take(vms: Vms, record: VmRecord) -> Point:
-    name, temporary = record.argument("point"), record.argument("temporary")
-    _require_points(vms, record, name)
+def _take(vms: Vms, record: VmRecord) -> Snapshot:
+    name, temporary = record.argument("snapshot"), record.argument("temporary")
+    _require_snapshots(vms, record, name)
     with vms.running(record) as running, _frozen(running) as state:
-        disk = vms.snapshots.take(record.name, name, running)
+        disk = vms.vmdisks.take(record.name, name, running)
         vms.step("take:taken")
     vms.follow(record)
-    point = Point(
+    snapshot = Snapshot(
         name=name, parent=record.current, size=disk.size, taken=vms.clock(), temporary=temporary,
         state=OFF if vms.user(record).boot is not None and running is None else state, id=secrets.token_hex(16),
     )  # fmt: skip
-    vms.settle(record, points=(*record.points, point), current=record.current if temporary else name)
+    vms.settle(record, snapshots=(*record.snapshots, snapshot), current=record.current if temporary else name)
     vms.step("take:done")
-    return point
+    return snapshot
 
 
 def _finish_take(vms: Vms, record: VmRecord) -> None:
@@ -141,7 +141,7 @@ def _finish_take(vms: Vms, record: VmRecord) -> None:
 
 
 def _untake(_vms: Vms, record: VmRecord, _error: Exception | None) -> VmRecord:
-    return record.begin(DROP, point=record.argument("point"))
+    return record.begin(DROP, snapshot=record.argument("snapshot"))
 
 
 @contextmanager
@@ -171,13 +171,13 @@ def revert(vms: Vms, vm: str, name: str, permit: Permit = anything) -> None:
     with _changing(vms, vm, permit) as record:
         require(record, name)
         vms.require_off(record, REVERTED)
-        vms.run(record.begin(REVERT, point=name), lambda record: _revert(vms, record))
+        vms.run(record.begin(REVERT, snapshot=name), lambda record: _revert(vms, record))
 
 
 def _revert(vms: Vms, record: VmRecord) -> None:
-    name = record.argument("point")
-    _require_points(vms, record, name)
-    disk = vms.snapshots.revert(record.name, name)
+    name = record.argument("snapshot")
+    _require_snapshots(vms, record, name)
+    disk = vms.vmdisks.revert(record.name, name)
     vms.step("revert:reverted")
     vms.follow(record)
     vms.settle(record, size=disk.size, current=name)
@@ -203,13 +203,13 @@ def drop(vms: Vms, vm: str, name: str, permit: Permit = anything) -> None:
     """
     with _changing(vms, vm, permit, went=name.startswith(TRAVELLING)) as record:
         require(record, name)
-        vms.run(record.begin(DROP, point=name), lambda record: _drop(vms, record))
+        vms.run(record.begin(DROP, snapshot=name), lambda record: _drop(vms, record))
 
 
 def _drop(vms: Vms, record: VmRecord) -> None:
-    name = record.argument("point")
+    name = record.argument("snapshot")
     _free(vms, record, name)
-    vms.shelf.put(record.name, record.without(name).settled(untidy=None))
+    vms.records.put(record.name, record.without(name).settled(untidy=None))
     vms.step("drop:done")
 
 
@@ -220,15 +220,15 @@ def _finish_drop(vms: Vms, record: VmRecord) -> None:
 
 def _undrop(vms: Vms, record: VmRecord, _error: Exception | None) -> VmRecord:
     """The snapshot is still there, or its space is freed later: no start of the VM waits for that."""
-    name = record.argument("point")
-    stays = record.point(name) is not None and name in vms.snapshots.points(record.name)
+    name = record.argument("snapshot")
+    stays = record.snapshot(name) is not None and name in vms.vmdisks.snapshots(record.name)
     return record.settled() if stays else record.without(name).settled(untidy=name)
 
 
-def _require_points(vms: Vms, record: VmRecord, name: str) -> None:
-    """A driver that has lost its points would free what they keep. ``name`` may come or go. Raises BadDisk."""
-    named = {point.name for point in record.points if not point.temporary and point.name != name}
-    if lost := named - vms.snapshots.points(record.name):
+def _require_snapshots(vms: Vms, record: VmRecord, name: str) -> None:
+    """A driver that has lost its snapshots would free what they keep. ``name`` may come or go. Raises BadDisk."""
+    named = {snapshot.name for snapshot in record.snapshots if not snapshot.temporary and snapshot.name != name}
+    if lost := named - vms.vmdisks.snapshots(record.name):
         raise BadDisk(
             f"VM {record.name}: its disk does not know snapshot {min(lost)!r} any more, so it is left as it is;"
             " bring back its files from a backup, or destroy the VM"
@@ -236,16 +236,16 @@ def _require_points(vms: Vms, record: VmRecord, name: str) -> None:
 
 
 def _free(vms: Vms, record: VmRecord, name: str) -> None:
-    _require_points(vms, record, name)
+    _require_snapshots(vms, record, name)
     with vms.running(record) as running:
-        vms.snapshots.drop(record.name, name, running)
+        vms.vmdisks.drop(record.name, name, running)
     vms.step("drop:dropped")
     vms.follow(record)
 
 
 def leftovers(vms: Vms, record: VmRecord) -> list[str]:
     """Names of snapshots that nobody needs any more: the agent's own, and a deleted one whose space is not free yet."""
-    own = [point.name for point in record.points if point.temporary and point.name not in vms.temporary]
+    own = [snapshot.name for snapshot in record.snapshots if snapshot.temporary and snapshot.name not in vms.temporary]
     return [*own, *([] if record.untidy is None else [record.untidy])]
 
 
@@ -268,19 +268,19 @@ def repair(vms: Vms, vm: str) -> bool:
     with vms.holding_if_free(vm) as free:
         if free:
             vms.resume(vm)
-            record = vms.shelf.get(vm)
+            record = vms.records.get(vm)
             if record is not None:
                 drop_leftovers(vms, record)
         return free
 
 
-def require(record: VmRecord, name: str) -> Point:
+def require(record: VmRecord, name: str) -> Snapshot:
     """The snapshot of this name. Raises UnknownSnapshot."""
-    point = record.point(name)
-    if point is None or point.temporary:
-        known = ", ".join(point.name for point in record.points if not point.temporary) or "none"
+    snapshot = record.snapshot(name)
+    if snapshot is None or snapshot.temporary:
+        known = ", ".join(snapshot.name for snapshot in record.snapshots if not snapshot.temporary) or "none"
         raise UnknownSnapshot(f"vm {record.name!r} has no snapshot {name!r}; it has: {known}")
-    return point
+    return snapshot
 
 
 KINDS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drivers.base import CacheGroup, DeviceCache, ImageSource, SnapshotDriver, Volume
+from drivers.base import CacheGroup, DeviceCache, ImageSource, VmDiskDriver, Volume
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class HostDrivers:
     """``cache_group``: what has the volumes of the cache; ``device_cache``: what caches devices of others."""
 
     source: ImageSource
-    snapshot: SnapshotDriver
+    snapshot: VmDiskDriver
     cache_group: CacheGroup | None = None
     device_cache: DeviceCache | None = None
 

@@ -19,7 +19,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @contextmanager
-def told(doing: str) -> Iterator[None]:
+def translate_os_errors(doing: str) -> Iterator[None]:
     """Raise NoRoom or HostTrouble instead of an OSError. ``doing``: what was tried, with the path."""
     try:
         yield
@@ -31,7 +31,7 @@ def told(doing: str) -> Iterator[None]:
 
 def require_room(room: Room, where: Path, needed: int, what: str) -> None:
     """Raise NoRoom if a file or folder ``where`` has no ``needed`` bytes to spare for ``what``; HostTrouble."""
-    with told(f"looking for room in {where}"):
+    with translate_os_errors(f"looking for room in {where}"):
         if needed > room.spare(where):
             raise no_room(room, where, what)
 

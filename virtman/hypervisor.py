@@ -46,7 +46,7 @@ class Running(Monitor, Protocol):
 
 
 @dataclass(frozen=True)
-class Traveller:
+class MigrationSource:
     """What goes along with the disk of a VM that moves: UUID, machine, the content of its seed, and QEMU's name of the
     machine that it emulates.
     """
@@ -102,13 +102,13 @@ class Machines(Protocol):
         What has the new name already is left alone. Raises HypervisorError, DomainForeign, VmRuns, VmSaved.
         """
 
-    def traveller(self, vm: str) -> Traveller:
+    def migration_source(self, vm: str) -> MigrationSource:
         """What goes along with the VM's disk. Raises HypervisorError, UnknownVm, HostTrouble."""
 
-    def check(self, traveller: Traveller) -> None:
+    def check(self, migration_source: MigrationSource) -> None:
         """Whether a VM can come. Raises HypervisorError, NotSupported."""
 
-    def expect(self, vm: str, disk: Device, traveller: Traveller) -> str:
+    def expect(self, vm: str, disk: Device, migration_source: MigrationSource) -> str:
         """Make ready for a VM that comes. Returns its domain (XML). Raises HypervisorError, DomainForeign."""
 
     def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:

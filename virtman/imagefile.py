@@ -14,7 +14,7 @@ from drivers.host.command import run
 from drivers.host.space import Room
 from virtman.convert import QCOW2, RAW, Content, Progress, last_line
 from virtman.errors import BadImageFile
-from virtman.passing import Passed, check_readable, mine
+from virtman.fdpassing import Passed, check_readable, mine
 
 QCOW2_MAGIC = b"QFI\xfb"
 LEAKS_ONLY = 3

@@ -75,7 +75,7 @@ class ImageKeeper:
     def tend(self) -> None:
         """A heartbeat: have images looked at that are due."""
         records, now = self._stacks.records(), self._clock()
-        vms, unreadable = self._vms.shelf.sorted_out()
+        vms, unreadable = self._vms.records.sorted_out()
         before, self._used = self._used, {each.name for each in records} if unreadable else {vm.image for vm in vms}
         due = {record.name for record in records if now >= self._look_again.get(record.name, now)}
         due |= {record.name for record in records} & (before ^ self._used)

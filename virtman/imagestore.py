@@ -17,7 +17,7 @@ from drivers.host.durable import sync
 from drivers.host.folders import matching
 from drivers.host.space import Room
 from virtman.convert import RAW, Content, Progress, convert
-from virtman.hostfiles import told
+from virtman.hostfiles import translate_os_errors
 
 
 class ImageStore:
@@ -43,7 +43,7 @@ class ImageStore:
 
         Raises NoRoom, HostTrouble, or the content's ``fault``.
         """
-        with told(f"the content of an image in {self.folder}"):
+        with translate_os_errors(f"the content of an image in {self.folder}"):
             return self._add(name, source, progress, kind)
 
     def _add(self, name: str, source: Content, progress: Progress, kind: str | None) -> Image:
@@ -61,7 +61,7 @@ class ImageStore:
     def remove(self, key: str) -> int:
         """Delete an image's content. Returns the bytes of disk space freed. Raises HostTrouble."""
         path = self.folder / f"{key}.raw"
-        with told(f"removing {path}"):
+        with translate_os_errors(f"removing {path}"):
             try:
                 freed = path.stat().st_blocks * 512
                 path.unlink()
@@ -79,7 +79,7 @@ class ImageStore:
 
     def keys(self) -> list[str]:
         """Keys of the images that are here. Raises HostTrouble."""
-        with told(f"looking through {self.folder}"):
+        with translate_os_errors(f"looking through {self.folder}"):
             return [path.stem for path in matching(self.folder, "[!.]*.raw")]
 
 

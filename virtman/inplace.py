@@ -30,9 +30,9 @@ from drivers.digests import DRAWN, kind_for, kind_of
 from drivers.host import blockdev
 from virtman.convert import RAW
 from virtman.errors import BadImageFile, OriginChanged, OriginMissing
-from virtman.hostfiles import told
+from virtman.fdpassing import Passed, check_read
+from virtman.hostfiles import translate_os_errors
 from virtman.imagefile import LONGEST, check_size, refuse_other_formats
-from virtman.passing import Passed, check_read
 from virtman.records import DEVICE, FILE, ImageRecord, InPlace
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def to_publish(
 
 def check_free(found: InPlace, fd: int) -> None:
     """Whether nobody has claimed a block device. Raises BadImageFile."""
-    with told(f"looking at {found.path}"):
+    with translate_os_errors(f"looking at {found.path}"):
         if found.kind == DEVICE and blockdev.is_held(fd):
             raise BadImageFile(
                 f"{found.path} is in use: it, or a partition of it, is mounted, or is a part of another device"
@@ -114,7 +114,7 @@ def _check_not_ours(fd: int, path: Path, ours: Collection[Path]) -> None:
 
 def _settled(fd: int, path: Path, clock: Callable[[], float]) -> InPlace:
     """What is open now, all of it on the disk, and its last change so long ago that a further one will show."""
-    with told(f"looking at {path}"):
+    with translate_os_errors(f"looking at {path}"):
         _sync(fd)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return _look(fd, path)
@@ -147,7 +147,7 @@ def _check_size(found: InPlace) -> None:
 
 
 def _check_raw(fd: int, path: Path) -> None:
-    with told(f"reading {path}"):
+    with translate_os_errors(f"reading {path}"):
         begin = os.pread(fd, LONGEST, 0)
     refuse_other_formats(path, begin, RAW)
 
@@ -243,7 +243,7 @@ def is_writable(found: InPlace, fd: int) -> bool:
 
 def lock(fd: int) -> None:
     """Have the kernel refuse to write to a device, if it lets this agent do that. Raises HostTrouble."""
-    with told("setting a block device read-only"):
+    with translate_os_errors("setting a block device read-only"):
         try:
             blockdev.set_read_only(fd, read_only=True)
         except PermissionError as error:

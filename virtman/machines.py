@@ -38,8 +38,8 @@ from virtman.errors import (
     VmRuns,
     VmSaved,
 )
-from virtman.hostfiles import told
-from virtman.hypervisor import NO_DISKS, Traveller
+from virtman.hostfiles import translate_os_errors
+from virtman.hypervisor import NO_DISKS, MigrationSource
 from virtman.qemu import RunningVm, files_of, give_to_hypervisor, state_of
 from virtman.records import Boot
 from virtman.seed import Identity, is_seed_of, seed_image
@@ -113,7 +113,7 @@ class LibvirtMachines:
             try:
                 if not keep:
                     seed = seed_image(identity)
-                    with told(f"writing {self._seed(vm)}"):
+                    with translate_os_errors(f"writing {self._seed(vm)}"):
                         write_atomically(self._seed(vm), seed)
                 files = (file for one in (disk, *disks.values()) for file in files_of(one.node or {}))
                 give_to_hypervisor(connection, [self._seed(vm), *files])
@@ -154,7 +154,7 @@ class LibvirtMachines:
 
     def _has_seed_of(self, identity: Identity) -> bool:
         seed = self._seed(identity.vm)
-        with told(f"reading {seed}"):
+        with translate_os_errors(f"reading {seed}"):
             return seed.exists() and is_seed_of(seed.read_bytes(), identity)
 
     def _forget_again(self, connection: Any, vm: str, *, files: bool) -> None:
@@ -217,46 +217,46 @@ class LibvirtMachines:
                 here.rename(new)
             if domain is not None:
                 _rename_firmware(domain, vm, new)
-        with told(f"renaming the files of vm {vm} in {self._folder}"):
+        with translate_os_errors(f"renaming the files of vm {vm} in {self._folder}"):
             for file in self._files(vm):
                 file.rename(file.with_name(new + file.name.removeprefix(vm)))
 
-    def traveller(self, vm: str) -> Traveller:
+    def migration_source(self, vm: str) -> MigrationSource:
         """What goes along with the disk of a VM that moves. Raises HypervisorError, UnknownVm, HostTrouble."""
         with connected(self._uri) as connection:
             domain = self._find(connection, vm)
             if domain is None:
                 raise UnknownVm(f"libvirt does not have vm {vm!r}")
-            with told(f"reading {self._seed(vm)}"):
+            with translate_os_errors(f"reading {self._seed(vm)}"):
                 seed = self._seed(vm).read_bytes()
-            return Traveller(domain.UUIDString(), _machine(domain), seed, hardware_of(domain.XMLDesc()))
+            return MigrationSource(domain.UUIDString(), _machine(domain), seed, hardware_of(domain.XMLDesc()))
 
-    def check(self, traveller: Traveller) -> None:
+    def check(self, source: MigrationSource) -> None:
         """Whether a VM can come. Raises HypervisorError, NotSupported if QEMU here lacks its machine."""
         import libvirt
 
         with connected(self._uri) as connection:
             try:
                 kind = "kvm" if self._accel == "kvm" else "qemu"
-                connection.getDomainCapabilities(None, "x86_64", traveller.hardware, kind)
+                connection.getDomainCapabilities(None, "x86_64", source.hardware, kind)
             except libvirt.libvirtError as error:
                 if error.get_error_code() not in (libvirt.VIR_ERR_INVALID_ARG, libvirt.VIR_ERR_CONFIG_UNSUPPORTED):
                     raise
                 raise NotSupported(
-                    f"QEMU of this host does not have the machine {traveller.hardware!r} that the VM has; stop it, and"
+                    f"QEMU of this host does not have the machine {source.hardware!r} that the VM has; stop it, and"
                     " use 'virtman send' and 'receive'"
                 ) from error
 
-    def expect(self, vm: str, disk: Device, traveller: Traveller) -> str:
+    def expect(self, vm: str, disk: Device, source: MigrationSource) -> str:
         """Make ready for a VM that comes. Returns its domain (XML). Raises HypervisorError, DomainForeign."""
         with connected(self._uri) as connection:
             self._find(connection, vm)
-            with told(f"writing {self._seed(vm)}"):
-                write_atomically(self._seed(vm), traveller.seed)
+            with translate_os_errors(f"writing {self._seed(vm)}"):
+                write_atomically(self._seed(vm), source.seed)
             give_to_hypervisor(connection, [self._seed(vm), *files_of(disk.node or {})])
         # libvirt moves the network that the VM has, of whatever kind (``domain.arriving``).
-        boot = traveller.boot.model_copy(update={"network": NONE})
-        return domain_xml(self._machine_of(vm, traveller.uuid, disk, boot, NO_DISKS, traveller.hardware))
+        boot = source.boot.model_copy(update={"network": NONE})
+        return domain_xml(self._machine_of(vm, source.uuid, disk, boot, NO_DISKS, source.hardware))
 
     def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:
         """Move the VM's memory to the libvirt at ``uri``, where it is paused then. Returns seconds that it stood still.
@@ -372,7 +372,7 @@ class LibvirtMachines:
             domain.undefineFlags(_all_of(domain))
         if not files:
             return
-        with told(f"removing the files of vm {vm} in {self._folder}"):
+        with translate_os_errors(f"removing the files of vm {vm} in {self._folder}"):
             for file in self._files(vm):
                 file.unlink()
 
@@ -543,7 +543,7 @@ def _rename_firmware(domain: Any, vm: str, new: str) -> None:
     file = firmware_of(_definition(domain))
     if file is not None and file.name.startswith(f"{vm}_"):
         moved = file.with_name(new + file.name.removeprefix(vm))
-        with told(f"renaming {file} to {moved}"), contextlib.suppress(FileNotFoundError):
+        with translate_os_errors(f"renaming {file} to {moved}"), contextlib.suppress(FileNotFoundError):
             file.rename(moved)
         domain.connect().defineXML(with_firmware(_definition(domain), moved))
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from drivers.errors import NotPossible
 from virtman.errors import BadRequest, DiskChanged, NeverBooted, NotSupported, UnknownVm, VirtmanError, VmMoving, VmRuns
-from virtman.hypervisor import Traveller
+from virtman.hypervisor import MigrationSource
 from virtman.models import ABSENT, ANOTHER, ARRIVED, GIVEN_UP
 from virtman.operations import Kind
 from virtman.records import ARRIVE, DESTROY, MIGRATE, VmRecord
@@ -35,10 +35,10 @@ class Tell(Protocol):
 # At the old host
 
 
-def traveller(vms: Vms, vm: str) -> Traveller:
+def migration_source(vms: Vms, vm: str) -> MigrationSource:
     """What goes along with a VM's disk. Raises UnknownVm, NeverBooted, BadRequest, NotPossible, HypervisorError."""
     _check(vms, vms.record(vm))
-    return vms.machines.traveller(vm)
+    return vms.machines.migration_source(vm)
 
 
 def _check(vms: Vms, record: VmRecord) -> None:
@@ -52,14 +52,14 @@ def _check(vms: Vms, record: VmRecord) -> None:
         raise NeverBooted(f"vm {vm!r} was never booted; 'virtman send' and 'receive' move its disk")
     if record.disks:
         raise BadRequest(f"vm {vm!r} has further disks, which do not move; detach them first: {record.disks[0]!r}")
-    if not vms.snapshots.moves_live:
+    if not vms.vmdisks.moves_live:
         raise NotPossible(
             f"the disk of vm {vm!r} is a device of this host; only VMs of the userspace stack move while they run:"
             " stop it, and use 'virtman send' and 'receive'"
         )
-    last = None if record.current is None else record.point(record.current)
+    last = None if record.current is None else record.snapshot(record.current)
     line = [] if last is None else record.line(last)
-    aside = [point.name for point in record.points if not point.temporary and point not in line]
+    aside = [snapshot.name for snapshot in record.snapshots if not snapshot.temporary and snapshot not in line]
     if aside:
         raise BadRequest(
             f"the disk of vm {vm!r} did not go on from snapshot {aside[0]!r}, which would not move; delete it first"
@@ -69,13 +69,13 @@ def _check(vms: Vms, record: VmRecord) -> None:
             raise BadRequest(f"vm {vm!r} is off; 'virtman send' and 'receive' move its disk")
 
 
-def leave(vms: Vms, vm: str, uri: str, domain: str, point: str, tell: Tell) -> float:
+def leave(vms: Vms, vm: str, uri: str, domain: str, snapshot: str, tell: Tell) -> float:
     """Move a VM's memory to the libvirt at ``uri``, as the ``domain`` (XML) that its agent has asked for.
 
-    ``point``: the snapshot that was sent last, after which nothing but the VM may have changed its disk. The VM is
+    ``snapshot``: the snapshot that was sent last, after which nothing but the VM may have changed its disk. The VM is
     paused there when this returns, and gone from this host's libvirt. Returns for how many seconds it had stood still
-    by then. Raises UnknownVm, VmMoving, DiskChanged, HypervisorError, as ``traveller``, and as ``tell``; after an error
-    the VM goes on here, or, if libvirt cannot tell, that is found out later.
+    by then. Raises UnknownVm, VmMoving, DiskChanged, HypervisorError, as ``migration_source``, and as ``tell``; after
+    an error the VM goes on here, or, if libvirt cannot tell, that is found out later.
     """
 
     def act(record: VmRecord) -> float:
@@ -86,7 +86,7 @@ def leave(vms: Vms, vm: str, uri: str, domain: str, point: str, tell: Tell) -> f
 
     with vms.changing(vm) as record:
         _check(vms, record)
-        _check_sent(record, point)
+        _check_sent(record, snapshot)
         try:
             return vms.run(record.begin(MIGRATE, to=uri), act)
         except VirtmanError:
@@ -95,17 +95,17 @@ def leave(vms: Vms, vm: str, uri: str, domain: str, point: str, tell: Tell) -> f
             return 0.0  # libvirt did not get to say that it went
 
 
-def _check_sent(record: VmRecord, point: str) -> None:
+def _check_sent(record: VmRecord, snapshot: str) -> None:
     """Whether the disk went on from that snapshot, in its size: nobody else's came after it. Raises DiskChanged."""
-    last = record.point(point)
-    if last is None or record.current != point or last.size != record.size:
+    last = record.snapshot(snapshot)
+    if last is None or record.current != snapshot or last.size != record.size:
         raise DiskChanged(
             f"the disk of vm {record.name!r} got another snapshot or another size while it was sent; migrate it again"
         )
 
 
 def _settle(vms: Vms, record: VmRecord) -> None:
-    vms.shelf.put(record.name, _settled(vms, record, None))
+    vms.records.put(record.name, _settled(vms, record, None))
     vms.step("migrate:settled")
 
 
@@ -155,45 +155,45 @@ def finish(vms: Vms, vm: str, uri: str) -> None:
 # At the new host
 
 
-def check(vms: Vms, traveller: Traveller) -> None:
+def check(vms: Vms, migration_source: MigrationSource) -> None:
     """Whether a VM can come, before anything of it does. Raises NotSupported, HypervisorError."""
-    if not vms.snapshots.moves_live:
+    if not vms.vmdisks.moves_live:
         raise NotSupported(NO_MOVES)
-    vms.machines.check(traveller)
+    vms.machines.check(migration_source)
 
 
-def expect(vms: Vms, vm: str, traveller: Traveller) -> str:
+def expect(vms: Vms, vm: str, migration_source: MigrationSource) -> str:
     """Make ready for a VM whose disk is here. Returns the domain (XML) that libvirt is to make of it.
 
     Asked again, it answers the same. Raises UnknownVm, VmRuns, DiskAttached, NotPossible, HypervisorError.
     """
-    if not vms.snapshots.moves_live:
+    if not vms.vmdisks.moves_live:
         raise NotPossible(NO_MOVES)
     with vms.changing(vm, arriving=True) as record:
         if _is_own(record):
             raise VmRuns(f"vm {vm!r} was booted on this host; destroy it before another one of this name comes")
         vms.require_detached(record)
-        disk = vms.snapshots.open(vm)
-        vms.settle(record, boot=traveller.boot, uuid=traveller.uuid, arriving=True, whole=False)
+        disk = vms.vmdisks.open(vm)
+        vms.settle(record, boot=migration_source.boot, uuid=migration_source.uuid, arriving=True, whole=False)
         vms.step("arrive:expected")
-        return vms.machines.expect(vm, disk, traveller)
+        return vms.machines.expect(vm, disk, migration_source)
 
 
-def give_up(vms: Vms, vm: str, points: Collection[str]) -> str:
+def give_up(vms: Vms, vm: str, snapshots: Collection[str]) -> str:
     """Destroy what has come of a VM with one of these snapshots, unless it goes on here already.
 
     Returns one of ``ABSENT``, ``GIVEN_UP``, ``ARRIVED``, ``ANOTHER``; the last two are left alone. Raises DiskAttached,
     DriverError, HypervisorError.
     """
-    came = vms.shelf.get(vm)
+    came = vms.records.get(vm)
     if came is None:
         return ABSENT
-    if not any(came.point(name) or name in came.coming for name in points):
+    if not any(came.snapshot(name) or name in came.coming for name in snapshots):
         return ANOTHER  # no look under its lock: another call may hold that for long
     vms.receiving.end(vm, f"vm {vm!r} was given up while it came")
     try:
         with vms.changing(vm, arriving=True) as record:
-            if not any(record.point(name) for name in points):
+            if not any(record.snapshot(name) for name in snapshots):
                 return ANOTHER
             if _is_own(record):
                 return ARRIVED
@@ -233,7 +233,7 @@ def _arrive(vms: Vms, record: VmRecord) -> None:
         if running is not None:
             running.go_on()
     vms.step("arrive:goes on")
-    vms.machines.follow(record.name, vms.snapshots.open(record.name))
+    vms.machines.follow(record.name, vms.vmdisks.open(record.name))
     vms.settle(record, arriving=False)
     vms.step("arrive:done")
 

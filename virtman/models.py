@@ -138,12 +138,12 @@ class SendRequest(Model):
 class MigrateRequest(Model):
     """Where a VM moves to: the URI of a libvirt, and the domain (XML) that the agent there has asked for.
 
-    ``point``: the snapshot that was sent last.
+    ``snapshot``: the snapshot that was sent last.
     """
 
     to: Libvirt
     domain: str
-    point: Name
+    snapshot: Name
 
 
 class WentRequest(Model):
@@ -155,10 +155,10 @@ class WentRequest(Model):
 class GiveUpRequest(Model):
     """The snapshots that a VM's migration made: what has come of it has one of them."""
 
-    points: Annotated[list[Name], Field(min_length=1, max_length=1000)]
+    snapshots: Annotated[list[Name], Field(min_length=1, max_length=1000)]
 
 
-class Traveller(Model):
+class MigrationSource(Model):
     """What goes along with the disk of a VM that moves. ``memory`` in MiB; ``seed``: its file's content in base64.
 
     ``hardware``: QEMU's name of the machine that it emulates. ``network``: as libvirt has it, of any kind.

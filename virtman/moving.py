@@ -117,26 +117,26 @@ class Destination:
             return None
         return self._model(models.Vm, ["show", vm])
 
-    def check(self, traveller: models.Traveller) -> None:
+    def check(self, migration_source: models.MigrationSource) -> None:
         """Whether the VM can come. Raises AgentFailed."""
-        self._run(["arrival", "check"], traveller.model_dump_json())
+        self._run(["arrival", "check"], migration_source.model_dump_json())
 
-    def expect(self, vm: str, traveller: models.Traveller) -> str:
+    def expect(self, vm: str, migration_source: models.MigrationSource) -> str:
         """Have it make ready. Returns the domain that it asks for. Raises AgentFailed."""
-        return self._model(models.Expected, ["arrival", "begin", vm], traveller.model_dump_json()).domain
+        return self._model(models.Expected, ["arrival", "begin", vm], migration_source.model_dump_json()).domain
 
-    def give_up(self, vm: str, points: Sequence[str]) -> str:
+    def give_up(self, vm: str, snapshots: Sequence[str]) -> str:
         """Have it destroy what has come, with one of these snapshots, of a VM that does not go on there.
 
         Returns what there is of it (``models.GivenUp``). Raises AgentFailed.
         """
-        return self._model(models.GivenUp, ["arrival", "give-up", vm, *points]).state
+        return self._model(models.GivenUp, ["arrival", "give-up", vm, *snapshots]).state
 
-    def forget(self, vm: str, point: str) -> None:
+    def forget(self, vm: str, snapshot: str) -> None:
         """Have it delete a snapshot. Raises AgentFailed."""
-        self._run(["snapshot", "delete", vm, point])
+        self._run(["snapshot", "delete", vm, snapshot])
 
-    def points(self, vm: str) -> list[str]:
+    def snapshots(self, vm: str) -> list[str]:
         """The snapshots of the VM there that were made on the way. Raises AgentFailed."""
         return [name for name in self._names(["snapshot", "list", vm]) if name.startswith(TRAVELLING)]
 
@@ -227,41 +227,41 @@ class Migration:
             raise BadRequest(f"vm {self._vm!r} went to {found.moved_to} already; say that")
         else:
             downtime = self._arrive_if_needed()
-        for name in self._destination.points(self._vm):
+        for name in self._destination.snapshots(self._vm):
             self._destination.forget(self._vm, name)
         self._client.finish_migration(self._vm, self._to)
         return Moved(downtime, self._sent)
 
     def _move(self) -> float:
         """All of it. Returns the seconds in which the VM stood still."""
-        traveller = self._client.traveller(self._vm)
-        self._destination.check(traveller)
+        migration_source = self._client.migration_source(self._vm)
+        self._destination.check(migration_source)
         try:
-            point = self._send_disk()
-            domain = self._destination.expect(self._vm, traveller)
+            snapshot = self._send_disk()
+            domain = self._destination.expect(self._vm, migration_source)
             taker = self._destination.arrival(self._vm, self._image)  # now: the VM does not stand still for its start
         except (VirtmanError, KeyboardInterrupt) as error:
             self._undo(error)
             raise
         with taker:
-            downtime = self._leave(domain, point)
+            downtime = self._leave(domain, snapshot)
             try:
-                return downtime + self._arrive(taker, point)
+                return downtime + self._arrive(taker, snapshot)
             except AgentFailed as error:  # it may have been gone for long, or only its answer
                 log.warning("vm %s: its end is tried again: %s", self._vm, error)
         return downtime + self._arrive_if_needed()
 
     def _send_disk(self) -> str:
         """Send the disk. Returns the last snapshot of it that is there."""
-        old, base = self._points(), None
+        old, base = self._snapshots(), None
         for number in range(ROUNDS):
-            point = f"{TRAVELLING}{number}-{secrets.token_hex(4)}"
-            self._made.append(point)
-            self._client.take_snapshot(self._vm, point)
+            snapshot = f"{TRAVELLING}{number}-{secrets.token_hex(4)}"
+            self._made.append(snapshot)
+            self._client.take_snapshot(self._vm, snapshot)
             if base is None:  # from now on no other call can have its memory moved (``Migrations.leave``)
                 self._make_room(old)
-            sent = self._send(point, base)
-            base = point
+            sent = self._send(snapshot, base)
+            base = snapshot
             if number > 0 and sent < SMALL:
                 break
         return self._made[-1]
@@ -276,24 +276,24 @@ class Migration:
                 raise VmExists(f"the destination has a vm {self._vm!r}; destroy it there first, or rename one of them")
         self._drop(old)
 
-    def _send(self, point: str, base: str | None) -> int:
+    def _send(self, snapshot: str, base: str | None) -> int:
         """Send a snapshot, and whatever others there are after ``base``. Returns bytes."""
-        sent = self._destination.receive(self._vm, self._image, self._sender(point, base)).total
+        sent = self._destination.receive(self._vm, self._image, self._sender(snapshot, base)).total
         self._sent += sent
         return sent
 
-    def _sender(self, point: str | None, base: str | None) -> Send:
+    def _sender(self, snapshot: str | None, base: str | None) -> Send:
         def send(target: BinaryIO) -> models.Sent:
             return self._client.send(
-                self._vm, target, point, base, self._on_progress, with_snapshots=point is not None
+                self._vm, target, snapshot, base, self._on_progress, with_snapshots=snapshot is not None
             )  # fmt: skip
 
         return send
 
-    def _leave(self, domain: str, point: str) -> float:
+    def _leave(self, domain: str, snapshot: str) -> float:
         """Have the memory moved. Returns seconds in which the VM stood still."""
         try:
-            return self._client.migrate(self._vm, self._to, domain, point, self._on_progress).downtime
+            return self._client.migrate(self._vm, self._to, domain, snapshot, self._on_progress).downtime
         except (VirtmanError, KeyboardInterrupt) as error:
             if self._stays(error):
                 self._undo(error)
@@ -320,15 +320,15 @@ class Migration:
         except VirtmanError as second:
             error.add_note(f"something of its migration may be left: {second}")
 
-    def _drop(self, points: Sequence[str]) -> None:
-        for point in points:
+    def _drop(self, snapshots: Sequence[str]) -> None:
+        for snapshot in snapshots:
             with suppress(UnknownSnapshot):
-                self._client.delete_snapshot(self._vm, point)
+                self._client.delete_snapshot(self._vm, snapshot)
 
-    def _arrive(self, taker: Taker, point: str) -> float:
+    def _arrive(self, taker: Taker, snapshot: str) -> float:
         """Send what was written last, and have the VM go on. Returns the seconds that it took."""
         began = time.monotonic()
-        self._sent += taker.take(self._sender(None, point)).total
+        self._sent += taker.take(self._sender(None, snapshot)).total
         return time.monotonic() - began
 
     def _arrive_if_needed(self) -> float:
@@ -343,17 +343,17 @@ class Migration:
             raise VmExists(f"the vm {self._vm!r} that the destination has is not the one that went there")
         if not there.arriving:
             return 0.0
-        points = self._points()
-        if not points:
+        snapshots = self._snapshots()
+        if not snapshots:
             raise BadRequest(f"vm {self._vm!r} has lost the snapshots that its migration goes by; use --abort")
         with self._destination.arrival(self._vm, self._image) as taker:
-            return self._arrive(taker, points[-1])
+            return self._arrive(taker, snapshots[-1])
 
-    def _points(self) -> list[str]:
-        return _points(self._client, self._vm)
+    def _snapshots(self) -> list[str]:
+        return _snapshots(self._client, self._vm)
 
 
-def _points(client: AgentClient, vm: str) -> list[str]:
+def _snapshots(client: AgentClient, vm: str) -> list[str]:
     """The snapshots of a VM that migrations made, in their order."""
     return [one.name for one in client.snapshots(vm) if one.name.startswith(TRAVELLING)]
 
@@ -368,32 +368,32 @@ def abort(client: AgentClient, destination: Destination | None, vm: str, *, forc
     found, under_way = client.vm(vm), False
     if found.disk.phase == MIGRATING:
         found, under_way = client.end_migration(vm), True
-    points = _points(client, vm)
+    snapshots = _snapshots(client, vm)
     if found.moved_to is not None:
         if not force:
-            _give_up(destination, found, points)
+            _give_up(destination, found, snapshots)
         client.take_back(vm, found.moved_to)
-    elif destination is not None and points:
-        destination.give_up(vm, points)
+    elif destination is not None and snapshots:
+        destination.give_up(vm, snapshots)
     elif under_way:
         return found
-    elif not points:
+    elif not snapshots:
         raise BadRequest(f"vm {vm!r} is not being moved")
     elif not force:
         raise BadRequest(
             f"say with --to where vm {vm!r} was to go, so that what has come there goes; --force leaves it"
         )
-    for point in points:
+    for snapshot in snapshots:
         with suppress(UnknownSnapshot):  # who moved it removes them, too
-            client.delete_snapshot(vm, point)
+            client.delete_snapshot(vm, snapshot)
     return client.vm(vm)
 
 
-def _give_up(destination: Destination | None, vm: models.Vm, points: Sequence[str]) -> None:
+def _give_up(destination: Destination | None, vm: models.Vm, snapshots: Sequence[str]) -> None:
     """Have what went destroyed there. Raises BadRequest, VmMoving."""
     if destination is None:
         raise BadRequest(f"vm {vm.name!r} went to {vm.moved_to}: say with --agent what command is 'virtman' there")
-    state = destination.give_up(vm.name, points) if points else ABSENT
+    state = destination.give_up(vm.name, snapshots) if snapshots else ABSENT
     if state == ARRIVED:
         raise VmMoving(f"vm {vm.name!r} has arrived and goes on there; 'virtman migrate' again ends its migration")
     if state != GIVEN_UP:

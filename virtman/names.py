@@ -9,7 +9,7 @@ from virtman.errors import BadRequest
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 
-MOMENT = "moment-"
+TEMPORARY = "temporary-"
 """Begins the names of the agent's own snapshots, which no other has."""
 TRAVELLING = "virtman-migration-"
 """How the names begin of the snapshots that a VM is moved by (virtman/moving.py)."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from drivers.host.durable import sync
 from virtman.errors import BadRequest, FileExists
-from virtman.hostfiles import told
+from virtman.hostfiles import translate_os_errors
 
 _NO_NAMELESS_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT)
 """What opening with O_TMPFILE says where a file system, or the kernel, does not know it (open(2))."""
@@ -37,7 +37,7 @@ def new_file(path: Path) -> Iterator[NewFile]:
     either, an empty file named ``path`` may stay, too. Raises BadRequest, FileExists, NoRoom, HostTrouble.
     """
     check_new(path)
-    with told(f"writing {path}"):
+    with translate_os_errors(f"writing {path}"):
         try:
             fd = os.open(path.parent, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
             named = None

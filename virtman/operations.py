@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from drivers.errors import DriverError
 from virtman.errors import HostTrouble, NoRoom, VirtmanError
-from virtman.records import Record, Shelf
+from virtman.records import Record, RecordStore
 from virtman.steps import Step
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ class Operations(Generic[C, R]):
     """Carries out the operations of the records of one kind. ``what``: names these for logs, "vm" say."""
 
     def __init__(
-        self, what: str, shelf: Shelf[R], kinds: Mapping[str, Kind[C, R]], context: C, step: Step
+        self, what: str, records: RecordStore[R], kinds: Mapping[str, Kind[C, R]], context: C, step: Step
     ) -> None:  # fmt: skip
-        self._what, self._shelf, self._kinds = what, shelf, kinds
+        self._what, self._records, self._kinds = what, records, kinds
         self._context, self._step = context, step
 
     def run(self, record: R, act: Callable[[R], T] | None = None) -> T:
@@ -96,10 +96,10 @@ class Operations(Generic[C, R]):
             self._put(record)
         except (NoRoom, HostTrouble) as error:
             log.warning("%s %s: its record is kept in memory: %s", self._what, record.name, error)
-            self._shelf.remember(record.name, record)
+            self._records.remember(record.name, record)
 
     def _put(self, record: R) -> None:
-        self._shelf.put(record.name, record)
+        self._records.put(record.name, record)
 
     def _finish(self, record: R) -> Any:
         finish = self._kinds[record.kind].finish
@@ -116,7 +116,7 @@ class Operations(Generic[C, R]):
 
     def _undo(self, record: R, error: Exception | None) -> None:
         """``error``: what the operation failed with; None after a crash."""
-        record = self._shelf.get(record.name) or record  # it may have got further
+        record = self._records.get(record.name) or record  # it may have got further
         back = self._kinds[record.kind].undo(self._context, record, error)
         if back is not None:
             self.note(back)

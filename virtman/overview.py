@@ -42,7 +42,7 @@ class Overview:
         """One VM, with its disk as a path and as QEMU block node. Raises UnknownVm, DriverError."""
         record = self._vms.record(name)
         user = self._vms.attached_to(record)
-        disk = views.open_disk(record, self._vms.snapshots.open(name), None if user is None else user.name)
+        disk = views.open_disk(record, self._vms.vmdisks.open(name), None if user is None else user.name)
         machine = self._machine(record, self.vm_states([record]))
         return models.Vm(name=name, disk=disk, machine=machine, **views.more(record))
 
@@ -52,7 +52,7 @@ class Overview:
 
     def vms(self) -> list[models.VmLine]:
         """All VMs of this host."""
-        records = self._vms.shelf.all()
+        records = self._vms.records.all()
         states = self.vm_states(records)
         users = {disk: record.name for record in records for disk in record.disks}
         return [
@@ -85,7 +85,7 @@ class Overview:
     def snapshots(self, vm: str) -> list[models.Snapshot]:
         """A VM's snapshots in the order in which they were taken. Raises UnknownVm."""
         record = self._vms.record(vm)
-        return [views.snapshot(record, point) for point in record.points if not point.temporary]
+        return [views.snapshot(record, snapshot) for snapshot in record.snapshots if not snapshot.temporary]
 
     # Images
 
@@ -111,7 +111,7 @@ class Overview:
             self._upkeep.looks.refresh(record),
             self._drivers.source.hit_bytes(record.name) if record.role is Role.HOST else 0,
             self._upkeep.looks.paths(record),
-            [vm.name for vm in self._vms.shelf.all() if vm.image == record.name],
+            [vm.name for vm in self._vms.records.all() if vm.image == record.name],
             self._in_place(record, held),
             serving=self._stacks.serving(record.name),
         )
@@ -135,7 +135,7 @@ class Overview:
             cached_devices=self.devices(),
             strays=sorted(self._vms.strays()),
             damaged=views.left_alone(
-                self._vms.shelf.unreadable(), self._stacks.troubles(), self._devices.troubles()
+                self._vms.records.unreadable(), self._stacks.troubles(), self._devices.troubles()
             ),
             troubles=self._upkeep.troubles(),
             deaths=deaths(),

@@ -1,7 +1,7 @@
 """A pipe to one caller: a unix socket that is there for one connection.
 
 The bytes of a stream do not go through the HTTP server, which keeps the whole body of a request before anybody sees it.
-The socket lies beside that of the API, with a name drawn by lot, and is for the user who asked for it. The kernel is
+The socket lies beside that of the API, with a name random, and is for the user who asked for it. The kernel is
 asked who connects: an agent that is not root's cannot give the socket to that user, and has to let all connect.
 """
 
@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from virtman.errors import CallerGone, Interrupted, VirtmanError
-from virtman.hostfiles import told
-from virtman.passing import receive
+from virtman.fdpassing import receive
+from virtman.hostfiles import translate_os_errors
 from virtman.peer import peer_of
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Pipe:
         self._uid = os.geteuid() if uid is None else uid
         self.path = folder / f"{PREFIX}{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with told(f"making the socket {self.path}"):
+        with translate_os_errors(f"making the socket {self.path}"):
             try:
                 self._listener.bind(str(self.path))
                 self._give()
@@ -235,16 +235,16 @@ def into(target: BinaryIO, sock: socket.socket) -> None:
     while chunk := sock.recv(_CHUNK):
         rest = memoryview(chunk)
         while rest:  # what is not buffered may take less than all
-            with told("writing the stream"):
+            with translate_os_errors("writing the stream"):
                 rest = rest[target.write(rest) :]
-    with told("writing the stream"):
+    with translate_os_errors("writing the stream"):
         target.flush()
 
 
 def out_of(source: BinaryIO, sock: socket.socket) -> None:
     """Copy all that there is; of an unbuffered source each part as soon as it is there. Raises as ``into``."""
     while True:
-        with told("reading the stream"):
+        with translate_os_errors("reading the stream"):
             chunk = source.read(_CHUNK)
         if not chunk:
             return

@@ -14,11 +14,11 @@ from virtman import inplace, models, views
 from virtman.convert import Content, Progress, holds
 from virtman.copies import Copies
 from virtman.errors import CoordinatorDown, ImageExists, ImageInUse, UnknownImage, VirtmanError
+from virtman.fdpassing import Passed
 from virtman.imagefile import check_size, source
 from virtman.imagestore import ImageStore
-from virtman.kept import Kept
-from virtman.passing import Passed
 from virtman.records import DETACH, PUBLISH, ImageRecord, InPlace, Role
+from virtman.retained import Retained
 from virtman.stacks import Stacks, published_otherwise
 from virtman.steps import Step, log_step
 from virtman.vms import Vms
@@ -37,11 +37,11 @@ class Publishing:
     """
 
     def __init__(
-        self, stacks: Stacks, vms: Vms, copies: Copies, store: ImageStore, kept: Kept, volt: VoltLink, room: Room,
-        locks: NamedLocks, private: Sequence[Path], changed: Callable[[], None], step: Step = log_step,
+        self, stacks: Stacks, vms: Vms, copies: Copies, store: ImageStore, retained: Retained, volt: VoltLink,
+        room: Room, locks: NamedLocks, private: Sequence[Path], changed: Callable[[], None], step: Step = log_step,
     ) -> None:  # fmt: skip
         self._stacks, self._vms, self._copies = stacks, vms, copies
-        self._store, self._kept, self._room = store, kept, room
+        self._store, self._retained, self._room = store, retained, room
         self._volt = volt
         self._locks = locks
         self._placing = NamedLocks()
@@ -68,7 +68,7 @@ class Publishing:
         if size is not None:
             check_size(f"the disk of vm {vm}", size)
         self._check_name(name, size)
-        with self._copies.vm(vm) as (content, _point):
+        with self._copies.vm(vm) as (content, _snapshot):
             return self._publish(name, content, progress)
 
     def _publish(self, name: str, content: Content, progress: Progress) -> models.Published:
@@ -79,7 +79,7 @@ class Publishing:
             try:
                 record = self._stacks.add_origin(image)
             except (VirtmanError, DriverError):
-                self._kept.remove(image.key, publishing=name)
+                self._retained.remove(image.key, publishing=name)
                 raise
         return views.published(record)
 
@@ -199,7 +199,7 @@ class Publishing:
             record = self._published(name)
             withdrawn = self._unpublish(name, when_unused=when_unused)
             if when_unused and not withdrawn and record.digest is not None:
-                self._kept.remove(key_of(record.digest), publishing=name)
+                self._retained.remove(key_of(record.digest), publishing=name)
         self._changed()
         return models.Unpublished(name=name, serving=self._stacks.serving(name), withdrawn=withdrawn)
 

@@ -17,7 +17,7 @@ from drivers.errors import MonitorFailed
 from drivers.qemu import hotplug
 from virtman.domain import disks_of, scsi_disk, scsi_target
 from virtman.errors import HypervisorError
-from virtman.hostfiles import told
+from virtman.hostfiles import translate_os_errors
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +186,6 @@ def give_to_hypervisor(connection: Any, files: Iterable[Path]) -> None:
         return
     user = label.partition(":")[0]
     for file in files:
-        with told(f"giving {file} to the user {label} of libvirt's VMs"):
+        with translate_os_errors(f"giving {file} to the user {label} of libvirt's VMs"):
             os.chown(file, int(user), -1)
             file.chmod(file.stat().st_mode & 0o7757)

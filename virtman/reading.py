@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from drivers.digests import PIECE, Sum
 from virtman.errors import HostTrouble
-from virtman.hostfiles import told
+from virtman.hostfiles import translate_os_errors
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def digest_of(fd: int, size: int, kind: str, reader: Reader) -> str | None:
     with suppress(OSError):  # of this thread alone (Linux: setpriority(2))
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     total, done = Sum(kind), 0
-    with told("reading what is served in place"):
+    with translate_os_errors("reading what is served in place"):
         while done < size:
             begun = time.monotonic()
             piece = os.pread(fd, min(PIECE, size - done), done)

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
-from drivers.base import Device, SnapshotDriver
+from drivers.base import Device, VmDiskDriver
 from drivers.blocks import Blocks
 from virtman.errors import NoRoom, StreamMisfit
-from virtman.hostfiles import told
-from virtman.names import MOMENT
-from virtman.records import Point
+from virtman.hostfiles import translate_os_errors
+from virtman.names import TEMPORARY
+from virtman.records import Snapshot
 from virtman.steps import Step
 from virtman.stream import Data, Header, Piece, Section, Zeros
 
 _LOOKED = 64 << 20
 """Bytes, at most, that are written between two looks for room."""
 
-START = f"{MOMENT}start"
-"""The driver's point of a disk that holds nothing yet, if sections have to begin there later."""
+START = f"{TEMPORARY}start"
+"""The driver's snapshot of a disk that holds nothing yet, if sections have to begin there later."""
 
 
 class OpenBlocks(Protocol):
@@ -38,17 +38,17 @@ def starts(header: Header) -> list[Section]:
 class Receiver:
     """Fills the disk of ``vm``, at which nobody else works, and which holds what the stream begins with.
 
-    ``base``: the point that is, if it is one. ``taken``: the points that were made. ``own``: the VM, which is arriving,
-    wrote what comes just now, and so it may take what is kept free for what VMs write.
+    ``base``: the snapshot that is, if it is one. ``taken``: the snapshots that were made. ``own``: the VM, which is
+    arriving, wrote what comes just now, and so it may take what is kept free for what VMs write.
     """
 
     def __init__(
-        self, vm: str, header: Header, base: Point | None, snapshots: SnapshotDriver, opened: OpenBlocks, step: Step,
+        self, vm: str, header: Header, base: Snapshot | None, snapshots: VmDiskDriver, opened: OpenBlocks, step: Step,
         *, own: bool,
     ) -> None:  # fmt: skip
         self._vm, self._header, self._base = vm, header, base
         self._snapshots, self._open, self._step = snapshots, opened, step
-        self.taken: list[Point] = []
+        self.taken: list[Snapshot] = []
         self._at = header.since
         """What the disk holds: the ``id`` of a section, or of the base."""
         self._own = own
@@ -56,7 +56,7 @@ class Receiver:
         """Bytes that may be written until room is looked for again."""
 
     def fill(self, pieces: Iterator[Piece], arrived: Callable[[int], None]) -> str | None:
-        """Take all pieces that follow the header. Returns the name of the point that the disk was last at, if any.
+        """Take all pieces that follow the header. Returns the name of the snapshot that the disk was last at, if any.
 
         ``arrived`` hears how many bytes of the disk each has. Raises BadStream, StreamMisfit, DriverError, NoRoom,
         HostTrouble.
@@ -89,7 +89,7 @@ class Receiver:
 
     def _write(self, pieces: Iterator[Piece], arrived: Callable[[int], None]) -> None:
         """Write all of a section, up to the piece that ends it."""
-        with told(f"writing the disk of vm {self._vm}"), ExitStack() as stack:
+        with translate_os_errors(f"writing the disk of vm {self._vm}"), ExitStack() as stack:
             blocks: Blocks | None = None
             for piece in pieces:
                 if not isinstance(piece, Data | Zeros):
@@ -126,16 +126,16 @@ class Receiver:
             return
         self._snapshots.take(self._vm, section.name, None)
         self._step("receive:kept")
-        point = Point(
+        snapshot = Snapshot(
             name=section.name, parent=self._name(section.parent), size=section.size, taken=section.taken,
             state=section.state, id=section.id,
         )  # fmt: skip
-        self.taken.append(point)
+        self.taken.append(snapshot)
 
     def _name(self, wanted: str | None) -> str | None:
-        """The name of a point by its ``id``."""
+        """The name of a snapshot by its ``id``."""
         known = self.taken if self._base is None else [self._base, *self.taken]
-        return next((point.name for point in known if point.id == wanted), None)
+        return next((snapshot.name for snapshot in known if snapshot.id == wanted), None)
 
     def _current(self) -> str | None:
         last = self._header.sections[-1]

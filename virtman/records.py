@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from drivers.base import Child, Image, Parent
 from drivers.host.durable import sync, write_atomically
 from virtman.errors import StateDamaged
-from virtman.hostfiles import told
+from virtman.hostfiles import translate_os_errors
 
 log = logging.getLogger(__name__)
 
@@ -117,11 +117,11 @@ class Boot(Part):
     network: str
 
 
-class Point(Part):
+class Snapshot(Part):
     """A point in time of a VM's disk. ``parent``: the one before it, if any; ``size`` of the disk then, in bytes.
 
     ``taken`` in seconds since 1970; ``state``: one of ``FROZEN``, ``CRASH``, ``OFF``. ``temporary``: it is the agent's
-    own, for something that it does now; one that an agent which died has left is dropped. ``id``: drawn by lot; the
+    own, for something that it does now; one that an agent which died has left is dropped. ``id``: random; the
     same on all hosts that have received it.
     """
 
@@ -135,8 +135,8 @@ class Point(Part):
 
 
 FROZEN, CRASH, OFF = "frozen", "crash", "off"
-"""How a disk was when a point of it was taken: its guest had written all down and held still; as after a power cut, if
-the VM ran at all; not in use."""
+"""How a disk was when a snapshot of it was taken: its guest had written all down and held still; as after a power cut,
+if the VM ran at all; not in use."""
 
 CREATE, DESTROY, BOOT, RENAME, RENAME_BACK = "create", "destroy", "boot", "rename", "rename back"
 RESIZE, TAKE, REVERT, DROP, RECEIVE = "resize", "take snapshot", "revert", "delete snapshot", "receive"
@@ -148,12 +148,12 @@ MIGRATE, ARRIVE = "migrate", "arrive"
 class VmRecord(Record):
     """One VM's disk: ``size`` in bytes; ``boot`` is set once libvirt may know the VM.
 
-    ``source``: the name that the VM had of which this one is a clone; ``source_uuid``: its UUID. ``current``: the point
-    that the disk was last at, if there is one. ``untidy``: a point that is gone, whose space is not free yet. ``was``:
-    the name that it had before this one. ``uuid``: drawn by lot, and the same under all its names and on all hosts that
-    it comes to. ``disks``: names of VMs, never booted, whose disks it uses besides its own. ``moved``: the libvirt that
-    has its memory now. ``arriving``: its memory comes, or has come, and the VM does not go on yet; ``whole``: its disk
-    has what it wrote last.
+    ``source``: the name that the VM had of which this one is a clone; ``source_uuid``: its UUID. ``current``: the
+    snapshot that the disk was last at, if there is one. ``untidy``: a snapshot that is gone, whose space is not free
+    yet. ``was``: the name that it had before this one. ``uuid``: random, and the same under all its names and on all
+    hosts that it comes to. ``disks``: names of VMs, never booted, whose disks it uses besides its own. ``moved``: the
+    libvirt that has its memory now. ``arriving``: its memory comes, or has come, and the VM does not go on yet;
+    ``whole``: its disk has what it wrote last.
     """
 
     kinds = frozenset((
@@ -167,7 +167,7 @@ class VmRecord(Record):
     boot: Boot | None = None
     source: str | None = None
     source_uuid: str | None = None
-    points: tuple[Point, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
     current: str | None = None
     untidy: str | None = None
     was: str | None = None
@@ -195,47 +195,47 @@ class VmRecord(Record):
     @property
     def leftover(self) -> bool:
         """Whether there is something that nobody may need any more."""
-        return self.untidy is not None or any(point.temporary for point in self.points)
+        return self.untidy is not None or any(snapshot.temporary for snapshot in self.snapshots)
 
     @property
     def new_name(self) -> str | None:
         """The name that it is getting, if it is being renamed."""
         return str(self.argument("new")) if self.doing(RENAME) or self.doing(RENAME_BACK) else None
 
-    def point(self, name: str) -> Point | None:
-        """The point of this name, if there is one."""
-        return next((point for point in self.points if point.name == name), None)
+    def snapshot(self, name: str) -> Snapshot | None:
+        """The snapshot of this name, if there is one."""
+        return next((snapshot for snapshot in self.snapshots if snapshot.name == name), None)
 
     @property
     def coming(self) -> list[str]:
-        """Names of the points that a stream has which is being received."""
-        points = None if self.operation is None else self.operation.arguments.get("points")
-        return [str(name) for name in points] if isinstance(points, list) else []
+        """Names of the snapshots that a stream has which is being received."""
+        snapshots = None if self.operation is None else self.operation.arguments.get("snapshots")
+        return [str(name) for name in snapshots] if isinstance(snapshots, list) else []
 
     def uses_disk(self, name: str) -> bool:
         """Whether the VM has another one's disk, or may have it: it is being attached, or detached."""
         moving = self.argument("disk") if self.doing(ATTACH_DISK) or self.doing(DETACH_DISK) else None
         return name in (*self.disks, moving)
 
-    def line(self, point: Point) -> list[Point]:
-        """The points from the first one to this one, each the parent of the next."""
-        line = [point]
-        while line[0].parent is not None and (parent := self.point(line[0].parent)) is not None:
+    def line(self, snapshot: Snapshot) -> list[Snapshot]:
+        """The snapshots from the first one to this one, each the parent of the next."""
+        line = [snapshot]
+        while line[0].parent is not None and (parent := self.snapshot(line[0].parent)) is not None:
             line.insert(0, parent)
         return line
 
     def without(self, name: str) -> Self:
-        """The record without a point; those that came after it come after the one before it."""
-        gone = self.point(name)
+        """The record without a snapshot; those that came after it come after the one before it."""
+        gone = self.snapshot(name)
         if gone is None:
             return self
-        points = tuple(
-            point.model_copy(update={"parent": gone.parent}) if point.parent == name else point
-            for point in self.points
-            if point.name != name
+        snapshots = tuple(
+            snapshot.model_copy(update={"parent": gone.parent}) if snapshot.parent == name else snapshot
+            for snapshot in self.snapshots
+            if snapshot.name != name
         )
         current = gone.parent if self.current == name else self.current
-        return self.model_copy(update={"points": points, "current": current})
+        return self.model_copy(update={"snapshots": snapshots, "current": current})
 
 
 class Role(StrEnum):
@@ -335,7 +335,7 @@ ATTACH_DEVICE, DETACH_DEVICE = "attach device", "detach device"
 
 
 class DeviceRecord(Record):
-    """A device of others that VMs read through the cache. ``name``: drawn by lot when it was attached.
+    """A device of others that VMs read through the cache. ``name``: random when it was attached.
 
     ``device``: the path that it was called by; ``number``: its own, as the kernel writes it, for as long as the host
     runs; ``boot``: of the host, drawn by the kernel. ``path``: what was handed out; ``size`` in bytes at that time.
@@ -360,7 +360,7 @@ def _stamp(found: os.stat_result) -> tuple[int, int, int]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-class Shelf(Generic[R]):
+class RecordStore(Generic[R]):
     """The records of one kind, by name. Callers serialise writes to the same name."""
 
     def __init__(self, folder: Path, kind: type[R]) -> None:
@@ -408,7 +408,7 @@ class Shelf(Generic[R]):
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"]))
             raise StateDamaged(f"the record {path} is not written: its {where} could not be read again") from error
-        with told(f"writing the record {path}"):
+        with translate_os_errors(f"writing the record {path}"):
             write_atomically(path, content)
         self._unwritten.pop(name, None)
 
@@ -419,14 +419,14 @@ class Shelf(Generic[R]):
     def remove(self, name: str) -> None:
         """Remove the record durably, if there is one. Raises HostTrouble."""
         path = self._folder / f"{name}.json"
-        with told(f"removing the record {path}"):
+        with translate_os_errors(f"removing the record {path}"):
             path.unlink(missing_ok=True)
             self._unwritten.pop(name, None)
             sync(self._folder)
 
     def names(self) -> list[str]:
         """Names with a record, sorted. Raises HostTrouble where it cannot look: nobody is to take that for none."""
-        with told(f"reading the records in {self._folder}"), os.scandir(self._folder) as entries:
+        with translate_os_errors(f"reading the records in {self._folder}"), os.scandir(self._folder) as entries:
             return sorted(entry.name[: -len(_END)] for entry in entries if _is_record(entry.name))
 
     def all(self) -> list[R]:

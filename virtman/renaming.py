@@ -38,8 +38,8 @@ def rename(vms: Vms, vm: str, new: str, permit: Permit = anything) -> None:
 
 def _is_done(vms: Vms, vm: str, new: str) -> bool:
     """Raises VmExists, UnknownVm."""
-    present = vms.shelf.get(new)
-    if present is not None and (present.was != vm or vms.shelf.get(vm) is not None):
+    present = vms.records.get(new)
+    if present is not None and (present.was != vm or vms.records.get(vm) is not None):
         raise VmExists(f"vm {new!r} exists; use another name")
     return present is not None
 
@@ -47,23 +47,23 @@ def _is_done(vms: Vms, vm: str, new: str) -> bool:
 def _rename(vms: Vms, record: VmRecord) -> None:
     """Nothing is left to do of a VM that was destroyed by its new name, after a crash before the old one was gone."""
     vm, new = record.name, record.argument("new")
-    if vms.shelf.get(new) is None and vms.snapshots.existing().names & {vm, new}:
+    if vms.records.get(new) is None and vms.vmdisks.existing().names & {vm, new}:
         if record.boot is not None:
             vms.machines.rename(vm, new)
         vms.step("rename:machine")
-        disk = vms.snapshots.rename(vm, new)
+        disk = vms.vmdisks.rename(vm, new)
         vms.step("rename:disk")
         if record.boot is not None:
             vms.machines.follow(new, disk, vms.disks_of(record))
-        vms.shelf.put(new, record.settled(name=new, was=vm))
+        vms.records.put(new, record.settled(name=new, was=vm))
         vms.step("rename:known")
-    vms.shelf.remove(vm)
+    vms.records.remove(vm)
     vms.step("rename:done")
 
 
 def _unrename(vms: Vms, record: VmRecord, _error: Exception | None) -> VmRecord:
     """Raises DriverError if the disk has its new name: then the rename is finished later."""
-    vms.snapshots.open(record.name)
+    vms.vmdisks.open(record.name)
     return record.begin(RENAME_BACK, new=record.argument("new"))
 
 

@@ -30,7 +30,7 @@ from virtman.errors import (
     Suspended,
     UnknownImage,
 )
-from virtman.hostfiles import told
+from virtman.hostfiles import translate_os_errors
 from virtman.imagestore import ImageStore
 from virtman.operations import Kind, Operations
 from virtman.reading import Readers, digest_of
@@ -42,8 +42,8 @@ from virtman.records import (
     SERVED,
     ImageRecord,
     InPlace,
+    RecordStore,
     Role,
-    Shelf,
     State,
 )
 from virtman.steps import Step, log_step
@@ -114,7 +114,7 @@ class Stacks:
     def __init__(
         self,
         source: ImageSource,
-        shelf: Shelf[ImageRecord],
+        records: RecordStore[ImageRecord],
         store: ImageStore,
         volt: Coordinator,
         changed: Callable[[], None] = lambda: None,
@@ -126,7 +126,7 @@ class Stacks:
         self.content = threading.Lock()
         """Held while a record begins to refer to content, and while content that no record refers to is deleted."""
         self._source = source
-        self._shelf = shelf
+        self._records = records
         self._store = store
         self._volt = volt
         self._users: list[Callable[[str], bool]] = []
@@ -140,7 +140,7 @@ class Stacks:
         """What images in place are served from, as it was opened last."""
         self.flaws: dict[str, str] = {}
         """Why images in place are not served, as of the last look."""
-        self._operations: Operations[Stacks, ImageRecord] = Operations("image", shelf, KINDS, self, step)
+        self._operations: Operations[Stacks, ImageRecord] = Operations("image", records, KINDS, self, step)
 
     def used_by(self, asks: Callable[[str], bool]) -> None:
         """Have a function asked, too, whether something of this host needs an image."""
@@ -157,7 +157,7 @@ class Stacks:
         NoRoom.
         """
         with self._locks.hold(name):
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if record is None:
                 return self._attach(ImageRecord(name=name, role=Role.HOST, state=State.ABSENT), moving=moving)
             if record.steady:
@@ -185,10 +185,10 @@ class Stacks:
                 self._source.reserve(record.name)
             record = with_assignment(record, assignment, confirmed=False)
             with self.content:
-                self._shelf.put(record.name, record)
+                self._records.put(record.name, record)
             self._build(record)
             record = with_assignment(record, assignment, confirmed=True).settled()
-            self._shelf.put(record.name, record)
+            self._records.put(record.name, record)
             self._step("attach:done")
             return record
 
@@ -203,7 +203,7 @@ class Stacks:
         nobody knows whether Volt took it, so this host goes on serving it, and announces it again when Volt answers.
         """
         with self._locks.hold(image.name):
-            before = self._shelf.get(image.name)
+            before = self._records.get(image.name)
             if before is not None and (before.role is Role.HOST or before.digest != image.digest):
                 raise ImageExists(f"image {image.name!r} is on this host already, and not from this content")
             if before is not None:
@@ -229,7 +229,7 @@ class Stacks:
             record = self._remove_layers(record)  # it may be served still, and is let go of
         wanted = record.model_copy(update={"given_up": False, "in_place": in_place})
         if wanted != record:
-            self._shelf.put(record.name, wanted)  # before Volt may list it
+            self._records.put(record.name, wanted)  # before Volt may list it
         return wanted
 
     def _turn_back(self, record: ImageRecord) -> ImageRecord | None:
@@ -248,7 +248,7 @@ class Stacks:
         self._step("publish:serving")
         if not _is_served(record):
             record = record.reached(SERVED)
-            self._shelf.put(record.name, record)
+            self._records.put(record.name, record)
         try:
             return self._announce(record)
         except HostTaken:
@@ -263,7 +263,7 @@ class Stacks:
         assignment = self._volt.publish(record.image)
         record = with_assignment(record, assignment, confirmed=True).settled()
         self._let_in(record)  # some may have joined already
-        self._shelf.put(record.name, record)
+        self._records.put(record.name, record)
         self._changed()
         return record
 
@@ -311,12 +311,12 @@ class Stacks:
         """
         if record.in_place is None or not record.in_place.lockable:
             return record
-        with told(f"looking at {now.path}"):
+        with translate_os_errors(f"looking at {now.path}"):
             writable = inplace.is_writable(now, fd)
         if not writable:
             return record
         record = record.model_copy(update={"in_place": record.in_place.model_copy(update={"locked": True})})
-        self._shelf.put(record.name, record)
+        self._records.put(record.name, record)
         self._step("in-place:recorded")
         inplace.lock(fd)
         self._step("in-place:locked")
@@ -355,7 +355,7 @@ class Stacks:
 
         Nothing happens if Volt has other content under this name: who reads what is here goes on, see ``follow``.
         """
-        record = self._shelf.get(assignment.image)
+        record = self._records.get(assignment.image)
         if record is None or record.digest != assignment.digest:
             return
         children = [Child(child.host, child.secret) for child in assignment.children]
@@ -368,7 +368,7 @@ class Stacks:
         """
         name = assignment.image
         with self._locks.hold(name):
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if record is None or not record.steady or assignment.revision <= record.revision:
                 return
             self._follow(record, assignment)
@@ -378,13 +378,13 @@ class Stacks:
             self._volt.leave(record.name)
             raise _content_changed(record)
         wanted = with_assignment(record, assignment, confirmed=False)
-        self._shelf.put(record.name, wanted)
+        self._records.put(record.name, wanted)
         self._step("follow:recorded")
         if record.role is Role.HOST:
             self.check_not_suspended()
             self._source.follow(wanted.image, wanted.parents, sure=not record.unconfirmed)
         self._let_in(wanted)
-        self._shelf.put(record.name, with_assignment(record, assignment, confirmed=True))
+        self._records.put(record.name, with_assignment(record, assignment, confirmed=True))
         self._changed()
 
     def rejoin(self, name: str) -> None:
@@ -393,7 +393,7 @@ class Stacks:
         Raises ContentChanged, ImageUnlisted, CoordinatorDown, DriverError.
         """
         with self._locks.hold(name):
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if record is None or not record.steady:
                 return
             if record.role is Role.ORIGIN:
@@ -421,7 +421,7 @@ class Stacks:
         While ``suspended`` is not set, the stack may be built again at once. Raises StateDamaged, DriverError.
         """
         with self._locks.hold(name):
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if record is not None:
                 self._remove_layers(record)
 
@@ -432,7 +432,7 @@ class Stacks:
         Raises DriverError, NoRoom.
         """
         with self._locks.hold(name):
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if record is None or not record.steady:
                 return None
             # Nothing happens here unless the daemon may still wait at the lost parent's socket.
@@ -451,7 +451,7 @@ class Stacks:
         if record.role is not Role.HOST or not self._source.unsettled(record.name):
             return
         with self._locks.hold(record.name):
-            now = self._shelf.get(record.name)
+            now = self._records.get(record.name)
             if now is not None and now.steady:
                 log.info("image %s: a parent that was left is well again", record.name)
                 self._build(now)
@@ -462,7 +462,7 @@ class Stacks:
         Raises StateDamaged, CoordinatorDown, DriverError, NoRoom.
         """
         with self._locks.hold(name):
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if record is None:
                 return
             if record.operation is None:
@@ -476,13 +476,13 @@ class Stacks:
             log.warning("image %s: not being served; starting it", record.name)
         record = self._build(record, fresh=record.unconfirmed)
         if record.unconfirmed:
-            self._shelf.put(record.name, record.model_copy(update={"revision": record.assigned}))
+            self._records.put(record.name, record.model_copy(update={"revision": record.assigned}))
             self._changed()
 
     def remove_if_idle(self, name: str) -> bool:
         """Remove the stack unless a VM, a child or being its origin keeps it. The cached data stay on disk."""
         with self._locks.hold(name):
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if record is None or not self.idle(record):
                 return False
             self._operations.run(record if record.doing(DETACH) else record.begin(DETACH))
@@ -506,7 +506,7 @@ class Stacks:
         Raises ImageInUse while a VM of this host or another host reads it; CoordinatorDown, DriverError.
         """
         with self._locks.hold(name):
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if record is None or not record.doing(PUBLISH):
                 return False
             if self._in_use(name):
@@ -526,12 +526,12 @@ class Stacks:
         ``given_up``: then it is written down that it is to be dropped when none needs it any more (``unwanted``).
         """
         with self._locks.hold(name):
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if record is None or record.role is not Role.ORIGIN or not record.steady:
                 return False
             if self._in_use(name):
                 if given_up:
-                    self._shelf.put(name, record.model_copy(update={"given_up": True}))
+                    self._records.put(name, record.model_copy(update={"given_up": True}))
                 return False
             self._operations.run(record.begin(DETACH, told=False))
             return True
@@ -542,7 +542,7 @@ class Stacks:
         Raises CoordinatorDown, DriverError.
         """
         with self._locks.hold(name):
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if record is None or not record.steady or self.needed(record):
                 return False
             # Whoever publishes it again here waits for this, or it is withdrawn no more.
@@ -574,7 +574,7 @@ class Stacks:
             except CoordinatorDown as error:
                 log.warning("image %s: Volt is told that we left when it is back: %s", record.name, error)
                 return
-        self._shelf.remove(record.name)
+        self._records.remove(record.name)
         self._step("detach:left")
 
     def wants_digest(self, record: ImageRecord) -> bool:
@@ -590,7 +590,7 @@ class Stacks:
         HostTrouble, NoRoom, DriverError.
         """
         with self.readers.reading(name) as reader:
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if record is None or not self.wants_digest(record):
                 return
             with inplace.opened(record) as (now, opened):
@@ -603,13 +603,13 @@ class Stacks:
 
     def _note_content(self, record: ImageRecord, content: str) -> None:
         with self._locks.hold(record.name):
-            now = self._shelf.get(record.name)
+            now = self._records.get(record.name)
             if now is None or now.in_place is None or record.in_place is None or not self.wants_digest(now):
                 return
             if now.digest != record.digest or inplace.differs(now.in_place, record.in_place):
                 return
             now = now.model_copy(update={"in_place": now.in_place.model_copy(update={"content": content})})
-            self._shelf.put(now.name, now)
+            self._records.put(now.name, now)
             self._step("in-place:digested")
             self._build(now)  # or not, if this is not what was published
 
@@ -625,10 +625,10 @@ class Stacks:
     def leave_later(self, name: str) -> None:
         """Tell Volt of a stack that was removed while it was down. Raises CoordinatorDown."""
         with self._locks.hold(name):
-            record = self._shelf.get(name)
+            record = self._records.get(name)
             if record is not None and record.leaving:
                 self._leave(record)
-                self._shelf.remove(name)
+                self._records.remove(name)
 
     def _leave(self, record: ImageRecord) -> None:
         """Only who has been an origin may take the image with it: there may be another agent with this host's name."""
@@ -664,11 +664,11 @@ class Stacks:
 
     def find(self, name: str) -> ImageRecord | None:
         """The stack's record, if there is a stack."""
-        return self._shelf.get(name)
+        return self._records.get(name)
 
     def known(self, name: str) -> bool:
         """Whether there is a stack, whole or in parts."""
-        return self._shelf.get(name) is not None
+        return self._records.get(name) is not None
 
     def leave_unknown(self, name: str) -> None:
         """Volt says that this host has a place, but there is no stack: give the place up.
@@ -676,24 +676,24 @@ class Stacks:
         Raises CoordinatorDown, VoltRefused (the image has no other origin: this may be the place of another agent).
         """
         with self._locks.hold(name):
-            if self._shelf.get(name) is None:
+            if self._records.get(name) is None:
                 self._volt.leave(name)
 
     def records(self) -> list[ImageRecord]:
         """The records of all stacks."""
-        return self._shelf.all()
+        return self._records.all()
 
     def sorted_out(self) -> tuple[list[ImageRecord], dict[str, str]]:
         """The records of all stacks, and why others cannot be read, by image."""
-        return self._shelf.sorted_out()
+        return self._records.sorted_out()
 
     def names(self) -> frozenset[str]:
         """All images that have a record, also one that cannot be read."""
-        return frozenset(self._shelf.names())
+        return frozenset(self._records.names())
 
     def troubles(self) -> dict[str, str]:
         """Why records cannot be read, by image."""
-        return self._shelf.unreadable()
+        return self._records.unreadable()
 
     def strays(self) -> frozenset[str]:
         """Images with layers on the host and no record."""
@@ -702,7 +702,7 @@ class Stacks:
     def remove_stray(self, name: str) -> None:
         """Remove the layers of an image without a record."""
         with self._locks.hold(name):
-            if self._shelf.get(name) is None:
+            if self._records.get(name) is None:
                 self._source.drop(name, None)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from drivers.host.durable import write_atomically
 from drivers.host.folders import matching
 from virtman.errors import ConfigError
-from virtman.hostfiles import told
+from virtman.hostfiles import translate_os_errors
 
 VERSION = b"1\n"
 
@@ -26,7 +26,7 @@ def mark(state: Path) -> None:
 
 def refusal(state: Path) -> str | None:
     """Why an agent of this version does not open the folder. Raises HostTrouble."""
-    with told(f"reading the version of {state}"):
+    with translate_os_errors(f"reading the version of {state}"):
         written = _file(state).exists()
         if _file(state).read_bytes() == VERSION if written else not _used(state):
             return None
@@ -38,7 +38,7 @@ def refusal(state: Path) -> str | None:
 
 def has_records(state: Path) -> bool:
     """Whether the state folder has a record of something. Raises HostTrouble."""
-    with told(f"looking for records in {state}"):
+    with translate_os_errors(f"looking for records in {state}"):
         return any(True for _ in matching(state / "records", "*", "[!.]*.json"))
 
 

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from drivers import digests
 from virtman.errors import BadStream, NewerStream
-from virtman.names import MOMENT, NAME_PATTERN
+from virtman.names import NAME_PATTERN, TEMPORARY
 
 VERSION = 1
 """It is raised when an older reader would take a stream for something else than it is."""
@@ -46,8 +46,8 @@ LAST_TIME = 253_402_214_400
 
 
 def _of_others(name: str) -> str:
-    if name.startswith(MOMENT):
-        raise ValueError(f"names that begin with {MOMENT} are of the agent's own snapshots")
+    if name.startswith(TEMPORARY):
+        raise ValueError(f"names that begin with {TEMPORARY} are of the agent's own snapshots")
     return name
 
 

@@ -19,11 +19,11 @@ from virtman import creating, disks, models
 from virtman.convert import Progress
 from virtman.copies import Copies
 from virtman.errors import BadRequest, BadStream, StreamMisfit
-from virtman.hostfiles import told
+from virtman.hostfiles import translate_os_errors
 from virtman.operations import Kind
 from virtman.pipe import Caller
 from virtman.receiving import Receiver, starts
-from virtman.records import RECEIVE, ImageRecord, Point, VmRecord
+from virtman.records import RECEIVE, ImageRecord, Snapshot, VmRecord
 from virtman.roles import Permit, anything
 from virtman.stream import MOST_DATA, Begin, Data, End, Header, Piece, Reader, Section, Writer, Zeros
 from virtman.vms import Vms
@@ -38,7 +38,7 @@ _TOLD = 4 << 20
 
 @dataclass(frozen=True)
 class _Part:
-    """A section, what its point keeps, which stays as long as the part is read, and where that differs from the
+    """A section, what its snapshot keeps, which stays as long as the part is read, and where that differs from the
     parent's.
     """
 
@@ -66,11 +66,14 @@ def send(
             last = disks.require(vms.record(vm), snapshot)
         record = vms.record(vm)
         base = None if since is None else disks.require(record, since)
-        points = _chosen(record, last, base) if with_snapshots else _alone(record, last, base)
-        # All at once: later another point may have the name of one of these.
-        devices = [stack.enter_context(vms.snapshots.reading(vm, point.name)) for point in points]
-        parts = [_part(vms, record, point, base, points, device) for point, device in zip(points, devices, strict=True)]
-        _check_stayed(vms.record(vm), points if base is None else [base, *points])
+        snapshots = _chosen(record, last, base) if with_snapshots else _alone(record, last, base)
+        # All at once: later another snapshot may have the name of one of these.
+        devices = [stack.enter_context(vms.vmdisks.reading(vm, snapshot.name)) for snapshot in snapshots]
+        parts = [
+            _part(vms, record, snapshot, base, snapshots, device)
+            for snapshot, device in zip(snapshots, devices, strict=True)
+        ]
+        _check_stayed(vms.record(vm), snapshots if base is None else [base, *snapshots])
         ranges = [changed for part in parts for changed in part.ranges]
         header = Header(
             image=vms.images.ensure(record.image).image.digest,
@@ -85,22 +88,22 @@ def send(
 
 
 def _part(
-    vms: Vms, record: VmRecord, point: Point, base: Point | None, points: Sequence[Point], device: Device
+    vms: Vms, record: VmRecord, snapshot: Snapshot, base: Snapshot | None, snapshots: Sequence[Snapshot], device: Device
 ) -> _Part:  # fmt: skip
-    """``points``: all that are sent. What is not over one of these is over the base."""
-    parent = next((one for one in points if one.name == point.parent), base)
+    """``snapshots``: all that are sent. What is not over one of these is over the base."""
+    parent = next((one for one in snapshots if one.name == snapshot.parent), base)
     section = Section(
-        id=point.id, name=None if point.temporary else point.name, parent=None if parent is None else parent.id,
-        size=point.size, taken=point.taken, state=point.state,
+        id=snapshot.id, name=None if snapshot.temporary else snapshot.name,
+        parent=None if parent is None else parent.id, size=snapshot.size, taken=snapshot.taken, state=snapshot.state,
     )  # fmt: skip
     since = None if parent is None else parent.name
-    return _Part(section, device, vms.snapshots.changes(record.name, point.name, since))
+    return _Part(section, device, vms.vmdisks.changes(record.name, snapshot.name, since))
 
 
-def _check_stayed(record: VmRecord, points: Sequence[Point]) -> None:
-    """The driver was asked by names. Raises BadRequest if one of them may have been another point's."""
-    present = {point.id for point in record.points}
-    gone = next((point.name for point in points if point.id not in present), None)
+def _check_stayed(record: VmRecord, snapshots: Sequence[Snapshot]) -> None:
+    """The driver was asked by names. Raises BadRequest if one of them may have been another snapshot's."""
+    present = {snapshot.id for snapshot in record.snapshots}
+    gone = next((snapshot.name for snapshot in snapshots if snapshot.id not in present), None)
     if gone is not None:
         raise BadRequest(f"snapshot {gone!r} of vm {record.name!r} was deleted while it was to be sent; send it again")
 
@@ -158,7 +161,7 @@ def _receive_new(
         make()
         receiver = _receiver(vms, vm, header, None)
         current = receiver.fill(incoming, arrived)
-        return creating.Made(vms.snapshots.open(vm), tuple(receiver.taken), current)
+        return creating.Made(vms.vmdisks.open(vm), tuple(receiver.taken), current)
 
     size = min(section.size for section in starts(header))
     creating.receive(vms, vm, image, size, _names(header), fill)
@@ -181,11 +184,11 @@ def _receive_changes(
             receiver = _receiver(vms, vm, header, base)
             current = receiver.fill(incoming, arrived)
             vms.follow(record)
-            size = vms.snapshots.open(vm).size
-            vms.settle(record, size=size, points=(*record.points, *receiver.taken), current=current)
+            size = vms.vmdisks.open(vm).size
+            vms.settle(record, size=size, snapshots=(*record.snapshots, *receiver.taken), current=current)
             vms.step("receive:done")
 
-        vms.run(record.begin(RECEIVE, base=base.name, points=[*_names(header)]), act)
+        vms.run(record.begin(RECEIVE, base=base.name, snapshots=[*_names(header)]), act)
 
 
 def _receive_last(
@@ -203,20 +206,20 @@ def _receive_last(
     vms.settle(record, whole=True)
 
 
-def _receiver(vms: Vms, vm: str, header: Header, base: Point | None, *, own: bool = False) -> Receiver:
-    return Receiver(vm, header, base, vms.snapshots, vms.open_blocks, vms.step, own=own)
+def _receiver(vms: Vms, vm: str, header: Header, base: Snapshot | None, *, own: bool = False) -> Receiver:
+    return Receiver(vm, header, base, vms.vmdisks, vms.open_blocks, vms.step, own=own)
 
 
-def _check_fits(vms: Vms, record: VmRecord, header: Header) -> Point:
-    """The point that the stream continues. Raises StreamMisfit, VmRuns, VmSaved, BadRequest, DriverError."""
+def _check_fits(vms: Vms, record: VmRecord, header: Header) -> Snapshot:
+    """The snapshot that the stream continues. Raises StreamMisfit, VmRuns, VmSaved, BadRequest, DriverError."""
     base = _base(record, header)
-    present = {point.id for point in record.points} | {point.name for point in record.points}
+    present = {snapshot.id for snapshot in record.snapshots} | {snapshot.name for snapshot in record.snapshots}
     again = [section.name for section in header.sections if {section.id, section.name} & present]
     if again:
         raise StreamMisfit(f"vm {record.name!r} has a snapshot {again[0]!r} already, and the stream has one, too")
     vms.require_off(record, "it receives anything")
     there = (record.current, record.size) == (base.name, base.size)
-    if not there or vms.snapshots.changes(record.name, None, base.name):
+    if not there or vms.vmdisks.changes(record.name, None, base.name):
         raise StreamMisfit(
             f"the disk of vm {record.name!r} has changed since snapshot {base.name!r}, which the stream continues;"
             f" 'virtman snapshot revert {record.name} {base.name}' gives that up"
@@ -225,13 +228,13 @@ def _check_fits(vms: Vms, record: VmRecord, header: Header) -> Point:
 
 
 def _unreceive(vms: Vms, record: VmRecord, _error: Exception | None) -> VmRecord:
-    """Go back to the point that the stream continued."""
+    """Go back to the snapshot that the stream continued."""
     vms.require_off(record, "what it has received is taken back")
     base = record.argument("base")
-    disk = vms.snapshots.revert(record.name, base)
+    disk = vms.vmdisks.revert(record.name, base)
     vms.step("receive:reverted")
-    for name in reversed(record.argument("points")):
-        vms.snapshots.drop(record.name, name, None)
+    for name in reversed(record.argument("snapshots")):
+        vms.vmdisks.drop(record.name, name, None)
     vms.follow(record)
     return record.settled(size=disk.size, current=base)
 
@@ -239,16 +242,18 @@ def _unreceive(vms: Vms, record: VmRecord, _error: Exception | None) -> VmRecord
 KINDS = {RECEIVE: Kind(undo=_unreceive)}
 
 
-def _base(record: VmRecord, header: Header) -> Point:
-    """The point that a stream continues. Raises StreamMisfit."""
-    base = next((point for point in record.points if point.id == header.since and not point.temporary), None)
+def _base(record: VmRecord, header: Header) -> Snapshot:
+    """The snapshot that a stream continues. Raises StreamMisfit."""
+    base = next(
+        (snapshot for snapshot in record.snapshots if snapshot.id == header.since and not snapshot.temporary), None
+    )
     if base is None:
         raise StreamMisfit(f"vm {record.name!r} has no snapshot that the stream continues; send it the whole VM")
     return base
 
 
 def _names(header: Header) -> list[str]:
-    """The points that a stream has."""
+    """The snapshots that a stream has."""
     return [section.name for section in header.sections if section.name is not None]
 
 
@@ -274,7 +279,7 @@ def pieces(blocks: Blocks, ranges: Iterable[Range]) -> Iterator[Data | Zeros]:
             continue
         for offset in range(changed.offset, changed.offset + changed.length, MOST_DATA):
             length = min(MOST_DATA, changed.offset + changed.length - offset)
-            with told("reading a disk"):
+            with translate_os_errors("reading a disk"):
                 data = blocks.read(offset, length)
             yield Zeros(offset, length) if data == _NOTHING[:length] else Data(offset, data)
 
@@ -293,28 +298,29 @@ def _check_image(header: Header, stack: ImageRecord) -> None:
         )
 
 
-def _chosen(record: VmRecord, last: Point, base: Point | None) -> list[Point]:
-    """``last`` with the points before it and after the base; all points if it is the disk of now, and there is no base.
+def _chosen(record: VmRecord, last: Snapshot, base: Snapshot | None) -> list[Snapshot]:
+    """``last`` with the snapshots before it and after the base; all snapshots if it is the disk of now, and there is no
+    base.
 
     Raises BadRequest.
     """
     if base is None and last.temporary:
-        return [point for point in record.points if not point.temporary] + [last]
+        return [snapshot for snapshot in record.snapshots if not snapshot.temporary] + [last]
     line = record.line(last)
     return line[_place(line, last, base) :]
 
 
-def _alone(record: VmRecord, last: Point, base: Point | None) -> list[Point]:
+def _alone(record: VmRecord, last: Snapshot, base: Snapshot | None) -> list[Snapshot]:
     _place(record.line(last), last, base)
     return [last]
 
 
-def _place(line: Sequence[Point], last: Point, base: Point | None) -> int:
-    """Where the points after the base begin. Raises BadRequest."""
+def _place(line: Sequence[Snapshot], last: Snapshot, base: Snapshot | None) -> int:
+    """Where the snapshots after the base begin. Raises BadRequest."""
     if base is None:
         return 0
     if base not in line[:-1]:
         what = "what the disk holds now" if last.temporary else f"snapshot {last.name!r}"
-        before = ", ".join(point.name for point in line[:-1]) or "none"
+        before = ", ".join(snapshot.name for snapshot in line[:-1]) or "none"
         raise BadRequest(f"{what} did not go on from snapshot {base.name!r}; these came before it: {before}")
     return line.index(base) + 1

@@ -21,11 +21,11 @@ from virtman.devices import Devices
 from virtman.errors import RepairIncomplete, StateDamaged
 from virtman.hostdrivers import HostDrivers
 from virtman.imagekeeper import CONTENT, IMAGE, ImageKeeper
-from virtman.kept import Kept
 from virtman.looks import Looks
 from virtman.parallel import raise_all, side_by_side
 from virtman.placekeeper import CHILDREN, LOST, PLACE, PlaceKeeper
 from virtman.records import ImageRecord
+from virtman.retained import Retained
 from virtman.stacks import Stacks
 from virtman.vmkeeper import DEVICE, VM, DeviceKeeper, VmKeeper
 from virtman.vms import Vms
@@ -47,13 +47,13 @@ class Upkeep:
         stacks: Stacks,
         vms: Vms,
         drivers: HostDrivers,
-        kept: Kept,
+        retained: Retained,
         devices: Devices,
         register: Callable[[], object],
         idle_grace: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stacks, self._drivers, self._kept = stacks, drivers, kept
+        self._stacks, self._drivers, self._retained = stacks, drivers, retained
         self.queue = WorkQueue(self._plan, clock)
         self.looks = Looks(drivers.source)
         self.images = ImageKeeper(stacks, vms, self.looks, self.queue, partial(self._want, KEPT), idle_grace, clock)
@@ -176,7 +176,7 @@ class Upkeep:
 
     def kept(self) -> tuple[str, ...]:
         """Digests of what this host keeps without a stack, as of the last look."""
-        return self._kept.digests
+        return self._retained.digests
 
     def troubles(self) -> dict[str, str]:
         """What failed on this host, by what it is about; all of it is tried again."""
@@ -230,7 +230,7 @@ class Upkeep:
     def _tend_kept(self) -> None:
         with self._lock:
             discard, self._discard = self._discard, frozenset()  # Volt says it again of what cannot be deleted
-        self._kept.discard(discard)
+        self._retained.discard(discard)
 
     def _tend_volume(self, path: Path) -> None:
         if (group := self._drivers.cache_group) is not None:

@@ -14,9 +14,9 @@ from drivers import base
 from virtman import models
 from virtman.accel import Verdict
 from virtman.domain import NONE, mac_of
-from virtman.hostfiles import told
-from virtman.hypervisor import Traveller
-from virtman.records import ARRIVE, Boot, DeviceRecord, ImageRecord, Point, VmRecord
+from virtman.hostfiles import translate_os_errors
+from virtman.hypervisor import MigrationSource
+from virtman.records import ARRIVE, Boot, DeviceRecord, ImageRecord, Snapshot, VmRecord
 from volt.client import Image as PublishedImage
 
 
@@ -36,11 +36,12 @@ def open_disk(record: VmRecord, device: base.Device, user: str | None) -> models
     return models.OpenDisk(**dict(disk(record, user)), path=path, blockdev=blockdev)
 
 
-def snapshot(record: VmRecord, point: Point) -> models.Snapshot:
+def snapshot(record: VmRecord, snapshot: Snapshot) -> models.Snapshot:
     """A point in time of a VM's disk."""
     return models.Snapshot(
-        name=point.name, parent=point.parent, size=point.size, taken=datetime.fromtimestamp(point.taken, UTC),
-        state=point.state, current=point.name == record.current,
+        name=snapshot.name, parent=snapshot.parent, size=snapshot.size,
+        taken=datetime.fromtimestamp(snapshot.taken, UTC), state=snapshot.state,
+        current=snapshot.name == record.current,
     )  # fmt: skip
 
 
@@ -66,18 +67,18 @@ def more(record: VmRecord) -> dict[str, Any]:
     }
 
 
-def traveller(found: Traveller) -> models.Traveller:
+def migration_source(found: MigrationSource) -> models.MigrationSource:
     """What goes along with a VM's disk."""
-    return models.Traveller(
+    return models.MigrationSource(
         uuid=UUID(found.uuid), memory=found.boot.memory, cpus=found.boot.cpus, network=found.boot.network,
         seed=base64.b64encode(found.seed).decode(), hardware=found.hardware,
     )  # fmt: skip
 
 
-def of_traveller(told: models.Traveller) -> Traveller:
+def of_migration_source(told: models.MigrationSource) -> MigrationSource:
     """What came along with a VM's disk."""
     boot = Boot(memory=told.memory, cpus=told.cpus, network=told.network)
-    return Traveller(str(told.uuid), boot, base64.b64decode(told.seed), told.hardware)
+    return MigrationSource(str(told.uuid), boot, base64.b64decode(told.seed), told.hardware)
 
 
 def image(
@@ -158,7 +159,7 @@ def disks(trouble: str, state: Path) -> models.Disks:
 
     Raises HostTrouble.
     """
-    with told(f"looking at {state}"):
+    with translate_os_errors(f"looking at {state}"):
         room = os.statvfs(state)
     # Not f_bfree: what is reserved for root is nothing to plan with.
     return models.Disks(

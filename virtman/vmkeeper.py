@@ -30,7 +30,7 @@ class VmKeeper:
     def open_all(self) -> None:
         """Have every disk opened again."""
         with self._lock:
-            self._unopened |= set(self._vms.shelf.names())
+            self._unopened |= set(self._vms.records.names())
 
     def opening(self) -> bool:
         """Whether a disk is being opened now. One that failed waits for its next try."""
@@ -40,18 +40,18 @@ class VmKeeper:
 
     def keys(self) -> list[str]:
         """The keys of all VMs."""
-        return [VM + name for name in self._vms.shelf.names()]
+        return [VM + name for name in self._vms.records.names()]
 
     def needy(self) -> set[str]:
         """VMs with something to end."""
-        return {vm.name for vm in self._vms.shelf.all() if self._unfinished(vm)}
+        return {vm.name for vm in self._vms.records.all() if self._unfinished(vm)}
 
     def _unfinished(self, record: VmRecord) -> bool:
         return record.operation is not None or bool(disks.leftovers(self._vms, record))
 
     def tend(self) -> None:
         """A heartbeat: have VMs looked at that may have something to end."""
-        for vm in self._vms.shelf.all():
+        for vm in self._vms.records.all():
             if vm.operation is not None or vm.leftover:
                 self._queue.wake(VM + vm.name)
 
@@ -81,7 +81,7 @@ class VmKeeper:
 
     def _record(self, name: str) -> VmRecord | None:
         try:
-            return self._vms.shelf.get(name)
+            return self._vms.records.get(name)
         except StateDamaged:
             return None  # status tells of it
 
@@ -89,7 +89,7 @@ class VmKeeper:
         with self._vms.holding_if_free(name) as free:  # a call that is under way opens it
             record = self._record(name)
             if free and record is not None and record.steady:
-                self._vms.snapshots.open(name)
+                self._vms.vmdisks.open(name)
                 self._follow_if_saved(record)
         with self._lock:
             self._unopened.discard(name)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, TypeVar
 
-from drivers.base import Device, SnapshotDriver
+from drivers.base import Device, VmDiskDriver
 from drivers.blocks import open_blocks
 from drivers.host.locks import NamedLocks
 from virtman.errors import DiskAttached, UnknownVm, VmExists, VmMoving, VmRuns
@@ -19,7 +19,7 @@ from virtman.hypervisor import Machines, Running
 from virtman.operations import Kind, Operations
 from virtman.pipe import Callers
 from virtman.receiving import OpenBlocks
-from virtman.records import ImageRecord, Shelf, VmRecord
+from virtman.records import ImageRecord, RecordStore, VmRecord
 from virtman.roles import Permit, anything
 from virtman.steps import Step, log_step
 
@@ -46,15 +46,15 @@ class Images(Protocol):
 
 
 class Vms:
-    """``shelf`` has the records, ``snapshots`` makes the disks, ``machines`` runs the VMs, ``images`` has the stacks.
+    """``records`` has the records, ``vmdisks`` makes the disks, ``machines`` runs the VMs, ``images`` has the stacks.
 
     ``clock`` gives seconds since 1970. ``open_blocks`` opens a disk to read and write it.
     """
 
     def __init__(
         self,
-        shelf: Shelf[VmRecord],
-        snapshots: SnapshotDriver,
+        records: RecordStore[VmRecord],
+        vmdisks: VmDiskDriver,
         machines: Machines,
         images: Images,
         kinds: Mapping[str, Kind[Vms, VmRecord]],
@@ -62,14 +62,14 @@ class Vms:
         clock: Callable[[], float] = time.time,
         opened: OpenBlocks = open_blocks,
     ) -> None:
-        self.shelf = shelf
-        self.snapshots = snapshots
+        self.records = records
+        self.vmdisks = vmdisks
         self.machines = machines
         self.images = images
         self.step = step
         self.clock = clock
         self.open_blocks = opened
-        self.operations: Operations[Vms, VmRecord] = Operations("vm", shelf, kinds, self, step)
+        self.operations: Operations[Vms, VmRecord] = Operations("vm", records, kinds, self, step)
         self.locks = NamedLocks()
         self.temporary: set[str] = set()
         """Names of temporary snapshots that are in use."""
@@ -80,27 +80,27 @@ class Vms:
 
     def record(self, name: str) -> VmRecord:
         """A VM's record. Raises UnknownVm."""
-        record = self.shelf.get(name)
+        record = self.records.get(name)
         if record is None:
             raise UnknownVm(f"vm {name!r} is not on this host")
         return record
 
     def check_free(self, name: str) -> None:
         """Raises VmExists if a VM has this name, or gets it by a rename that is under way."""
-        for record in self.shelf.all():
+        for record in self.records.all():
             if record.new_name == name:
                 raise VmExists(f"vm {record.name!r} is being renamed to {name!r}; use another name, or repair it first")
-        if self.shelf.get(name) is not None:
+        if self.records.get(name) is not None:
             raise VmExists(f"vm {name!r} exists; destroy it first or use another name")
 
     def uses(self, image: str) -> bool:
         """Whether a VM of this host, ready or half made, needs the image, or an unreadable record may need it."""
-        records, unreadable = self.shelf.sorted_out()
+        records, unreadable = self.records.sorted_out()
         return any(record.image == image for record in records) or bool(unreadable)
 
     def strays(self) -> frozenset[str]:
         """Disks without a record. No crash makes one, so nobody but a person may decide to delete it."""
-        return self.snapshots.existing().names - frozenset(self.shelf.names())
+        return self.vmdisks.existing().names - frozenset(self.records.names())
 
     # Operations
 
@@ -110,14 +110,14 @@ class Vms:
 
     def settle(self, record: VmRecord, **fields: Any) -> None:
         """Write the record without its operation, and with these fields."""
-        self.shelf.put(record.name, record.settled(**fields))
+        self.records.put(record.name, record.settled(**fields))
 
     def resume(self, name: str) -> None:
         """End an operation that was cut off. The caller holds the VM's lock (``holding``).
 
         Raises StateDamaged, DriverError, HypervisorError.
         """
-        record = self.shelf.get(name)
+        record = self.records.get(name)
         if record is not None and record.operation is not None:
             self.operations.resume(record)
 
@@ -177,13 +177,13 @@ class Vms:
             yield free and self._with_new_names([name, self._name_of_user(name) or name]) <= names
 
     def _with_new_names(self, names: Iterable[str]) -> set[str]:
-        records = filter(None, map(self.shelf.get, names))
+        records = filter(None, map(self.records.get, names))
         return {*names, *(record.new_name for record in records if record.new_name is not None)}
 
     # Who uses a disk
 
     def _name_of_user(self, name: str) -> str | None:
-        record = self.shelf.get(name)
+        record = self.records.get(name)
         user = None if record is None else self.attached_to(record)
         return None if user is None else user.name
 
@@ -191,7 +191,7 @@ class Vms:
         """The VM that this VM's disk is attached to, or is being attached to or detached from."""
         if record.boot is not None:
             return None
-        return next((other for other in self.shelf.all() if other.uses_disk(record.name)), None)
+        return next((other for other in self.records.all() if other.uses_disk(record.name)), None)
 
     def user(self, record: VmRecord) -> VmRecord:
         """The VM that uses the disk: the VM that it is attached to, or the disk's own."""
@@ -212,19 +212,19 @@ class Vms:
 
     def disks_of(self, record: VmRecord) -> dict[str, Device]:
         """The disks that a VM uses besides its own, by name. Raises DriverError."""
-        return {name: self.snapshots.open(name) for name in record.disks}
+        return {name: self.vmdisks.open(name) for name in record.disks}
 
     def follow(self, record: VmRecord) -> None:
         """Have the VM that uses a disk begin with what the disk is now. Raises HypervisorError, DriverError."""
         user = self.user(record)
         if user.boot is not None:
-            self.machines.follow(user.name, self.snapshots.open(user.name), self.disks_of(user))
+            self.machines.follow(user.name, self.vmdisks.open(user.name), self.disks_of(user))
 
     # What an operation requires
 
     def require_permitted(self, name: str, permit: Permit) -> None:
         """Whether a VM may be changed, and the VM that its disk is attached to. Raises Forbidden."""
-        record = self.shelf.get(name)
+        record = self.records.get(name)
         if record is not None:
             permit(record)
             if (user := self.attached_to(record)) is not None:
@@ -235,7 +235,7 @@ class Vms:
         user = self.attached_to(record)
         if user is not None:
             raise DiskAttached(f"disk {record.name!r} is attached to vm {user.name!r}; detach it there first")
-        if record.boot is None and (unreadable := self.shelf.unreadable()):
+        if record.boot is None and (unreadable := self.records.unreadable()):
             raise DiskAttached(
                 f"disk {record.name!r} may be attached to a VM whose record cannot be read: {', '.join(unreadable)};"
                 " see virtman status"

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 DIGEST_PATTERN = r"^(sha256|pieces|id):[0-9a-f]{64}$"
-"""Sums of the content, see drivers/digests.py. ``id:``: drawn by lot when the image was published; nobody has read the
+"""Sums of the content, see drivers/digests.py. ``id:``: random when the image was published; nobody has read the
 whole of it."""
 ADDRESS_PATTERN = r"^(unix:///[!-~]+|iscsi://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4})$"
 AGENT_PATTERN = r"^([0-9a-f]{32})?$"
@@ -41,7 +41,7 @@ Address = Annotated[
     ),
     AfterValidator(_port_in_range),
 ]
-Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="A sum of the whole image, or an ID drawn by lot")]
+Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="A sum of the whole image, or an ID random")]
 
 
 def _whole(number: object) -> object:

@@ -38,10 +38,10 @@ def identity(rdev: int, sys: Path = SYS, boot_id: Path = BOOT_ID) -> str:
 
 def _whole(folder: Path, boot_id: Path) -> str:
     for name in _NAMES:
-        if told := _told(folder / name):
+        if told := _content_of(folder / name):
             return f"{name} {told}"
     resolved = folder.resolve(strict=True)
-    seen = _told(resolved / "diskseq")
+    seen = _content_of(resolved / "diskseq")
     return f"{THIS_BOOT}{boot_id.read_text().strip()} {_word(resolved / 'dev')} {seen}".rstrip()
 
 
@@ -56,7 +56,7 @@ def instance(rdev: int, sys: Path = SYS) -> str:
     """What differs when a device has gone and come back, even as the same one: who has it open has the old one."""
     folder = (sys / "dev/block" / number(rdev)).resolve()
     folder = folder.parent if (folder / "partition").exists() else folder
-    return f"{number(rdev)} {_told(folder / 'diskseq')}"
+    return f"{number(rdev)} {_content_of(folder / 'diskseq')}"
 
 
 def nodes(wanted: str, sys: Path = SYS, boot_id: Path = BOOT_ID) -> Iterator[Path]:
@@ -80,12 +80,12 @@ def number(rdev: int) -> str:
 
 def map_uuid(rdev: int, sys: Path = SYS) -> str:
     """The UUID of a device-mapper's map; empty for other devices and for maps without one."""
-    return _told(sys / "dev/block" / number(rdev) / "dm/uuid")
+    return _content_of(sys / "dev/block" / number(rdev) / "dm/uuid")
 
 
 def backing_file(rdev: int, sys: Path = SYS) -> str:
     """The path of the file that a loop device is over; empty for other devices."""
-    return _told(sys / "dev/block" / number(rdev) / "loop/backing_file")
+    return _content_of(sys / "dev/block" / number(rdev) / "loop/backing_file")
 
 
 def size(fd: int) -> int:
@@ -117,7 +117,7 @@ def is_held(fd: int) -> bool:
     return False
 
 
-def _told(file: Path) -> str:
+def _content_of(file: Path) -> str:
     """What a file in sysfs says, bytes that are no text in hexadecimal; empty if there is no such file."""
     with contextlib.suppress(OSError):
         said = file.read_bytes()

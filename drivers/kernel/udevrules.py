@@ -95,18 +95,18 @@ def _is_linked(folder: Path) -> bool:
     """As the rules have it."""
     name = folder.name
     if name.startswith("loop"):
-        backing = _told(folder / "loop/backing_file")
+        backing = _content_of(folder / "loop/backing_file")
         return bool(re.match("/dev/.*/virtman-", backing)) or any(backing.startswith(f"{each}/") for each in _folders)
     if name.startswith("bcache"):
-        return _told((folder / "bcache").resolve().parent / "dm/name").startswith("virtman-")
+        return _content_of((folder / "bcache").resolve().parent / "dm/name").startswith("virtman-")
     return (
         name.startswith("sd")
-        and _told(folder / "device/vendor").startswith(MAKER)
-        and _told(folder / "device/model").startswith(MODEL)
+        and _content_of(folder / "device/vendor").startswith(MAKER)
+        and _content_of(folder / "device/model").startswith(MODEL)
     )
 
 
-def _told(file: Path) -> str:
+def _content_of(file: Path) -> str:
     try:
         return file.read_text(errors="replace").strip()
     except OSError:  # there is none, or the device is going

@@ -64,7 +64,7 @@ def stream(nodes: Nodes, upper: Path, lower: Path, backing: str) -> None:
     nodes.look()
     nodes.write_no_more(name)
     if error:
-        raise _told(str(error), upper)
+        raise _translated(str(error), upper)
 
 
 def settle(monitor: Monitor) -> None:
@@ -99,7 +99,7 @@ def _await(monitor: Monitor, *wanted: str) -> str:
         pause = min(2 * pause, _LONGEST)
 
 
-def _told(error: str, path: Path) -> MonitorFailed | DiskFull:
+def _translated(error: str, path: Path) -> MonitorFailed | DiskFull:
     if os.strerror(errno.ENOSPC) in error:
         return DiskFull(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)))
     return MonitorFailed("block-stream", error)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from drivers.base import Device, Existing, Place
-from drivers.errors import BadDevice, BadDisk, DiskInUse, SnapshotMissing
+from drivers.errors import BadDevice, BadDisk, DiskInUse, VmDiskMissing
 from drivers.host.durable import sync, write_atomically
 from drivers.host.folders import matching
 from drivers.kernel import devmapper, ownership
@@ -42,12 +42,12 @@ class Records(Generic[D]):
         return self._folder / f"{checked(vm)}.json"
 
     def read(self, vm: str) -> D:
-        """Raises SnapshotMissing, BadDisk if the record is damaged, BadName."""
+        """Raises VmDiskMissing, BadDisk if the record is damaged, BadName."""
         path = self.path(vm)
         try:
             return self._kind(**json.loads(path.read_text()))
         except FileNotFoundError:
-            raise SnapshotMissing(vm) from None
+            raise VmDiskMissing(vm) from None
         except (ValueError, TypeError) as error:
             raise BadDisk(f"the record of VM {vm} is damaged: {path}: {error}") from error
 
@@ -90,7 +90,7 @@ class MapDisks(ABC, Generic[D]):
     def open(self, vm: str) -> Device:
         """The VM's disk, made usable if the host was down.
 
-        Raises SnapshotMissing, BadDisk if what it is made of is lost or damaged, BadName, NotOurs, CommandFailed.
+        Raises VmDiskMissing, BadDisk if what it is made of is lost or damaged, BadName, NotOurs, CommandFailed.
         """
         with self._lock:
             return self._activate(vm)
@@ -98,7 +98,7 @@ class MapDisks(ABC, Generic[D]):
     def delete(self, vm: str) -> None:
         """Remove the VM's disk, whole or half made.
 
-        Raises DiskInUse or CommandFailed if somebody uses it or a point, BadName, NotOurs.
+        Raises DiskInUse or CommandFailed if somebody uses it or a snapshot, BadName, NotOurs.
         """
         checked(vm)
         with self._lock:
@@ -107,7 +107,7 @@ class MapDisks(ABC, Generic[D]):
     def rename(self, vm: str, new: str) -> Device:
         """Let the disk be that of another name, whose map is made anew.
 
-        Raises SnapshotMissing, BadDisk, DiskInUse, BadName, NotOurs, CommandFailed.
+        Raises VmDiskMissing, BadDisk, DiskInUse, BadName, NotOurs, CommandFailed.
         """
         for name in (vm, new):
             checked(name)

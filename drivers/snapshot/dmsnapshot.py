@@ -22,7 +22,7 @@ from pathlib import Path
 
 from drivers.base import Device, Existing, Monitor, Place, Range
 from drivers.door import door
-from drivers.errors import BadDisk, DriverError, NotPossible, PointMissing
+from drivers.errors import BadDisk, DriverError, NotPossible, SnapshotMissing
 from drivers.host.durable import sync
 from drivers.host.folders import matching
 from drivers.host.space import allocate
@@ -58,7 +58,7 @@ class _Disk:
 
 
 @door
-class DmSnapshot(MapDisks[_Disk]):
+class DmSnapshotDisks(MapDisks[_Disk]):
     """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``, their stores in ``<state>/dmsnapshot``. ``chunk``: see CHUNK."""
 
     needs = Needs(
@@ -73,50 +73,50 @@ class DmSnapshot(MapDisks[_Disk]):
         self._chunk = chunk
 
     def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:  # noqa: ARG002
-        """The disk, if it has this size already. Raises SnapshotMissing, BadDisk, NotPossible."""
+        """The disk, if it has this size already. Raises VmDiskMissing, BadDisk, NotPossible."""
         before = self._records.read(vm).size
         checked_growth(vm, before, size)
         if size != before:
             raise _not_possible(vm, "given another size")
         return self.open(vm)
 
-    def take(self, vm: str, point: str, monitor: Monitor | None) -> Device:  # noqa: ARG002
-        """Raises SnapshotMissing, BadName, NotPossible."""
+    def take(self, vm: str, snapshot: str, monitor: Monitor | None) -> Device:  # noqa: ARG002
+        """Raises VmDiskMissing, BadName, NotPossible."""
         self._records.read(vm)
-        raise _not_possible(vm, f"kept as it is now, as {checked(point)}")
+        raise _not_possible(vm, f"kept as it is now, as {checked(snapshot)}")
 
-    def revert(self, vm: str, point: str) -> Device:
-        """Raises SnapshotMissing, BadName, NotPossible."""
+    def revert(self, vm: str, snapshot: str) -> Device:
+        """Raises VmDiskMissing, BadName, NotPossible."""
         self._records.read(vm)
-        raise _not_possible(vm, f"set back to {checked(point)}")
+        raise _not_possible(vm, f"set back to {checked(snapshot)}")
 
-    def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:  # noqa: ARG002
-        """Nothing: there is no point. Raises SnapshotMissing, BadName."""
+    def drop(self, vm: str, snapshot: str, monitor: Monitor | None) -> None:  # noqa: ARG002
+        """Nothing: there is no snapshot. Raises VmDiskMissing, BadName."""
         self._records.read(vm)
-        checked(point)
+        checked(snapshot)
 
-    def points(self, vm: str) -> frozenset[str]:
-        """None. Raises SnapshotMissing, BadName."""
+    def snapshots(self, vm: str) -> frozenset[str]:
+        """None. Raises VmDiskMissing, BadName."""
         self._records.read(vm)
         return frozenset()
 
-    def clone(self, vm: str, point: str, new: str) -> Device:
-        """Raises SnapshotMissing, BadName, NotPossible."""
-        for name in (vm, point, new):
+    def clone(self, vm: str, snapshot: str, new: str) -> Device:
+        """Raises VmDiskMissing, BadName, NotPossible."""
+        for name in (vm, snapshot, new):
             checked(name)
         self._records.read(vm)
         raise _not_possible(vm, "cloned")
 
     @contextmanager
-    def reading(self, vm: str, point: str) -> Iterator[Device]:
-        """Raises SnapshotMissing, PointMissing, BadName."""
-        checked(point)
+    def reading(self, vm: str, snapshot: str) -> Iterator[Device]:
+        """Raises VmDiskMissing, SnapshotMissing, BadName."""
+        checked(snapshot)
         self._records.read(vm)
-        raise PointMissing(vm, point)
+        raise SnapshotMissing(vm, snapshot)
         yield  # what makes it a generator
 
-    def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:  # noqa: ARG002
-        """Raises SnapshotMissing, BadName, NotPossible."""
+    def changes(self, vm: str, snapshot: str | None, since: str | None) -> list[Range]:  # noqa: ARG002
+        """Raises VmDiskMissing, BadName, NotPossible."""
         self._records.read(vm)
         raise _not_possible(vm, "sent")
 

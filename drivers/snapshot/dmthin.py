@@ -45,8 +45,8 @@ from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVA
 from drivers.qemu.nodes import Nodes
 from drivers.snapshot import thinmetadata
 from drivers.snapshot.disks import DISK_PREFIX, MapDisks, checked_growth, found, is_open, wake
-from drivers.snapshot.pointmaps import POINT_PREFIX, PointMaps
-from drivers.snapshot.thinvolumes import Point, ThinDisk, Volumes, is_lost, is_new, volume_gone
+from drivers.snapshot.snapshotmaps import SNAPSHOT_PREFIX, SnapshotMaps
+from drivers.snapshot.thinvolumes import Snapshot, ThinDisk, Volumes, is_lost, is_new, volume_gone
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ _NO_SPACE_TIMEOUT = Path("/sys/module/dm_thin_pool/parameters/no_space_timeout")
 
 
 @door
-class DmThinSnapshot(MapDisks[ThinDisk]):
+class DmThinDisks(MapDisks[ThinDisk]):
     """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``. ``step`` and ``covered`` in bytes: see STEP and COVERED."""
 
     needs = Needs(
@@ -101,7 +101,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         super().__init__(place, "thin", ThinDisk)
         self._room = Room(place.state, place.reserve)
         self._volumes = Volumes(self._records, lambda text: devmapper.message(POOL, text))
-        self._point_maps = PointMaps()
+        self._snapshot_maps = SnapshotMaps()
         self._comparing = threading.Lock()
         """Taken before ``_lock``: of what the kernel keeps of the metadata there is one at a time."""
         self._step, self._covered = step, covered
@@ -110,7 +110,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
     def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:
         """Let the disk have ``size`` bytes. A program that has it open sees that at once; QEMU, when it is told.
 
-        Raises SnapshotMissing, BadDisk, BadName, NotOurs, CommandFailed, MonitorFailed.
+        Raises VmDiskMissing, BadDisk, BadName, NotOurs, CommandFailed, MonitorFailed.
         """
         with self._lock:
             disk = self._volumes.of(vm)
@@ -124,102 +124,102 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             monitor.execute("block_resize", {"node-name": node, "size": size})
         return device
 
-    def take(self, vm: str, point: str, monitor: Monitor | None) -> Device:  # noqa: ARG002
+    def take(self, vm: str, snapshot: str, monitor: Monitor | None) -> Device:  # noqa: ARG002
         """Keep what the disk holds, whoever has it open: their requests wait for a moment.
 
-        Raises SnapshotMissing, BadDisk, BadName, NotOurs, CommandFailed, CommandTimedOut if requests that they had
+        Raises VmDiskMissing, BadDisk, BadName, NotOurs, CommandFailed, CommandTimedOut if requests that they had
         begun do not end.
         """
-        checked(point)
+        checked(snapshot)
         with self._lock:
             device = self._activate(vm)
-            self._volumes.take(vm, point, partial(devmapper.suspended, DISK_PREFIX + vm))
+            self._volumes.take(vm, snapshot, partial(devmapper.suspended, DISK_PREFIX + vm))
             return device
 
-    def revert(self, vm: str, point: str) -> Device:
-        """Let the disk hold what the point keeps.
+    def revert(self, vm: str, snapshot: str) -> Device:
+        """Let the disk hold what the snapshot keeps.
 
         The map goes before the record names another volume, so that a map is always that of the record's volume.
-        Raises SnapshotMissing, PointMissing, DiskInUse, BadDisk, BadName, NotOurs, CommandFailed.
+        Raises VmDiskMissing, SnapshotMissing, DiskInUse, BadDisk, BadName, NotOurs, CommandFailed.
         """
-        checked(point)
+        checked(snapshot)
         with self._lock:
-            self._volumes.kept(vm, point)
+            self._volumes.kept(vm, snapshot)
             self._activate_pool()
             if is_open(vm):
                 raise DiskInUse(vm)
             devmapper.remove(DISK_PREFIX + vm)
-            self._volumes.revert(vm, point)
+            self._volumes.revert(vm, snapshot)
             return self._activate(vm)
 
-    def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:  # noqa: ARG002
-        """Delete a point.
+    def drop(self, vm: str, snapshot: str, monitor: Monitor | None) -> None:  # noqa: ARG002
+        """Delete a snapshot.
 
-        Raises SnapshotMissing, DiskInUse if somebody reads what it keeps, BadDisk, BadName, NotOurs, CommandFailed.
+        Raises VmDiskMissing, DiskInUse if somebody reads what it keeps, BadDisk, BadName, NotOurs, CommandFailed.
         """
-        checked(point)
+        checked(snapshot)
         with self._lock:
-            points = self._volumes.points(vm)
+            snapshots = self._volumes.snapshots(vm)
             self._activate_pool()
-            if point in points:
-                self._point_maps.clear(vm, points[point].number)
-            self._volumes.drop(vm, point)
+            if snapshot in snapshots:
+                self._snapshot_maps.clear(vm, snapshots[snapshot].number)
+            self._volumes.drop(vm, snapshot)
 
-    def points(self, vm: str) -> frozenset[str]:
-        """The points that are whole. Raises SnapshotMissing, BadDisk, BadName."""
-        return frozenset(self._volumes.points(vm))
+    def snapshots(self, vm: str) -> frozenset[str]:
+        """The snapshots that are whole. Raises VmDiskMissing, BadDisk, BadName."""
+        return frozenset(self._volumes.snapshots(vm))
 
-    def clone(self, vm: str, point: str, new: str) -> Device:
-        """A disk of another VM over the same image, and as large as the point.
+    def clone(self, vm: str, snapshot: str, new: str) -> Device:
+        """A disk of another VM over the same image, and as large as the snapshot.
 
-        Raises SnapshotMissing, PointMissing, BadDisk, BadName, NotOurs, CommandFailed.
+        Raises VmDiskMissing, SnapshotMissing, BadDisk, BadName, NotOurs, CommandFailed.
         """
-        for name in (vm, point, new):
+        for name in (vm, snapshot, new):
             checked(name)
         with self._lock:
-            self._volumes.kept(vm, point)
+            self._volumes.kept(vm, snapshot)
             if not self._is_made(new):
                 self._clear(new)
                 self._activate_pool()
-                self._volumes.clone(vm, point, new)
+                self._volumes.clone(vm, snapshot, new)
             return self._activate(new)
 
     @contextmanager
-    def reading(self, vm: str, point: str) -> Iterator[Device]:
-        """A read-only device with what a point keeps, for as long as it is read.
+    def reading(self, vm: str, snapshot: str) -> Iterator[Device]:
+        """A read-only device with what a snapshot keeps, for as long as it is read.
 
-        Raises SnapshotMissing, PointMissing, BadDisk, BadName, NotOurs, CommandFailed.
+        Raises VmDiskMissing, SnapshotMissing, BadDisk, BadName, NotOurs, CommandFailed.
         """
-        checked(point)
+        checked(snapshot)
         with self._lock:
-            disk, kept = self._volumes.of(vm), self._volumes.kept(vm, point)
+            disk, kept = self._volumes.of(vm), self._volumes.kept(vm, snapshot)
             self._activate_pool()
             try:
-                path = self._point_maps.enter(kept.number, _line(kept, disk.origin))
+                path = self._snapshot_maps.enter(kept.number, _line(kept, disk.origin))
             except CommandFailed as error:
                 raise volume_gone(vm, kept, error) from error
         try:
             yield Device(size=kept.size, path=path)
         finally:
             with self._lock:
-                self._point_maps.leave(kept.number)
+                self._snapshot_maps.leave(kept.number)
 
-    def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
-        """The blocks of 64 KiB that a point, or the disk, has itself, or does not share with that of ``since``.
+    def changes(self, vm: str, snapshot: str | None, since: str | None) -> list[Range]:
+        """The blocks of 64 KiB that a snapshot, or the disk, has itself, or does not share with that of ``since``.
 
-        Raises SnapshotMissing, PointMissing, DiskInUse, BadDisk, BadName, NotOurs, CommandFailed, CommandTimedOut.
+        Raises VmDiskMissing, SnapshotMissing, DiskInUse, BadDisk, BadName, NotOurs, CommandFailed, CommandTimedOut.
         """
-        for name in (vm, *(name for name in (point, since) if name is not None)):
+        for name in (vm, *(name for name in (snapshot, since) if name is not None)):
             checked(name)
         with self._comparing, ExitStack() as stack:
             with self._lock:
-                kept = self._volumes.of(vm) if point is None else self._volumes.kept(vm, point)
+                kept = self._volumes.of(vm) if snapshot is None else self._volumes.kept(vm, snapshot)
                 before = None if since is None else self._volumes.kept(vm, since)
                 self._activate_pool()
-                if point is None and is_open(vm):
+                if snapshot is None and is_open(vm):
                     raise DiskInUse(vm)
                 stack.enter_context(thinmetadata.kept(POOL))
-            # Nobody waits for this but who compares, too: a guest may be held still until a point of it is taken.
+            # Nobody waits for this but who compares, too: a guest may be held still until a snapshot of it is taken.
             meta = self._folder / "meta"
             if before is None:
                 blocks = thinmetadata.mapped(meta, kept.number)
@@ -294,8 +294,8 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
         if not self._records.path(vm).exists():
             return
         disk = self._records.read(vm)
-        for point in disk.points.values():
-            self._point_maps.clear(vm, point.number)
+        for snapshot in disk.snapshots.values():
+            self._snapshot_maps.clear(vm, snapshot.number)
         wake(DISK_PREFIX + vm)
         devmapper.remove(DISK_PREFIX + vm)
         if disk.numbers and self._has_pool():
@@ -318,7 +318,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             devmapper.create(POOL, [self._pool_line()])
         if self._watch is None:
             self._check_files()
-            self._point_maps.sweep()
+            self._snapshot_maps.sweep()
             thinmetadata.release(POOL)
             self._watch = _PoolWatch(self._grow_if_low)
 
@@ -348,7 +348,7 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
             return False
         self._activate_pool()
         used = _Fill.of(devmapper.status(POOL)).used
-        maps = sorted(devmapper.names(DISK_PREFIX) | devmapper.names(POINT_PREFIX))
+        maps = sorted(devmapper.names(DISK_PREFIX) | devmapper.names(SNAPSHOT_PREFIX))
         if used or maps:
             log.warning(
                 "the disks' pool is kept: no disk is written down, but it holds %d blocks of data, and there are the "
@@ -378,8 +378,8 @@ class DmThinSnapshot(MapDisks[ThinDisk]):
     def _grow_if_low(self) -> bool:
         """Give the pool another step of space if it is running low. False if the file system has no room for it.
 
-        Metadata also run low by points: what is written after one was taken has its place written down once more, and
-        4 KiB of them are copied for as little as one block.
+        Metadata also run low by snapshots: what is written after one was taken has its place written down once more,
+        and 4 KiB of them are copied for as little as one block.
         """
         pool = _Fill.of(devmapper.status(POOL))
         low, meta_low = pool.free <= self._step // 2, pool.meta_free <= META_BYTES // 4
@@ -408,7 +408,7 @@ def _map(vm: str, disk: ThinDisk, group: int | None) -> None:
         raise volume_gone(vm, disk, error) from error
 
 
-def _line(volume: ThinDisk | Point, origin: str) -> str:
+def _line(volume: ThinDisk | Snapshot, origin: str) -> str:
     return f"0 {volume.size // SECTOR} thin {devmapper.map_path(POOL)} {volume.number} {origin}"
 
 

@@ -1,4 +1,4 @@
-"""The files of one VM's disk: its layers, which of them is written to, and which of them points keep.
+"""The files of one VM's disk: its layers, which of them is written to, and which of them snapshots keep.
 
 The layers of all disks are files ``snapshots/.layers/<number>.qcow2``. No two layers of a host have the same number.
 The header of a layer names the layer below by its absolute path, since QEMU and libvirt look for a relative name beside
@@ -6,7 +6,7 @@ the path that they were given, which may be a link in any folder. The header of 
 
 The folder ``snapshots/<vm>`` belongs to one disk. Its symlinks ``<number>.qcow2`` say which layers the disk has. Its
 symlink ``disk.qcow2`` leads to the active layer, so that no program that opens the disk by its path writes to a layer
-that a point keeps. Its file ``points.json`` names the points.
+that a snapshot keeps. Its file ``snapshots.json`` names the snapshots.
 
 A clone has symlinks to the layers of its source. A layer that several disks have is not written to, and all layers
 below it are shared as well. A layer's file goes before the last symlink to it, so a crash leaves no file without one,
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from drivers.base import BlockNode
-from drivers.errors import BadDisk, SnapshotMissing
+from drivers.errors import BadDisk, VmDiskMissing
 from drivers.host.durable import sync, write_atomically
 from drivers.qemu.qcow2file import read_header
 
@@ -101,7 +101,7 @@ class Layers:
         self.folder = disks / vm
         self._store = store_of(disks)
         self.path = self.folder / f"disk{_SUFFIX}"
-        self._points = self.folder / "points.json"
+        self._snapshots = self.folder / "snapshots.json"
 
     # What there is
 
@@ -111,10 +111,10 @@ class Layers:
 
     def _demand(self) -> None:
         if not self.exist():
-            raise SnapshotMissing(self.vm)
+            raise VmDiskMissing(self.vm)
 
     def chain(self) -> list[Layer]:
-        """From the active layer down to the one over the image. Raises SnapshotMissing, BadDisk."""
+        """From the active layer down to the one over the image. Raises VmDiskMissing, BadDisk."""
         return self.down_from(self._active())
 
     def down_from(self, layer: Layer) -> list[Layer]:
@@ -133,28 +133,28 @@ class Layers:
         return self._read(number, self.file(number))
 
     def all(self) -> dict[int, Layer]:
-        """All layers that were made to their end, also those that nobody needs. Raises SnapshotMissing, BadDisk."""
+        """All layers that were made to their end, also those that nobody needs. Raises VmDiskMissing, BadDisk."""
         self._demand()
         return {number: self.layer(number) for number in self._numbers() if self.file(number).exists()}
 
-    def points(self) -> dict[str, int]:
-        """The layer of each point. Raises SnapshotMissing, BadDisk."""
+    def snapshots(self) -> dict[str, int]:
+        """The layer of each snapshot. Raises VmDiskMissing, BadDisk."""
         self._demand()
         try:
-            points = json.loads(self._points.read_bytes())["points"]
-            return {str(name): int(number) for name, number in points.items()}
+            snapshots = json.loads(self._snapshots.read_bytes())["snapshots"]
+            return {str(name): int(number) for name, number in snapshots.items()}
         except FileNotFoundError:
             return {}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadDisk(f"{self._points} does not name points: {error!r}") from error
+            raise BadDisk(f"{self._snapshots} does not name snapshots: {error!r}") from error
 
     def todo(self, *, fold: bool = False, readers: bool = True) -> Step | None:
-        """How to get rid of the next layer that nobody needs: see ``next_step``. Raises SnapshotMissing, BadDisk.
+        """How to get rid of the next layer that nobody needs: see ``next_step``. Raises VmDiskMissing, BadDisk.
 
         ``readers``: whether a layer that only a reader has besides counts as shared.
         """
         below = {layer.number: layer.below for layer in self.all().values()}
-        needed = {self._active().number, *self.points().values()}
+        needed = {self._active().number, *self.snapshots().values()}
         for number in set(self._numbers()) - below.keys() - needed:
             return Step(number, None)  # a crash left its symlink alone
         with self._names():
@@ -231,9 +231,9 @@ class Layers:
         link.rename(self.path)
         sync(self.folder)
 
-    def write_points(self, points: Mapping[str, int]) -> None:
-        """Replace all points."""
-        write_atomically(self._points, json.dumps({"points": points}).encode())
+    def write_snapshots(self, snapshots: Mapping[str, int]) -> None:
+        """Replace all snapshots."""
+        write_atomically(self._snapshots, json.dumps({"snapshots": snapshots}).encode())
 
     def remove(self, number: int) -> None:
         """Give up a layer that this disk does not need. Its file goes if no other disk has it."""

@@ -3,11 +3,11 @@
 Each file's header names its backing, so that any QEMU opens the disk by its path alone and holds its requests while the
 storage daemon restarts.
 
-A point is a layer that is written to no more: a new one over it becomes the active one, unless that below the active
-one holds the same, because nobody wrote since. First the disk's path leads
-there, then a running QEMU is switched, then the point gets its name; so whoever opens the disk after a crash writes to
-the new layer, and a QEMU that was not switched is when the next call finds it so. A layer that neither is active nor
-a point's is copied into the one over it, or just deleted if nothing or something else is there (``next_step``).
+A snapshot is a layer that is written to no more: a new one over it becomes the active one, unless that below the active
+one holds the same, because nobody wrote since. First the disk's path leads there, then a running QEMU is switched, then
+the snapshot gets its name; so whoever opens the disk after a crash writes to the new layer, and a QEMU that was not
+switched is when the next call finds it so. A layer that neither is active nor a snapshot's is copied into the one over
+it, or just deleted if nothing or something else is there (``next_step``).
 
 QEMU's locks on the files tell whether another program has the disk open (QEMU: block/file-posix.c).
 
@@ -37,7 +37,7 @@ from drivers.errors import (
     MonitorFailed,
     NoSpace,
     NotPossible,
-    PointMissing,
+    SnapshotMissing,
 )
 from drivers.host.command import run
 from drivers.host.durable import sync
@@ -76,7 +76,7 @@ _PRIVATE = "virtman-private"
 
 
 @door
-class Qcow2Snapshot:
+class Qcow2Disks:
     """Disks of VMs in ``<state>/snapshots``."""
 
     moves_live = True
@@ -114,7 +114,7 @@ class Qcow2Snapshot:
         return self.open(vm)
 
     def open(self, vm: str) -> Device:
-        """The VM's disk as its files describe it. Raises SnapshotMissing, BadDisk, BadName."""
+        """The VM's disk as its files describe it. Raises VmDiskMissing, BadDisk, BadName."""
         layers = self._layers(vm)
         chain = layers.chain()
         return Device(size=chain[0].size, path=layers.path, node=_node(chain))
@@ -124,7 +124,7 @@ class Qcow2Snapshot:
         self._layers(vm).delete()
 
     def rename(self, vm: str, new: str) -> Device:
-        """Let the disk be that of another name. Raises SnapshotMissing, BadDisk, BadName, DiskInUse."""
+        """Let the disk be that of another name. Raises VmDiskMissing, BadDisk, BadName, DiskInUse."""
         old, renamed = self._layers(vm), self._layers(new)
         if old.exist() or not renamed.exist():
             if renamed.exist():
@@ -138,7 +138,7 @@ class Qcow2Snapshot:
     def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:
         """Let the disk have ``size`` bytes; what is new are zeros.
 
-        Raises SnapshotMissing, BadDisk, DiskInUse, MonitorFailed.
+        Raises VmDiskMissing, BadDisk, DiskInUse, MonitorFailed.
         """
         layers = self._layers(vm)
         active = layers.chain()[0]
@@ -149,72 +149,73 @@ class Qcow2Snapshot:
                 nodes.monitor.execute("block_resize", {"node-name": nodes.demand(active.path), "size": size})
         return self.open(vm)
 
-    def take(self, vm: str, point: str, monitor: Monitor | None) -> Device:
-        """Keep what the disk holds now as a point; one of this name that is there is left alone.
+    def take(self, vm: str, snapshot: str, monitor: Monitor | None) -> Device:
+        """Keep what the disk holds now as a snapshot; one of this name that is there is left alone.
 
-        Raises SnapshotMissing, DiskInUse, NotPossible, NoSpace, MonitorFailed.
+        Raises VmDiskMissing, DiskInUse, NotPossible, NoSpace, MonitorFailed.
         """
         layers = self._layers(vm)
-        checked(point)
-        if monitor is not None or point not in layers.points():
+        checked(snapshot)
+        if monitor is not None or snapshot not in layers.snapshots():
             with self._held(layers, monitor) as nodes:
-                if point not in layers.points():
+                if snapshot not in layers.snapshots():
                     _refuse_internal_snapshots(layers)
-                    self._keep(layers, point, nodes if monitor is not None else None)
+                    self._keep(layers, snapshot, nodes if monitor is not None else None)
         if monitor is None:  # a guest may be held still until this returns; the next ``drop`` tidies then
             self._tidy_if_possible(layers)
         return self.open(vm)
 
-    def revert(self, vm: str, point: str) -> Device:
-        """Let the disk hold, and be as large as, what the point keeps: what was written since is gone, points stay.
+    def revert(self, vm: str, snapshot: str) -> Device:
+        """Let the disk hold, and be as large as, what the snapshot keeps: what was written since is gone, snapshots
+        stay.
 
-        Raises SnapshotMissing, PointMissing, DiskInUse, NoSpace, NotPossible.
+        Raises VmDiskMissing, SnapshotMissing, DiskInUse, NoSpace, NotPossible.
         """
         layers = self._layers(vm)
-        kept = self._at(layers, checked(point))[0]
+        kept = self._at(layers, checked(snapshot))[0]
         with self._held(layers, None):
             _refuse_internal_snapshots(layers)
             layers.activate(self._make_over(layers, kept))
         self._tidy_if_possible(layers)
         return self.open(vm)
 
-    def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:
-        """Forget a point, and free what no other point and not the disk needs. One that is not there is fine.
+    def drop(self, vm: str, snapshot: str, monitor: Monitor | None) -> None:
+        """Forget a snapshot, and free what no other snapshot and not the disk needs. One that is not there is fine.
 
-        Once the point is forgotten an error says that not all is freed; the next call goes on with it. Raises
-        SnapshotMissing, DiskInUse, NoSpace, NotPossible, MonitorFailed.
+        Once the snapshot is forgotten an error says that not all is freed; the next call goes on with it. Raises
+        VmDiskMissing, DiskInUse, NoSpace, NotPossible, MonitorFailed.
         """
         layers = self._layers(vm)
-        points = layers.points()
-        if points.pop(checked(point), None) is None and not self._is_untidy(layers):
+        snapshots = layers.snapshots()
+        if snapshots.pop(checked(snapshot), None) is None and not self._is_untidy(layers):
             return
         with self._held(layers, monitor) as nodes:
             _refuse_internal_snapshots(layers)
-            if points != layers.points():
-                layers.write_points(points)
+            if snapshots != layers.snapshots():
+                layers.write_snapshots(snapshots)
         self._tidy(layers, nodes if monitor is not None else None)
         if self._is_untidy(layers):  # which others read meanwhile
             raise DiskInUse(vm)
 
-    def points(self, vm: str) -> frozenset[str]:
-        """The names of the points of a disk. Raises SnapshotMissing."""
-        return frozenset(self._layers(vm).points())
+    def snapshots(self, vm: str) -> frozenset[str]:
+        """The names of the snapshots of a disk. Raises VmDiskMissing."""
+        return frozenset(self._layers(vm).snapshots())
 
-    def clone(self, vm: str, point: str, new: str) -> Device:
-        """A disk of another VM that holds what the point keeps, without copying it; an existing one is returned.
+    def clone(self, vm: str, snapshot: str, new: str) -> Device:
+        """A disk of another VM that holds what the snapshot keeps, without copying it; an existing one is returned.
 
-        Raises SnapshotMissing, PointMissing, BadDisk, BadName, NoSpace.
+        Raises VmDiskMissing, SnapshotMissing, BadDisk, BadName, NoSpace.
         """
         source, clone = self._layers(vm), self._layers(new)
-        number = source.points().get(checked(point))
+        number = source.snapshots().get(checked(snapshot))
         if number is None:
-            raise PointMissing(vm, point)
+            raise SnapshotMissing(vm, snapshot)
         if clone.exist():
             return self.open(new)
         try:
             with source.locked():
                 clone.clear()
-                shared = self._at(source, point)
+                shared = self._at(source, snapshot)
                 self._let_read(shared)
                 clone.share(shared)
             clone.activate(self._make_over(clone, clone.layer(number), of_another=True))
@@ -224,27 +225,27 @@ class Qcow2Snapshot:
         return self.open(new)
 
     @contextlib.contextmanager
-    def reading(self, vm: str, point: str) -> Iterator[Device]:
-        """The layers of a point, for QEMU's programs, by links.
+    def reading(self, vm: str, snapshot: str) -> Iterator[Device]:
+        """The layers of a snapshot, for QEMU's programs, by links.
 
-        Raises SnapshotMissing, PointMissing, BadDisk, BadName.
+        Raises VmDiskMissing, SnapshotMissing, BadDisk, BadName.
         """
-        with self._linked(self._layers(vm), checked(point)) as (chain, _points):
+        with self._linked(self._layers(vm), checked(snapshot)) as (chain, _snapshots):
             yield Device(chain[0].size, chain[0].path, _node(chain))
 
-    def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
-        """What the layers above that of ``since`` hold, or all layers. Raises SnapshotMissing, PointMissing,
-        NotPossible if that point is not below, DiskInUse, BadDisk, BadName, CommandFailed.
+    def changes(self, vm: str, snapshot: str | None, since: str | None) -> list[Range]:
+        """What the layers above that of ``since`` hold, or all layers. Raises VmDiskMissing, SnapshotMissing,
+        NotPossible if that snapshot is not below, DiskInUse, BadDisk, BadName, CommandFailed.
 
-        The layers of a point are looked at by links, so that other points may come and go meanwhile.
+        The layers of a snapshot are looked at by links, so that other snapshots may come and go meanwhile.
         """
         layers = self._layers(vm)
-        for name in (name for name in (point, since) if name is not None):
+        for name in (name for name in (snapshot, since) if name is not None):
             checked(name)
-        if point is None:
-            return _held_above(vm, layers.chain(), layers.points(), since)
-        with self._linked(layers, point) as (chain, points):
-            return _held_above(vm, chain, points, since)
+        if snapshot is None:
+            return _held_above(vm, layers.chain(), layers.snapshots(), since)
+        with self._linked(layers, snapshot) as (chain, snapshots):
+            return _held_above(vm, chain, snapshots, since)
 
     def existing(self) -> Existing:
         """VMs with a disk, whole or half made."""
@@ -266,35 +267,35 @@ class Qcow2Snapshot:
     def _layers(self, vm: str) -> Layers:
         return Layers(self._folder, checked(vm))
 
-    def _at(self, layers: Layers, point: str) -> list[Layer]:
-        """The layer of a point with those below it."""
-        return layers.down_from(layers.layer(_number(layers.vm, layers.points(), point)))
+    def _at(self, layers: Layers, snapshot: str) -> list[Layer]:
+        """The layer of a snapshot with those below it."""
+        return layers.down_from(layers.layer(_number(layers.vm, layers.snapshots(), snapshot)))
 
     @contextlib.contextmanager
-    def _linked(self, layers: Layers, point: str) -> Iterator[tuple[list[Layer], dict[str, int]]]:
-        """The layers of a point by links, so that they stay, and nothing is copied into them; and what the layer of
-        each point was when they were linked. Raises SnapshotMissing, PointMissing, BadDisk.
+    def _linked(self, layers: Layers, snapshot: str) -> Iterator[tuple[list[Layer], dict[str, int]]]:
+        """The layers of a snapshot by links, so that they stay, and nothing is copied into them; and what the layer of
+        each snapshot was when they were linked. Raises VmDiskMissing, SnapshotMissing, BadDisk.
         """
         links = Layers(self._folder, f"{READING}{secrets.token_hex(8)}")
-        _number(layers.vm, layers.points(), point)  # a disk that is not there has no folder to lock
+        _number(layers.vm, layers.snapshots(), snapshot)  # a disk that is not there has no folder to lock
         try:
             with layers.locked():
-                points = layers.points()
-                number = _number(layers.vm, points, point)
+                snapshots = layers.snapshots()
+                number = _number(layers.vm, snapshots, snapshot)
                 links.share(layers.down_from(layers.layer(number)))
-            yield links.down_from(links.layer(number)), points
+            yield links.down_from(links.layer(number)), snapshots
         finally:
             links.clear()
 
-    def _keep(self, layers: Layers, point: str, running: Nodes | None) -> None:
-        """Let a point keep what the disk holds now."""
+    def _keep(self, layers: Layers, snapshot: str, running: Nodes | None) -> None:
+        """Let a snapshot keep what the disk holds now."""
         active, *lower = layers.chain()
         if running is None and lower and lower[0].size == active.size and is_empty(active.path):
             kept = lower[0]
         else:
             kept = active
             self._freeze(layers, running)
-        layers.write_points({**layers.points(), point: kept.number})
+        layers.write_snapshots({**layers.snapshots(), snapshot: kept.number})
 
     def _freeze(self, layers: Layers, running: Nodes | None) -> None:
         """Go on writing to a new layer. Raises NotPossible."""
@@ -422,11 +423,11 @@ class Qcow2Snapshot:
         sync(upper.path)
 
 
-def _number(vm: str, points: Mapping[str, int], point: str) -> int:
-    """The layer of a point. Raises PointMissing."""
-    if point not in points:
-        raise PointMissing(vm, point)
-    return points[point]
+def _number(vm: str, snapshots: Mapping[str, int], snapshot: str) -> int:
+    """The layer of a snapshot. Raises SnapshotMissing."""
+    if snapshot not in snapshots:
+        raise SnapshotMissing(vm, snapshot)
+    return snapshots[snapshot]
 
 
 def _refuse_internal_snapshots(layers: Layers) -> None:
@@ -443,15 +444,17 @@ def _refuse_internal_snapshots(layers: Layers) -> None:
     )
 
 
-def _held_above(vm: str, chain: list[Layer], points: Mapping[str, int], since: str | None) -> list[Range]:
-    """What a chain holds above the layer of a point, or all that it holds.
+def _held_above(vm: str, chain: list[Layer], snapshots: Mapping[str, int], since: str | None) -> list[Range]:
+    """What a chain holds above the layer of a snapshot, or all that it holds.
 
-    Raises PointMissing, NotPossible, DiskInUse, CommandFailed, CommandTimedOut.
+    Raises SnapshotMissing, NotPossible, DiskInUse, CommandFailed, CommandTimedOut.
     """
     if since is not None:
-        numbers, base = [layer.number for layer in chain], _number(vm, points, since)
+        numbers, base = [layer.number for layer in chain], _number(vm, snapshots, since)
         if base not in numbers:
-            raise NotPossible(f"VM {vm}: its disk, or the point that was asked for, did not go on from point {since}")
+            raise NotPossible(
+                f"VM {vm}: its disk, or the snapshot that was asked for, did not go on from snapshot {since}"
+            )
         chain = chain[: numbers.index(base)]
     try:
         return allocated(_over(None, chain)) if chain else []

@@ -4,10 +4,10 @@ A volume is known by a number alone, and a state folder may be set back while it
 lot: one that an old record names is then in all likelihood nobody else's. A record says whether the volume was made;
 only what was made is used and deleted, and it is made once: what a pool has lost does not come back as an empty disk.
 
-A point is a volume too, which shares with the disk's what neither has written since, and which nobody writes. Its
+A snapshot is a volume too, which shares with the disk's what neither has written since, and which nobody writes. Its
 number is written down before the volume is made and until it is deleted, as not made: so a crash leaks none. What is
 not made is deleted by the next call that changes the disk's volumes. A clone's volume begins as a copy of the volume of
-another disk's point; the kernel counts who needs a block, so neither needs the other.
+another disk's snapshot; the kernel counts who needs a block, so neither needs the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from drivers.errors import BadDisk, CommandFailed, PointMissing, SnapshotMissing
+from drivers.errors import BadDisk, CommandFailed, SnapshotMissing, VmDiskMissing
 from drivers.snapshot.disks import Records
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,9 @@ _SUPERBLOCK = 4096
 
 
 @dataclass(frozen=True)
-class Point:
-    """What is written down of a point: its volume, and how large the disk was. ``made``: the volume is there, whole."""
+class Snapshot:
+    """What is written down of a snapshot: its volume, and how large the disk was. ``made``: the volume is there,
+    whole."""
 
     number: int
     size: int
@@ -53,21 +54,22 @@ class ThinDisk:
     size: int
     origin: str
     made: bool
-    points: Mapping[str, Point] = field(default_factory=dict)
+    snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
     spare: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises TypeError or ValueError if what was read as points are none."""
-        points = {
-            name: point if isinstance(point, Point) else Point(**point) for name, point in dict(self.points).items()
+        """Raises TypeError or ValueError if what was read as snapshots are none."""
+        snapshots = {
+            name: snapshot if isinstance(snapshot, Snapshot) else Snapshot(**snapshot)
+            for name, snapshot in dict(self.snapshots).items()
         }
-        object.__setattr__(self, "points", points)
+        object.__setattr__(self, "snapshots", snapshots)
 
     @property
     def numbers(self) -> list[int]:
         """Those of all its volumes that may be there."""
-        points = [point.number for point in self.points.values()]
-        return points + [self.number] * self.made + ([] if self.spare is None else [self.spare])
+        snapshots = [snapshot.number for snapshot in self.snapshots.values()]
+        return snapshots + [self.number] * self.made + ([] if self.spare is None else [self.spare])
 
 
 class Volumes:
@@ -86,10 +88,10 @@ class Volumes:
         return self._records.path(vm).exists() and self._records.read(vm).made
 
     def of(self, vm: str) -> ThinDisk:
-        """The VM's disk. Raises SnapshotMissing if it has none or its volume was not made, BadDisk, BadName."""
+        """The VM's disk. Raises VmDiskMissing if it has none or its volume was not made, BadDisk, BadName."""
         disk = self._records.read(vm)
         if not disk.made:
-            raise SnapshotMissing(vm)
+            raise VmDiskMissing(vm)
         return disk
 
     def make(self, vm: str) -> ThinDisk:
@@ -99,80 +101,85 @@ class Volumes:
                 return self._write(vm, replace(self._records.read(vm), number=number, made=True))
         raise _none_free(vm)
 
-    def points(self, vm: str) -> dict[str, Point]:
-        """The points of the VM's disk. Raises as ``of``."""
-        return {name: point for name, point in self.of(vm).points.items() if point.made}
+    def snapshots(self, vm: str) -> dict[str, Snapshot]:
+        """The snapshots of the VM's disk. Raises as ``of``."""
+        return {name: snapshot for name, snapshot in self.of(vm).snapshots.items() if snapshot.made}
 
-    def take(self, vm: str, point: str, still: Callable[[], AbstractContextManager[None]]) -> None:
-        """Keep what the VM's volume holds as a point, unless it has one of this name.
+    def take(self, vm: str, snapshot: str, still: Callable[[], AbstractContextManager[None]]) -> None:
+        """Keep what the VM's volume holds as a snapshot, unless it has one of this name.
 
         ``still``: within it nobody writes to the volume. Raises as ``of``, CommandFailed, CommandTimedOut.
         """
-        if point in self.points(vm):
+        if snapshot in self.snapshots(vm):
             return
         disk = self._tidy(vm)
 
         def noted(number: int, *, made: bool = False) -> ThinDisk:
-            return replace(disk, points={**disk.points, point: Point(number, disk.size, made)})
+            return replace(disk, snapshots={**disk.snapshots, snapshot: Snapshot(number, disk.size, made)})
 
         self._write(vm, noted(self._copy(vm, disk.number, noted, still), made=True))
 
-    def kept(self, vm: str, point: str) -> Point:
-        """A point. Raises PointMissing, and as ``of``."""
-        points = self.points(vm)
-        if point not in points:
-            raise PointMissing(vm, point)
-        return points[point]
+    def kept(self, vm: str, snapshot: str) -> Snapshot:
+        """A snapshot. Raises SnapshotMissing, and as ``of``."""
+        snapshots = self.snapshots(vm)
+        if snapshot not in snapshots:
+            raise SnapshotMissing(vm, snapshot)
+        return snapshots[snapshot]
 
-    def revert(self, vm: str, point: str) -> None:
-        """Let the VM have a new volume that holds what the point does, for the one that it has, which nobody may use.
+    def revert(self, vm: str, snapshot: str) -> None:
+        """Let the VM have a new volume that holds what the snapshot does, for the one that it has, which nobody may
+        use.
 
-        Raises PointMissing, BadDisk if the point's volume is gone, CommandFailed, CommandTimedOut, and as ``of``.
+        Raises SnapshotMissing, BadDisk if the snapshot's volume is gone, CommandFailed, CommandTimedOut, and as ``of``.
         """
-        kept = self.kept(vm, point)
+        kept = self.kept(vm, snapshot)
         disk = self._tidy(vm)
-        number = self._copy_point(vm, kept, disk)
+        number = self._copy_snapshot(vm, kept, disk)
         self._write(vm, replace(disk, number=number, size=kept.size, spare=disk.number))
         self._tidy(vm)
 
-    def clone(self, vm: str, point: str, new: str) -> None:
-        """Let another VM, of which nothing is written down, have a volume that holds what the point does.
+    def clone(self, vm: str, snapshot: str, new: str) -> None:
+        """Let another VM, of which nothing is written down, have a volume that holds what the snapshot does.
 
         Raises as ``revert``.
         """
-        kept = self.kept(vm, point)
+        kept = self.kept(vm, snapshot)
         disk = self._write(new, ThinDisk(0, kept.size, self.of(vm).origin, made=False))
-        number = self._copy_point(new, kept, disk)
+        number = self._copy_snapshot(new, kept, disk)
         self._write(new, replace(disk, number=number, made=True))
 
-    def drop(self, vm: str, point: str) -> None:
-        """Delete the volume of a point, if there is one. Raises as ``of``, CommandFailed, CommandTimedOut."""
+    def drop(self, vm: str, snapshot: str) -> None:
+        """Delete the volume of a snapshot, if there is one. Raises as ``of``, CommandFailed, CommandTimedOut."""
         disk = self.of(vm)
-        if point in disk.points:
-            self._write(vm, replace(disk, points={**disk.points, point: replace(disk.points[point], made=False)}))
+        if snapshot in disk.snapshots:
+            self._write(
+                vm, replace(disk, snapshots={**disk.snapshots, snapshot: replace(disk.snapshots[snapshot], made=False)})
+            )
         self._tidy(vm)
 
     def delete(self, disk: ThinDisk) -> None:
-        """Delete the volumes of a disk and its points, if they are there. Raises CommandFailed, CommandTimedOut."""
+        """Delete the volumes of a disk and its snapshots, if they are there. Raises CommandFailed, CommandTimedOut."""
         for number in disk.numbers:
             self._delete(number)
 
     def _tidy(self, vm: str) -> ThinDisk:
         """Delete what was not made whole, or not deleted to the end."""
         disk = self.of(vm)
-        whole = replace(disk, points={name: point for name, point in disk.points.items() if point.made}, spare=None)
+        whole = replace(
+            disk, snapshots={name: snapshot for name, snapshot in disk.snapshots.items() if snapshot.made}, spare=None
+        )
         if whole == disk:
             return disk
         for number in set(disk.numbers) - set(whole.numbers):
             self._delete(number)
         return self._write(vm, whole)
 
-    def _copy_point(self, vm: str, point: Point, disk: ThinDisk) -> int:
-        """A new volume with what a point keeps, which is noted as the disk's spare one. Returns its number."""
+    def _copy_snapshot(self, vm: str, snapshot: Snapshot, disk: ThinDisk) -> int:
+        """A new volume with what a snapshot keeps, which is noted as the disk's spare one. Returns its number."""
         try:
-            return self._copy(vm, point.number, lambda number: replace(disk, spare=number))
+            return self._copy(vm, snapshot.number, lambda number: replace(disk, spare=number))
         except CommandFailed as error:
-            raise volume_gone(vm, point, error) from error
+            raise volume_gone(vm, snapshot, error) from error
 
     def _copy(
         self,
@@ -226,7 +233,7 @@ def _none_free(vm: str) -> BadDisk:
     return BadDisk(f"VM {vm}: the disks' pool has volumes of all {_TRIES} numbers that were tried")
 
 
-def volume_gone(vm: str, disk: ThinDisk | Point, error: CommandFailed) -> CommandFailed | BadDisk:
+def volume_gone(vm: str, disk: ThinDisk | Snapshot, error: CommandFailed) -> CommandFailed | BadDisk:
     """What to raise when the map, or a copy, of a volume cannot be made."""
     if _MISSING not in error.stderr:
         return error

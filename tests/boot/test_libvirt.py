@@ -30,12 +30,12 @@ DOMAIN = """
 def mounts(folder: Path) -> list[str]:
     """The mounts that other programs see, but for those in temporary folders of other tests, which run beside this."""
     found = Path("/proc/self/mounts").read_text().splitlines()
-    points = [Path(line.split()[1]) for line in found]
+    snapshots = [Path(line.split()[1]) for line in found]
     temporary = Path(tempfile.gettempdir())
     return [
         line
-        for line, point in zip(found, points, strict=True)
-        if not point.is_relative_to(temporary) or point.is_relative_to(folder)
+        for line, snapshot in zip(found, snapshots, strict=True)
+        if not snapshot.is_relative_to(temporary) or snapshot.is_relative_to(folder)
     ]
 
 

@@ -14,7 +14,7 @@ from lab.cluster import Cluster, tool
 from lab.console import Console
 from lab.login import io_errors, wait_login
 from lab.process import attempts
-from tests.boot.test_points import WRITER
+from tests.boot.test_snapshots import WRITER
 from tests.boot.vms import VmTestCase
 from tests.patience import PATIENCE
 from virtman.errors import AgentUnreachable, BadRequest, HypervisorError, NotSupported, VirtmanError, VmExists, VmMoving
@@ -69,7 +69,7 @@ class MigrationTest(VmTestCase):
         self.assertEqual("", self.console.run("cat /run/bad 2>/dev/null || true"))
         agent = self.cluster_.agents[host]
         self.assertEqual(("running", False), (agent.vm(VM).state, agent.vm(VM).arriving))
-        self.assertEqual(["kept"], [point.name for point in agent.snapshots(VM)])
+        self.assertEqual(["kept"], [snapshot.name for snapshot in agent.snapshots(VM)])
         machine = agent.vm(VM).machine
         assert machine is not None
         self.assertEqual(0, io_errors(Path(machine.console_log)))
@@ -99,10 +99,10 @@ class MigrationTest(VmTestCase):
         wrong = Migration(self.here, self.destination(), VM, "qemu+unix:///system?socket=/nowhere", lambda *_: None)
         self.assertRaises(VirtmanError, wrong.run)
         self.assertEqual(([], "running"), (self.there.vms(), self.here.vm(VM).state))
-        self.assertEqual(["kept"], [point.name for point in self.here.snapshots(VM)])
+        self.assertEqual(["kept"], [snapshot.name for snapshot in self.here.snapshots(VM)])
         self.assertRaises(BadRequest, abort, self.here, self.destination(), VM)
         self.assertRaises(BadRequest, self.migration(1, self.destination(0)).run)  # it is there already
-        other = self.here.traveller(VM).model_copy(update={"hardware": "pc-q35-99.0"})
+        other = self.here.migration_source(VM).model_copy(update={"hardware": "pc-q35-99.0"})
         self.assertRaises(NotSupported, self.there.check_arrival, other)
         self.assert_goes_on(0)
 
@@ -172,13 +172,13 @@ class MigrationTest(VmTestCase):
     def taken_back(self) -> None:
         """A VM that does not arrive is started where it was; it has all that it wrote to its disk."""
         self.console.run("sync")
-        point = self.here.take_snapshot(VM, "virtman-migration-0").name
+        snapshot = self.here.take_snapshot(VM, "virtman-migration-0").name
         with os.fdopen(os.memfd_create("stream"), "r+b") as stream:
-            self.here.send(VM, stream, point, with_snapshots=True)
+            self.here.send(VM, stream, snapshot, with_snapshots=True)
             stream.seek(0)
             self.there.receive(VM, "guest", stream)
-        domain = self.there.expect(VM, self.here.traveller(VM)).domain
-        self.here.migrate(VM, self.libvirts[1].uri, domain, point)
+        domain = self.there.expect(VM, self.here.migration_source(VM)).domain
+        self.here.migrate(VM, self.libvirts[1].uri, domain, snapshot)
         self.assertEqual("moved", self.here.vm(VM).state)
         self.assertRaises(VmMoving, self.there.arrive, VM)
         machine = self.there.vm(VM).machine

@@ -24,7 +24,7 @@ from drivers.base import (
     Opened,
     Parent,
     PathState,
-    SnapshotDriver,
+    VmDiskDriver,
 )
 from drivers.blocks import open_blocks
 from drivers.errors import (
@@ -37,8 +37,8 @@ from drivers.errors import (
     InUse,
     NoParents,
     NotAttached,
-    PointMissing,
     SnapshotMissing,
+    VmDiskMissing,
 )
 
 BAD_NAMES = ("", "a/b", "..", "a.b", "-a", "x" * 64)
@@ -473,12 +473,12 @@ class ExportContract(TestCase):
         self.assert_nothing_left(driver)
 
 
-class SnapshotContract(TestCase):
+class VmDiskContract(TestCase):
     """``origin``: what this host's export gives VMs to read."""
 
     origin: Device
 
-    def make(self) -> SnapshotDriver:
+    def make(self) -> VmDiskDriver:
         raise NotImplementedError
 
     def test_creating_twice_is_creating_once(self) -> None:
@@ -504,7 +504,7 @@ class SnapshotContract(TestCase):
         self.assertEqual(2, len(paths - {None}))
         driver.delete("one")
         self.assertEqual({"two"}, set(driver.existing().names))
-        self.assertRaises(SnapshotMissing, driver.open, "one")
+        self.assertRaises(VmDiskMissing, driver.open, "one")
         driver.open("two")
 
     def test_deleting_leaves_nothing_and_can_be_repeated(self) -> None:
@@ -514,7 +514,7 @@ class SnapshotContract(TestCase):
         for _ in range(2):
             driver.delete("vm")
             self.assertEqual(frozenset(), driver.existing().names)
-            self.assertRaises(SnapshotMissing, driver.open, "vm")
+            self.assertRaises(VmDiskMissing, driver.open, "vm")
 
     def test_deleted_disk_can_be_created_anew_with_another_size(self) -> None:
         driver = self.make()
@@ -529,7 +529,7 @@ class SnapshotContract(TestCase):
         self.assertGreater(min(before, driver.spare()), 0)
 
     def test_missing_disk_is_told_of(self) -> None:
-        self.assertRaises(SnapshotMissing, self.make().open, "vm")
+        self.assertRaises(VmDiskMissing, self.make().open, "vm")
 
     def test_bad_input_is_refused_and_nothing_is_made(self) -> None:
         driver, size = self.make(), self.origin.size
@@ -543,8 +543,8 @@ class SnapshotContract(TestCase):
         self.assertEqual(frozenset(), driver.existing().names)
 
 
-class PointContract(TestCase):
-    """Growing disks, and their points. ``origin`` and ``make``: as of ``SnapshotContract``."""
+class SnapshotContract(TestCase):
+    """Growing disks, and their snapshots. ``origin`` and ``make``: as of ``VmDiskContract``."""
 
     origin: Device
     all_orders = True
@@ -555,10 +555,10 @@ class PointContract(TestCase):
         orders = list(itertools.permutations(names))
         return orders if self.all_orders else [orders[0], orders[2], orders[-1]]
 
-    def make(self) -> SnapshotDriver:
+    def make(self) -> VmDiskDriver:
         raise NotImplementedError
 
-    def vm_disk(self) -> SnapshotDriver:
+    def vm_disk(self) -> VmDiskDriver:
         """A driver with a disk ``vm`` as large as its image."""
         driver = self.make()
         driver.create("vm", self.origin, self.origin.size)
@@ -581,18 +581,19 @@ class PointContract(TestCase):
         """Discard the beginning of a disk that nobody has open, as the guest of a VM does that has the device."""
         raise NotImplementedError
 
-    def wrote(self, driver: SnapshotDriver, text: bytes) -> None:
+    def wrote(self, driver: VmDiskDriver, text: bytes) -> None:
         self.write(driver.open("vm"), text)
 
-    def assert_holds(self, driver: SnapshotDriver, text: bytes) -> None:
+    def assert_holds(self, driver: VmDiskDriver, text: bytes) -> None:
         self.assertEqual(text, self.read(driver.open("vm"), len(text)))
 
-    def assert_others_are_told_of(self, driver: SnapshotDriver) -> None:
-        """With somebody else at the disk ``vm``, who has a point ``point``, nothing that would disturb them is done."""
-        self.assertRaises(DiskInUse, driver.revert, "vm", "point")
+    def assert_others_are_told_of(self, driver: VmDiskDriver) -> None:
+        """With somebody else at the disk ``vm``, who has a snapshot ``snapshot``, nothing that would disturb them is
+        done."""
+        self.assertRaises(DiskInUse, driver.revert, "vm", "snapshot")
         self.assertRaises(DiskInUse, driver.rename, "vm", "new")
         self.assertRaises(DiskInUse, driver.changes, "vm", None, None)
-        self.assertEqual({"point"}, driver.points("vm"))
+        self.assertEqual({"snapshot"}, driver.snapshots("vm"))
 
     def test_a_disk_grows_and_keeps_what_it_holds(self) -> None:
         driver = self.vm_disk()
@@ -609,26 +610,26 @@ class PointContract(TestCase):
             self.assertRaises(BadDisk, driver.resize, "vm", odd, None)
         self.assertEqual(size, driver.open("vm").size)
 
-    def test_a_point_is_what_the_disk_held_then(self) -> None:
+    def test_a_snapshot_is_what_the_disk_held_then(self) -> None:
         driver = self.vm_disk()
         self.wrote(driver, b"then")
-        driver.take("vm", "point", None)
+        driver.take("vm", "snapshot", None)
         self.assert_holds(driver, b"then")
         self.wrote(driver, b"late")
         self.assert_holds(driver, b"late")
-        driver.revert("vm", "point")
+        driver.revert("vm", "snapshot")
         self.assert_holds(driver, b"then")
 
-    def test_a_point_that_is_there_is_not_taken_again(self) -> None:
+    def test_a_snapshot_that_is_there_is_not_taken_again(self) -> None:
         driver = self.vm_disk()
         for text in (b"then", b"late"):
             self.wrote(driver, text)
-            driver.take("vm", "point", None)
-        driver.revert("vm", "point")
+            driver.take("vm", "snapshot", None)
+        driver.revert("vm", "snapshot")
         self.assert_holds(driver, b"then")
-        self.assertEqual({"point"}, self.make().points("vm"))
+        self.assertEqual({"snapshot"}, self.make().snapshots("vm"))
 
-    def test_points_outlive_reverting_and_each_other(self) -> None:
+    def test_snapshots_outlive_reverting_and_each_other(self) -> None:
         driver = self.vm_disk()
         for name in ("one", "two"):
             self.wrote(driver, name.encode())
@@ -639,9 +640,9 @@ class PointContract(TestCase):
         for name in ("two", "one", "tri"):
             self.assertEqual(driver.revert("vm", name), driver.open("vm"))
             self.assert_holds(driver, name.encode())
-        self.assertEqual({"one", "two", "tri"}, driver.points("vm"))
+        self.assertEqual({"one", "two", "tri"}, driver.snapshots("vm"))
 
-    def test_points_are_dropped_in_any_order(self) -> None:
+    def test_snapshots_are_dropped_in_any_order(self) -> None:
         names = ("one", "two", "tri")
         for order in self.orders(names):
             driver = self.vm_disk()
@@ -652,24 +653,24 @@ class PointContract(TestCase):
             for number, name in enumerate(order):
                 for _ in range(2):
                     driver.drop("vm", name, None)
-                self.assertEqual(set(order[number + 1 :]), driver.points("vm"))
+                self.assertEqual(set(order[number + 1 :]), driver.snapshots("vm"))
                 self.assert_holds(driver, b"now")
             driver.delete("vm")
 
-    def test_what_other_points_keep_outlives_one_that_is_dropped(self) -> None:
+    def test_what_other_snapshots_keep_outlives_one_that_is_dropped(self) -> None:
         for gone in ("one", "two", "tri"):
             driver = self.vm_disk()
             for name in ("one", "two", "tri"):
                 self.wrote(driver, name.encode())
                 driver.take("vm", name, None)
             driver.drop("vm", gone, None)
-            self.assertRaises(PointMissing, driver.revert, "vm", gone)
-            for name in driver.points("vm"):
+            self.assertRaises(SnapshotMissing, driver.revert, "vm", gone)
+            for name in driver.snapshots("vm"):
                 driver.revert("vm", name)
                 self.assert_holds(driver, name.encode())
             driver.delete("vm")
 
-    def test_a_branch_outlives_the_point_that_it_began_at(self) -> None:
+    def test_a_branch_outlives_the_snapshot_that_it_began_at(self) -> None:
         driver = self.vm_disk()
         self.wrote(driver, b"root")
         driver.take("vm", "root", None)
@@ -693,16 +694,16 @@ class PointContract(TestCase):
         self.assertEqual(self.origin.size, driver.revert("vm", "small").size)
         self.assertEqual(2 * self.origin.size, driver.revert("vm", "large").size)
 
-    def test_a_disk_is_deleted_with_its_points(self) -> None:
+    def test_a_disk_is_deleted_with_its_snapshots(self) -> None:
         driver = self.vm_disk()
         for name in ("one", "two"):
             driver.take("vm", name, None)
         driver.delete("vm")
         self.assertEqual(frozenset(), driver.existing().names)
         driver.create("vm", self.origin, self.origin.size)
-        self.assertEqual(frozenset(), driver.points("vm"))
+        self.assertEqual(frozenset(), driver.snapshots("vm"))
 
-    def test_disks_with_points_are_found_once(self) -> None:
+    def test_disks_with_snapshots_are_found_once(self) -> None:
         driver = self.vm_disk()
         driver.take("vm", "one", None)
         self.assertEqual({"vm"}, set(self.make().existing().names))
@@ -710,15 +711,15 @@ class PointContract(TestCase):
     def test_a_clone_is_a_disk_of_its_own(self) -> None:
         driver = self.vm_disk()
         self.wrote(driver, b"then")
-        driver.take("vm", "point", None)
+        driver.take("vm", "snapshot", None)
         self.wrote(driver, b"late")
-        clone = driver.clone("vm", "point", "new")
+        clone = driver.clone("vm", "snapshot", "new")
         self.assertEqual(b"then", self.read(clone, 4))
         self.write(clone, b"mine")
-        self.assertEqual(clone, self.make().clone("vm", "point", "new"))
-        self.assertEqual((b"mine", frozenset()), (self.read(clone, 4), driver.points("new")))
+        self.assertEqual(clone, self.make().clone("vm", "snapshot", "new"))
+        self.assertEqual((b"mine", frozenset()), (self.read(clone, 4), driver.snapshots("new")))
         self.assert_holds(driver, b"late")
-        driver.revert("vm", "point")
+        driver.revert("vm", "snapshot")
         self.assert_holds(driver, b"then")
         self.assertEqual({"vm", "new"}, set(driver.existing().names))
 
@@ -727,10 +728,10 @@ class PointContract(TestCase):
         for first, second, last in self.orders(disks):
             driver = self.vm_disk()
             self.wrote(driver, b"then")
-            driver.take("vm", "point", None)
+            driver.take("vm", "snapshot", None)
             for new in disks[1:]:
-                driver.clone("vm", "point", new)
-            driver.drop("vm", "point", None)
+                driver.clone("vm", "snapshot", new)
+            driver.drop("vm", "snapshot", None)
             for vm in disks:
                 self.write(driver.open(vm), vm.encode())
                 driver.take(vm, "own", None)
@@ -743,34 +744,34 @@ class PointContract(TestCase):
             driver.delete(last)
             self.assertEqual(frozenset(), driver.existing().names)
 
-    def test_a_clone_of_a_clone_has_points_of_its_own(self) -> None:
+    def test_a_clone_of_a_clone_has_snapshots_of_its_own(self) -> None:
         driver = self.vm_disk()
         for source, new in (("vm", "new"), ("new", "newer")):
             self.write(driver.open(source), source.encode())
-            driver.take(source, "point", None)
-            driver.clone(source, "point", new)
+            driver.take(source, "snapshot", None)
+            driver.clone(source, "snapshot", new)
         self.assertEqual(b"new", self.read(driver.open("newer"), 3))
-        driver.revert("new", "point")
+        driver.revert("new", "snapshot")
         self.assertEqual(b"new", self.read(driver.open("new"), 3))
-        self.assertEqual(frozenset(), driver.points("newer"))
+        self.assertEqual(frozenset(), driver.snapshots("newer"))
 
     def test_a_clone_is_as_large_as_the_disk_was(self) -> None:
         driver, larger = self.vm_disk(), 2 * self.origin.size
         driver.take("vm", "small", None)
         driver.resize("vm", larger, None)
         driver.take("vm", "large", None)
-        sizes = [driver.clone("vm", point, f"of-{point}").size for point in ("small", "large")]
+        sizes = [driver.clone("vm", snapshot, f"of-{snapshot}").size for snapshot in ("small", "large")]
         self.assertEqual([self.origin.size, larger], sizes)
 
-    def test_what_a_point_keeps_can_be_read(self) -> None:
+    def test_what_a_snapshot_keeps_can_be_read(self) -> None:
         driver = self.vm_disk()
         self.wrote(driver, b"then")
-        driver.take("vm", "point", None)
+        driver.take("vm", "snapshot", None)
         self.wrote(driver, b"late")
-        with driver.reading("vm", "point") as device:
+        with driver.reading("vm", "snapshot") as device:
             self.assertEqual((b"then", self.origin.size), (self.read(device, 4), device.size))
             self.assert_holds(driver, b"late")
-        driver.drop("vm", "point", None)
+        driver.drop("vm", "snapshot", None)
 
     def test_a_disk_gets_another_name(self) -> None:
         driver = self.vm_disk()
@@ -780,26 +781,26 @@ class PointContract(TestCase):
             renamed = driver.rename("vm", "new")
         self.assertEqual(before.size, renamed.size)
         self.assertEqual((b"then", {"new"}), (self.read(renamed, 4), set(self.make().existing().names)))
-        self.assertRaises(SnapshotMissing, driver.open, "vm")
+        self.assertRaises(VmDiskMissing, driver.open, "vm")
         driver.create("vm", self.origin, self.origin.size)
         self.assertRaises(BadDisk, driver.rename, "vm", "new")
         self.assertEqual({"new", "vm"}, set(driver.existing().names))
         driver.delete("vm")
         self.assertEqual(b"then", self.read(driver.open("new"), 4))
 
-    def test_its_points_and_clones_go_along(self) -> None:
+    def test_its_snapshots_and_clones_go_along(self) -> None:
         driver = self.vm_disk()
         self.wrote(driver, b"then")
-        driver.take("vm", "point", None)
-        driver.clone("vm", "point", "clone")
+        driver.take("vm", "snapshot", None)
+        driver.clone("vm", "snapshot", "clone")
         self.wrote(driver, b"late")
         driver.rename("vm", "new")
-        self.assertEqual({"point"}, driver.points("new"))
+        self.assertEqual({"snapshot"}, driver.snapshots("new"))
         driver.rename("clone", "other")
         driver.create("vm", self.origin, self.origin.size)
         self.assertEqual(b"late", self.read(driver.open("new"), 4))
-        driver.revert("new", "point")
-        driver.drop("new", "point", None)
+        driver.revert("new", "snapshot")
+        driver.drop("new", "snapshot", None)
         for name in ("new", "other"):
             self.assertEqual(b"then", self.read(driver.open(name), 4))
 
@@ -807,14 +808,20 @@ class PointContract(TestCase):
         driver = self.vm_disk()
         self.assertEqual([], driver.changes("vm", None, None))
         self.wrote(driver, b"then")
-        driver.take("vm", "point", None)
+        driver.take("vm", "snapshot", None)
         driver.take("vm", "same", None)
-        self.assertEqual([], driver.changes("vm", "same", "point"))
+        self.assertEqual([], driver.changes("vm", "same", "snapshot"))
         self.assertEqual([], driver.changes("vm", None, "same"))
         self.wrote(driver, b"late")
         driver.take("vm", "late", None)
-        for point, since in (("point", None), ("late", None), ("late", "point"), (None, "point"), (None, None)):
-            changes = driver.changes("vm", point, since)
+        for snapshot, since in (
+            ("snapshot", None),
+            ("late", None),
+            ("late", "snapshot"),
+            (None, "snapshot"),
+            (None, None),
+        ):
+            changes = driver.changes("vm", snapshot, since)
             self.assertEqual(0, changes[0].offset)
             self.assertGreater(changes[0].length, 0)
             self.assertFalse(changes[0].zeros)
@@ -829,46 +836,46 @@ class PointContract(TestCase):
         last = driver.changes("vm", None, None)[-1]
         self.assertEqual(odd, last.offset + last.length)
 
-    def test_what_a_vm_discards_is_not_of_its_disk_any_more_but_of_its_points(self) -> None:
+    def test_what_a_vm_discards_is_not_of_its_disk_any_more_but_of_its_snapshots(self) -> None:
         driver = self.vm_disk()
         self.wrote(driver, b"then")
-        driver.take("vm", "point", None)
+        driver.take("vm", "snapshot", None)
         self.wrote(driver, b"late")
         self.discard(driver.open("vm"), self.origin.size)
         self.assertEqual([], [change for change in driver.changes("vm", None, None) if not change.zeros])
-        driver.revert("vm", "point")
+        driver.revert("vm", "snapshot")
         self.assert_holds(driver, b"then")
 
-    def test_of_no_point_there_is_nothing_to_clone_or_read(self) -> None:
+    def test_of_no_snapshot_there_is_nothing_to_clone_or_read(self) -> None:
         driver = self.make()
-        for error in (SnapshotMissing, PointMissing):
-            self.assertRaises(error, driver.clone, "vm", "point", "new")
-            self.assertRaises(error, driver.reading("vm", "point").__enter__)
-            self.assertRaises(error, driver.changes, "vm", "point", None)
-            self.assertRaises(error, driver.changes, "vm", None, "point")
+        for error in (VmDiskMissing, SnapshotMissing):
+            self.assertRaises(error, driver.clone, "vm", "snapshot", "new")
+            self.assertRaises(error, driver.reading("vm", "snapshot").__enter__)
+            self.assertRaises(error, driver.changes, "vm", "snapshot", None)
+            self.assertRaises(error, driver.changes, "vm", None, "snapshot")
             driver.create("vm", self.origin, self.origin.size)
         self.assertEqual({"vm"}, set(driver.existing().names))
 
-    def test_points_of_no_disk_or_of_bad_names_are_refused(self) -> None:
+    def test_snapshots_of_no_disk_or_of_bad_names_are_refused(self) -> None:
         driver = self.make()
         for call in (driver.take, driver.drop):
-            self.assertRaises(SnapshotMissing, call, "vm", "point", None)
-        self.assertRaises(SnapshotMissing, driver.resize, "vm", self.origin.size, None)
-        self.assertRaises(SnapshotMissing, driver.revert, "vm", "point")
-        self.assertRaises(SnapshotMissing, driver.points, "vm")
-        self.assertRaises(SnapshotMissing, driver.rename, "vm", "new")
+            self.assertRaises(VmDiskMissing, call, "vm", "snapshot", None)
+        self.assertRaises(VmDiskMissing, driver.resize, "vm", self.origin.size, None)
+        self.assertRaises(VmDiskMissing, driver.revert, "vm", "snapshot")
+        self.assertRaises(VmDiskMissing, driver.snapshots, "vm")
+        self.assertRaises(VmDiskMissing, driver.rename, "vm", "new")
         driver.create("vm", self.origin, self.origin.size)
-        self.assertRaises(PointMissing, driver.revert, "vm", "point")
+        self.assertRaises(SnapshotMissing, driver.revert, "vm", "snapshot")
         for name in BAD_NAMES:
             for call in (driver.take, driver.drop):
-                self.assertRaises(BadName, call, name, "point", None)
+                self.assertRaises(BadName, call, name, "snapshot", None)
                 self.assertRaises(BadName, call, "vm", name, None)
             self.assertRaises(BadName, driver.revert, "vm", name)
             self.assertRaises(BadName, driver.rename, "vm", name)
             self.assertRaises(BadName, driver.rename, name, "new")
-            self.assertRaises(BadName, driver.revert, name, "point")
-            for arguments in ((name, "point", "new"), ("vm", name, "new"), ("vm", "point", name)):
+            self.assertRaises(BadName, driver.revert, name, "snapshot")
+            for arguments in ((name, "snapshot", "new"), ("vm", name, "new"), ("vm", "snapshot", name)):
                 self.assertRaises(BadName, driver.clone, *arguments)
-            for of in ((name, "point", None), ("vm", name, None), ("vm", None, name)):
+            for of in ((name, "snapshot", None), ("vm", name, None), ("vm", None, name)):
                 self.assertRaises(BadName, driver.changes, *of)
-        self.assertEqual(frozenset(), driver.points("vm"))
+        self.assertEqual(frozenset(), driver.snapshots("vm"))

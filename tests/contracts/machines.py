@@ -11,7 +11,7 @@ from testtools import TestCase
 from drivers.base import Device
 from drivers.errors import MonitorFailed
 from virtman.errors import UnknownVm, VmRuns, VmSaved
-from virtman.hypervisor import Machines, Traveller
+from virtman.hypervisor import Machines, MigrationSource
 from virtman.records import Boot
 
 BOOT = Boot(memory=64, cpus=1, network="none")
@@ -143,7 +143,7 @@ class MachinesContract(TestCase):
 
     def uuid(self, vm: str = "vm") -> str:
         """The UUID that it has."""
-        return self.machines.traveller(vm).uuid
+        return self.machines.migration_source(vm).uuid
 
     def test_a_vm_has_the_uuid_that_it_is_first_started_with(self) -> None:
         for given in (UUID, str(uuid4())):
@@ -247,7 +247,7 @@ class MachinesContract(TestCase):
         self.assertIsNone(self.machines.machine("vm"))
         self.assertIsNone(self.machines.went("vm"))
         self.assertFalse(self.runs())
-        self.assertRaises(UnknownVm, self.machines.traveller, "vm")
+        self.assertRaises(UnknownVm, self.machines.migration_source, "vm")
         self.assertRaises(UnknownVm, self.machines.stop, "vm", force=True)
         self.machines.end_migration("vm")
         self.assertEqual(files, self.files())
@@ -273,26 +273,27 @@ class MachinesContract(TestCase):
             running.go_on()
 
     def test_a_vm_that_is_expected_is_not_there_yet(self) -> None:
-        traveller = self.traveller()
+        migration_source = self.migration_source()
         self.assertEqual(
-            self.machines.expect("vm", self.disk, traveller), self.machines.expect("vm", self.disk, traveller)
+            self.machines.expect("vm", self.disk, migration_source),
+            self.machines.expect("vm", self.disk, migration_source),
         )
         self.assert_not_known(files=["vm"])
         self.machines.remove("vm")
         self.assert_not_known(files=[])
 
-    def traveller(self) -> Traveller:
+    def migration_source(self) -> MigrationSource:
         """One that comes, whose machine is that of another one."""
         self.start("other", keys=["key"])
-        other = self.machines.traveller("other")
+        other = self.machines.migration_source("other")
         self.machines.remove("other")
         return replace(other, uuid=UUID)
 
     def test_a_vm_that_comes_is_what_it_was_and_stands_still_until_it_is_let_go_on(self) -> None:
-        traveller = self.traveller()
-        self.come("vm", self.machines.expect("vm", self.disk, traveller))
+        migration_source = self.migration_source()
+        self.come("vm", self.machines.expect("vm", self.disk, migration_source))
         self.assertEqual((True, True, BOOT), (self.runs(), self.paused("vm"), self.machines.machine("vm")))
-        self.assertEqual(traveller, self.machines.traveller("vm"))
+        self.assertEqual(migration_source, self.machines.migration_source("vm"))
         self.go_on()
         self.assertFalse(self.paused("vm"))
         self.machines.stop("vm", force=True)

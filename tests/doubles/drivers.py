@@ -48,8 +48,8 @@ from drivers.errors import (
     InUse,
     NoParents,
     NotAttached,
-    PointMissing,
     SnapshotMissing,
+    VmDiskMissing,
 )
 from drivers.layered import LayeredSource
 from drivers.names import checked
@@ -57,7 +57,7 @@ from virtman.hostdrivers import HostDrivers
 from virtman.receiving import OpenBlocks
 
 Moment = Callable[[str], None]
-"""Told of each point at which a call of a double may be cut off."""
+"""Told of each snapshot at which a call of a double may be cut off."""
 
 ADDRESS = "unix:///run/virtman/serve"
 HIT_BYTES = 3 << 20
@@ -75,8 +75,8 @@ def unnoticed(_moment: str) -> None:
 class Disk:
     """A VM's disk; ``writes`` is what the VM wrote. ``whole`` is False while it is being made.
 
-    ``points``: what it held, and its size, by the name of the point. ``stranger``: somebody else has it open.
-    ``layer``: what its node is made of changes when points are taken and gone back to. ``device``: it is one of the
+    ``snapshots``: what it held, and its size, by the name of the snapshot. ``stranger``: somebody else has it open.
+    ``layer``: what its node is made of changes when snapshots are taken and gone back to. ``device``: it is one of the
     host, and no block node.
     """
 
@@ -84,14 +84,14 @@ class Disk:
     origin: Device
     whole: bool = False
     writes: str = ""
-    points: dict[str, tuple[str, int]] = field(default_factory=dict)
+    snapshots: dict[str, tuple[str, int]] = field(default_factory=dict)
     stranger: bool = False
     layer: int = 0
     device: bool = False
 
     def sizes(self) -> dict[str, int]:
-        """The size of the disk at each point."""
-        return {name: size for name, (_, size) in self.points.items()}
+        """The size of the disk at each snapshot."""
+        return {name: size for name, (_, size) in self.snapshots.items()}
 
 
 class Host:
@@ -401,7 +401,7 @@ class SnapshotDouble:
     def _disk(self, vm: str) -> Disk:
         disk = self.host.disks.get(checked(vm))
         if disk is None or not disk.whole:
-            raise SnapshotMissing(vm)
+            raise VmDiskMissing(vm)
         return disk
 
     def delete(self, vm: str) -> None:
@@ -429,69 +429,69 @@ class SnapshotDouble:
             disk.size = size
         return _device(vm, disk)
 
-    def take(self, vm: str, point: str, monitor: Monitor | None) -> Device:
+    def take(self, vm: str, snapshot: str, monitor: Monitor | None) -> Device:
         with self.host.act("snapshot.take"):
             disk = self._disk(vm)
             _check_unused(vm, disk, monitor)
-            if checked(point) not in disk.points:
-                disk.points[point] = disk.writes, disk.size
+            if checked(snapshot) not in disk.snapshots:
+                disk.snapshots[snapshot] = disk.writes, disk.size
                 disk.layer += 1
         return _device(vm, disk)
 
-    def revert(self, vm: str, point: str) -> Device:
+    def revert(self, vm: str, snapshot: str) -> Device:
         with self.host.act("snapshot.revert"):
             disk = self._disk(vm)
-            if checked(point) not in disk.points:
-                raise PointMissing(vm, point)
+            if checked(snapshot) not in disk.snapshots:
+                raise SnapshotMissing(vm, snapshot)
             _check_unused(vm, disk, None)
-            disk.writes, disk.size = disk.points[point]
+            disk.writes, disk.size = disk.snapshots[snapshot]
             disk.layer += 1
         return _device(vm, disk)
 
-    def drop(self, vm: str, point: str, monitor: Monitor | None) -> None:
+    def drop(self, vm: str, snapshot: str, monitor: Monitor | None) -> None:
         with self.host.act("snapshot.drop"):
             disk = self._disk(vm)
             _check_unused(vm, disk, monitor)
-            disk.points.pop(checked(point), None)
+            disk.snapshots.pop(checked(snapshot), None)
 
-    def points(self, vm: str) -> frozenset[str]:
-        return frozenset(self._disk(vm).points)
+    def snapshots(self, vm: str) -> frozenset[str]:
+        return frozenset(self._disk(vm).snapshots)
 
-    def clone(self, vm: str, point: str, new: str) -> Device:
+    def clone(self, vm: str, snapshot: str, new: str) -> Device:
         checked(new)
         with self.host.act("snapshot.clone"):
-            writes, size = self._point(vm, point)
+            writes, size = self._snapshot(vm, snapshot)
             disk = self.host.disks.setdefault(new, Disk(size, self._disk(vm).origin, writes=writes))
             self.host.moment("within snapshot.clone")
             disk.whole = True
         return _device(new, disk)
 
     @contextmanager
-    def reading(self, vm: str, point: str) -> Iterator[Device]:
+    def reading(self, vm: str, snapshot: str) -> Iterator[Device]:
         """A real file, for programs to read."""
-        writes, size = self._point(vm, point)
+        writes, size = self._snapshot(vm, snapshot)
         with tempfile.NamedTemporaryFile() as file:
             file.write(writes.encode())
             file.truncate(size)
             yield Device(size, Path(file.name))
 
-    def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
+    def changes(self, vm: str, snapshot: str | None, since: str | None) -> list[Range]:
         disk = self._disk(vm)
-        for name in (name for name in (point, since) if name is not None):
+        for name in (name for name in (snapshot, since) if name is not None):
             checked(name)
-        if point is None:
+        if snapshot is None:
             _check_unused(vm, disk, None)
-        writes, size = (disk.writes, disk.size) if point is None else self._point(vm, point)
-        before = "" if since is None else self._point(vm, since)[0]
+        writes, size = (disk.writes, disk.size) if snapshot is None else self._snapshot(vm, snapshot)
+        before = "" if since is None else self._snapshot(vm, since)[0]
         if writes == before:
             return []
         return [Range(0, SECTOR)] if len(writes) < SECTOR else [Range(0, SECTOR), Range(size - SECTOR, SECTOR)]
 
-    def _point(self, vm: str, point: str) -> tuple[str, int]:
+    def _snapshot(self, vm: str, snapshot: str) -> tuple[str, int]:
         disk = self._disk(vm)
-        if checked(point) not in disk.points:
-            raise PointMissing(vm, point)
-        return disk.points[point]
+        if checked(snapshot) not in disk.snapshots:
+            raise SnapshotMissing(vm, snapshot)
+        return disk.snapshots[snapshot]
 
     def existing(self) -> Existing:
         return Existing(frozenset(self.host.disks))

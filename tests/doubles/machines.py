@@ -10,7 +10,7 @@ from drivers.base import Device
 from drivers.errors import MonitorFailed
 from tests.doubles.drivers import Moment, unnoticed
 from virtman.errors import HypervisorError, NotSupported, UnknownVm, VmRuns, VmSaved
-from virtman.hypervisor import NO_DISKS, Traveller
+from virtman.hypervisor import NO_DISKS, MigrationSource
 from virtman.records import Boot
 
 HARDWARE = "pc-q35-7.2"
@@ -86,7 +86,7 @@ class MachinesDouble:
         """Those of other hosts, by their URIs."""
         self.gone: dict[str, bool | None] = {}
         """Whether those that do not run were moved; None: nobody knows any more."""
-        self.expected: dict[str, tuple[Device, Traveller]] = {}
+        self.expected: dict[str, tuple[Device, MigrationSource]] = {}
         """Those whose memory is to come."""
         self.unfollowed: set[str] = set()
         """Those that got another name, and would begin with what had the old one."""
@@ -192,31 +192,31 @@ class MachinesDouble:
             self.files.add(new)
         self.moment("after machines.rename")
 
-    def traveller(self, vm: str) -> Traveller:
-        self.answer("traveller")
+    def migration_source(self, vm: str) -> MigrationSource:
+        self.answer("migration_source")
         if vm not in self.defined:
             raise UnknownVm(vm)
-        return Traveller(self.uuids[vm], self._machines[vm], self._seeds[vm], HARDWARE)
+        return MigrationSource(self.uuids[vm], self._machines[vm], self._seeds[vm], HARDWARE)
 
-    def check(self, traveller: Traveller) -> None:
+    def check(self, migration_source: MigrationSource) -> None:
         self.answer("check")
-        if traveller.hardware != HARDWARE:
-            raise NotSupported(f"{traveller.hardware} is not known")
+        if migration_source.hardware != HARDWARE:
+            raise NotSupported(f"{migration_source.hardware} is not known")
 
-    def expect(self, vm: str, disk: Device, traveller: Traveller) -> str:
+    def expect(self, vm: str, disk: Device, migration_source: MigrationSource) -> str:
         self.answer("expect")
         self.files.add(vm)
-        self._seeds[vm] = traveller.seed
-        self.expected[vm] = disk, traveller
+        self._seeds[vm] = migration_source.seed
+        self.expected[vm] = disk, migration_source
         self.moment("after machines.expect")
-        return f"{traveller.uuid} {traveller.seed.decode()}"
+        return f"{migration_source.uuid} {migration_source.seed.decode()}"
 
     def come(self, vm: str) -> None:
         """The memory of one that is expected comes: it is there, and paused."""
-        disk, traveller = self.expected.pop(vm)
+        disk, migration_source = self.expected.pop(vm)
         self.running[vm] = self.defined[vm] = disk
         self.plugged[vm], self.with_disks[vm] = {}, {}
-        self._machines[vm], self.uuids[vm] = traveller.boot, traveller.uuid
+        self._machines[vm], self.uuids[vm] = migration_source.boot, migration_source.uuid
         self.paused.add(vm)
 
     def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:

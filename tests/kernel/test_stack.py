@@ -349,7 +349,7 @@ class SnapshotTest(SnapshotCase):
         self.addCleanup(self.virtman, "unpublish", "mine")
         self.assertIn(f"sha256:{then}", self.virtman("publish", "mine", "--from-vm", "new-1"))
         maps = self.host.run(["dmsetup", "ls"])
-        self.assertEqual([], [line for line in maps.splitlines() if "point" in line])
+        self.assertEqual([], [line for line in maps.splitlines() if "snapshot" in line])
         self.assertEqual([], self.agent(self.host).status().strays)
 
 
@@ -417,7 +417,7 @@ class StreamTest(SnapshotCase):
         renamed = json.loads(self.virtman("rename", "vm", "new", "--json"))
         self.assertEqual(before, self.content(renamed["disk"]["path"]).split()[0])
         self.assertEqual(
-            ["one"], [point["name"] for point in json.loads(self.virtman("snapshot", "list", "new", "--json"))]
+            ["one"], [snapshot["name"] for snapshot in json.loads(self.virtman("snapshot", "list", "new", "--json"))]
         )
 
     def test_a_receiving_agent_that_is_killed_leaves_the_disk_as_it_was(self) -> None:

@@ -18,7 +18,7 @@ from tests.others import GROUP, as_nobody
 from tests.patience import PATIENCE
 from tests.sweeps import kills
 from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
-from virtman import models, passing
+from virtman import fdpassing, models
 from virtman.client import AgentClient
 from virtman.errors import AgentUnreachable, BadImageFile, ImageExists, OriginChanged
 
@@ -344,11 +344,11 @@ class MembersTest(InPlaceTestCase):
         """What a member is told who passes his own file, and says another path."""
 
         def act() -> object:
-            with AgentClient(self.origin.run / "agent.sock") as client, passing.opened(self.file) as fd:
+            with AgentClient(self.origin.run / "agent.sock") as client, fdpassing.opened(self.file) as fd:
 
                 def answer(line: models.PublishLine) -> models.Published | None:
                     if line.pipe is not None:
-                        passing.pass_to(line.pipe, fd)
+                        fdpassing.pass_to(line.pipe, fd)
                     return line.image
 
                 body = {"file": str(path), "passed": True}

@@ -18,7 +18,7 @@ from drivers.host.space import Room
 from tests.userspace.loggeddisk import LoggedDisk, content_of, files_in
 from virtman.imagefile import inspect
 from virtman.imagestore import ImageStore
-from virtman.records import Shelf, State, VmRecord
+from virtman.records import RecordStore, State, VmRecord
 
 ROUNDS = 4
 SMALL, LARGE = 100, 300_000
@@ -80,14 +80,14 @@ class PowerCutsTest(TestCase):
 
     def test_a_record_that_was_removed_does_not_come_back(self) -> None:
         self.make()
-        shelf = Shelf(self.state, VmRecord)
+        records = RecordStore(self.state, VmRecord)
 
         def act(number: int) -> None:
             name = f"vm-{number // 2}"
             if number % 2:
-                shelf.remove(name)
+                records.remove(name)
             else:
-                shelf.put(name, VmRecord(name=name, image="img", size=None, state=State.PRESENT))
+                records.put(name, VmRecord(name=name, image="img", size=None, state=State.PRESENT))
 
         self.check(act)
 

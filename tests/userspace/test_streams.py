@@ -301,8 +301,8 @@ class CallerTest(StreamsTestCase):
                 raise BrokenPipeError("nobody reads")
 
         self.assertRaises(errors.HostTrouble, self.here.send, "vm", Gone())
-        points = Path(self.vm.disk.path).parent / "points.json"
-        wait_until(lambda: "moment" not in points.read_text(), "the snapshot that was sent is dropped")
+        snapshots = Path(self.vm.disk.path).parent / "snapshots.json"
+        wait_until(lambda: "moment" not in snapshots.read_text(), "the snapshot that was sent is dropped")
 
     def received_slowly(self, error: type[errors.VirtmanError], first: int) -> threading.Event:
         """Begin to receive so many bytes of a stream; the rest comes, and is refused, when the event is set."""

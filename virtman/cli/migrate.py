@@ -17,7 +17,7 @@ from volt.text import size_text
 
 if TYPE_CHECKING:
     from virtman.client import AgentClient
-    from virtman.models import Traveller
+    from virtman.models import MigrationSource
     from virtman.moving import Destination, Moved
 
 
@@ -116,14 +116,14 @@ def arrival() -> None:
     """What "virtman migrate" asks of the host that a VM moves to."""
 
 
-def _traveller() -> Traveller:
+def _migration_source() -> MigrationSource:
     """What the standard input tells of a VM."""
     from pydantic import ValidationError
 
-    from virtman.models import Traveller
+    from virtman.models import MigrationSource
 
     try:
-        return Traveller.model_validate_json(sys.stdin.buffer.read())
+        return MigrationSource.model_validate_json(sys.stdin.buffer.read())
     except ValidationError as error:
         raise Failure(f"that is nothing of 'virtman migrate': {error.errors()[0]['msg']}") from error
 
@@ -133,9 +133,9 @@ def _traveller() -> Traveller:
 @click.pass_context
 def check(context: click.Context, as_json: bool) -> None:
     """Whether a VM, of which the standard input tells, can come."""
-    traveller = _traveller()
+    migration_source = _migration_source()
     with options.agent(context) as client:
-        client.check_arrival(traveller)
+        client.check_arrival(migration_source)
     emit({"possible": True}) if as_json else click.echo("it can come")
 
 
@@ -145,21 +145,21 @@ def check(context: click.Context, as_json: bool) -> None:
 @click.pass_context
 def begin(context: click.Context, vm: str, as_json: bool) -> None:
     """Make ready for VM, of which the standard input tells, and print the domain that libvirt is to make of it."""
-    traveller = _traveller()
+    migration_source = _migration_source()
     with options.agent(context) as client:
-        answer = client.expect(vm, traveller)
+        answer = client.expect(vm, migration_source)
     emit(answer) if as_json else click.echo(answer.domain)
 
 
 @arrival.command("give-up")
 @click.argument("vm")
-@click.argument("points", nargs=-1, required=True)
+@click.argument("snapshots", nargs=-1, required=True)
 @options.as_json
 @click.pass_context
-def give_up(context: click.Context, vm: str, points: tuple[str, ...], as_json: bool) -> None:
+def give_up(context: click.Context, vm: str, snapshots: tuple[str, ...], as_json: bool) -> None:
     """Destroy what has come of VM, which has one of the snapshots POINTS, unless it goes on here already."""
     with options.agent(context) as client:
-        answer = client.give_up_arrival(vm, points)
+        answer = client.give_up_arrival(vm, snapshots)
     emit(answer) if as_json else click.echo(f"{vm}: {answer.state}")
 
 

@@ -11,8 +11,8 @@ CONTRACTS = (
     contracts.CacheContract,
     contracts.DeviceCacheContract,
     contracts.ExportContract,
+    contracts.VmDiskContract,
     contracts.SnapshotContract,
-    contracts.PointContract,
 )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.base import Device, SnapshotDriver
+from drivers.base import Device, VmDiskDriver
 from drivers.host.command import run
 from drivers.kernel import loopdev
 from tests.contracts import drivers as contracts
@@ -35,11 +35,11 @@ class DiskCase(TestCase):
         file.write_bytes(self.content)
         self.origin = Device(size=SIZE, path=loopdev.attach(file, read_only=True))
         self.addCleanup(loopdev.detach, file)
-        self.driver: SnapshotDriver = self.new_driver()
+        self.driver: VmDiskDriver = self.new_driver()
         self.addCleanup(self.delete_all)
 
     @abstractmethod
-    def new_driver(self) -> SnapshotDriver:
+    def new_driver(self) -> VmDiskDriver:
         """A driver on ``folder``, as an agent that starts has it."""
 
     @abstractmethod
@@ -65,10 +65,10 @@ class DiskCase(TestCase):
         return path
 
 
-class EveryDriver(DiskCase, contracts.SnapshotContract):
+class EveryDriver(DiskCase, contracts.VmDiskContract):
     """What holds for each driver of kernel disks, besides the contract of all drivers."""
 
-    def make(self) -> SnapshotDriver:
+    def make(self) -> VmDiskDriver:
         return self.new_driver()
 
     def test_new_disk_reads_as_the_image(self) -> None:

@@ -17,7 +17,7 @@ from drivers.base import Child, Device, Image, Parent, Place
 from drivers.cache.bcache import BcacheCache
 from drivers.errors import DriverError
 from drivers.export.lio import LioExport
-from drivers.snapshot.dmthin import DmThinSnapshot
+from drivers.snapshot.dmthin import DmThinDisks
 
 SIZE = 4 << 20
 IP = "127.0.0.1"
@@ -31,7 +31,7 @@ class Other:
 
     def __init__(self, state: Path) -> None:
         place = Place(state, state / "run", host="host", address=IP)
-        self.snapshot = DmThinSnapshot(place, step=STEP)
+        self.snapshot = DmThinDisks(place, step=STEP)
         self.cache = BcacheCache(place, pool_size=1 << 30)
         self.export = LioExport(place, died=print)
         self.attach = IscsiAttach(place, lost=lambda _image, _parent: None)

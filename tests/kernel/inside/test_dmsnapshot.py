@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from drivers.base import Device, Place
-from drivers.errors import BadDisk, BadName, DiskInUse, NoSpace, NotPossible, PointMissing, SnapshotMissing
+from drivers.errors import BadDisk, BadName, DiskInUse, NoSpace, NotPossible, SnapshotMissing, VmDiskMissing
 from drivers.host.command import run
 from drivers.kernel import devmapper, loopdev
 from drivers.snapshot.disks import DISK_PREFIX
-from drivers.snapshot.dmsnapshot import BASE_PREFIX, DmSnapshot
+from drivers.snapshot.dmsnapshot import BASE_PREFIX, DmSnapshotDisks
 from tests.contracts import drivers as contracts
 from tests.kernel.inside import disks
 from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
@@ -33,8 +33,8 @@ PROGRAMS = 3
 
 
 class SnapshotCase(DiskCase):
-    def new_driver(self) -> DmSnapshot:
-        return DmSnapshot(Place(self.folder, self.folder, group=disks.GROUP))
+    def new_driver(self) -> DmSnapshotDisks:
+        return DmSnapshotDisks(Place(self.folder, self.folder, group=disks.GROUP))
 
     def crash(self) -> None:
         for name in sorted(devmapper.names("virtman-")):  # disks come before their bases
@@ -85,7 +85,7 @@ class RenameTest(SnapshotCase):
         for _ in range(2):
             self.assertEqual(SIZE, self.driver.rename("vm1", "new").size)
         self.assertEqual(expected, self.opened("new").read_bytes())
-        self.assertRaises(SnapshotMissing, self.driver.open, "vm1")
+        self.assertRaises(VmDiskMissing, self.driver.open, "vm1")
         self.assertEqual(self.content, self.create().read_bytes())
         self.assertRaises(BadDisk, self.driver.rename, "vm1", "new")
         self.driver.delete("vm1")
@@ -106,34 +106,34 @@ class RefusalTest(SnapshotCase):
         write(path, 0, b"kept")
         for call in (
             lambda: self.driver.resize("vm1", 2 * SIZE, None),
-            lambda: self.driver.take("vm1", "point", None),
-            lambda: self.driver.revert("vm1", "point"),
-            lambda: self.driver.clone("vm1", "point", "new"),
+            lambda: self.driver.take("vm1", "snapshot", None),
+            lambda: self.driver.revert("vm1", "snapshot"),
+            lambda: self.driver.clone("vm1", "snapshot", "new"),
             lambda: self.driver.changes("vm1", None, None),
         ):
             self.assertIn("dmthin", str(self.assertRaises(NotPossible, call)))
         self.assertEqual((SIZE, b"kept"), (self.driver.open("vm1").size, path.read_bytes()[:4]))
 
-    def test_a_disk_may_be_given_the_size_that_it_has_and_loses_points_that_it_never_had(self) -> None:
+    def test_a_disk_may_be_given_the_size_that_it_has_and_loses_snapshots_that_it_never_had(self) -> None:
         path = self.create()
         self.assertEqual(path, self.driver.resize("vm1", SIZE, None).path)
-        self.driver.drop("vm1", "point", None)
-        self.assertEqual(frozenset(), self.driver.points("vm1"))
-        self.assertRaises(PointMissing, self.driver.reading("vm1", "point").__enter__)
+        self.driver.drop("vm1", "snapshot", None)
+        self.assertEqual(frozenset(), self.driver.snapshots("vm1"))
+        self.assertRaises(SnapshotMissing, self.driver.reading("vm1", "snapshot").__enter__)
 
     def test_bad_input_is_told_first(self) -> None:
         for call in (
             lambda: self.driver.resize("vm1", SIZE, None),
-            lambda: self.driver.take("vm1", "point", None),
-            lambda: self.driver.revert("vm1", "point"),
-            lambda: self.driver.drop("vm1", "point", None),
-            lambda: self.driver.points("vm1"),
-            lambda: self.driver.clone("vm1", "point", "new"),
+            lambda: self.driver.take("vm1", "snapshot", None),
+            lambda: self.driver.revert("vm1", "snapshot"),
+            lambda: self.driver.drop("vm1", "snapshot", None),
+            lambda: self.driver.snapshots("vm1"),
+            lambda: self.driver.clone("vm1", "snapshot", "new"),
             lambda: self.driver.changes("vm1", None, None),
             lambda: self.driver.rename("vm1", "new"),
-            self.driver.reading("vm1", "point").__enter__,
+            self.driver.reading("vm1", "snapshot").__enter__,
         ):
-            self.assertRaises(SnapshotMissing, call)
+            self.assertRaises(VmDiskMissing, call)
         self.create()
         for size in (0, SIZE - 512, SIZE + 100):
             self.assertRaises(BadDisk, self.driver.resize, "vm1", size, None)
@@ -141,11 +141,11 @@ class RefusalTest(SnapshotCase):
             self.assertRaises(BadName, self.driver.take, "vm1", name, None)
             self.assertRaises(BadName, self.driver.revert, "vm1", name)
             self.assertRaises(BadName, self.driver.drop, "vm1", name, None)
-            self.assertRaises(BadName, self.driver.points, name)
+            self.assertRaises(BadName, self.driver.snapshots, name)
             self.assertRaises(BadName, self.driver.changes, name, None, None)
             self.assertRaises(BadName, self.driver.rename, name, "new")
             self.assertRaises(BadName, self.driver.rename, "vm1", name)
-            for arguments in ((name, "point", "new"), ("vm1", name, "new"), ("vm1", "point", name)):
+            for arguments in ((name, "snapshot", "new"), ("vm1", name, "new"), ("vm1", "snapshot", name)):
                 self.assertRaises(BadName, self.driver.clone, *arguments)
 
 
@@ -221,14 +221,14 @@ class SpaceTest(SnapshotCase):
     def test_no_room_for_a_store_is_an_error_that_leaves_nothing(self) -> None:
         small = small_file_system(self, self.folder, "64M")
         fill(small, but=SIZE // 2)  # and a little, which is reserved for root
-        driver = DmSnapshot(Place(small, small))
+        driver = DmSnapshotDisks(Place(small, small))
         self.assertRaises(NoSpace, driver.create, "vm1", self.origin, SIZE)
         self.assertEqual(frozenset(), driver.existing().names)
         self.assertEqual([], list((small / "dmsnapshot").iterdir()))
 
     def test_writes_go_on_when_the_file_system_is_full(self) -> None:
         small = small_file_system(self, self.folder, "64M")
-        driver = DmSnapshot(Place(small, small))
+        driver = DmSnapshotDisks(Place(small, small))
         path = driver.create("vm1", self.origin, SIZE).path
         assert path is not None
         self.addCleanup(driver.delete, "vm1")
@@ -238,7 +238,7 @@ class SpaceTest(SnapshotCase):
         self.assertEqual(data, path.read_bytes())
 
     def test_a_disk_that_is_written_to_its_last_chunk_is_valid_also_after_a_crash(self) -> None:
-        self.driver = DmSnapshot(Place(self.folder, self.folder), chunk=CHUNK)
+        self.driver = DmSnapshotDisks(Place(self.folder, self.folder), chunk=CHUNK)
         image = Device(size=PER_AREA * CHUNK // 2, path=self.origin.path)
         for size in (PER_AREA * CHUNK, 2 * PER_AREA * CHUNK + 512, PER_AREA * CHUNK - 512):
             path = self.driver.create("vm1", image, size).path

@@ -20,14 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from drivers.base import Device, Place, SnapshotDriver
+from drivers.base import Device, Place, VmDiskDriver
 from drivers.errors import BadDisk, CommandFailed, DiskInUse, NoSpace
 from drivers.host.command import run
 from drivers.kernel import devmapper, loopdev
 from drivers.snapshot.disks import DISK_PREFIX, Records
-from drivers.snapshot.dmthin import BLOCK_SECTORS, META_BYTES, POOL, DmThinSnapshot
-from drivers.snapshot.pointmaps import POINT_PREFIX
-from drivers.snapshot.thinvolumes import Point, ThinDisk
+from drivers.snapshot.dmthin import BLOCK_SECTORS, META_BYTES, POOL, DmThinDisks
+from drivers.snapshot.snapshotmaps import SNAPSHOT_PREFIX
+from drivers.snapshot.thinvolumes import Snapshot, ThinDisk
 from tests.contracts import drivers as contracts
 from tests.kernel.inside import disks
 from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
@@ -49,10 +49,10 @@ HOLD = int(PATIENCE)
 
 
 class ThinCase(DiskCase):
-    driver: DmThinSnapshot
+    driver: DmThinDisks
 
-    def new_driver(self) -> DmThinSnapshot:
-        driver = DmThinSnapshot(Place(self.folder, self.folder, group=disks.GROUP), step=STEP)
+    def new_driver(self) -> DmThinDisks:
+        driver = DmThinDisks(Place(self.folder, self.folder, group=disks.GROUP), step=STEP)
         self.addCleanup(driver.close)
         return driver
 
@@ -74,10 +74,10 @@ class EveryDriverTest(disks.EveryDriver, ThinCase):
         self.assertFalse(devmapper.exists(POOL))
 
 
-class PointTest(contracts.PointContract, ThinCase):
+class SnapshotTest(contracts.SnapshotContract, ThinCase):
     all_orders = False
 
-    def make(self) -> SnapshotDriver:
+    def make(self) -> VmDiskDriver:
         return self.new_driver()
 
     def write(self, device: Device, text: bytes) -> None:
@@ -95,7 +95,7 @@ class PointTest(contracts.PointContract, ThinCase):
     def test_a_disk_that_somebody_has_open_is_not_reverted(self) -> None:
         driver = self.vm_disk()
         self.wrote(driver, b"then")
-        driver.take("vm", "point", None)
+        driver.take("vm", "snapshot", None)
         path = driver.open("vm").path
         assert path is not None
         with path.open("r+b", buffering=0) as file:
@@ -103,11 +103,11 @@ class PointTest(contracts.PointContract, ThinCase):
             self.assert_others_are_told_of(driver)
             os.fsync(file.fileno())
         self.assert_holds(driver, b"late")
-        driver.revert("vm", "point")
+        driver.revert("vm", "snapshot")
         self.assert_holds(driver, b"then")
 
 
-class PointsCase(ThinCase):
+class SnapshotsCase(ThinCase):
     """A disk ``vm1`` beside another one, so that the pool stays when it is deleted."""
 
     name = DISK_PREFIX + "vm1"
@@ -126,19 +126,19 @@ class PointsCase(ThinCase):
             return file.read(4)
 
     @contextmanager
-    def opened_point(self, point: str) -> Iterator[BinaryIO]:
-        """A point, without reverting to it."""
-        with self.driver.reading("vm1", point) as device:
+    def opened_snapshot(self, snapshot: str) -> Iterator[BinaryIO]:
+        """A snapshot, without reverting to it."""
+        with self.driver.reading("vm1", snapshot) as device:
             assert device.path is not None
             with device.path.open("rb") as file:
                 yield file
 
-    def content_of(self, point: str) -> bytes:
-        with self.opened_point(point) as file:
+    def content_of(self, snapshot: str) -> bytes:
+        with self.opened_snapshot(snapshot) as file:
             return file.read()
 
-    def clone(self, point: str = "point", new: str = "new") -> Path:
-        path = self.driver.clone("vm1", point, new).path
+    def clone(self, snapshot: str = "snapshot", new: str = "new") -> Path:
+        path = self.driver.clone("vm1", snapshot, new).path
         assert path is not None
         return path
 
@@ -146,7 +146,13 @@ class PointsCase(ThinCase):
         """The pool has the volumes that are written down as made, and no others."""
         written = [number for disk in self.records.all().values() for number in disk.numbers]
         self.assertEqual(
-            [], [point for disk in self.records.all().values() for point in disk.points.values() if not point.made]
+            [],
+            [
+                snapshot
+                for disk in self.records.all().values()
+                for snapshot in disk.snapshots.values()
+                if not snapshot.made
+            ],
         )
         self.assertEqual(sorted(written), volumes())
 
@@ -176,15 +182,15 @@ for count in itertools.count(1):
 """
 
 
-class PointsTest(PointsCase):
-    def test_a_point_is_of_one_moment_also_while_the_disk_is_written(self) -> None:
+class SnapshotsTest(SnapshotsCase):
+    def test_a_snapshot_is_of_one_moment_also_while_the_disk_is_written(self) -> None:
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(self.path)], stdout=subprocess.PIPE)
         assert writer.stdout is not None
         writer.stdout.readline()
         last = 0
         for number in range(4):
             self.driver.take("vm1", f"p{number}", None)
-            with self.opened_point(f"p{number}") as file:
+            with self.opened_snapshot(f"p{number}") as file:
                 one, two = (int.from_bytes(os.pread(file.fileno(), 8, place)) for place in (0, 8 * MIB))
             self.assertIn(one - two, (0, 1))
             self.assertGreaterEqual(two, last)
@@ -202,17 +208,17 @@ class PointsTest(PointsCase):
             "dmsetup",
             f'case "$*" in *create_snap*) cat /sys/block/dm-{minor}/dm/suspended >> {self.folder}/seen;; esac',
         )
-        self.driver.take("vm1", "point", None)
+        self.driver.take("vm1", "snapshot", None)
         self.assertEqual("1\n", (self.folder / "seen").read_text())
         self.assertFalse(devmapper.is_suspended(self.name))
 
-    def test_a_disk_whose_point_fails_goes_on(self) -> None:
+    def test_a_disk_whose_snapshot_fails_goes_on(self) -> None:
         stand_in(self, self.folder, "dmsetup", 'case "$*" in *create_snap*) exit 1;; esac')
-        self.assertRaises(CommandFailed, self.driver.take, "vm1", "point", None)
+        self.assertRaises(CommandFailed, self.driver.take, "vm1", "snapshot", None)
         self.assertFalse(devmapper.is_suspended(self.name))
-        self.assertEqual(frozenset(), self.driver.points("vm1"))
+        self.assertEqual(frozenset(), self.driver.snapshots("vm1"))
 
-    def test_many_points_are_dropped_in_any_order(self) -> None:
+    def test_many_snapshots_are_dropped_in_any_order(self) -> None:
         chance = random.Random(20)
         content, digests = bytearray(self.content), {}
         order = [f"p{number}" for number in chance.sample(range(20), 20)]
@@ -223,44 +229,44 @@ class PointsTest(PointsCase):
             self.driver.take("vm1", f"p{number}", None)
             if f"p{number}" in order[-3:]:
                 digests[f"p{number}"] = hashlib.sha256(content).digest()
-        for point in order[:-3]:
-            self.driver.drop("vm1", point, None)
-        self.assertEqual(set(digests), self.driver.points("vm1"))
-        for point, digest in digests.items():
-            self.assertEqual(digest, hashlib.sha256(self.content_of(point)).digest(), point)
-        for point in order[-3:]:
-            self.driver.drop("vm1", point, None)
+        for snapshot in order[:-3]:
+            self.driver.drop("vm1", snapshot, None)
+        self.assertEqual(set(digests), self.driver.snapshots("vm1"))
+        for snapshot, digest in digests.items():
+            self.assertEqual(digest, hashlib.sha256(self.content_of(snapshot)).digest(), snapshot)
+        for snapshot in order[-3:]:
+            self.driver.drop("vm1", snapshot, None)
         self.assertEqual(bytes(content), self.path.read_bytes())
         self.assert_nothing_leaked()
 
-    def test_points_outlive_the_host(self) -> None:
+    def test_snapshots_outlive_the_host(self) -> None:
         write(self.path, 0, b"then")
-        self.driver.take("vm1", "point", None)
+        self.driver.take("vm1", "snapshot", None)
         write(self.path, 0, b"late")
         write(self.clone(), 0, b"mine")
         self.crash()
-        self.assertEqual({"point"}, self.driver.points("vm1"))
+        self.assertEqual({"snapshot"}, self.driver.snapshots("vm1"))
         self.assertEqual((b"late", b"mine"), (self.begins(), self.begins("new")))
-        self.driver.revert("vm1", "point")
+        self.driver.revert("vm1", "snapshot")
         self.crash()
         self.assertEqual(b"then", self.begins())
         self.crash()
-        self.driver.drop("vm1", "point", None)
+        self.driver.drop("vm1", "snapshot", None)
         self.assert_nothing_leaked()
 
-    def test_points_of_a_disk_that_is_larger_than_its_image(self) -> None:
+    def test_snapshots_of_a_disk_that_is_larger_than_its_image(self) -> None:
         size = SIZE + MIB + 512
         path = self.create("vm2", size)
         write(path, SIZE - 512, b"w" * 1024)
         then = self.content[:-512] + b"w" * 1024 + bytes(MIB)
-        self.driver.take("vm2", "point", None)
+        self.driver.take("vm2", "snapshot", None)
         write(path, SIZE - 4096, b"x" * MIB)
         self.driver.resize("vm2", size + MIB, None)
         write(path, size + MIB - 512, b"end" * 170)
-        with self.driver.reading("vm2", "point") as device:
+        with self.driver.reading("vm2", "snapshot") as device:
             self.assertEqual((size, then), (device.size, device.path.read_bytes() if device.path else b""))
-        self.assertEqual(then, self.open("new", self.driver.clone("vm2", "point", "new")))
-        self.assertEqual(then, self.open("vm2", self.driver.revert("vm2", "point")))
+        self.assertEqual(then, self.open("new", self.driver.clone("vm2", "snapshot", "new")))
+        self.assertEqual(then, self.open("vm2", self.driver.revert("vm2", "snapshot")))
         self.assertEqual(then + bytes(MIB), self.open("vm2", self.driver.resize("vm2", size + MIB, None)))
 
     def open(self, vm: str, device: Device) -> bytes:
@@ -272,13 +278,13 @@ class PointsTest(PointsCase):
         return content
 
 
-class ReadingTest(PointsCase):
-    """What points keep is read, and agents are killed meanwhile."""
+class ReadingTest(SnapshotsCase):
+    """What snapshots keep is read, and agents are killed meanwhile."""
 
     def setUp(self) -> None:
         super().setUp()
         write(self.path, 0, b"then")
-        self.driver.take("vm1", "point", None)
+        self.driver.take("vm1", "snapshot", None)
         write(self.path, 0, b"late")
         self.then = b"then" + self.content[4:]
 
@@ -287,43 +293,43 @@ class ReadingTest(PointsCase):
         readers: list[AbstractContextManager[Device]] = []
 
         def read() -> None:
-            readers.append(self.driver.reading("vm1", "point"))
+            readers.append(self.driver.reading("vm1", "snapshot"))
             readers[0].__enter__()
 
         killed_at(0, read, self.folder / "killers", before=True)
-        [name] = devmapper.names(POINT_PREFIX)
+        [name] = devmapper.names(SNAPSHOT_PREFIX)
         return devmapper.map_path(name)
 
     def assert_no_map(self) -> None:
-        self.assertEqual(frozenset(), devmapper.names(POINT_PREFIX))
+        self.assertEqual(frozenset(), devmapper.names(SNAPSHOT_PREFIX))
 
     def test_it_is_read_only_and_the_disk_goes_on_meanwhile(self) -> None:
-        with self.driver.reading("vm1", "point") as device:
+        with self.driver.reading("vm1", "snapshot") as device:
             assert device.path is not None
             self.assertEqual("1", run(["blockdev", "--getro", str(device.path)]).stdout.strip())
             write(self.path, SIZE - 512, b"more" * 128)
             self.assertEqual(self.then, device.path.read_bytes())
             self.assertEqual(self.then, self.clone().read_bytes())
-            self.driver.revert("vm1", "point")
+            self.driver.revert("vm1", "snapshot")
             self.assertEqual(self.then, device.path.read_bytes())
         self.assert_no_map()
         self.assert_nothing_leaked()
 
     def test_two_readers_leave_in_any_order_and_what_they_read_is_not_dropped(self) -> None:
-        one, two = (self.driver.reading("vm1", "point") for _ in range(2))
+        one, two = (self.driver.reading("vm1", "snapshot") for _ in range(2))
         device = one.__enter__()
         self.assertEqual(device, two.__enter__())
         one.__exit__(None, None, None)
         self.assertEqual(self.then, device.path.read_bytes() if device.path else b"")
-        self.assertRaises(DiskInUse, self.driver.drop, "vm1", "point", None)
+        self.assertRaises(DiskInUse, self.driver.drop, "vm1", "snapshot", None)
         self.assertRaises(DiskInUse, self.driver.delete, "vm1")
-        self.assertEqual(({"point"}, b"late"), (self.driver.points("vm1"), self.begins()))
+        self.assertEqual(({"snapshot"}, b"late"), (self.driver.snapshots("vm1"), self.begins()))
         two.__exit__(None, None, None)
         self.assert_no_map()
-        self.driver.drop("vm1", "point", None)
+        self.driver.drop("vm1", "snapshot", None)
         self.assert_nothing_leaked()
 
-    def test_a_map_that_a_killed_agent_left_goes_with_the_next_reader_or_agent_the_point_or_the_disk(
+    def test_a_map_that_a_killed_agent_left_goes_with_the_next_reader_or_agent_the_snapshot_or_the_disk(
         self,
     ) -> None:
         def next_agent() -> None:
@@ -332,13 +338,13 @@ class ReadingTest(PointsCase):
             self.driver.open("other")
 
         for act in (
-            lambda: self.content_of("point"),
+            lambda: self.content_of("snapshot"),
             next_agent,
-            lambda: self.driver.drop("vm1", "point", None),
+            lambda: self.driver.drop("vm1", "snapshot", None),
             lambda: self.driver.delete("vm1"),
         ):
             self.create("vm1")
-            self.driver.take("vm1", "point", None)
+            self.driver.take("vm1", "snapshot", None)
             self.left_map()
             act()
             self.assert_no_map()
@@ -346,10 +352,10 @@ class ReadingTest(PointsCase):
 
     def test_what_a_program_of_a_killed_agent_reads_is_not_dropped(self) -> None:
         with self.left_map().open("rb") as file:
-            self.assertRaises(DiskInUse, self.driver.drop, "vm1", "point", None)
-            self.assertEqual({"point"}, self.driver.points("vm1"))
+            self.assertRaises(DiskInUse, self.driver.drop, "vm1", "snapshot", None)
+            self.assertEqual({"snapshot"}, self.driver.snapshots("vm1"))
             self.assertEqual(self.then, file.read())
-        self.driver.drop("vm1", "point", None)
+        self.driver.drop("vm1", "snapshot", None)
         self.assert_no_map()
         self.assert_nothing_leaked()
 
@@ -363,8 +369,8 @@ class ReadingTest(PointsCase):
         self.driver.open("other")
         self.assertEqual("-", devmapper.status(POOL).split()[6])
 
-    def test_points_come_and_go_while_metadata_are_looked_through(self) -> None:
-        ask = partial(self.driver.changes, "vm1", "point", None)
+    def test_snapshots_come_and_go_while_metadata_are_looked_through(self) -> None:
+        ask = partial(self.driver.changes, "vm1", "snapshot", None)
         before = ask()
         begun, go_on = self.folder / "begun", self.folder / "go-on"
         os.mkfifo(go_on)
@@ -374,7 +380,7 @@ class ReadingTest(PointsCase):
 
         def go() -> None:
             self.driver.take("other", "new", None)
-            self.driver.drop("vm1", "point", None)
+            self.driver.drop("vm1", "snapshot", None)
             write(self.path, MIB, b"more" * 128)
 
         with ThreadPoolExecutor(3) as pool:
@@ -389,14 +395,14 @@ class ReadingTest(PointsCase):
         self.assertEqual("-", devmapper.status(POOL).split()[6])
         self.assert_nothing_leaked()
 
-    def test_a_point_whose_volume_is_gone_is_told_of(self) -> None:
-        devmapper.message(POOL, f"delete {self.records.read('vm1').points['point'].number}")
-        for call in (self.driver.reading("vm1", "point").__enter__, self.clone):
+    def test_a_snapshot_whose_volume_is_gone_is_told_of(self) -> None:
+        devmapper.message(POOL, f"delete {self.records.read('vm1').snapshots['snapshot'].number}")
+        for call in (self.driver.reading("vm1", "snapshot").__enter__, self.clone):
             self.assertIn("is gone from the disks' pool", str(self.assertRaises(BadDisk, call)))
         self.assert_no_map()
 
 
-class GrowTest(PointsCase):
+class GrowTest(SnapshotsCase):
     def test_who_has_the_disk_open_reads_on_and_sees_it_grow(self) -> None:
         with self.path.open("r+b", buffering=0) as file, ThreadPoolExecutor(1) as pool:
             done = threading.Event()
@@ -432,7 +438,7 @@ class GrowTest(PointsCase):
         self.assertEqual(SIZE + MIB, len(self.path.read_bytes()))
 
 
-class KilledTest(PointsCase):
+class KilledTest(SnapshotsCase):
     """The agent dies at each step of a call, before and after each program that it runs."""
 
     def each_step(
@@ -449,25 +455,25 @@ class KilledTest(PointsCase):
                 self.assertEqual(-signal.SIGKILL, code)
                 yield number, before
 
-    def test_a_point_is_there_or_not_and_the_disk_goes_on(self) -> None:
+    def test_a_snapshot_is_there_or_not_and_the_disk_goes_on(self) -> None:
         write(self.path, 0, b"then")
 
         def prepare() -> None:
-            self.driver.drop("vm1", "point", None)
+            self.driver.drop("vm1", "snapshot", None)
 
-        for number, before in self.each_step(lambda: self.driver.take("vm1", "point", None), 3, prepare):
+        for number, before in self.each_step(lambda: self.driver.take("vm1", "snapshot", None), 3, prepare):
             if before:
                 self.driver.open("vm1")
                 self.assertFalse(devmapper.is_suspended(self.name), number)  # or the next line would wait for ever
                 self.assertEqual(b"then", self.begins())
-            self.driver.take("vm1", "point", None)
+            self.driver.take("vm1", "snapshot", None)
             self.assertFalse(devmapper.is_suspended(self.name), number)
-            self.assertEqual(b"then" + self.content[4:], self.content_of("point"))
+            self.assertEqual(b"then" + self.content[4:], self.content_of("snapshot"))
             self.assert_nothing_leaked()
 
     def test_a_disk_that_is_reverted_holds_the_old_or_the_new(self) -> None:
         write(self.path, 0, b"then")
-        self.driver.take("vm1", "point", None)
+        self.driver.take("vm1", "snapshot", None)
         self.driver.resize("vm1", SIZE + MIB, None)
         write(self.path, 0, b"late")
         self.driver.take("vm1", "late", None)
@@ -475,11 +481,11 @@ class KilledTest(PointsCase):
         def prepare() -> None:
             self.driver.revert("vm1", "late")
 
-        for number, before in self.each_step(lambda: self.driver.revert("vm1", "point"), 5, prepare):
+        for number, before in self.each_step(lambda: self.driver.revert("vm1", "snapshot"), 5, prepare):
             found = (self.driver.open("vm1").size, self.begins())
             self.assertIn(found, ((SIZE + MIB, b"late"), (SIZE, b"then")), f"{number} {before}")
-            self.assertEqual({"point", "late"}, self.driver.points("vm1"))
-            self.driver.revert("vm1", "point")
+            self.assertEqual({"snapshot", "late"}, self.driver.snapshots("vm1"))
+            self.driver.revert("vm1", "snapshot")
             self.assertEqual((SIZE, b"then"), (self.path_size(), self.begins()))
             self.assert_nothing_leaked()
 
@@ -487,22 +493,22 @@ class KilledTest(PointsCase):
         with self.path.open("rb") as file:
             return file.seek(0, os.SEEK_END)
 
-    def test_a_point_is_dropped_by_the_next_call(self) -> None:
+    def test_a_snapshot_is_dropped_by_the_next_call(self) -> None:
         write(self.path, 0, b"stays")
         self.driver.take("vm1", "stays", None)
 
         def prepare() -> None:
-            self.driver.take("vm1", "point", None)
+            self.driver.take("vm1", "snapshot", None)
 
-        for _ in self.each_step(lambda: self.driver.drop("vm1", "point", None), 1, prepare):
-            self.assertEqual({"stays"}, self.driver.points("vm1"))
-            self.driver.drop("vm1", "point", None)
+        for _ in self.each_step(lambda: self.driver.drop("vm1", "snapshot", None), 1, prepare):
+            self.assertEqual({"stays"}, self.driver.snapshots("vm1"))
+            self.driver.drop("vm1", "snapshot", None)
             self.assert_nothing_leaked()
         self.assertEqual(b"stays", self.content_of("stays")[:5])
 
     def test_a_clone_is_there_or_not(self) -> None:
         write(self.path, 0, b"then")
-        self.driver.take("vm1", "point", None)
+        self.driver.take("vm1", "snapshot", None)
         then = b"then" + self.content[4:]
 
         def prepare() -> None:
@@ -520,25 +526,25 @@ class KilledTest(PointsCase):
             self.assertEqual(then, self.clone().read_bytes(), f"step {number}")
             self.assert_nothing_leaked()
 
-    def test_a_point_is_read_by_the_next_call(self) -> None:
-        self.driver.take("vm1", "point", None)
+    def test_a_snapshot_is_read_by_the_next_call(self) -> None:
+        self.driver.take("vm1", "snapshot", None)
 
         def begins() -> bytes:
-            with self.opened_point("point") as file:
+            with self.opened_snapshot("snapshot") as file:
                 return file.read(4)
 
         for _ in self.each_step(begins, 1):
             self.assertEqual(self.content[:4], begins())
-            self.assertEqual(frozenset(), devmapper.names(POINT_PREFIX))
+            self.assertEqual(frozenset(), devmapper.names(SNAPSHOT_PREFIX))
 
     def test_a_disk_is_deleted_with_all_volumes(self) -> None:
         def prepare() -> None:
             self.create("vm1")
-            self.driver.take("vm1", "point", None)
+            self.driver.take("vm1", "snapshot", None)
             disk = self.records.read("vm1")
-            half = Point(max(disk.numbers) + 1, SIZE, made=False)
+            half = Snapshot(max(disk.numbers) + 1, SIZE, made=False)
             devmapper.message(POOL, f"create_snap {half.number} {disk.number}")
-            self.records.write("vm1", replace(disk, points={**disk.points, "half": half}))
+            self.records.write("vm1", replace(disk, snapshots={**disk.snapshots, "half": half}))
 
         for _ in self.each_step(lambda: self.driver.delete("vm1"), 4, prepare):
             self.driver.delete("vm1")
@@ -663,7 +669,7 @@ def crc32c(data: bytes) -> int:
 class SpaceTest(ThinCase):
     def test_no_room_for_a_pool_is_an_error_that_leaves_nothing(self) -> None:
         small = small_file_system(self, self.folder, "160M")
-        driver = DmThinSnapshot(Place(small, small), step=STEP)
+        driver = DmThinDisks(Place(small, small), step=STEP)
         fill(small, but=MIB)
         self.assertRaises(NoSpace, driver.create, "vm1", self.origin, SIZE)
         self.assertEqual(frozenset(), driver.existing().names)
@@ -671,7 +677,7 @@ class SpaceTest(ThinCase):
 
     def test_a_disk_whose_pool_found_no_room_can_be_deleted(self) -> None:
         small = small_file_system(self, self.folder, "160M")
-        driver = DmThinSnapshot(Place(small, small), step=STEP)
+        driver = DmThinDisks(Place(small, small), step=STEP)
         ballast = fill(small, but=META_BYTES + STEP + MIB)
         driver.create("vm1", self.origin, SIZE)
         records = Records(small / "thin", ThinDisk)
@@ -698,7 +704,7 @@ class SpaceTest(ThinCase):
 
     def test_the_metadata_grow_with_the_pool(self) -> None:
         self.hold_writes(HOLD)
-        self.driver = DmThinSnapshot(Place(self.folder, self.folder), step=STEP, covered=STEP)
+        self.driver = DmThinDisks(Place(self.folder, self.folder), step=STEP, covered=STEP)
         self.addCleanup(self.driver.close)
         write(self.create(size=2 * STEP), 0, os.urandom(2 * STEP))
         wait_until(lambda: pool_size() > 2 * STEP)  # the files grow before the pool does
@@ -713,13 +719,13 @@ class SpaceTest(ThinCase):
         self.addCleanup(NO_SPACE_TIMEOUT.write_text, NO_SPACE_TIMEOUT.read_text())
         NO_SPACE_TIMEOUT.write_text(str(timeout))
 
-    def full(self, timeout: int) -> tuple[DmThinSnapshot, Path, Path]:
+    def full(self, timeout: int) -> tuple[DmThinDisks, Path, Path]:
         """A VM's disk whose pool has no room to grow, while the kernel holds writes for ``timeout`` seconds.
 
         The driver, the disk, and the file that takes the room.
         """
         small = small_file_system(self, self.folder, "160M")
-        driver = DmThinSnapshot(Place(small, small), step=STEP)
+        driver = DmThinDisks(Place(small, small), step=STEP)
         self.addCleanup(driver.close)
         path = driver.create("vm1", self.origin, 4 * STEP).path
         assert path is not None

@@ -13,10 +13,10 @@ from drivers.errors import CommandFailed
 from drivers.export.lio import LioExport
 from drivers.host.command import run
 from drivers.needs import Machine, Needs, check, provide
-from drivers.snapshot.dmsnapshot import DmSnapshot
-from drivers.snapshot.dmthin import DmThinSnapshot
+from drivers.snapshot.dmsnapshot import DmSnapshotDisks
+from drivers.snapshot.dmthin import DmThinDisks
 
-DRIVERS = (IscsiAttach, BcacheCache, DmCache, LioExport, DmSnapshot, DmThinSnapshot)
+DRIVERS = (IscsiAttach, BcacheCache, DmCache, LioExport, DmSnapshotDisks, DmThinDisks)
 UNUSED = frozenset({"bcache", "dm_cache", "dm_cache_smq", "dm_snapshot", "dm_thin_pool", "dm_queue_length"})
 """Modules that nothing but a stack of ours uses: they can go while there is none."""
 

@@ -14,7 +14,7 @@ from drivers.base import CacheDriver, Device, Image, Parent, Place
 from drivers.cache.bcache import BcacheCache
 from drivers.cache.dmcache import DmCache
 from drivers.export.lio import LioExport
-from drivers.snapshot.dmthin import DmThinSnapshot
+from drivers.snapshot.dmthin import DmThinDisks
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.folders import state_folder
 from tests.patience import PATIENCE
@@ -45,7 +45,7 @@ class Waiting(TestCase):
         self.image = Image("image", SIZE, f"sha256:{hashlib.sha256(self.content).hexdigest()}")
         self.attach = IscsiAttach(self.place, lost=lambda _image, _parent: None)
         self.cache = self.new_cache()
-        self.snapshot = DmThinSnapshot(self.place, step=32 << 20)
+        self.snapshot = DmThinDisks(self.place, step=32 << 20)
         self.addCleanup(self.remove_stack)
         self.base = self.attach.connect(self.image, [GONE])
 

@@ -97,7 +97,7 @@ class ExportDoubleTest(Memory, contracts.ExportContract):
         return ExportDouble(self.host, died=lambda _image: None)
 
 
-class SnapshotDoubleTest(Memory, contracts.SnapshotContract, contracts.PointContract):
+class VmDiskDoubleTest(Memory, contracts.VmDiskContract, contracts.SnapshotContract):
     origin = CONTENT
 
     def make(self) -> SnapshotDouble:
@@ -108,7 +108,7 @@ class SnapshotDoubleTest(Memory, contracts.SnapshotContract, contracts.PointCont
 
     def read(self, device: Device, length: int) -> bytes:
         assert device.path is not None
-        if device.path.exists():  # of a point
+        if device.path.exists():  # of a snapshot
             return device.path.read_bytes()[:length]
         return self.disk(device).writes[:length].encode()
 
@@ -125,6 +125,6 @@ class SnapshotDoubleTest(Memory, contracts.SnapshotContract, contracts.PointCont
 
     def test_a_disk_that_a_stranger_has_open_is_left_alone(self) -> None:
         driver = self.vm_disk()
-        driver.take("vm", "point", None)
+        driver.take("vm", "snapshot", None)
         self.host.disks["vm"].stranger = True
         self.assert_others_are_told_of(driver)

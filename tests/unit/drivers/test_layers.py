@@ -14,7 +14,7 @@ import testtools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.errors import BadDisk, SnapshotMissing
+from drivers.errors import BadDisk, VmDiskMissing
 from drivers.snapshot.layers import Layers, Step, clean, next_step
 
 
@@ -119,18 +119,18 @@ class FilesTest(testtools.TestCase):
         clean(self.folder)
         self.assertEqual(2, self.add(str(self.layers.file(1))))
 
-    def test_points_are_kept_until_they_are_replaced(self) -> None:
-        self.assertRaises(SnapshotMissing, self.layers.points)
+    def test_snapshots_are_kept_until_they_are_replaced(self) -> None:
+        self.assertRaises(VmDiskMissing, self.layers.snapshots)
         self.chain(2)
-        self.assertEqual({}, self.layers.points())
-        self.layers.write_points({"a": 0, "b": 0})
-        self.assertEqual({"a": 0, "b": 0}, Layers(self.folder, "vm").points())
+        self.assertEqual({}, self.layers.snapshots())
+        self.layers.write_snapshots({"a": 0, "b": 0})
+        self.assertEqual({"a": 0, "b": 0}, Layers(self.folder, "vm").snapshots())
 
-    def test_broken_points_are_refused(self) -> None:
+    def test_broken_snapshots_are_refused(self) -> None:
         self.chain(1)
-        for text in ("", "7", "[]", '{"points": 3}', '{"points": {"a": "x"}}', '{"points": {"a": null}}'):
-            (self.layers.folder / "points.json").write_text(text)
-            self.assertRaises(BadDisk, self.layers.points)
+        for text in ("", "7", "[]", '{"snapshots": 3}', '{"snapshots": {"a": "x"}}', '{"snapshots": {"a": null}}'):
+            (self.layers.folder / "snapshots.json").write_text(text)
+            self.assertRaises(BadDisk, self.layers.snapshots)
 
     def test_chains_that_lead_elsewhere_are_refused(self) -> None:
         self.chain(1)
@@ -159,14 +159,14 @@ class FilesTest(testtools.TestCase):
     def test_a_link_that_leads_elsewhere_is_refused(self) -> None:
         self.chain(1)
         link = self.layers.path
-        for target in ("/etc/passwd", "../other/0.qcow2", "points.json", "disk.qcow2", "5.qcow2"):
+        for target in ("/etc/passwd", "../other/0.qcow2", "snapshots.json", "disk.qcow2", "5.qcow2"):
             link.unlink()
             link.symlink_to(target)
             self.assertRaises(BadDisk, self.layers.chain)
 
     def test_deleting_leaves_nothing(self) -> None:
         self.chain(2)
-        self.layers.write_points({"a": 0})
+        self.layers.write_snapshots({"a": 0})
         for _ in range(2):
             self.layers.delete()
             self.assertEqual([], [*self.folder.glob("[!.]*"), *self.store.iterdir()])

@@ -98,11 +98,11 @@ class OwnDriversTest(TestCase):
         from drivers.attach.nbd import NbdAttach
         from drivers.cache.qcow2 import Qcow2Cache
         from drivers.export.nbd import NbdExport
-        from drivers.snapshot.qcow2 import Qcow2Snapshot
+        from drivers.snapshot.qcow2 import Qcow2Disks
 
         found = {
             finding.need
-            for driver in (NbdAttach, Qcow2Cache, NbdExport, Qcow2Snapshot)
+            for driver in (NbdAttach, Qcow2Cache, NbdExport, Qcow2Disks)
             for finding in check(driver.needs, Machine(), "")
         }
         self.assertEqual({"qemu-img", "qemu-storage-daemon", "setpriv"}, found)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, PointMissing, SnapshotMissing
+from drivers.errors import BadDisk, CommandFailed, CommandTimedOut, SnapshotMissing, VmDiskMissing
 from drivers.snapshot.disks import Records
-from drivers.snapshot.thinvolumes import Point, ThinDisk, Volumes, is_lost, volume_gone
+from drivers.snapshot.thinvolumes import Snapshot, ThinDisk, Volumes, is_lost, volume_gone
 
 
 def refusal(why: str) -> CommandFailed:
@@ -124,8 +124,8 @@ class DeleteTest(PoolCase):
 class OpenTest(PoolCase):
     def test_one_whose_making_was_cut_off_is_no_disk(self) -> None:
         self.records.write("a", replace(self.make("a"), made=False))
-        self.assertRaises(SnapshotMissing, self.volumes.of, "a")
-        self.assertRaises(SnapshotMissing, self.volumes.of, "none")
+        self.assertRaises(VmDiskMissing, self.volumes.of, "a")
+        self.assertRaises(VmDiskMissing, self.volumes.of, "none")
         self.assertFalse(self.volumes.is_made("none"))
 
     def test_a_volume_that_the_pool_does_not_have_is_told(self) -> None:
@@ -135,22 +135,22 @@ class OpenTest(PoolCase):
         self.assertIs(other, volume_gone("a", disk, other))
 
 
-class PointCase(PoolCase):
+class SnapshotCase(PoolCase):
     """A VM ``a`` whose volume is 7, with what the pool and the records say of it."""
 
     def setUp(self) -> None:
         super().setUp()
         self.make("a", 7)
 
-    def take(self, point: str, *draws: int) -> None:
+    def take(self, snapshot: str, *draws: int) -> None:
         volumes = Volumes(self.records, self.pool.tell, iter(draws).__next__) if draws else self.volumes
-        volumes.take("a", point, self.pool.stilled)
+        volumes.take("a", snapshot, self.pool.stilled)
 
     def numbers(self) -> dict[str, int]:
-        return {name: point.number for name, point in self.volumes.points("a").items()}
+        return {name: snapshot.number for name, snapshot in self.volumes.snapshots("a").items()}
 
     def assert_nothing_leaked(self) -> None:
-        """The pool has the volumes of the disk and its points, which are all there, and no others."""
+        """The pool has the volumes of the disk and its snapshots, which are all there, and no others."""
         disk = self.records.read("a")
         self.assertEqual({disk.number, *self.numbers().values()}, self.pool.volumes)
         self.assertIsNone(disk.spare)
@@ -176,10 +176,10 @@ class PointCase(PoolCase):
             self.records.write("a", record)
 
 
-class TakeTest(PointCase):
-    def test_a_point_is_a_copy_of_the_volume_as_large_as_the_disk(self) -> None:
+class TakeTest(SnapshotCase):
+    def test_a_snapshot_is_a_copy_of_the_volume_as_large_as_the_disk(self) -> None:
         self.take("one", 8)
-        self.assertEqual({"one": Point(8, 1 << 20, made=True)}, self.volumes.points("a"))
+        self.assertEqual({"one": Snapshot(8, 1 << 20, made=True)}, self.volumes.snapshots("a"))
         self.assertEqual(({7, 8}, {8: 7}), (self.pool.volumes, self.pool.copies))
 
     def test_one_that_is_there_is_not_taken_again(self) -> None:
@@ -192,35 +192,35 @@ class TakeTest(PointCase):
         told: list[tuple[str, bool, list[str]]] = []
 
         def tell(text: str) -> None:
-            told.append((text, self.pool.still, list(self.records.read("a").points)))
+            told.append((text, self.pool.still, list(self.records.read("a").snapshots)))
             self.pool.tell(text)
 
-        self.records.write("a", replace(self.records.read("a"), points={"half": Point(9, 1 << 20, made=False)}))
+        self.records.write("a", replace(self.records.read("a"), snapshots={"half": Snapshot(9, 1 << 20, made=False)}))
         Volumes(self.records, tell, iter([8]).__next__).take("a", "one", self.pool.stilled)
         self.assertEqual([("delete 9", False, ["half"]), ("create_snap 8 7", True, ["one"])], told)
 
-    def test_a_volume_of_a_point_is_nobodys_new_disk_or_point(self) -> None:
+    def test_a_volume_of_a_snapshot_is_nobodys_new_disk_or_snapshot(self) -> None:
         self.take("one", 8)
         self.pool.volumes.remove(8)
         self.assertEqual(9, self.make("b", 7, 8, 9).number)
         self.take("two", 7, 8, 9, 10)
         self.assertEqual({"one": 8, "two": 10}, self.numbers())
 
-    def test_one_that_was_cut_off_is_no_point_and_is_taken_by_the_next_call(self) -> None:
+    def test_one_that_was_cut_off_is_no_snapshot_and_is_taken_by_the_next_call(self) -> None:
         for step in self.killed(lambda: self.take("one")):
             self.assertEqual({}, self.numbers(), step)
-            self.assertRaises(PointMissing, self.volumes.revert, "a", "one")
+            self.assertRaises(SnapshotMissing, self.volumes.revert, "a", "one")
             self.take("one")
             self.assert_nothing_leaked()
 
 
-class RevertTest(PointCase):
+class RevertTest(SnapshotCase):
     def setUp(self) -> None:
         super().setUp()
         self.take("one", 8)
         self.records.write("a", replace(self.records.read("a"), size=2 << 20))
 
-    def test_the_disk_gets_a_copy_and_the_size_of_the_point(self) -> None:
+    def test_the_disk_gets_a_copy_and_the_size_of_the_snapshot(self) -> None:
         self.volumes.revert("a", "one")
         disk = self.volumes.of("a")
         self.assertEqual((8, 1 << 20), (self.pool.copies[disk.number], disk.size))
@@ -236,12 +236,12 @@ class RevertTest(PointCase):
             self.assertEqual(8, self.pool.copies[self.volumes.of("a").number], step)
             self.assert_nothing_leaked()
 
-    def test_points_that_are_not_there_are_told_of(self) -> None:
-        self.assertRaises(PointMissing, self.volumes.revert, "a", "two")
+    def test_snapshots_that_are_not_there_are_told_of(self) -> None:
+        self.assertRaises(SnapshotMissing, self.volumes.revert, "a", "two")
         self.assertEqual({7, 8}, self.pool.volumes)
 
 
-class CloneTest(PointCase):
+class CloneTest(SnapshotCase):
     def setUp(self) -> None:
         super().setUp()
         self.take("one", 8)
@@ -251,7 +251,7 @@ class CloneTest(PointCase):
         volumes = Volumes(self.records, self.pool.tell, iter(draws).__next__) if draws else self.volumes
         volumes.clone("a", "one", "b")
 
-    def test_it_is_a_disk_over_the_same_image_with_a_copy_of_the_point(self) -> None:
+    def test_it_is_a_disk_over_the_same_image_with_a_copy_of_the_snapshot(self) -> None:
         self.clone(7, 8, 9)
         self.assertEqual(ThinDisk(9, 1 << 20, "/dev/image", made=True), self.volumes.of("b"))
         self.assertEqual(({7, 8, 9}, 8), (self.pool.volumes, self.pool.copies[9]))
@@ -264,17 +264,17 @@ class CloneTest(PointCase):
             self.volumes.delete(self.records.read("b"))
             self.assertEqual({7, 8}, self.pool.volumes, step)
 
-    def test_a_point_that_the_pool_has_lost_is_told_of(self) -> None:
+    def test_a_snapshot_that_the_pool_has_lost_is_told_of(self) -> None:
         self.pool.volumes.remove(8)
         self.assertIn("its volume 8 is gone", str(self.assertRaises(BadDisk, self.clone)))
 
-    def test_of_no_disk_or_point_nothing_is_written_down(self) -> None:
-        self.assertRaises(PointMissing, self.volumes.clone, "a", "two", "b")
-        self.assertRaises(SnapshotMissing, self.volumes.clone, "c", "one", "b")
+    def test_of_no_disk_or_snapshot_nothing_is_written_down(self) -> None:
+        self.assertRaises(SnapshotMissing, self.volumes.clone, "a", "two", "b")
+        self.assertRaises(VmDiskMissing, self.volumes.clone, "c", "one", "b")
         self.assertEqual({"a"}, set(self.records.all()))
 
 
-class DropTest(PointCase):
+class DropTest(SnapshotCase):
     def setUp(self) -> None:
         super().setUp()
         self.take("one", 8)
@@ -286,7 +286,7 @@ class DropTest(PointCase):
             self.assertEqual({"two": 9}, self.numbers())
             self.assert_nothing_leaked()
 
-    def test_one_that_was_cut_off_is_no_point_and_is_done_by_the_next_call(self) -> None:
+    def test_one_that_was_cut_off_is_no_snapshot_and_is_done_by_the_next_call(self) -> None:
         for step in self.killed(lambda: self.volumes.drop("a", "one")):
             self.assertEqual({"two": 9}, self.numbers(), step)
             self.volumes.drop("a", "one")
@@ -294,19 +294,19 @@ class DropTest(PointCase):
 
     def test_a_disk_is_deleted_with_all_that_was_made_for_it(self) -> None:
         self.pool.volumes |= {10, 11, 12}
-        points = {**self.records.read("a").points, "half": Point(10, 1 << 20, made=False)}
-        disk = replace(self.records.read("a"), points=points, spare=11)
+        snapshots = {**self.records.read("a").snapshots, "half": Snapshot(10, 1 << 20, made=False)}
+        disk = replace(self.records.read("a"), snapshots=snapshots, spare=11)
         self.records.write("a", disk)
         for _ in range(2):
             self.volumes.delete(self.records.read("a"))
             self.assertEqual({12}, self.pool.volumes)
 
 
-class RecordTest(PointCase):
-    def test_damaged_points_are_told_of(self) -> None:
+class RecordTest(SnapshotCase):
+    def test_damaged_snapshots_are_told_of(self) -> None:
         sound = json.loads(self.records.path("a").read_text())
-        for points in ([1], {"one": 1}, {"one": {"number": 1}}, 1):
-            self.records.path("a").write_text(json.dumps({**sound, "points": points}))
+        for snapshots in ([1], {"one": 1}, {"one": {"number": 1}}, 1):
+            self.records.path("a").write_text(json.dumps({**sound, "snapshots": snapshots}))
             self.assertRaises(BadDisk, self.records.read, "a")
 
 

@@ -23,9 +23,9 @@ from virtman.devices import Devices
 from virtman.errors import NoRoom
 from virtman.imagestore import ImageStore
 from virtman.inplace import to_publish
-from virtman.kept import Kept
 from virtman.kinds import VM_KINDS
-from virtman.records import DeviceRecord, ImageRecord, InPlace, Record, Role, Shelf, VmRecord
+from virtman.records import DeviceRecord, ImageRecord, InPlace, Record, RecordStore, Role, VmRecord
+from virtman.retained import Retained
 from virtman.stacks import Stacks
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
@@ -47,7 +47,7 @@ class Room:
 R = TypeVar("R", bound=Record)
 
 
-class SmallShelf(Shelf[R]):
+class SmallShelf(RecordStore[R]):
     """Records on a disk that may be full."""
 
     def __init__(self, folder: Path, kind: type[R], room: Room) -> None:
@@ -101,7 +101,7 @@ class Scene:
             changed=self._count_change, released=lambda image: self.released(image), step=self.moment,
         )  # fmt: skip
         self.publishing = NamedLocks()
-        self.kept = Kept(self.stacks, self.store, self.drivers.source, self.publishing)
+        self.kept = Retained(self.stacks, self.store, self.drivers.source, self.publishing)
         self.vms = Vms(
             self.vm_shelf, self.drivers.snapshot, self.machines, self.stacks, VM_KINDS, self.moment,
             clock=lambda: NOW, opened=blocks_of(self.host),
@@ -117,7 +117,7 @@ class Scene:
         self.changes += 1
 
     def moment(self, what: str) -> None:
-        """Hear of a point where the agent may be cut off, and cut it off if it is the one."""
+        """Hear of a snapshot where the agent may be cut off, and cut it off if it is the one."""
         self.moments.append(what)
         if len(self.moments) == self._cut_at:
             raise Cut(what)
@@ -152,31 +152,31 @@ class Scene:
         """What is on the host and at Volt is what the records say, and the records say that all is whole."""
         images = {record.name: record for record in self.stacks.records()}
         test.assertEqual([], [name for name, record in images.items() if not record.steady], "unsteady images")
-        test.assertEqual([], [vm.name for vm in self.vms.shelf.all() if not vm.steady], "unsteady VMs")
+        test.assertEqual([], [vm.name for vm in self.vms.records.all() if not vm.steady], "unsteady VMs")
         read = {name: record for name, record in images.items() if record.role is Role.HOST}
         test.assertEqual(set(images), set(self.host.served), "what is served")
         test.assertEqual(set(images), self.host.endpoints, "endpoints")
         test.assertEqual(set(read), set(self.host.routes), "routes")
         test.assertEqual({record.image.key for record in read.values()}, self.host.open_caches, "open caches")
         test.assertEqual(set(images), set(self.volt.places), "places in Volt's trees")
-        test.assertEqual({vm.name for vm in self.vms.shelf.all()}, set(self.host.disks), "disks")
+        test.assertEqual({vm.name for vm in self.vms.records.all()}, set(self.host.disks), "disks")
         devices = self.devices.records()
         test.assertEqual([], [device.name for device in devices if not device.steady], "unsteady devices")
         test.assertEqual({device.name for device in devices}, set(self.host.devices), "devices")
         test.assertEqual(set(), self.host.half_devices, "devices that are attached by half")
-        test.assertEqual({vm.name for vm in self.vms.shelf.all() if vm.boot}, set(self.machines.running), "machines")
+        test.assertEqual({vm.name for vm in self.vms.records.all() if vm.boot}, set(self.machines.running), "machines")
         test.assertEqual(set(self.machines.running), self.machines.files, "seeds")
         test.assertEqual(set(), self.machines.unfollowed, "machines with the files of another name")
         for name, record in images.items():
             self._check_stack(test, name, record)
-        for vm in self.vms.shelf.all():
+        for vm in self.vms.records.all():
             self._check_disk(test, vm)
         test.assertEqual([], [path for path in self.folder.rglob(".*") if path.is_file()], "torn files")
 
     def _check_disk(self, test: TestCase, vm: VmRecord) -> None:
         disk = self.host.disks[vm.name]
         test.assertEqual(
-            (vm.size, {p.name: p.size for p in vm.points}), (disk.size, disk.sizes()), f"disk of {vm.name}"
+            (vm.size, {p.name: p.size for p in vm.snapshots}), (disk.size, disk.sizes()), f"disk of {vm.name}"
         )
         test.assertIsNone(vm.untidy)
         test.assertNotIn(vm.name, self.machines.frozen)

@@ -33,7 +33,7 @@ from virtman.errors import (
     VmMoving,
 )
 from virtman.imagefile import LARGEST
-from virtman.records import Boot, Shelf, VmRecord
+from virtman.records import Boot, RecordStore, VmRecord
 
 TROUBLE = DriverError("the device is on fire")
 BOOT = Boot(memory=64, cpus=1, network="none")
@@ -163,7 +163,7 @@ class VmsOfAnAgentTest(AgentTest):
 
     def test_a_vm_that_arrives_or_went_is_not_stopped(self) -> None:
         booting.boot(self.agent.vms, "vm", "debian", None, BOOT, [], None)
-        records = Shelf(self.site.config.state / "records" / "vms", VmRecord)
+        records = RecordStore(self.site.config.state / "records" / "vms", VmRecord)
         record = records.get("vm")
         assert record is not None
         for where in ({"arriving": True}, {"moved": "qemu+ssh://there/system"}):

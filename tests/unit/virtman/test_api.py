@@ -58,7 +58,7 @@ from virtman.errors import (
     VirtmanError,
     VolumeBusy,
 )
-from virtman.passing import Passed
+from virtman.fdpassing import Passed
 from virtman.peer import Peer
 
 BAD_NAMES = ["a.b", "..", "-a", "a" * 64, "a" * 300, "a b", "%00", "é", "a%0a"]
@@ -159,7 +159,7 @@ class ErrorsTest(ApiTest):
             (OSError(errno.EIO, "broken\ndisk", "/x"), HostTrouble, 500, "[Errno 5] broken disk: '/x'"),
             (volume, BadVolume, 409, str(volume)),
             (driver_errors.DiskInUse("vm"), DiskBusy, 409, "vm"),
-            (driver_errors.NotPossible("its disks have no points"), NotSupported, 409, "no points"),
+            (driver_errors.NotPossible("its disks have no snapshots"), NotSupported, 409, "no snapshots"),
             (driver_errors.VolumeInUse(Path("/dev/sdx"), ["sdb"]), VolumeBusy, 409, "sdb"),
             (driver_errors.ToolMissing("qemu-img"), DriverTrouble, 500, "qemu-img"),
             (ZeroDivisionError("division"), VirtmanError, 500, "unexpected ZeroDivisionError: division"),
@@ -209,7 +209,7 @@ class StalledAgent(Agent):
         return self.publish(name, Path(vm), progress)
 
     def leave(
-        self, _vms: object, _vm: str, _uri: str, _domain: str, _point: str, tell: Callable[[int, int], None]
+        self, _vms: object, _vm: str, _uri: str, _domain: str, _snapshot: str, tell: Callable[[int, int], None]
     ) -> int:
         """In the place of ``migration.leave``."""
         self.work(lambda _step, done, total: tell(done, total))
@@ -269,7 +269,7 @@ class LongCallsTest(TestCase):
         return self.agent.ended.get(timeout=SOON)
 
     def test_what_a_caller_hangs_up_on_ends_unless_he_said_otherwise(self) -> None:
-        move = {"to": "qemu+ssh://b/system", "domain": "<domain/>", "point": "virtman-migration-0"}
+        move = {"to": "qemu+ssh://b/system", "domain": "<domain/>", "snapshot": "virtman-migration-0"}
         self.assertIsInstance(self.left("/v1/vms/vm/migration", move), CallerGone)
         self.assertIsInstance(self.left("/v1/vms/vm/export", {"file": "/x", "format": "raw"}), CallerGone)
         for source in ({"file": "/x"}, {"vm": "vm"}):
@@ -521,7 +521,7 @@ class ClientTest(SiteTest):
         self.assertRaises(FileExists, self.client.export_vm, "vm", file)
         self.assertNotIn("snapshot.take", self.site.host.calls)
         self.assertRaises(UnknownVm, self.client.export_vm, "other", self.site.folder / "file-2")
-        self.assertEqual({}, self.site.host.disks["vm"].points)
+        self.assertEqual({}, self.site.host.disks["vm"].snapshots)
 
     def test_publish_tells_its_progress(self) -> None:
         seen: list[tuple[str, int, int]] = []

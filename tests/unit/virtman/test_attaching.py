@@ -242,12 +242,12 @@ class AttachCutOffTest(CutOff):
         steps = {"detach-disk:recorded", "detach-disk:unplugged", "detach-disk:followed", "detach-disk:done"}
         self.assertEqual(set(), steps - set(moments))
 
-    def test_points_of_an_attached_disk(self) -> None:
+    def test_snapshots_of_an_attached_disk(self) -> None:
         def is_whole(scene: Scene) -> None:
-            disks.take(scene.vms, "data", "point")
+            disks.take(scene.vms, "data", "snapshot")
             scene.check(self)
 
-        self.cut_everywhere(attached, lambda scene: disks.take(scene.vms, "data", "point"), is_whole)
+        self.cut_everywhere(attached, lambda scene: disks.take(scene.vms, "data", "snapshot"), is_whole)
 
 
 class AttachNoRoomTest(FullDisk):

@@ -149,7 +149,7 @@ class CutOffTest(CutOff):
         self.assertIn("within snapshot.create", moments)
 
     def nothing_left_or_done(self, scene: Scene) -> None:
-        if scene.vms.shelf.get("vm") is not None:  # cut off after the last act: the VM is there
+        if scene.vms.records.get("vm") is not None:  # cut off after the last act: the VM is there
             creating.destroy(scene.vms, "vm")
         self.nothing_but_perhaps_a_stack(scene)
 
@@ -159,7 +159,7 @@ class CutOffTest(CutOff):
     def test_destroy_is_finished_and_other_vms_stay(self) -> None:
         def gone(scene: Scene) -> None:
             self.old_vm_is_intact(scene)
-            if scene.vms.shelf.get("vm") is not None:  # cut off before anything was recorded
+            if scene.vms.records.get("vm") is not None:  # cut off before anything was recorded
                 creating.destroy(scene.vms, "vm")
             self.assertEqual({"old"}, set(scene.host.disks))
             self.assertEqual({}, scene.machines.running)
@@ -170,7 +170,7 @@ class CutOffTest(CutOff):
     def test_a_boot_of_a_new_vm_is_finished_or_undone(self) -> None:
         def nothing_or_all(scene: Scene) -> None:
             self.old_vm_is_intact(scene)
-            vm = scene.vms.shelf.get("vm")
+            vm = scene.vms.records.get("vm")
             self.assertEqual(vm is not None and vm.boot is not None, "vm" in scene.machines.running)
             if vm is not None:
                 creating.destroy(scene.vms, "vm")
@@ -320,8 +320,8 @@ class CutOffTest(CutOff):
         self.cut_and_restart(given, drop, drop_again)
 
 
-def with_points(scene: Scene) -> None:
-    """A VM that runs, with an agent in its guest and two points."""
+def with_snapshots(scene: Scene) -> None:
+    """A VM that runs, with an agent in its guest and two snapshots."""
     two_vms(scene)
     scene.machines.with_agents.add("vm")
     for name in ("one", "two"):
@@ -340,15 +340,15 @@ def switched_off(scene: Scene) -> None:
 
 
 class DiskCutOffTest(CutOff):
-    def test_a_point_is_taken_or_was_never_asked_for(self) -> None:
+    def test_a_snapshot_is_taken_or_was_never_asked_for(self) -> None:
         def all_or_nothing(scene: Scene) -> None:
-            points = [point.name for point in scene.vms.record("vm").points]
-            self.assertIn(points, (["one", "two"], ["one", "two", "tri"]))
-            self.assertEqual({FROZEN}, {point.state for point in scene.vms.record("vm").points})
+            snapshots = [snapshot.name for snapshot in scene.vms.record("vm").snapshots]
+            self.assertIn(snapshots, (["one", "two"], ["one", "two", "tri"]))
+            self.assertEqual({FROZEN}, {snapshot.state for snapshot in scene.vms.record("vm").snapshots})
             self.assertEqual("now", scene.host.disks["vm"].writes)
-            self.assertEqual(("one", 1 << 30), scene.host.disks["vm"].points["one"])
+            self.assertEqual(("one", 1 << 30), scene.host.disks["vm"].snapshots["one"])
 
-        moments = self.cut_everywhere(with_points, lambda scene: disks.take(scene.vms, "vm", "tri"), all_or_nothing)
+        moments = self.cut_everywhere(with_snapshots, lambda scene: disks.take(scene.vms, "vm", "tri"), all_or_nothing)
         self.assertTrue({"after machines.freeze", "take:taken"} <= set(moments), str(moments))
 
     def test_going_back_is_finished(self) -> None:
@@ -359,31 +359,33 @@ class DiskCutOffTest(CutOff):
         moments = self.cut_everywhere(switched_off, lambda scene: disks.revert(scene.vms, "old", "one"), then_or_now)
         self.assertIn("revert:reverted", moments)
 
-    def test_a_point_is_dropped_whole(self) -> None:
+    def test_a_snapshot_is_dropped_whole(self) -> None:
         def gone_or_there(scene: Scene) -> None:
-            self.assertIn("two", scene.host.disks["vm"].points)
+            self.assertIn("two", scene.host.disks["vm"].snapshots)
             self.assertEqual("now", scene.host.disks["vm"].writes)
 
-        moments = self.cut_everywhere(with_points, lambda scene: disks.drop(scene.vms, "vm", "one"), gone_or_there)
+        moments = self.cut_everywhere(with_snapshots, lambda scene: disks.drop(scene.vms, "vm", "one"), gone_or_there)
         self.assertIn("drop:dropped", moments)
 
     def test_a_disk_has_the_new_size_or_the_old_one(self) -> None:
         def grown_or_not(scene: Scene) -> None:
             self.assertIn(scene.vms.record("vm").size, (1 << 30, 2 << 30))
 
-        moments = self.cut_everywhere(with_points, lambda scene: disks.resize(scene.vms, "vm", 2 << 30), grown_or_not)
+        moments = self.cut_everywhere(
+            with_snapshots, lambda scene: disks.resize(scene.vms, "vm", 2 << 30), grown_or_not
+        )
         self.assertIn("resize:resized", moments)
 
     def test_clones_are_there_whole_or_not_at_all(self) -> None:
         def whole(scene: Scene) -> None:
             clones = {name: disk.writes for name, disk in scene.host.disks.items() if name.startswith("new")}
             self.assertEqual({"now"}, {*clones.values(), "now"})
-            self.assertEqual({"one", "two"}, set(scene.host.disks["vm"].points))
+            self.assertEqual({"one", "two"}, set(scene.host.disks["vm"].snapshots))
             creating.clone(scene.vms, "vm", ["new-1", "new-2"])
             self.assertEqual({"new-1", "new-2"}, {name for name in scene.host.disks if name.startswith("new")})
             scene.check(self)
 
         moments = self.cut_everywhere(
-            with_points, lambda scene: creating.clone(scene.vms, "vm", ["new-1", "new-2"]), whole
+            with_snapshots, lambda scene: creating.clone(scene.vms, "vm", ["new-1", "new-2"]), whole
         )
         self.assertTrue({"take:done", "within snapshot.clone", "drop:dropped"} <= set(moments), str(moments))

@@ -13,7 +13,7 @@ from tests.doubles.drivers import DEVICE_SIZE
 from tests.unit.virtman.scene import Scene
 from virtman.devices import LOST, Devices
 from virtman.errors import BadDevice, DiskBusy
-from virtman.passing import Passed
+from virtman.fdpassing import Passed
 from virtman.records import DETACH_DEVICE, DeviceRecord, State
 
 

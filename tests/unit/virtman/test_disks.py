@@ -17,7 +17,7 @@ from virtman.errors import (
     VmExists,
     VmRuns,
 )
-from virtman.records import CRASH, FROZEN, OFF, REVERT, Boot, Point, VmRecord
+from virtman.records import CRASH, FROZEN, OFF, REVERT, Boot, Snapshot, VmRecord
 
 MIB = 1 << 20
 BOOT = Boot(memory=64, cpus=1, network="none")
@@ -50,7 +50,7 @@ class DisksTest(TestCase):
             disks.take(self.scene.vms, "vm", name)
 
     def tree(self) -> dict[str, str | None]:
-        return {point.name: point.parent for point in self.record.points}
+        return {snapshot.name: snapshot.parent for snapshot in self.record.snapshots}
 
     def heal(self) -> None:
         self.host.failing.clear()
@@ -87,22 +87,22 @@ class ResizeTest(DisksTest):
 
 
 class TakeTest(DisksTest):
-    def test_a_point_is_written_down(self) -> None:
+    def test_a_snapshot_is_written_down(self) -> None:
         self.disk.writes = "then"
-        point = disks.take(self.scene.vms, "vm", "a")
-        self.assertEqual(Point(name="a", parent=None, size=MIB, taken=NOW, state=CRASH, id=point.id), point)
-        self.assertNotEqual(point.id, disks.take(self.scene.vms, "vm", "b").id)
+        snapshot = disks.take(self.scene.vms, "vm", "a")
+        self.assertEqual(Snapshot(name="a", parent=None, size=MIB, taken=NOW, state=CRASH, id=snapshot.id), snapshot)
+        self.assertNotEqual(snapshot.id, disks.take(self.scene.vms, "vm", "b").id)
         disks.drop(self.scene.vms, "vm", "b")
-        self.assertEqual(((point,), "a"), (self.record.points, self.record.current))
-        self.assertEqual({"a": ("then", MIB)}, self.disk.points)
+        self.assertEqual(((snapshot,), "a"), (self.record.snapshots, self.record.current))
+        self.assertEqual({"a": ("then", MIB)}, self.disk.snapshots)
 
     def test_asked_again_it_answers_the_same(self) -> None:
         first = disks.take(self.scene.vms, "vm", "a")
         self.disk.writes = "late"
         self.assertEqual(first, disks.take(self.scene.vms, "vm", "a"))
-        self.assertEqual(1, len(self.record.points))
+        self.assertEqual(1, len(self.record.snapshots))
 
-    def test_each_point_comes_after_the_one_before(self) -> None:
+    def test_each_snapshot_comes_after_the_one_before(self) -> None:
         self.take("a", "b")
         disks.revert(self.scene.vms, "vm", "a")
         self.take("c")
@@ -128,12 +128,12 @@ class TakeTest(DisksTest):
         self.assertIn("after machines.freeze", self.scene.moments)
         self.assertEqual(set(), self.scene.machines.frozen)
 
-    def test_a_failure_leaves_no_point(self) -> None:
+    def test_a_failure_leaves_no_snapshot(self) -> None:
         self.host.failing["snapshot.take"] = TROUBLE
         self.assertRaises(DriverError, disks.take, self.scene.vms, "vm", "a")
-        self.assertEqual(((), None), (self.record.points, self.record.current))
+        self.assertEqual(((), None), (self.record.snapshots, self.record.current))
 
-    def test_destroying_a_vm_takes_its_points_along(self) -> None:
+    def test_destroying_a_vm_takes_its_snapshots_along(self) -> None:
         self.take("a", "b")
         creating.destroy(self.scene.vms, "vm")
         self.assertEqual({}, self.host.disks)
@@ -170,7 +170,7 @@ class RevertTest(DisksTest):
         self.assertRaises(NotPossible, disks.revert, self.scene.vms, "vm", "a")
         self.assertEqual((True, "b"), (self.record.steady, self.record.current))
 
-    def test_a_point_that_is_not_there_is_named_with_those_that_are(self) -> None:
+    def test_a_snapshot_that_is_not_there_is_named_with_those_that_are(self) -> None:
         self.take("a", "b")
         for call in (disks.revert, disks.drop):
             error = self.assertRaises(UnknownSnapshot, call, self.scene.vms, "vm", "c")
@@ -193,7 +193,7 @@ class DropTest(DisksTest):
         disks.drop(self.scene.vms, "vm", "c")
         self.assertEqual("a", self.record.current)
         disks.drop(self.scene.vms, "vm", "a")
-        self.assertEqual(({}, None, {}), (self.tree(), self.record.current, self.disk.points))
+        self.assertEqual(({}, None, {}), (self.tree(), self.record.current, self.disk.snapshots))
 
     def test_a_failure_before_it_is_gone_changes_nothing(self) -> None:
         self.take("a")
@@ -205,17 +205,17 @@ class DropTest(DisksTest):
 class AfterFailureTest(DisksTest):
     """What is tried again later never takes what came since."""
 
-    def test_a_new_point_is_not_taken_for_what_is_left_of_an_old_one(self) -> None:
+    def test_a_new_snapshot_is_not_taken_for_what_is_left_of_an_old_one(self) -> None:
         self.take("a", "b")
         self.scene.vm_shelf.put("vm", self.record.without("a").settled(untidy="a"))
-        self.disk.points.pop("a")
+        self.disk.snapshots.pop("a")
         self.take("a")
         self.heal()
-        self.assertEqual(({"a", "b"}, {"a", "b"}), (set(self.tree()), set(self.disk.points)))
+        self.assertEqual(({"a", "b"}, {"a", "b"}), (set(self.tree()), set(self.disk.snapshots)))
 
     def test_going_back_that_was_cut_off_is_given_up_while_somebody_uses_the_disk(self) -> None:
         self.take("a", "b")
-        self.scene.vm_shelf.put("vm", self.record.begin(REVERT, point="a"))
+        self.scene.vm_shelf.put("vm", self.record.begin(REVERT, snapshot="a"))
         self.disk.stranger = True
         self.disk.writes = "theirs"
         self.heal()
@@ -224,26 +224,26 @@ class AfterFailureTest(DisksTest):
         self.assertEqual(("theirs", "b", True), (self.disk.writes, self.record.current, self.record.steady))
 
 
-class MomentTest(DisksTest):
+class TemporarySnapshotTest(DisksTest):
     def test_it_is_there_meanwhile_and_nobody_sees_it_afterwards(self) -> None:
         self.take("a")
-        with disks.temporary(self.scene.vms, "vm") as point:
-            self.assertEqual({"a", point.name}, set(self.disk.points))
-            self.assertEqual("a", point.parent)
+        with disks.temporary(self.scene.vms, "vm") as snapshot:
+            self.assertEqual({"a", snapshot.name}, set(self.disk.snapshots))
+            self.assertEqual("a", snapshot.parent)
             self.assertEqual("a", self.record.current)
-        self.assertEqual(({"a": None}, {"a"}), (self.tree(), set(self.disk.points)))
+        self.assertEqual(({"a": None}, {"a"}), (self.tree(), set(self.disk.snapshots)))
 
     def test_repair_leaves_one_alone_that_is_in_use(self) -> None:
         with disks.temporary(self.scene.vms, "vm") as one, disks.temporary(self.scene.vms, "vm") as other:
             disks.repair(self.scene.vms, "vm")
-            self.assertEqual({one.name, other.name}, set(self.disk.points))
+            self.assertEqual({one.name, other.name}, set(self.disk.snapshots))
             self.assertEqual([], disks.leftovers(self.scene.vms, self.record))
-        self.assertEqual({}, self.disk.points)
+        self.assertEqual({}, self.disk.snapshots)
 
     def test_all_that_a_killed_agent_left_are_dropped(self) -> None:
         with disks.temporary(self.scene.vms, "vm"), disks.temporary(self.scene.vms, "vm"):
             self.scene.restart()
-            self.assertEqual(({}, ()), (self.disk.points, self.record.points))
+            self.assertEqual(({}, ()), (self.disk.snapshots, self.record.snapshots))
 
     def test_what_is_taken_meanwhile_does_not_come_after_it(self) -> None:
         with disks.temporary(self.scene.vms, "vm"):
@@ -251,13 +251,13 @@ class MomentTest(DisksTest):
         self.assertEqual({"a": None}, self.tree())
 
     def test_nobody_else_may_name_his_so(self) -> None:
-        self.assertRaises(BadRequest, disks.take, self.scene.vms, "vm", "moment-of-mine")
-        self.assertEqual({}, self.disk.points)
+        self.assertRaises(BadRequest, disks.take, self.scene.vms, "vm", "temporary-of-mine")
+        self.assertEqual({}, self.disk.snapshots)
 
     def test_those_that_are_refused_a_snapshot_are_not_told_of_one(self) -> None:
         with disks.temporary(self.scene.vms, "vm"):
             error = self.assertRaises(UnknownSnapshot, disks.drop, self.scene.vms, "vm", "b")
-            for own in list(self.disk.points):
+            for own in list(self.disk.snapshots):
                 self.assertRaises(UnknownSnapshot, disks.drop, self.scene.vms, "vm", own)
         self.assertThat(str(error), Contains("it has: none"))
 
@@ -273,8 +273,8 @@ class CloneTest(DisksTest):
         self.disk.writes = "late"
         self.assertEqual({"new": "then", "newer": "then"}, self.clones())
         record = self.scene.vms.record("new")
-        self.assertEqual(("vm", "debian", 5 * MIB, ()), (record.source, record.image, record.size, record.points))
-        self.assertEqual(({}, ()), (self.disk.points, self.record.points))
+        self.assertEqual(("vm", "debian", 5 * MIB, ()), (record.source, record.image, record.size, record.snapshots))
+        self.assertEqual(({}, ()), (self.disk.snapshots, self.record.snapshots))
 
     def test_those_that_are_there_are_left_alone(self) -> None:
         creating.clone(self.scene.vms, "vm", ["new"])
@@ -304,7 +304,7 @@ class CloneTest(DisksTest):
         self.assertRaises(DriverError, creating.clone, self.scene.vms, "vm", ["one", "two", "tri", "four"])
         self.host.moment = self.scene.moment
         self.assertEqual({"before", "one", "two"}, set(self.clones()))
-        self.assertEqual({}, self.disk.points)
+        self.assertEqual({}, self.disk.snapshots)
         self.host.disks["one"].writes = "mine"
         creating.clone(self.scene.vms, "vm", ["one", "two", "tri", "four"])
         self.assertEqual({"before": "", "one": "mine", "two": "", "tri": "", "four": ""}, self.clones())

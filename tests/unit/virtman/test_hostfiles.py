@@ -7,12 +7,12 @@ import errno
 from testtools import TestCase
 
 from virtman.errors import HostTrouble, NoRoom
-from virtman.hostfiles import told
+from virtman.hostfiles import translate_os_errors
 
 
 class ToldTest(TestCase):
     def refused(self, number: int) -> None:
-        with told("writing the record /r"):
+        with translate_os_errors("writing the record /r"):
             raise OSError(number, "refused")
 
     def test_a_full_file_system_and_a_used_up_quota_are_no_room(self) -> None:

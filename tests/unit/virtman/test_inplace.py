@@ -14,7 +14,7 @@ from drivers.digests import LARGEST_WHOLE, PIECES, SHA256
 from tests.unit.virtman.scene import folder_for
 from virtman import inplace
 from virtman.errors import BadImageFile, OriginChanged, OriginMissing
-from virtman.passing import Passed
+from virtman.fdpassing import Passed
 from virtman.records import DEVICE, FILE, ImageRecord, InPlace, Role, State
 
 SIZE = 1 << 20

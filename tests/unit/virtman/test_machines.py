@@ -18,7 +18,7 @@ from tests.unit.virtman.hypervisor import LIBVIRT, connect, disk_in
 from tests.unit.virtman.scene import folder_for
 from tests.unit.virtman.test_seed import read
 from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorError, VmRuns
-from virtman.hypervisor import Traveller
+from virtman.hypervisor import MigrationSource
 from virtman.machines import LibvirtMachines, shut_down
 from virtman.qemu import RunningVm, files_of, give_to_hypervisor
 from virtman.records import Boot
@@ -26,7 +26,9 @@ from virtman.records import Boot
 LONG = 600.0
 """Seconds that are enough everywhere."""
 BOOT = Boot(memory=64, cpus=1, network="none")
-TRAVELLER = Traveller("5f1b7b1e-3f0a-4c44-9b56-0d6b1f8c1d11", Boot(memory=64, cpus=1, network="direct"), b"seed", "q35")
+TRAVELLER = MigrationSource(
+    "5f1b7b1e-3f0a-4c44-9b56-0d6b1f8c1d11", Boot(memory=64, cpus=1, network="direct"), b"seed", "q35"
+)
 
 
 class MachinesTest(TestCase):

@@ -29,13 +29,13 @@ from virtman.errors import (
     VmMoving,
     VmRuns,
 )
-from virtman.hypervisor import Traveller
+from virtman.hypervisor import MigrationSource
 from virtman.names import TRAVELLING
 from virtman.records import MIGRATE
 
 MIB = 1 << 20
 THERE = "qemu+ssh://there/system"
-TRAVELLER = Traveller(str(uuid.uuid4()), BOOT, b"seed", HARDWARE)
+TRAVELLER = MigrationSource(str(uuid.uuid4()), BOOT, b"seed", HARDWARE)
 SENT = "virtman-migration-2-x"
 
 
@@ -106,8 +106,8 @@ class LeaveTest(TestCase):
             lambda: leave(self.scene),
             lambda: renaming.rename(self.scene.vms, "vm", "new"),
             lambda: disks.resize(self.scene.vms, "vm", 2 * MIB),
-            lambda: disks.take(self.scene.vms, "vm", "point"),
-            lambda: disks.drop(self.scene.vms, "vm", "point"),
+            lambda: disks.take(self.scene.vms, "vm", "snapshot"),
+            lambda: disks.drop(self.scene.vms, "vm", "snapshot"),
             lambda: disks.revert(self.scene.vms, "vm", f"{TRAVELLING}0"),
             lambda: attaching.attach(self.scene.vms, "vm", "disk"),
             lambda: creating.clone(self.scene.vms, "vm", ["clone"]),
@@ -130,7 +130,7 @@ class LeaveTest(TestCase):
         self.assertNotEqual([], written)
         for name in (SENT, f"{TRAVELLING}1"):
             disks.drop(self.scene.vms, "vm", name)
-        self.assertEqual((), self.scene.vms.record("vm").points)
+        self.assertEqual((), self.scene.vms.record("vm").snapshots)
 
     def test_one_that_went_is_not_taken_back_by_who_ends_its_migration(self) -> None:
         leave(self.scene)
@@ -152,8 +152,8 @@ class LeaveTest(TestCase):
         attaching.attach(scene.vms, "with", "disk")
         booting.boot(scene.vms, "tree", "debian", None, BOOT, [], None)
         scene.machines.stop("tree", force=True)
-        for point in ("a", "b"):
-            disks.take(scene.vms, "tree", point)
+        for snapshot in ("a", "b"):
+            disks.take(scene.vms, "tree", snapshot)
         disks.revert(scene.vms, "tree", "a")
         booting.start(scene.vms, "tree")
         cases: list[tuple[str, type[VirtmanError], str]] = [
@@ -163,7 +163,7 @@ class LeaveTest(TestCase):
             ("tree", BadRequest, "'b'"),
         ]
         for vm, error, said in cases:
-            self.assertThat(str(self.assertRaises(error, migration.traveller, scene.vms, vm)), Contains(said))
+            self.assertThat(str(self.assertRaises(error, migration.migration_source, scene.vms, vm)), Contains(said))
             self.assertRaises(
                 error, migration.leave, scene.vms, vm, THERE, "<domain/>", SENT, lambda _done, _total: None
             )
@@ -221,8 +221,8 @@ class LeaveTest(TestCase):
         self.assert_stays()
 
     def test_one_whose_disk_is_a_device_of_the_host_stays(self) -> None:
-        self.scene.vms.snapshots.moves_live = False
-        for act in (lambda: migration.traveller(self.scene.vms, "vm"), lambda: leave(self.scene)):
+        self.scene.vms.vmdisks.moves_live = False
+        for act in (lambda: migration.migration_source(self.scene.vms, "vm"), lambda: leave(self.scene)):
             self.assertRaises(NotPossible, act)
         self.assertIn("vm", self.scene.machines.running)
 
@@ -248,7 +248,7 @@ class LeaveTest(TestCase):
         said = list[str]()
 
         def again(done: int, total: int) -> None:
-            said.append(str(self.assertRaises(VmMoving, migration.traveller, self.scene.vms, "vm")))
+            said.append(str(self.assertRaises(VmMoving, migration.migration_source, self.scene.vms, "vm")))
 
         self.scene.machines.others[THERE] = there(self.scene).machines
         migration.leave(self.scene.vms, "vm", THERE, "<domain/>", SENT, again)
@@ -274,13 +274,13 @@ class ArriveTest(TestCase):
             migration.arrive(self.scene.vms, "vm")
         self.assertEqual((set(), {"vm"}), (self.scene.machines.paused, set(self.scene.machines.running)))
         self.scene.check(self)
-        disks.take(self.scene.vms, "vm", "point")
+        disks.take(self.scene.vms, "vm", "snapshot")
 
     def test_nothing_is_done_with_it_before(self) -> None:
         arriving(self.scene)
         acts: list[Callable[[], object]] = [
             lambda: booting.start(self.scene.vms, "vm"),
-            lambda: disks.take(self.scene.vms, "vm", "point"),
+            lambda: disks.take(self.scene.vms, "vm", "snapshot"),
             lambda: disks.drop(self.scene.vms, "vm", "migration-0"),
             lambda: disks.revert(self.scene.vms, "vm", "migration-0"),
             lambda: disks.resize(self.scene.vms, "vm", 2 * MIB),
@@ -419,11 +419,11 @@ class LastStreamTest(TestCase):
                 streams.receive(other.vms, "vm", "debian", [cut], lambda *_: None)
         self.assertEqual("what came last", other.host.disks["vm"].writes)
         self.assertTrue(other.vms.record("vm").whole)
-        self.assertEqual(["first"], [point.name for point in other.vms.record("vm").points])
+        self.assertEqual(["first"], [snapshot.name for snapshot in other.vms.record("vm").snapshots])
         disks.take(here.vms, "vm", "second")
         again = stream("second", "first")
         self.assertRaises(StreamMisfit, streams.receive, other.vms, "vm", "debian", [again], lambda *_: None)
-        self.assertEqual(["first"], [point.name for point in other.vms.record("vm").points])
+        self.assertEqual(["first"], [snapshot.name for snapshot in other.vms.record("vm").snapshots])
         disks.drop(here.vms, "vm", "second")
         disks.resize(here.vms, "vm", 2 * MIB)
         self.assertRaises(

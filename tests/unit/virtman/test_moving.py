@@ -28,7 +28,7 @@ from virtman.names import TRAVELLING
 URI = "qemu+ssh://b/system"
 MIB = 1 << 20
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-TRAVELLER = models.Traveller.model_validate(
+TRAVELLER = models.MigrationSource.model_validate(
     {
         "uuid": "7f3c1d1e-0d3c-4c77-9d3b-1f3f5d0a1b2c",
         "memory": 64,
@@ -52,7 +52,7 @@ class World:
         self.meanwhile: dict[str, Callable[[], None]] = {}
         self.changed = [12 * MIB, 8 * MIB, *[MIB] * 9]
         """Bytes of each stream, the first of them whole."""
-        self.points = {"here": ["users"], "there": list[str]()}
+        self.snapshots = {"here": ["users"], "there": list[str]()}
         self.moved: str | None = None
         self.phase = "ready"
         self.here = True
@@ -90,35 +90,35 @@ class Here:
     def snapshots(self, _vm: str) -> list[models.Snapshot]:
         return [
             models.Snapshot(name=name, parent=None, size=MIB, taken=NOW, state="crash", current=False)
-            for name in self.world.points["here"]
+            for name in self.world.snapshots["here"]
         ]
 
-    def traveller(self, _vm: str) -> models.Traveller:
-        self.world.call("traveller")
+    def migration_source(self, _vm: str) -> models.MigrationSource:
+        self.world.call("migration_source")
         return TRAVELLER
 
     def take_snapshot(self, _vm: str, name: str) -> None:
         self.world.call("take")
-        self.world.points["here"].append(name)
+        self.world.snapshots["here"].append(name)
 
     def delete_snapshot(self, _vm: str, name: str) -> None:
-        if name not in self.world.points["here"]:
+        if name not in self.world.snapshots["here"]:
             raise UnknownSnapshot(name)
-        self.world.points["here"].remove(name)
+        self.world.snapshots["here"].remove(name)
 
     def send(
         self, _vm: str, _target: BinaryIO, snapshot: str | None, since: str | None, _tell: OnProgress, **how: bool
     ) -> models.Sent:
-        self.world.call(f"send {'point' if snapshot else 'disk'} {'since' if since else 'whole'} {how}")
+        self.world.call(f"send {'snapshot' if snapshot else 'disk'} {'since' if since else 'whole'} {how}")
         if snapshot is not None:
-            self.world.points["there"].append(snapshot)
+            self.world.snapshots["there"].append(snapshot)
             self.world.there = "disk"
         return models.Sent(total=self.world.changed.pop(0), snapshots=0, state="crash")
 
-    def migrate(self, _vm: str, to: str, domain: str, point: str, _tell: OnProgress) -> models.Left:
+    def migrate(self, _vm: str, to: str, domain: str, snapshot: str, _tell: OnProgress) -> models.Left:
         self.world.call(f"migrate {domain}")
         self.vm("vm")
-        if self.world.points["here"][-1] != point:
+        if self.world.snapshots["here"][-1] != snapshot:
             raise DiskChanged("changed")
         self.world.moved = to
         return models.Left(downtime=0.25)
@@ -153,10 +153,10 @@ class There(Destination):
         uuid = uuid4() if self.world.there == "another" else TRAVELLER.uuid
         return a_vm("ready", None, arriving=self.world.there == "arriving", uuid=uuid) if self.world.there else None
 
-    def check(self, traveller: models.Traveller) -> None:
+    def check(self, migration_source: models.MigrationSource) -> None:
         self.world.call("check")
 
-    def expect(self, vm: str, traveller: models.Traveller) -> str:
+    def expect(self, vm: str, migration_source: models.MigrationSource) -> str:
         self.world.call("expect")
         self.world.there = "arriving"
         return "<domain/>"
@@ -165,23 +165,23 @@ class There(Destination):
         self.world.call("arrival")
         return TakerDouble(self.world)
 
-    def give_up(self, vm: str, points: Sequence[str]) -> str:
+    def give_up(self, vm: str, snapshots: Sequence[str]) -> str:
         self.world.call("give-up")
         if not self.world.there:
             return "absent"
-        if self.world.there == "another" or not set(points) & set(self.world.points["there"]):
+        if self.world.there == "another" or not set(snapshots) & set(self.world.snapshots["there"]):
             return "another"
         if self.world.there == "runs":
             return "arrived"
         self.world.there = ""
-        self.world.points["there"].clear()
+        self.world.snapshots["there"].clear()
         return "given up"
 
-    def forget(self, vm: str, point: str) -> None:
-        self.world.points["there"].remove(point)
+    def forget(self, vm: str, snapshot: str) -> None:
+        self.world.snapshots["there"].remove(snapshot)
 
-    def points(self, vm: str) -> list[str]:
-        return [name for name in self.world.points["there"] if name.startswith(TRAVELLING)]
+    def snapshots(self, vm: str) -> list[str]:
+        return [name for name in self.world.snapshots["there"] if name.startswith(TRAVELLING)]
 
     def receive(self, vm: str, image: str, send: Send) -> models.Sent:
         self.world.call("receive")
@@ -228,11 +228,11 @@ class Moving(TestCase):
 
     def assert_moved(self) -> None:
         self.assertEqual((False, "runs"), (self.world.here, self.world.there))
-        self.assertEqual([], self.destination.points("vm"))
+        self.assertEqual([], self.destination.snapshots("vm"))
 
     def assert_stays(self) -> None:
         self.assertEqual((True, None), (self.world.here, self.world.moved))
-        self.assertEqual({"here": ["users"], "there": []}, self.world.points)
+        self.assertEqual({"here": ["users"], "there": []}, self.world.snapshots)
 
     def cut_off(self, step: str = "finish") -> None:
         """Its memory went, and then nothing more."""
@@ -247,7 +247,7 @@ class MigrationTest(Moving):
         self.assertEqual(22 * MIB, moved.sent)
         self.assertGreaterEqual(moved.downtime, 0.25)
         self.assertEqual(
-            ["send point whole {'with_snapshots': True}", *["send point since {'with_snapshots': True}"] * 2,
+            ["send snapshot whole {'with_snapshots': True}", *["send snapshot since {'with_snapshots': True}"] * 2,
              "send disk since {'with_snapshots': False}"],
             self.sends(),
         )  # fmt: skip
@@ -266,7 +266,7 @@ class MigrationTest(Moving):
             self.assertEqual(streams, len(self.sends()))
 
     def test_whatever_fails_before_its_memory_went_leaves_it_here(self) -> None:
-        for step in ("traveller", "check", "take", "send", "receive", "expect", "arrival", "migrate"):
+        for step in ("migration_source", "check", "take", "send", "receive", "expect", "arrival", "migrate"):
             for error in (HypervisorError("no"), KeyboardInterrupt()):
                 self.anew()
                 self.world.failing[step] = error
@@ -281,7 +281,7 @@ class MigrationTest(Moving):
     def test_nothing_goes_where_it_cannot_run(self) -> None:
         self.world.failing["check"] = HypervisorError("no such machine")
         self.assertRaises(HypervisorError, self.run_it)
-        self.assertEqual(["vm", "traveller", "check"], self.world.calls)
+        self.assertEqual(["vm", "migration_source", "check"], self.world.calls)
 
     def test_ctrl_c_ends_the_move_of_its_memory(self) -> None:
         self.world.failing["migrate"] = KeyboardInterrupt()
@@ -339,19 +339,19 @@ class MigrationTest(Moving):
 
     def test_the_host_that_it_is_on_already(self) -> None:
         self.world.there = "runs"
-        self.world.points["there"] = self.world.points["here"]  # it is the same
+        self.world.snapshots["there"] = self.world.snapshots["here"]  # it is the same
         error = self.assertRaises(BadRequest, self.run_it)
         self.assertIn("another host than this one", str(error))
-        self.assertEqual(("runs", ["users"]), (self.world.there, self.world.points["here"]))
+        self.assertEqual(("runs", ["users"]), (self.world.there, self.world.snapshots["here"]))
 
     def test_what_is_left_there_of_one_that_was_cut_off_goes(self) -> None:
         self.world.failing |= {"migrate": AgentFailed("ended"), "give-up": AgentFailed("ended")}
         self.assertRaises(AgentFailed, self.run_it)
         self.assertEqual("arriving", self.world.there)
-        old = self.world.points["here"][1:]
+        old = self.world.snapshots["here"][1:]
         self.run_it()
         self.assert_moved()
-        self.assertEqual(set(), {*old} & {*self.world.points["here"]})
+        self.assertEqual(set(), {*old} & {*self.world.snapshots["here"]})
 
     def test_one_that_does_not_have_it_after_all(self) -> None:
         self.cut_off()

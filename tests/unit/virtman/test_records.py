@@ -17,9 +17,9 @@ from virtman.errors import HostTrouble, StateDamaged
 from virtman.records import (
     Boot,
     ImageRecord,
-    Point,
+    RecordStore,
     Role,
-    Shelf,
+    Snapshot,
     State,
     VmRecord,
 )
@@ -33,98 +33,98 @@ class ShelfTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.folder = folder_for(self) / "records"
-        self.shelf = Shelf(self.folder, VmRecord)
+        self.records = RecordStore(self.folder, VmRecord)
 
     def test_a_record_survives_the_shelf(self) -> None:
         record = vm(boot=Boot(memory=512, cpus=2, network="user"))
-        self.shelf.put("web", record)
-        self.assertEqual(record, Shelf(self.folder, VmRecord).get("web"))
+        self.records.put("web", record)
+        self.assertEqual(record, RecordStore(self.folder, VmRecord).get("web"))
 
     def test_a_missing_record_is_none(self) -> None:
-        self.assertIsNone(self.shelf.get("web"))
+        self.assertIsNone(self.records.get("web"))
 
     def test_what_could_not_be_read_again_is_not_written(self) -> None:
-        self.shelf.put("web", vm())
-        endless = Point(name="a", parent=None, size=512, taken=math.inf, state="off", id="1f" * 16)
+        self.records.put("web", vm())
+        endless = Snapshot(name="a", parent=None, size=512, taken=math.inf, state="off", id="1f" * 16)
         for name in ("web", "new"):
-            error = self.assertRaises(StateDamaged, self.shelf.put, name, vm(name, points=(endless,)))
-            self.assertIn(f"{name}.json is not written: its points.0.taken could not be read again", str(error))
-        self.assertEqual([vm()], Shelf(self.folder, VmRecord).all())
+            error = self.assertRaises(StateDamaged, self.records.put, name, vm(name, snapshots=(endless,)))
+            self.assertIn(f"{name}.json is not written: its snapshots.0.taken could not be read again", str(error))
+        self.assertEqual([vm()], RecordStore(self.folder, VmRecord).all())
 
     def test_a_record_that_was_written_anew_is_read_anew_though_the_clock_stood_still_and_else_it_is_not(self) -> None:
-        self.shelf.put("web", vm(size=512))
+        self.records.put("web", vm(size=512))
         file = self.folder / "web.json"
         os.utime(file, ns=(1, 1))
-        known = self.shelf.get("web")
-        self.assertIs(known, self.shelf.get("web"))
-        self.shelf.put("web", vm(size=513))
+        known = self.records.get("web")
+        self.assertIs(known, self.records.get("web"))
+        self.records.put("web", vm(size=513))
         os.utime(file, ns=(1, 1))
-        self.assertEqual(vm(size=513), self.shelf.get("web"))
+        self.assertEqual(vm(size=513), self.records.get("web"))
 
     def test_records_are_listed_by_name(self) -> None:
         names = [f"vm-{number}" for number in range(40, 10, -1)]  # no file system lists them by name
         for name in names:
-            self.shelf.put(name, vm(name))
-        self.assertEqual(sorted(names), self.shelf.names())
-        self.assertEqual(sorted(names), [record.name for record in self.shelf.all()])
+            self.records.put(name, vm(name))
+        self.assertEqual(sorted(names), self.records.names())
+        self.assertEqual(sorted(names), [record.name for record in self.records.all()])
 
     def test_what_cannot_be_written_is_remembered_until_something_is_or_the_process_ends(self) -> None:
-        self.shelf.put("web", vm())
-        self.shelf.remember("web", vm(size=1024))
-        self.assertEqual(([vm(size=1024)], [vm()]), (self.shelf.all(), Shelf(self.folder, VmRecord).all()))
-        self.shelf.put("web", vm(size=2048))
-        self.assertEqual([vm(size=2048)], self.shelf.all())
+        self.records.put("web", vm())
+        self.records.remember("web", vm(size=1024))
+        self.assertEqual(([vm(size=1024)], [vm()]), (self.records.all(), RecordStore(self.folder, VmRecord).all()))
+        self.records.put("web", vm(size=2048))
+        self.assertEqual([vm(size=2048)], self.records.all())
 
     def test_remove_is_idempotent(self) -> None:
-        self.shelf.put("web", vm())
-        self.shelf.remove("web")
-        self.shelf.remove("web")
-        self.assertEqual([], self.shelf.names())
+        self.records.put("web", vm())
+        self.records.remove("web")
+        self.records.remove("web")
+        self.assertEqual([], self.records.names())
 
     def test_torn_files_are_cleaned_away_and_never_read(self) -> None:
-        self.shelf.put("web", vm())
+        self.records.put("web", vm())
         torn = self.folder / ".web.json.abc"
         torn.write_text('{"name": "we')
-        self.assertEqual(["web"], self.shelf.names())
-        Shelf(self.folder, VmRecord)
+        self.assertEqual(["web"], self.records.names())
+        RecordStore(self.folder, VmRecord)
         self.assertFalse(torn.exists())
-        self.assertEqual([vm()], self.shelf.all())
+        self.assertEqual([vm()], self.records.all())
 
     def test_a_damaged_record_is_named(self) -> None:
         good = vm().begin("destroy").model_dump_json().encode()
         later = (good.replace(b"destroy", b"teleport"), good[:-1] + b', "more": 1}')
         for damage in (b"", b"{", b"\0" * 512, b"[]", b'{"name": "web"}', good + b"x", *later):
             (self.folder / "web.json").write_bytes(damage)
-            error = self.assertRaises(StateDamaged, self.shelf.get, "web")
+            error = self.assertRaises(StateDamaged, self.records.get, "web")
             self.assertIn(str(self.folder / "web.json"), str(error))
-            self.assertEqual({"web": str(error)}, self.shelf.unreadable())
-            self.assertEqual([], self.shelf.all())
+            self.assertEqual({"web": str(error)}, self.records.unreadable())
+            self.assertEqual([], self.records.all())
 
     def test_a_damaged_record_does_not_hide_the_others(self) -> None:
-        self.shelf.put("good", vm())
+        self.records.put("good", vm())
         (self.folder / "web.json").write_bytes(b"{")
-        self.assertEqual([vm()], self.shelf.all())
-        self.assertEqual(["web"], list(self.shelf.unreadable()))
+        self.assertEqual([vm()], self.records.all())
+        self.assertEqual(["web"], list(self.records.unreadable()))
 
     def test_a_record_that_cannot_be_written_is_an_error_of_the_agent(self) -> None:
         self.folder.rmdir()
-        self.assertRaises(HostTrouble, self.shelf.put, "web", vm())
-        self.assertRaises(HostTrouble, self.shelf.remove, "web")
+        self.assertRaises(HostTrouble, self.records.put, "web", vm())
+        self.assertRaises(HostTrouble, self.records.remove, "web")
 
     def test_a_record_that_cannot_be_read_is_an_error_of_the_agent(self) -> None:
         (self.folder / "web.json").mkdir()
-        self.assertRaises(StateDamaged, self.shelf.get, "web")
+        self.assertRaises(StateDamaged, self.records.get, "web")
 
     def test_an_agent_that_cannot_look_does_not_take_that_for_no_records(self) -> None:
-        self.shelf.put("web", vm())
+        self.records.put("web", vm())
         with no_more_files():
-            for look in (self.shelf.names, self.shelf.all):
+            for look in (self.records.names, self.records.all):
                 self.assertRaises(HostTrouble, look)
-        self.assertEqual(["web"], self.shelf.names())
+        self.assertEqual(["web"], self.records.names())
 
     def test_records_are_private_whatever_the_umask(self) -> None:
         self.addCleanup(os.umask, os.umask(0))
-        self.shelf.put("web", vm())
+        self.records.put("web", vm())
         self.assertEqual(0o700, stat.S_IMODE(self.folder.stat().st_mode))
         self.assertEqual(0o600, stat.S_IMODE((self.folder / "web.json").stat().st_mode))
 
@@ -169,7 +169,7 @@ class ImageRecordTest(TestCase):
         folder = folder_for(self)
         record = self.record(parents=(Parent("a", "unix:///a", "whispered"),))
         (folder / "debian.json").write_text(record.model_dump_json().replace('"address"', '"addres"'))
-        error = self.assertRaises(StateDamaged, Shelf(folder, ImageRecord).get, "debian")
+        error = self.assertRaises(StateDamaged, RecordStore(folder, ImageRecord).get, "debian")
         self.assertNotIn("whispered", "".join(traceback.format_exception(error)))
 
     def test_it_is_unconfirmed_until_the_revision_is_the_assigned_one(self) -> None:

@@ -14,12 +14,12 @@ MIB = 1 << 20
 
 
 def a_vm(scene: Scene) -> None:
-    """One that was booted, is off, and has a point."""
+    """One that was booted, is off, and has a snapshot."""
     scene.volt.offer("debian", size=MIB)
     booting.boot(scene.vms, "vm", "debian", None, BOOT, [], None)
     scene.machines.running.clear()
     scene.host.disks["vm"].writes = "then"
-    disks.take(scene.vms, "vm", "point")
+    disks.take(scene.vms, "vm", "snapshot")
     scene.host.disks["vm"].writes = "precious"
 
 
@@ -33,7 +33,7 @@ class RenameTest(TestCase):
         renaming.rename(self.scene.vms, vm, new)
 
     def names(self) -> list[str]:
-        return [record.name for record in self.scene.vms.shelf.all()]
+        return [record.name for record in self.scene.vms.records.all()]
 
     def assert_untouched(self) -> None:
         self.assertEqual((["vm"], "precious"), (self.names(), self.scene.host.disks["vm"].writes))
@@ -138,9 +138,9 @@ class RenameTest(TestCase):
 class RenameCutOffTest(CutOff):
     def test_a_vm_has_one_name_and_all_of_it(self) -> None:
         def one_name(scene: Scene) -> None:
-            if scene.vms.shelf.get("vm") is not None:
+            if scene.vms.records.get("vm") is not None:
                 renaming.rename(scene.vms, "vm", "new")
-            self.assertEqual(["new"], [record.name for record in scene.vms.shelf.all()])
+            self.assertEqual(["new"], [record.name for record in scene.vms.records.all()])
             self.assertEqual(
                 {"new": "precious"},
                 {name: disk.writes for name, disk in scene.host.disks.items()},
@@ -171,4 +171,4 @@ class RenameCutOffTest(CutOff):
         with scene.vms.holding("vm"):
             self.assertTrue(scene.vms.locks.taken("new"))
         disks.repair(scene.vms, "vm")
-        self.assertEqual(["new", "other"], [record.name for record in scene.vms.shelf.all()])
+        self.assertEqual(["new", "other"], [record.name for record in scene.vms.records.all()])

@@ -42,7 +42,7 @@ FOR_ADMINISTRATORS = {
     ("GET", "/v1/cache/volumes"), ("POST", "/v1/cache/volumes"), ("DELETE", "/v1/cache/volumes"),
     ("POST", "/v1/vms/<vm>/boot"), ("POST", "/v1/vms/<vm>/start"), ("POST", "/v1/vms/<vm>/stop"),
     ("GET", "/v1/vms/<vm>/console"), ("PUT", "/v1/vms/<vm>/disks/<disk>"), ("DELETE", "/v1/vms/<vm>/disks/<disk>"),
-    ("GET", "/v1/vms/<vm>/traveller"), ("POST", "/v1/vms/<vm>/migration"), ("DELETE", "/v1/vms/<vm>/migration"),
+    ("GET", "/v1/vms/<vm>/migration-source"), ("POST", "/v1/vms/<vm>/migration"), ("DELETE", "/v1/vms/<vm>/migration"),
     ("POST", "/v1/vms/<vm>/migration/take-back"), ("POST", "/v1/vms/<vm>/migration/end"),
     ("POST", "/v1/arrivals/check"), ("POST", "/v1/vms/<vm>/arrival/give-up"), ("POST", "/v1/vms/<vm>/arrival"),
     ("POST", "/v1/vms/<vm>/arrival/end"),

@@ -51,14 +51,14 @@ class SavedTest(TestCase):
         self.assertEqual({"data"}, set(self.scene.machines.with_disks["vm"]))
 
     def test_what_needs_it_on_or_off_is_refused_and_nothing_changes(self) -> None:
-        scene, before = self.scene, self.scene.vms.shelf.all()
+        scene, before = self.scene, self.scene.vms.records.all()
         calls: list[Callable[[], object]] = [
             lambda: creating.clone(scene.vms, "vm", ["clone"]),
             lambda: self.send(None),
             lambda: renaming.rename(scene.vms, "vm", "new"),
             lambda: attaching.attach(scene.vms, "vm", "more"),
             lambda: attaching.detach(scene.vms, "vm", "data"),
-            lambda: migration.traveller(scene.vms, "plain"),
+            lambda: migration.migration_source(scene.vms, "plain"),
         ]
         for disk in ("vm", "data"):
             calls += [
@@ -69,7 +69,7 @@ class SavedTest(TestCase):
             ]
         for call in calls:
             self.assertRaises(VmSaved, call)
-            self.assertEqual(before, scene.vms.shelf.all())
+            self.assertEqual(before, scene.vms.records.all())
         for vm in ("vm", "plain"):
             booting.start(scene.vms, vm)
         scene.check(self)
@@ -82,14 +82,17 @@ class SavedTest(TestCase):
     def test_what_did_not_end_waits_for_its_memory_and_ends_then(self) -> None:
         record, disk = self.scene.vms.record("vm"), self.scene.host.disks["vm"]
         disk.writes = "what the guest wrote"
-        for operation in (record.begin(TAKE, point="third", temporary=False), record.begin(REVERT, point="first")):
+        for operation in (
+            record.begin(TAKE, snapshot="third", temporary=False),
+            record.begin(REVERT, snapshot="first"),
+        ):
             self.scene.vm_shelf.put("vm", operation)
             self.assertRaises(VmSaved, disks.repair, self.scene.vms, "vm")
             self.assertEqual(operation, self.scene.vms.record("vm"))
             booting.start(self.scene.vms, "vm")
             self.assertEqual((True, "what the guest wrote"), (self.scene.vms.record("vm").steady, disk.writes))
             self.scene.machines.save("vm")
-        self.scene.vm_shelf.put("vm", record.begin(RECEIVE, base="first", points=[]))
+        self.scene.vm_shelf.put("vm", record.begin(RECEIVE, base="first", snapshots=[]))
         self.assertRaises(VmSaved, disks.repair, self.scene.vms, "vm")
         self.assertEqual("what the guest wrote", disk.writes)
 

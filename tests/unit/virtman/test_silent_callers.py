@@ -72,8 +72,8 @@ class SilentCallerTest(SiteCase):
         """The ID of a snapshot of the VM."""
         creating.create(self.agent.vms, "vm", "debian", None)
         disks.take(self.agent.vms, "vm", "base")
-        (point,) = self.agent.vms.record("vm").points
-        return point.id
+        (snapshot,) = self.agent.vms.record("vm").snapshots
+        return snapshot.id
 
     def check_destroyed(self, receiving: threading.Thread) -> None:
         self.end(self.in_background(lambda: creating.destroy(self.agent.vms, "vm")))

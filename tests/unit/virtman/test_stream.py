@@ -211,9 +211,9 @@ class ForgedTest(TestCase):
             self.take(state=state)
 
     def test_names_of_the_agents_own_snapshots(self) -> None:
-        for name in (START, "moment-", "moment-1f1f"):
-            self.refuse("names that begin with moment- are of the agent's own snapshots", name=name)
-        for name in ("moment", "virtman-migration-0", "a-moment-"):
+        for name in (START, "temporary-", "temporary-1f1f"):
+            self.refuse("names that begin with temporary- are of the agent's own snapshots", name=name)
+        for name in ("moment", "virtman-migration-0", "a-temporary-"):
             self.take(name=name)
 
     def test_sizes_that_no_disk_has(self) -> None:

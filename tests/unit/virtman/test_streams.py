@@ -68,7 +68,7 @@ def forged(stream: bytes, image: str | None = None, sizes: dict[str | None, int]
 
 
 def sender(test: TestCase) -> Scene:
-    """A host with a VM that has the points a, b after it, c after a, and has gone on from c. At b it is larger."""
+    """A host with a VM that has the snapshots a, b after it, c after a, and has gone on from c. At b it is larger."""
     scene = Scene(test)
     scene.volt.offer("debian", size=MIB)
     creating.create(scene.vms, "vm", "debian", None)
@@ -116,7 +116,7 @@ class SendTest(StreamsTest):
         for (snapshot, since, all_of_them), names in asked:
             stream = sent(self.source, snapshot, since, all_of_them=all_of_them)
             self.assertEqual(names, self.names(stream))
-            base = self.source.vms.record("vm").point(since or "none")
+            base = self.source.vms.record("vm").snapshot(since or "none")
             self.assertEqual(base and base.id, header_of(stream).since)
 
     def test_a_receiver_is_told_how_much_takes_room(self) -> None:
@@ -132,7 +132,7 @@ class SendTest(StreamsTest):
         self.assertRaises(UnknownSnapshot, sent, self.source, "d")
         self.assertRaises(UnknownSnapshot, sent, self.source, None, "d")
 
-    def test_a_point_that_is_replaced_before_it_is_read_is_not_sent(self) -> None:
+    def test_a_snapshot_that_is_replaced_before_it_is_read_is_not_sent(self) -> None:
         for since, gone in ((None, "c"), ("a", "a")):
             self.replace_at_each_comparison(gone)
             target = io.BytesIO()
@@ -148,16 +148,16 @@ class SendTest(StreamsTest):
         vms = self.source.vms
 
         class Replacing(SnapshotDouble):
-            def changes(self, vm: str, point: str | None, since: str | None) -> list[Range]:
+            def changes(self, vm: str, snapshot: str | None, since: str | None) -> list[Range]:
                 disks.drop(vms, "vm", gone)
                 disks.take(vms, "vm", gone)
-                return super().changes(vm, point, since)
+                return super().changes(vm, snapshot, since)
 
-        vms.snapshots = Replacing(self.source.host)
+        vms.vmdisks = Replacing(self.source.host)
 
     def test_nothing_of_it_stays(self) -> None:
         sent(self.source, all_of_them=True)
-        self.assertEqual({"a", "b", "c"}, set(self.source.host.disks["vm"].points))
+        self.assertEqual({"a", "b", "c"}, set(self.source.host.disks["vm"].snapshots))
         self.source.check(self)
 
     def test_the_image_stays_meanwhile(self) -> None:
@@ -175,7 +175,7 @@ class SendTest(StreamsTest):
             CallerGone, streams.send, self.source.vms, self.source.copies, "vm", None, None, write, quietly
         )
         self.source.check(self)
-        self.assertEqual({"a", "b", "c"}, set(self.source.host.disks["vm"].points))
+        self.assertEqual({"a", "b", "c"}, set(self.source.host.disks["vm"].snapshots))
 
 
 class PiecesTest(TestCase):
@@ -205,22 +205,24 @@ class ReceiveTest(StreamsTest):
         receive(self.target, sent(self.source, all_of_them=True))
         self.target.check(self)
         record, source = self.target.vms.record("vm"), self.source.vms.record("vm")
-        self.assertEqual((source.points, source.current, source.size), (record.points, record.current, record.size))
-        self.assertEqual(self.source.host.disks["vm"].points, self.target.host.disks["vm"].points)
+        self.assertEqual(
+            (source.snapshots, source.current, source.size), (record.snapshots, record.current, record.size)
+        )
+        self.assertEqual(self.source.host.disks["vm"].snapshots, self.target.host.disks["vm"].snapshots)
         self.assertEqual("now", self.writes())
 
     def test_a_snapshot_alone_is_where_the_disk_is(self) -> None:
         receive(self.target, sent(self.source, "b"))
         record = self.target.vms.record("vm")
         self.assertEqual(("at b", "b"), (self.writes(), record.current))
-        self.assertEqual([("b", None)], [(point.name, point.parent) for point in record.points])
+        self.assertEqual([("b", None)], [(snapshot.name, snapshot.parent) for snapshot in record.snapshots])
         self.target.check(self)
 
     def test_what_changed_since(self) -> None:
         receive(self.target, sent(self.source, "a"))
         receive(self.target, sent(self.source, None, "a", all_of_them=True))
         record = self.target.vms.record("vm")
-        self.assertEqual(["a", "c"], [point.name for point in record.points])
+        self.assertEqual(["a", "c"], [snapshot.name for snapshot in record.snapshots])
         self.assertEqual(("now", "c", MIB), (self.writes(), record.current, record.size))
         self.target.check(self)
 
@@ -355,10 +357,10 @@ class ReceiveCutOffTest(CutOff):
 
     def test_a_new_vm_is_there_whole_or_not_at_all(self) -> None:
         def whole_or_nothing(scene: Scene) -> None:
-            if scene.vms.shelf.get("vm") is None:
+            if scene.vms.records.get("vm") is None:
                 receive(scene, self.whole)
             self.assertEqual("now", scene.host.disks["vm"].writes)
-            self.assertEqual({"a", "b", "c"}, set(scene.host.disks["vm"].points))
+            self.assertEqual({"a", "b", "c"}, set(scene.host.disks["vm"].snapshots))
             scene.check(self)
 
         moments = self.cut_everywhere(receiver, lambda scene: receive(scene, self.whole), whole_or_nothing)
@@ -370,7 +372,7 @@ class ReceiveCutOffTest(CutOff):
             receive(scene, self.first)
 
         def all_or_nothing(scene: Scene) -> None:
-            disk, names = scene.host.disks["vm"], [point.name for point in scene.vms.record("vm").points]
+            disk, names = scene.host.disks["vm"], [snapshot.name for snapshot in scene.vms.record("vm").snapshots]
             self.assertIn((disk.writes, names), (("at a", ["a"]), ("now", ["a", "c"])))
             if names == ["a"]:
                 receive(scene, self.changes)
@@ -386,7 +388,7 @@ class ReceiveCutOffTest(CutOff):
             receive(scene, self.whole)
 
         def as_before(scene: Scene) -> None:
-            self.assertEqual({"a", "b", "c"}, set(scene.host.disks["vm"].points))
+            self.assertEqual({"a", "b", "c"}, set(scene.host.disks["vm"].snapshots))
             self.assertEqual("now", scene.host.disks["vm"].writes)
 
         moments = self.cut_everywhere(given, lambda scene: sent(scene, all_of_them=True), as_before)

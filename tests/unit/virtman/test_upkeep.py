@@ -383,7 +383,7 @@ class OpenDisksTest(UpkeepTest):
             self.upkeep.queue.wake(key)
         self.settle()
         opened: list[str] = []
-        self.patch(self.scene.vms.snapshots, "open", opened.append)
+        self.patch(self.scene.vms.vmdisks, "open", opened.append)
         self.pass_time(LONGEST_PAUSE)
         self.assertEqual([], opened)
         self.host.failing = {}

@@ -77,7 +77,7 @@ class CreateTest(VmsTest):
         for image, size in (("alpine", None), ("debian", 2 * MIB)):
             error = self.assertRaises(VmExists, creating.create, self.vms, "vm", image, size)
             self.assertIn("debian", str(error))
-        self.assertEqual(["debian"], [record.image for record in self.vms.shelf.all()])
+        self.assertEqual(["debian"], [record.image for record in self.vms.records.all()])
 
     def test_impossible_sizes_are_refused_before_anything_is_done(self) -> None:
         for size in (0, -512, 1, 513, MIB + 1, LARGEST_DISK + 512):
@@ -212,7 +212,7 @@ class BootTest(VmsTest):
 
     def test_a_new_vm_gets_a_disk_and_runs(self) -> None:
         self.boot()
-        self.assertEqual({"vm": self.vms.snapshots.open("vm")}, self.machines.running)
+        self.assertEqual({"vm": self.vms.vmdisks.open("vm")}, self.machines.running)
         self.assertEqual(BOOT, self.record().boot)
         self.scene.check(self)
 

@@ -20,7 +20,7 @@ from drivers.base import Device, Image, Parent, PathState, Place
 from drivers.cache.qcow2 import Qcow2Cache
 from drivers.export.nbd import NbdExport
 from drivers.qemu import daemon
-from drivers.snapshot.qcow2 import Qcow2Snapshot
+from drivers.snapshot.qcow2 import Qcow2Disks
 from tests.patience import PATIENCE
 
 MIB = 1 << 20
@@ -62,7 +62,7 @@ class Host:
         self.attach = self.new_attach()
         self.cache = Qcow2Cache(self.place)
         self.export = NbdExport(self.place, died=self.died.append)
-        self.snapshot = Qcow2Snapshot(self.place)
+        self.snapshot = Qcow2Disks(self.place)
 
     def new_attach(self, greeting_wait: float = GREETING_WAIT, greeting_limit: float = GREETING_LIMIT) -> NbdAttach:
         """An attach driver that tells of lost parents in ``lost``."""

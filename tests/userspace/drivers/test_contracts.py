@@ -10,7 +10,7 @@ from drivers.blocks import open_blocks
 from drivers.cache.qcow2 import Qcow2Cache
 from drivers.errors import DiskInUse
 from drivers.export.nbd import NbdExport
-from drivers.snapshot.qcow2 import Qcow2Snapshot
+from drivers.snapshot.qcow2 import Qcow2Disks
 from tests.contracts import drivers as contracts
 from tests.userspace.drivers.hosts import MIB, HostCase
 from tests.userspace.drivers.qemus import Vm, stranger, write_disk
@@ -69,13 +69,13 @@ class NbdExportTest(UserspaceCase, contracts.ExportContract):
         return driver
 
 
-class Qcow2SnapshotTest(UserspaceCase, contracts.SnapshotContract, contracts.PointContract):
+class Qcow2DisksTest(UserspaceCase, contracts.VmDiskContract, contracts.SnapshotContract):
     def setUp(self) -> None:
         super().setUp()
         self.origin = self.ups[0].export.local(self.image)
 
-    def make(self) -> Qcow2Snapshot:
-        return Qcow2Snapshot(self.h.place)
+    def make(self) -> Qcow2Disks:
+        return Qcow2Disks(self.h.place)
 
     def write(self, device: Device, text: bytes) -> None:
         source = self.root / "text"
@@ -94,32 +94,32 @@ class Qcow2SnapshotTest(UserspaceCase, contracts.SnapshotContract, contracts.Poi
         vm.io(f"discard 0 {length}")
         vm.kill()
 
-    def test_a_point_is_read_by_several_while_the_disk_is_in_use(self) -> None:
+    def test_a_snapshot_is_read_by_several_while_the_disk_is_in_use(self) -> None:
         driver = self.vm_disk()
         self.wrote(driver, b"then")
-        device = driver.take("vm", "point", None)
+        device = driver.take("vm", "snapshot", None)
         assert device.path is not None
         with (
             stranger(device.path),
-            driver.reading("vm", "point") as point,
-            open_blocks("vm", point) as one,
-            open_blocks("vm", point) as another,
+            driver.reading("vm", "snapshot") as snapshot,
+            open_blocks("vm", snapshot) as one,
+            open_blocks("vm", snapshot) as another,
         ):
             self.assertEqual([b"then"] * 2, [blocks.read(0, 512)[:4] for blocks in (one, another)])
 
     def test_a_disk_that_a_stranger_has_open_is_left_alone(self) -> None:
         driver = self.vm_disk()
-        device = driver.take("vm", "point", None)
+        device = driver.take("vm", "snapshot", None)
         self.write(device, b"late")
         assert device.path is not None
         with stranger(device.path):
             self.assert_others_are_told_of(driver)
             before = sorted(self.h.place.state.rglob("*"))
             self.assertRaises(DiskInUse, driver.take, "vm", "other", None)
-            self.assertRaises(DiskInUse, driver.drop, "vm", "point", None)
+            self.assertRaises(DiskInUse, driver.drop, "vm", "snapshot", None)
             self.assertRaises(DiskInUse, driver.resize, "vm", 2 * self.origin.size, None)
             self.assertEqual(self.origin.size, driver.resize("vm", self.origin.size, None).size)
             self.assertEqual(before, sorted(self.h.place.state.rglob("*")))
-            self.assertEqual({"point"}, driver.points("vm"))
+            self.assertEqual({"snapshot"}, driver.snapshots("vm"))
         self.assert_holds(driver, b"late")
-        driver.revert("vm", "point")
+        driver.revert("vm", "snapshot")

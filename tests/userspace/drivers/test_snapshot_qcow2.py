@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from drivers.errors import BadDisk, CommandFailed, NoSpace
-from drivers.snapshot.qcow2 import Qcow2Snapshot
+from drivers.snapshot.qcow2 import Qcow2Disks
 from tests.limits import killed_at_its_end
 from tests.patience import PATIENCE
 from tests.userspace.drivers.hosts import MIB, HostCase, until
@@ -77,7 +77,7 @@ class CreateTest(SnapshotCase):
         self.store.mkdir()
         self.assertEqual("", self.h.snapshot.trouble())
         self.create()
-        driver = Qcow2Snapshot(replace(self.h.place, reserve=4 * MIB))
+        driver = Qcow2Disks(replace(self.h.place, reserve=4 * MIB))
         self.assertEqual("", driver.trouble())
         (self.store / "large").write_bytes(bytes(4 * MIB))
         self.assertIn(f"{self.store} has 3 MiB free", driver.trouble())

@@ -1,8 +1,8 @@
-"""Read-only maps over the volumes of points, for programs of this host to read what a point keeps.
+"""Read-only maps over the volumes of snapshots, for programs of this host to read what a snapshot keeps.
 
 A map is named after its volume, and is there while somebody reads it. One that a killed agent left is used by the next
-reader of that point, and removed by the next agent, or with the point: the kernel deletes no volume that has a map
-(Linux: drivers/md/dm-thin-metadata.c, __delete_device).
+reader of that snapshot, and removed by the next agent, or with the snapshot: the kernel deletes no volume that has a
+map (Linux: drivers/md/dm-thin-metadata.c, __delete_device).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from drivers.kernel import devmapper
 
 log = logging.getLogger(__name__)
 
-POINT_PREFIX = "virtman-point-"
+SNAPSHOT_PREFIX = "virtman-snapshot-"
 
 
-class PointMaps:
+class SnapshotMaps:
     """The maps, by the numbers of their volumes, and how many of this process read each. Calls come one at a time."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class PointMaps:
 
     def sweep(self) -> None:
         """Remove the maps of agents that were killed."""
-        for name in devmapper.names(POINT_PREFIX) - self._readers.keys():
+        for name in devmapper.names(SNAPSHOT_PREFIX) - self._readers.keys():
             log.info("the map %s is removed: an agent was killed while it, or a program of its, read it", name)
             _remove_or_leave(name)
 
@@ -65,4 +65,4 @@ def _remove_or_leave(name: str) -> None:
 
 
 def _name(number: int) -> str:
-    return f"{POINT_PREFIX}{number}"
+    return f"{SNAPSHOT_PREFIX}{number}"

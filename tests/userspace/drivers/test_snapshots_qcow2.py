@@ -1,4 +1,4 @@
-"""Points of qcow2 disks: of VMs that run, with crashes at every step, and with a full file system."""
+"""Snapshots of qcow2 disks: of VMs that run, with crashes at every step, and with a full file system."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from drivers.qemu.nodes import Nodes
 from drivers.qemu.streaming import JOB
 from drivers.snapshot import qcow2
 from drivers.snapshot.layers import Layers, store_of
-from drivers.snapshot.qcow2 import DEEP, Qcow2Snapshot
+from drivers.snapshot.qcow2 import DEEP, Qcow2Disks
 from tests.patience import PATIENCE
 from tests.userspace.drivers.hosts import MIB, HostCase, until
 from tests.userspace.drivers.qemus import Vm, stranger
@@ -91,7 +91,7 @@ def cut_at(number: int) -> Iterator[list[str]]:
         yield steps
 
 
-class PointCase(HostCase):
+class SnapshotCase(HostCase):
     """A host ``h`` that serves an image, and VMs with disks of 4 MiB over it."""
 
     def setUp(self) -> None:
@@ -101,9 +101,9 @@ class PointCase(HostCase):
         self.folder = self.h.place.state / "snapshots"
         self.names = (f"vm{number}" for number in itertools.count())
 
-    def make(self) -> Qcow2Snapshot:
+    def make(self) -> Qcow2Disks:
         """A driver object of an agent that just started."""
-        return Qcow2Snapshot(self.h.place)
+        return Qcow2Disks(self.h.place)
 
     def create(self) -> str:
         vm = next(self.names)
@@ -140,27 +140,29 @@ class PointCase(HostCase):
         for at, pattern in content.items():
             self.assertTrue(vm.holds(at * BLOCK, pattern), f"block {at} is not {pattern}")
 
-    def assert_points(self, vm: str, points: Mapping[str, Content]) -> None:
+    def assert_snapshots(self, vm: str, snapshots: Mapping[str, Content]) -> None:
         layers = self.layers(vm)
-        self.assertEqual(set(points), self.make().points(vm))
-        for name, number in layers.points().items():
-            self.assert_holds(layers.file(number), points[name])
+        self.assertEqual(set(snapshots), self.make().snapshots(vm))
+        for name, number in layers.snapshots().items():
+            self.assert_holds(layers.file(number), snapshots[name])
 
     def assert_tidy(self, vm: str) -> None:
         """No layer that nobody needs, nothing half made, no process."""
         layers = self.layers(vm)
         self.assertIsNone(layers.todo())
         needed = {
-            layer.path.name for number in layers.points().values() for layer in layers.down_from(layers.layer(number))
+            layer.path.name
+            for number in layers.snapshots().values()
+            for layer in layers.down_from(layers.layer(number))
         }
         needed |= {layer.path.name for layer in layers.chain()}
-        needed |= {"disk.qcow2", "points.json"}
-        self.assertEqual(needed, {path.name for path in layers.folder.iterdir()} | {"points.json"})
+        needed |= {"disk.qcow2", "snapshots.json"}
+        self.assertEqual(needed, {path.name for path in layers.folder.iterdir()} | {"snapshots.json"})
         self.assertEqual([], own_daemons())
 
-    def with_points(self, vm: str, count: int, running: Vm | None = None) -> dict[str, Content]:
-        """Points p1, p2, … of a disk, and what each holds; each overwrites block 0 and writes a block of its own."""
-        points: dict[str, Content] = {}
+    def with_snapshots(self, vm: str, count: int, running: Vm | None = None) -> dict[str, Content]:
+        """Snapshots p1, p2, … of a disk, and what each holds; each overwrites block 0 and writes a block of its own."""
+        snapshots: dict[str, Content] = {}
         content: dict[int, int] = {}
         driver = self.make()
         for number in range(1, count + 1):
@@ -171,11 +173,11 @@ class PointCase(HostCase):
                 else:
                     running.write(at * BLOCK, number)
             driver.take(vm, f"p{number}", running)
-            points[f"p{number}"] = dict(content)
-        return points
+            snapshots[f"p{number}"] = dict(content)
+        return snapshots
 
 
-class RunningTest(PointCase):
+class RunningTest(SnapshotCase):
     def setUp(self) -> None:
         super().setUp()
         self.require("qemu-system-x86_64")
@@ -183,7 +185,7 @@ class RunningTest(PointCase):
     def test_a_running_qemu_tells_the_files_of_its_nodes_once_a_change(self) -> None:
         vm = self.create()
         running = self.start(vm)
-        self.with_points(vm, 3, running)
+        self.with_snapshots(vm, 3, running)
         for change in (
             lambda: self.make().take(vm, "p4", running),
             lambda: self.make().resize(vm, 8 * MIB, running),
@@ -197,32 +199,32 @@ class RunningTest(PointCase):
     def test_layers_are_merged_into_one_that_it_was_only_switched_to_now(self) -> None:
         vm = self.create()
         running = self.start(vm)
-        points = self.with_points(vm, 1, running)
+        snapshots = self.with_snapshots(vm, 1, running)
         with mock.patch.object(qcow2, "open_node", side_effect=Cut):
             self.assertRaises(Cut, self.make().take, vm, "cut", running)
         self.make().drop(vm, "p1", running)
         running.write(5 * BLOCK, 5)
-        self.assert_vm_holds(running, {**points["p1"], 5: 5})
+        self.assert_vm_holds(running, {**snapshots["p1"], 5: 5})
         self.assert_tidy(vm)
 
     def test_nothing_is_merged_while_a_guest_may_be_held_still(self) -> None:
         vm = self.create()
         running = self.start(vm)
-        points = self.with_points(vm, 2, running)
-        self.layers(vm).write_points({"p2": 1})  # as a drop leaves it that finds no room
+        snapshots = self.with_snapshots(vm, 2, running)
+        self.layers(vm).write_snapshots({"p2": 1})  # as a drop leaves it that finds no room
         self.make().take(vm, "p3", running)
         self.assertIsNotNone(self.layers(vm).todo())
         self.make().drop(vm, "none", running)
         self.assert_tidy(vm)
-        self.assert_points(vm, {"p2": points["p2"], "p3": points["p2"]})
+        self.assert_snapshots(vm, {"p2": snapshots["p2"], "p3": snapshots["p2"]})
 
     def test_a_running_vm_goes_on_in_a_new_layer(self) -> None:
         vm = self.create()
         running = self.start(vm)
-        points = self.with_points(vm, 2, running)
+        snapshots = self.with_snapshots(vm, 2, running)
         self.assertEqual(["0.qcow2 True", "1.qcow2 True", "2.qcow2 False"], running.files())
         running.write(0, 9)
-        self.assert_points(vm, points)
+        self.assert_snapshots(vm, snapshots)
         running.kill()
         device = self.make().open(vm)
         self.assertEqual(self.folder / vm / "disk.qcow2", device.path)
@@ -233,8 +235,8 @@ class RunningTest(PointCase):
         running = self.start(vm)
         for change in (
             lambda: None,
-            lambda: self.make().take(vm, "point", running),
-            lambda: self.make().drop(vm, "point", running),
+            lambda: self.make().take(vm, "snapshot", running),
+            lambda: self.make().drop(vm, "snapshot", running),
         ):
             change()
             running.io("write -P 7 0 3M")
@@ -244,18 +246,18 @@ class RunningTest(PointCase):
             self.assertLess(active.stat().st_blocks * 512, MIB)
             self.assert_vm_holds(running, {0: 0})
 
-    def test_points_are_dropped_first_last_and_between(self) -> None:
+    def test_snapshots_are_dropped_first_last_and_between(self) -> None:
         for gone in itertools.permutations(("p1", "p2", "p3")):
             vm = self.create()
             running = self.start(vm)
-            points = self.with_points(vm, 3, running)
+            snapshots = self.with_snapshots(vm, 3, running)
             running.write(0, 9)
             for name in gone:
                 self.make().drop(vm, name, running)
-                del points[name]
-                self.assert_points(vm, points)
+                del snapshots[name]
+                self.assert_snapshots(vm, snapshots)
                 self.assert_tidy(vm)
-                self.assertEqual(len(points) + 1, len(running.files()))
+                self.assertEqual(len(snapshots) + 1, len(running.files()))
                 self.assertEqual(1, sum("False" in file for file in running.files()))
                 self.assert_vm_holds(running, {0: 9, 1: 1, 2: 2, 3: 3})
             running.kill()  # what was copied is not only in its memory
@@ -273,15 +275,15 @@ class RunningTest(PointCase):
     def test_branches_beside_a_running_vm_are_merged(self) -> None:
         vm = self.create()
         driver = self.make()
-        points = self.with_points(vm, 3)
+        snapshots = self.with_snapshots(vm, 3)
         driver.revert(vm, "p1")
         running = self.start(vm)
         running.write(0, 7)
         before = running.files()
         for name in ("p2", "p3"):
             driver.drop(vm, name, running)
-            del points[name]
-            self.assert_points(vm, points)
+            del snapshots[name]
+            self.assert_snapshots(vm, snapshots)
             self.assert_tidy(vm)
         self.assertEqual(before, running.files())
         driver.drop(vm, "p1", running)
@@ -292,12 +294,12 @@ class RunningTest(PointCase):
     def test_a_layer_below_several_goes_with_the_last_but_one(self) -> None:
         vm = self.create()
         driver = self.make()
-        points = self.with_points(vm, 2)
+        snapshots = self.with_snapshots(vm, 2)
         driver.revert(vm, "p1")
         running = self.start(vm)
         driver.drop(vm, "p1", running)
-        del points["p1"]
-        self.assert_points(vm, points)
+        del snapshots["p1"]
+        self.assert_snapshots(vm, snapshots)
         self.assertEqual(3, len(list(self.layers(vm).all())))
         driver.drop(vm, "p2", running)
         self.assertEqual(1, len(running.files()))
@@ -319,12 +321,12 @@ class RunningTest(PointCase):
     def test_a_vm_whose_device_is_at_work_in_its_thread(self) -> None:
         vm = self.create()
         running = self.start(vm, running=True)
-        points = self.with_points(vm, 4, running)
+        snapshots = self.with_snapshots(vm, 4, running)
         self.make().resize(vm, 8 * MIB, running)
         for name in ("p2", "p4", "p1"):
             self.make().drop(vm, name, running)
-            del points[name]
-            self.assert_points(vm, points)
+            del snapshots[name]
+            self.assert_snapshots(vm, snapshots)
         self.assertEqual("running", running.execute("query-status")["status"])
         running.kill()
         self.assert_holds(self.make().open(vm).path, {0: 4, 1: 1, 2: 2, 3: 3, 4: 4})
@@ -332,20 +334,20 @@ class RunningTest(PointCase):
     def test_what_a_dead_agent_left_running_is_ended(self) -> None:
         vm = self.create()
         running = self.start(vm)
-        points = self.with_points(vm, 3, running)
+        snapshots = self.with_snapshots(vm, 3, running)
         with mock.patch("drivers.qemu.streaming._await", side_effect=Cut), mock.patch("drivers.qemu.streaming.settle"):
             self.assertRaises(Cut, self.make().drop, vm, "p2", running)
         self.assertEqual([JOB], [job["id"] for job in running.execute("query-jobs")])
         self.make().drop(vm, "p2", running)
         self.assertEqual([], running.execute("query-jobs"))
-        del points["p2"]
-        self.assert_points(vm, points)
+        del snapshots["p2"]
+        self.assert_snapshots(vm, snapshots)
         self.assert_tidy(vm)
 
     def test_a_layer_that_qemu_left_open_for_writing_is_read_by_others(self) -> None:
         vm = self.create()
         running = self.start(vm)
-        self.with_points(vm, 3, running)
+        self.with_snapshots(vm, 3, running)
         execute = running.execute
 
         def leave_open() -> None:
@@ -368,41 +370,42 @@ class RunningTest(PointCase):
     def test_a_monitor_of_another_vm_is_refused(self) -> None:
         vm, other = self.create(), self.create()
         self.assertRaises(MonitorFailed, self.make().take, vm, "p", self.start(other))
-        self.assertEqual(frozenset(), self.make().points(vm))
+        self.assertEqual(frozenset(), self.make().snapshots(vm))
 
     @pytest.mark.long
-    def test_fifty_points_in_any_order(self) -> None:
+    def test_fifty_snapshots_in_any_order(self) -> None:
         seed = random.randrange(1 << 32)
         print("seed", seed)  # noqa: T201
         chooser = random.Random(seed)
         vm = self.create()
         running: Vm | None = self.start(vm)
-        points = self.with_points(vm, 50, running)
-        names = sorted(points)
+        snapshots = self.with_snapshots(vm, 50, running)
+        names = sorted(snapshots)
         chooser.shuffle(names)
         for number, name in enumerate(names):
             if number == 25 and running is not None:
                 running.kill()
                 running = None
             self.make().drop(vm, name, running)
-            del points[name]
+            del snapshots[name]
             if number % 6 == 0:
-                self.assert_points(vm, points)
+                self.assert_snapshots(vm, snapshots)
         self.assert_holds(self.make().open(vm).path, {0: 50, **{at: at for at in range(1, 51)}})
         self.assert_tidy(vm)
         self.assertEqual(1, len(self.layers(vm).all()))
 
 
 @pytest.mark.long
-class CrashTest(PointCase):
+class CrashTest(SnapshotCase):
     """An agent that dies at any step; what is written then is kept, and the call is repeated by the next one."""
 
     def cuts(self, call: Callable[[str, Monitor | None], object], *, runs: bool) -> Iterator[tuple[str, Vm | None]]:
-        """Disks with points p1 to p3 whose call was cut off, at one step after the other; the VM runs on, if it did."""
+        """Disks with snapshots p1 to p3 whose call was cut off, at one step after the other; the VM runs on, if it
+        did."""
         for number in itertools.count(1):
             vm = self.create()
             running = self.start(vm) if runs else None
-            self.with_points(vm, 3, running)
+            self.with_snapshots(vm, 3, running)
             with cut_at(number) as steps, contextlib.suppress(Cut):
                 call(vm, running)
             self.assertEqual([], own_daemons())
@@ -419,7 +422,7 @@ class CrashTest(PointCase):
         running.kill()
         return self.start(vm)
 
-    def test_taking_a_point_of_a_running_vm(self) -> None:
+    def test_taking_a_snapshot_of_a_running_vm(self) -> None:
         for restarts in (False, True):
             for vm, before in self.cuts(lambda vm, monitor: self.make().take(vm, "p4", monitor), runs=True):
                 assert before is not None
@@ -433,19 +436,19 @@ class CrashTest(PointCase):
                 self.make().drop(vm, "none", None)
                 self.assert_holds(self.make().open(vm).path, {0: 9, 3: 3, 5: 5, 6: 6})
                 self.assert_tidy(vm)
-                self.assertEqual({"p1", "p2", "p3", "p4"}, self.make().points(vm))
-                self.assert_holds(self.layers(vm).file(self.layers(vm).points()["p4"]), {0: 3, 3: 3})
+                self.assertEqual({"p1", "p2", "p3", "p4"}, self.make().snapshots(vm))
+                self.assert_holds(self.layers(vm).file(self.layers(vm).snapshots()["p4"]), {0: 3, 3: 3})
 
-    def test_other_calls_after_taking_a_point_was_cut_off(self) -> None:
+    def test_other_calls_after_taking_a_snapshot_was_cut_off(self) -> None:
         """QEMU still writes to the old layer."""
-        calls: tuple[Callable[[Qcow2Snapshot, str, Vm], object], ...] = (
+        calls: tuple[Callable[[Qcow2Disks, str, Vm], object], ...] = (
             lambda driver, vm, running: driver.drop(vm, "p3", running),
             lambda driver, vm, running: driver.resize(vm, 8 * MIB, running),
         )
         for call in calls:
             vm = self.create()
             running = self.start(vm)
-            self.with_points(vm, 3, running)
+            self.with_snapshots(vm, 3, running)
             with mock.patch.object(qcow2, "open_node", side_effect=Cut):
                 self.assertRaises(Cut, self.make().take, vm, "p4", running)
             running.write(5 * BLOCK, 5)
@@ -455,7 +458,7 @@ class CrashTest(PointCase):
             running.kill()
             self.assert_holds(self.make().open(vm).path, {0: 3, 1: 1, 2: 2, 3: 3, 5: 5, 6: 6})
 
-    def test_taking_a_point_of_a_stopped_vm(self) -> None:
+    def test_taking_a_snapshot_of_a_stopped_vm(self) -> None:
         for vm, _ in self.cuts(lambda vm, monitor: self.make().take(vm, "p4", monitor), runs=False):
             self.write(self.layers(vm).path, 5, 5)
             self.make().take(vm, "p4", None)
@@ -465,7 +468,7 @@ class CrashTest(PointCase):
             self.make().revert(vm, "p4")
             self.assert_holds(self.make().open(vm).path, {0: 3, 3: 3})
 
-    def test_dropping_a_point_of_a_running_vm(self) -> None:
+    def test_dropping_a_snapshot_of_a_running_vm(self) -> None:
         contents: dict[str, Content] = {"p1": {0: 1, 1: 1}, "p2": {0: 2, 1: 1, 2: 2}, "p3": {0: 3, 2: 2, 3: 3}}
         for name, restarts in itertools.product(("p2", "p3"), (False, True)):
 
@@ -480,16 +483,16 @@ class CrashTest(PointCase):
                 self.assert_vm_holds(running, {0: 3, 1: 1, 2: 2, 3: 3, 5: 5})
                 self.assert_tidy(vm)
                 self.assertEqual(3, len(running.files()))
-                self.assert_points(vm, {other: held for other, held in contents.items() if other != name})
+                self.assert_snapshots(vm, {other: held for other, held in contents.items() if other != name})
                 running.kill()
 
-    def test_dropping_a_point_of_a_stopped_vm(self) -> None:
+    def test_dropping_a_snapshot_of_a_stopped_vm(self) -> None:
         for vm, _ in self.cuts(lambda vm, monitor: self.make().drop(vm, "p2", monitor), runs=False):
             self.write(self.layers(vm).path, 5, 5)
             self.make().drop(vm, "p2", None)
             self.assert_holds(self.make().open(vm).path, {0: 3, 1: 1, 2: 2, 3: 3, 5: 5})
             self.assert_tidy(vm)
-            self.assert_points(vm, {"p1": {0: 1, 1: 1}, "p3": {0: 3, 2: 2, 3: 3}})
+            self.assert_snapshots(vm, {"p1": {0: 1, 1: 1}, "p3": {0: 3, 2: 2, 3: 3}})
 
     def test_reverting(self) -> None:
         for vm, _ in self.cuts(lambda vm, _monitor: self.make().revert(vm, "p1"), runs=False):
@@ -497,20 +500,20 @@ class CrashTest(PointCase):
             self.make().revert(vm, "p1")
             self.assert_holds(self.make().open(vm).path, {0: 1, 1: 1})
             self.assert_tidy(vm)
-            self.assert_points(vm, {"p1": {0: 1, 1: 1}, "p2": {0: 2, 2: 2}, "p3": {0: 3, 1: 1, 2: 2, 3: 3}})
+            self.assert_snapshots(vm, {"p1": {0: 1, 1: 1}, "p2": {0: 2, 2: 2}, "p3": {0: 3, 1: 1, 2: 2, 3: 3}})
 
     def test_a_private_daemon_is_killed_while_it_merges(self) -> None:
         """Also just before its end, when it has named another backing in the file."""
         for command in ("block-stream", "blockdev-reopen", "job-finalize", "job-dismiss", "quit"):
             vm = self.create()
-            points = self.with_points(vm, 3)
-            del points["p2"]
+            snapshots = self.with_snapshots(vm, 3)
+            del snapshots["p2"]
             with killed_before(command), contextlib.suppress(DriverError):
                 self.make().drop(vm, "p2", None)
             self.assertEqual([], own_daemons())
-            self.assert_points(vm, points)
+            self.assert_snapshots(vm, snapshots)
             self.make().drop(vm, "p2", None)
-            self.assert_points(vm, points)
+            self.assert_snapshots(vm, snapshots)
             self.assert_holds(self.make().open(vm).path, {0: 3, 1: 1, 2: 2, 3: 3})
             self.assert_tidy(vm)
 
@@ -568,7 +571,7 @@ def killed_before(command: str) -> Iterator[None]:
         yield
 
 
-class FullTest(PointCase):
+class FullTest(SnapshotCase):
     """A file system that has no more room."""
 
     def setUp(self) -> None:
@@ -581,38 +584,38 @@ class FullTest(PointCase):
 
     def test_taking_and_reverting(self) -> None:
         vm = self.create()
-        points = self.with_points(vm, 2)
+        snapshots = self.with_snapshots(vm, 2)
         self.write(self.make().open(vm).path, 3, 3)
         for left in (0, 200 * KIB):
             self.fill(left)
             for _ in range(2):
                 self.assertRaises(NoSpace, self.make().take, vm, "more", None)
                 self.assertRaises(NoSpace, self.make().revert, vm, "p1")
-            self.assert_points(vm, points)
+            self.assert_snapshots(vm, snapshots)
             self.assert_holds(self.make().open(vm).path, {0: 2, 1: 1, 2: 2, 3: 3})
             self.filler.unlink()
         self.make().take(vm, "more", None)
         self.make().revert(vm, "p1")
-        self.assert_holds(self.make().open(vm).path, points["p1"])
+        self.assert_holds(self.make().open(vm).path, snapshots["p1"])
         self.assert_tidy(vm)
 
     def test_merging(self) -> None:
         for runs_on in (False, True):
             vm = self.create()
             running = self.start(vm) if runs_on else None
-            points = self.with_points(vm, 1, running)
+            snapshots = self.with_snapshots(vm, 1, running)
             self.large_write(vm, running)
-            points["p2"] = {**points["p1"], 20: 0x55}
+            snapshots["p2"] = {**snapshots["p1"], 20: 0x55}
             self.make().take(vm, "p2", running)
             self.fill(512 * KIB)
             for _ in range(2):
                 self.assertRaises(NoSpace, self.make().drop, vm, "p2", running)
-            self.assertEqual({"p1"}, self.make().points(vm))
-            self.assert_holds(self.make().open(vm).path, points["p2"])
+            self.assertEqual({"p1"}, self.make().snapshots(vm))
+            self.assert_holds(self.make().open(vm).path, snapshots["p2"])
             self.filler.unlink()
             self.make().drop(vm, "p2", running)
-            self.assert_points(vm, {"p1": points["p1"]})
-            self.assert_holds(self.make().open(vm).path, points["p2"])
+            self.assert_snapshots(vm, {"p1": snapshots["p1"]})
+            self.assert_holds(self.make().open(vm).path, snapshots["p2"])
             self.assert_tidy(vm)
             if running is not None:
                 running.kill()
@@ -627,7 +630,7 @@ class FullTest(PointCase):
             subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
 
 
-class StoppedTest(PointCase):
+class StoppedTest(SnapshotCase):
     def test_one_whose_new_name_a_disk_had_that_was_not_made_to_the_end(self) -> None:
         vm = self.create()
         self.write(self.make().open(vm).path, 0, 1)
@@ -665,22 +668,22 @@ class StoppedTest(PointCase):
         stat = self.layers(vm).file(1).stat()
         self.assertEqual((65534, 65533, 0o100600), (stat.st_uid, stat.st_gid, stat.st_mode))
 
-    def test_a_point_of_a_disk_that_nobody_wrote_to_since_the_last_adds_no_layer(self) -> None:
+    def test_a_snapshot_of_a_disk_that_nobody_wrote_to_since_the_last_adds_no_layer(self) -> None:
         vm = self.create()
-        points = self.with_points(vm, 1)
+        snapshots = self.with_snapshots(vm, 1)
         self.make().take(vm, "same", None)
         self.assertEqual(2, len(self.layers(vm).chain()))
         self.write(self.make().open(vm).path, 0, 9)
-        self.assert_points(vm, {**points, "same": points["p1"]})
+        self.assert_snapshots(vm, {**snapshots, "same": snapshots["p1"]})
         self.make().drop(vm, "p1", None)
-        self.assert_points(vm, {"same": points["p1"]})
+        self.assert_snapshots(vm, {"same": snapshots["p1"]})
         self.make().revert(vm, "same")
-        self.assert_holds(self.make().open(vm).path, points["p1"])
+        self.assert_holds(self.make().open(vm).path, snapshots["p1"])
         self.assert_tidy(vm)
 
-    def test_a_point_has_the_size_that_the_disk_has(self) -> None:
+    def test_a_snapshot_has_the_size_that_the_disk_has(self) -> None:
         vm = self.create()
-        self.with_points(vm, 1)
+        self.with_snapshots(vm, 1)
         self.make().resize(vm, 8 * MIB, None)
         self.make().take(vm, "large", None)
         self.make().resize(vm, 12 * MIB, None)
@@ -689,59 +692,59 @@ class StoppedTest(PointCase):
     def test_a_disk_that_cannot_be_folded_gets_no_more_layers_than_qemu_copes_with(self) -> None:
         vm = self.create()
         with mock.patch.object(qcow2, "DEEPEST", 3):
-            points = self.with_points(vm, 2)
+            snapshots = self.with_snapshots(vm, 2)
             self.write(self.make().open(vm).path, 3, 3)
             error = self.assertRaises(NotPossible, self.make().take, vm, "more", None)
             self.assertIn("3 layers", str(error))
-            self.assert_points(vm, points)
+            self.assert_snapshots(vm, snapshots)
             self.make().drop(vm, "p1", None)
             self.make().take(vm, "more", None)
-        self.assert_points(vm, {"p2": points["p2"], "more": {**points["p2"], 3: 3}})
+        self.assert_snapshots(vm, {"p2": snapshots["p2"], "more": {**snapshots["p2"], 3: 3}})
 
     def test_snapshots_that_the_hypervisor_took_inside_the_file_are_not_lost(self) -> None:
         vm = self.create()
-        points = self.with_points(vm, 2)
+        snapshots = self.with_snapshots(vm, 2)
         path = str(self.make().open(vm).path)
         subprocess.run(["qemu-img", "snapshot", "-c", "inside", path], check=True)
         for call in (self.make().take, self.make().drop):
             error = self.assertRaises(NotPossible, call, vm, "p3" if call.__name__ == "take" else "p1", None)
             self.assertIn("delete inside first", str(error))
         self.assertRaises(NotPossible, self.make().revert, vm, "p1")
-        self.assert_points(vm, points)
+        self.assert_snapshots(vm, snapshots)
         subprocess.run(["qemu-img", "snapshot", "-d", "inside", path], check=True)
         self.make().drop(vm, "p1", None)
 
     def test_a_stranger_at_a_branch_keeps_it_from_being_merged(self) -> None:
         vm = self.create()
-        points = self.with_points(vm, 3)
+        snapshots = self.with_snapshots(vm, 3)
         self.make().revert(vm, "p1")
-        with stranger(self.layers(vm).file(self.layers(vm).points()["p3"])):
+        with stranger(self.layers(vm).file(self.layers(vm).snapshots()["p3"])):
             self.assertRaises(DiskInUse, self.make().drop, vm, "p2", None)
-            del points["p2"]
-            self.assert_points(vm, points)
+            del snapshots["p2"]
+            self.assert_snapshots(vm, snapshots)
             self.make().take(vm, "p4", None)
         self.make().drop(vm, "p2", None)
-        self.assert_points(vm, {**points, "p4": points["p1"]})
+        self.assert_snapshots(vm, {**snapshots, "p4": snapshots["p1"]})
         self.assert_tidy(vm)
 
-    def test_points_that_are_not_readable_are_told_of(self) -> None:
+    def test_snapshots_that_are_not_readable_are_told_of(self) -> None:
         vm = self.create()
         self.make().take(vm, "p", None)
         for text in ("", "[]", "{}"):
-            (self.layers(vm).folder / "points.json").write_text(text)
-            self.assertRaises(DriverError, self.make().points, vm)
+            (self.layers(vm).folder / "snapshots.json").write_text(text)
+            self.assertRaises(DriverError, self.make().snapshots, vm)
             self.assertRaises(DriverError, self.make().drop, vm, "p", None)
         self.assertEqual(2, len(self.layers(vm).all()))
 
 
-class CloneTest(PointCase):
+class CloneTest(SnapshotCase):
     """Disks that have layers in common."""
 
     POINTS: Mapping[str, Content] = {"p1": {0: 1, 1: 1}, "p2": {0: 2, 1: 1, 2: 2}, "p3": {0: 3, 1: 1, 2: 2, 3: 3}}
 
     def source(self) -> str:
         vm = self.create()
-        self.with_points(vm, 3)
+        self.with_snapshots(vm, 3)
         return vm
 
     def test_one_that_runs_outlives_its_source(self) -> None:
@@ -763,7 +766,7 @@ class CloneTest(PointCase):
     def test_what_a_source_that_runs_shares_stays_as_it_is(self) -> None:
         vm, new = self.create(), next(self.names)
         running = self.start(vm)
-        self.with_points(vm, 3, running)
+        self.with_snapshots(vm, 3, running)
         self.make().clone(vm, "p3", new)
         shared = {number: self.layers(new).file(number).read_bytes() for number in range(3)}
         for name in ("p2", "p1", "p3"):
@@ -816,10 +819,10 @@ class CloneTest(PointCase):
         link = self.root / "disk.0"
         for count in (0, 1, 3):
             vm, new = self.create(), next(self.names)
-            points = self.with_points(vm, count)
-            last = points.get(f"p{count}", {})
+            snapshots = self.with_snapshots(vm, count)
+            last = snapshots.get(f"p{count}", {})
             disks = [self.make().rename(vm, vm := next(self.names))]
-            if points:
+            if snapshots:
                 disks.append(self.make().clone(vm, f"p{count}", new))
             for disk in disks:
                 link.unlink(missing_ok=True)
@@ -829,7 +832,7 @@ class CloneTest(PointCase):
                     self.assertRaises(DiskInUse, self.make().resize, (disk.path or link).parent.name, 8 * MIB, None)
                 self.write(link, 7, 7)
             self.make().delete(vm)
-            if points:
+            if snapshots:
                 self.assert_holds(link, {**last, 7: 7})
 
     @pytest.mark.long
@@ -842,7 +845,7 @@ class CloneTest(PointCase):
             self.make().clone(vm, "p2", new)
             self.write(self.layers(new).path, 7, 7)
             self.assert_holds(self.make().open(new).path, {**self.POINTS["p2"], 7: 7})
-            self.assert_points(vm, self.POINTS)
+            self.assert_snapshots(vm, self.POINTS)
             self.make().delete(vm)
             self.assert_holds(self.make().open(new).path, {**self.POINTS["p2"], 7: 7})
             self.make().delete(new)
@@ -876,7 +879,7 @@ class CloneTest(PointCase):
             self.assertRaises(NoSpace, self.make().clone, vm, "p2", "new")
             self.assertEqual({vm}, self.make().existing().names)
             filler.unlink()
-        self.assert_points(vm, self.POINTS)
+        self.assert_snapshots(vm, self.POINTS)
 
     def while_merging(self, command: str, act: Callable[[str], None]) -> None:
         """Begin something with a VM's disk when its QEMU gets a command while p2 is dropped, and await its end.
@@ -885,7 +888,7 @@ class CloneTest(PointCase):
         """
         vm, ended = self.create(), threading.Event()
         running = self.start(vm)
-        self.with_points(vm, 3, running)
+        self.with_snapshots(vm, 3, running)
         execute = running.execute
 
         def at_once() -> None:
@@ -918,9 +921,9 @@ class CloneTest(PointCase):
             self.while_merging(command, clone)
 
     @contextlib.contextmanager
-    def being_read(self, driver: Qcow2Snapshot, vm: str, point: str) -> Iterator[None]:
-        """A program has all layers of a point open."""
-        with driver.reading(vm, point) as device:
+    def being_read(self, driver: Qcow2Disks, vm: str, snapshot: str) -> Iterator[None]:
+        """A program has all layers of a snapshot open."""
+        with driver.reading(vm, snapshot) as device:
             node = json.dumps({**(device.node or {}), "node-name": "n", "read-only": True})
             argv = ["qemu-storage-daemon", "--blockdev", node, "--chardev", "stdio,id=m", "--monitor", "m"]
             with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
@@ -935,18 +938,18 @@ class CloneTest(PointCase):
         for runs_on in (False, True):
             vm, driver = self.create(), self.make()
             running = self.start(vm) if runs_on else None
-            points = self.with_points(vm, 3, running)
+            snapshots = self.with_snapshots(vm, 3, running)
             with driver.reading(vm, "p2") as device:
                 for name in ("p2", "p1", "p3", "p3"):
                     self.assertRaises(DiskInUse, driver.drop, vm, name, running)
                 self.assertEqual({vm}, driver.existing().names)
-                self.assert_holds(device.path, points["p2"])
+                self.assert_holds(device.path, snapshots["p2"])
                 if running is None:
                     driver.delete(vm)
-                    self.assert_holds(device.path, points["p2"])
+                    self.assert_holds(device.path, snapshots["p2"])
             if running is not None:
                 driver.drop(vm, "p1", running)
-                self.assert_vm_holds(running, points["p3"])
+                self.assert_vm_holds(running, snapshots["p3"])
                 self.assert_tidy(vm)
                 running.kill()
                 driver.delete(vm)
@@ -967,11 +970,11 @@ class CloneTest(PointCase):
         for command in ("job-finalize", "block-stream"):
             self.while_merging(command, read)
 
-    def test_points_come_and_go_while_layers_are_looked_through(self) -> None:
+    def test_snapshots_come_and_go_while_layers_are_looked_through(self) -> None:
         for runs_on in (False, True):
             vm, driver = self.create(), self.make()
             running = self.start(vm) if runs_on else None
-            points = self.with_points(vm, 3, running)
+            snapshots = self.with_snapshots(vm, 3, running)
             ask = partial(driver.changes, vm, "p3", "p1")
             before = ask()
             with self.looking_through_layers(ask) as answer:
@@ -979,7 +982,7 @@ class CloneTest(PointCase):
                 driver.take(vm, "p4", running)
             self.assertEqual(before, answer.result())
             driver.drop(vm, "p2", running)
-            self.assert_points(vm, {"p1": points["p1"], "p3": points["p3"], "p4": points["p3"]})
+            self.assert_snapshots(vm, {"p1": snapshots["p1"], "p3": snapshots["p3"], "p4": snapshots["p3"]})
             self.assert_tidy(vm)
 
     @contextlib.contextmanager

@@ -54,7 +54,7 @@ done
 GUEST_AGENT = "pidof qemu-ga > /dev/null || qemu-ga --daemonize --path /dev/virtio-ports/org.qemu.guest_agent.0"
 
 
-class PointsTest(VmTestCase):
+class SnapshotsTest(VmTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.order = self.folder / "order"
@@ -115,11 +115,11 @@ class PointsTest(VmTestCase):
     # From outside
 
     def names(self) -> list[str]:
-        """The points that the agent tells of."""
-        return [point.name for point in self.agent.snapshots(VM)]
+        """The snapshots that the agent tells of."""
+        return [snapshot.name for snapshot in self.agent.snapshots(VM)]
 
     def take_frozen(self, name: str) -> None:
-        """Keep a point while the guest holds still; a slow one is asked again."""
+        """Keep a snapshot while the guest holds still; a slow one is asked again."""
         self.console.run(GUEST_AGENT)
         for _ in attempts(PATIENCE):
             if self.agent.take_snapshot(VM, name).state == FROZEN:
@@ -152,7 +152,7 @@ class PointsTest(VmTestCase):
         self.private.wait_ready()
         self.agent.repair()
 
-    def test_points_of_a_vm_that_runs_are_kept_and_forgotten_whoever_is_killed_and_its_disk_grows(self) -> None:
+    def test_snapshots_of_a_vm_that_runs_are_kept_and_forgotten_whoever_is_killed_and_its_disk_grows(self) -> None:
         """One test, because a boot takes long."""
         first = self.write()
         self.begin_writing()
@@ -168,7 +168,7 @@ class PointsTest(VmTestCase):
         self.go_back("second", second)
 
     def take_and_forget(self, first: str) -> None:
-        """A point of a guest without an agent; it is merged while the guest writes."""
+        """A snapshot of a guest without an agent; it is merged while the guest writes."""
         self.assertEqual(CRASH, self.agent.take_snapshot(VM, "first").state)
         self.assert_goes_on(first)
         self.assert_defined()
@@ -218,7 +218,7 @@ class PointsTest(VmTestCase):
         self.cut_off("device_add", AGENT, lambda: self.agent.attach_disk(VM, DATA))
         self.assertEqual([DATA], self.agent.vm(VM).disks)
         written = self.write_further()
-        self.agent.take_snapshot(DATA, "point")
+        self.agent.take_snapshot(DATA, "snapshot")
         size = self.agent.vm(DATA).disk.size or 0
         self.agent.resize(DATA, size + 64 * MIB)
         self.console.run(f"until [ $(blockdev --getsize64 {FURTHER}) = {size + 64 * MIB} ]; do sleep 0.1; done")
@@ -228,7 +228,7 @@ class PointsTest(VmTestCase):
         self.console.run(f"until [ ! -e {FURTHER} ]; do sleep 0.1; done")
         self.agent.attach_disk(VM, DATA)
         self.assertEqual(written, self.read_further())
-        self.agent.delete_snapshot(DATA, "point")
+        self.agent.delete_snapshot(DATA, "snapshot")
         self.agent.detach_disk(VM, DATA)
         self.assertEqual([], [name for name in self.opened() if DATA in name])
         self.agent.attach_disk(VM, DATA)
@@ -262,11 +262,11 @@ class PointsTest(VmTestCase):
         self.agent.detach_disk(VM, DATA)
         self.agent.destroy(DATA)
 
-    def go_back(self, point: str, data: str) -> None:
-        """A VM that is off goes back to a point, in size, too."""
+    def go_back(self, snapshot: str, data: str) -> None:
+        """A VM that is off goes back to a snapshot, in size, too."""
         size = self.guest.disk.stat().st_size
         self.shut_down()
-        self.agent.revert(VM, point)
+        self.agent.revert(VM, snapshot)
         self.assert_defined()
         self.agent.start(VM)
         self.log_in()

@@ -1,4 +1,4 @@
-"""When the maps come and go by which points are read."""
+"""When the maps come and go by which snapshots are read."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from testtools import TestCase
 
 from drivers.errors import CommandFailed, DiskInUse
 from drivers.kernel import devmapper
-from drivers.snapshot.pointmaps import PointMaps
+from drivers.snapshot.snapshotmaps import SnapshotMaps
 
 TABLE = "0 8 thin"
-NAME = "virtman-point-7"
+NAME = "virtman-snapshot-7"
 
 
-class PointMapsTest(TestCase):
+class SnapshotMapsTest(TestCase):
     """With the maps of a kernel double: their tables, and how many have each open."""
 
     def setUp(self) -> None:
@@ -26,7 +26,7 @@ class PointMapsTest(TestCase):
         for name in ("create", "remove", "names", "exists"):
             self.patch(devmapper, name, getattr(self, name))
         self.patch(devmapper, "openers", self.open.__getitem__)
-        self.maps = PointMaps()
+        self.maps = SnapshotMaps()
 
     def create(self, name: str, table: Iterable[str], *, read_only: bool = False) -> Path:
         self.assertTrue(read_only)
@@ -70,9 +70,9 @@ class PointMapsTest(TestCase):
         self.maps.clear("vm", 7)
         self.assertEqual({}, self.tables)
 
-    def test_a_sweep_leaves_those_that_are_read_or_open_and_what_is_no_point(self) -> None:
+    def test_a_sweep_leaves_those_that_are_read_or_open_and_what_is_no_snapshot(self) -> None:
         self.maps.enter(7, TABLE)
-        self.tables |= {"virtman-point-8": [TABLE], "virtman-point-9": [TABLE], "virtman-vm-8": [TABLE]}
-        self.open["virtman-point-9"] = 1
+        self.tables |= {"virtman-snapshot-8": [TABLE], "virtman-snapshot-9": [TABLE], "virtman-vm-8": [TABLE]}
+        self.open["virtman-snapshot-9"] = 1
         self.maps.sweep()
-        self.assertEqual({NAME, "virtman-point-9", "virtman-vm-8"}, set(self.tables))
+        self.assertEqual({NAME, "virtman-snapshot-9", "virtman-vm-8"}, set(self.tables))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from drivers.host.space import Room
 from virtman.errors import BadDevice, BadImageFile, BadRequest, CallerGone
-from virtman.hostfiles import require_room, told
+from virtman.hostfiles import require_room, translate_os_errors
 from virtman.newfile import open_path
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _mode(fd: int) -> int:
 @contextmanager
 def mine(passed: Passed, folder: Path, room: Room, progress: Progress | None = None) -> Iterator[Path]:
     """What a caller's file holds, in a file that he cannot change and that has no name. Raises NoRoom, HostTrouble."""
-    with told(f"copying {passed.name} to {folder}"), tempfile.TemporaryFile(dir=folder) as copy:
+    with translate_os_errors(f"copying {passed.name} to {folder}"), tempfile.TemporaryFile(dir=folder) as copy:
         taken = sum(end - start for start, end in _filled(passed.fd, os.fstat(passed.fd).st_size))
         require_room(room, folder, taken, f"a copy of {passed.name}, which takes {taken >> 20} MiB")
         _copy(passed.fd, copy.fileno(), room, f"a copy of {passed.name}", progress)
@@ -169,7 +169,7 @@ def mine(passed: Passed, folder: Path, room: Room, progress: Progress | None = N
 @contextmanager
 def theirs(passed: Passed, folder: Path, room: Room) -> Iterator[Path]:
     """A file that a caller cannot change; what it holds goes into his if all is well. Raises NoRoom, HostTrouble."""
-    with told(f"writing {passed.name}"), tempfile.TemporaryFile(dir=folder) as copy:
+    with translate_os_errors(f"writing {passed.name}"), tempfile.TemporaryFile(dir=folder) as copy:
         yield open_path(copy.fileno())
         _copy(copy.fileno(), passed.fd, room, str(passed.name))
 

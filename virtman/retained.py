@@ -24,7 +24,7 @@ MOST_TOLD = 10000
 """Digests that Volt is told of at most."""
 
 
-class Kept:
+class Retained:
     """``publishing``: held by name while an image is being published."""
 
     def __init__(self, stacks: Stacks, store: ImageStore, source: ImageSource, publishing: NamedLocks) -> None:

@@ -15,9 +15,9 @@ from tests.unit.virtman.imagefiles import CONTENT, ImagesTest
 from virtman.convert import QCOW2, RAW, of_device
 from virtman.copies import Target
 from virtman.errors import BadImageFile, BadRequest, CallerGone, FileExists, NoRoom
+from virtman.fdpassing import MOST, Passed, check_readable, check_writable, mine, opened, pass_to, receive, theirs
 from virtman.imagefile import source
 from virtman.newfile import new_file
-from virtman.passing import MOST, Passed, check_readable, check_writable, mine, opened, pass_to, receive, theirs
 from virtman.pipe import Pipe
 
 NAME = Path("/callers/name")
