@@ -1,25 +1,24 @@
-"""Run shellcheck over OpenNebula's scripts, those that a shell runs: python -m tests.shells."""
+"""Run shellcheck over the shell scripts of OpenNebula and of its stand: python -m tests.shells."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "opennebula_tm"
+CHECKOUT = Path(__file__).parents[1]
+FOLDERS = (CHECKOUT / "opennebula_tm", CHECKOUT / "lab" / "opennebula")
 
 
-def scripts(folder: Path = FOLDER) -> Iterator[Path]:
-    """All files that begin with the name of a shell, or have a name that says so."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and (path.suffix == ".sh" or path.read_bytes().startswith((b"#!/bin/sh", b"#!/bin/bash"))):
-            yield path
+def is_script(path: Path) -> bool:
+    """Tell whether a file begins with the name of a shell, or has a name that says so."""
+    return path.is_file() and (path.suffix == ".sh" or path.read_bytes().startswith((b"#!/bin/sh", b"#!/bin/bash")))
 
 
 def main() -> int:
     """Returns shellcheck's exit code."""
-    return subprocess.run(["shellcheck", *scripts()], check=False).returncode
+    scripts = [path for folder in FOLDERS for path in sorted(folder.rglob("*")) if is_script(path)]
+    return subprocess.run(["shellcheck", *scripts], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""What counts as trouble in a kernel log."""
+"""What counts as trouble in the logs of kernels and consoles."""
 
 from __future__ import annotations
 
 from testtools import TestCase
 
 from lab.kernel.kernellog import troubles
+from lab.login import io_errors
+from tests.unit.virtman.scene import folder_for
 
 WARNING = """\
 ------------[ cut here ]------------
@@ -39,7 +41,7 @@ Call Trace:
 
 
 class TroublesTest(TestCase):
-    def test_each_kind_is_found(self) -> None:
+    def test_each_kind_is_found_and_ordinary_lines_are_not(self) -> None:
         lines = [
             "BUG: kernel NULL pointer dereference, address: 0000000000000008",
             "INFO: task dd:1234 blocked for more than 120 seconds.",
@@ -48,30 +50,27 @@ class TroublesTest(TestCase):
             "Buffer I/O error on dev dm-0, logical block 0, async page read",
             "WARNING: CPU: 0 PID: 1 at fs/buffer.c:1",
         ]
-        self.assertEqual(lines, troubles("\n".join(lines)))
+        ordinary = ["loop0: detected capacity change from 0 to 8", "bcache: register_bdev() registered"]
+        self.assertEqual(lines, troubles("\n".join([*ordinary, *lines, *ordinary])))
 
-    def test_ordinary_lines_are_not(self) -> None:
-        self.assertEqual(
-            [], troubles("loop0: detected capacity change from 0 to 8\nbcache: register_bdev() registered")
-        )
-
-    def test_a_warning_is_told_with_its_trace(self) -> None:
-        warning = WARNING.format(caller="flush_work")
-        self.assertEqual(warning.splitlines(), troubles(f"virtio_net: up\n{warning}sd 0:0:0:0: attached\n"))
-
-    def test_cancelled_work_is_a_false_alarm(self) -> None:
-        self.assertEqual([], troubles(f"up\n{WARNING.format(caller='__cancel_work_timer')}attached\n"))
-
-    def test_power_work_flushed_with_its_target_is_a_false_alarm(self) -> None:
-        warning = POWER_WORK_FLUSHED.format(work="pm:pm_runtime_work", caller="pm_runtime_remove")
-        self.assertEqual([], troubles(f"up\n{warning}attached\n"))
-
-    def test_other_flushed_work_is_none(self) -> None:
-        for work, caller in (("pm:pm_runtime_work", "other"), ("events:scsi_evt_thread", "pm_runtime_remove")):
-            warning = POWER_WORK_FLUSHED.format(work=work, caller=caller)
-            self.assertEqual(warning.splitlines(), troubles(warning))
+    def test_a_warning_is_told_with_its_trace_unless_it_is_a_false_alarm(self) -> None:
+        power = "pm:pm_runtime_work"
+        for warning, is_false in (
+            (WARNING.format(caller="flush_work"), False),
+            (WARNING.format(caller="__cancel_work_timer"), True),
+            (POWER_WORK_FLUSHED.format(work=power, caller="pm_runtime_remove"), True),
+            (POWER_WORK_FLUSHED.format(work=power, caller="other"), False),
+            (POWER_WORK_FLUSHED.format(work="events:scsi_evt_thread", caller="pm_runtime_remove"), False),
+        ):
+            told = [] if is_false else warning.splitlines()
+            self.assertEqual(told, troubles(f"virtio_net: up\n{warning}sd 0:0:0:0: attached\n"))
 
     def test_what_is_said_amid_a_false_alarm_and_around_it_counts(self) -> None:
         errors = [f"I/O error, dev dm-{number}, sector 8" for number in range(3)]
         amid = WARNING.format(caller="__cancel_work_timer").replace(" <TASK>\n", f"{errors[1]}\n")
         self.assertEqual(errors, troubles(f"{errors[0]}\n{amid}{errors[2]}\n"))
+
+    def test_a_line_of_a_console_that_tells_of_a_disk_error_counts_once(self) -> None:
+        console = folder_for(self) / "console"
+        console.write_text("[ 1.0] I/O error, dev vda, sector 8\n[ 1.1] Buffer I/O error on dev vda1\nvm-1 login: \n")
+        self.assertEqual(2, io_errors(console))

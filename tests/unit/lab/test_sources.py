@@ -1,48 +1,48 @@
-"""Which of the machine's package sources the guest is built from."""
+"""Which of the machine's package sources the guests are built from."""
 
 from __future__ import annotations
 
-import testtools
+from testtools import TestCase
 
+from lab import guest
+from lab.kernel import root
 from lab.sources import Source, debian, of_release, parse_deb822, parse_list
 
 MIRROR = "http://mirror.example/debian"
+DEB822 = f"""\
+Types: deb deb-src
+URIs: {MIRROR}
+# a note
+Suites: sid sid-updates
+Components: main
+Signed-By:
+ -----BEGIN
+ .
+ abc
+ -----END
+"""
 
 
-class OneLineStyleTest(testtools.TestCase):
-    def test_an_entry_is_read_with_its_options(self) -> None:
+class SourcesTest(TestCase):
+    def test_both_styles_are_read(self) -> None:
         [source] = parse_list(f"deb [arch=amd64 signed-by=/k.gpg] {MIRROR} bookworm main contrib # mine\n")
         self.assertEqual(Source(MIRROR, "bookworm", "main contrib", "/k.gpg"), source)
+        sources = list(parse_deb822(DEB822))
+        self.assertEqual(["sid", "sid-updates"], [source.suite for source in sources])
+        self.assertIn("-----BEGIN\n .\n abc\n -----END", sources[0].signed_by)
+        self.assertEqual(sources[:1], list(parse_deb822(sources[0].deb822())))
 
-
-class Deb822StyleTest(testtools.TestCase):
-    def test_a_stanza_makes_an_entry_for_each_suite(self) -> None:
-        text = f"Types: deb deb-src\nURIs: {MIRROR}\n# a note\nSuites: bookworm bookworm-updates\nComponents: main\n"
-        self.assertEqual(["bookworm", "bookworm-updates"], [source.suite for source in parse_deb822(text)])
-
-    def test_a_key_block_is_kept_with_its_lines(self) -> None:
-        text = (
-            f"Types: deb\nURIs: {MIRROR}\nSuites: sid\nComponents: main\nSigned-By:\n -----BEGIN\n .\n abc\n -----END\n"
-        )
-        [source] = parse_deb822(text)
-        self.assertIn("-----BEGIN\n .\n abc\n -----END", source.signed_by)
-        self.assertEqual([source], list(parse_deb822(source.deb822())))
-
-
-class DebianOnlyTest(testtools.TestCase):
-    def test_third_party_entries_of_the_same_suite_are_left_out(self) -> None:
-        ours, theirs = Source(f"{MIRROR}/", "bookworm", "main"), Source("http://other.example", "bookworm", "stable")
-        self.assertEqual([ours], debian([ours, theirs], "bookworm", {(MIRROR, "bookworm")}))
-
-    def test_updates_and_security_belong_to_the_suite_and_backports_do_not(self) -> None:
+    def test_debians_own_with_updates_and_security_are_taken_and_no_others(self) -> None:
         suites = ["bookworm", "bookworm-updates", "bookworm-security", "bookworm-backports", "sid"]
-        sources = [Source(MIRROR, suite, "main") for suite in suites]
-        found = debian(sources, "bookworm", {(MIRROR, suite) for suite in suites})
-        self.assertEqual(suites[:3], [source.suite for source in found])
+        sources = [Source(f"{MIRROR}/", suite, "main") for suite in suites]
+        theirs = Source("http://other.example", "bookworm", "stable")
+        self.assertEqual(sources[:3], debian([*sources, theirs], "bookworm", {(MIRROR, suite) for suite in suites}))
 
-
-class OtherReleaseTest(testtools.TestCase):
-    def test_another_release_has_its_updates_and_security_where_the_running_one_has_them(self) -> None:
-        here = [Source(MIRROR, f"bookworm{kind}", "main", "/k.gpg") for kind in ("", "-updates", "-security")]
-        there = [Source(MIRROR, f"trixie{kind}", "main", "/k.gpg") for kind in ("", "-updates", "-security")]
+    def test_another_release_comes_from_the_same_place_and_makes_another_guest(self) -> None:
+        here, there = (
+            [Source(MIRROR, f"{release}{kind}", "main", "/k.gpg") for kind in ("", "-updates", "-security")]
+            for release in ("bookworm", "trixie")
+        )
         self.assertEqual(there, of_release(here, "bookworm", "trixie"))
+        for recipe_hash in (guest.recipe_hash, root.recipe_hash):
+            self.assertNotEqual(recipe_hash("bookworm"), recipe_hash("trixie"))

@@ -68,9 +68,17 @@ class LifeContract:
 
         def test_from_deploy_to_terminate(self) -> None:
             image, kept = self.image(1), self.image(2, persistent=True)
-            vm = self.running(image, kept)
-            self.assertEqual((Lcm.RUNNING, self.content), (vm.lcm, self.read(vm)))
-            self.write(vm, b"lost")
+            vm = self.one.vm([self.one.disk_of(image, 0), self.one.disk_of(kept, 1)])
+            vm.disks[0].size = SIZE + 2
+            self.assert_ok(self.one.deploy(vm, "host-1", 0))
+            self.assertEqual((Lcm.RUNNING, self.content + bytes(2 << 20)), (vm.lcm, self.read(vm)))
+            self.one.power_off(vm)
+            self.assert_ok(self.one.resize(vm, 0, SIZE + 3))
+            self.assertEqual((SIZE + 3) << 20, len(self.read(vm)))
+            data = self.write(vm, os.urandom(SIZE << 20))
+            saved = Image(5, 100)
+            self.assert_ok(self.one.save_as(vm, 0, saved))
+            self.assertEqual(data, Path(saved.source).read_bytes())
             self.write(vm, b"kept", 1)
             self.assert_ok(self.one.terminate(vm))
             self.assertEqual(State.DONE, vm.state)
@@ -78,80 +86,44 @@ class LifeContract:
             self.assertEqual(b"kept", Path(kept.source).read_bytes())
             self.assertFalse(self.vm_folder("host-1", vm).exists())
 
-        def test_a_larger_disk_is_grown(self) -> None:
-            vm = self.one.vm([self.one.disk_of(self.image(), 0)])
-            vm.disks[0].size = SIZE + 2
-            self.assert_ok(self.one.deploy(vm, "host-1", 0))
-            self.assertEqual((SIZE + 2) << 20, len(self.read(vm)))
-            self.one.power_off(vm)
-            self.assert_ok(self.one.resize(vm, 0, SIZE + 3))
-            self.assertEqual((SIZE + 3) << 20, len(self.read(vm)))
-
-        def test_stop_and_resume_elsewhere(self) -> None:
+        def test_to_the_front_end_to_another_host_and_to_another_datastore(self) -> None:
             vm = self.running(self.image())
             data = self.write(vm, b"data")
             for leave, state in ((self.one.stop, State.STOPPED), (self.one.undeploy, State.UNDEPLOYED)):
                 self.assert_ok(leave(vm))
-                self.assertEqual(state, vm.state)
-                self.assertEqual(data, self.read(vm, host="frontend"))
+                self.assertEqual((state, data), (vm.state, self.read(vm, host="frontend")))
                 self.assertFalse(self.vm_folder(vm.here.host, vm).exists())
                 self.assert_ok(self.one.resume(vm, "host-2", 0))
                 self.assertEqual((Lcm.RUNNING, data), (vm.lcm, self.read(vm)))
-
-        def test_cold_migration_to_a_host_and_a_datastore(self) -> None:
-            vm = self.running(self.image())
-            data = self.write(vm, b"data")
-            self.assert_ok(self.one.migrate(vm, "host-2"))
-            self.assertEqual(data, self.read(vm))
-            self.assertFalse(self.vm_folder("host-1", vm).exists())
-            self.one.power_off(vm)
-            self.assert_ok(self.one.migrate(vm, "host-2", 1))
-            self.assertEqual((State.POWEROFF, data), (vm.state, self.read(vm)))
-            self.assertTrue(self.path(vm).startswith(f"{self.datastores}/1/"))
-
-        def test_the_folders_move_loses_what_lies_at_its_target(self) -> None:
-            vm = self.running(self.image())
-            there = self.frontend.seen("host-2", self.one.lines.folder(vm))
+            there = self.vm_folder("host-1", vm)
             there.mkdir(parents=True)
-            (there / "disk.7").write_text("made by another driver")
-            self.assert_ok(self.one.migrate(vm, "host-2"))
-            self.assertFalse((there / "disk.7").exists())
+            (there / "disk.7").write_text(
+                "made by another driver: the move of the folder loses what lies at its target"
+            )
+            self.assert_ok(self.one.migrate(vm, "host-1"))
+            self.assertEqual((data, False), (self.read(vm), (there / "disk.7").exists()))
+            self.assertFalse(self.vm_folder("host-2", vm).exists())
+            self.one.power_off(vm)
+            self.assert_ok(self.one.migrate(vm, "host-1", 1))
+            self.assertEqual((State.POWEROFF, data), (vm.state, self.read(vm)))
+            self.assertTrue(self.path(vm).startswith(f"{self.frontend.datastores()}/1/"))
 
-        def test_live_migration_copies_files(self) -> None:
+        def test_live_migration_copies_files_and_links_and_is_refused_where_a_link_dangles(self) -> None:
+            own, both = self.folder / "private" / "host-1" / "device", self.folder / "both"
+            for target in (own, both):
+                target.write_text("another VM's disk, perhaps")
             vm = self.running(self.image())
+            link = self.vm_folder("host-1", vm) / "disk.1"
+            link.symlink_to(own)
+            self.assertIn("disk.1", self.one.live_migrate(vm, "host-2").reason)
+            self.assertEqual(("host-1", Lcm.RUNNING, self.content), (vm.here.host, vm.lcm, self.read(vm)))
+            self.assertFalse(self.vm_folder("host-2", vm).exists())
+            link.unlink()
+            link.symlink_to(both)
             self.assert_ok(self.one.live_migrate(vm, "host-2"))
             self.assertEqual(("host-2", self.content), (vm.here.host, self.read(vm)))
-            self.assertFalse(self.vm_folder("host-1", vm).exists())
-
-        def link(self, vm: Vm, target: Path) -> None:
-            link = self.vm_folder("host-1", vm) / "disk.1"
-            link.symlink_to(target)
-
-        def test_live_migration_makes_the_same_link(self) -> None:
-            vm = self.running(self.image())
-            both = self.note("both", "another VM's disk, perhaps")
-            self.link(vm, both)
-            self.assert_ok(self.one.live_migrate(vm, "host-2"))
             self.assertEqual(both, (self.vm_folder("host-2", vm) / "disk.1").readlink())
-
-        def test_live_migration_is_refused_where_the_link_dangles(self) -> None:
-            vm = self.running(self.image())
-            own = self.folder / "private" / "host-1" / "device"
-            own.write_text("here only")
-            self.link(vm, own)
-            answer = self.one.live_migrate(vm, "host-2")
-            self.assertIn("disk.1", answer.reason)
-            self.assertEqual(("host-1", Lcm.RUNNING), (vm.here.host, vm.lcm))
-            self.assertFalse(self.vm_folder("host-2", vm).exists())
-            self.assertEqual(self.content, self.read(vm))
-
-        def test_a_disk_becomes_an_image(self) -> None:
-            vm = self.running(self.image())
-            data = self.write(vm, os.urandom(SIZE << 20))
-            self.one.power_off(vm)
-            saved = Image(5, 100)
-            self.assert_ok(self.one.save_as(vm, 0, saved))
-            self.assertEqual(data, Path(saved.source).read_bytes())
+            self.assertFalse(self.vm_folder("host-1", vm).exists())
 
         def test_a_failed_deploy_is_tried_again_and_deleted(self) -> None:
             vm = self.one.vm([self.one.disk_of(self.image(), 0)])

@@ -35,7 +35,7 @@ class LinesTest(TestCase):
             list(self.lines.prolog(self.vm)),
         )
 
-    def test_epilog(self) -> None:
+    def test_epilog_here_and_of_a_vm_that_is_stopped(self) -> None:
         self.assertEqual(
             [
                 "DELETE.ssh virtman h2:/ds/1/7/disk.0 7 100",
@@ -48,24 +48,18 @@ class LinesTest(TestCase):
         )
         self.assertEqual("DELETE local fe:/ds/1/7 7 1", list(self.lines.epilog(self.vm, local=True))[-1])
 
-    def test_migration_where_a_mode_sticks_to_the_disks_after_it(self) -> None:
-        self.assertEqual(
-            [
-                "MV.ssh virtman h1:/ds/0/7/disk.0 h2:/ds/1/7/disk.0 7 100",
-                "MV.ssh other h1:/ds/0/7/disk.1 h2:/ds/1/7/disk.1 7 101",
-                "MV.ssh local h1:/ds/0/7/disk.2 h2:/ds/1/7/disk.2 7 1",
-                "MV.ssh local h1:/ds/0/7/disk.3 h2:/ds/1/7/disk.3 7 1",
-                "MV local h1:/ds/0/7 h2:/ds/1/7 7 1",
-            ],
-            list(self.lines.migrate(self.vm)),
-        )
-
-    def test_stop_and_resume(self) -> None:
-        stopped, resumed = list(self.lines.stop(self.vm)), list(self.lines.resume(self.vm))
-        self.assertEqual("MV.ssh virtman h2:/ds/1/7/disk.0 fe:/ds/1/7/disk.0 7 100", stopped[0])
-        self.assertEqual("MV local h2:/ds/1/7 fe:/ds/1/7 7 1", stopped[-1])
-        self.assertEqual("MV.ssh virtman fe:/ds/0/7/disk.0 h2:/ds/1/7/disk.0 7 100", resumed[0])
-        self.assertEqual("MV local fe:/ds/0/7 h2:/ds/1/7 7 1", resumed[-1])
+    def test_moves_where_a_mode_sticks_to_the_disks_after_it(self) -> None:
+        for lines, here, there in (
+            (self.lines.migrate(self.vm), "h1:/ds/0/7", "h2:/ds/1/7"),
+            (self.lines.stop(self.vm), "h2:/ds/1/7", "fe:/ds/1/7"),
+            (self.lines.resume(self.vm), "fe:/ds/0/7", "h2:/ds/1/7"),
+        ):
+            drivers = (".ssh virtman", 100), (".ssh other", 101), (".ssh local", 1), (".ssh local", 1)
+            disks = [
+                f"MV{tm} {here}/disk.{number} {there}/disk.{number} 7 {store}"
+                for number, (tm, store) in enumerate(drivers)
+            ]
+            self.assertEqual([*disks, f"MV local {here} {there} 7 1"], list(lines))
 
     def test_xml(self) -> None:
         self.vm.name = 'a <b> & "c" ]]> é'
