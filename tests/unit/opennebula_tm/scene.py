@@ -157,6 +157,15 @@ class CutAt:
             raise Cut(name)
 
 
+def was_cut(number: int, act: Callable[..., object], *arguments: object) -> bool:
+    """Kill an act before the step of this number. Returns false if it has no such step, and has ended well."""
+    try:
+        act(*arguments, CutAt(number))
+    except Cut:
+        return True
+    return False
+
+
 class Terminal(io.StringIO):
     """Somebody who types this."""
 
@@ -178,6 +187,11 @@ class Scene:
         """The installer, to whom all is agreed."""
         console = Console(True, out=self.out)
         return FrontEnd(self.places, console, self.commands, self.package, step or CutAt())
+
+    def run(self, act: str, step: CutAt | None = None) -> None:
+        """Install or remove."""
+        front = self.front(step)
+        front.install(None) if act == "install" else front.remove(force=False)
 
     def tree(self) -> dict[str, tuple[int, bytes | str]]:
         """All of the front end."""

@@ -92,19 +92,15 @@ class ContentsTest(StepsTestCase):
         self.assertEqual("", self.contents.card.used_by)
 
     def test_a_repeated_call_takes_what_the_vm_has_and_no_other_vm_does(self) -> None:
-        self.has("host-1", image=NAME, path="/dev/mine")
-        self.write(replace(WAITING, used_by=self.ref.name))
-        self.give()
-        self.assertEqual(["host-1 describe", "host-1 link"], self.done())
-        self.write(replace(WAITING, used_by="one-41-0-host-1"))
-        self.give()
-        self.assertEqual("o1 forward", self.done()[0])
-
-    def test_a_disk_of_another_image_is_not_taken_for_it(self) -> None:
-        self.has("host-1", image="one-9-0a1b2c3d")
-        self.write(replace(WAITING, used_by=self.ref.name))
-        self.give()
-        self.assertEqual(["host-1 describe", "o1 forward"], self.done()[:2])
+        for used_by, image, steps in (
+            (self.ref.name, NAME, ["host-1 describe", "host-1 link"]),
+            ("one-41-0-host-1", NAME, ["o1 forward", "host-1 describe"]),
+            (self.ref.name, "one-9-0a1b2c3d", ["host-1 describe", "o1 forward"]),  # a disk of another image
+        ):
+            self.has("host-1", image=image, path="/dev/mine")
+            self.write(replace(WAITING, used_by=used_by))
+            self.give()
+            self.assertEqual(steps, self.done()[:2])
 
     def reverted(self, *failing: str) -> tuple[str, ...]:
         """Where the disk waits after a revert that fails at some hosts."""

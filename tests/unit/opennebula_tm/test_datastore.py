@@ -9,6 +9,7 @@ import json
 import os
 from contextlib import redirect_stdout
 from dataclasses import asdict
+from pathlib import Path
 
 from opennebula_tm.driver.card import Card, Kept
 from opennebula_tm.driver.datastore import Datastore, Request
@@ -148,40 +149,44 @@ class DatastoreTest(StepsTestCase):
         (file,) = (self.datastores / "100").glob(".*.export")
         self.assertEqual("content", file.read_text())
 
+    def adding(self, name: str, *, with_card: bool = False) -> Path:
+        """The folder of a call that adds an image."""
+        folder = self.datastores / "100" / f".adding-{name}"
+        write(folder / "disk", "x")
+        if with_card:
+            write(folder / NAME, json.dumps(asdict(Card(NAME, "raw", ("o1", "o2")))))
+        return folder
+
+    def add(self) -> str:
+        """An image that both origins take. Returns its path."""
+        for host in ("o1", "o2"):
+            self.says(host, "upload", '{"digest": "x"}')
+        return self.run_action("mkfs", "", "<ID>8</ID><SIZE>1</SIZE>").split()[0]
+
     def test_what_killed_calls_left_goes_and_what_others_add_stays(self) -> None:
-        killed, other = (self.datastores / "100" / f".adding-{name}" for name in ("killed", "other"))
-        for folder in (killed, other):
-            write(folder / "disk", "x")
+        self.adding("killed")
+        other = self.adding("other")
         handle = os.open(other, os.O_RDONLY)
         self.addCleanup(os.close, handle)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        for host in ("o1", "o2"):
-            self.says(host, "upload", '{"digest": "x"}')
-        path, _ = self.run_action("mkfs", "", "<ID>7</ID><SIZE>1</SIZE>").split()
+        path = self.add()
         self.assertEqual({path, str(other)}, {str(left) for left in (self.datastores / "100").iterdir()})
 
     def test_what_a_killed_call_published_goes_when_all_origins_are_there(self) -> None:
-        killed = self.datastores / "100" / ".adding-killed"
-        write(killed / "disk", "x")
-        write(killed / NAME, json.dumps(asdict(Card(NAME, "raw", ("o1", "o2")))))
-        for host in ("o1", "o2"):
-            self.says(host, "upload", '{"digest": "x"}')
+        killed = self.adding("killed", with_card=True)
         self.says("o2", "sweep", "away", fails=True)
-        self.run_action("mkfs", "", "<ID>8</ID><SIZE>1</SIZE>")
+        self.add()
         self.assertEqual([NAME], [file.name for file in killed.iterdir()])
         self.says("o2", "sweep")
         self.steps()
-        self.run_action("mkfs", "", "<ID>9</ID><SIZE>1</SIZE>")
+        self.add()
         self.assertFalse(killed.exists())
         self.assertEqual([["o1", NAME], ["o2", NAME]], [[s[0], s[3]] for s in self.steps() if s[1] == "sweep"])
 
     def test_what_was_added_before_the_call_was_killed_stays(self) -> None:
         self.keep()
-        killed = self.datastores / "100" / ".adding-killed"
-        write(killed / NAME, json.dumps(asdict(Card(NAME, "raw", ("o1", "o2")))))
-        for host in ("o1", "o2"):
-            self.says(host, "upload", '{"digest": "x"}')
-        self.run_action("mkfs", "", "<ID>8</ID><SIZE>1</SIZE>")
+        killed = self.adding("killed", with_card=True)
+        self.add()
         self.assertEqual(["o1 upload", "o2 upload"], self.done())
         self.assertFalse(killed.exists())
 

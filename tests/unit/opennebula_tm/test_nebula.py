@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import os
-import tempfile
-from pathlib import Path
 
 import testtools
 
 from opennebula_tm.driver import nebula
 from opennebula_tm.driver.errors import FrontendFailed
+from tests.unit.opennebula_tm.scene import write
+from tests.unit.opennebula_tm.steps import set_for
+from tests.unit.virtman.scene import folder_for
 
 VM = """<VM><ID>42</ID><LCM_STATE>3</LCM_STATE><DEPLOY_ID>one-42</DEPLOY_ID><TEMPLATE>
 <DISK><DISK_ID>0</DISK_ID><SIZE>2048</SIZE><ORIGINAL_SIZE>1024</ORIGINAL_SIZE><SOURCE>/ds/100/one-7-0a1b2c3d</SOURCE>
@@ -22,62 +23,30 @@ VM = """<VM><ID>42</ID><LCM_STATE>3</LCM_STATE><DEPLOY_ID>one-42</DEPLOY_ID><TEM
 
 
 class VmTest(testtools.TestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        self.vm = nebula.vm_of(nebula.parse(VM, "the VM"))
-
     def test_a_vm_has_hosts_and_disks(self) -> None:
-        self.assertEqual(
-            (42, 3, "one-42", ("a", "b")), (self.vm.number, self.vm.state, self.vm.deploy_id, self.vm.hosts)
-        )
-        disk = self.vm.disk(0)
-        self.assertEqual(("raw", "virtman"), (disk.driver, disk.tm_mad))
-
-    def test_a_disk_grows_only_if_it_is_to_be_larger_than_its_image(self) -> None:
-        self.assertEqual([2048 << 20, 0, 0], [self.vm.disk(number).grown for number in (0, 1, 2)])
-
-    def test_a_disk_that_it_does_not_have_is_told(self) -> None:
-        error = self.assertRaises(FrontendFailed, self.vm.disk, 7)
-        self.assertIn("VM 42 has a disk 7", str(error))
+        vm = nebula.vm_of(nebula.parse(VM, "the VM"))
+        self.assertEqual((42, 3, "one-42", ("a", "b")), (vm.number, vm.state, vm.deploy_id, vm.hosts))
+        self.assertEqual(("raw", "virtman"), (vm.disk(0).driver, vm.disk(0).tm_mad))
+        # A disk grows only if it is to be larger than its image.
+        self.assertEqual([2048 << 20, 0, 0], [vm.disk(number).grown for number in (0, 1, 2)])
+        self.assertIn("VM 42 has a disk 7", str(self.assertRaises(FrontendFailed, vm.disk, 7)))
 
 
 class DecodeTest(testtools.TestCase):
     def test_a_request_is_xml_in_base64(self) -> None:
         text = base64.encodebytes("<A><B>Übung &amp; mehr\n</B></A>".encode())
         self.assertEqual("Übung & mehr", nebula.decode(text, "x").text("B"))
-
-    def test_what_is_neither_is_told(self) -> None:
         for request in (b"", b"abc", base64.b64encode(b"<A>"), base64.b64encode(b"\xff\xfe")):
-            with self.subTest(request=request):
-                self.assertRaises(FrontendFailed, nebula.decode, request, "x")
+            self.assertRaises(FrontendFailed, nebula.decode, request, "x")
 
 
 class ShowTest(testtools.TestCase):
-    """With a program called ``onevm`` first in the path."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        before = os.environ["PATH"]
-        self.addCleanup(os.environ.__setitem__, "PATH", before)
-        os.environ["PATH"] = f"{folder.name}:{before}"
-
-    def onevm(self, script: str) -> None:
-        program = self.folder / "onevm"
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-
-    def test_it_asks_onevm(self) -> None:
-        self.onevm(f'[ "$*" = "show -x 42" ] && cat <<"END"\n{VM}\nEND')
+    def test_onevm_is_asked_and_its_failure_is_not_taken_for_a_vm_without_disks(self) -> None:
+        folder = folder_for(self)
+        set_for(self, "PATH", f"{folder}:{os.environ['PATH']}")
+        write(folder / "onevm", f'#!/bin/sh\n[ "$1 $2" = "show -x" ] && cat <<"END"\n{VM}\nEND\n', 0o755)
         self.assertEqual(("a", "b"), nebula.show_vm(42).hosts)
-
-    def test_one_that_fails_is_told_and_not_taken_for_a_vm_without_disks(self) -> None:
-        self.onevm("echo 'no such\nVM' >&2; exit 3")
+        self.assertRaises(FrontendFailed, nebula.show_vm, 43)  # the answer is about another VM
+        write(folder / "onevm", "#!/bin/sh\necho 'no such\nVM' >&2; exit 3\n", 0o755)
         error = self.assertRaises(FrontendFailed, nebula.show_vm, 42)
         self.assertEqual("onevm show -x 42 failed: no such VM", str(error))
-
-    def test_an_answer_about_another_vm_is_refused(self) -> None:
-        self.onevm(f'cat <<"END"\n{VM}\nEND')
-        self.assertRaises(FrontendFailed, nebula.show_vm, 43)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import testtools
 
 from opennebula_tm.driver.errors import HostFailed
 from opennebula_tm.driver.remote import Hosts
 from opennebula_tm.driver.settings import Settings
+from tests.patience import PATIENCE
+from tests.unit.opennebula_tm.scene import write
+from tests.unit.opennebula_tm.steps import set_for
+from tests.unit.virtman.scene import folder_for
 
 ROOT = Path(__file__).parents[3]
 AWKWARD = "a 'quoted' \"name\"; $(reboot) `x` \\ \n* ü"
@@ -22,29 +27,18 @@ AWKWARD = "a 'quoted' \"name\"; $(reboot) `x` \\ \n* ü"
 class HostsTest(testtools.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        self.addCleanup(self._restore, os.environ.get("SSH"))
+        self.folder = folder_for(self)
         self.virtman = self.program("virtman", 'printf "%s\\n" "$@"')
 
-    @staticmethod
-    def _restore(ssh: str | None) -> None:
-        os.environ.pop("SSH", None)
-        if ssh is not None:
-            os.environ["SSH"] = ssh
-
     def program(self, name: str, script: str) -> str:
-        path = self.folder / name
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-        return str(path)
+        write(self.folder / name, f"#!/bin/sh\n{script}\n", 0o755)
+        return str(self.folder / name)
 
-    def hosts(self, ssh: str = 'exec sh -c "$2"', **settings: float) -> Hosts:
-        os.environ["SSH"] = self.program("ssh", ssh)
-        return Hosts(Settings(virtman=self.virtman, **settings))  # type: ignore[arg-type]
+    def hosts(self, ssh: str = 'exec sh -c "$2"', **settings: Any) -> Hosts:
+        set_for(self, "SSH", self.program("ssh", ssh))
+        return Hosts(Settings(**{"virtman": self.virtman, **settings}))
 
-    def failure(self, ssh: str, **settings: float) -> str:
+    def failure(self, ssh: str, **settings: Any) -> str:
         return str(self.assertRaises(HostFailed, self.hosts(ssh, **settings).run, "node1", "status"))
 
     def test_arguments_arrive_as_they_are(self) -> None:
@@ -83,7 +77,7 @@ class HostsTest(testtools.TestCase):
         error = self.assertRaises(HostFailed, self.hosts("sleep 60", transfer=0.01).transfer, "node1", "status")
         self.assertIn("no answer within 0.01 seconds", str(error))
 
-    def receive(self, target: str | Path, ssh: str, **settings: float) -> None:
+    def receive(self, target: str | Path, ssh: str, **settings: Any) -> None:
         """Have what ssh prints written to a file."""
         with Path(target).open("wb") as file:
             self.hosts(ssh, **settings).transfer("node1", "send", stdout=file)
@@ -93,22 +87,21 @@ class HostsTest(testtools.TestCase):
         self.receive(target, "printf content; echo sent 7 >&2")
         self.assertEqual("content", target.read_text())
         # A host that has done its part, and a disk that is full.
-        self.assertRaises(OSError, self.receive, "/dev/full", "printf content")
-        self.assertRaises(OSError, self.receive, "/dev/full", "exec cat /dev/zero")
-        error = self.assertRaises(HostFailed, self.receive, target, "printf con; echo virtman: it broke >&2; exit 1")
-        self.assertEqual("node1: it broke", str(error))
-        error = self.assertRaises(HostFailed, self.receive, target, "printf con; sleep 600", transfer=0.3)
-        self.assertEqual("node1: no answer within 0.3 seconds", str(error))
+        for ssh in ("printf content", "exec cat /dev/zero"):
+            self.assertRaises(OSError, self.receive, "/dev/full", ssh)
+        for end, patience, said in (
+            ("echo virtman: it broke >&2; exit 1", PATIENCE, "it broke"),
+            ("sleep 600", 0.3, "no answer within 0.3 seconds"),
+        ):
+            error = self.assertRaises(HostFailed, self.receive, target, f"printf con; {end}", transfer=patience)
+            self.assertEqual(f"node1: {said}", str(error))
 
     def test_only_a_transfer_between_hosts_takes_the_keys_along_and_before_the_users_options(self) -> None:
-        os.environ["SSH"] = self.program("ssh", 'while [ $# -gt 1 ]; do printf "%s " "$1"; shift; done')
-        hosts = Hosts(Settings(ssh_options=("-o", "ControlMaster=auto")))
-        self.assertEqual("-o ControlMaster=auto node1 ", hosts.run("node1", "status"))
-        self.assertEqual("-o ControlMaster=auto node1 ", hosts.transfer("node1", "status"))
-        self.assertEqual(
-            "-o ForwardAgent=yes -o ControlMaster=no -o ControlPath=none -o ControlMaster=auto node1 ",
-            hosts.transfer("node1", "status", forwarded=True),
-        )
+        own, shows = "-o ControlMaster=auto node1 ", 'while [ $# -gt 1 ]; do printf "%s " "$1"; shift; done'
+        hosts = self.hosts(shows, ssh_options=("-o", "ControlMaster=auto"))
+        self.assertEqual([own, own], [hosts.run("node1", "status"), hosts.transfer("node1", "status")])
+        keys = "-o ForwardAgent=yes -o ControlMaster=no -o ControlPath=none "
+        self.assertEqual(keys + own, hosts.transfer("node1", "status", forwarded=True))
 
     def test_a_step_reads_nothing_of_what_the_driver_is_given(self) -> None:
         code = (
@@ -127,8 +120,6 @@ class HostsTest(testtools.TestCase):
         self.assertIn("virtman is not installed there", str(error))
 
     def test_a_second_action_with_a_disk_waits_for_the_first_and_gives_up_in_time(self) -> None:
-        import fcntl
-
         lock = self.folder / "42-0.lock"
         with lock.open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)

@@ -33,16 +33,8 @@ class AttributesTest(TestCase):
 
     def test_what_is_not_understood_is_refused_with_its_line(self) -> None:
         for text, line in (
-            ("A = 1\nB", 2),
-            ("A = 1\n= 2", 2),
-            ("A = [ B = 1", 1),
-            ("A = [ B = 1,\n]", 2),
-            ("A = [ B = 1\nC = 2 ]", 2),
-            ("A = [ B = 1, B = 2 ]", 1),
-            ("A = [ B = ]", 1),
-            ('A = 1\nB = "not closed\nC = 2', 2),
-            ('A = "x ]]>"', 1),
-            ("A = ]", 1),
-            ("A = 1\n<xml/>", 2),
-        ):
+            ("A = 1\nB", 2), ("A = 1\n= 2", 2), ("A = [ B = 1", 1), ("A = [ B = 1,\n]", 2), ("A = [ B = 1\nC = 2 ]", 2),
+            ("A = [ B = 1, B = 2 ]", 1), ("A = [ B = ]", 1), ('A = 1\nB = "not closed\nC = 2', 2), ('A = "x ]]>"', 1),
+            ("A = ]", 1), ("A = 1\n<xml/>", 2),
+        ):  # fmt: skip
             assert_raises(self, BadSyntax, f"^line {line}: ", list, attributes(text))

@@ -29,9 +29,9 @@ class TransferManagerTest(StepsTestCase):
         write(self.datastores / "100" / NAME, json.dumps(asdict(card)))
         return str(self.datastores / "100" / NAME)
 
-    def stored(self) -> Stored:
+    def stored(self, host: str = "fe") -> Stored:
         """What a stop left on the front end."""
-        stored = Stored(Ref(names.place(self.at("fe")), 42, 0))
+        stored = Stored(Ref(names.place(self.at(host)), 42, 0))
         write(stored.file, "stream")
         stored.note("img")
         return stored
@@ -43,10 +43,26 @@ class TransferManagerTest(StepsTestCase):
             self.assertIn("only on host-1", str(error))
         self.assertEqual([], self.steps())
 
-    def test_to_the_host_that_the_vm_comes_to_it_goes_from_the_one_where_it_is(self) -> None:
-        self.has("host-1")
-        self.manager("host-1", "host-2").mv(self.at("host-1"), self.at("host-2"), "42", "100")
-        self.assertEqual(["host-1 describe", "host-1 forward", "host-1 moved"], self.done())
+    def test_a_disk_goes_from_where_it_is_to_the_vms_host_and_else_to_the_front_end(self) -> None:
+        for vms_hosts, here, there, act in (
+            (("host-1", "host-2"), "host-1", "host-2", "forward"),
+            (("host-1", "host-2", "host-1"), "host-2", "host-1", "forward"),  # where the VM has been
+            (("host-1",), "host-1", "fe", "send"),
+            (("fe", "host-1"), "host-1", "fe", "send"),  # which was its host once
+        ):
+            self.has(here)
+            self.says(here, "send", "stream")
+            self.manager(*vms_hosts).mv(self.at(here), self.at(there), "42", "100")
+            self.assertEqual([f"{here} describe", f"{here} {act}", f"{here} moved"], self.done())
+
+    def test_from_the_front_end_it_is_resumed_and_no_agent_asked_there_unless_it_is_a_host(self) -> None:
+        for vms_hosts, there, steps in (
+            (("host-1", "host-2"), "host-2", ["host-2 receive"]),
+            (("fe",), "fe", ["fe describe", "fe describe", "fe receive"]),
+        ):
+            stored = self.stored()
+            self.manager(*vms_hosts).mv(self.at("fe"), self.at(there), "42", "100")
+            self.assertEqual((steps, False), (self.done(), stored.there))
 
     def test_it_stays_where_it_was_until_its_folder_has_moved_in_a_system_datastore_of_ours(self) -> None:
         vm = replace(vm_on("host-1", "host-2")(42), system="virtman")
@@ -70,53 +86,23 @@ class TransferManagerTest(StepsTestCase):
         self.assertRaises(NotThere, manager.resize, self.at("host-2"), "2048", "42", "100")
         self.assertEqual(["host-2 resize", "host-2 describe"], self.done(), "what host-1 has is old")
 
-    def test_back_to_a_host_where_the_vm_has_been_it_goes_as_to_any_other(self) -> None:
-        self.has("host-2")
-        self.manager("host-1", "host-2", "host-1").mv(self.at("host-2"), self.at("host-1"), "42", "100")
-        self.assertEqual(["host-2 describe", "host-2 forward", "host-2 moved"], self.done())
-
     def test_to_another_datastore_of_its_host_only_the_link_goes(self) -> None:
         self.has("host-1", path="/dev/x")
         self.manager("host-1", "host-1").mv(self.at("host-1"), self.at("host-1", 105), "42", "100")
         moved = self.steps()[-1]
         self.assertEqual(("moved", f"{self.datastores}/105/42/disk.0", "/dev/x", ""), (moved[1], *moved[4:]))
 
-    def test_to_who_is_not_the_vms_host_it_is_stopped(self) -> None:
-        self.has("host-1")
-        self.says("host-1", "send", "stream")
-        self.manager("host-1").mv(self.at("host-1"), self.at("fe"), "42", "100")
-        self.assertEqual(["host-1 describe", "host-1 send", "host-1 moved"], self.done())
-
-    def test_a_front_end_that_was_its_host_once_takes_it_as_any_other(self) -> None:
-        self.has("host-1")
-        self.says("host-1", "send", "stream")
-        self.manager("fe", "host-1").mv(self.at("host-1"), self.at("fe"), "42", "100")
-        self.assertEqual(["host-1 describe", "host-1 send", "host-1 moved"], self.done())
-
-    def test_from_the_front_end_it_is_resumed_and_no_agent_asked_there(self) -> None:
-        stored = self.stored()
-        self.manager("host-1", "host-2").mv(self.at("fe"), self.at("host-2"), "42", "100")
-        self.assertEqual((["host-2 receive"], False), (self.done(), stored.there))
-
-    def test_a_host_that_is_also_the_front_end_resumes_what_is_stored_there(self) -> None:
-        stored = self.stored()
-        self.manager("fe").mv(self.at("fe"), self.at("fe"), "42", "100")
-        self.assertEqual((["fe describe", "fe describe", "fe receive"], False), (self.done(), stored.there))
-
-    def test_deleting_asks_only_hosts_of_the_vm(self) -> None:
-        stored = self.stored()
-        for host in ("fe", "host-1"):
-            self.manager("host-1").delete(self.at(host), "42", "100")
-            self.assertEqual((["host-1 destroy"], False), (self.done(), stored.there))
-
-    def test_a_disk_is_deleted_at_the_host_where_a_move_left_it(self) -> None:
-        manager = self.manager("host-2", "host-1")
-        manager.delete(self.at("host-1"), "42", "100")
-        self.assertEqual(["host-1 destroy", "host-2 destroy"], self.done())
-
-    def test_a_host_that_the_vm_has_left_is_cleaned_alone(self) -> None:
-        self.manager("host-1", "host-2").delete(self.at("host-1"), "42", "100")
-        self.assertEqual(["host-1 destroy"], self.done())
+    def test_a_disk_is_deleted_at_all_hosts_where_it_may_be(self) -> None:
+        for vms_hosts, at, cleaned in (
+            (("host-1",), "fe", ["host-1"]),
+            (("host-1",), "host-1", ["host-1"]),
+            (("host-2", "host-1"), "host-1", ["host-1", "host-2"]),  # where a failed move left it
+            (("host-1", "host-2"), "host-1", ["host-1"]),  # which the VM has left
+        ):
+            stored = self.stored()
+            self.manager(*vms_hosts).delete(self.at(at), "42", "100")
+            done = [f"{host} destroy" for host in cleaned]
+            self.assertEqual((done, False), (self.done(), stored.there), at)
 
     def test_a_disk_that_a_move_left_elsewhere_is_brought_to_its_vm(self) -> None:
         manager = self.manager("host-2", "host-1")
@@ -156,9 +142,7 @@ class TransferManagerTest(StepsTestCase):
         self.assertEqual([], self.done(), "it need not have an agent")
 
     def test_a_vm_that_is_made_anew_gets_a_fresh_disk_and_not_what_it_had_when_it_was_stopped(self) -> None:
-        stored = Stored(Ref(names.place(self.at("host-1")), 42, 0))
-        write(stored.file, "stream")
-        stored.note("img")
+        stored = self.stored("host-1")
         self.manager("host-1").clone(f"fe:{self.card()}", self.at("host-1"), "42", "100", system="ssh")
         (step,) = self.steps()
         self.assertEqual([NAME, "", "raw", "ssh", "fresh"], step[6:])

@@ -100,17 +100,14 @@ class FindTest(TestCase):
         self.assertEqual(self.scene.nova.resolve(), found)
         self.assertEqual(before, self.scene.tree())
 
-    def test_a_python_without_nova(self) -> None:
-        assert_raises(self, Refused, "has no Nova: name its Python with --python", find.by_python, "/usr/bin/python3")
-
-    def test_no_python(self) -> None:
-        assert_raises(self, Refused, "^/none cannot be run: No such file", find.by_python, "/none")
-        assert_raises(
-            self, Refused, "python is not a Python that works: no", find.by_python, self.python("echo no >&2; exit 3")
-        )
-        assert_raises(
-            self, Refused, "python is not a Python that works: exit code 3", find.by_python, self.python("exit 3")
-        )
+    def test_a_python_that_has_no_nova_or_does_not_work(self) -> None:
+        for python, why in (
+            ("/usr/bin/python3", "has no Nova: name its Python with --python"),
+            ("/none", "^/none cannot be run: No such file"),
+            (self.python("echo no >&2; exit 3"), "python is not a Python that works: no"),
+        ):
+            assert_raises(self, Refused, why, find.by_python, python)
+        assert_raises(self, Refused, "works: exit code 3", find.by_python, self.python("exit 3"))
 
     def test_a_folder_that_is_not_novas(self) -> None:
         for folder in (self.scene.folder, self.scene.folder / "none", self.scene.nova / "compute"):

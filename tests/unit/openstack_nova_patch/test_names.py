@@ -20,47 +20,32 @@ SERVER, OTHER = "1c2f9ab4-2b5e-4d2a-8a6e-8a5c0d1f7e11", "7b0e44aa-93cd-4a35-9e43
 VOLUME, ANOTHER = "c1b6f0de-7a5f-4b9a-9f54-0d3e6a2b8c33", "d4a7e1cf-6b4e-4c8b-8e65-1c2d5b3a9d44"
 
 
-class BaseTest(testtools.TestCase):
+class NamesTest(testtools.TestCase):
     def test_only_the_mark_with_its_value_makes_a_base(self) -> None:
         self.assertTrue(names.is_base({"volume_metadata": {"virtman_base": "true"}}))
         for metadata in ({}, {"virtman_base": "false"}, {"virtman_base": "True"}, {"base": "true"}):
             self.assertFalse(names.is_base({"volume_metadata": metadata}))
         self.assertFalse(names.is_base({}))
 
-
-class DiskTest(testtools.TestCase):
-    def test_the_agent_takes_the_names(self) -> None:
-        check_name("vm", names.disk_of(SERVER, VOLUME))
-        check_name("image", names.image_of(VOLUME))
-
-    def test_a_disk_says_whose_it_is(self) -> None:
-        self.assertEqual(SERVER, names.server_of(names.disk_of(SERVER, VOLUME)))
-
-    def test_each_server_has_a_disk_of_each_base(self) -> None:
-        disks = {names.disk_of(server, volume) for server in (SERVER, OTHER) for volume in (VOLUME, ANOTHER)}
-        self.assertEqual(4, len(disks))
-
-    def test_a_name_stays_the_same_over_releases(self) -> None:
-        self.assertEqual(f"nova-{SERVER}-edcf39e928d3351511", names.disk_of(SERVER, VOLUME))
-
-    def test_disks_of_others_are_nobodys(self) -> None:
+    def test_a_disk_has_a_name_that_the_agent_takes_and_that_stays_the_same_over_releases(self) -> None:
         mine = names.disk_of(SERVER, VOLUME)
+        check_name("vm", mine)
+        check_name("image", names.image_of(VOLUME))
+        self.assertEqual(f"nova-{SERVER}-edcf39e928d3351511", mine)
+        self.assertEqual(SERVER, names.server_of(mine))
         for name in ("web-1", f"nova-{SERVER}", mine.upper(), f"{mine}0", f"x{mine}", mine[:-1], f"{mine}\n"):
             self.assertIsNone(names.server_of(name), name)
 
-
-class AttachmentTest(testtools.TestCase):
-    def test_it_is_a_uuid_that_cinder_does_not_draw(self) -> None:
+    def test_an_attachment_is_a_uuid_that_cinder_does_not_draw(self) -> None:
         found = uuid.UUID(names.attachment_of(SERVER, VOLUME))
-        self.assertEqual(uuid.RFC_4122, found.variant)
-        self.assertEqual(8, found.version)
+        self.assertEqual((uuid.RFC_4122, 8), (found.variant, found.version))
         self.assertEqual("76697274-6d61-8edc-8f39-e928d3351511", str(found))
-
-    def test_it_is_ours_and_that_of_one_server_and_volume(self) -> None:
-        found = {names.attachment_of(server, volume) for server in (SERVER, OTHER) for volume in (VOLUME, ANOTHER)}
-        self.assertEqual(4, len(found))
-        self.assertTrue(all(names.is_ours(attachment) for attachment in found))
-
-    def test_others_are_not_ours(self) -> None:
-        for attachment in (None, "", str(uuid.uuid4()), names.attachment_of(SERVER, VOLUME) + "0"):
+        self.assertTrue(names.is_ours(str(found)))
+        for attachment in (None, "", str(uuid.uuid4()), f"{found}0"):
             self.assertFalse(names.is_ours(attachment), attachment)
+
+    def test_each_server_has_a_disk_and_an_attachment_of_each_base(self) -> None:
+        for name_of in (names.disk_of, names.attachment_of):
+            self.assertEqual(
+                4, len({name_of(server, volume) for server in (SERVER, OTHER) for volume in (VOLUME, ANOTHER)})
+            )

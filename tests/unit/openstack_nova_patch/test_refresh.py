@@ -45,18 +45,10 @@ class RefreshTest(TestCase):
         series.write(turned)
         write(self.changed / "virt/driver.py", FILES["virt/driver.py"] + b"more\n")
         second = self.refresh()
-        self.assertEqual(
-            [
-                "0001-compute-manager.patch",
-                "0002-compute-api.patch",
-                "0003-conf-compute.patch",
-                "0004-virt-driver.patch",
-            ],
-            [one.patch for one in second.changes],
-        )
-        self.assertTrue(
-            (second.folder / "0001-compute-manager.patch").read_bytes().startswith(b"Why it is needed.\n\n--- a/nova/")
-        )
+        names = ("compute-manager", "compute-api", "conf-compute", "virt-driver")
+        expected = [f"{number:04}-{name}.patch" for number, name in enumerate(names, 1)]
+        self.assertEqual(expected, [one.patch for one in second.changes])
+        self.assertTrue((second.folder / expected[0]).read_bytes().startswith(b"Why it is needed.\n\n--- a/nova/"))
         self.assertEqual(lines + 1, second.changed_lines())
 
     def test_what_no_patch_can_hold_is_refused_and_the_series_stays(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 
 from testtools import TestCase
@@ -12,7 +13,7 @@ from openstack_nova_patch.tool import disk
 from openstack_nova_patch.tool.errors import Refused, Unfit
 from openstack_nova_patch.tool.tree import Verdict
 from tests.limits import FileSize
-from tests.unit.opennebula_tm.scene import Cut, CutAt, assert_raises, tree, write
+from tests.unit.opennebula_tm.scene import assert_raises, tree, was_cut, write
 from tests.unit.openstack_nova_patch.scene import CHANGED, FILES, Scene, change, nova
 from tests.unit.virtman.scene import folder_for
 
@@ -36,30 +37,24 @@ class LifeTest(SceneTestCase):
         self.assertNotEqual(self.before, applied)
         self.assertFalse(self.scene.patch().apply())
         self.assertEqual(applied, self.scene.tree())
-        self.assertTrue(self.scene.patch().revert())
-        self.assertEqual(self.before, self.scene.tree())
-        self.assertFalse(self.scene.patch().revert())
-        self.assertEqual(self.before, self.scene.tree())
+        for reverts in (True, False):
+            self.assertEqual(reverts, self.scene.patch().revert())
+            self.assertEqual(self.before, self.scene.tree())
 
-    def test_files_of_nova_become_what_the_series_says(self) -> None:
+    def test_files_of_nova_become_what_the_series_says_and_our_modules_are_there(self) -> None:
         wanted = nova(folder_for(self))
         change(wanted)
         self.scene.patch().apply()
-        for name in FILES:
-            self.assertEqual((wanted / name).read_bytes(), (self.scene.nova / name).read_bytes(), name)
-            self.assertEqual((wanted / name).stat().st_mode, (self.scene.nova / name).stat().st_mode, name)
-
-    def test_our_modules_are_there_without_what_python_compiled(self) -> None:
-        self.scene.patch().apply()
+        found = self.scene.tree()
         self.assertEqual(
             {"__init__.py", "volume.py", "parts", "parts/__init__.py"}, set(tree(self.scene.nova / "virtman"))
         )
+        self.assertEqual(tree(wanted), {name: found[name] for name in found if not name.startswith("virtman")})
 
     def test_what_python_compiled_of_ours_goes_and_what_it_compiled_of_novas_stays(self) -> None:
         self.scene.patch().apply()
-        compiled = [self.scene.nova / name for name in ("virtman/__pycache__/x.pyc", "virtman/parts/__pycache__/y.pyc")]
-        for path in compiled:
-            write(path, b"\0")
+        for name in ("virtman/__pycache__/x.pyc", "virtman/parts/__pycache__/y.pyc"):
+            write(self.scene.nova / name, b"\0")
         self.assertIs(Verdict.APPLIED, self.verdict())
         write(self.scene.nova / "conf/__pycache__/compute.cpython-313.pyc", b"\0")
         self.scene.patch().revert()
@@ -123,13 +118,10 @@ class RefusedTest(SceneTestCase):
             self.refused(r"34\.0\.0.*/nova/compute/api\.py is neither as in Nova nor as the patch makes it$")
             self.scene.edit("compute/api.py", "line 3 of somebody\n", "line 3\n")
 
-    def test_a_file_that_is_missing(self) -> None:
-        (self.scene.nova / "conf/compute.py").unlink()
-        self.refused(r"/nova/conf/compute\.py is missing$")
-
-    def test_a_file_that_is_a_link_to_one_that_others_may_have_too(self) -> None:
+    def test_a_file_that_is_missing_or_a_link_to_one_that_others_may_have_too(self) -> None:
         real = self.scene.nova / "compute/api.py"
         real.rename(real.with_suffix(".cached"))
+        self.refused(r"/nova/compute/api\.py is missing$")
         real.symlink_to(real.with_suffix(".cached"))
         self.refused(r"/nova/compute/api\.py is a link$")
 
@@ -155,43 +147,30 @@ class RefusedTest(SceneTestCase):
 
 
 class CutTest(SceneTestCase):
-    def steps(self, revert: bool = False) -> int:
-        """How many there are."""
-        scene, counted = Scene(folder_for(self)), CutAt()
-        scene.patch(CutAt() if revert else counted).apply()
-        if revert:
-            scene.patch(counted).revert()
-        return len(counted.seen)
+    def run_patch(self, act: str, step: disk.Step = disk.no_step) -> None:
+        getattr(self.scene.patch(step), act)()
 
     def test_wherever_it_is_cut_the_next_one_goes_on_whichever_it_is(self) -> None:
+        """And what Nova finds meanwhile are the first patches of the series and all modules."""
         self.scene.patch().apply()
-        applied = self.scene.tree()
+        trees = {"apply": self.scene.tree(), "revert": self.before}
         self.scene.patch().revert()
-        for revert in (False, True):
-            for number in range(self.steps(revert)):
-                for then_revert in (False, True):
-                    self.cut(number, revert)
-                    self.assertIn(self.verdict(), (Verdict.HALF_APPLIED, Verdict.APPLIED, Verdict.NOT_APPLIED))
-                    patch = self.scene.patch()
-                    patch.revert() if then_revert else patch.apply()
-                    self.assertEqual(self.before if then_revert else applied, self.scene.tree(), f"{revert} {number}")
-                    self.scene.patch().revert()
-
-    def cut(self, number: int, revert: bool) -> None:
-        if revert:
-            self.scene.patch().apply()
-        patch = self.scene.patch(CutAt(number))
-        self.assertRaises(Cut, patch.revert if revert else patch.apply)
-
-    def test_what_nova_finds_meanwhile_are_the_first_patches_of_the_series_and_all_modules(self) -> None:
-        for revert in (False, True):
-            for number in range(self.steps(revert)):
-                self.cut(number, revert)
+        for act, then in itertools.product(trees, trees):
+            for number in itertools.count():
+                if act == "revert":
+                    self.scene.patch().apply()
+                if not was_cut(number, self.run_patch, act):
+                    break
                 changed = [b"ours" in (self.scene.nova / name).read_bytes() for name in CHANGED]
                 self.assertEqual(sorted(changed, reverse=True), changed, str(number))
                 if any(changed):
                     self.assertEqual([], self.scene.patch().look().ours.stale(), str(number))
+                self.assertIn(self.verdict(), (Verdict.HALF_APPLIED, Verdict.APPLIED, Verdict.NOT_APPLIED))
+                self.run_patch(then)
+                self.assertEqual(trees[then], self.scene.tree(), f"{act} {number} {then}")
                 self.scene.patch().revert()
+            self.assertGreater(number, len(CHANGED))
+            self.scene.patch().revert()
 
 
 class FaultTest(SceneTestCase):
