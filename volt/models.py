@@ -3,7 +3,8 @@
 From 0.3 on agent and Volt may be one minor version apart, both ways: fields that one of them does not know are ignored,
 in requests and in answers, and a state that a client does not know is ``unknown`` to it. A new field has a default.
 
-Sizes are bytes, times are UTC, durations are seconds.
+Sizes are bytes, times are UTC, durations are seconds. Volt compares digests and hands on addresses, and interprets
+neither: their kinds and schemes are those of the hosts' drivers.
 """
 
 from __future__ import annotations
@@ -12,36 +13,23 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
-DIGEST_PATTERN = r"^(sha256|pieces|id):[0-9a-f]{64}$"
-"""Sums of the content, see drivers/digests.py. ``id:``: random when the image was published; nobody has read the
-whole of it."""
-ADDRESS_PATTERN = r"^(unix:///[!-~]+|iscsi://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4})$"
+DIGEST_PATTERN = r"^[a-z][a-z0-9]{0,15}:[0-9A-Za-z]{1,128}$"
+ADDRESS_PATTERN = r"^[a-z][a-z0-9+.-]*:[!-~]+$"
 AGENT_PATTERN = r"^([0-9a-f]{32})?$"
 AGENT_HEADER = "Volt-Agent"
 """The header of a request that names the agent that sends it; ``volt.api.AgentHeader`` reads it."""
 MAX_INTEGER = 2**63 - 1
 
 
-def _port_in_range(address: str) -> str:
-    if address.startswith("iscsi://") and int(address.rpartition(":")[2]) > 65535:
-        raise ValueError("the port is above 65535")
-    return address
-
-
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="Name of a host or an image")]
 Address = Annotated[
     str,
-    Field(
-        pattern=ADDRESS_PATTERN,
-        max_length=512,
-        description="Where a host serves its images: unix:///run/virtman/serve or iscsi://10.0.0.1:3260",
-    ),
-    AfterValidator(_port_in_range),
+    Field(pattern=ADDRESS_PATTERN, max_length=512, description="URI at which a host serves its images"),
 ]
-Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="A sum of the whole image, or an ID random")]
+Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="What identifies the content: kind:value")]
 
 
 def _whole(number: object) -> object:

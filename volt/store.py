@@ -99,7 +99,7 @@ class ImageRow(Base):
     name: Mapped[str] = mapped_column(NAME, unique=True)
     published: Mapped[bool] = mapped_column(Boolean)
     size: Mapped[int] = mapped_column(BigInteger)
-    digest: Mapped[str] = mapped_column(String(71), index=True)
+    digest: Mapped[str] = mapped_column(String(145), index=True)
     fanout: Mapped[int] = mapped_column(Integer)
     revision: Mapped[int] = mapped_column(BigInteger)
     begun: Mapped[int] = mapped_column(BigInteger, default=0)

@@ -88,15 +88,11 @@ class BadInput(VoltCase):
     def test_bad_addresses(self) -> None:
         for address in (
             "",
-            "unix://run/x",
-            "unix:///",
+            "/run/x",
+            "10.0.0.1:3260",
+            "unix:",
             "unix:///run/a b",
             "unix:///run/\n",
-            "http://10.0.0.1:80",
-            "iscsi://10.0.0.1",
-            "iscsi://10.0.0.1:0",
-            "iscsi://10.0.0.1:65536",
-            "iscsi://user@10.0.0.1:1",
             "unix:///" + "a" * 600,
             None,
             7,
@@ -110,7 +106,7 @@ class BadInput(VoltCase):
         bad: dict[str, list[Any]] = {
             "name": ["", "a/b", "a.b", "a" * 64, None],
             "size": [0, -512, 513, 512.5, "512", True, 2**63, None],
-            "digest": ["", "sha256:", "sha256:" + "A" * 64, "md5:" + "a" * 32, DIGEST + "a"],
+            "digest": ["", "sha256:", "a" * 64, "sha256:a/b", "sha256:" + "a" * 129, "S:a", "a" * 17 + ":a"],
             "origin": ["", "../x"],
         }
         for field, values in bad.items():

@@ -76,7 +76,7 @@ class Sending(TestCase):
             self.assertRaises(errors.BadRequest, self.volt.image, name)
 
     def test_a_bad_request_is_refused(self) -> None:
-        self.assertRaises(errors.BadRequest, self.volt.register, "h1", "ftp://x")
+        self.assertRaises(errors.BadRequest, self.volt.register, "h1", "/run/x")
         self.assertRaises(errors.BadRequest, self.volt.publish, "image", 100, "sha256:" + "a" * 64, "h1")
 
     def test_nobody_listening_is_unreachable(self) -> None:

@@ -28,7 +28,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String(63), nullable=False, unique=True),
         sa.Column("published", sa.Boolean, nullable=False),
         sa.Column("size", sa.BigInteger, nullable=False),
-        sa.Column("digest", sa.String(71), nullable=False, index=True),
+        sa.Column("digest", sa.String(145), nullable=False, index=True),
         sa.Column("fanout", sa.Integer, nullable=False),
         sa.Column("revision", sa.BigInteger, nullable=False),
         sa.Column("begun", sa.BigInteger, nullable=False),
