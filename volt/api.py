@@ -10,11 +10,10 @@ from flask_openapi3.models.info import Info
 from flask_openapi3.openapi import OpenAPI
 from pydantic import BaseModel, Field, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
 
 from volt import errors
 from volt.coordinator import Coordinator
-from volt.metrics import StoreCollector
 from volt.models import (
     AGENT_PATTERN,
     MAX_INTEGER,
@@ -43,12 +42,12 @@ MAX_BODY = 4 * 1024 * 1024
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 """Paths that need no token: they tell nothing about hosts and images."""
 
-WHY: dict[int | None, str] = {
-    404: "there is no such path in Volt's API",
-    405: "this path does not take this method",
-    413: f"a body may have {MAX_BODY} bytes",
+HTTP_PROBLEMS: dict[int | None, tuple[type[errors.Problem], str]] = {
+    404: (errors.NoSuchPath, "there is no such path in Volt's API"),
+    405: (errors.BadMethod, "this path does not take this method"),
+    413: (errors.TooLarge, f"a body may have {MAX_BODY} bytes"),
 }
-"""What people are told instead of what werkzeug says to those who typed an address."""
+"""By the status of Flask's own errors. Flask's texts are for people who typed an address."""
 
 PROBLEM = {
     "description": "A problem (RFC 9457)",
@@ -68,11 +67,8 @@ class ImagePath(BaseModel):
     image: Name
 
 
-class NodePath(BaseModel):
+class NodePath(HostPath, ImagePath):
     """A host's node of an image in a path."""
-
-    image: Name
-    host: Name
 
 
 class AgentHeader(BaseModel):
@@ -82,9 +78,9 @@ class AgentHeader(BaseModel):
 
 
 class LeaveQuery(BaseModel):
-    """How a host leaves. ``dropped``: it reads by no assignment of this revision or an older one any more.
+    """How a host leaves. ``dropped``: the host no longer reads by any assignment up to this revision.
 
-    ``needed``: it may have VMs that need the image.
+    ``needed``: the host may have VMs that need the image.
     """
 
     dropped: int = Field(-1, ge=-1, le=MAX_INTEGER)
@@ -92,7 +88,7 @@ class LeaveQuery(BaseModel):
 
 
 class RemoveQuery(BaseModel):
-    """When an image is to go. ``when_unused``: it is withdrawn now, and goes when no host has it but its origins."""
+    """``when_unused``: withdraw the image now; it goes when only its origins have it."""
 
     when_unused: bool = False
 
@@ -112,9 +108,8 @@ def create_app(coordinator: Coordinator, token: str | None = None) -> Flask:
     )
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
     app.url_map.merge_slashes = False  # a path that is not in the document is an error, not a redirection
-    coordinator.metrics.registry.register(StoreCollector(coordinator.store))
+    app.register_error_handler(Exception, _answer_error)
     _observe(app, coordinator, token)
-    _handle_errors(app)
     _add_hosts(app, coordinator)
     _add_images(app, coordinator)
     _add_nodes(app, coordinator)
@@ -140,39 +135,6 @@ def _observe(app: OpenAPI, coordinator: Coordinator, token: str | None) -> None:
         endpoint = str(request.url_rule) if request.url_rule else "none"
         coordinator.metrics.requests.labels(request.method, endpoint, response.status_code).observe(took)
         return response
-
-
-def _handle_errors(app: OpenAPI) -> None:
-    @app.errorhandler(errors.Problem)
-    def refused(problem: errors.Problem) -> Response:
-        return _problem(problem)
-
-    @app.errorhandler(HTTPException)
-    def wrong_http(error: HTTPException) -> Response:
-        kinds: dict[int | None, type[errors.Problem]] = {
-            404: errors.NoSuchPath,
-            405: errors.BadMethod,
-            413: errors.TooLarge,
-        }
-        why = WHY.get(error.code, error.description)
-        problem = kinds.get(error.code, errors.BadRequest)(f"{request.method} {request.path}: {why}")
-        response = _problem(problem)
-        response.headers.extend((k, v) for k, v in error.get_headers() if k == "Allow")
-        return response
-
-    @app.errorhandler(RecursionError)
-    def too_deep(_error: RecursionError) -> Response:
-        return _problem(errors.BadRequest("the body's JSON is nested too deeply"))
-
-    @app.errorhandler(SQLAlchemyError)
-    def store_down(error: SQLAlchemyError) -> Response:
-        log.error("the store failed", exc_info=error)
-        return _problem(errors.StoreDown("the database failed; see Volt's log"))
-
-    @app.errorhandler(Exception)
-    def fault(error: Exception) -> Response:
-        log.error("%s %s failed", request.method, request.path, exc_info=error)
-        return _problem(errors.InternalError("see Volt's log"))
 
 
 def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
@@ -271,7 +233,8 @@ def _answer(model: BaseModel, status: int = 200) -> Response:
     return Response(model.model_dump_json(), status=status, mimetype="application/json")
 
 
-def _problem(problem: errors.Problem) -> Response:
+def _answer_error(error: Exception) -> Response:
+    problem = _problem_of(error)
     document = ProblemDocument(
         type=problem.type(),
         title=problem.slug.replace("-", " "),
@@ -280,6 +243,25 @@ def _problem(problem: errors.Problem) -> Response:
         hosts=list(problem.hosts),
     )
     response = Response(document.model_dump_json(), status=problem.status, mimetype="application/problem+json")
-    if problem.status == 401:
+    if isinstance(error, MethodNotAllowed):
+        response.headers["Allow"] = ", ".join(error.valid_methods or ())
+    if isinstance(problem, errors.Unauthorized):
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
+
+
+def _problem_of(error: Exception) -> errors.Problem:
+    match error:
+        case errors.Problem():
+            return error
+        case HTTPException():
+            kind, why = HTTP_PROBLEMS.get(error.code, (errors.BadRequest, error.description))
+            return kind(f"{request.method} {request.path}: {why}")
+        case RecursionError():
+            return errors.BadRequest("the body's JSON is nested too deeply")
+        case SQLAlchemyError():
+            log.error("the store failed", exc_info=error)
+            return errors.StoreDown("the database failed; see Volt's log")
+        case _:
+            log.error("%s %s failed", request.method, request.path, exc_info=error)
+            return errors.InternalError("see Volt's log")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -16,7 +15,6 @@ from volt import errors
 from volt.http import httpx
 from volt.models import (
     AGENT_HEADER,
-    NAME_PATTERN,
     Assignment,
     Child,
     DeadParentReport,
@@ -41,11 +39,7 @@ from volt.models import (
 )
 from volt.tokens import read_token
 
-if TYPE_CHECKING:
-    from rich.tree import Tree
-
 __all__ = [
-    "NAME_PATTERN",
     "Assignment",
     "Child",
     "HeartbeatAnswer",
@@ -58,81 +52,34 @@ __all__ = [
     "Parent",
     "TreeNode",
     "VoltClient",
-    "render_tree",
 ]
 
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
-PROBLEMS = {problem.type(): problem for problem in errors.Problem.__subclasses__()}
-"""Problem ``type`` to exception class."""
-
-TRANSPORT_ERRORS: dict[type[Exception], type[errors.VoltError]] = {
-    httpx.TimeoutException: errors.VoltTimeout,
-    httpx.NetworkError: errors.VoltUnreachable,
-    httpx.ProxyError: errors.VoltUnreachable,
-    httpx.RemoteProtocolError: errors.VoltUnreachable,
-    httpx.LocalProtocolError: errors.BadRequest,
-    httpx.UnsupportedProtocol: errors.VoltUnreachable,
-    httpx.InvalidURL: errors.VoltUnreachable,
-    httpx.DecodingError: errors.BadAnswer,
-    httpx.TooManyRedirects: errors.BadAnswer,
-}
-"""httpx's errors to ours. The most specific class that fits is used (its place in the exception's own ancestry)."""
-
-
-def translate(error: Exception, url: str) -> errors.VoltError:
-    """The error of ours for one of httpx that came of a call to ``url``."""
-    for ancestor in type(error).__mro__:
-        if ancestor in TRANSPORT_ERRORS:
-            return TRANSPORT_ERRORS[ancestor](f"{url}: {str(error) or type(error).__name__}")
-    return errors.VoltUnreachable(f"{url}: {type(error).__name__}: {error}")
-
-
-def render_tree(tree: ImageTree) -> Tree:
-    """The tree for rich's console."""
-    from volt import treeview
-
-    return treeview.render(tree)
-
 
 class VoltClient:
     """Volt at ``url``; ``timeout`` in seconds bounds each wait for the network.
 
-    ``agent``: the id of the agent whose calls these are, 32 hexadecimal digits. All calls of a host raise
-    ``errors.HostTaken`` while another agent has the host's name.
+    ``agent``: the id of the agent whose calls these are, 32 hexadecimal digits. All calls for a host raise HostTaken
+    while another agent has the host's name.
     """
 
     def __init__(self, url: str, token_file: Path | None = None, timeout: float = 5.0, agent: str = "") -> None:
-        """Read the token file; nothing is sent yet.
-
-        Raises:
-            errors.TokenFileUnusable: the token file is missing, empty, or readable by everyone.
-            errors.BadUrl: the URL is none of HTTP.
-        """
+        """Read the token file; nothing is sent yet. Raises TokenFileUnusable, BadUrl."""
         self._url = url
         headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
         if agent:
             headers[AGENT_HEADER] = agent
-        try:
-            parts = httpx.URL(url)
-        except httpx.InvalidURL as error:
-            raise errors.BadUrl(
-                f"{url!r} is not a URL of Volt, http://HOST:PORT or https://HOST:PORT: {error}"
-            ) from error
-        if parts.scheme not in ("http", "https") or not parts.host:
-            raise errors.BadUrl(f"{url!r} is not a URL of Volt: it must be http://HOST:PORT or https://HOST:PORT")
-        # The coordinator is inside: a proxy of the environment is for the world outside.
-        self._http = httpx.Client(base_url=parts, headers=headers, timeout=timeout, trust_env=False)
+        # Volt is in the local network; a proxy of the environment is for other networks.
+        self._http = httpx.Client(base_url=_checked_url(url), headers=headers, timeout=timeout, trust_env=False)
 
     def __enter__(self) -> Self:
         """Use the client and close it."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the connections."""
         self.close()
 
@@ -141,7 +88,7 @@ class VoltClient:
         self._http.close()
 
     def register(self, host: str, address: str) -> Host:
-        """Register a host or refresh it; keeps its places in the trees."""
+        """Register a host or refresh it; it keeps its places in the trees."""
         return self._call(Host, "PUT", f"/v1/hosts/{_name(host)}", HostRequest, address=address)
 
     def hosts(self) -> list[Host]:
@@ -149,11 +96,7 @@ class VoltClient:
         return self._call(HostList, "GET", "/v1/hosts").hosts
 
     def remove_host(self, host: str) -> None:
-        """Take a host out of all trees and forget it; nothing happens if it is not there.
-
-        Raises:
-            errors.OriginNeeded: it is the only origin of an image.
-        """
+        """Remove a host from all trees and delete it, if it is registered. Raises OriginNeeded."""
         self._send("DELETE", f"/v1/hosts/{_name(host)}")
 
     def heartbeat(
@@ -164,13 +107,9 @@ class VoltClient:
         needed: Sequence[str] = (),
         address: str | None = None,
     ) -> HeartbeatAnswer:
-        """Say what the host has, and the digests of what it ``kept`` without a stack; learn what changed.
+        """Report the host's images and learn what changed; the arguments are those of HeartbeatRequest.
 
-        ``needed``: images that it may need besides, since it has records of them that it cannot use now.
-        ``address``: the host's address, which corrects the address that Volt has.
-
-        Raises:
-            errors.HostUnknown: register, then join again.
+        Raises HostUnknown: register, then join the images again.
         """
         path = f"/v1/hosts/{_name(host)}/heartbeat"
         told = {"nodes": nodes, "kept": list(kept), "needed": list(needed), "address": address}
@@ -179,84 +118,58 @@ class VoltClient:
     def publish(self, name: str, size: int, digest: str, origin: str) -> Image:
         """Publish an image whose whole content ``origin`` serves from its own copy, or add one more origin.
 
-        Raises:
-            errors.ImageConflict: the name is taken by other content.
-            errors.HostHasNode: the origin reads this image from the tree: leave first.
-            errors.HostUnknown: the origin is not registered.
+        Raises ImageConflict, HostHasNode, HostUnknown.
         """
-        return self._call(
-            Image, "POST", "/v1/images", PublishRequest, name=name, size=size, digest=digest, origin=origin
-        )
+        fields = {"name": name, "size": size, "digest": digest, "origin": origin}
+        return self._call(Image, "POST", "/v1/images", PublishRequest, **fields)
 
     def images(self) -> list[Image]:
         """All published images, by name."""
         return self._call(ImageList, "GET", "/v1/images").images
 
     def image(self, name: str) -> Image:
-        """One image.
-
-        Raises:
-            errors.ImageUnknown: no such image.
-        """
+        """One image. Raises ImageUnknown."""
         return self._call(Image, "GET", f"/v1/images/{_name(name)}")
 
     def remove_image(self, name: str, *, when_unused: bool = False) -> None:
-        """Withdraw an image that no host but its origins has.
+        """Remove an image that only its origins have. Raises ImageUnknown, ImageInUse with the other hosts.
 
-        ``when_unused``: withdraw it in any case. No further host gets it, but for a disk that moves, and it goes when
-        it is not needed any more.
-
-        Raises:
-            errors.ImageUnknown: no such image.
-            errors.ImageInUse: the hosts that still have it are in ``hosts``; never ``when_unused``.
+        ``when_unused``: withdraw the image, also when it is in use. No further host gets it, except for a disk that
+        moves, and the image goes when no host needs it.
         """
-        self._send("DELETE", f"/v1/images/{_name(name)}{'?when_unused=true' if when_unused else ''}")
+        self._send("DELETE", f"/v1/images/{_name(name)}", when_unused=when_unused)
 
     def join(self, image: str, host: str, *, moving: bool = False) -> Assignment:
-        """A place in the image's tree, the same one when asked again, under a new revision.
+        """Get a place in the image's tree: the same one when asked again, under a new revision.
 
-        ``moving``: for a disk of the image that comes from another host.
+        ``moving``: for a disk of the image that comes from another host. Only such a host gets a withdrawn image anew.
 
-        Raises:
-            errors.ImageUnknown: no such image.
-            errors.ImageWithdrawn: it is withdrawn, and the host has not got it; never for a disk that is ``moving``.
-            errors.HostUnknown: the host is not registered.
+        Raises ImageUnknown, ImageWithdrawn, HostUnknown.
         """
         path = f"/v1/images/{_name(image)}/nodes"
         return self._call(Assignment, "POST", path, JoinRequest, host=host, moving=moving)
 
     def leave(self, image: str, host: str, dropped: int = -1, *, needed: bool = False) -> None:
-        """Give the place up; nothing happens if there is none.
+        """Give up the host's place in the image's tree, if it has one. Raises OriginNeeded.
 
-        ``needed``: the host may have VMs that need the image; the image stays until it reports that it has none of it.
+        ``dropped``: the host no longer reads by any assignment up to this revision. It can then join like a new host.
 
-        ``dropped``: the host reads by no assignment of this revision or an older one any more. It can then come back
-        like a new host.
-
-        Raises:
-            errors.OriginNeeded: the host is the image's last origin.
+        ``needed``: the host may have VMs that need the image. The image stays until a heartbeat of the host neither
+        reports nor needs it.
         """
-        query = f"dropped={dropped}{'&needed=true' if needed else ''}"
-        self._send("DELETE", f"/v1/images/{_name(image)}/nodes/{_name(host)}?{query}")
+        self._send("DELETE", f"/v1/images/{_name(image)}/nodes/{_name(host)}", dropped=dropped, needed=needed)
 
     def tree(self, image: str) -> ImageTree:
-        """The image's tree.
-
-        Raises:
-            errors.ImageUnknown: no such image.
-        """
+        """The image's tree. Raises ImageUnknown."""
         return self._call(ImageTree, "GET", f"/v1/images/{_name(image)}/tree")
 
     def report_dead(self, image: str, reporter: str, dead: str) -> Assignment:
-        """Say that a parent does not answer; returns the reporter's parents from now on.
+        """Report that a parent does not answer; returns the reporter's new assignment.
 
-        Raises:
-            errors.NodeUnknown: the reporter has no place in the tree.
-            errors.ImageUnknown: no such image.
+        Raises NodeUnknown, ImageUnknown.
         """
-        return self._call(
-            Assignment, "POST", f"/v1/images/{_name(image)}/reports", DeadParentReport, reporter=reporter, dead=dead
-        )
+        path = f"/v1/images/{_name(image)}/reports"
+        return self._call(Assignment, "POST", path, DeadParentReport, reporter=reporter, dead=dead)
 
     def _call(
         self, answer: type[_Answer], method: str, path: str, request: type[BaseModel] | None = None, **fields: Any
@@ -271,15 +184,25 @@ class VoltClient:
         except ValidationError as error:
             raise errors.BadAnswer(f"{method} {path}: {summary(error)}") from error
 
-    def _send(self, method: str, path: str, content: str | None = None) -> httpx.Response:
+    def _send(self, method: str, path: str, content: str | None = None, **query: str | int | bool) -> httpx.Response:
         headers = {"Content-Type": "application/json"} if content is not None else {}
         try:
-            response = self._http.request(method, path, content=content, headers=headers)
+            response = self._http.request(method, path, content=content, headers=headers, params=query)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise translate(error, self._url) from error
+            raise _transport_error(error)(f"{self._url}: {str(error) or type(error).__name__}") from error
         if not response.is_success:
             raise _problem(response)
         return response
+
+
+def _checked_url(url: str) -> httpx.URL:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise errors.BadUrl(f"{url!r} is not a URL of Volt: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise errors.BadUrl(f"{url!r} is not a URL of Volt: it must be http://HOST:PORT or https://HOST:PORT")
+    return parsed
 
 
 def _name(value: str) -> str:
@@ -290,14 +213,20 @@ def _name(value: str) -> str:
         raise errors.BadRequest(f"{value!r} is not a name: {summary(error)}") from error
 
 
+def _transport_error(error: Exception) -> type[errors.VoltError]:
+    if isinstance(error, httpx.TimeoutException):
+        return errors.VoltTimeout
+    return errors.BadAnswer if isinstance(error, httpx.DecodingError) else errors.VoltUnreachable
+
+
 def _problem(response: httpx.Response) -> errors.VoltError:
-    """What Volt refused, in its own words; a Problem where it is of a kind that only a later version knows."""
+    """The problem that Volt answered with."""
     try:
         document = ProblemDocument.model_validate_json(response.content)
     except ValidationError:
         document = None
     if document is None or not document.type.startswith(errors.TYPE_PREFIX):
         return errors.BadAnswer(f"{response.request.method} {response.request.url}: status {response.status_code}")
-    problem = PROBLEMS.get(document.type, errors.Problem)(document.detail, tuple(document.hosts))
+    problem = errors.KINDS.get(document.type, errors.Problem)(document.detail, tuple(document.hosts))
     problem.status = document.status
     return problem

@@ -106,14 +106,13 @@ class Coordinator:
         store: Store,
         policy: Policy | None = None,
         now: Callable[[], float] | None = None,
-        metrics: Metrics | None = None,
     ) -> None:
         """Leases count from this moment at the earliest: while Volt was down nobody could renew one.
 
         ``now``: seconds since the epoch, by a clock that is never set back; revisions are made from it too.
         """
         self.store = store
-        self.metrics = metrics or Metrics()
+        self.metrics = Metrics(store)
         self._policy = policy or Policy()
         self._now = now or steady_clock()
         self._expiring = threading.Lock()

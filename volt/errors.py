@@ -1,4 +1,7 @@
-"""What can go wrong between a host, a person and Volt."""
+"""Errors of Volt and its client.
+
+Each subclass of Problem is one kind of problem document: Volt sends it, and the client raises it again.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class BadAnswer(VoltError):
 
 
 class BadUrl(VoltError):
-    """What was given as Volt's URL is none of HTTP."""
+    """The given URL of Volt is not an HTTP URL."""
 
 
 class TokenFileUnusable(VoltError):
@@ -33,18 +36,21 @@ class TokenFileUnusable(VoltError):
 
 
 class Problem(VoltError):
-    """Volt refused a request. ``detail`` says why, for people; ``hosts`` names the hosts concerned, if any.
+    """Volt refused a request, or failed. ``detail`` says why, for people; ``hosts`` names the hosts concerned, if any.
 
-    Of this very class where only a later version knows the kind; its ``status`` says then whether Volt refused (4xx).
+    A client raises this class itself for a kind of problem that only a later version of Volt knows. Its ``status``
+    then says whether Volt refused (4xx) or failed (5xx).
     """
 
     slug: ClassVar[str] = "problem"
-    """The words of the class's name, at the end of the problem type."""
+    """The class's name in lower case with hyphens: the end of the problem's type."""
     status: int = 500
+    """The HTTP status."""
 
-    def __init_subclass__(cls) -> None:
-        """Set the slug."""
+    def __init_subclass__(cls, status: int = 500) -> None:
+        """Set slug and status."""
         cls.slug = re.sub(r"(?<=.)(?=[A-Z])", "-", cls.__name__).lower()
+        cls.status = status
 
     def __init__(self, detail: str, hosts: tuple[str, ...] = ()) -> None:
         """Keep the explanation and the hosts concerned."""
@@ -58,98 +64,72 @@ class Problem(VoltError):
         return TYPE_PREFIX + cls.slug
 
 
-class BadRequest(Problem):
+class BadRequest(Problem, status=400):
     """The request is not what the OpenAPI document says."""
 
-    status = 400
 
-
-class Unauthorized(Problem):
+class Unauthorized(Problem, status=401):
     """No bearer token, or a wrong one."""
 
-    status = 401
 
-
-class NoSuchPath(Problem):
+class NoSuchPath(Problem, status=404):
     """The API has no such path."""
 
-    status = 404
 
-
-class BadMethod(Problem):
+class BadMethod(Problem, status=405):
     """The path exists, the method does not."""
 
-    status = 405
 
-
-class TooLarge(Problem):
+class TooLarge(Problem, status=413):
     """The request's body is too large."""
-
-    status = 413
 
 
 class InternalError(Problem):
     """A fault of Volt; its log has the cause."""
 
 
-class StoreDown(Problem):
+class StoreDown(Problem, status=503):
     """The database does not answer; the request changed nothing."""
 
-    status = 503
 
-
-class HostUnknown(Problem):
+class HostUnknown(Problem, status=404):
     """The host is not registered: it has to register, then join its images again."""
 
-    status = 404
 
-
-class HostTaken(Problem):
+class HostTaken(Problem, status=409):
     """Another agent runs under the host's name, and its lease has not run out: nothing was changed."""
 
-    status = 409
 
-
-class ImageUnknown(Problem):
+class ImageUnknown(Problem, status=404):
     """No image of this name is published."""
 
-    status = 404
 
-
-class NodeUnknown(Problem):
+class NodeUnknown(Problem, status=404):
     """The host has no place in the image's tree."""
 
-    status = 404
 
-
-class ImageConflict(Problem):
+class ImageConflict(Problem, status=409):
     """The image's name is taken by other content."""
 
-    status = 409
 
-
-class ImageInUse(Problem):
+class ImageInUse(Problem, status=409):
     """Hosts other than origins still have the image; ``hosts`` names them."""
 
-    status = 409
 
-
-class ImageWithdrawn(Problem):
+class ImageWithdrawn(Problem, status=409):
     """The image is withdrawn: hosts that have it keep it while they need it, and no other host gets it."""
 
-    status = 409
 
-
-class HostHasNode(Problem):
+class HostHasNode(Problem, status=409):
     """A host that reads an image from the tree has to leave it before it can publish it."""
 
-    status = 409
 
-
-class OriginNeeded(Problem):
+class OriginNeeded(Problem, status=409):
     """The last origin of an image cannot leave; remove the image instead."""
 
-    status = 409
+
+KINDS = {problem.type(): problem for problem in Problem.__subclasses__()}
+"""The problems by the ``type`` of their documents."""
 
 
 class CannotServe(VoltError):

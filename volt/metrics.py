@@ -15,11 +15,12 @@ from volt.tree import depth
 
 
 class Metrics:
-    """The counters of one Volt."""
+    """The numbers of one Volt."""
 
-    def __init__(self) -> None:
-        """All at zero."""
+    def __init__(self, store: Store) -> None:
+        """All counters at zero."""
         self.registry = CollectorRegistry()
+        self.registry.register(StoreCollector(store))
         self.heartbeats = Counter("volt_heartbeats", "Heartbeats received", registry=self.registry)
         self.reports = Counter("volt_reports", "Reports of dead parents received", registry=self.registry)
         self.moves = Counter("volt_moves", "Nodes moved into the place of another one", registry=self.registry)

@@ -1,8 +1,7 @@
-"""The client's tables, and what it refuses to send."""
+"""The client: the errors that it raises, and what it refuses to send."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import subprocess
 import sys
@@ -13,33 +12,20 @@ from pydantic import ValidationError
 from testtools import TestCase
 
 from volt import client, errors
-from volt.client import PROBLEMS, TRANSPORT_ERRORS, NodeReport, VoltClient, translate
+from volt.client import NodeReport, VoltClient
 
-URL = "http://volt:8700"
 KINDS = """
     bad-method bad-request host-has-node host-taken host-unknown image-conflict image-in-use image-unknown
     image-withdrawn internal-error no-such-path node-unknown origin-needed store-down too-large unauthorized
 """
 
 
-class Tables(TestCase):
-    """Foreign errors to our own, without gaps."""
+class Problems(TestCase):
+    """What the client raises for a problem document."""
 
     def test_clients_know_these_problems(self) -> None:
-        self.assertEqual(KINDS.split(), sorted(problem.slug for problem in PROBLEMS.values()))
-        self.assertEqual([], [problem for problem in PROBLEMS.values() if not 400 <= problem.status < 600])
-
-    def test_every_error_of_httpx_is_in_the_table_or_below_one_that_is(self) -> None:
-        too_general = {httpx.HTTPError, httpx.RequestError, httpx.TransportError, httpx.ProtocolError}
-        never_raised = {httpx.HTTPStatusError}  # only by raise_for_status, which is not called
-        for _, kind in inspect.getmembers(httpx, inspect.isclass):
-            if issubclass(kind, httpx.HTTPError | httpx.InvalidURL) and kind not in too_general | never_raised:
-                self.assertTrue(set(kind.__mro__) & TRANSPORT_ERRORS.keys(), kind)
-
-    def test_the_most_specific_entry_is_used(self) -> None:
-        self.assertIsInstance(translate(httpx.ConnectTimeout("slow"), URL), errors.VoltTimeout)
-        self.assertIsInstance(translate(httpx.ConnectError("refused"), URL), errors.VoltUnreachable)
-        self.assertIsInstance(translate(httpx.RemoteProtocolError("cut"), URL), errors.VoltUnreachable)
+        self.assertEqual(KINDS.split(), sorted(problem.slug for problem in errors.KINDS.values()))
+        self.assertEqual([], [problem for problem in errors.KINDS.values() if not 400 <= problem.status < 600])
 
     def problem(self, kind: str, **more: object) -> errors.VoltError:
         document = {"type": kind, "title": "No", "status": 409, "detail": "because of h1", "hosts": ["h1"], **more}
@@ -47,7 +33,7 @@ class Tables(TestCase):
         return client._problem(httpx.Response(409, json=document, request=request))
 
     def test_a_refusal_keeps_volts_words(self) -> None:
-        for kind, problem in PROBLEMS.items():
+        for kind, problem in errors.KINDS.items():
             error = self.problem(kind, unknown="x")
             assert isinstance(error, problem)
             self.assertEqual(("because of h1", ("h1",)), (str(error), error.hosts))

@@ -9,10 +9,11 @@ from pathlib import Path
 from rich.console import Console
 from testtools import TestCase
 
-from volt.client import ImageTree, NodeState, TreeNode, render_tree
+from volt.client import ImageTree, NodeState, TreeNode
 from volt.errors import TokenFileUnusable
 from volt.text import exact_size, size_text
 from volt.tokens import read_token, token_matches
+from volt.treeview import render
 
 
 def node(host: str, slot: int, *children: TreeNode, state: NodeState = NodeState.READY) -> TreeNode:
@@ -30,7 +31,7 @@ def node(host: str, slot: int, *children: TreeNode, state: NodeState = NodeState
 
 
 class Drawing(TestCase):
-    """`render_tree`."""
+    """`volt.treeview.render`."""
 
     def test_one_line_per_host_below_its_parent(self) -> None:
         root = node("origin", 0, node("h1", 1, node("h3", 3, state=NodeState.MOVING)), node("h2", 2))
@@ -38,7 +39,7 @@ class Drawing(TestCase):
             image="debian-12", size=2**31, digest="", revision=9, fanout=2, root=root, origins=[node("second", -1)]
         )
         drawn = io.StringIO()
-        Console(file=drawn, width=100).print(render_tree(tree))
+        Console(file=drawn, width=100).print(render(tree))
         self.assertEqual(
             [
                 "debian-12 2G, fanout 2, revision 9",
