@@ -14,7 +14,7 @@ from virtman.api import create_app as create_agent_app
 from virtman.cli import main as virtman
 from volt.api import create_app as create_volt_app
 from volt.cli import main as volt
-from volt.coordinator import Coordinator, Policy
+from volt.coordinator import Coordinator
 from volt.store import Store
 
 TARGET = Path(__file__).parent / "api.md"
@@ -25,7 +25,7 @@ def page() -> str:
     """The whole page."""
     agent = document(create_agent_app(cast(Agent, None)))
     store = Store("sqlite://")
-    coordinator = document(create_volt_app(Coordinator(store, Policy())))
+    coordinator = document(create_volt_app(Coordinator(store)))
     store.close()
     parts = [
         "# API reference",

@@ -146,7 +146,7 @@ def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
     @app.put("/v1/hosts/<host>", responses={200: Host})
     def register_host(path: HostPath, header: AgentHeader, body: HostRequest) -> Response:
         """Register a host or refresh it; its places in the trees stay."""
-        return _answer(volt.register(path.host, body.address, header.agent))
+        return _answer(volt.register(path.host, body.address, agent=header.agent))
 
     @app.delete("/v1/hosts/<host>", responses={204: None})
     def remove_host(path: HostPath) -> Response:
@@ -157,7 +157,8 @@ def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
     @app.post("/v1/hosts/<host>/heartbeat", responses={200: HeartbeatAnswer})
     def heartbeat(path: HostPath, header: AgentHeader, body: HeartbeatRequest) -> Response:
         """Renew the lease, say what the host has, and learn what changed."""
-        return _answer(volt.heartbeat(path.host, body.nodes, body.kept, body.needed, body.address, header.agent))
+        answer = volt.heartbeat(path.host, body.nodes, body.kept, body.needed, body.address, agent=header.agent)
+        return _answer(answer)
 
 
 def _add_images(app: OpenAPI, volt: Coordinator) -> None:
@@ -169,7 +170,7 @@ def _add_images(app: OpenAPI, volt: Coordinator) -> None:
     @app.post("/v1/images", responses={200: Image, 201: Image})
     def publish_image(header: AgentHeader, body: PublishRequest) -> Response:
         """Publish an image (201); the same again, or from one more origin (200)."""
-        image, new = volt.publish(body, header.agent)
+        image, new = volt.publish(body.name, body.size, body.digest, body.origin, agent=header.agent)
         return _answer(image, 201 if new else 200)
 
     @app.get("/v1/images/<image>", responses={200: Image})
@@ -193,18 +194,18 @@ def _add_nodes(app: OpenAPI, volt: Coordinator) -> None:
     @app.post("/v1/images/<image>/nodes", responses={200: Assignment})
     def join_tree(path: ImagePath, header: AgentHeader, body: JoinRequest) -> Response:
         """A place in the image's tree, the same one when asked again, under a new revision."""
-        return _answer(volt.join(path.image, body.host, header.agent, moving=body.moving))
+        return _answer(volt.join(path.image, body.host, moving=body.moving, agent=header.agent))
 
     @app.delete("/v1/images/<image>/nodes/<host>", responses={204: None})
     def leave_tree(path: NodePath, header: AgentHeader, query: LeaveQuery) -> Response:
         """Give the place up."""
-        volt.leave(path.image, path.host, query.dropped, header.agent, needed=query.needed)
+        volt.leave(path.image, path.host, query.dropped, needed=query.needed, agent=header.agent)
         return Response(status=204)
 
     @app.post("/v1/images/<image>/reports", responses={200: Assignment})
     def report_dead(path: ImagePath, header: AgentHeader, body: DeadParentReport) -> Response:
         """Say that a parent does not answer; the reporter's assignment from now on."""
-        return _answer(volt.report(path.image, body, header.agent))
+        return _answer(volt.report_dead(path.image, body.reporter, body.dead, agent=header.agent))
 
 
 def _add_operation(app: OpenAPI, volt: Coordinator) -> None:

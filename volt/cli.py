@@ -94,7 +94,7 @@ def serve(
     """
     import logging
 
-    from volt.coordinator import Policy
+    from volt.leases import Policy
     from volt.server import Settings, serve
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,4 +1,4 @@
-"""`volt serve`: the API under waitress, and the thread that lets leases run out."""
+"""`volt serve`: the API under waitress, and the thread that evicts silent hosts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from volt.api import MAX_BODY, create_app
-from volt.coordinator import Coordinator, Policy
+from volt.coordinator import Coordinator
 from volt.errors import CannotServe, ListenRefused, StoreUnusable
+from volt.leases import Leases, Policy
+from volt.metrics import Metrics
 from volt.store import Store
 from volt.tokens import read_token
 
@@ -105,7 +107,8 @@ def _run(listener: socket.socket, coordinator: Coordinator, token: str | None, a
         ident="volt",
     )
     stopping = threading.Event()
-    expiry = threading.Thread(target=let_leases_run_out, args=(coordinator, stopping), name="leases", daemon=True)
+    args = (coordinator.leases, coordinator.metrics, stopping)
+    expiry = threading.Thread(target=expire_leases, args=args, name="leases", daemon=True)
     expiry.start()
     signal.signal(signal.SIGTERM, _stop)
     announce(_url(listener))
@@ -121,18 +124,16 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def let_leases_run_out(coordinator: Coordinator, stopping: threading.Event) -> None:
-    """Until ``stopping``. A database that is away comes back; what a fault ends begins again, and metrics count it."""
-    wait = 0.0
-    while not stopping.wait(wait):
-        wait = 1.0
+def expire_leases(leases: Leases, metrics: Metrics, stopping: threading.Event) -> None:
+    """Evict silent hosts until ``stopping``. After an error the next round tries again; metrics count faults."""
+    while not stopping.wait(leases.check_s):
         try:
-            wait = max(0.1, coordinator.expire())
+            leases.expire()
         except SQLAlchemyError as error:
-            log.error("cannot let leases run out; trying again: %s", error)
+            log.error("cannot evict silent hosts; trying again: %s", error)
         except Exception:
-            coordinator.metrics.deaths.labels("leases").inc()
-            log.exception("cannot let leases run out; trying again")
+            metrics.deaths.labels("leases").inc()
+            log.exception("cannot evict silent hosts; trying again")
 
 
 def _check(policy: Policy) -> None:

@@ -1,4 +1,4 @@
-"""What Volt keeps: hosts, images, nodes, departures, evictions, a key. Parents are not stored: slots tell of them.
+"""Volt's database: hosts, images, nodes, departures, evictions, a key. It has no parents: the slots tell them.
 
 Each use is one short transaction. Writers of one image exclude each other by a lock on the image's row, writers of one
 host by a lock on the host's row, taken in the order hosts by name, then images by id.
@@ -6,11 +6,8 @@ host by a lock on the host's row, taken in the order hosts by name, then images 
 
 from __future__ import annotations
 
-import logging
-import sqlite3
 import threading
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from operator import attrgetter
@@ -37,27 +34,20 @@ from sqlalchemy import (
     create_engine,
     delete,
     event,
-    func,
     insert,
-    not_,
     select,
     text,
-    union,
     update,
 )
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from volt.errors import StoreUnusable
 from volt.models import HostState, NodeState
 from volt.tree import Departure, Node, Tree
 
-log = logging.getLogger(__name__)
-
 MIGRATIONS = Path(__file__).with_name("migrations")
 NAME = String(63)
-UPGRADE_LOCK = 0x766F6C74
-"""The number of PostgreSQL's advisory lock that is held during an upgrade: "volt"."""
 
 
 def _words(kind: type[HostState] | type[NodeState]) -> Enum:
@@ -167,8 +157,6 @@ class Store:
         if self._is_sqlite:
             event.listen(self._engine, "connect", _prepare_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
-        self.failures = 0
-        """How many transactions the database could not do: who finds more than before knows that it was away."""
         self._writers = {durable: self._engine.execution_options(volt_durable=durable) for durable in (True, False)}
         try:
             self.edge_key = self._upgrade()
@@ -198,45 +186,25 @@ class Store:
 
         What is not ``durable`` may be lost when the power fails (never when Volt dies), and does not wait for the disk.
         """
-        with (
-            self._counting_failures(),
-            self._line,
-            Session(self._writers[durable], autoflush=False) as session,
-            session.begin(),
-        ):
+        with self._line, Session(self._writers[durable], autoflush=False) as session, session.begin():
             yield session
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """One transaction that changes nothing."""
-        with self._counting_failures(), Session(self._engine) as session:
+        with Session(self._engine) as session:
             yield session
 
     def check(self) -> None:
-        """Ask the database something.
-
-        Raises:
-            SQLAlchemyError: it does not answer.
-        """
+        """Raise SQLAlchemyError if the database does not answer."""
         with self.read() as session:
             session.execute(text("SELECT 1"))
-
-    @contextmanager
-    def _counting_failures(self) -> Iterator[None]:
-        try:
-            yield
-        except DBAPIError as error:  # a statement that the database refuses says that it is there
-            if isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated:
-                self.failures += 1
-            raise
 
     def _upgrade(self) -> bytes:
         """Make the tables what they should be. Returns the key in them."""
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         with self._line, self._writers[True].begin() as connection:
-            if self._engine.dialect.name == "postgresql":  # where two could else make the tables at once
-                connection.execute(select(func.pg_advisory_xact_lock(UPGRADE_LOCK)))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
             key: bytes = connection.execute(select(edge_key_table.c.key)).scalar_one()
@@ -245,26 +213,9 @@ class Store:
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # transactions begin as _begin_sqlite says
-    # Of Volts that start together each waits until all others are done: seconds, when the disk is busy.
     connection.execute("PRAGMA busy_timeout = 30000")
-    _log_ahead(connection)
+    connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA foreign_keys = ON")
-
-
-def _log_ahead(connection: Any) -> None:
-    """Have the file log ahead. One of two that switch it to that at once is refused without having to wait."""
-    deadline, pause = time.monotonic() + 30, 0.05
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            log.info("waiting for another Volt to prepare the database")
-            time.sleep(pause)
-            pause = min(2 * pause, 1.0)
-        else:
-            return
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -280,53 +231,20 @@ def _begin_sqlite(connection: Connection) -> None:
 Rows = dict[str, tuple[Any, ...]]
 
 
-def count_nodes(session: Session, images: Collection[int]) -> dict[int, int]:
-    """How many hosts besides the origins are in the trees of images with these ids; without images that have none."""
-    query = select(node_table.c.image_id, func.count()).where(node_table.c.image_id.in_(images), node_table.c.slot > 0)
-    return dict(session.execute(query.group_by(node_table.c.image_id)).all())
-
-
-def find_origins(session: Session, images: Collection[int]) -> dict[int, list[str]]:
-    """The origins of the images with these ids, the one in slot 0 first; without images that have none."""
-    query = select(node_table.c.image_id, node_table.c.host).where(node_table.c.image_id.in_(images))
-    found: dict[int, list[str]] = {}
-    for image, host in session.execute(query.where(node_table.c.slot <= 0).order_by(node_table.c.slot.desc())):
-        found.setdefault(image, []).append(host)
-    return found
-
-
-def find_needed(session: Session, images: Collection[int]) -> set[int]:
-    """Those of the images with these ids that a host besides the origins has, or is awaited with."""
-    read = select(node_table.c.image_id).where(node_table.c.slot > 0, node_table.c.image_id.in_(images))
-    lost = select(eviction_table.c.image_id).where(eviction_table.c.image_id.in_(images))
-    return set(session.scalars(union(read, lost)))
-
-
-def find_awaited(session: Session, image: ImageRow) -> list[str]:
-    """The hosts that live and have no place in the image's tree, and may have VMs that need the image, by name."""
-    found = select(eviction_table.c.host).where(eviction_table.c.image_id == image.id)
-    alive = found.join(HostRow, HostRow.name == eviction_table.c.host).where(HostRow.state == HostState.ALIVE)
-    return list(session.scalars(alive.order_by(eviction_table.c.host)))
-
-
-def find_unneeded(session: Session, digests: Collection[str]) -> set[str]:
-    """Those of these digests under which an image was withdrawn, and none is published that is not."""
-    found = select(ImageRow.digest).where(ImageRow.digest.in_(digests))
-    withdrawn = set(session.scalars(found.where(ImageRow.withdrawn)))
-    return withdrawn - set(session.scalars(found.where(ImageRow.published, not_(ImageRow.withdrawn))))
-
-
 def load_tree(session: Session, image: ImageRow) -> Tree:
     """An image's tree as it is stored."""
     return _tree(image, _rows(session, node_table, image), _rows(session, departure_table, image))
 
 
 @contextmanager
-def changing_tree(session: Session, image: ImageRow, floor: int = 0) -> Iterator[Tree]:
-    """The tree of an image whose row is new or locked; what is done to the tree is stored. ``floor``: as for Tree."""
+def changing_tree(session: Session, image: ImageRow, now: float) -> Iterator[Tree]:
+    """The tree of an image whose row is new or locked. Changes of the tree are stored at the end.
+
+    ``now``: seconds since the epoch. Revisions are at least its milliseconds: a database from a backup repeats none.
+    """
     session.flush()
     nodes, departures = _rows(session, node_table, image), _rows(session, departure_table, image)
-    tree = _tree(image, nodes, departures, floor)
+    tree = _tree(image, nodes, departures, floor=int(now * 1000))
     yield tree
     image.revision, image.begun = tree.revision, tree.begun
     _store(session, node_table, image, nodes, _as_rows(tree.hosts, NODE_FIELDS))

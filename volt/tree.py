@@ -146,30 +146,13 @@ def readers(slot: int, fanout: int) -> list[int]:
     return [*children, *nieces, *grandchildren]
 
 
-class Tree:
-    """One image's tree. Each change raises ``revision`` and stamps the nodes whose parents or children changed."""
+class Places:
+    """Which host has which slot, and so who may read from whom."""
 
-    def __init__(
-        self,
-        fanout: int,
-        revision: int = 0,
-        nodes: Iterable[Node] = (),
-        departures: Iterable[Departure] = (),
-        begun: int = 0,
-        floor: int = 0,
-    ) -> None:
-        """Take over what is stored: the tree changes these nodes and departures in place.
-
-        ``begun``: the revision of the last alarm. ``floor``: revisions that are given from now on are at least this; it
-        has to grow with time.
-        """
+    def __init__(self, fanout: int, nodes: Iterable[Node]) -> None:
         self.fanout = fanout
-        self.revision = revision
-        self.begun = begun
-        self.floor = floor
         self.hosts = {node.host: node for node in nodes}
         self.slots = {node.slot: node for node in self.hosts.values()}
-        self.departures = {departure.host: departure for departure in departures}
 
     @property
     def origins(self) -> list[Node]:
@@ -189,23 +172,67 @@ class Tree:
         offered = [self.slots[slot].host for slot in peers if self.slots[slot].state in OFFERED]
         origins = self.origins
         if not peers:
-            # Only who has nothing else is told which origins live: the death of one disturbs few.
+            # Only nodes without other parents are told which origins live: the death of an origin disturbs few.
             origins.sort(key=lambda origin: origin.state not in OFFERED)
         return (*offered, *(origin.host for origin in origins))
 
     def children(self, node: Node) -> list[str]:
         """The hosts that have a node among their parents."""
         if node.slot <= 0:
-            return [self.slots[slot].host for slot in range(1, self.last + 1)]
+            return [self.slots[slot].host for slot in self._all_slots()]
         below = (self.slots[slot] for slot in readers(node.slot, self.fanout) if slot in self.slots)
         return [reader.host for reader in below if node.host in self.parents(reader)]
+
+    def _place(self, node: Node, slot: int) -> None:
+        if self.slots.get(node.slot) is node:
+            del self.slots[node.slot]
+        node.slot = slot
+        self.slots[slot] = node
+        self.hosts[node.host] = node
+
+    def _all_slots(self) -> Iterable[int]:
+        return range(1, self.last + 1)
+
+    def _affected(self, node: Node) -> list[int]:
+        """The slots whose lists may depend on a node's state."""
+        if node.slot > 0:
+            return readers(node.slot, self.fanout)
+        returning = [other.slot for other in self.hosts.values() if other.returned is not None]
+        return [*heap_children(0, self.fanout), *returning]
+
+    def _lists(self, slots: set[int]) -> dict[str, tuple[str, ...]]:
+        return {self.slots[slot].host: self.parents(self.slots[slot]) for slot in slots if slot in self.slots}
+
+
+class Tree(Places):
+    """One image's tree. Each change raises ``revision`` and stamps the nodes whose parents or children changed."""
+
+    def __init__(
+        self,
+        fanout: int,
+        revision: int = 0,
+        nodes: Iterable[Node] = (),
+        departures: Iterable[Departure] = (),
+        begun: int = 0,
+        floor: int = 0,
+    ) -> None:
+        """Take over what is stored: the tree changes these nodes and departures in place.
+
+        ``begun``: the revision of the last alarm. ``floor``: all later revisions are at least this. It has to grow with
+        time.
+        """
+        super().__init__(fanout, nodes)
+        self.revision = revision
+        self.begun = begun
+        self.floor = floor
+        self.departures = {departure.host: departure for departure in departures}
 
     def publish(self, host: str) -> Node:
         """Add an origin. It must not be in the tree."""
         self.departures.pop(host, None)
         node = Node(host, -len(self.origins), NodeState.JOINING, 0, 0, self.revision, self.revision)
         with self._change(self._all_slots()) as must_confirm:
-            self._place(node)
+            self._place(node, node.slot)
             must_confirm.append(node)
         return node
 
@@ -224,7 +251,7 @@ class Tree:
             node.state, node.returned = NodeState.RETURNING, left.revision
             node.confirmed = self.revision if left.dropped else 0
         with self._change([node.slot]):
-            self._place(node)
+            self._place(node, node.slot)
         self._release()
         return node
 
@@ -234,11 +261,17 @@ class Tree:
         ``dropped``: the host reads by no list of this revision or older ones; it may by those that it was given later.
         """
         node = self.hosts[host]
-        mover = self.slots[self.last] if node.slot > 0 else self.origins[-1]
-        if node.slot > 0:
-            self._leave_heap(node, mover)
-        else:
-            self._leave_origins(node, mover)
+        is_origin = node.slot <= 0
+        mover = self.origins[-1] if is_origin else self.slots[self.last]
+        changed = self._all_slots() if is_origin else [node.slot, mover.slot, *readers(node.slot, self.fanout)]
+        with self._change(changed) as must_confirm:
+            self._remove(node)
+            if mover is not node:
+                self._place(mover, node.slot)
+                if not is_origin:
+                    must_confirm.append(mover)
+                    if mover.state in OFFERED:
+                        mover.state = NodeState.MOVING
         self.departures[host].dropped = dropped >= node.awaited
         self._release()
         return mover is not node
@@ -252,6 +285,10 @@ class Tree:
     def credible(self, revision: int) -> bool:
         """Whether this revision may ever have been given, if only in a history that the store has lost."""
         return revision <= max(self.revision, self.floor) + FAR
+
+    def hear(self, host: str, revision: int) -> bool:
+        """A host says that it follows this revision of an assignment: ``confirm`` or ``stray``."""
+        return self.confirm(host, revision) if host in self.hosts else self.stray(host, revision)
 
     def confirm(self, host: str, revision: int) -> bool:
         """A host reads only from the parents of this assignment or of newer ones. It is believed if it was told so.
@@ -329,43 +366,11 @@ class Tree:
             node.state = state
             must_confirm.append(node)
 
-    def _leave_heap(self, node: Node, mover: Node) -> None:
-        with self._change([node.slot, mover.slot, *readers(node.slot, self.fanout)]) as must_confirm:
-            self._remove(node)
-            if mover is not node:
-                self._place(mover, node.slot)
-                if mover.state in OFFERED:
-                    mover.state = NodeState.MOVING
-                must_confirm.append(mover)
-
-    def _leave_origins(self, node: Node, mover: Node) -> None:
-        with self._change(self._all_slots()):
-            self._remove(node)
-            if mover is not node:
-                self._place(mover, node.slot)
-
-    def _place(self, node: Node, slot: int | None = None) -> None:
-        if slot is not None:
-            del self.slots[node.slot]
-            node.slot = slot
-        self.slots[node.slot] = node
-        self.hosts[node.host] = node
-
     def _remove(self, node: Node) -> None:
         del self.slots[node.slot], self.hosts[node.host]
         left = self._next
         confirmed = left if node.settled else node.confirmed
         self.departures[node.host] = Departure(node.host, left, confirmed, dropped=False)
-
-    def _all_slots(self) -> Iterable[int]:
-        return range(1, self.last + 1)
-
-    def _affected(self, node: Node) -> list[int]:
-        """The slots whose lists may depend on a node's state."""
-        if node.slot > 0:
-            return readers(node.slot, self.fanout)
-        returning = [other.slot for other in self.hosts.values() if other.returned is not None]
-        return [*heap_children(0, self.fanout), *returning]
 
     @contextmanager
     def _change(self, slots: Iterable[int]) -> Iterator[list[Node]]:
@@ -387,9 +392,6 @@ class Tree:
             self.hosts[host].revision = self.revision
         for node in must_confirm:
             node.revision = node.awaited = self.revision
-
-    def _lists(self, slots: set[int]) -> dict[str, tuple[str, ...]]:
-        return {self.slots[slot].host: self.parents(self.slots[slot]) for slot in slots if slot in self.slots}
 
     def _release(self) -> None:
         """Make ordinary nodes of returned hosts from whom nobody reads by an old list any more."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from datetime import UTC, datetime
+from typing import Any, cast
 
 from drivers import base
 from tests.doubles.drivers import Moment, unnoticed
@@ -13,6 +14,8 @@ from volt.client import (
     Assignment,
     Child,
     HeartbeatAnswer,
+    Host,
+    HostState,
     Image,
     ImageTree,
     NodeReport,
@@ -82,24 +85,28 @@ class VoltDouble:
         if what == "after volt.publish":
             self.down = True
 
-    def register(self, host: str, address: str, agent: str = "") -> None:
+    def register(self, host: str, address: str, *, agent: str = "") -> Host:
         self._answer("register")
+        self.hosts.setdefault(host, address)
         self._check(host, agent)
         self.hosts[host], self.agents[host] = address, agent
+        return Host(name=host, address=address, state=HostState.ALIVE, last_seen=datetime(2026, 1, 1, tzinfo=UTC))
 
     def heartbeat(
         self,
-        nodes: list[NodeReport],
+        host: str,
+        nodes: Sequence[NodeReport],
         kept: Sequence[str] = (),
         needed: Sequence[str] = (),
         address: str | None = None,
+        *,
         agent: str = "",
     ) -> HeartbeatAnswer:
         self._answer("heartbeat")
-        self._check(HERE, agent)
+        self._check(host, agent)
         if address is not None:
-            self.hosts[HERE] = address
-        self.beats.append(nodes)
+            self.hosts[host] = address
+        self.beats.append(list(nodes))
         self.needed = list(needed)
         wanted = {image.digest for image in self.images.values() if not image.withdrawn}
         reported = {node.image: node.revision for node in nodes}
@@ -112,9 +119,10 @@ class VoltDouble:
             discard=sorted((self.withdrawn & set(kept)) - wanted),
         )
 
-    def publish(self, image: base.Image, host: str, agent: str = "") -> Image:
+    def publish(self, name: str, size: int, digest: str, origin: str, *, agent: str = "") -> tuple[Image, bool]:
         self._answer("publish")
-        self._check(host, agent)
+        self._check(origin, agent)
+        image, host = base.Image(name, size, digest), origin
         there = self.images.get(image.name)
         if there is not None and (there.digest, there.size) != (image.digest, image.size):
             how = "being withdrawn, and not gone yet," if there.withdrawn else "published"
@@ -127,11 +135,11 @@ class VoltDouble:
             self._assign(image.name, slot=1 - len(self.images[image.name].origins), parents=[], children=[])
         self._mark(image.name, withdrawn=False)
         self.moment("after volt.publish")
-        return self._shown(image.name)
+        return self._shown(image.name), there is None
 
-    def join(self, image: str, agent: str = "", *, moving: bool = False) -> Assignment:
+    def join(self, image: str, host: str = HERE, *, moving: bool = False, agent: str = "") -> Assignment:
         self._answer("join")
-        self._check(HERE, agent)
+        self._check(host, agent)
         if self._known(image).withdrawn and not moving and image not in self.places and image not in self.forgotten:
             raise errors.ImageWithdrawn(f"image {image} is withdrawn: only hosts that have it may use it")
         if (place := self.places.get(image)) is not None:
@@ -142,7 +150,7 @@ class VoltDouble:
         self.moment("after volt.join")
         return self.places[image]
 
-    def leave(self, image: str, host: str, dropped: int = -1, agent: str = "", *, needed: bool = False) -> None:
+    def leave(self, image: str, host: str, dropped: int = -1, *, needed: bool = False, agent: str = "") -> None:
         self._answer("leave")
         self._check(host, agent)
         if image in self.images:
@@ -168,9 +176,9 @@ class VoltDouble:
         del self.images[image]
         self.places.pop(image, None)
 
-    def report(self, image: str, dead: str, agent: str = "") -> Assignment:
+    def report_dead(self, image: str, reporter: str, dead: str, *, agent: str = "") -> Assignment:
         self._answer("report")
-        self._check(HERE, agent)
+        self._check(reporter, agent)
         self._known(image)
         self.reported.append((image, dead))
         place = self.places.get(image)
@@ -207,6 +215,8 @@ class VoltDouble:
         )
 
     def _check(self, host: str, agent: str) -> None:
+        if host not in self.hosts:
+            raise errors.HostUnknown(f"host {host} is not registered")
         if self.agents.get(host, "") not in ("", agent):
             raise errors.HostTaken(f"another agent runs under the host name {host}, at {self.hosts[host]}")
 
@@ -261,50 +271,23 @@ def _tree_node(place: Assignment) -> TreeNode:
     )  # fmt: skip
 
 
-class DoubleClient:
-    """``volt.client.VoltClient`` of a host, as far as a host's link calls it, over the double."""
+class Calls:
+    """The double with the calls of VoltClient and of Coordinator: there ``images`` is one of them."""
 
     def __init__(self, volt: VoltDouble) -> None:
         self._volt = volt
 
-    def register(self, host: str, address: str) -> None:
-        self._volt.register(host, address)
-
-    def heartbeat(
-        self,
-        host: str,
-        nodes: list[NodeReport],
-        kept: Sequence[str] = (),
-        needed: Sequence[str] = (),
-        address: str | None = None,
-    ) -> HeartbeatAnswer:
-        return self._volt.heartbeat(nodes, kept, needed, address)
-
-    def publish(self, name: str, size: int, digest: str, origin: str) -> Image:
-        return self._volt.publish(base.Image(name, size, digest), origin)
-
     def images(self) -> list[Image]:
         return self._volt.listing()
 
-    def image(self, name: str) -> Image:
-        return self._volt.image(name)
-
-    def remove_image(self, name: str, *, when_unused: bool = False) -> None:
-        self._volt.remove_image(name, when_unused=when_unused)
-
-    def join(self, image: str, host: str, *, moving: bool = False) -> Assignment:
-        return self._volt.join(image, moving=moving)
-
-    def leave(self, image: str, host: str, dropped: int = -1, *, needed: bool = False) -> None:
-        self._volt.leave(image, host, dropped, needed=needed)
-
-    def report_dead(self, image: str, reporter: str, dead: str) -> Assignment:
-        return self._volt.report(image, dead)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._volt, name)
 
 
 def link_to(volt: VoltDouble, host: str = HERE) -> VoltLink:
-    """The link of a host, the real one, to the double."""
-    return VoltLink(cast(VoltClient, DoubleClient(volt)), host, SERVE)
+    """The link of a host, the real one, to the double, at which the host is registered."""
+    volt.hosts.setdefault(host, SERVE)
+    return VoltLink(cast(VoltClient, Calls(volt)), host, SERVE)
 
 
 def digest_of(name: str) -> str:

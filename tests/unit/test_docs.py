@@ -14,7 +14,7 @@ from virtman.api import create_app as create_agent_app
 from virtman.cli import main as virtman
 from volt.api import create_app as create_volt_app
 from volt.cli import main as volt
-from volt.coordinator import Coordinator, Policy
+from volt.coordinator import Coordinator
 from volt.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ class ApiReferenceTest(TestCase):
     def test_has_every_call_of_volt(self) -> None:
         store = Store("sqlite://")
         self.addCleanup(store.close)
-        self.assert_has_calls(create_volt_app(Coordinator(store, Policy())))
+        self.assert_has_calls(create_volt_app(Coordinator(store)))
 
     def assert_has_calls(self, app) -> None:  # type: ignore[no-untyped-def]
         paths = app.test_client().get("/openapi.json").get_json()["paths"]

@@ -51,12 +51,14 @@ class Door(VoltCase):
     def test_refusals_arrive_as_their_classes(self) -> None:
         self.publish()
         self.join("h1")
+        self.volt.register("origin-2", "unix:///run/origin-2")
         refusals: list[tuple[type[errors.Problem], Any]] = [
             (errors.HostUnknown, lambda: self.volt.heartbeat("nobody", [])),
             (errors.HostUnknown, lambda: self.volt.join("image", "nobody")),
             (errors.ImageUnknown, lambda: self.volt.join("nothing", "h1")),
             (errors.ImageUnknown, lambda: self.volt.tree("nothing")),
-            (errors.NodeUnknown, lambda: self.volt.report_dead("image", "nobody", "h1")),
+            (errors.NodeUnknown, lambda: self.volt.report_dead("image", "origin-2", "h1")),
+            (errors.HostUnknown, lambda: self.volt.leave("image", "nobody")),
             (errors.ImageConflict, lambda: self.volt.publish("image", 2048, DIGEST, "origin")),
             (errors.HostHasNode, lambda: self.volt.publish("image", 1024, DIGEST, "h1")),
             (errors.OriginNeeded, lambda: self.volt.leave("image", "origin")),

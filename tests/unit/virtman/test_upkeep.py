@@ -14,7 +14,7 @@ from drivers.base import CacheStats, Image
 from drivers.digests import draw
 from drivers.errors import BadVolume, DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL, CacheGroupDouble, drivers_over
-from tests.doubles.volt import INTERVAL, digest_of, link_to, parent
+from tests.doubles.volt import HERE, INTERVAL, digest_of, link_to, parent
 from tests.unit.virtman.clock import Clock
 from tests.unit.virtman.scene import Scene
 from virtman import booting, creating
@@ -85,7 +85,7 @@ class UpkeepTest(TestCase):
     def tell(self) -> HeartbeatAnswer:
         """A heartbeat, to which Volt answers."""
         reports, needed = self.upkeep.news()
-        return self.volt.heartbeat(reports, self.upkeep.kept(), needed)
+        return self.volt.heartbeat(HERE, reports, self.upkeep.kept(), needed)
 
     def beat(self) -> None:
         """A heartbeat, as Volt answers it, and all that comes of it."""
@@ -647,7 +647,7 @@ class WithdrawnTest(UpkeepTest):
     def test_an_origin_that_publishes_it_again_goes_on_though_an_answer_of_before_comes_late(self) -> None:
         image = self.published()
         self.withdraw("mine")
-        late = self.volt.heartbeat(self.upkeep.news()[0])
+        late = self.volt.heartbeat(HERE, self.upkeep.news()[0])
         self.scene.stacks.add_origin(image)
         self.upkeep.handle(late)
         self.settle()
@@ -656,7 +656,7 @@ class WithdrawnTest(UpkeepTest):
     def test_an_origin_whose_image_is_missing_at_volt_goes_on(self) -> None:
         self.published()
         self.withdraw("mine")
-        late = self.volt.heartbeat(self.upkeep.news()[0])
+        late = self.volt.heartbeat(HERE, self.upkeep.news()[0])
         self.volt.remove_image("mine")  # its database was set back to a backup
         self.upkeep.handle(late)
         self.settle()

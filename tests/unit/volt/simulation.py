@@ -115,10 +115,7 @@ class Cluster:
     def speak(self, host: str) -> None:
         """A host that reads only by its newest list says so, and Volt hears it at once."""
         self.agent(host).apply()
-        if host in self.tree.hosts:
-            self.tree.confirm(host, self.agent(host).newest)
-        else:
-            self.tree.stray(host, self.agent(host).newest)
+        self.tree.hear(host, self.agent(host).newest)
 
     def obey(self, *hosts: str) -> None:
         """Hosts hear the newest and confirm it at once; no message stays on its way."""

@@ -1,4 +1,4 @@
-"""What an agent's link may rely on: the same for Volt's double, for Volt, and for both behind HTTP.
+"""What an agent's link may rely on: the same for Volt's double and for Volt over HTTP.
 
 Each test speaks as one host, ``here``, that is registered; ``other`` is another host that publishes.
 """
@@ -6,18 +6,16 @@ Each test speaks as one host, ``here``, that is registered; ``other`` is another
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
-from typing import Protocol
+from typing import Any
 
-from flask import Flask
 from testtools import TestCase
 
 from drivers import base
-from tests.doubles.servers import serve_app, volt_app
-from tests.doubles.volt import SERVE, VoltDouble, digest_of
+from tests.doubles.servers import serve_app
+from tests.doubles.volt import SERVE, Calls, VoltDouble, digest_of
 from tests.unit.volt.databases import new_database
 from volt.api import create_app
-from volt.client import Assignment, HeartbeatAnswer, Image, ImageTree, NodeReport, VoltClient
+from volt.client import Assignment, HeartbeatAnswer, Image, NodeReport, VoltClient
 from volt.coordinator import Coordinator
 from volt.errors import (
     HostHasNode,
@@ -29,7 +27,6 @@ from volt.errors import (
     NodeUnknown,
     OriginNeeded,
 )
-from volt.models import DeadParentReport, PublishRequest
 from volt.store import Store
 
 HERE, OTHER = "here", "other"
@@ -41,26 +38,43 @@ ONE, TWO = "1" * 32, "2" * 32
 MINE = base.Image("mine", 1 << 20, digest_of("mine"))
 
 
-class Seat(Protocol):
-    """The calls of one host."""
+class Seat:
+    """The calls of the host at Volt, its double or its client; ``by`` names the agent, for a client has its own."""
 
-    def register(self, address: str) -> object: ...
+    def __init__(self, volt: Any, **by: str) -> None:
+        self._by = by
+        self.remove_image, self.images, self.image, self.tree = volt.remove_image, volt.images, volt.image, volt.tree
+        self._volt = volt
+
+    def register(self, address: str) -> None:
+        self._volt.register(HERE, address, **self._by)
+
     def heartbeat(
         self, nodes: list[NodeReport], kept: Sequence[str] = (), address: str | None = None
-    ) -> HeartbeatAnswer: ...
-    def publish(self, image: base.Image) -> Image: ...
-    def join(self, image: str, *, moving: bool = False) -> Assignment: ...
-    def leave(self, image: str, dropped: int = -1, *, needed: bool = False) -> None: ...
-    def remove_image(self, name: str, *, when_unused: bool = False) -> None: ...
-    def report(self, image: str, dead: str) -> Assignment: ...
-    def listing(self) -> list[Image]: ...
-    def image(self, name: str) -> Image: ...
-    def tree(self, image: str) -> ImageTree: ...
+    ) -> HeartbeatAnswer:
+        answer: HeartbeatAnswer = self._volt.heartbeat(HERE, nodes, kept, address=address, **self._by)
+        return answer
+
+    def publish(self, image: base.Image) -> Image:
+        answer = self._volt.publish(image.name, image.size, image.digest, HERE, **self._by)
+        return answer if isinstance(answer, Image) else answer[0]
+
+    def join(self, image: str, *, moving: bool = False) -> Assignment:
+        assignment: Assignment = self._volt.join(image, HERE, moving=moving, **self._by)
+        return assignment
+
+    def leave(self, image: str, dropped: int = -1, *, needed: bool = False) -> None:
+        self._volt.leave(image, HERE, dropped, needed=needed, **self._by)
+
+    def report(self, image: str, dead: str) -> Assignment:
+        assignment: Assignment = self._volt.report_dead(image, HERE, dead, **self._by)
+        return assignment
 
 
-class Contract:
-    """The tests. ``seat`` is the host's, of no agent that has an id; ``offer`` has the other host publish."""
+class ContractTests(TestCase):
+    """The tests; not collected itself. ``seat`` is the host's, of no agent that has an id."""
 
+    __test__ = False
     seat: Seat
 
     def seat_of(self, agent: str) -> Seat:
@@ -83,15 +97,9 @@ class Contract:
     def beat(self, image: str, revision: int) -> HeartbeatAnswer:
         return self.seat.heartbeat([NodeReport(image=image, revision=revision)])
 
-
-class ContractTests(Contract, TestCase):
-    """Not collected itself."""
-
-    __test__ = False
-
     def test_nobody_reads_and_nothing_is_published_at_first(self) -> None:
         answer = self.seat.heartbeat([])
-        self.assertEqual(([], [], []), (answer.assignments, answer.absent, self.seat.listing()))
+        self.assertEqual(([], [], []), (answer.assignments, answer.absent, self.seat.images()))
         self.assertTrue(0 < answer.interval_s < answer.lease_s)
 
     def test_a_joiner_gets_content_parents_and_a_slot(self) -> None:
@@ -197,7 +205,7 @@ class ContractTests(Contract, TestCase):
                 error = self.assertRaises(HostTaken, call)
                 self.assertIn(f"another agent runs under the host name here, at {ADDRESS}", str(error))
         self.assertEqual(ADDRESS, self.address())
-        self.assertEqual(["debian"], [image.name for image in self.seat.listing()])
+        self.assertEqual(["debian"], [image.name for image in self.seat.images()])
         self.assertEqual(joined, self.seat_of(ONE).heartbeat([]).assignments[0])
 
     def test_a_heartbeat_corrects_the_hosts_address(self) -> None:
@@ -220,7 +228,7 @@ class ContractTests(Contract, TestCase):
     def test_an_image_that_is_removed_is_gone_with_its_origins_place(self) -> None:
         self.seat.publish(MINE)
         self.seat.remove_image("mine")
-        self.assertEqual([], self.seat.listing())
+        self.assertEqual([], self.seat.images())
         self.assertEqual(["mine"], self.beat("mine", 0).absent)
         self.assertRaises(ImageUnknown, self.seat.remove_image, "mine")
 
@@ -240,7 +248,7 @@ class ContractTests(Contract, TestCase):
         joined = self.seat.join("debian")
         for _ in range(2):
             self.withdraw(DEBIAN)
-        self.assertEqual([True], [image.withdrawn for image in self.seat.listing()])
+        self.assertEqual([True], [image.withdrawn for image in self.seat.images()])
         self.assertTrue(self.seat.image("debian").withdrawn)
         self.assertEqual(joined.parents, self.seat.join("debian").parents)
 
@@ -328,7 +336,7 @@ class ContractTests(Contract, TestCase):
         self.offer(DEBIAN)
         self.offer(base.Image("alpine", 512, digest_of("alpine")))
         self.seat.join("debian")
-        listed = [(image.name, image.size, image.origins, image.nodes) for image in self.seat.listing()]
+        listed = [(image.name, image.size, image.origins, image.nodes) for image in self.seat.images()]
         self.assertEqual([("alpine", 512, [OTHER], 0), ("debian", DEBIAN.size, [OTHER], 1)], listed)
         self.assertEqual(1, self.seat.image("debian").nodes)
 
@@ -348,77 +356,19 @@ class ContractTests(Contract, TestCase):
         self.assertRaises(ImageUnknown, self.seat.report, "nothing", OTHER)
 
 
-class DoubleSeat:
-    """At the double, by its methods."""
-
-    def __init__(self, volt: VoltDouble, agent: str = "") -> None:
-        self._volt = volt
-        self.register = partial(volt.register, HERE, agent=agent)
-        self.heartbeat, self.join = partial(volt.heartbeat, agent=agent), partial(volt.join, agent=agent)
-        self.publish, self.report = partial(volt.publish, host=HERE, agent=agent), partial(volt.report, agent=agent)
-        self.remove_image, self.listing, self.image, self.tree = volt.remove_image, volt.listing, volt.image, volt.tree
-        self._agent = agent
-
-    def leave(self, image: str, dropped: int = -1, *, needed: bool = False) -> None:
-        self._volt.leave(image, HERE, dropped, self._agent, needed=needed)
-
-
-class CoordinatorSeat:
-    """At Volt itself, without HTTP."""
-
-    def __init__(self, volt: Coordinator, agent: str = "") -> None:
-        self._volt, self._agent = volt, agent
-        self.register, self.heartbeat = (
-            partial(volt.register, HERE, agent=agent),
-            partial(volt.heartbeat, HERE, agent=agent),
-        )
-        self.remove_image, self.listing, self.image, self.tree = volt.remove_image, volt.images, volt.image, volt.tree
-
-    def publish(self, image: base.Image) -> Image:
-        request = PublishRequest(name=image.name, size=image.size, digest=image.digest, origin=HERE)
-        return self._volt.publish(request, self._agent)[0]
-
-    def join(self, image: str, *, moving: bool = False) -> Assignment:
-        return self._volt.join(image, HERE, self._agent, moving=moving)
-
-    def leave(self, image: str, dropped: int = -1, *, needed: bool = False) -> None:
-        self._volt.leave(image, HERE, dropped, self._agent, needed=needed)
-
-    def report(self, image: str, dead: str) -> Assignment:
-        return self._volt.report(image, DeadParentReport(reporter=HERE, dead=dead), self._agent)
-
-
-class ClientSeat:
-    """Behind HTTP."""
-
-    def __init__(self, client: VoltClient) -> None:
-        self._client = client
-        self.register, self.heartbeat = partial(client.register, HERE), partial(client.heartbeat, HERE)
-        self.remove_image, self.listing, self.image, self.tree = (
-            client.remove_image, client.images, client.image, client.tree
-        )  # fmt: skip
-
-    def publish(self, image: base.Image) -> Image:
-        return self._client.publish(image.name, image.size, image.digest, HERE)
-
-    def join(self, image: str, *, moving: bool = False) -> Assignment:
-        return self._client.join(image, HERE, moving=moving)
-
-    def leave(self, image: str, dropped: int = -1, *, needed: bool = False) -> None:
-        self._client.leave(image, HERE, dropped, needed=needed)
-
-    def report(self, image: str, dead: str) -> Assignment:
-        return self._client.report_dead(image, HERE, dead)
-
-
-class Double(ContractTests):
+class TestDouble(ContractTests):
     """The double."""
+
+    __test__ = True
 
     def setUp(self) -> None:
         super().setUp()
         self.volt = VoltDouble()
         self.volt.register(HERE, ADDRESS)
         self.seat = self.seat_of("")
+
+    def seat_of(self, agent: str) -> Seat:
+        return Seat(Calls(self.volt), agent=agent)
 
     def offer(self, image: base.Image) -> None:
         self.volt.offer(image.name, image.size, image.digest)
@@ -427,42 +377,10 @@ class Double(ContractTests):
         return self.volt.hosts[HERE]
 
 
-class TestDouble(Double):
-    """The double by its methods."""
+class TestVolt(ContractTests):
+    """Volt as agents reach it: over HTTP."""
 
     __test__ = True
-
-    def seat_of(self, agent: str) -> Seat:
-        return DoubleSeat(self.volt, agent)
-
-
-class Http(Contract, TestCase):
-    """Behind HTTP."""
-
-    def app(self) -> Flask:
-        raise NotImplementedError
-
-    @cached_property
-    def url(self) -> str:
-        return serve_app(self, self.app())
-
-    def seat_of(self, agent: str) -> Seat:
-        client = VoltClient(self.url, agent=agent)
-        self.addCleanup(client.close)
-        return ClientSeat(client)
-
-
-class TestDoubleOverHttp(Http, Double):
-    """The double as agents of the tests reach it."""
-
-    __test__ = True
-
-    def app(self) -> Flask:
-        return volt_app(self.volt)
-
-
-class Volt(ContractTests):
-    """Volt."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -471,28 +389,16 @@ class Volt(ContractTests):
         self.volt = Coordinator(store)
         self.volt.register(HERE, ADDRESS)
         self.volt.register(OTHER, SERVE)
+        self.url = serve_app(self, create_app(self.volt))
         self.seat = self.seat_of("")
 
+    def seat_of(self, agent: str) -> Seat:
+        client = VoltClient(self.url, agent=agent)
+        self.addCleanup(client.close)
+        return Seat(client)
+
     def offer(self, image: base.Image) -> None:
-        self.volt.publish(PublishRequest(name=image.name, size=image.size, digest=image.digest, origin=OTHER))
+        self.volt.publish(image.name, image.size, image.digest, OTHER)
 
     def address(self) -> str:
         return next(host.address for host in self.volt.hosts() if host.name == HERE)
-
-
-class TestVolt(Volt):
-    """Volt without HTTP."""
-
-    __test__ = True
-
-    def seat_of(self, agent: str) -> Seat:
-        return CoordinatorSeat(self.volt, agent)
-
-
-class TestVoltOverHttp(Http, Volt):
-    """Volt as agents reach it."""
-
-    __test__ = True
-
-    def app(self) -> Flask:
-        return create_app(self.volt)

@@ -1,4 +1,4 @@
-"""The thread that lets leases run out."""
+"""`volt serve`: the thread that evicts silent hosts, and the lock of the database."""
 
 from __future__ import annotations
 
@@ -11,26 +11,8 @@ from tests.unit.logs import Logged
 from tests.unit.virtman.scene import folder_for
 from volt.coordinator import Coordinator
 from volt.errors import StoreUnusable
-from volt.server import let_leases_run_out, only_volt_on
+from volt.server import expire_leases, only_volt_on
 from volt.store import Store
-
-
-class FailingCoordinator(Coordinator):
-    """Fails as it is told, one error for each call, then has the thread stop."""
-
-    def __init__(self, store: Store, errors: list[Exception], stopping: threading.Event) -> None:
-        super().__init__(store)
-        self._errors = errors
-        self._stopping = stopping
-        self.calls = 0
-
-    def expire(self) -> float:
-        """Fail."""
-        self.calls += 1
-        if self._errors:
-            raise self._errors.pop(0)
-        self._stopping.set()
-        return 0.0
 
 
 class OnlyVoltTest(TestCase):
@@ -44,43 +26,49 @@ class OnlyVoltTest(TestCase):
             pass
 
 
-class Never(threading.Event):
-    """Nobody has to wait for what a thread waits for: it goes on at once. ``pauses``: how long each was to be."""
+class Rounds(threading.Event):
+    """Passes so many rounds at once, and notes for how long each was to wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__()
-        self.pauses: list[float | None] = []
+        self.count = count
+        self.waits: list[float | None] = []
 
     def wait(self, timeout: float | None = None) -> bool:
         """Do not wait."""
-        self.pauses.append(timeout)
-        return self.is_set()
+        self.waits.append(timeout)
+        return len(self.waits) > self.count
 
 
 class LeasesThread(TestCase):
-    """It goes on whatever happens, and says so."""
+    """It goes on after any error, and logs the error."""
 
-    def run_with(self, *errors: Exception) -> FailingCoordinator:
+    def run_with(self, *errors: Exception) -> tuple[float | None, str]:
+        """Returns the faults that the metrics count, and what was logged."""
+        logged = Logged(self, "volt.server")
         store = Store("sqlite://")
         self.addCleanup(store.close)
-        self.stopping = Never()
-        coordinator = FailingCoordinator(store, list(errors), self.stopping)
-        let_leases_run_out(coordinator, self.stopping)
-        return coordinator
+        volt = Coordinator(store)
+        left = list(errors)
 
-    def deaths(self, coordinator: Coordinator) -> float | None:
-        return coordinator.metrics.registry.get_sample_value("volt_thread_deaths_total", {"thread": "leases"})
+        def fail() -> None:
+            raise left.pop(0)
 
-    def test_after_a_fault_it_begins_again_and_is_counted_and_logged(self) -> None:
-        logged = Logged(self, "volt.server")
-        coordinator = self.run_with(ZeroDivisionError("a fault"), KeyError("another"))
-        self.assertEqual((3, 2.0), (coordinator.calls, self.deaths(coordinator)))
-        self.assertIn("ZeroDivisionError: a fault", "\n".join(logged.lines))
+        self.patch(volt.leases, "expire", fail)
+        rounds = Rounds(len(errors))
+        expire_leases(volt.leases, volt.metrics, rounds)
+        self.assertEqual([], left)
+        self.assertEqual({1.0}, set(rounds.waits))
+        deaths = volt.metrics.registry.get_sample_value("volt_thread_deaths_total", {"thread": "leases"})
+        return deaths, "\n".join(logged.lines)
 
-    def test_a_database_that_is_away_is_waited_for_and_is_no_fault(self) -> None:
-        logged = Logged(self, "volt.server")
-        coordinator = self.run_with(OperationalError("SELECT", {}, Exception("gone")))
-        self.assertEqual((2, 0.0), (coordinator.calls, self.deaths(coordinator)))
-        self.assertIn("gone", "\n".join(logged.lines))
-        self.assertNotIn("Traceback", "\n".join(logged.lines))
-        self.assertEqual([0.0, 1.0, 0.1], self.stopping.pauses)
+    def test_a_fault_is_counted_and_logged(self) -> None:
+        deaths, said = self.run_with(ZeroDivisionError("a fault"), KeyError("another"))
+        self.assertEqual(2.0, deaths)
+        self.assertIn("ZeroDivisionError: a fault", said)
+
+    def test_a_database_that_is_away_is_no_fault(self) -> None:
+        deaths, said = self.run_with(OperationalError("SELECT", {}, Exception("gone")))
+        self.assertEqual(0.0, deaths)
+        self.assertIn("gone", said)
+        self.assertNotIn("Traceback", said)

@@ -1,0 +1,140 @@
+"""Questions to the database and small changes of it, each within a transaction of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Row, and_, delete, func, insert, not_, select, union, update
+from sqlalchemy.orm import Session
+
+from volt.errors import HostUnknown, ImageUnknown
+from volt.models import HostState, Image, NodeReport
+from volt.store import HostRow, ImageRow, departure_table, eviction_table, node_table
+
+_NODES = select(ImageRow.name, ImageRow.withdrawn, node_table).join(node_table).order_by(ImageRow.id)
+
+
+def locked_host(session: Session, name: str) -> HostRow:
+    """A registered host. Raises HostUnknown."""
+    row = session.get(HostRow, name, with_for_update={"key_share": True})
+    if row is None:
+        raise HostUnknown(f"host {name} is not registered")
+    return row
+
+
+def locked_image(session: Session, name: str) -> ImageRow | None:
+    """The row of an image's name, also of one that is not published any more."""
+    return session.scalar(select(ImageRow).where(ImageRow.name == name).with_for_update())
+
+
+def published(session: Session, name: str, *, lock: bool = False) -> ImageRow:
+    """A published image. Raises ImageUnknown."""
+    query = select(ImageRow).where(ImageRow.name == name, ImageRow.published)
+    image = session.scalar(query.with_for_update() if lock else query)
+    if image is None:
+        raise ImageUnknown(f"no image {name} is published")
+    return image
+
+
+def images_of(session: Session, *hosts: str) -> list[ImageRow]:
+    """The images in whose trees these hosts are, locked. A host may have left one while this waited for the lock."""
+    theirs = select(node_table.c.image_id).where(node_table.c.host.in_(hosts))
+    images = select(ImageRow).where(ImageRow.id.in_(theirs)).order_by(ImageRow.id)
+    return list(session.scalars(images.with_for_update()))
+
+
+def nodes_of(session: Session, host: str) -> dict[str, Row[Any]]:
+    """A host's nodes by image, with ``withdrawn`` of the image, in the order in which images are locked."""
+    return {row.name: row for row in session.execute(_NODES.where(node_table.c.host == host))}
+
+
+def unknown_revisions(session: Session, host: str, reports: Mapping[str, NodeReport]) -> dict[str, int]:
+    """What a host reports of published images in whose trees it has no place, and was not given before it left them.
+
+    The departure tells this without a look at the whole tree.
+    """
+    here = and_(departure_table.c.image_id == ImageRow.id, departure_table.c.host == host)
+    left = func.coalesce(departure_table.c.revision, 0)
+    query = select(ImageRow.name, left).outerjoin(departure_table, here)
+    rows = session.execute(query.where(ImageRow.name.in_(reports), ImageRow.published))
+    return {image: reports[image].revision for image, left in rows if reports[image].revision > left}
+
+
+def note_report(session: Session, host: str, stored: Row[Any], report: NodeReport) -> None:
+    """Store what a host reports about its reads."""
+    if (stored.fetched_bytes, stored.parent) != (report.fetched_bytes, report.parent):
+        here = and_(node_table.c.image_id == stored.image_id, node_table.c.host == host)
+        news = update(node_table).where(here).values(fetched_bytes=report.fetched_bytes, parent=report.parent)
+        session.execute(news)
+
+
+def describe(session: Session, images: Sequence[ImageRow]) -> list[Image]:
+    """These images as users see them. Does not load their trees, which may have very many hosts."""
+    n, ids = node_table.c, [image.id for image in images]
+    origins: dict[int, list[str]] = {}
+    found = select(n.image_id, n.host).where(n.image_id.in_(ids), n.slot <= 0).order_by(n.slot.desc())
+    for image_id, host in session.execute(found):
+        origins.setdefault(image_id, []).append(host)
+    counted = select(n.image_id, func.count()).where(n.image_id.in_(ids), n.slot > 0).group_by(n.image_id)
+    nodes: dict[int, int] = dict(session.execute(counted).all())
+    return [
+        Image(
+            name=image.name,
+            size=image.size,
+            digest=image.digest,
+            origins=origins.get(image.id, []),
+            nodes=nodes.get(image.id, 0),
+            revision=image.revision,
+            withdrawn=image.withdrawn,
+        )
+        for image in images
+    ]
+
+
+def await_host(session: Session, image: ImageRow, host: str) -> None:
+    """Keep a withdrawn image until this host, which has no place in its tree any more, joins or does not need it."""
+    session.execute(insert(eviction_table).values(image_id=image.id, host=host))
+
+
+def forget_eviction(session: Session, image: ImageRow, host: str) -> bool:
+    """The image does not wait for the host any more. Returns whether it did."""
+    here = and_(eviction_table.c.image_id == image.id, eviction_table.c.host == host)
+    return session.connection().execute(delete(eviction_table).where(here)).rowcount > 0
+
+
+def forget_evictions(session: Session, host: str, needed: Collection[str]) -> None:
+    """Only these images still wait for the host."""
+    lost = select(eviction_table.c.image_id, ImageRow.name).join(ImageRow).where(eviction_table.c.host == host)
+    gone = [image for image, name in session.execute(lost) if name not in needed]
+    if gone:
+        here = and_(eviction_table.c.host == host, eviction_table.c.image_id.in_(gone))
+        session.execute(delete(eviction_table).where(here))
+
+
+def awaited_hosts(session: Session, image: ImageRow) -> list[str]:
+    """The live hosts, by name, that have no place in the image's tree and may have VMs that need the image."""
+    found = select(eviction_table.c.host).where(eviction_table.c.image_id == image.id)
+    alive = found.join(HostRow, HostRow.name == eviction_table.c.host).where(HostRow.state == HostState.ALIVE)
+    return list(session.scalars(alive.order_by(eviction_table.c.host)))
+
+
+def withdrawn_images(session: Session, nodes: Mapping[str, Row[Any]]) -> set[str]:
+    """The withdrawn ones of a host's images. Of those that the host is an origin of, only what no other host needs."""
+    withdrawn = {name: row for name, row in nodes.items() if row.withdrawn}
+    if not withdrawn:
+        return set()
+    ids = [row.image_id for row in withdrawn.values()]
+    read = select(node_table.c.image_id).where(node_table.c.slot > 0, node_table.c.image_id.in_(ids))
+    awaited = select(eviction_table.c.image_id).where(eviction_table.c.image_id.in_(ids))
+    needed = set(session.scalars(union(read, awaited)))
+    return {name for name, row in withdrawn.items() if row.slot > 0 or row.image_id not in needed}
+
+
+def unneeded_digests(session: Session, digests: Collection[str]) -> set[str]:
+    """Those of these digests whose images are all withdrawn, or removed after that."""
+    if not digests:
+        return set()
+    found = select(ImageRow.digest).where(ImageRow.digest.in_(digests))
+    withdrawn = set(session.scalars(found.where(ImageRow.withdrawn)))
+    return withdrawn - set(session.scalars(found.where(ImageRow.published, not_(ImageRow.withdrawn))))
