@@ -15,7 +15,6 @@ They are for the agent's own user: the temporary files are so from the beginning
 from __future__ import annotations
 
 import logging
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -25,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from drivers.base import Child, Image, Parent
 from drivers.host.durable import sync, write_atomically
+from drivers.host.folders import matching
 from virtman.errors import StateDamaged
 from virtman.hostfiles import translate_os_errors
 
@@ -355,79 +355,88 @@ R = TypeVar("R", bound=Record)
 _END = ".json"
 
 
-def _stamp(found: os.stat_result) -> tuple[int, int, int]:
-    """Of a file: another one means that it was written anew."""
-    return found.st_ino, found.st_mtime_ns, found.st_size
-
-
 class RecordStore(Generic[R]):
-    """The records of one kind, by name. Callers serialise writes to the same name."""
+    """The records of one kind, by name, in files and in memory: no other process writes the files.
+
+    Callers serialise writes to the same name. A record that cannot be read is read again whenever the agent needs the
+    record, since an administrator may restore the file. Nobody knows what such a record needs, so all of that stays.
+    """
 
     def __init__(self, folder: Path, kind: type[R]) -> None:
+        """Raises HostTrouble if the folder cannot be read: nobody is to take that for no records."""
         self._folder = folder
         self._kind = kind
-        self._said: dict[str, str] = {}
-        self._known: dict[str, tuple[tuple[int, int, int], R]] = {}
-        """Records that were read, each with what its file was then: they are asked for often."""
-        self._unwritten: dict[str, R] = {}
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for torn in folder.glob(".*"):
-            torn.unlink()
+        self._records: dict[str, R] = {}
+        self._unreadable: dict[str, str] = {}
+        """Why records cannot be read, by name."""
+        with translate_os_errors(f"reading the records in {folder}"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for torn in matching(folder, ".*"):
+                torn.unlink()
+            for file in matching(folder, f"[!.]*{_END}"):
+                self._load(file.name.removesuffix(_END))
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}{_END}"
+
+    def _load(self, name: str) -> None:
+        path = self._path(name)
+        try:
+            self._records[name] = self._kind.model_validate_json(path.read_bytes())
+            why = None
+        except FileNotFoundError:
+            why = None
+        except OSError as error:
+            why = f"cannot read the record {path}: {error.strerror}"
+        except ValidationError as error:
+            why = f"cannot read the record {path}: {error.errors()[0]['msg']}"
+        if why is None:
+            self._unreadable.pop(name, None)
+            return
+        if self._unreadable.get(name) != why:
+            log.error("%s", why)
+        self._unreadable[name] = why
+        self._records.pop(name, None)
 
     def get(self, name: str) -> R | None:
         """The record, or None. Raises StateDamaged."""
-        if (unwritten := self._unwritten.get(name)) is not None:
-            return unwritten
-        path = f"{self._folder}/{name}{_END}"  # asked for with each heartbeat, where a Path costs more than the look
-        try:
-            if (known := self._known.get(name)) is not None and known[0] == _stamp(os.stat(path)):  # noqa: PTH116
-                return known[1]
-            with Path(path).open("rb") as file:
-                known = self._known[name] = _stamp(os.fstat(file.fileno())), self._parse(Path(path), file.read())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StateDamaged(f"cannot read the record {path}: {error.strerror}") from error
-        return known[1]
-
-    def _parse(self, path: Path, content: bytes) -> R:
-        try:
-            return self._kind.model_validate_json(content)
-        except ValidationError as error:
-            raise StateDamaged(f"cannot read the record {path}: {error.errors()[0]['msg']}") from error
+        if name in self._unreadable and (why := self.unreadable().get(name)) is not None:
+            raise StateDamaged(why)
+        return self._records.get(name)
 
     def put(self, name: str, record: R) -> None:
         """Write the record durably. Raises NoRoom, HostTrouble; then the record is what it was.
 
-        Raises StateDamaged if it could not be read again: nobody could remove what such a record is of.
+        Raises StateDamaged if the record could not be read again: nobody could remove what such a record is of.
         """
-        path = self._folder / f"{name}.json"
+        path = self._path(name)
         content = record.model_dump_json().encode()
         try:
-            self._kind.model_validate_json(content)
+            written = self._kind.model_validate_json(content)
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"]))
             raise StateDamaged(f"the record {path} is not written: its {where} could not be read again") from error
         with translate_os_errors(f"writing the record {path}"):
             write_atomically(path, content)
-        self._unwritten.pop(name, None)
+        self.remember(name, written)
 
     def remember(self, name: str, record: R) -> None:
-        """Have this be the record though it cannot be written: until one is, or it is removed, or this process ends."""
-        self._unwritten[name] = record
+        """Keep a record in memory only, since the record cannot be written: until the next ``put`` or ``remove``."""
+        self._records[name] = record
+        self._unreadable.pop(name, None)
 
     def remove(self, name: str) -> None:
         """Remove the record durably, if there is one. Raises HostTrouble."""
-        path = self._folder / f"{name}.json"
+        path = self._path(name)
         with translate_os_errors(f"removing the record {path}"):
             path.unlink(missing_ok=True)
-            self._unwritten.pop(name, None)
             sync(self._folder)
+        self._records.pop(name, None)
+        self._unreadable.pop(name, None)
 
     def names(self) -> list[str]:
-        """Names with a record, sorted. Raises HostTrouble where it cannot look: nobody is to take that for none."""
-        with translate_os_errors(f"reading the records in {self._folder}"), os.scandir(self._folder) as entries:
-            return sorted(entry.name[: -len(_END)] for entry in entries if _is_record(entry.name))
+        """Names with a record, sorted."""
+        return sorted({*self._records.copy(), *self._unreadable.copy()})
 
     def all(self) -> list[R]:
         """All records that can be read, by name: one that cannot must not stop the others. See ``unreadable``."""
@@ -435,27 +444,12 @@ class RecordStore(Generic[R]):
         return readable
 
     def unreadable(self) -> dict[str, str]:
-        """Why records cannot be read, by name. Nobody knows what they need, so what they may need is to be kept."""
-        _, unreadable = self.sorted_out()
-        return unreadable
+        """Why records cannot be read, by name."""
+        for name in self._unreadable.copy():
+            self._load(name)
+        return self._unreadable.copy()
 
     def sorted_out(self) -> tuple[list[R], dict[str, str]]:
-        """What ``all`` and ``unreadable`` tell, from one reading."""
-        readable, unreadable = [], {}
-        for name in self.names():
-            try:
-                record = self.get(name)
-            except StateDamaged as error:
-                unreadable[name] = str(error)
-            else:
-                readable += [record] if record is not None else []
-        for name, why in unreadable.items():
-            if self._said.get(name) != why:  # not once more with every heartbeat
-                log.error("%s", why)
-        self._said = unreadable
-        return readable, unreadable
-
-
-def _is_record(file: str) -> bool:
-    """Whether a file of this name is one, and not half written."""
-    return file.endswith(_END) and not file.startswith(".")
+        """What ``all`` and ``unreadable`` tell."""
+        unreadable = self.unreadable()
+        return [record for _, record in sorted(self._records.copy().items())], unreadable

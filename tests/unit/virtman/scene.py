@@ -47,6 +47,12 @@ class Room:
 R = TypeVar("R", bound=Record)
 
 
+def damage(records: RecordStore[R], name: str, content: bytes = b"{") -> None:
+    """Write something into the file of a record, and have it read."""
+    records._path(name).write_bytes(content)
+    records._load(name)
+
+
 class SmallShelf(RecordStore[R]):
     """Records on a disk that may be full."""
 

@@ -13,7 +13,7 @@ from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, Host, unnoticed
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.hypervisor import LIBVIRT
-from tests.unit.virtman.scene import Cut
+from tests.unit.virtman.scene import Cut, damage
 from virtman import booting, creating, models
 from virtman.agent import Agent
 from virtman.errors import (
@@ -33,7 +33,7 @@ from virtman.errors import (
     VmMoving,
 )
 from virtman.imagefile import LARGEST
-from virtman.records import Boot, RecordStore, VmRecord
+from virtman.records import Boot
 
 TROUBLE = DriverError("the device is on fire")
 BOOT = Boot(memory=64, cpus=1, network="none")
@@ -130,7 +130,7 @@ class VmsOfAnAgentTest(AgentTest):
 
     def test_what_a_damaged_record_may_need_is_kept(self) -> None:
         creating.create(self.agent.vms, "vm", "debian", None)
-        (self.agent.config.state / "records" / "vms" / "vm.json").write_bytes(b"{")
+        damage(self.agent.vms.records, "vm")
         self.assertEqual(models.Removed(stacks=[], freed_bytes=0), self.agent.cleaning.gc())
         self.assertEqual(["vm vm"], list(self.agent.overview.status().damaged))
         self.assertEqual({"vm"}, set(self.host.disks))
@@ -163,7 +163,7 @@ class VmsOfAnAgentTest(AgentTest):
 
     def test_a_vm_that_arrives_or_went_is_not_stopped(self) -> None:
         booting.boot(self.agent.vms, "vm", "debian", None, BOOT, [], None)
-        records = RecordStore(self.site.config.state / "records" / "vms", VmRecord)
+        records = self.agent.vms.records
         record = records.get("vm")
         assert record is not None
         for where in ({"arriving": True}, {"moved": "qemu+ssh://there/system"}):
@@ -698,8 +698,8 @@ class GcTest(AgentTest):
         self.agent.publishing.publish("mine", self.site.image_file(), nothing)
         creating.create(self.agent.vms, "vm", "debian", None)
         creating.destroy(self.agent.vms, "vm")
-        for damage in ("{", '{"version": 3}'):
-            (self.site.config.state / "records" / "images" / "mine.json").write_text(damage)
+        for content in (b"{", b'{"version": 3}'):
+            damage(self.agent.stacks._records, "mine", content)
             del self.volt.images["mine"]
             for _ in range(2):
                 self.assertEqual(0, self.agent.cleaning.gc().freed_bytes, "nobody knows what it needs")

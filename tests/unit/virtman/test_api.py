@@ -32,7 +32,7 @@ from tests.doubles.volt import SECRET
 from tests.unit.logs import Logged
 from tests.unit.virtman.agents import MIB, SOON, SiteCase
 from tests.unit.virtman.devices import some_device
-from tests.unit.virtman.scene import folder_for
+from tests.unit.virtman.scene import damage, folder_for
 from virtman import migration, models
 from virtman.agent import Agent
 from virtman.api import HUNG_UP, MAX_BODY, MOST_LONG, PEER, PROBLEM, create_app
@@ -482,7 +482,7 @@ class SecretsTest(SiteTest):
         self.assertNotIn(SECRET, said)
 
     def test_damage_of_a_record_does_not_bring_one_out(self) -> None:
-        self.record.write_text(self.record.read_text().replace('"address"', '"addres"'))
+        damage(self.agent.stacks._records, "debian", self.record.read_bytes().replace(b'"address"', b'"addres"'))
         answers = [self.http.get("/v1/status").text, self.http.put("/v1/vms/vm", json={"image": "debian"}).text]
         said = "\n".join([*answers, *self.logged.lines])
         self.assertThat(said, Contains("cannot read the record"))

@@ -9,7 +9,7 @@ from testtools.matchers import Contains
 
 from drivers.errors import MonitorFailed
 from tests.patience import PATIENCE
-from tests.unit.virtman.scene import Scene
+from tests.unit.virtman.scene import Scene, damage
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from tests.unit.virtman.test_no_room import FullDisk
 from virtman import attaching, booting, creating, disks, renaming
@@ -158,7 +158,7 @@ class UsedTest(AttachCase):
         record = self.scene.folder / "records" / "vms" / "vm.json"
         content = record.read_bytes()
         for unreadable in (b"{torn", b'{"version": 99}'):
-            record.write_bytes(unreadable)
+            damage(self.scene.vm_shelf, "vm", unreadable)
             for act in (
                 lambda: booting.boot(self.vms, "data", "debian", None, BOOT, [], None),
                 lambda: renaming.rename(self.scene.vms, "data", "new"),

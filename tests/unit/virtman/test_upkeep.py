@@ -16,7 +16,7 @@ from drivers.errors import BadVolume, DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL, CacheGroupDouble, drivers_over
 from tests.doubles.volt import HERE, INTERVAL, digest_of, link_to, parent
 from tests.unit.virtman.clock import Clock
-from tests.unit.virtman.scene import Scene
+from tests.unit.virtman.scene import Scene, damage
 from virtman import booting, creating
 from virtman.errors import CoordinatorDown, HypervisorError, OriginChanged
 from virtman.hostdrivers import HostDrivers
@@ -126,7 +126,7 @@ class VoltsAnswerTest(UpkeepTest):
         self.assertEqual([], self.upkeep.news()[1])
         self.scene.image_shelf.put("debian", record.begin("attach"))
         self.assertEqual(([], ["debian"]), self.upkeep.news())
-        (self.scene.folder / "records" / "images" / "debian.json").write_text("")
+        damage(self.scene.image_shelf, "debian")
         self.assertEqual(([], ["debian"]), self.upkeep.news())
         self.beat()
         self.assertEqual(["debian"], self.volt.needed)
