@@ -17,7 +17,7 @@ from drivers.host.space import Room
 from drivers.layered import LayeredSource
 from drivers.registry import load
 from virtman import models
-from virtman.accel import Verdict, choose_accel
+from virtman.accel import choose_accel
 from virtman.cachevolumes import CacheVolumes
 from virtman.cleaning import Cleaning
 from virtman.config import AgentConfig, agent_id, prepare
@@ -60,8 +60,8 @@ class Agent:
         room = Room(config.state, config.reserve)
         self._store = ImageStore(config.state / "images", room)
         self.volt = VoltLink(_volt_client(config), config.name, self.drivers.source.address)
-        verdict = _accel(config)
-        machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", verdict.accel)
+        accel = _accel(config)
+        machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", accel.use)
         self.stacks = Stacks(
             self.drivers.source, RecordStore(records / "images", ImageRecord), self._store, self.volt, changed,
             released, step,
@@ -91,7 +91,7 @@ class Agent:
         self.cleaning = Cleaning(self.stacks, retained, self.volt, publishing)
         self.volumes = CacheVolumes(self.drivers.cache_group, without, self.devices, self.upkeep)
         self.overview = Overview(
-            config, verdict, self.drivers, machines, self.volt, self.stacks, self.vms, self.devices, self.volumes,
+            config, accel, self.drivers, machines, self.volt, self.stacks, self.vms, self.devices, self.volumes,
             self.upkeep, self.heartbeat,
         )  # fmt: skip
 
@@ -140,10 +140,10 @@ class Agent:
         return self.volt.heartbeat(reports, self.upkeep.kept(), needed)
 
 
-def _accel(config: AgentConfig) -> Verdict:
+def _accel(config: AgentConfig) -> models.Accel:
     if config.accel == "auto":
         return choose_accel(config.probe_kernel, config.state / "accel.json")
-    return Verdict(config.accel, "set by --accel")
+    return models.Accel(use=config.accel, reason="set by --accel")
 
 
 def _volt_client(config: AgentConfig) -> VoltClient:

@@ -10,9 +10,10 @@ from typing import Any
 
 from drivers.needs import Finding, Machine
 from virtman import lvmfilter
-from virtman.accel import Verdict, known_accel
+from virtman.accel import known_accel
 from virtman.errors import ConfigError, HostTrouble, HypervisorError
 from virtman.machines import connected
+from virtman.models import Accel
 from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, by_machine, inspect, pick, refusal
 
 LINUX, LIBVIRT = "Linux", "libvirt"
@@ -38,7 +39,7 @@ class Examination:
     refusal: str | None
     unknown: str | None
     reports: dict[str, list[DriverReport]]
-    accel: Verdict | None
+    accel: Accel | None
     libvirt: str
     libvirt_trouble: str | None
     versions: dict[str, str]
@@ -102,7 +103,7 @@ class Examination:
             "stacks": {stack: [_driver(report) for report in reports] for stack, reports in self.reports.items()},
             "install": self.install,
             "remedies": self.remedies,
-            "accel": self.accel and {"use": self.accel.accel, "reason": self.accel.reason},
+            "accel": self.accel and self.accel.model_dump(),
             "libvirt": {"uri": self.libvirt, "trouble": self.libvirt_trouble},
             "versions": self.versions,
             "outdated": self.outdated,
@@ -232,5 +233,5 @@ def advice(examination: Examination) -> Iterator[str]:
         yield f"to do: {examination.lvm_trouble}"
     yield from examination.outdated
     accel = examination.accel
-    yield f"VMs run with {accel.accel}: {accel.reason}" if accel else "KVM is not proven yet; see: virtman accel"
+    yield f"VMs run with {accel.use}: {accel.reason}" if accel else "KVM is not proven yet; see: virtman accel"
     yield examination.libvirt_trouble or f"libvirt at {examination.libvirt} answers"

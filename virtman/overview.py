@@ -7,7 +7,6 @@ import os
 
 from drivers.host.watch import deaths
 from virtman import models, views
-from virtman.accel import Verdict
 from virtman.cachevolumes import CacheVolumes
 from virtman.config import AgentConfig
 from virtman.devices import Devices
@@ -28,10 +27,10 @@ class Overview:
     """Reads the parts of an agent, and changes nothing."""
 
     def __init__(
-        self, config: AgentConfig, verdict: Verdict, drivers: HostDrivers, machines: LibvirtMachines, volt: VoltLink,
+        self, config: AgentConfig, accel: models.Accel, drivers: HostDrivers, machines: LibvirtMachines, volt: VoltLink,
         stacks: Stacks, vms: Vms, devices: Devices, volumes: CacheVolumes, upkeep: Upkeep, heartbeat: Heartbeat,
     ) -> None:  # fmt: skip
-        self._config, self._verdict, self._drivers = config, verdict, drivers
+        self._config, self._accel, self._drivers = config, accel, drivers
         self._machines, self._volt = machines, volt
         self._stacks, self._vms, self._devices, self._volumes = stacks, vms, devices, volumes
         self._upkeep, self._heartbeat = upkeep, heartbeat
@@ -65,7 +64,7 @@ class Overview:
 
     def _machine(self, record: VmRecord, states: dict[str, str]) -> models.Machine | None:
         state = states.get(record.name, OFF)
-        return views.machine(record, state, self._machines.console_log(record.name), self._verdict.accel)
+        return views.machine(record, state, self._machines.console_log(record.name), self._accel.use)
 
     def vm_states(self, records: list[VmRecord]) -> dict[str, str]:
         """State by name of those that were booted and are not off. libvirt is asked only if there are any."""
@@ -125,7 +124,7 @@ class Overview:
             host=self._config.name,
             pid=os.getpid(),
             volt=models.VoltStatus(url=self._config.volt, connected=heartbeat.connected, trouble=heartbeat.trouble),
-            accel=views.accel(self._verdict),
+            accel=self._accel,
             repairing=self._upkeep.repairing(),
             suspended=self._stacks.suspended,
             images=[self._stack(record, held) for record in self._stacks.records()],

@@ -12,7 +12,6 @@ from uuid import UUID
 
 from drivers import base
 from virtman import models
-from virtman.accel import Verdict
 from virtman.domain import NONE, mac_of
 from virtman.hostfiles import translate_os_errors
 from virtman.hypervisor import MigrationSource
@@ -139,11 +138,6 @@ def cached_device(record: DeviceRecord, state: str, found: base.CachedDevice | N
         device=record.device, path=str(found.path), size=found.size, state=state, hits=found.hits, misses=found.misses,
         cache_bytes=found.cache_bytes,
     )  # fmt: skip
-
-
-def accel(verdict: Verdict) -> models.Accel:
-    """What VMs are started with."""
-    return models.Accel(use=verdict.accel, reason=verdict.reason)
 
 
 def left_alone(

@@ -159,11 +159,11 @@ def accel(kernel: Path | None, as_json: bool) -> None:
     from virtman.accel import choose_accel
 
     with tempfile.TemporaryDirectory() as folder:
-        verdict = choose_accel(kernel, Path(folder) / "verdict.json")
+        found = choose_accel(kernel, Path(folder) / "accel.json")
     if as_json:
-        emit({"accel": verdict.accel, "reason": verdict.reason})
+        emit({"accel": found.use, "reason": found.reason})
     else:
-        click.echo(f"{verdict.accel}: {verdict.reason}")
+        click.echo(f"{found.use}: {found.reason}")
 
 
 @click.command()
