@@ -28,7 +28,8 @@ from virtman.heartbeat import Heartbeat
 from virtman.hostdrivers import HostDrivers
 from virtman.imagestore import ImageStore
 from virtman.kinds import VM_KINDS
-from virtman.machines import OFF, SAVED, LibvirtMachines
+from virtman.libvirtdomain import OFF, SAVED
+from virtman.machines import LibvirtMachines
 from virtman.overview import Overview
 from virtman.parallel import raise_all, side_by_side
 from virtman.pipe import sweep

@@ -570,7 +570,7 @@ def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None
         responses={200: models.MigrationSource},
     )  # fmt: skip
     def migration_source(path: VmPath) -> Response:
-        return _answer(views.migration_source(migration.migration_source(agent.vms, path.vm)))
+        return _answer(migration.migration_source(agent.vms, path.vm))
 
     @app.post(
         "/v1/vms/<vm>/migration",
@@ -617,7 +617,7 @@ def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None
 def _arrival_routes(app: OpenAPI, agent: Agent) -> None:
     @app.post("/v1/arrivals/check", summary="Whether a VM can come to this host", responses={204: None})
     def check_arrival(body: models.MigrationSource) -> Response:
-        migration.check(agent.vms, views.of_migration_source(body))
+        migration.check(agent.vms, body)
         return _done()
 
     @app.post(
@@ -629,7 +629,7 @@ def _arrival_routes(app: OpenAPI, agent: Agent) -> None:
 
     @app.post("/v1/vms/<vm>/arrival", summary="Make ready for a VM that comes", responses={200: models.Expected})
     def expect(path: VmPath, body: models.MigrationSource) -> Response:
-        domain = migration.expect(agent.vms, path.vm, views.of_migration_source(body))
+        domain = migration.expect(agent.vms, path.vm, body)
         return _answer(models.Expected(domain=domain))
 
     @app.post("/v1/vms/<vm>/arrival/end", summary="Let a VM go on that has come", responses={200: models.Booted})

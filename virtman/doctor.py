@@ -12,7 +12,7 @@ from drivers.needs import Finding, Machine
 from virtman import lvmfilter
 from virtman.accel import known_accel
 from virtman.errors import ConfigError, HostTrouble, HypervisorError
-from virtman.machines import connected
+from virtman.libvirthost import connected
 from virtman.models import Accel
 from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, by_machine, inspect, pick, refusal
 

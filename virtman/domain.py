@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
+from xml.sax.saxutils import escape, quoteattr
 
 from drivers.base import Device
 from drivers.qemu import hotplug
@@ -36,6 +38,9 @@ OURS = "virtman-"
 """How QEMU's IDs begin of what VirtMan gives to a VM besides libvirt's devices."""
 ALIAS = f"ua-{OURS}"
 """How libvirt's names begin of the disks that VirtMan gives to a VM; "ua-" is libvirt's for those of its users."""
+
+GUEST_AGENT = "org.qemu.guest_agent.0"
+"""How the port is called at which libvirt reaches QEMU's guest agent, if one runs in the VM."""
 
 NEWEST = "q35"
 """The newest machine that a QEMU has: libvirt puts that one's own name in its place."""
@@ -64,64 +69,36 @@ class Machine:
     disks: Mapping[str, Device] = field(default_factory=dict)
     hardware: str = NEWEST
 
-    @property
-    def mac(self) -> str:
-        """The address of its network card."""
-        return mac_of(self.uuid)
-
 
 def mac_of(uuid: str) -> str:
-    """A locally administered unicast address (IEEE 802: second-lowest bit of the first byte) of 40 hashed bits."""
+    """The address of a VM's network card: locally administered and unicast (IEEE 802: second-lowest bit of the first
+    byte), of 40 hashed bits.
+    """
     digest = hashlib.sha256(uuid.encode()).digest()
     return ":".join(["02", *(f"{byte:02x}" for byte in digest[:5])])
 
 
+# What a definition says
+
+
+def _parse(xml: str) -> ET.Element:
+    return ET.fromstring(xml)  # noqa: S314  libvirt or an agent wrote it
+
+
 def owner_of(xml: str) -> str | None:
-    """Who defined the domain: the owner we put there, or None if it is not ours."""
-    mark = ET.fromstring(xml).find(MARK)  # noqa: S314  libvirt wrote it
+    """Who defined the domain: the owner in VirtMan's mark, or None if VirtMan did not."""
+    mark = _parse(xml).find(MARK)
     return None if mark is None else mark.get("owner")
 
 
 def machine_of(xml: str) -> Boot:
     """The machine that a domain of ours was defined with, from what libvirt makes of its definition."""
-    return _machine_of(ET.fromstring(xml))  # noqa: S314  libvirt wrote it
-
-
-def _machine_of(root: ET.Element) -> Boot:
+    root = _parse(xml)
     return Boot(
         memory=int(root.findtext("memory", "0")) // KIB_PER_MIB,
         cpus=int(root.findtext("vcpu", "1")),
         network=_network_of(root.find("devices/interface")),
     )
-
-
-def hardware_of(xml: str) -> str:
-    """QEMU's name of the machine that a domain emulates."""
-    kind = ET.fromstring(xml).find("os/type")  # noqa: S314  libvirt wrote it
-    return NEWEST if kind is None else kind.get("machine", NEWEST)
-
-
-def firmware_of(xml: str) -> Path | None:
-    """The file that libvirt has made for the variables of a domain's UEFI, if the domain has that."""
-    file = ET.fromstring(xml).findtext("os/nvram")  # noqa: S314  libvirt wrote it
-    return Path(file) if file else None
-
-
-def with_firmware(xml: str, file: Path) -> str:
-    """The definition of a domain with UEFI, whose variables are in another file."""
-    root = ET.fromstring(xml)  # noqa: S314  libvirt wrote it
-    _child(root, "os/nvram").text = str(file)
-    return ET.tostring(root, encoding="unicode")
-
-
-def has_tpm(xml: str) -> bool:
-    """Whether libvirt keeps what a TPM of a domain remembers."""
-    return ET.fromstring(xml).find("devices/tpm") is not None  # noqa: S314  libvirt wrote it
-
-
-def is_emulated(xml: str) -> bool:
-    """Whether QEMU itself does what the domain's processors do, and not KVM."""
-    return ET.fromstring(xml).get("type") != "kvm"  # noqa: S314  libvirt wrote it
 
 
 def _network_of(interface: ET.Element | None) -> str:
@@ -132,9 +109,42 @@ def _network_of(interface: ET.Element | None) -> str:
     return kind if name is None else f"{kind}:{name}"
 
 
-def domain_xml(machine: Machine) -> str:
-    """The domain's first definition. Raises BadRequest for a network that is none of the kinds above."""
-    return ET.tostring(_domain(machine), encoding="unicode")
+def hardware_of(xml: str) -> str:
+    """QEMU's name of the machine that a domain emulates."""
+    kind = _parse(xml).find("os/type")
+    return NEWEST if kind is None else kind.get("machine", NEWEST)
+
+
+def firmware_of(xml: str) -> Path | None:
+    """The file that libvirt has made for the variables of a domain's UEFI, if the domain has that."""
+    file = _parse(xml).findtext("os/nvram")
+    return Path(file) if file else None
+
+
+def has_tpm(xml: str) -> bool:
+    """Whether libvirt keeps what a TPM of a domain remembers."""
+    return _parse(xml).find("devices/tpm") is not None
+
+
+def is_emulated(xml: str) -> bool:
+    """Whether QEMU itself does what the domain's processors do, and not KVM."""
+    return _parse(xml).get("type") != "kvm"
+
+
+def disks_of(xml: str) -> dict[str, str]:
+    """The targets of a domain's disks that are devices of the host, by their paths."""
+    disks = _parse(xml).iterfind("devices/disk[source][target]")
+    return {_child(disk, "source").get("dev", ""): _child(disk, "target").get("dev", "") for disk in disks}
+
+
+# Definitions that change
+
+
+def with_firmware(xml: str, file: Path) -> str:
+    """The definition of a domain with UEFI, whose variables are in another file."""
+    root = _parse(xml)
+    _child(root, "os/nvram").text = str(file)
+    return ET.tostring(root, encoding="unicode")
 
 
 def redefined(xml: str, machine: Machine) -> str:
@@ -143,23 +153,24 @@ def redefined(xml: str, machine: Machine) -> str:
     All else may be an administrator's (``virsh edit``), and stays. Memory, processors and network are put only where
     ``machine`` has others than the definition. Raises BadRequest as ``domain_xml``.
     """
-    root = ET.fromstring(xml)  # noqa: S314  libvirt wrote it
-    present = _machine_of(root)
-    made = _domain(replace(machine, network=NONE) if machine.network == present.network else machine)
-    if machine.memory != present.memory:
-        _put(root, made, "memory")
-        _put(root, made, "currentMemory")
-    if machine.cpus != present.cpus:
-        _put(root, made, "vcpu")
-    if machine.network != present.network:
-        _put(root, made, "devices/interface")
+    root, present = _parse(xml), machine_of(xml)
+    same_network = machine.network == present.network
+    made = _parse(domain_xml(replace(machine, network=NONE) if same_network else machine))
+    changed = {
+        "memory": machine.memory != present.memory,
+        "currentMemory": machine.memory != present.memory,
+        "vcpu": machine.cpus != present.cpus,
+        "devices/interface": not same_network,
+    }
+    for path in (path for path, differs in changed.items() if differs):
+        _put(root, made, path)
     _put_ours(root, made)
     return ET.tostring(root, encoding="unicode")
 
 
 def arriving(xml: str, expected: str) -> str:
     """The definition ``xml`` of a VM here, with what VirtMan owns in it as another host's ``domain_xml`` has it."""
-    root, made = ET.fromstring(xml), ET.fromstring(expected)  # noqa: S314  libvirt and an agent wrote them
+    root, made = _parse(xml), _parse(expected)
     _child(root, MARK).set("owner", _child(made, MARK).get("owner", ""))
     _put_ours(root, made)
     return ET.tostring(root, encoding="unicode")
@@ -204,9 +215,8 @@ def _put_disks(devices: ET.Element, made: Iterable[ET.Element]) -> None:
             continue
         target = _child(disk, "target")
         if target.get("bus") == "scsi":
-            free = next(name for name in map(scsi_target, count()) if name not in taken)
-            target.set("dev", free)
-            taken.add(free)
+            target.set("dev", free_target(taken))
+            taken.add(target.get("dev"))
         devices.append(disk)
 
 
@@ -245,61 +255,67 @@ def _is_ours(value: str) -> bool:
     return isinstance(named, dict) and str(named.get("node-name", named.get("id", ""))).startswith(OURS)
 
 
-def _domain(machine: Machine) -> ET.Element:
-    root = ET.Element("domain", type="kvm" if machine.accel == "kvm" else "qemu")
-    _text(root, "name", machine.vm)
-    _text(root, "uuid", machine.uuid)
-    metadata = ET.SubElement(root, "metadata")
-    ET.SubElement(metadata, f"{{{NAMESPACE}}}virtman", owner=machine.owner)
-    _text(root, "memory", str(machine.memory), unit="MiB")
-    _text(root, "vcpu", str(machine.cpus))
-    _text(root, "iothreads", "1")
-    os = ET.SubElement(root, "os")
-    _text(os, "type", "hvm", arch="x86_64", machine=machine.hardware)
-    features = ET.SubElement(root, "features")
-    ET.SubElement(features, "acpi")
-    if machine.accel == "kvm":
-        ET.SubElement(root, "cpu", mode="host-passthrough")
-    _text(root, "on_crash", "destroy")
-    devices = ET.SubElement(root, "devices")
-    _disks(root, devices, machine)
-    _network(devices, machine)
-    _console(devices, machine.console_log)
-    _guest_agent(devices)
-    rng = ET.SubElement(devices, "rng", model="virtio")
-    _text(rng, "backend", "/dev/urandom", model="random")
-    ET.SubElement(devices, "memballoon", model="none")
-    return root
+# A new definition
 
 
-def _text(parent: ET.Element, tag: str, text: str, **attributes: str) -> None:
-    ET.SubElement(parent, tag, attributes).text = text
+def domain_xml(machine: Machine) -> str:
+    """The domain's first definition. Raises BadRequest for a network that is none of the kinds above.
 
-
-def _disks(root: ET.Element, devices: ET.Element, machine: Machine) -> None:
-    """The VM's disk and seed. On an error the VM stops and awaits its administrator; it is never told of one.
+    On an error of a disk the VM stops and awaits its administrator; the VM is never told of the error.
 
     A disk that QEMU opens as a block node is handed over as it is: libvirt before 9.1 drops the reconnect delay of NBD
     nodes, without which the VM would see an error when the host's storage daemon is started again. Bus 0 is scanned
     first, so that the disk is the guest's first one and the seed its second, whatever libvirt adds.
     """
-    arguments = []
+    kvm = machine.accel == "kvm"
+    disks, arguments = _disks(machine)
+    options = "".join(f"<qemu:arg value={quoteattr(argument)}/>" for argument in arguments)
+    xml = f"""
+        <domain type="{"kvm" if kvm else "qemu"}" xmlns:qemu="{QEMU_NAMESPACE}" xmlns:virtman="{NAMESPACE}">
+          <name>{escape(machine.vm)}</name>
+          <uuid>{machine.uuid}</uuid>
+          <metadata><virtman:virtman owner={quoteattr(machine.owner)}/></metadata>
+          <memory unit="MiB">{machine.memory}</memory>
+          <vcpu>{machine.cpus}</vcpu>
+          <iothreads>1</iothreads>
+          <os><type arch="x86_64" machine={quoteattr(machine.hardware)}>hvm</type></os>
+          <features><acpi/></features>
+          {'<cpu mode="host-passthrough"/>' if kvm else ""}
+          <on_crash>destroy</on_crash>
+          <devices>
+            {"".join(disks)}
+            <controller type="scsi" index="0" model="virtio-scsi"/>
+            {_network(machine)}
+            <serial type="pty">
+              <log file={quoteattr(str(machine.console_log))} append="off"/>
+              <target port="0"/>
+            </serial>
+            <console type="pty"><target type="serial" port="0"/></console>
+            <channel type="unix"><target type="virtio" name="{GUEST_AGENT}"/></channel>
+            <rng model="virtio"><backend model="random">/dev/urandom</backend></rng>
+            <memballoon model="none"/>
+          </devices>
+          <qemu:commandline>{options}</qemu:commandline>
+        </domain>"""
+    return re.sub(r">\s+<", "><", xml.strip())
+
+
+def _disks(machine: Machine) -> tuple[list[str], list[str]]:
+    """The disks that libvirt knows, and the arguments by which QEMU gets the others."""
+    disks, arguments = [], []
     if machine.disk.node is None:
-        devices.append(_block_disk("disk", machine.disk, "vda", "virtio", iothread=IO_THREAD))
+        disks.append(_block_disk("disk", machine.disk, 'dev="vda" bus="virtio"', f'iothread="{IO_THREAD}"'))
     else:
         arguments += _arguments("disk", machine.disk.node, "0x10")
     seed = {"driver": "raw", "read-only": True, "file": {"driver": "file", "filename": str(machine.seed)}}
     arguments += _arguments("seed", seed, "0x11")
-    ET.SubElement(devices, "controller", type="scsi", index="0", model="virtio-scsi")
     for number, (name, disk) in enumerate(machine.disks.items()):
         if disk.node is None:
-            devices.append(scsi_disk(name, disk, scsi_target(number)))
+            disks.append(scsi_disk(name, disk, scsi_target(number)))
         else:
             node = {**disk.node, "node-name": hotplug.node_name(name)}
             arguments += ["-blockdev", json.dumps(node), "-device", json.dumps(hotplug.frontend(name))]
-    command_line = ET.SubElement(root, COMMAND_LINE)
-    for argument in arguments:
-        ET.SubElement(command_line, ARGUMENT, value=argument)
+    return disks, arguments
 
 
 def _arguments(name: str, node: Mapping[str, Any], address: str) -> list[str]:
@@ -310,23 +326,26 @@ def _arguments(name: str, node: Mapping[str, Any], address: str) -> list[str]:
     return ["-blockdev", json.dumps(blockdev), "-device", json.dumps(device | more)]
 
 
-def _block_disk(name: str, disk: Device, target: str, bus: str, **driver: str) -> ET.Element:
-    """A disk that is a device of the host: libvirt lets the VM's QEMU open it."""
-    element = ET.Element("disk", type="block", device="disk")
-    options = {"name": "qemu", "type": "raw", "cache": "none", "error_policy": "stop", "rerror_policy": "stop"}
-    options["discard"] = "unmap"  # else QEMU drops what the guest discards
-    ET.SubElement(element, "driver", options | driver)
-    ET.SubElement(element, "source", dev=str(disk.path))
-    ET.SubElement(element, "target", dev=target, bus=bus)
-    ET.SubElement(element, "alias", name=f"{ALIAS}{name}")
-    return element
+def _block_disk(name: str, disk: Device, target: str, driver: str = "", more: str = "") -> str:
+    """A disk that is a device of the host: libvirt lets the VM's QEMU open it.
+
+    Without ``discard`` QEMU drops what the guest discards.
+    """
+    return f"""
+        <disk type="block" device="disk">
+          <driver name="qemu" type="raw" cache="none" discard="unmap"
+           error_policy="stop" rerror_policy="stop" {driver}/>
+          <source dev={quoteattr(str(disk.path))}/>
+          <target {target}/>
+          {more}
+          <alias name={quoteattr(ALIAS + name)}/>
+        </disk>"""
 
 
-def scsi_disk(name: str, disk: Device, target: str) -> ET.Element:
+def scsi_disk(name: str, disk: Device, target: str) -> str:
     """A further disk that is a device of the host. ``target``: how libvirt tells its disks apart."""
-    element = _block_disk(f"with-{name}", disk, target, "scsi")
-    _text(element, "serial", hotplug.serial(name))
-    return element
+    serial = f"<serial>{escape(hotplug.serial(name))}</serial>"
+    return _block_disk(f"with-{name}", disk, f'dev="{target}" bus="scsi"', more=serial)
 
 
 def scsi_target(number: int) -> str:
@@ -338,41 +357,21 @@ def scsi_target(number: int) -> str:
     return f"sd{letters}"
 
 
-def disks_of(xml: str) -> dict[str, str]:
-    """The targets of a domain's disks that are devices of the host, by their paths."""
-    disks = ET.fromstring(xml).iterfind("devices/disk")  # noqa: S314  libvirt wrote it
-    found = [(disk.find("source"), disk.find("target")) for disk in disks]
-    return {
-        source.get("dev", ""): target.get("dev", "")
-        for source, target in found
-        if source is not None and target is not None
-    }
+def free_target(taken: Container[str | None]) -> str:
+    """The first target of a SCSI disk that no disk has."""
+    return next(name for name in map(scsi_target, count()) if name not in taken)
 
 
-def _network(devices: ET.Element, machine: Machine) -> None:
+def _network(machine: Machine) -> str:
     kind, _, name = machine.network.partition(":")
     if machine.network == NONE:
-        return
+        return ""
     if machine.network != USER and (kind not in ("network", "bridge") or not name):
         raise BadRequest(f"network {machine.network!r} is not one of: user, none, network:NAME, bridge:NAME")
-    interface = ET.SubElement(devices, "interface", type=kind)
-    ET.SubElement(interface, "mac", address=machine.mac)
-    if name:
-        ET.SubElement(interface, "source", {kind: name})
-    ET.SubElement(interface, "model", type="virtio")
-    ET.SubElement(interface, "rom", enabled="no")
-
-
-def _console(devices: ET.Element, log: Path) -> None:
-    """The serial port, for ``virtman console``; everything it prints is also kept in a file."""
-    serial = ET.SubElement(devices, "serial", type="pty")
-    ET.SubElement(serial, "log", file=str(log), append="off")
-    ET.SubElement(serial, "target", port="0")
-    console = ET.SubElement(devices, "console", type="pty")
-    ET.SubElement(console, "target", type="serial", port="0")
-
-
-def _guest_agent(devices: ET.Element) -> None:
-    """Where libvirt reaches QEMU's guest agent, if one runs in the VM."""
-    channel = ET.SubElement(devices, "channel", type="unix")
-    ET.SubElement(channel, "target", type="virtio", name="org.qemu.guest_agent.0")
+    return f"""
+        <interface type="{kind}">
+          <mac address="{mac_of(machine.uuid)}"/>
+          {f"<source {kind}={quoteattr(name)}/>" if name else ""}
+          <model type="virtio"/>
+          <rom enabled="no"/>
+        </interface>"""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 from drivers.base import Device, Monitor
+from virtman.models import MigrationSource
 from virtman.records import Boot
 
 NO_DISKS: Mapping[str, Device] = {}
@@ -43,18 +43,6 @@ class Running(Monitor, Protocol):
 
         Raises HypervisorError, DriverError.
         """
-
-
-@dataclass(frozen=True)
-class MigrationSource:
-    """What goes along with the disk of a VM that moves: UUID, machine, the content of its seed, and QEMU's name of the
-    machine that it emulates.
-    """
-
-    uuid: str
-    boot: Boot
-    seed: bytes
-    hardware: str
 
 
 class Machines(Protocol):
@@ -109,7 +97,10 @@ class Machines(Protocol):
         """Whether a VM can come. Raises HypervisorError, NotSupported."""
 
     def expect(self, vm: str, disk: Device, migration_source: MigrationSource) -> str:
-        """Make ready for a VM that comes. Returns its domain (XML). Raises HypervisorError, DomainForeign."""
+        """Make ready for a VM that comes: keep its seed, and let QEMU open its disk.
+
+        Returns its domain (XML). Raises HypervisorError, DomainForeign, HostTrouble.
+        """
 
     def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:
         """Move the VM's memory to the libvirt at ``uri``, where it is paused then. Returns seconds that it stood still.

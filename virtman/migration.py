@@ -16,10 +16,9 @@ from typing import Protocol
 
 from drivers.errors import NotPossible
 from virtman.errors import BadRequest, DiskChanged, NeverBooted, NotSupported, UnknownVm, VirtmanError, VmMoving, VmRuns
-from virtman.hypervisor import MigrationSource
-from virtman.models import ABSENT, ANOTHER, ARRIVED, GIVEN_UP
+from virtman.models import ABSENT, ANOTHER, ARRIVED, GIVEN_UP, MigrationSource
 from virtman.operations import Kind
-from virtman.records import ARRIVE, DESTROY, MIGRATE, VmRecord
+from virtman.records import ARRIVE, DESTROY, MIGRATE, Boot, VmRecord
 from virtman.vms import Vms
 
 NO_MOVES = "this host has disks of the kernel stack; VMs move to hosts of the userspace stack"
@@ -155,14 +154,14 @@ def finish(vms: Vms, vm: str, uri: str) -> None:
 # At the new host
 
 
-def check(vms: Vms, migration_source: MigrationSource) -> None:
+def check(vms: Vms, source: MigrationSource) -> None:
     """Whether a VM can come, before anything of it does. Raises NotSupported, HypervisorError."""
     if not vms.vmdisks.moves_live:
         raise NotSupported(NO_MOVES)
-    vms.machines.check(migration_source)
+    vms.machines.check(source)
 
 
-def expect(vms: Vms, vm: str, migration_source: MigrationSource) -> str:
+def expect(vms: Vms, vm: str, source: MigrationSource) -> str:
     """Make ready for a VM whose disk is here. Returns the domain (XML) that libvirt is to make of it.
 
     Asked again, it answers the same. Raises UnknownVm, VmRuns, DiskAttached, NotPossible, HypervisorError.
@@ -174,9 +173,10 @@ def expect(vms: Vms, vm: str, migration_source: MigrationSource) -> str:
             raise VmRuns(f"vm {vm!r} was booted on this host; destroy it before another one of this name comes")
         vms.require_detached(record)
         disk = vms.vmdisks.open(vm)
-        vms.settle(record, boot=migration_source.boot, uuid=migration_source.uuid, arriving=True, whole=False)
+        boot = Boot(memory=source.memory, cpus=source.cpus, network=source.network)
+        vms.settle(record, boot=boot, uuid=str(source.uuid), arriving=True, whole=False)
         vms.step("arrive:expected")
-        return vms.machines.expect(vm, disk, migration_source)
+        return vms.machines.expect(vm, disk, source)
 
 
 def give_up(vms: Vms, vm: str, snapshots: Collection[str]) -> str:

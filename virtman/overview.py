@@ -13,7 +13,8 @@ from virtman.devices import Devices
 from virtman.errors import HypervisorError
 from virtman.heartbeat import Heartbeat
 from virtman.hostdrivers import HostDrivers
-from virtman.machines import OFF, LibvirtMachines
+from virtman.libvirtdomain import OFF
+from virtman.machines import LibvirtMachines
 from virtman.records import ImageRecord, Role, VmRecord
 from virtman.stacks import Stacks
 from virtman.upkeep import Upkeep

@@ -7,22 +7,23 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import libvirt
+import libvirt_qemu
+
 from drivers.base import BlockNode, Device
 from drivers.errors import MonitorFailed
 from drivers.qemu import hotplug
-from virtman.domain import disks_of, scsi_disk, scsi_target
+from virtman.domain import GUEST_AGENT, disks_of, free_target, scsi_disk
 from virtman.errors import HypervisorError
 from virtman.hostfiles import translate_os_errors
+from virtman.libvirtdomain import state_of
 
 log = logging.getLogger(__name__)
 
-AGENT = "org.qemu.guest_agent.0"
-"""How the port of the guest's agent is called."""
 PING_TIMEOUT = 5
 """Seconds that it has to say that it is there."""
 AGENT_TIMEOUT = 20
@@ -30,7 +31,7 @@ AGENT_TIMEOUT = 20
 
 
 class RunningVm:
-    """A running domain of libvirt."""
+    """A running domain of libvirt (``hypervisor.Running``)."""
 
     def __init__(self, vm: str, domain: Any) -> None:
         self._vm = vm
@@ -38,9 +39,6 @@ class RunningVm:
 
     def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
         """What QEMU returns for one command (QEMU: interop/qemu-qmp-ref). Raises MonitorFailed."""
-        import libvirt
-        import libvirt_qemu
-
         text = json.dumps({"execute": command, "arguments": dict(arguments or {})})
         try:
             answer = json.loads(libvirt_qemu.qemuMonitorCommand(self._domain, text, 0))
@@ -52,56 +50,35 @@ class RunningVm:
 
     @property
     def state(self) -> str:
-        """What libvirt calls the VM's state. Raises HypervisorError."""
         return state_of(self._domain)
 
     def go_on(self) -> None:
-        """Let a VM that is paused run. Raises HypervisorError."""
-        import libvirt
-
         state, _reason = self._domain.state()
         if state == libvirt.VIR_DOMAIN_PAUSED:
             self._domain.resume()
 
     def plug(self, name: str, disk: Device) -> None:
-        """Let the VM use another disk; one that it has is left alone.
-
-        A device of the host is libvirt's to attach: it keeps QEMU from opening those that it does not know. Raises
-        HypervisorError, DriverError.
-        """
+        """libvirt attaches a device of the host: libvirt keeps QEMU from opening devices that it does not know."""
         if disk.node is not None:
             give_to_hypervisor(self._domain.connect(), files_of(disk.node))
             hotplug.plug(self, name, disk.node)
             return
-        import libvirt
-
         present = disks_of(self._domain.XMLDesc())
         if str(disk.path) not in present:
-            free = next(target for target in map(scsi_target, count()) if target not in present.values())
-            xml = ET.tostring(scsi_disk(name, disk, free), encoding="unicode")
+            xml = scsi_disk(name, disk, free_target(present.values()))
             self._domain.attachDeviceFlags(xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
     def unplug(self, name: str, disk: Device) -> None:
-        """Take such a disk away from the VM; one that it does not have is fine. Raises HypervisorError, DriverError."""
         if disk.node is not None:
             hotplug.unplug(self, name, disk.node)
             return
-        import libvirt
-
         target = disks_of(self._domain.XMLDesc()).get(str(disk.path))
         if target is not None:
-            xml = ET.tostring(scsi_disk(name, disk, target), encoding="unicode")
-            self._domain.detachDeviceFlags(xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            self._domain.detachDeviceFlags(scsi_disk(name, disk, target), libvirt.VIR_DOMAIN_AFFECT_LIVE)
         if str(disk.path) in disks_of(self._domain.XMLDesc()):
-            raise HypervisorError(f"vm {self._vm!r} has not let go of {disk.path} yet; ask again")
+            raise HypervisorError(f"vm {self._vm!r} still uses {disk.path}; ask again")
 
     def freeze(self) -> bool:
-        """Have the guest write its file systems down and hold them still; False if no agent in it does so.
-
-        Raises as ``thaw``.
-        """
-        import libvirt
-
         if not self._is_answered():
             return False
         try:
@@ -115,9 +92,6 @@ class RunningVm:
 
     def _is_answered(self) -> bool:
         """Whether an agent in the guest answers now. Of one that does not, nobody knows what it will do later."""
-        import libvirt
-        import libvirt_qemu
-
         try:
             libvirt_qemu.qemuAgentCommand(self._domain, json.dumps({"execute": "guest-ping"}), PING_TIMEOUT, 0)
         except libvirt.libvirtError as error:
@@ -126,12 +100,6 @@ class RunningVm:
         return True
 
     def thaw(self) -> None:
-        """Let the guest go on; one that was not held still, or in which no agent runs, is left alone.
-
-        Raises HypervisorError if libvirt went away or the agent does not answer: the guest may be held still.
-        """
-        import libvirt
-
         with contextlib.suppress(MonitorFailed):
             self.execute("query-status")  # a libvirt that has just come back does not know of the agent before
         try:
@@ -143,27 +111,13 @@ class RunningVm:
 
     def _has_agent(self) -> bool:
         """Whether an agent runs in the guest, or one may for all that libvirt says."""
-        import libvirt
-
         try:
             channels = ET.fromstring(self._domain.XMLDesc()).iterfind("devices/channel/target")  # noqa: S314  libvirt wrote it
-            return any(channel.get("name") == AGENT and channel.get("state") == "connected" for channel in channels)
+            return any(
+                channel.get("name") == GUEST_AGENT and channel.get("state") == "connected" for channel in channels
+            )
         except libvirt.libvirtError:
             return not self._domain.connect().isAlive()
-
-
-def state_of(domain: Any) -> str:
-    """What libvirt calls the state of a domain that has a QEMU; the words are those of ``virsh domstate``."""
-    import libvirt
-
-    state, _reason = domain.state()
-    words = {
-        libvirt.VIR_DOMAIN_PAUSED: "paused",
-        libvirt.VIR_DOMAIN_SHUTDOWN: "in shutdown",
-        libvirt.VIR_DOMAIN_CRASHED: "crashed",
-        libvirt.VIR_DOMAIN_PMSUSPENDED: "pmsuspended",
-    }
-    return words.get(state, "running")
 
 
 def files_of(node: BlockNode) -> Iterator[Path]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from drivers import base
 from virtman import models
 from virtman.domain import NONE, mac_of
 from virtman.hostfiles import translate_os_errors
-from virtman.hypervisor import MigrationSource
-from virtman.records import ARRIVE, Boot, DeviceRecord, ImageRecord, Snapshot, VmRecord
+from virtman.records import ARRIVE, DeviceRecord, ImageRecord, Snapshot, VmRecord
 from volt.client import Image as PublishedImage
 
 
@@ -64,20 +61,6 @@ def more(record: VmRecord) -> dict[str, Any]:
         "uuid": record.uuid,
         "arriving": record.arriving and not record.doing(ARRIVE),
     }
-
-
-def migration_source(found: MigrationSource) -> models.MigrationSource:
-    """What goes along with a VM's disk."""
-    return models.MigrationSource(
-        uuid=UUID(found.uuid), memory=found.boot.memory, cpus=found.boot.cpus, network=found.boot.network,
-        seed=base64.b64encode(found.seed).decode(), hardware=found.hardware,
-    )  # fmt: skip
-
-
-def of_migration_source(told: models.MigrationSource) -> MigrationSource:
-    """What came along with a VM's disk."""
-    boot = Boot(memory=told.memory, cpus=told.cpus, network=told.network)
-    return MigrationSource(str(told.uuid), boot, base64.b64decode(told.seed), told.hardware)
 
 
 def image(

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from testtools import TestCase
 
 from drivers.base import Device
 from drivers.errors import MonitorFailed
 from virtman.errors import UnknownVm, VmRuns, VmSaved
-from virtman.hypervisor import Machines, MigrationSource
+from virtman.hypervisor import Machines
+from virtman.models import MigrationSource
 from virtman.records import Boot
 
 BOOT = Boot(memory=64, cpus=1, network="none")
 NO_KEYS: list[str] = []
-UUID = str(uuid4())
+ID = str(uuid4())
 MORE = Device(1 << 20, Path("/dev/mapper/more"))
 
 
@@ -138,28 +138,28 @@ class MachinesContract(TestCase):
         self.start("new", keys=None)
         self.assertEqual((["new"], ["new"]), (self.running(), self.files()))
         self.assertIsNone(self.machines.machine("vm"))
-        self.machines.start("vm", self.disk, BOOT, [], None, uuid=UUID)
+        self.machines.start("vm", self.disk, BOOT, [], None, uuid=ID)
         self.assertEqual(["new", "vm"], self.running())
 
     def uuid(self, vm: str = "vm") -> str:
         """The UUID that it has."""
-        return self.machines.migration_source(vm).uuid
+        return str(self.machines.migration_source(vm).uuid)
 
     def test_a_vm_has_the_uuid_that_it_is_first_started_with(self) -> None:
-        for given in (UUID, str(uuid4())):
+        for given in (ID, str(uuid4())):
             self.machines.start("vm", self.disk, BOOT, [], None, uuid=given)
-            self.assertEqual(UUID, self.uuid())
+            self.assertEqual(ID, self.uuid())
             self.machines.stop("vm", force=True)
         self.machines.rename("vm", "new")
         self.machines.follow("new", self.disk)
-        self.assertEqual(UUID, self.uuid("new"))
+        self.assertEqual(ID, self.uuid("new"))
 
     def test_a_vm_that_was_forgotten_gets_the_uuid_that_is_given(self) -> None:
         self.machines.start("vm", self.disk, BOOT, [], None, uuid=str(uuid4()))
         self.machines.stop("vm", force=True)
         self.machines.undefine("vm")
-        self.machines.start("vm", self.disk, BOOT, None, None, uuid=UUID)
-        self.assertEqual(UUID, self.uuid())
+        self.machines.start("vm", self.disk, BOOT, None, None, uuid=ID)
+        self.assertEqual(ID, self.uuid())
 
     def test_a_vm_that_runs_keeps_its_name(self) -> None:
         self.start()
@@ -214,7 +214,7 @@ class MachinesContract(TestCase):
         self.assert_not_known(files=[])
 
     def test_a_vm_begins_with_all_its_disks(self) -> None:
-        self.machines.start("vm", self.disk, BOOT, [], None, uuid=UUID, disks={"data": MORE})
+        self.machines.start("vm", self.disk, BOOT, [], None, uuid=ID, disks={"data": MORE})
         self.assertEqual(["data"], self.begins_with("vm"))
         for names in (["data", "more"], ["more"], []):
             self.machines.follow("vm", self.disk, dict.fromkeys(names, MORE))
@@ -287,7 +287,7 @@ class MachinesContract(TestCase):
         self.start("other", keys=["key"])
         other = self.machines.migration_source("other")
         self.machines.remove("other")
-        return replace(other, uuid=UUID)
+        return other.model_copy(update={"uuid": UUID(ID)})
 
     def test_a_vm_that_comes_is_what_it_was_and_stands_still_until_it_is_let_go_on(self) -> None:
         migration_source = self.migration_source()
@@ -298,6 +298,6 @@ class MachinesContract(TestCase):
         self.assertFalse(self.paused("vm"))
         self.machines.stop("vm", force=True)
         self.start(keys=None)
-        self.assertEqual(UUID, self.uuid())
+        self.assertEqual(ID, self.uuid())
         self.machines.remove("vm")
         self.assert_not_known(files=[])

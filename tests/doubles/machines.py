@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
 from drivers.base import Device
 from drivers.errors import MonitorFailed
 from tests.doubles.drivers import Moment, unnoticed
 from virtman.errors import HypervisorError, NotSupported, UnknownVm, VmRuns, VmSaved
-from virtman.hypervisor import NO_DISKS, MigrationSource
+from virtman.hypervisor import NO_DISKS
+from virtman.models import MigrationSource
 from virtman.records import Boot
 
 HARDWARE = "pc-q35-7.2"
@@ -196,7 +199,10 @@ class MachinesDouble:
         self.answer("migration_source")
         if vm not in self.defined:
             raise UnknownVm(vm)
-        return MigrationSource(self.uuids[vm], self._machines[vm], self._seeds[vm], HARDWARE)
+        seed = base64.b64encode(self._seeds[vm]).decode()
+        return MigrationSource(
+            uuid=UUID(self.uuids[vm]), **self._machines[vm].model_dump(), seed=seed, hardware=HARDWARE
+        )
 
     def check(self, migration_source: MigrationSource) -> None:
         self.answer("check")
@@ -206,17 +212,18 @@ class MachinesDouble:
     def expect(self, vm: str, disk: Device, migration_source: MigrationSource) -> str:
         self.answer("expect")
         self.files.add(vm)
-        self._seeds[vm] = migration_source.seed
+        self._seeds[vm] = base64.b64decode(migration_source.seed)
         self.expected[vm] = disk, migration_source
         self.moment("after machines.expect")
-        return f"{migration_source.uuid} {migration_source.seed.decode()}"
+        return f"{migration_source.uuid} {migration_source.seed}"
 
     def come(self, vm: str) -> None:
         """The memory of one that is expected comes: it is there, and paused."""
         disk, migration_source = self.expected.pop(vm)
         self.running[vm] = self.defined[vm] = disk
         self.plugged[vm], self.with_disks[vm] = {}, {}
-        self._machines[vm], self.uuids[vm] = migration_source.boot, migration_source.uuid
+        self._machines[vm] = Boot(**migration_source.model_dump(include={"memory", "cpus", "network"}))
+        self.uuids[vm] = str(migration_source.uuid)
         self.paused.add(vm)
 
     def migrate(self, vm: str, uri: str, domain: str, tell: Callable[[int, int], None]) -> float:

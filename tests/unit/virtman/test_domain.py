@@ -22,6 +22,7 @@ from virtman.domain import (
     arriving,
     disks_of,
     domain_xml,
+    mac_of,
     owner_of,
     redefined,
     scsi_disk,
@@ -130,7 +131,7 @@ class DomainTest(TestCase):
             self.assertEqual(kind, interface.attrib["type"])
             found = interface.find("source")
             self.assertEqual(source, None if found is None else found.attrib)
-            self.assertEqual(machine().mac, interface.find("mac").attrib["address"])  # type: ignore[union-attr]
+            self.assertEqual(mac_of(machine().uuid), interface.find("mac").attrib["address"])  # type: ignore[union-attr]
 
     def test_other_networks_are_refused(self) -> None:
         for network in ("", "wifi", "network:", "bridge:", "user:x", "none:x", "network", "direct:eth0"):
@@ -163,7 +164,7 @@ class RedefinedTest(TestCase):
         devices, command_line = root.find("devices"), root.find(f"{{{QEMU_NAMESPACE}}}commandline")
         assert devices is not None
         assert command_line is not None
-        devices.append(scsi_disk("theirs", Device(1 << 20, Path("/dev/theirs")), "sda"))
+        devices.append(ET.fromstring(scsi_disk("theirs", Device(1 << 20, Path("/dev/theirs")), "sda")))
         devices.findall("disk")[-1].remove(devices.findall("disk")[-1].find("alias"))  # type: ignore[arg-type]
         for disk_of_ours in devices.findall("disk")[:-1]:
             ET.SubElement(disk_of_ours, "iotune")
@@ -214,10 +215,10 @@ class RedefinedTest(TestCase):
 class IdentityTest(TestCase):
     @given(st.uuids())
     def test_a_mac_is_unicast_and_locally_administered_and_always_the_same(self, uuid: UUID) -> None:
-        mac = machine(uuid=str(uuid)).mac
-        self.assertEqual(mac, machine(uuid=str(uuid), vm="renamed").mac)
+        mac = mac_of(str(uuid))
+        self.assertEqual(mac, mac_of(str(uuid)))
         self.assertThat(mac, MatchesRegex("^[0-9a-f]{2}(:[0-9a-f]{2}){5}$"))
         self.assertEqual(0b10, int(mac[:2], 16) & 0b11)
 
     def test_two_vms_have_two_addresses(self) -> None:
-        self.assertNotEqual(machine().mac, machine(uuid=str(uuid4())).mac)
+        self.assertNotEqual(mac_of(str(uuid4())), mac_of(str(uuid4())))

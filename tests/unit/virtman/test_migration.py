@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 
 from testtools import TestCase
 from testtools.matchers import Contains
@@ -29,13 +28,13 @@ from virtman.errors import (
     VmMoving,
     VmRuns,
 )
-from virtman.hypervisor import MigrationSource
+from virtman.models import MigrationSource
 from virtman.names import TRAVELLING
 from virtman.records import MIGRATE
 
 MIB = 1 << 20
 THERE = "qemu+ssh://there/system"
-TRAVELLER = MigrationSource(str(uuid.uuid4()), BOOT, b"seed", HARDWARE)
+TRAVELLER = MigrationSource(uuid=uuid.uuid4(), **BOOT.model_dump(), seed="c2VlZA==", hardware=HARDWARE)
 SENT = "virtman-migration-2-x"
 
 
@@ -311,7 +310,8 @@ class ArriveTest(TestCase):
 
     def test_one_of_other_hardware_cannot_come(self) -> None:
         self.scene.machines.check(TRAVELLER)
-        self.assertRaises(NotSupported, self.scene.machines.check, replace(TRAVELLER, hardware="pc-q35-99"))
+        other = TRAVELLER.model_copy(update={"hardware": "pc-q35-99"})
+        self.assertRaises(NotSupported, self.scene.machines.check, other)
 
     def test_what_has_come_is_given_up(self) -> None:
         def give_up() -> str:
