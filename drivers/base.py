@@ -207,14 +207,6 @@ class CachedDevice:
     cache_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Existing:
-    """What a driver found on the host, by image or VM name; ``details`` are for people and logs."""
-
-    names: frozenset[str]
-    details: Mapping[str, str] = field(default_factory=dict)
-
-
 LostParent = Callable[[Image, Parent], None]
 """Called from a driver's thread when a parent in use was lost and the driver has moved on.
 
@@ -256,8 +248,8 @@ class AttachDriver(Protocol):
     def paths(self, image: str) -> list[PathStatus]:
         """The routes in the order of the parents."""
 
-    def existing(self) -> Existing:
-        """Images with something of this driver on the host."""
+    def existing(self) -> frozenset[str]:
+        """Names of images with something of this driver on the host."""
 
 
 class CacheDriver(Protocol):
@@ -285,7 +277,7 @@ class CacheDriver(Protocol):
         costs only what was fetched since.
         """
 
-    def existing(self) -> Existing:
+    def existing(self) -> frozenset[str]:
         """Keys (``Image.key``) of the images with something kept on this host."""
 
 
@@ -341,7 +333,7 @@ class DeviceCache(Protocol):
     def devices(self) -> list[CachedDevice]:
         """Those that are attached."""
 
-    def existing_devices(self) -> Existing:
+    def existing_devices(self) -> frozenset[str]:
         """Names of attachments, whole or half made, on this host."""
 
 
@@ -387,8 +379,8 @@ class ExportDriver(Protocol):
         What waits below for a parent, ``AttachDriver.abandon`` has let go before.
         """
 
-    def existing(self) -> Existing:
-        """Images with something of this driver on the host: a process, a socket, a target."""
+    def existing(self) -> frozenset[str]:
+        """Names of images with something of this driver on the host: a process, a socket, a target."""
 
 
 class ImageSource(Protocol):
@@ -566,8 +558,8 @@ class VmDiskDriver(Protocol):
     def spare(self) -> int:
         """Bytes that may be written to disks beside what VMs write, for which the rest is kept (``Place.reserve``)."""
 
-    def existing(self) -> Existing:
-        """VMs with a disk, whole or half made, on this host."""
+    def existing(self) -> frozenset[str]:
+        """Names of VMs with a disk, whole or half made, on this host."""
 
     def trouble(self) -> str:
         """What keeps VMs from writing to their disks, or soon will; nothing if nothing does."""

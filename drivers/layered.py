@@ -147,11 +147,11 @@ class LayeredSource:
 
     def existing(self) -> frozenset[str]:
         """See ``ImageSource``."""
-        return self._export.existing().names | self._attach.existing().names
+        return self._export.existing() | self._attach.existing()
 
     def kept(self) -> frozenset[str]:
         """See ``ImageSource``."""
-        return self._cache.existing().names
+        return self._cache.existing()
 
     def kept_size(self, key: str) -> int:
         """See ``ImageSource``."""

@@ -215,7 +215,7 @@ class Devices:
         """Attachments on the host without a record."""
         if self._maybe is None:
             return frozenset()
-        return self._maybe.existing_devices().names - frozenset(self._records.names())
+        return self._maybe.existing_devices() - frozenset(self._records.names())
 
     def remove_stray(self, name: str) -> None:
         """Remove what has no record, unless somebody has it open. Raises DriverError."""

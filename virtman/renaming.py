@@ -47,7 +47,7 @@ def _is_done(vms: Vms, vm: str, new: str) -> bool:
 def _rename(vms: Vms, record: VmRecord) -> None:
     """Nothing is left to do of a VM that was destroyed by its new name, after a crash before the old one was gone."""
     vm, new = record.name, record.argument("new")
-    if vms.records.get(new) is None and vms.vmdisks.existing().names & {vm, new}:
+    if vms.records.get(new) is None and vms.vmdisks.existing() & {vm, new}:
         if record.boot is not None:
             vms.machines.rename(vm, new)
         vms.step("rename:machine")

@@ -100,7 +100,7 @@ class Vms:
 
     def strays(self) -> frozenset[str]:
         """Disks without a record. No crash makes one, so nobody but a person may decide to delete it."""
-        return self.vmdisks.existing().names - frozenset(self.records.names())
+        return self.vmdisks.existing() - frozenset(self.records.names())
 
     # Operations
 

@@ -17,7 +17,7 @@ from drivers.attach.iscsimap import PREFIX, fail_reads
 from drivers.attach.iscsimonitor import Monitor
 from drivers.attach.iscsiroute import Host, Route
 from drivers.attach.routes import Routes, origin_file
-from drivers.base import Device, Existing, Image, LostParent, Opened, Parent, PathStatus, Place
+from drivers.base import Device, Image, LostParent, Opened, Parent, PathStatus, Place
 from drivers.door import door
 from drivers.errors import DriverError
 from drivers.iscsi.names import image_of, initiator_name
@@ -123,15 +123,12 @@ class IscsiAttach:
         """The routes in the order of the parents. Raises NotAttached."""
         return self._routes.of(image).statuses()
 
-    def existing(self) -> Existing:
+    def existing(self) -> frozenset[str]:
         """Images with a map, a session or a record. Raises CommandFailed, ToolMissing."""
-        details = {name.removeprefix(PREFIX): f"map {name}" for name in devmapper.names(PREFIX)}
+        maps = {name.removeprefix(PREFIX) for name in devmapper.names(PREFIX)}
         others = {name.removeprefix(PREFIX) for name in devmapper.others(PREFIX)}
-        for target in known_targets():
-            image = image_of(target.name)
-            if image is not None and image not in others:
-                details.setdefault(image, f"parent {target.portal}")
-        return Existing(frozenset(details), details)
+        reached = {image for target in known_targets() if (image := image_of(target.name)) is not None}
+        return frozenset(maps | reached - others)
 
     def close(self) -> None:
         """Stop watching, but leave maps and sessions: the next driver object goes on with them."""

@@ -33,7 +33,7 @@ from typing import Protocol
 
 from drivers.attach.quarantine import Quarantine
 from drivers.attach.routes import Routes, origin_file
-from drivers.base import Device, Endpoint, Existing, Image, LostParent, Opened, Parent, PathState, PathStatus, Place
+from drivers.base import Device, Endpoint, Image, LostParent, Opened, Parent, PathState, PathStatus, Place
 from drivers.door import door
 from drivers.errors import NoParents, NotServing, ProtocolViolated
 from drivers.host.watch import Watch
@@ -146,13 +146,9 @@ class NbdAttach:
         """The routes in the order of the parents. Raises NotAttached."""
         return self._routes.of(image).paths()
 
-    def existing(self) -> Existing:
-        """Images with a route on the host."""
-        details = {
-            path.name.split(".")[0]: f"reads from {path.readlink()}" if path.is_symlink() else "half removed"
-            for path in self._folder.iterdir()
-        }
-        return Existing(frozenset(details), details)
+    def existing(self) -> frozenset[str]:
+        """Images with a route on the host, whole or half removed."""
+        return frozenset(path.name.split(".")[0] for path in self._folder.iterdir())
 
     def close(self) -> None:
         """Stop watching, but leave the routes: daemons go on reading, for the next driver object to find."""

@@ -30,7 +30,7 @@ import logging
 import threading
 from pathlib import Path
 
-from drivers.base import CachedDevice, CacheStats, Device, Existing, Image, Place, Volume
+from drivers.base import CachedDevice, CacheStats, Device, Image, Place, Volume
 from drivers.cache import cacheddevices, fetchnotes, onefetch
 from drivers.cache.cacheddevices import Devices
 from drivers.cache.cachefiles import checked_key, file_bytes, file_of, key_of, label
@@ -172,11 +172,10 @@ class BcacheCache:
                 note = fetchnotes.read(self._note(image))
         return CacheStats(held_bytes=min(note.held, image.size), file_bytes=self._group.file_bytes())
 
-    def existing(self) -> Existing:
+    def existing(self) -> frozenset[str]:
         """Keys of the images with a header, whole or half made."""
         files = [path for kind in ("header", "new") for path in matching(self._folder, f"*-*.{kind}")]
-        details = {key_of(path): str(path) for path in files}
-        return Existing(frozenset(details), details)
+        return frozenset(map(key_of, files))
 
     def volumes(self) -> list[Volume]:
         """All volumes, also those that have failed or are missing, and the first one while there is no room for it.
@@ -233,7 +232,7 @@ class BcacheCache:
         """Those that are attached. Raises CommandFailed."""
         return self._devices.found()
 
-    def existing_devices(self) -> Existing:
+    def existing_devices(self) -> frozenset[str]:
         """Names of attachments with a map or a header."""
         return self._devices.existing()
 

@@ -50,7 +50,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from drivers.base import CachedDevice, Device, DeviceState, Existing
+from drivers.base import CachedDevice, Device, DeviceState
 from drivers.cache.cachegroup import DEVICE, Group
 from drivers.errors import (
     BadDevice,
@@ -222,12 +222,11 @@ class Devices:
                 log.info("%s is being let go: %s", top, error)
         return found
 
-    def existing(self) -> Existing:
+    def existing(self) -> frozenset[str]:
         """Names with anything on this host, whole or half made."""
-        details = {path.stem: str(path) for path in matching(HEADERS, "*.header")}
-        for prefix in (_SPLIT, DEVICE, _RAW, _TOP):
-            details |= {name.removeprefix(prefix): name for name in devmapper.names(prefix)}
-        return Existing(frozenset(details), details)
+        headers = {path.stem for path in matching(HEADERS, "*.header")}
+        prefixes = (_SPLIT, DEVICE, _RAW, _TOP)
+        return frozenset(headers | {name.removeprefix(each) for each in prefixes for name in devmapper.names(each)})
 
     # What is handed out
 

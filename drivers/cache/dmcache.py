@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers.base import CacheStats, Device, Existing, Image, Place
+from drivers.base import CacheStats, Device, Image, Place
 from drivers.cache import onefetch
 from drivers.cache.cachefiles import checked_key, file_bytes, file_of, key_of, label
 from drivers.door import door
@@ -152,10 +152,9 @@ class DmCache:
         data = file_bytes(self._file(image, "data"))
         return CacheStats(held_bytes=min(data, image.size), file_bytes=data + file_bytes(self._file(image, "meta")))
 
-    def existing(self) -> Existing:
+    def existing(self) -> frozenset[str]:
         """Keys of the images with a file, whole or half made."""
-        details = {key_of(path): str(path) for path in self._files("*-*")}
-        return Existing(frozenset(details), details)
+        return frozenset(map(key_of, self._files("*-*")))
 
     def _start(self, image: Image, base: Path) -> None:
         inner, origin = _inner(image), _start_origin(image, base)

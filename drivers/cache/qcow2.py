@@ -22,7 +22,7 @@ import shutil
 import struct
 from pathlib import Path
 
-from drivers.base import CacheStats, Device, Existing, Image, Place
+from drivers.base import CacheStats, Device, Image, Place
 from drivers.cache.cachefiles import checked_key, file_bytes, file_of, key_of
 from drivers.door import door
 from drivers.errors import (
@@ -140,11 +140,9 @@ class Qcow2Cache:
         held = self._served_bytes(image) if _in_use(path) else self._resting_bytes(path)
         return CacheStats(held_bytes=held, file_bytes=file_bytes(path))
 
-    def existing(self) -> Existing:
-        """Keys of the images with a file."""
-        details = {key_of(path): "half made" for path in self._folder.iterdir()}
-        details |= {key_of(path): f"{file_bytes(path)} bytes on disk" for path in matching(self._folder, "*.qcow2")}
-        return Existing(frozenset(details), details)
+    def existing(self) -> frozenset[str]:
+        """Keys of the images with a file, whole or half made."""
+        return frozenset(key_of(path) for path in self._folder.iterdir())
 
     def _path(self, image: Image) -> Path:
         return file_of(self._folder, image, "qcow2")

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from drivers.base import Child, Device, Died, Endpoint, Existing, Image, Place
+from drivers.base import Child, Device, Died, Endpoint, Image, Place
 from drivers.door import door
 from drivers.errors import BadDevice, LibraryMissing, TargetFailed
 from drivers.export.leaving import Leaving, commands_wait
@@ -278,20 +278,15 @@ class LioExport:
             devmapper.remove(kept)
 
     @_again
-    def existing(self) -> Existing:
+    def existing(self) -> frozenset[str]:
         """Images with a target, a disk or a map. Raises LibraryMissing, TargetFailed, CommandFailed."""
-        details: dict[str, str] = {}
-        others: set[str] = set()
-        for prefix in (_FOR_VMS, _FOR_CHILDREN):
-            details |= {name.removeprefix(prefix): f"map {name}" for name in devmapper.names(prefix)}
-            others |= {name.removeprefix(prefix) for name in devmapper.others(prefix)}
+        prefixes = (_FOR_VMS, _FOR_CHILDREN)
+        maps = {name.removeprefix(prefix) for prefix in prefixes for name in devmapper.names(prefix)}
+        others = {name.removeprefix(prefix) for prefix in prefixes for name in devmapper.others(prefix)}
         with _translated():
-            disks = [folder.name for folder in matching(_CORE, "iblock_*", f"{_OWN}*")]
-            targets = [folder.name for folder in matching(_TARGETS, "iqn.*")]
-        details |= {name.removeprefix(_OWN): f"disk {name}" for name in disks}
-        own = f"{initiator_name(self._host)}:"
-        details |= {image_of(name) or name: f"target {name}" for name in targets if name.startswith(own)}
-        return Existing(frozenset(details) - others, details)
+            disks = {folder.name.removeprefix(_OWN) for folder in matching(_CORE, "iblock_*", f"{_OWN}*")}
+            own = [folder.name for folder in matching(_TARGETS, f"{initiator_name(self._host)}:*")]
+        return frozenset(maps | disks | {image_of(name) or name for name in own}) - others
 
     # All of these are called where _translated turns rtslib's errors into TargetFailed.
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drivers.base import Child, Device, Died, Endpoint, Existing, Image, Place
+from drivers.base import Child, Device, Died, Endpoint, Image, Place
 from drivers.door import door
 from drivers.errors import BadDevice, DaemonFailed, NotServing, ProtocolViolated
 from drivers.host.space import Room
@@ -158,15 +158,12 @@ class NbdExport:
             for kind in ("new", "pid", "log"):
                 self._path(image, kind).unlink(missing_ok=True)
 
-    def existing(self) -> Existing:
+    def existing(self) -> frozenset[str]:
         """Images with a daemon or a file left on the host."""
         with self._lock:
             daemons = {image: unit.daemon for image, unit in self._units.items()}
-        details = {path.stem: "files without a daemon" for path in self._folder.iterdir()}
-        for image, found in daemons.items():
-            if found is not None and not found.ended():
-                details[image] = f"daemon {found.pid}"
-        return Existing(frozenset(details), details)
+        running = (image for image, daemon in daemons.items() if daemon is not None and not daemon.ended())
+        return frozenset((*(path.stem for path in self._folder.iterdir()), *running))
 
     def close(self) -> None:
         """Let go of everything without stopping it: daemons go on serving, for the next driver object to find."""

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from drivers.base import Device, Existing, Place
+from drivers.base import Device, Place
 from drivers.errors import BadDevice, BadDisk, DiskInUse, VmDiskMissing
 from drivers.host.durable import sync, write_atomically
 from drivers.host.folders import matching
@@ -174,8 +174,7 @@ def checked_growth(vm: str, before: int, size: int) -> None:
         raise BadDisk(f"VM {vm}: its disk of {before} bytes cannot have {size}: a multiple of {SECTOR}, and no less")
 
 
-def found(files: Iterable[Path], what: str) -> Existing:
+def found(files: Iterable[Path]) -> frozenset[str]:
     """VMs with one of these files or with a map."""
-    details = {path.name.partition(".")[0]: what for path in files}
     maps = (name.removeprefix(DISK_PREFIX) for name in devmapper.names(DISK_PREFIX))
-    return Existing(frozenset(details | {name: "a map without a record" for name in maps if name not in details}))
+    return frozenset((*(path.name.partition(".")[0] for path in files), *maps))

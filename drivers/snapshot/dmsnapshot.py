@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers.base import Device, Existing, Monitor, Place, Range
+from drivers.base import Device, Monitor, Place, Range
 from drivers.door import door
 from drivers.errors import BadDisk, DriverError, NotPossible, SnapshotMissing
 from drivers.host.durable import sync
@@ -120,9 +120,9 @@ class DmSnapshotDisks(MapDisks[_Disk]):
         self._records.read(vm)
         raise _not_possible(vm, "sent")
 
-    def existing(self) -> Existing:
+    def existing(self) -> frozenset[str]:
         """VMs with a disk, whole or half made."""
-        return found(matching(self._folder, "[!.]*"), f"snapshot with its store in {self._folder}")
+        return found(matching(self._folder, "[!.]*"))
 
     def spare(self) -> int:
         """Any number: nothing but what VMs write comes to these disks, and they have taken all their space."""

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from drivers.base import Device, Existing, Monitor, Place, Range
+from drivers.base import Device, Monitor, Place, Range
 from drivers.door import door
 from drivers.errors import BadDisk, CommandFailed, DiskInUse, DriverError, NoSpace, NotOurs
 from drivers.host.command import run
@@ -231,9 +231,9 @@ class DmThinDisks(MapDisks[ThinDisk]):
             if block.offset < kept.size
         ]
 
-    def existing(self) -> Existing:
+    def existing(self) -> frozenset[str]:
         """VMs with a disk, whole or half made."""
-        return found(matching(self._folder, "[!.]*.json"), f"thin volume over {self._folder}")
+        return found(matching(self._folder, "[!.]*.json"))
 
     def spare(self) -> int:
         """What the pool has free, and the file system to spare for more. Raises BadDisk, NotOurs, CommandFailed."""

@@ -26,7 +26,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from drivers.base import BlockNode, Device, Existing, Monitor, Place, Range
+from drivers.base import BlockNode, Device, Monitor, Place, Range
 from drivers.door import door
 from drivers.errors import (
     BadDevice,
@@ -247,10 +247,9 @@ class Qcow2Disks:
         with self._linked(layers, snapshot) as (chain, snapshots):
             return _held_above(vm, chain, snapshots, since)
 
-    def existing(self) -> Existing:
+    def existing(self) -> frozenset[str]:
         """VMs with a disk, whole or half made."""
-        found = {path.name: str(path) for path in self._folder.iterdir() if is_name(path.name)}  # not "lost+found", say
-        return Existing(frozenset(found), found)
+        return frozenset(path.name for path in self._folder.iterdir() if is_name(path.name))  # not "lost+found", say
 
     def spare(self) -> int:
         """What the file system has to spare."""
@@ -259,7 +258,7 @@ class Qcow2Disks:
     def trouble(self) -> str:
         """Whether the file system is running full under the disks."""
         reserve = self._room.reserve(self._store)
-        said = shortage(self._store, reserve + reserve // 16) if self.existing().names else ""
+        said = shortage(self._store, reserve + reserve // 16) if self.existing() else ""
         return f"{said}; caches take in little more, or nothing" if said else ""
 
     # Layers

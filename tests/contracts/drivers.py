@@ -58,7 +58,7 @@ class AttachContract(TestCase):
         raise NotImplementedError
 
     def assert_nothing_left(self, driver: AttachDriver) -> None:
-        self.assertEqual(frozenset(), driver.existing().names)
+        self.assertEqual(frozenset(), driver.existing())
         self.assertRaises(NotAttached, driver.paths, self.image.name)
 
     def test_connecting_twice_is_connecting_once(self) -> None:
@@ -66,7 +66,7 @@ class AttachContract(TestCase):
         first = driver.connect(self.image, self.parents)
         self.assertEqual(self.image.size, first.size)
         self.assertEqual(first, driver.connect(self.image, self.parents))
-        self.assertEqual({self.image.name}, set(driver.existing().names))
+        self.assertEqual({self.image.name}, driver.existing())
 
     def test_paths_are_in_the_order_of_the_parents(self) -> None:
         driver = self.make()
@@ -139,7 +139,7 @@ class AttachContract(TestCase):
     def test_new_driver_finds_a_route_and_watches_it_once_asked_to(self) -> None:
         self.make().connect(self.image, self.parents)
         driver = self.make()
-        self.assertEqual({self.image.name}, set(driver.existing().names))
+        self.assertEqual({self.image.name}, driver.existing())
         self.assertRaises(NotAttached, driver.paths, self.image.name)
         driver.connect(self.image, self.parents)
         self.assertEqual(self.parents, [path.parent for path in driver.paths(self.image.name)])
@@ -202,7 +202,7 @@ class CacheContract(TestCase):
         device = driver.open(self.image, self.base)
         self.assertEqual(self.image.size, device.size)
         self.assertEqual(device, driver.open(self.image, self.base))
-        self.assertEqual({self.image.key}, set(driver.existing().names))
+        self.assertEqual({self.image.key}, driver.existing())
 
     def test_opening_under_who_uses_it_changes_nothing(self) -> None:
         driver = self.make()
@@ -218,7 +218,7 @@ class CacheContract(TestCase):
         self.assertEqual(self.image.size, driver.stats(self.image).held_bytes)
         self.release()
         driver.close(self.image)
-        self.assertEqual({self.image.key}, set(self.make().existing().names))
+        self.assertEqual({self.image.key}, self.make().existing())
         driver = self.make()
         self.use(driver.open(self.image, self.base))
         self.assertEqual(self.image.size, driver.stats(self.image).held_bytes)
@@ -240,7 +240,7 @@ class CacheContract(TestCase):
         self.assertGreater(taken, 0)
         self.assertEqual(taken, driver.remove(self.image.key))
         self.assertEqual((0, 0), (driver.remove(self.image.key), driver.size(self.image.key)))
-        self.assertEqual(frozenset(), driver.existing().names)
+        self.assertEqual(frozenset(), driver.existing())
         self.assertEqual(0, driver.stats(self.image).held_bytes)
 
     def test_what_is_in_use_is_not_removed(self) -> None:
@@ -259,7 +259,7 @@ class CacheContract(TestCase):
         self.assertRaises(BadName, driver.remove, "../x")
         self.assertRaises(BadName, driver.size, "../x")
         self.assertRaises(BadDisk, driver.open, replace(self.image, size=1000), replace(self.base, size=1000))
-        self.assertEqual(frozenset(), driver.existing().names)
+        self.assertEqual(frozenset(), driver.existing())
 
 
 class DeviceCacheContract(TestCase):
@@ -281,7 +281,7 @@ class DeviceCacheContract(TestCase):
         raise NotImplementedError
 
     def assert_nothing_left(self, driver: DeviceCache) -> None:
-        self.assertEqual(([], frozenset()), (driver.devices(), driver.existing_devices().names))
+        self.assertEqual(([], frozenset()), (driver.devices(), driver.existing_devices()))
 
     def test_attaching_twice_is_attaching_once(self) -> None:
         driver = self.make()
@@ -289,7 +289,7 @@ class DeviceCacheContract(TestCase):
         self.assertEqual(first, driver.attach_device("one", self.device))
         (found,) = driver.devices()
         self.assertEqual(("one", first.path, first.size), (found.name, found.path, found.size))
-        self.assertEqual({"one"}, driver.existing_devices().names)
+        self.assertEqual({"one"}, driver.existing_devices())
 
     def test_a_new_driver_finds_what_the_old_one_attached(self) -> None:
         first = self.make().attach_device("one", self.device)
@@ -369,11 +369,11 @@ class ExportContract(TestCase):
 
     def assert_nothing_left(self, driver: ExportDriver) -> None:
         self.assertFalse(driver.serving(self.image.name))
-        self.assertEqual(frozenset(), driver.existing().names)
+        self.assertEqual(frozenset(), driver.existing())
 
     def assert_served(self, driver: ExportDriver) -> None:
         self.assertTrue(driver.serving(self.image.name))
-        self.assertEqual({self.image.name}, set(driver.existing().names))
+        self.assertEqual({self.image.name}, driver.existing())
 
     def test_reserved_image_has_its_endpoint_and_is_not_served(self) -> None:
         driver = self.make()
@@ -381,7 +381,7 @@ class ExportContract(TestCase):
         self.assertEqual(driver.address, endpoint.address)
         self.assertEqual(endpoint, driver.reserve(self.image.name))
         self.assertFalse(driver.serving(self.image.name))
-        self.assertEqual({self.image.name}, set(driver.existing().names))
+        self.assertEqual({self.image.name}, driver.existing())
         self.assertEqual(endpoint, driver.publish(self.image, self.device))
         self.assert_served(driver)
 
@@ -488,12 +488,12 @@ class VmDiskContract(TestCase):
         self.assertEqual(size, disk.size)
         self.assertEqual(disk, driver.create("vm", self.origin, size))
         self.assertEqual(disk, driver.create("vm", self.origin, self.origin.size))
-        self.assertEqual({"vm"}, set(driver.existing().names))
+        self.assertEqual({"vm"}, driver.existing())
 
     def test_opened_disk_is_the_created_one(self) -> None:
         disk = self.make().create("vm", self.origin, self.origin.size)
         driver = self.make()
-        self.assertEqual({"vm"}, set(driver.existing().names))
+        self.assertEqual({"vm"}, driver.existing())
         self.assertEqual(disk, driver.open("vm"))
         self.assertEqual(disk, driver.open("vm"))
         self.assertEqual(disk, driver.create("vm", self.origin, self.origin.size))
@@ -503,7 +503,7 @@ class VmDiskContract(TestCase):
         paths = {driver.create(name, self.origin, self.origin.size).path for name in ("one", "two")}
         self.assertEqual(2, len(paths - {None}))
         driver.delete("one")
-        self.assertEqual({"two"}, set(driver.existing().names))
+        self.assertEqual({"two"}, driver.existing())
         self.assertRaises(VmDiskMissing, driver.open, "one")
         driver.open("two")
 
@@ -513,7 +513,7 @@ class VmDiskContract(TestCase):
         driver.create("vm", self.origin, self.origin.size)
         for _ in range(2):
             driver.delete("vm")
-            self.assertEqual(frozenset(), driver.existing().names)
+            self.assertEqual(frozenset(), driver.existing())
             self.assertRaises(VmDiskMissing, driver.open, "vm")
 
     def test_deleted_disk_can_be_created_anew_with_another_size(self) -> None:
@@ -540,7 +540,7 @@ class VmDiskContract(TestCase):
             self.assertRaises(BadName, driver.create, name, self.origin, size)
             self.assertRaises(BadName, driver.open, name)
             self.assertRaises(BadName, driver.delete, name)
-        self.assertEqual(frozenset(), driver.existing().names)
+        self.assertEqual(frozenset(), driver.existing())
 
 
 class SnapshotContract(TestCase):
@@ -699,14 +699,14 @@ class SnapshotContract(TestCase):
         for name in ("one", "two"):
             driver.take("vm", name, None)
         driver.delete("vm")
-        self.assertEqual(frozenset(), driver.existing().names)
+        self.assertEqual(frozenset(), driver.existing())
         driver.create("vm", self.origin, self.origin.size)
         self.assertEqual(frozenset(), driver.snapshots("vm"))
 
     def test_disks_with_snapshots_are_found_once(self) -> None:
         driver = self.vm_disk()
         driver.take("vm", "one", None)
-        self.assertEqual({"vm"}, set(self.make().existing().names))
+        self.assertEqual({"vm"}, self.make().existing())
 
     def test_a_clone_is_a_disk_of_its_own(self) -> None:
         driver = self.vm_disk()
@@ -721,7 +721,7 @@ class SnapshotContract(TestCase):
         self.assert_holds(driver, b"late")
         driver.revert("vm", "snapshot")
         self.assert_holds(driver, b"then")
-        self.assertEqual({"vm", "new"}, set(driver.existing().names))
+        self.assertEqual({"vm", "new"}, driver.existing())
 
     def test_clones_outlive_each_other_and_what_they_come_from(self) -> None:
         disks = ("vm", "new", "newer")
@@ -742,7 +742,7 @@ class SnapshotContract(TestCase):
                     driver.drop(vm, "own", None)
                     self.assertEqual(vm.encode(), self.read(driver.open(vm), len(vm)))
             driver.delete(last)
-            self.assertEqual(frozenset(), driver.existing().names)
+            self.assertEqual(frozenset(), driver.existing())
 
     def test_a_clone_of_a_clone_has_snapshots_of_its_own(self) -> None:
         driver = self.vm_disk()
@@ -780,11 +780,11 @@ class SnapshotContract(TestCase):
         for _ in range(2):
             renamed = driver.rename("vm", "new")
         self.assertEqual(before.size, renamed.size)
-        self.assertEqual((b"then", {"new"}), (self.read(renamed, 4), set(self.make().existing().names)))
+        self.assertEqual((b"then", {"new"}), (self.read(renamed, 4), self.make().existing()))
         self.assertRaises(VmDiskMissing, driver.open, "vm")
         driver.create("vm", self.origin, self.origin.size)
         self.assertRaises(BadDisk, driver.rename, "vm", "new")
-        self.assertEqual({"new", "vm"}, set(driver.existing().names))
+        self.assertEqual({"new", "vm"}, driver.existing())
         driver.delete("vm")
         self.assertEqual(b"then", self.read(driver.open("new"), 4))
 
@@ -854,7 +854,7 @@ class SnapshotContract(TestCase):
             self.assertRaises(error, driver.changes, "vm", "snapshot", None)
             self.assertRaises(error, driver.changes, "vm", None, "snapshot")
             driver.create("vm", self.origin, self.origin.size)
-        self.assertEqual({"vm"}, set(driver.existing().names))
+        self.assertEqual({"vm"}, driver.existing())
 
     def test_snapshots_of_no_disk_or_of_bad_names_are_refused(self) -> None:
         driver = self.make()

@@ -24,7 +24,6 @@ from drivers.base import (
     DeviceState,
     Died,
     Endpoint,
-    Existing,
     Image,
     LostParent,
     Monitor,
@@ -208,8 +207,8 @@ class AttachDouble:
             for number, parent in enumerate(parents)
         ]
 
-    def existing(self) -> Existing:
-        return Existing(frozenset(self.host.routes))
+    def existing(self) -> frozenset[str]:
+        return frozenset(self.host.routes)
 
 
 class CacheDouble:
@@ -247,8 +246,8 @@ class CacheDouble:
         held = self.host.caches.get(image.key, 0)
         return CacheStats(held, 2 * held)
 
-    def existing(self) -> Existing:
-        return Existing(frozenset(self.host.caches))
+    def existing(self) -> frozenset[str]:
+        return frozenset(self.host.caches)
 
 
 class CacheGroupDouble(CacheDouble):
@@ -322,8 +321,8 @@ class CacheGroupDouble(CacheDouble):
     def devices(self) -> list[CachedDevice]:
         return [device for _, device in sorted(self.host.devices.items())]
 
-    def existing_devices(self) -> Existing:
-        return Existing(frozenset(self.host.devices.keys() | self.host.half_devices))
+    def existing_devices(self) -> frozenset[str]:
+        return frozenset(self.host.devices.keys() | self.host.half_devices)
 
 
 class ExportDouble:
@@ -371,8 +370,8 @@ class ExportDouble:
                 made.pop(image, None)
             self.host.endpoints.discard(image)
 
-    def existing(self) -> Existing:
-        return Existing(frozenset(self.host.endpoints | self.host.served.keys()))
+    def existing(self) -> frozenset[str]:
+        return frozenset(self.host.endpoints | self.host.served.keys())
 
 
 class SnapshotDouble:
@@ -493,8 +492,8 @@ class SnapshotDouble:
             raise SnapshotMissing(vm, snapshot)
         return disk.snapshots[snapshot]
 
-    def existing(self) -> Existing:
-        return Existing(frozenset(self.host.disks))
+    def existing(self) -> frozenset[str]:
+        return frozenset(self.host.disks)
 
     def spare(self) -> int:
         return self.host.spare

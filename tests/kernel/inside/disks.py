@@ -51,7 +51,7 @@ class DiskCase(TestCase):
         """The files that the driver has on the disk."""
 
     def delete_all(self) -> None:
-        for vm in self.driver.existing().names:
+        for vm in self.driver.existing():
             self.driver.delete(vm)
 
     @staticmethod
@@ -119,7 +119,7 @@ class EveryDriver(DiskCase, contracts.VmDiskContract):
     def test_writes_outlive_the_host(self) -> None:
         write(self.create("vm1", SIZE + MIB), SIZE - 4096, b"w" * 8192)
         self.crash()
-        self.assertEqual({"vm1"}, self.driver.existing().names)
+        self.assertEqual({"vm1"}, self.driver.existing())
         expected = self.content[:-4096] + b"w" * 8192 + bytes(MIB - 4096)
         path = self.driver.open("vm1").path
         assert path is not None

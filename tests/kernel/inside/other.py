@@ -56,7 +56,7 @@ class Other:
 
     def existing(self) -> list[str]:
         """All that the drivers would have the agent remove if it knew nothing of it, but what is in files."""
-        return sorted(name for driver in (self.snapshot, self.export, self.attach) for name in driver.existing().names)
+        return sorted(name for driver in (self.snapshot, self.export, self.attach) for name in driver.existing())
 
     def publish(self, file: str) -> None:
         self.export.publish(IMAGE, Device(SIZE, Path(file)))

@@ -69,7 +69,7 @@ class BcacheTest(BcacheCase):
         self.assertLessEqual(stats.file_bytes, files)
         self.cache.close(image)
         self.assertEqual(held, self.cache.stats(image).held_bytes)
-        self.assertEqual({image.key}, self.cache.existing().names)
+        self.assertEqual({image.key}, self.cache.existing())
         before = fetched(base)
         self.assert_reads(image, self.opened(image, base))
         self.assertLessEqual(fetched(base) - before, (AT_MOST - 1) * image.size)
@@ -141,7 +141,7 @@ class BcacheTest(BcacheCase):
         self.assertGreater(size, 0)
         self.assertEqual(size, self.cache.remove(image.key))
         self.assertEqual(0, self.cache.remove(image.key))
-        self.assertEqual(frozenset(), self.cache.existing().names)
+        self.assertEqual(frozenset(), self.cache.existing())
         # The worst case: another content comes under the same key and name.
         other, other_base = self.new_base("other", 4 << 20)
         disguised = Image(name=image.name, size=other.size, digest=image.digest)

@@ -235,7 +235,7 @@ class DevicesTest(DeviceCase):
 class RefusedTest(DeviceCase):
     def refused(self, device: Path) -> str:
         error = self.assertRaises(DeviceRefused, self.cache.attach_device, "bad", device)
-        self.assertNotIn("bad", self.cache.existing_devices().names)
+        self.assertNotIn("bad", self.cache.existing_devices())
         return str(error)
 
     def test_what_somebody_uses(self) -> None:
@@ -439,7 +439,7 @@ class ErrorsTest(DeviceCase):
             waiting.exception()
         self.cache.detach_device("one", force=True)
         self.assertRaises(OSError, write_to, fd, 0, bytes(BLOCK))
-        self.assertEqual(frozenset(), self.cache.existing_devices().names)
+        self.assertEqual(frozenset(), self.cache.existing_devices())
         self.assertEqual(self.wanted, self.file.read_bytes())
         os.close(os.open(self.storage, os.O_RDWR | os.O_EXCL))
 
@@ -460,7 +460,7 @@ class HalfMadeTest(DeviceCase):
                 devmapper.remove(name)
             self.cache.detach_device("one")
             self.assertFalse(path.exists())
-            self.assertEqual(frozenset(), self.cache.existing_devices().names)
+            self.assertEqual(frozenset(), self.cache.existing_devices())
 
     def test_one_that_was_killed_while_errors_were_passed_on_is_put_right(self) -> None:
         path = self.attached()
@@ -473,7 +473,7 @@ class HalfMadeTest(DeviceCase):
         with path.open("rb"):
             devmapper.reload(path.name, [f"0 {self.size // 512} error"])
             self.new_cache().detach_device("one", force=True)
-            self.assertEqual(frozenset(), self.cache.existing_devices().names)
+            self.assertEqual(frozenset(), self.cache.existing_devices())
             os.close(os.open(self.device, os.O_RDWR | os.O_EXCL))
 
     def check_killed_at_any_program(self, prepare: Callable[[], object], act: str, check: Callable[[], object]) -> None:
@@ -492,7 +492,7 @@ class HalfMadeTest(DeviceCase):
 
     def check_gone(self) -> None:
         self.new_cache().detach_device("one", force=True)
-        self.assertEqual(frozenset(), self.cache.existing_devices().names)
+        self.assertEqual(frozenset(), self.cache.existing_devices())
         os.close(os.open(self.device, os.O_RDWR | os.O_EXCL))
 
     def test_an_attach_that_is_killed_is_undone(self) -> None:
@@ -525,9 +525,9 @@ class HalfMadeTest(DeviceCase):
     def test_a_header_without_a_map_is_removed(self) -> None:
         HEADERS.mkdir(parents=True, exist_ok=True)
         (HEADERS / "one.header").write_bytes(b"")
-        self.assertEqual({"one"}, self.cache.existing_devices().names)
+        self.assertEqual({"one"}, self.cache.existing_devices())
         self.cache.detach_device("one")
-        self.assertEqual(frozenset(), self.cache.existing_devices().names)
+        self.assertEqual(frozenset(), self.cache.existing_devices())
 
     def test_a_bcache_device_that_is_gone_is_made_again(self) -> None:
         path = self.attached()

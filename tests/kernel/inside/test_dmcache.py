@@ -75,7 +75,7 @@ class DmCacheTest(DmCacheCase):
         self.assert_reads(image, path)
         self.cache.close(image)
         self.assertEqual(image.size, self.cache.stats(image).held_bytes)
-        self.assertEqual({image.key}, self.cache.existing().names)
+        self.assertEqual({image.key}, self.cache.existing())
         self.assert_reads(image, self.opened(image, base))
         # Less than all, since udev probes the loop device each time: half a MiB.
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
@@ -142,7 +142,7 @@ class DmCacheTest(DmCacheCase):
         self.assertGreater(size, SMALL)
         self.assertEqual(size, self.cache.remove(image.key))
         self.assertEqual(0, self.cache.remove(image.key))
-        self.assertEqual(frozenset(), self.cache.existing().names)
+        self.assertEqual(frozenset(), self.cache.existing())
         # The worst case: another content comes under the same key and name.
         other, other_base = self.new_base("other", SMALL)
         path = self.opened(Image(name=image.name, size=other.size, digest=image.digest), other_base)

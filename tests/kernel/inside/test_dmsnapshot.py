@@ -74,7 +74,7 @@ class EveryDriverTest(disks.EveryDriver, SnapshotCase):
         write(self.create("vm1"), 0, b"secret" * 1024)
         self.crash()
         (self.folder / "dmsnapshot/vm1.json").unlink()
-        self.assertEqual({"vm1"}, self.driver.existing().names)
+        self.assertEqual({"vm1"}, self.driver.existing())
         self.assertEqual(self.content, self.create("vm1").read_bytes())
 
 
@@ -96,7 +96,7 @@ class RenameTest(SnapshotCase):
     def test_a_disk_that_is_in_use_keeps_its_name(self) -> None:
         with self.create().open("rb"):
             self.assertRaises(DiskInUse, self.driver.rename, "vm1", "new")
-        self.assertEqual({"vm1"}, self.driver.existing().names)
+        self.assertEqual({"vm1"}, self.driver.existing())
         self.assertEqual(self.content, self.opened().read_bytes())
 
 
@@ -223,7 +223,7 @@ class SpaceTest(SnapshotCase):
         fill(small, but=SIZE // 2)  # and a little, which is reserved for root
         driver = DmSnapshotDisks(Place(small, small))
         self.assertRaises(NoSpace, driver.create, "vm1", self.origin, SIZE)
-        self.assertEqual(frozenset(), driver.existing().names)
+        self.assertEqual(frozenset(), driver.existing())
         self.assertEqual([], list((small / "dmsnapshot").iterdir()))
 
     def test_writes_go_on_when_the_file_system_is_full(self) -> None:

@@ -205,7 +205,7 @@ class IscsiTest(IscsiCase):
         path = self.connect()
         self.assertEqual(self.content, self.read(path))
         self.assertEqual([PathState.ACTIVE], self.states())
-        self.assertEqual({self.image.name}, set(self.attach.existing().names))
+        self.assertEqual({self.image.name}, self.attach.existing())
 
     def test_both_ends_check_sums_of_all_that_they_send(self) -> None:
         self.publish()
@@ -299,7 +299,7 @@ class IscsiTest(IscsiCase):
         self.attach.close()
         table = devmapper.table(path.name)
         self.attach = self.new_driver()
-        self.assertEqual({self.image.name}, set(self.attach.existing().names))
+        self.assertEqual({self.image.name}, self.attach.existing())
         self.connect()
         self.assertEqual([PathState.ACTIVE], self.states())
         self.assertEqual(table, devmapper.table(path.name))

@@ -176,9 +176,9 @@ class LioTest(LioCase):
         with ThreadPoolExecutor(len(images)) as pool:
             for _ in range(3):
                 list(pool.map(lambda image: self.export.publish(image, self.device_of(image)), images))
-                self.assertEqual({image.name for image in images}, self.export.existing().names)
+                self.assertEqual({image.name for image in images}, self.export.existing())
                 list(pool.map(lambda image: self.export.withdraw(image.name), images))
-        self.assertEqual(frozenset(), self.export.existing().names)
+        self.assertEqual(frozenset(), self.export.existing())
 
     def test_images_of_one_file_are_published_and_withdrawn_side_by_side(self) -> None:
         images = [Image(f"image-{number}", SIZE, self.image.digest) for number in range(4)]
@@ -443,5 +443,5 @@ class LioTest(LioCase):
         for name in names:
             self.addCleanup(self.export.withdraw, name)
             self.export.reserve(name)
-        self.assertEqual(set(names), set(self.export.existing().names))
+        self.assertEqual(set(names), self.export.existing())
         run(["targetcli", "ls", "/iscsi"])

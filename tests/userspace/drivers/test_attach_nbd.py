@@ -213,7 +213,7 @@ class OtherContentTest(RouteCase):
         self.a.serve_file(self.successor, self.other)
         self.h.join(self.successor, [self.a])
         self.assert_same(self.h.uri(self.successor), self.other)
-        self.assertEqual({self.image.key, self.successor.key}, set(self.h.cache.existing().names))
+        self.assertEqual({self.image.key, self.successor.key}, self.h.cache.existing())
 
 
 class RestartTest(RouteCase):

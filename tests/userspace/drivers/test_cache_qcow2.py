@@ -209,7 +209,7 @@ class FullDiskTest(HostCase):
         up = self.host("up")
         up.serve_file(image, file)
         self.assertRaises(NoSpace, h.open, image, [up])
-        self.assertEqual(frozenset(), h.cache.existing().names)
+        self.assertEqual(frozenset(), h.cache.existing())
 
     def test_new_cache_that_cannot_be_written_leaves_nothing(self) -> None:
         for files, error in ((1, CommandFailed), (2, NoSpace)):  # the folder, the cache, and no room for its note

@@ -38,7 +38,7 @@ class AdoptionCase(HostCase):
         self.assertEqual({}, daemon.running(self.folder))
         self.h.let_go()
         self.h.start()
-        self.assertEqual(frozenset(), self.h.export.existing().names)
+        self.assertEqual(frozenset(), self.h.export.existing())
         self.h.export.withdraw("img")
         self.assertIsNone(process.poll())
 

@@ -212,7 +212,7 @@ class AdoptionTest(HostCase):
     def test_daemon_of_another_folder_is_not_ours(self) -> None:
         image, _, (host,) = self.chain(0)
         stranger = self.host("other")
-        self.assertEqual(frozenset(), stranger.export.existing().names)
+        self.assertEqual(frozenset(), stranger.export.existing())
         stranger.export.withdraw(image.name)
         self.assertTrue(host.export.serving(image.name))
 

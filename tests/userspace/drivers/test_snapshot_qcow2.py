@@ -65,7 +65,7 @@ class CreateTest(SnapshotCase):
     def test_disk_that_cannot_be_written_leaves_nothing(self) -> None:
         self.small_file_system(self.store, 8 * MIB, files=0)
         self.assertRaises(NoSpace, self.create)
-        self.assertEqual(frozenset(), self.h.snapshot.existing().names)
+        self.assertEqual(frozenset(), self.h.snapshot.existing())
 
     def test_disk_that_was_not_made_to_the_end_leaves_nothing(self) -> None:
         with killed_at_its_end("qemu-img"):

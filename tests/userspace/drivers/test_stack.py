@@ -106,7 +106,7 @@ class CutThroughTest(HostCase):
         origin.export.reserve(image.name)
         with ThreadPoolExecutor() as pool:
             joining = pool.submit(host.join, image, [origin])
-            until(lambda: image.name in host.export.existing().names)
+            until(lambda: image.name in host.export.existing())
             origin.serve_file(image, file)
             joining.result(PATIENCE)
         self.assert_same(host.uri(image), file)
