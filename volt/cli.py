@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +14,24 @@ import click
 
 from volt.errors import VoltError
 from volt.groups import Group
+from volt.text import size_text
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from rich.console import Console
 
     from volt.client import VoltClient
 
+option = partial(click.option, show_default=True)
 FILE = click.Path(dir_okay=False, path_type=Path)
-URL = click.option(
-    "--url", envvar="VOLT_URL", default="http://127.0.0.1:8700", show_default=True, help="Where Volt is."
-)
 TOKEN_FILE = click.option("--token-file", envvar="VOLT_TOKEN_FILE", type=FILE, help="File with the bearer token.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that calls Volt: the arguments ``url`` and ``token_file``."""
+    url = option("--url", envvar="VOLT_URL", default="http://127.0.0.1:8700", help="Where Volt is.")
+    return url(TOKEN_FILE(command))
 
 
 class Cli(Group):
@@ -45,38 +52,29 @@ def main() -> None:
 
 
 @main.command()
-@click.option(
-    "--listen", envvar="VOLT_LISTEN", default="127.0.0.1:8700", show_default=True, help="HOST:PORT; port 0 picks one."
-)
-@click.option(
-    "--state",
-    envvar="VOLT_STATE",
-    default="/var/lib/volt",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="Folder of the default database.",
-)
+@option("--listen", envvar="VOLT_LISTEN", default="127.0.0.1:8700", help="HOST:PORT; port 0 picks one.")
+@option("--state", envvar="VOLT_STATE", default="/var/lib/volt", type=Path, help="Folder of the default database.")
 @click.option("--database", envvar="VOLT_DATABASE", help="SQLAlchemy URL.  [default: SQLite in the state folder]")
-@click.option(
+@option(
     "--fanout",
     envvar="VOLT_FANOUT",
     default=2,
-    show_default=True,
+    type=click.IntRange(1, 1024),
     help="Primary children of a host, for images published from now on.",
 )
 @TOKEN_FILE
-@click.option(
+@option(
     "--heartbeat",
     envvar="VOLT_HEARTBEAT",
     default=2.0,
-    show_default=True,
+    type=click.FloatRange(0, min_open=True),
     help="Seconds between a host's heartbeats; more when there are many hosts.",
 )
-@click.option(
+@option(
     "--lease",
     envvar="VOLT_LEASE",
     default=10.0,
-    show_default=True,
+    type=click.FloatRange(0, min_open=True),
     help="Seconds without heartbeat until a host is evicted; five intervals at least.",
 )
 def serve(
@@ -94,18 +92,17 @@ def serve(
     """
     import logging
 
+    from volt import server
     from volt.leases import Policy
-    from volt.server import Settings, serve
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    settings = Settings(listen, state, database, token_file, Policy(fanout, heartbeat, lease))
-    serve(settings, lambda url: click.echo(f"listening on {url}"))
+    policy = Policy(fanout, heartbeat, lease)
+    server.serve(listen, state, database, token_file, policy, lambda url: click.echo(f"listening on {url}"))
 
 
 @main.command()
 @click.argument("image")
-@URL
-@TOKEN_FILE
+@client_options
 @AS_JSON
 def tree(image: str, url: str, token_file: Path | None, as_json: bool) -> None:
     """Draw an image's tree: states, depth, slots, bytes fetched.
@@ -125,8 +122,7 @@ def tree(image: str, url: str, token_file: Path | None, as_json: bool) -> None:
 
 
 @main.group(invoke_without_command=True)
-@URL
-@TOKEN_FILE
+@client_options
 @AS_JSON
 @click.pass_context
 def hosts(ctx: click.Context, url: str, token_file: Path | None, as_json: bool) -> None:
@@ -142,13 +138,8 @@ def hosts(ctx: click.Context, url: str, token_file: Path | None, as_json: bool) 
         return
     with _volt(url, token_file) as volt:
         found = volt.hosts()
-    if as_json:
-        _print_json([host.model_dump(mode="json") for host in found])
-        return
-    _print_table(
-        ["host", "state", "last seen", "address"],
-        [[h.name, h.state, f"{h.last_seen:%Y-%m-%d %H:%M:%S}Z", h.address] for h in found],
-    )
+    rows = [(h.name, h.state, f"{h.last_seen:%Y-%m-%d %H:%M:%S}Z", h.address) for h in found]
+    _print(found, as_json, ("host", "state", "last seen", "address"), rows)
 
 
 @hosts.command(name="remove")
@@ -161,8 +152,7 @@ def remove_host(obj: tuple[str, Path | None], name: str) -> None:
 
 
 @main.group(invoke_without_command=True)
-@URL
-@TOKEN_FILE
+@client_options
 @AS_JSON
 @click.pass_context
 def images(ctx: click.Context, url: str, token_file: Path | None, as_json: bool) -> None:
@@ -178,19 +168,18 @@ def images(ctx: click.Context, url: str, token_file: Path | None, as_json: bool)
         return
     with _volt(url, token_file) as volt:
         found = volt.images()
-    if as_json:
-        _print_json([image.model_dump(mode="json") for image in found])
-        return
-    from volt.text import size_text
-
-    _print_table(
-        ["image", "size", "hosts", "origins", "state", "digest"],
-        [[i.name, size_text(i.size), str(i.nodes), ", ".join(i.origins), _state(i.withdrawn), i.digest] for i in found],
-    )
-
-
-def _state(withdrawn: bool) -> str:
-    return "withdrawn" if withdrawn else "published"
+    rows = [
+        (
+            image.name,
+            size_text(image.size),
+            str(image.nodes),
+            ", ".join(image.origins),
+            "withdrawn" if image.withdrawn else "published",
+            image.digest,
+        )
+        for image in found
+    ]
+    _print(found, as_json, ("image", "size", "hosts", "origins", "state", "digest"), rows)
 
 
 @images.command(name="remove")
@@ -214,11 +203,10 @@ def _volt(url: str, token_file: Path | None) -> Iterator[VoltClient]:
         yield volt
 
 
-def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2))
-
-
-def _print_table(header: list[str], rows: list[list[str]]) -> None:
+def _print(found: Sequence[BaseModel], as_json: bool, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if as_json:
+        click.echo(json.dumps([model.model_dump(mode="json") for model in found], indent=2))
+        return
     from rich.table import Table
 
     table = Table(*header, box=None, pad_edge=False)

@@ -307,17 +307,8 @@ class Coordinator:
 
 def _tree_node(tree: Tree, node: Node) -> TreeNode:
     below = heap_children(node.slot, tree.fanout) if node.slot >= 0 else ()
-    return TreeNode(
-        host=node.host,
-        slot=node.slot,
-        state=node.state,
-        depth=depth(node.slot, tree.fanout),
-        revision=node.revision,
-        confirmed=node.confirmed,
-        fetched_bytes=node.fetched_bytes,
-        parent=node.parent,
-        children=[_tree_node(tree, tree.slots[slot]) for slot in below if slot in tree.slots],
-    )
+    children = [_tree_node(tree, tree.slots[slot]) for slot in below if slot in tree.slots]
+    return TreeNode(**vars(node), depth=depth(node.slot, tree.fanout), children=children)
 
 
 def _host(row: HostRow) -> Host:

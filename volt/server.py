@@ -12,7 +12,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from volt.api import MAX_BODY, create_app
 from volt.coordinator import Coordinator
-from volt.errors import CannotServe, ListenRefused, StoreUnusable
+from volt.errors import ListenRefused, StoreUnusable
 from volt.leases import Leases, Policy
 from volt.metrics import Metrics
 from volt.store import Store
@@ -33,35 +32,29 @@ log = logging.getLogger(__name__)
 THREADS = 8
 MAX_CONNECTIONS = 20000
 """Each agent keeps one connection open."""
-MAX_FANOUT = 1024
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What `volt serve` was told. ``database`` is an SQLAlchemy URL; by default a file in ``state``."""
-
-    listen: str = "127.0.0.1:8700"
-    state: Path = Path("/var/lib/volt")
-    database: str | None = None
-    token_file: Path | None = None
-    policy: Policy = field(default_factory=Policy)
-
-
-def serve(settings: Settings, announce: Callable[[str], None]) -> None:
+def serve(
+    listen: str,
+    state: Path,
+    database: str | None,
+    token_file: Path | None,
+    policy: Policy,
+    announce: Callable[[str], None],
+) -> None:
     """Serve until SIGTERM or SIGINT. ``announce`` gets the URL once connections are taken.
 
-    Raises:
-        CannotServe: it cannot start.
-        TokenFileUnusable: the token file is missing, empty, or readable by everyone.
+    ``listen``: HOST:PORT. ``database``: an SQLAlchemy URL; by default a file in ``state``.
+
+    Raises CannotServe, TokenFileUnusable.
     """
-    _check(settings.policy)
     os.umask(0o077)  # the key in the database is nobody else's to read
-    token = read_token(settings.token_file) if settings.token_file else None
-    listener = _listen(settings.listen, open_to_all=token is None)
+    token = read_token(token_file) if token_file else None
+    listener = _listen(listen, open_to_all=token is None)
     try:
-        database = settings.database or _default_database(settings.state)
+        database = database or _default_database(state)
         with only_volt_on(database), closing(Store(database)) as store:
-            _run(listener, Coordinator(store, settings.policy), token, announce)
+            _run(listener, Coordinator(store, policy), token, announce)
     finally:
         listener.close()
 
@@ -70,8 +63,7 @@ def serve(settings: Settings, announce: Callable[[str], None]) -> None:
 def only_volt_on(database: str) -> Iterator[None]:
     """Hold the lock of an SQLite file: two Volts would evict each other's hosts. Other databases have none.
 
-    Raises:
-        StoreUnusable: another Volt has the file, or the lock cannot be made.
+    Raises StoreUnusable.
     """
     try:
         url = make_url(database)
@@ -136,13 +128,6 @@ def expire_leases(leases: Leases, metrics: Metrics, stopping: threading.Event) -
             log.exception("cannot evict silent hosts; trying again")
 
 
-def _check(policy: Policy) -> None:
-    if not 1 <= policy.fanout <= MAX_FANOUT:
-        raise CannotServe(f"fanout must be between 1 and {MAX_FANOUT}, not {policy.fanout}")
-    if policy.heartbeat_s <= 0 or policy.lease_s <= 0:
-        raise CannotServe("heartbeat and lease must be above 0 seconds")
-
-
 def _default_database(state: Path) -> str:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -173,11 +158,8 @@ def _url(listener: socket.socket) -> str:
 
 
 def _allow_connections() -> int:
-    """As many as there may be open files; that limit is raised as far as it goes. Some are left for the database."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + 100
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft == resource.RLIM_INFINITY or soft >= limit:
-        return MAX_CONNECTIONS
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return limit - 100
+    """How many connections there may be. Raises the limit of open files for them; the database needs some as well."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    files = MAX_CONNECTIONS + 100 if hard == resource.RLIM_INFINITY else min(MAX_CONNECTIONS + 100, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return files - 100

@@ -14,31 +14,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Connection,
-    Enum,
-    Float,
-    ForeignKey,
-    Integer,
-    LargeBinary,
-    String,
-    Table,
-    and_,
-    bindparam,
-    create_engine,
-    delete,
-    event,
-    insert,
-    select,
-    text,
-    update,
-)
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -47,11 +26,11 @@ from volt.models import HostState, NodeState
 from volt.tree import Departure, Node, Tree
 
 MIGRATIONS = Path(__file__).with_name("migrations")
-NAME = String(63)
+NAME = sa.String(63)
 
 
-def _words(kind: type[HostState] | type[NodeState]) -> Enum:
-    return Enum(
+def _words(kind: type[HostState] | type[NodeState]) -> sa.Enum:
+    return sa.Enum(
         kind, native_enum=False, create_constraint=False, length=16, values_callable=lambda e: [m.value for m in e]
     )
 
@@ -69,11 +48,11 @@ class HostRow(Base):
     __tablename__ = "hosts"
 
     name: Mapped[str] = mapped_column(NAME, primary_key=True)
-    address: Mapped[str] = mapped_column(String(512))
+    address: Mapped[str] = mapped_column(sa.String(512))
     state: Mapped[HostState] = mapped_column(_words(HostState), index=True)
-    last_seen: Mapped[float] = mapped_column(Float(53))
-    lease_s: Mapped[float | None] = mapped_column(Float(53))
-    agent: Mapped[str] = mapped_column(String(32), default="")
+    last_seen: Mapped[float] = mapped_column(sa.Float(53))
+    lease_s: Mapped[float | None] = mapped_column(sa.Float(53))
+    agent: Mapped[str] = mapped_column(sa.String(32), default="")
 
 
 class ImageRow(Base):
@@ -85,54 +64,54 @@ class ImageRow(Base):
 
     __tablename__ = "images"
 
-    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(NAME, unique=True)
-    published: Mapped[bool] = mapped_column(Boolean)
-    size: Mapped[int] = mapped_column(BigInteger)
-    digest: Mapped[str] = mapped_column(String(145), index=True)
-    fanout: Mapped[int] = mapped_column(Integer)
-    revision: Mapped[int] = mapped_column(BigInteger)
-    begun: Mapped[int] = mapped_column(BigInteger, default=0)
-    withdrawn: Mapped[bool] = mapped_column(Boolean, default=False)
+    published: Mapped[bool]
+    size: Mapped[int] = mapped_column(sa.BigInteger)
+    digest: Mapped[str] = mapped_column(sa.String(145), index=True)
+    fanout: Mapped[int]
+    revision: Mapped[int] = mapped_column(sa.BigInteger)
+    begun: Mapped[int] = mapped_column(sa.BigInteger, default=0)
+    withdrawn: Mapped[bool] = mapped_column(default=False)
 
 
 # The columns bear the names of the fields of the tree's own classes, which know of no database. They are not mapped: a
 # whole tree is read for a change of it, and rows are several times faster to read than mapped objects.
-node_table = Table(
+node_table = sa.Table(
     "nodes",
     Base.metadata,
-    Column("image_id", ForeignKey("images.id"), primary_key=True),
-    Column("host", ForeignKey("hosts.name"), primary_key=True, index=True),
-    Column("slot", Integer, nullable=False),  # unique in effect, but a swap would break a constraint half way
-    Column("state", _words(NodeState), nullable=False),
-    Column("revision", BigInteger, nullable=False),
-    Column("awaited", BigInteger, nullable=False),
-    Column("confirmed", BigInteger, nullable=False),
-    Column("told", BigInteger, nullable=False),
-    Column("returned", BigInteger),
-    Column("fetched_bytes", BigInteger, nullable=False),
-    Column("parent", NAME),
+    sa.Column("image_id", sa.ForeignKey("images.id"), primary_key=True),
+    sa.Column("host", sa.ForeignKey("hosts.name"), primary_key=True, index=True),
+    sa.Column("slot", sa.Integer, nullable=False),  # unique in effect, but a swap would break a constraint half way
+    sa.Column("state", _words(NodeState), nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Column("awaited", sa.BigInteger, nullable=False),
+    sa.Column("confirmed", sa.BigInteger, nullable=False),
+    sa.Column("told", sa.BigInteger, nullable=False),
+    sa.Column("returned", sa.BigInteger),
+    sa.Column("fetched_bytes", sa.BigInteger, nullable=False),
+    sa.Column("parent", NAME),
 )
-departure_table = Table(
+departure_table = sa.Table(
     "departures",
     Base.metadata,
-    Column("image_id", ForeignKey("images.id"), primary_key=True),
-    Column("host", NAME, primary_key=True),  # no foreign key: who was removed may come back
-    Column("revision", BigInteger, nullable=False),
-    Column("confirmed", BigInteger, nullable=False),
-    Column("dropped", Boolean, nullable=False),
+    sa.Column("image_id", sa.ForeignKey("images.id"), primary_key=True),
+    sa.Column("host", NAME, primary_key=True),  # no foreign key: who was removed may come back
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Column("confirmed", sa.BigInteger, nullable=False),
+    sa.Column("dropped", sa.Boolean, nullable=False),
 )
-eviction_table = Table(  # hosts without a place that may have VMs that need one: they lost their leases, or say so
+eviction_table = sa.Table(  # hosts without a place that may have VMs that need one: they lost their leases, or say so
     "evictions",
     Base.metadata,
-    Column("image_id", ForeignKey("images.id"), primary_key=True),
-    Column("host", NAME, primary_key=True, index=True),
+    sa.Column("image_id", sa.ForeignKey("images.id"), primary_key=True),
+    sa.Column("host", NAME, primary_key=True, index=True),
 )
-edge_key_table = Table(  # one row, made with the table
+edge_key_table = sa.Table(  # one row, made with the table
     "edge_key",
     Base.metadata,
-    Column("id", Integer, primary_key=True),
-    Column("key", LargeBinary, nullable=False),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("key", sa.LargeBinary, nullable=False),
 )
 NODE_FIELDS = [field.name for field in fields(Node)]
 DEPARTURE_FIELDS = [field.name for field in fields(Departure)]
@@ -148,15 +127,15 @@ class Store:
             StoreUnusable: the URL, the database or its tables cannot be used.
         """
         try:
-            self._engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+            self._engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
         except (ArgumentError, ImportError) as error:
             raise StoreUnusable(f"cannot use this database URL: {error}") from error
         self._is_sqlite = self._engine.dialect.name == "sqlite"
         # Waiting writers of SQLite sleep and try again. Inside one process they can stand in line instead.
         self._line: Any = threading.Lock() if self._is_sqlite else nullcontext()
         if self._is_sqlite:
-            event.listen(self._engine, "connect", _prepare_sqlite)
-            event.listen(self._engine, "begin", _begin_sqlite)
+            sa.event.listen(self._engine, "connect", _prepare_sqlite)
+            sa.event.listen(self._engine, "begin", _begin_sqlite)
         self._writers = {durable: self._engine.execution_options(volt_durable=durable) for durable in (True, False)}
         try:
             self.edge_key = self._upgrade()
@@ -176,10 +155,6 @@ class Store:
         """Close the connections."""
         self._engine.dispose()
 
-    def connect(self) -> Connection:
-        """A connection outside the two kinds of use below."""
-        return self._engine.connect()
-
     @contextmanager
     def write(self, durable: bool = True) -> Iterator[Session]:
         """One transaction that may change things; an exception undoes it.
@@ -198,7 +173,7 @@ class Store:
     def check(self) -> None:
         """Raise SQLAlchemyError if the database does not answer."""
         with self.read() as session:
-            session.execute(text("SELECT 1"))
+            session.execute(sa.text("SELECT 1"))
 
     def _upgrade(self) -> bytes:
         """Make the tables what they should be. Returns the key in them."""
@@ -207,7 +182,7 @@ class Store:
         with self._line, self._writers[True].begin() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
-            key: bytes = connection.execute(select(edge_key_table.c.key)).scalar_one()
+            key: bytes = connection.execute(sa.select(edge_key_table.c.key)).scalar_one()
             return key
 
 
@@ -218,7 +193,7 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
 
 
-def _begin_sqlite(connection: Connection) -> None:
+def _begin_sqlite(connection: sa.Connection) -> None:
     durable = connection.get_execution_options().get("volt_durable")
     if durable is None:
         connection.exec_driver_sql("BEGIN")
@@ -262,12 +237,12 @@ def _tree(image: ImageRow, nodes: Rows, departures: Rows, floor: int = 0) -> Tre
     )
 
 
-def _columns(table: Table) -> list[Column[Any]]:
+def _columns(table: sa.Table) -> list[sa.Column[Any]]:
     return [column for column in table.c if column.name != "image_id"]
 
 
-def _rows(session: Session, table: Table, image: ImageRow) -> Rows:
-    query = select(*_columns(table)).where(table.c.image_id == image.id)
+def _rows(session: Session, table: sa.Table, image: ImageRow) -> Rows:
+    query = sa.select(*_columns(table)).where(table.c.image_id == image.id)
     return {row.host: tuple(row) for row in session.execute(query)}
 
 
@@ -276,9 +251,9 @@ def _as_rows(items: Mapping[str, Node | Departure], names: list[str]) -> Rows:
     return {host: row(item) for host, item in items.items()}
 
 
-def _store(session: Session, table: Table, image: ImageRow, before: Rows, after: Rows) -> None:
+def _store(session: Session, table: sa.Table, image: ImageRow, before: Rows, after: Rows) -> None:
     """Write the difference."""
-    here = and_(table.c.image_id == image.id, table.c.host == bindparam("at_host"))
+    here = sa.and_(table.c.image_id == image.id, table.c.host == sa.bindparam("at_host"))
     names = [column.name for column in _columns(table)]
     gone = [{"at_host": host} for host in before.keys() - after.keys()]
     new = [dict(zip(names, after[host], strict=True), image_id=image.id) for host in after.keys() - before.keys()]
@@ -288,9 +263,9 @@ def _store(session: Session, table: Table, image: ImageRow, before: Rows, after:
         if host in before and row != before[host]
     ]
     for statement, rows in (
-        (delete(table).where(here), gone),
-        (update(table).where(here), changed),
-        (insert(table), new),
+        (sa.delete(table).where(here), gone),
+        (sa.update(table).where(here), changed),
+        (sa.insert(table), new),
     ):
         if rows:
             session.connection().execute(statement, rows)

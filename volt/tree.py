@@ -231,9 +231,8 @@ class Tree(Places):
         """Add an origin. It must not be in the tree."""
         self.departures.pop(host, None)
         node = Node(host, -len(self.origins), NodeState.JOINING, 0, 0, self.revision, self.revision)
-        with self._change(self._all_slots()) as must_confirm:
+        with self._change(self._all_slots(), node):
             self._place(node, node.slot)
-            must_confirm.append(node)
         return node
 
     def join(self, host: str) -> Node:
@@ -242,9 +241,8 @@ class Tree(Places):
         A join that is repeated gets a new revision: to have dropped earlier lists says nothing of a later join's.
         """
         if host in self.hosts:
-            with self._change(()) as must_confirm:
-                must_confirm.append(self.hosts[host])
-            return self.hosts[host]
+            with self._change((), self.hosts[host]):
+                return self.hosts[host]
         left = self.departures.pop(host, None)
         node = Node(host, self.last + 1, NodeState.JOINING, 0, 0, self.revision, self.revision)
         if left and not (left.dropped and not _followed(host, left.revision, self._in_use())):
@@ -263,15 +261,14 @@ class Tree(Places):
         node = self.hosts[host]
         is_origin = node.slot <= 0
         mover = self.origins[-1] if is_origin else self.slots[self.last]
+        reads_anew = mover is not node and not is_origin
         changed = self._all_slots() if is_origin else [node.slot, mover.slot, *readers(node.slot, self.fanout)]
-        with self._change(changed) as must_confirm:
+        with self._change(changed, *([mover] if reads_anew else [])):
             self._remove(node)
             if mover is not node:
                 self._place(mover, node.slot)
-                if not is_origin:
-                    must_confirm.append(mover)
-                    if mover.state in OFFERED:
-                        mover.state = NodeState.MOVING
+            if reads_anew and mover.state in OFFERED:
+                mover.state = NodeState.MOVING
         self.departures[host].dropped = dropped >= node.awaited
         self._release()
         return mover is not node
@@ -349,12 +346,11 @@ class Tree(Places):
     def _begin_anew(self, revision: int) -> None:
         """Some host has a list of this revision from a history that the store has lost; so may all others."""
         self.revision = max(self.revision, revision)
-        with self._change(self._all_slots()) as must_confirm:
+        with self._change(self._all_slots(), *self.hosts.values()):
             for node in self.hosts.values():
                 node.confirmed = 0
                 if node.slot > 0:
                     node.state, node.returned = NodeState.MOVING, None
-            must_confirm.extend(self.hosts.values())
         for node in self.hosts.values():
             node.told = self.revision
         self.begun = self.revision
@@ -362,9 +358,8 @@ class Tree(Places):
             left.revision, left.confirmed, left.dropped = self.revision, 0, False
 
     def _doubt(self, node: Node, state: NodeState) -> None:
-        with self._change(self._affected(node)) as must_confirm:
+        with self._change(self._affected(node), node):
             node.state = state
-            must_confirm.append(node)
 
     def _remove(self, node: Node) -> None:
         del self.slots[node.slot], self.hosts[node.host]
@@ -373,24 +368,26 @@ class Tree(Places):
         self.departures[node.host] = Departure(node.host, left, confirmed, dropped=False)
 
     @contextmanager
-    def _change(self, slots: Iterable[int]) -> Iterator[list[Node]]:
-        """Stamp who got other parents or children. Only ``slots`` change lists. Yields a list for who must confirm."""
+    def _change(self, slots: Iterable[int], *must_confirm: Node) -> Iterator[None]:
+        """Stamp the nodes that get other parents or children. The change may affect the lists of ``slots`` only.
+
+        ``must_confirm``: nodes that have to confirm a new revision even if they keep their parents.
+        """
         slots = set(slots)
         before = self._lists(slots)
-        must_confirm: list[Node] = []
-        yield must_confirm
+        yield
         after = self._lists(slots)
         rerouted = [host for host in before.keys() | after.keys() if before.get(host) != after.get(host)]
         regained = {
             parent for host in rerouted for parent in set(before.get(host, ())) ^ set(after.get(host, ()))
         }  # they won or lost a child
-        must_confirm += [self.hosts[host] for host in rerouted if host in self.hosts]
-        if not must_confirm and not regained:
+        confirming = [*must_confirm, *(self.hosts[host] for host in rerouted if host in self.hosts)]
+        if not confirming and not regained:
             return
         self.revision = self._next
         for host in regained & self.hosts.keys():
             self.hosts[host].revision = self.revision
-        for node in must_confirm:
+        for node in confirming:
             node.revision = node.awaited = self.revision
 
     def _release(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 from testtools import TestCase
 
@@ -64,7 +64,7 @@ class CoordinatorCase(TestCase):
     @contextmanager
     def database_away(self) -> Iterator[None]:
         """No transaction succeeds."""
-        with self.volt.store.connect() as connection:
+        with create_engine(self.url).connect() as connection:
             connection.execute(text("ALTER TABLE hosts RENAME TO away"))
             connection.commit()
             yield

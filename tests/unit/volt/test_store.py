@@ -10,7 +10,7 @@ from pathlib import Path
 
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError
 from testtools import ExpectedException, TestCase
 
@@ -45,7 +45,7 @@ class StoreCase(TestCase):
             return [row.name for row in session.query(HostRow).order_by(HostRow.name)]
 
     def test_the_migrations_make_the_tables_that_the_code_has(self) -> None:
-        with self.store.connect() as connection:
+        with create_engine(self.url).connect() as connection:
             self.assertEqual([], compare_metadata(MigrationContext.configure(connection), Base.metadata))
 
     def test_opening_again_keeps_what_is_there(self) -> None:
