@@ -20,6 +20,7 @@ from volt.coordinator import Coordinator
 from volt.errors import (
     HostHasNode,
     HostTaken,
+    HostUnknown,
     ImageConflict,
     ImageInUse,
     ImageUnknown,
@@ -41,33 +42,33 @@ MINE = base.Image("mine", 1 << 20, digest_of("mine"))
 class Seat:
     """The calls of the host at Volt, its double or its client; ``by`` names the agent, for a client has its own."""
 
-    def __init__(self, volt: Any, **by: str) -> None:
-        self._by = by
+    def __init__(self, volt: Any, host: str = HERE, **by: str) -> None:
+        self._host, self._by = host, by
         self.remove_image, self.images, self.image, self.tree = volt.remove_image, volt.images, volt.image, volt.tree
         self._volt = volt
 
     def register(self, address: str) -> None:
-        self._volt.register(HERE, address, **self._by)
+        self._volt.register(self._host, address, **self._by)
 
     def heartbeat(
         self, nodes: list[NodeReport], kept: Sequence[str] = (), address: str | None = None
     ) -> HeartbeatAnswer:
-        answer: HeartbeatAnswer = self._volt.heartbeat(HERE, nodes, kept, address=address, **self._by)
+        answer: HeartbeatAnswer = self._volt.heartbeat(self._host, nodes, kept, address=address, **self._by)
         return answer
 
     def publish(self, image: base.Image) -> Image:
-        answer = self._volt.publish(image.name, image.size, image.digest, HERE, **self._by)
+        answer = self._volt.publish(image.name, image.size, image.digest, self._host, **self._by)
         return answer if isinstance(answer, Image) else answer[0]
 
     def join(self, image: str, *, moving: bool = False) -> Assignment:
-        assignment: Assignment = self._volt.join(image, HERE, moving=moving, **self._by)
+        assignment: Assignment = self._volt.join(image, self._host, moving=moving, **self._by)
         return assignment
 
     def leave(self, image: str, dropped: int = -1, *, needed: bool = False) -> None:
-        self._volt.leave(image, HERE, dropped, needed=needed, **self._by)
+        self._volt.leave(image, self._host, dropped, needed=needed, **self._by)
 
     def report(self, image: str, dead: str) -> Assignment:
-        assignment: Assignment = self._volt.report_dead(image, HERE, dead, **self._by)
+        assignment: Assignment = self._volt.report_dead(image, self._host, dead, **self._by)
         return assignment
 
 
@@ -77,7 +78,7 @@ class ContractTests(TestCase):
     __test__ = False
     seat: Seat
 
-    def seat_of(self, agent: str) -> Seat:
+    def seat_of(self, agent: str, host: str = HERE) -> Seat:
         """The host's seat, taken by this agent."""
         raise NotImplementedError
 
@@ -207,6 +208,19 @@ class ContractTests(TestCase):
         self.assertEqual(ADDRESS, self.address())
         self.assertEqual(["debian"], [image.name for image in self.seat.images()])
         self.assertEqual(joined, self.seat_of(ONE).heartbeat([]).assignments[0])
+
+    def test_a_host_has_to_register(self) -> None:
+        self.offer(DEBIAN)
+        stranger = self.seat_of("", "stranger")
+        for call in (
+            lambda: stranger.heartbeat([]),
+            lambda: stranger.publish(MINE),
+            lambda: stranger.join("debian"),
+            lambda: stranger.leave("debian"),
+            lambda: stranger.report("debian", OTHER),
+        ):
+            error = self.assertRaises(HostUnknown, call)
+            self.assertEqual("host stranger is not registered", str(error))
 
     def test_a_heartbeat_corrects_the_hosts_address(self) -> None:
         self.seat.heartbeat([])
@@ -367,8 +381,8 @@ class TestDouble(ContractTests):
         self.volt.register(HERE, ADDRESS)
         self.seat = self.seat_of("")
 
-    def seat_of(self, agent: str) -> Seat:
-        return Seat(Calls(self.volt), agent=agent)
+    def seat_of(self, agent: str, host: str = HERE) -> Seat:
+        return Seat(Calls(self.volt), host, agent=agent)
 
     def offer(self, image: base.Image) -> None:
         self.volt.offer(image.name, image.size, image.digest)
@@ -392,10 +406,10 @@ class TestVolt(ContractTests):
         self.url = serve_app(self, create_app(self.volt))
         self.seat = self.seat_of("")
 
-    def seat_of(self, agent: str) -> Seat:
+    def seat_of(self, agent: str, host: str = HERE) -> Seat:
         client = VoltClient(self.url, agent=agent)
         self.addCleanup(client.close)
-        return Seat(client)
+        return Seat(client, host)
 
     def offer(self, image: base.Image) -> None:
         self.volt.publish(image.name, image.size, image.digest, OTHER)

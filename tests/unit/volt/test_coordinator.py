@@ -15,7 +15,7 @@ from tests.unit.logs import Logged
 from tests.unit.volt.clock import Clock
 from tests.unit.volt.databases import new_database
 from volt.coordinator import Coordinator
-from volt.errors import HostTaken, HostUnknown, ImageInUse, ImageUnknown, ImageWithdrawn, OriginNeeded
+from volt.errors import HostTaken, HostUnknown, ImageInUse, ImageWithdrawn, OriginNeeded
 from volt.leases import Policy, steady_clock
 from volt.models import Assignment, HeartbeatAnswer, HostState, NodeReport, NodeState, TreeNode
 from volt.store import Store
@@ -103,10 +103,6 @@ class CoordinatorCase(TestCase):
 class Hosts(CoordinatorCase):
     """Registering and removing."""
 
-    def test_registering_twice_is_registering_once(self) -> None:
-        self.host("b", "a", "b")
-        self.assertEqual(["a", "b"], [host.name for host in self.volt.hosts()])
-
     def test_another_agent_gets_a_hosts_name_when_the_lease_has_run_out(self) -> None:
         first, second = "1" * 32, "2" * 32
         self.volt.register("h1", "unix:///run/h1", agent=first)
@@ -132,7 +128,8 @@ class Hosts(CoordinatorCase):
 
     def test_a_removed_host_leaves_all_trees(self) -> None:
         self.grow(3)
-        self.volt.remove_host("h1")
+        for _ in range(2):
+            self.volt.remove_host("h1")
         self.assertEqual(["h2", "h3", "origin"], [host.name for host in self.volt.hosts()])
         self.assertEqual(2, self.volt.image("image").nodes)
         self.assertRaises(HostUnknown, self.volt.heartbeat, "h1", [])
@@ -147,18 +144,6 @@ class Hosts(CoordinatorCase):
 
 class Images(CoordinatorCase):
     """Publishing and withdrawing."""
-
-    def test_an_origin_has_to_be_registered(self) -> None:
-        self.assertRaises(HostUnknown, self.volt.publish, "image", 512, DIGEST, "stranger")
-        self.assertEqual([], self.volt.images())
-
-    def test_a_removed_image_is_gone_and_its_name_is_free(self) -> None:
-        self.publish()
-        self.volt.remove_image("image")
-        self.assertEqual([], self.volt.images())
-        for call in (self.volt.image, self.volt.tree, self.volt.remove_image):
-            self.assertRaises(ImageUnknown, call, "image")
-        self.assertTrue(self.publish(digest="sha256:" + "b" * 64))
 
     def test_revisions_go_on_when_a_name_is_used_again(self) -> None:
         self.grow(2)
@@ -208,11 +193,6 @@ class Withdrawing(CoordinatorCase):
         self.assertEqual((["image"], []), (self.told("h1"), self.told("origin")))
         self.volt.leave("image", "h1")
         self.assertEqual(["image"], self.told("origin"))
-
-    def test_another_volt_on_the_database_knows_of_it(self) -> None:
-        self.volt = self.start()
-        self.assertEqual(["image"], self.told("h1"))
-        self.assertTrue(self.volt.image("image").withdrawn)
 
     def test_a_host_that_comes_back_after_its_lease_ran_out_gets_its_place_and_is_awaited(self) -> None:
         self.lease_runs_out("origin")
@@ -269,37 +249,12 @@ class Withdrawing(CoordinatorCase):
 class Nodes(CoordinatorCase):
     """Joining, leaving, reports."""
 
-    def test_a_joiner_gets_size_digest_and_parents_with_addresses(self) -> None:
-        self.grow(2)
-        self.host("h3")
-        got = self.volt.join("image", "h3")
-        self.assertEqual((1024, DIGEST, 3, NodeState.JOINING), (got.size, got.digest, got.slot, got.state))
-        self.assertEqual(["h1", "h2", "origin"], [parent.host for parent in got.parents])
-        self.assertEqual("unix:///run/h1", got.parents[0].address)
-
-    def test_joining_needs_an_image_and_a_registered_host(self) -> None:
-        self.publish()
-        self.assertRaises(HostUnknown, self.volt.join, "image", "stranger")
-        self.assertRaises(ImageUnknown, self.volt.join, "nothing", "origin")
-
-    def test_a_report_gives_the_reporter_other_parents(self) -> None:
-        self.grow(3)
-        got = self.volt.report_dead("image", "h3", "h1")
-        self.assertEqual(["h2", "origin"], [parent.host for parent in got.parents])
-
     def test_a_reported_host_that_lives_is_offered_after_two_heartbeats(self) -> None:
         self.grow(3)
-        self.volt.report_dead("image", "h3", "h1")
+        told = self.volt.report_dead("image", "h3", "h1")
+        self.assertEqual(["h2", "origin"], [parent.host for parent in told.parents])
         self.obey("h1")
         self.assertEqual(["h1", "h2", "origin"], self.parents("h3"))
-
-    def test_a_host_that_comes_back_reads_from_the_origin_until_all_have_heard(self) -> None:
-        hosts = self.grow(7)
-        self.volt.leave("image", "h1")
-        self.assertEqual(["origin"], [parent.host for parent in self.volt.join("image", "h1").parents])
-        self.assertEqual(NodeState.RETURNING, self.current("h1").state)
-        self.settle(*hosts)
-        self.assertEqual(["h3", "h4", "h7", "origin"], self.parents("h1"))
 
     def test_a_host_that_has_dropped_its_parents_comes_back_like_a_new_one(self) -> None:
         self.grow(7)
@@ -312,11 +267,6 @@ class Nodes(CoordinatorCase):
 class Heartbeats(CoordinatorCase):
     """Renewing, reporting, hearing news."""
 
-    def test_a_host_that_knows_all_hears_nothing(self) -> None:
-        self.grow(3)
-        answer = self.beat("h3", self.current("h3").revision)
-        self.assertEqual(([], []), (answer.assignments, answer.absent))
-
     def test_bytes_and_parent_are_shown_in_the_tree(self) -> None:
         self.grow(1)
         revision = self.current("h1").revision
@@ -327,13 +277,6 @@ class Heartbeats(CoordinatorCase):
         )
         self.volt.heartbeat("h1", [NodeReport(image="image", revision=revision, fetched_bytes=8192, parent="origin")])
         self.assertEqual(8192, self.volt.tree("image").root.children[0].fetched_bytes)
-
-    def test_a_moved_host_is_offered_once_it_confirmed(self) -> None:
-        self.grow(7)
-        self.volt.leave("image", "h1")
-        self.assertEqual(["h2", "origin"], self.parents("h3"))
-        self.obey("h7")
-        self.assertEqual(["h7", "h2", "origin"], self.parents("h3"))
 
     def test_the_interval_grows_with_the_number_of_hosts(self) -> None:
         self.host(*(f"h{number}" for number in range(100)))
@@ -508,24 +451,6 @@ class Leases(CoordinatorCase):
         self.pass_time(1)
         self.assertEqual(0, self.volt.image("image").nodes)
 
-    def test_one_volt_does_not_evict_who_renews_at_another(self) -> None:
-        self.grow(3)
-        other = self.start()
-        for _ in range(12):
-            self.clock.time += 1
-            for host in ("h1", "h2", "h3", "origin"):
-                other.heartbeat(host, [])
-            self.volt.leases.expire()
-            other.leases.expire()
-        self.assertEqual(3, self.volt.image("image").nodes)
-
-    def test_two_coordinators_on_one_database_agree(self) -> None:
-        self.grow(2)
-        other = self.start()
-        self.host("h3", "h4")
-        slots = [self.volt.join("image", "h3").slot, other.join("image", "h4").slot]
-        self.assertEqual([3, 4], slots)
-
     def test_the_clock_starts_at_the_time_of_day_and_only_goes_on(self) -> None:
         times_of_day, steady = iter([1_000_000_000.0, 0.0, 0.0]), iter([100.0, 100.0, 107.0])  # it is set back to 0
         now = steady_clock(lambda: next(times_of_day), lambda: next(steady))
@@ -558,37 +483,13 @@ class Secrets(CoordinatorCase):
                     told.setdefault((host, child.host, host), set()).add(child.secret)
         return told
 
-    def test_both_hosts_of_every_edge_are_told_the_same(self) -> None:
+    def test_both_hosts_of_every_edge_are_told_the_same_and_no_others_are(self) -> None:
         told = self.told("origin", *self.grow(12))
         edges = {(parent, child) for parent, child, _ in told}
         self.assertTrue(len(edges) > 12, "alternates are edges as well")
         for parent, child in edges:
             self.assertEqual(told[parent, child, parent], told[parent, child, child], f"{parent} and {child}")
-
-    def test_every_edge_has_one_of_its_own(self) -> None:
-        told = self.told("origin", *self.grow(12))
-        secrets = set().union(*told.values())
-        self.assertEqual(len({(parent, child) for parent, child, _ in told}), len(secrets))
-        self.assertEqual({64}, {len(secret) for secret in secrets})
-
-    def test_another_image_has_others(self) -> None:
-        self.publish()
-        self.publish("second")
-        self.host("h1")
-        first, second = (self.volt.join(image, "h1").parents[0] for image in ("image", "second"))
-        self.assertEqual(first.host, second.host)
-        self.assertNotEqual(first.secret, second.secret)
-
-    def test_they_stay_when_volt_starts_again_and_the_tree_changes(self) -> None:
-        hosts = self.grow(6)
-        before = self.told("origin", *hosts)
-        self.volt = self.start()
-        self.volt.leave("image", "h1")
-        self.volt.join("image", "h1")
-        after = self.told("origin", *hosts)
-        common = before.keys() & after.keys()
-        self.assertTrue(common)
-        self.assertEqual({edge: before[edge] for edge in common}, {edge: after[edge] for edge in common})
+        self.assertEqual(len(edges), len(set().union(*told.values())))
 
     def test_they_are_not_in_what_an_assignment_looks_like(self) -> None:
         self.grow(3)
