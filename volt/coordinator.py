@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from functools import partial
 
 from sqlalchemy import delete, select
@@ -66,12 +65,13 @@ class Coordinator:
                 log.info("host %s registered at %s", host, address)
             self.leases.renew(row, agent)
             self._readdress(session, row, address)
-            return _host(row)
+            return Host.model_validate(row, from_attributes=True)
 
     def hosts(self) -> list[Host]:
         """All registered hosts, by name."""
         with self.store.read() as session:
-            return [_host(row) for row in session.scalars(select(HostRow).order_by(HostRow.name))]
+            rows = session.scalars(select(HostRow).order_by(HostRow.name))
+            return [Host.model_validate(row, from_attributes=True) for row in rows]
 
     def remove_host(self, host: str) -> None:
         """Remove a host from all trees and delete it. Raises OriginNeeded."""
@@ -309,8 +309,3 @@ def _tree_node(tree: Tree, node: Node) -> TreeNode:
     below = heap_children(node.slot, tree.fanout) if node.slot >= 0 else ()
     children = [_tree_node(tree, tree.slots[slot]) for slot in below if slot in tree.slots]
     return TreeNode(**vars(node), depth=depth(node.slot, tree.fanout), children=children)
-
-
-def _host(row: HostRow) -> Host:
-    last_seen = datetime.fromtimestamp(row.last_seen, tz=UTC)
-    return Host(name=row.name, address=row.address, state=row.state, last_seen=last_seen)

@@ -25,15 +25,12 @@ MAX_INTEGER = 2**63 - 1
 
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="Name of a host or an image")]
-Address = Annotated[
-    str,
-    Field(pattern=ADDRESS_PATTERN, max_length=512, description="URI at which a host serves its images"),
-]
+Address = Annotated[str, Field(pattern=ADDRESS_PATTERN, max_length=512, description="URI of a host's images")]
 Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="What identifies the content: kind:value")]
 
 
 def _whole(number: object) -> object:
-    """JSON has one kind of number: 1.0 is an integer there."""
+    """To JSON, 1.0 is an integer."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
@@ -44,14 +41,14 @@ Count = Annotated[int, Field(ge=0, le=MAX_INTEGER), BeforeValidator(_whole)]
 class _State(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
-        """A word of a later version."""
+        """A state of a later version."""
         return cls("unknown") if isinstance(value, str) else None
 
 
 class HostState(_State):
-    """``lost``: its lease ran out and it left all trees. Its next heartbeat makes it ``alive``.
+    """``lost``: its lease ran out and it left all trees. Its next call makes it ``alive``.
 
-    ``unknown``: a client's word for a state of a later version. Volt never says it.
+    ``unknown``: what a client reads for a state of a later version. Volt never sends it.
     """
 
     ALIVE = "alive"
@@ -66,7 +63,7 @@ class NodeState(_State):
     ``moving``: got another slot and has not confirmed that it reads only from its new parents.
     ``returning``: was in the tree before, and some node may still read from it by an old list.
     ``suspect``: a child reported it dead. ``lost``: an origin whose lease ran out.
-    ``unknown``: a client's word for a state of a later version. Volt never says it.
+    ``unknown``: what a client reads for a state of a later version. Volt never sends it.
     """
 
     JOINING = "joining"
@@ -83,12 +80,12 @@ class _Request(BaseModel):
 
 
 class _Answer(BaseModel):
-    # An error with its cause gets into logs: it must not repeat an answer, which may have secrets in it.
+    # Errors get into logs with their causes, so they must not repeat answers, which have secrets.
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
 
 class HostRequest(_Request):
-    """A host registers, or says that its address changed."""
+    """A host registers, or its address has changed."""
 
     address: Address
 
@@ -117,10 +114,10 @@ class DeadParentReport(_Request):
 
 
 class NodeReport(_Request):
-    """What a host says about one of its images.
+    """What a host reports about one of its images.
 
-    ``revision``: the newest assignment it follows, that is, it reads from the parents of this one and of no older one.
-    ``fetched_bytes``: read from parents so far. ``parent``: the host it reads from now.
+    ``revision``: the newest assignment that the host follows: it reads from parents of no older one.
+    ``fetched_bytes``: read from parents so far. ``parent``: the host that it reads from now.
     """
 
     image: Name
@@ -130,10 +127,10 @@ class NodeReport(_Request):
 
 
 class HeartbeatRequest(_Request):
-    """All images that a host has a stack for. ``kept``: the content that it keeps without having a stack for it.
+    """``nodes``: all images that a host has a stack for. ``kept``: digests of retained data without a stack.
 
-    ``needed``: further images that it may need, since it has records of them that it cannot use now.
-    ``address``: the host's address; Volt corrects an address that differs.
+    ``needed``: further images that the host may need: it has records of them that it cannot use now.
+    ``address``: the host's address, which replaces the one that Volt has.
     """
 
     nodes: list[NodeReport] = Field(default_factory=list, max_length=10000)
@@ -158,7 +155,7 @@ class HostList(_Answer):
 
 
 class Parent(_Answer):
-    """A host to read from. ``secret``: what both know and no third host, the same as in the parent's ``Child``."""
+    """A host to read from. ``secret``: known to both hosts and no third, the same as in the parent's ``Child``."""
 
     host: str
     address: str
@@ -166,19 +163,18 @@ class Parent(_Answer):
 
 
 class Child(_Answer):
-    """A host that may read. ``secret``: what both know and no third host, the same as in the child's ``Parent``."""
+    """A host that may read. ``secret``: known to both hosts and no third, the same as in the child's ``Parent``."""
 
     host: str
     secret: str = Field(repr=False)
 
 
 class Assignment(_Answer):
-    """A host's place in an image's tree.
+    """A host's place in an image's tree, for this host only.
 
     ``parents``: in order of preference, empty only for an origin. ``children``: hosts that may read from this one.
-    ``revision`` grows with every change; follow the highest one seen and never go back.
-    Origins have slots 0, -1, -2, …; every parent's slot is smaller than the slot of its child.
-    It is for the host only. The secret of a parent and a child of an image never changes.
+    ``revision`` grows with every change: follow the highest one seen and never go back. Origins have slots 0, -1, -2,
+    …; every parent's slot is smaller than that of its child. The secret of a parent and a child never changes.
     """
 
     image: str
@@ -192,11 +188,11 @@ class Assignment(_Answer):
 
 
 class HeartbeatAnswer(_Answer):
-    """``assignments``: those newer than what the host reported, also for nodes that it did not report (it joined, then
-    forgot: it should leave). ``absent``: reported images in whose tree the host has no place: it has to join again.
-    ``withdrawn``: reported images to let go of as soon as nothing on the host and none of its children needs them; of
-    those that it is an origin of, only such as no other host has or may come back for. ``discard``: kept content to
-    delete, since it was withdrawn.
+    """``assignments``: those newer than the host reported, also of images that it did not report and should leave.
+
+    ``absent``: reported images in whose trees the host has no place: it has to join again. ``withdrawn``: reported
+    images to detach as soon as nothing on the host and none of its children needs them. An origin is told when no other
+    host has the image or may come back for it. ``discard``: digests of ``kept`` to delete: their images were withdrawn.
     """
 
     interval_s: float
@@ -210,7 +206,7 @@ class HeartbeatAnswer(_Answer):
 class Image(_Answer):
     """A published image. ``nodes`` counts the hosts in its tree besides the origins.
 
-    ``withdrawn``: no host gets it any more, and it goes when none has it besides its origins.
+    ``withdrawn``: no further host gets the image, and it goes when only its origins have it.
     """
 
     name: str
@@ -229,7 +225,7 @@ class ImageList(_Answer):
 
 
 class TreeNode(_Answer):
-    """One host in an image's tree; ``children`` are its primary children, ``parent`` the host it says it reads from."""
+    """A host in an image's tree. ``children``: its primary children. ``parent``: the host that it reads from now."""
 
     host: str
     slot: int
@@ -255,7 +251,7 @@ class ImageTree(_Answer):
 
 
 class ProblemDocument(BaseModel):
-    """An error (RFC 9457). ``detail`` says what is wrong, for people; ``hosts`` names the hosts concerned, if any."""
+    """An error (RFC 9457). ``detail``: what is wrong, for people; ``hosts``: the hosts concerned, if any."""
 
     type: str
     title: str

@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -50,13 +50,10 @@ def serve(
     """
     os.umask(0o077)  # the key in the database is nobody else's to read
     token = read_token(token_file) if token_file else None
-    listener = _listen(listen, open_to_all=token is None)
-    try:
+    with _listen(listen, open_to_all=token is None) as listener:
         database = database or _default_database(state)
         with only_volt_on(database), closing(Store(database)) as store:
             _run(listener, Coordinator(store, policy), token, announce)
-    finally:
-        listener.close()
 
 
 @contextmanager
@@ -69,23 +66,17 @@ def only_volt_on(database: str) -> Iterator[None]:
         url = make_url(database)
     except ArgumentError as error:
         raise StoreUnusable(f"cannot use this database URL: {error}") from error
-    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+    with ExitStack() as held:
+        if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
+            path = Path(f"{url.database}.lock")  # not the file itself: SQLite's own locks go when a process closes it
+            try:
+                lock = held.enter_context(path.open("a"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StoreUnusable(f"another Volt is running on database {url.database}: stop it first") from error
+            except OSError as error:
+                raise StoreUnusable(f"cannot use database {url.database}: {path}: {error.strerror}") from error
         yield
-        return
-    path = f"{url.database}.lock"  # not the file itself: SQLite's own locks go when a process closes it
-    try:
-        lock = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)  # whoever made it
-    except OSError as error:
-        raise StoreUnusable(f"cannot use database {url.database}: {path}: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise StoreUnusable(f"another Volt is running on database {url.database}: stop it first") from None
-    try:
-        yield
-    finally:
-        os.close(lock)
 
 
 def _run(listener: socket.socket, coordinator: Coordinator, token: str | None, announce: Callable[[str], None]) -> None:

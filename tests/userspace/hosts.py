@@ -45,9 +45,9 @@ class VoltProcess:
         """Start it, at the same address as before."""
         argv = [sys.executable, "-m", "volt.cli", "serve", "--listen", self._listen, "--state", str(self._folder)]
         with (self._folder / "volt.log").open("ab") as log:
-            self._process = subprocess.Popen([*argv, *self._options], stdout=subprocess.PIPE, stderr=log, text=True)
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+            self.process = subprocess.Popen([*argv, *self._options], stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             if "listening on http://" in line:
                 self.url = line.split("listening on ")[1].split()[0]
                 self._listen = self.url.removeprefix("http://")
@@ -59,11 +59,11 @@ class VoltProcess:
         for client in self._clients:
             client.close()
         self._clients.clear()
-        if self._process.poll() is None:
-            self._process.terminate()
-        self._process.wait(timeout=PATIENCE)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(timeout=PATIENCE)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def client(self, agent: str = "") -> VoltClient:
         """A client of it. ``agent``: the id of the agent for which it calls."""

@@ -25,8 +25,8 @@ class Life(VoltCase):
 
     def test_sigterm_stops_it_cleanly(self) -> None:
         self.volt.hosts()
-        self.process.send_signal(signal.SIGTERM)
-        self.assertEqual(0, self.process.wait(timeout=PATIENCE))
+        self.server.process.send_signal(signal.SIGTERM)
+        self.assertEqual(0, self.server.process.wait(timeout=PATIENCE))
         self.assertNotIn("Traceback", self.log())
         self.assertRaises(VoltUnreachable, self.volt.hosts)
 
@@ -36,14 +36,13 @@ class Life(VoltCase):
         self.volt.leave("image", "h2")
         secrets = [parent.secret for parent in self.volt.join("image", "h7").parents]
         before = (self.volt.hosts(), self.volt.images(), self.volt.tree("image"))
-        self.process.kill()
-        self.process.wait(timeout=PATIENCE)
+        self.kill()
         self.start()
         self.assertEqual(before, (self.volt.hosts(), self.volt.images(), self.volt.tree("image")))
         self.assertEqual(secrets, [parent.secret for parent in self.volt.join("image", "h7").parents])
 
     def test_what_it_keeps_is_private(self) -> None:
-        kept = [path for path in (self.folder / "state").iterdir() if path.name.startswith("volt.db")]
+        kept = [path for path in self.folder.iterdir() if path.name.startswith("volt.db")]
         self.assertTrue(kept)
         self.assertEqual({0o600}, {stat.S_IMODE(path.stat().st_mode) for path in kept})
 
@@ -170,7 +169,7 @@ class Refusals(TestCase):
 class Ipv6(VoltCase):
     """On the other loopback address."""
 
-    listen = "[::1]:0"
+    options = ("--listen", "[::1]:0")
 
     def setUp(self) -> None:
         """Volt, if there is such an address."""

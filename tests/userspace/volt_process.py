@@ -13,57 +13,40 @@ import httpx
 from testtools import TestCase
 
 from tests.patience import PATIENCE
+from tests.userspace.hosts import VoltProcess
 from volt.client import VoltClient
 
 DIGEST = "sha256:" + "a" * 64
 
 
 class VoltCase(TestCase):
-    """Starts Volt on a folder of its own; may stop and start it again."""
+    """Starts Volt on a folder of its own; may kill and start it again."""
 
-    listen = "127.0.0.1:0"
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("--lease", "3600")  # no host of a slow test is evicted
 
     def setUp(self) -> None:
         """Volt listens and answers."""
         super().setUp()
         self.folder = Path(tempfile.mkdtemp(dir="/tmp"))
         self.addCleanup(shutil.rmtree, self.folder)
+        self.server = VoltProcess(self.folder, *self.options)
         self.start()
+        self.addCleanup(self.server.stop)
 
     def start(self) -> None:
-        """Start Volt and wait for the line that says where it listens."""
-        arguments = ["serve", "--listen", self.listen, "--state", str(self.folder / "state"), *self.options]
-        log = (self.folder / "log").open("ab")
-        self.addCleanup(log.close)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "volt.cli", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=clean_env(),
-        )
-        self.addCleanup(self.stop, self.process)
-        assert self.process.stdout
-        self.addCleanup(self.process.stdout.close)
-        line = self.process.stdout.readline()
-        self.assertTrue(line.startswith("listening on http://"), (line, self.log()))
-        self.url = line.split()[-1]
+        """Start Volt."""
+        self.server.start()
+        self.url = self.server.url
         self.volt = self.client()
 
-    def stop(self, process: subprocess.Popen[str]) -> None:
-        """Stop it, whatever it does."""
-        process.terminate()
-        try:
-            process.wait(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(timeout=PATIENCE)
-            raise
+    def kill(self) -> None:
+        """Kill Volt by signal 9."""
+        self.server.process.kill()
+        self.server.stop()
 
-    def client(self, token_file: Path | None = None, timeout: float = PATIENCE) -> VoltClient:
+    def client(self, token_file: Path | None = None) -> VoltClient:
         """A client of this Volt."""
-        client = VoltClient(self.url, token_file, timeout)
+        client = VoltClient(self.url, token_file, PATIENCE)
         self.addCleanup(client.close)
         return client
 
@@ -75,7 +58,7 @@ class VoltCase(TestCase):
 
     def log(self) -> str:
         """What Volt said."""
-        return (self.folder / "log").read_text(errors="replace")
+        return (self.folder / "volt.log").read_text(errors="replace")
 
     def publish(self, origin: str = "origin", image: str = "image") -> None:
         """An image with one origin."""

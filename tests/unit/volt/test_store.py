@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-import threading
 from pathlib import Path
 
 from alembic.autogenerate import compare_metadata
@@ -63,29 +62,6 @@ class StoreCase(TestCase):
 
         self.assertRaises(ZeroDivisionError, fail)
         self.assertEqual([], self.names())
-
-    def test_writers_of_two_stores_wait_for_each_other(self) -> None:
-        other = self.open()
-        counted = threading.Barrier(2)
-
-        def count(store: Store) -> None:
-            counted.wait(timeout=120)
-            for _ in range(20):
-                with store.write() as session:
-                    row = session.get(HostRow, "a")
-                    assert row
-                    row.last_seen += 1
-
-        with self.store.write() as session:
-            session.add(host("a"))
-        threads = [threading.Thread(target=count, args=(store,)) for store in (self.store, other)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        with self.store.read() as session:
-            row = session.get(HostRow, "a")
-            self.assertEqual(40.0, row and row.last_seen)
 
     def test_what_is_durable_waits_for_the_disk_and_nothing_else_does(self) -> None:
         for durable, synchronous in ((True, 2), (False, 1), (True, 2)):  # FULL and NORMAL, sqlite.org/pragma.html

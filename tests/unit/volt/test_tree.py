@@ -91,12 +91,6 @@ class Joining(TestCase):
         stamped = {host for host, node in tree.hosts.items() if node.revision == tree.revision}
         self.assertEqual({"new", *parents(tree, "new")}, stamped)
 
-    def test_a_child_appears_among_the_children_of_each_of_its_parents(self) -> None:
-        tree = grown(7)
-        for parent in ("h3", "h4", "h1", "origin"):
-            self.assertIn("h7", tree.children(tree.hosts[parent]))
-        self.assertNotIn("h7", tree.children(tree.hosts["h2"]))
-
 
 class Leaving(TestCase):
     """The last node moves into the hole."""
