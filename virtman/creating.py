@@ -48,23 +48,22 @@ def create_held(vms: Vms, name: str, image: str, size: int | None) -> Path:
         return _existing(vms, record, image, size)
     disks.check_size(size)
     record = VmRecord(name=name, image=image, size=size, state=State.ABSENT)
-    return _path(_add(vms, record.begin(CREATE), lambda stack: Made(_new_disk(vms, name, stack, size))))
+    return _path(_add(vms, record.begin(CREATE), lambda stack: Made(new_disk(vms, name, stack, size))))
 
 
 def receive(
-    vms: Vms, name: str, image: str, size: int, snapshots: Sequence[str],
-    fill: Callable[[ImageRecord, Callable[[], Device]], Made],
+    vms: Vms, name: str, image: str, size: int, snapshots: Sequence[str], make: Callable[[ImageRecord], Made]
 ) -> None:  # fmt: skip
-    """A new VM whose disk is filled before the VM is there; ``fill`` calls for the disk, of ``size`` bytes.
+    """A new VM, whose disk of ``size`` bytes ``make`` makes and fills over the image's stack.
 
     ``snapshots``: the names of the snapshots that it will have, by which others know meanwhile what comes. Raises
-    VmExists, as ``create``, and as ``fill``; after an error nothing is left.
+    VmExists, as ``create``, and as ``make``; after an error nothing is left.
     """
     with vms.holding(name):
         vms.resume(name)
         disks.check_size(size)
         record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE, snapshots=[*snapshots])
-        _add(vms, record, lambda stack: fill(stack, lambda: _new_disk(vms, name, stack, size)), moving=True)
+        _add(vms, record, make, moving=True)
 
 
 def clone(vms: Vms, vm: str, names: Sequence[str]) -> None:
@@ -132,7 +131,8 @@ def _remove_stack(vms: Vms, image: str) -> None:
         log.error("image %s: removing its stack failed too; it is tried again: %s", image, second)
 
 
-def _new_disk(vms: Vms, name: str, stack: ImageRecord, size: int | None) -> Device:
+def new_disk(vms: Vms, name: str, stack: ImageRecord, size: int | None) -> Device:
+    """A disk over its image's stack. Raises BadSize, DriverError."""
     least = stack.image.size
     if size is not None and size < least:
         raise BadSize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -27,19 +27,21 @@ MOST_DATA = 1 << 20
 """Bytes of a disk in one piece."""
 
 _GREETING = re.compile(rb"virtman-stream ([1-9][0-9]{0,5})\n")
+_BEGIN = b"virtman-stream "
 _LONGEST_GREETING = 32
 _HEAD = struct.Struct(">BI")
 _OFFSET, _RANGE, _INDEX = struct.Struct(">Q"), struct.Struct(">QQ"), struct.Struct(">I")
-_HEADER, _SECTION, _DATA, _ZEROS, _END = range(1, 6)
+HEADER, SECTION, DATA, ZEROS, END = range(1, 6)
+"""Kinds of pieces."""
 _DIGEST = 16
-_MOST_HEADER = 16 << 20
 _LARGEST = {
-    _HEADER: _MOST_HEADER,
-    _SECTION: _INDEX.size,
-    _DATA: _OFFSET.size + MOST_DATA,
-    _ZEROS: _RANGE.size,
-    _END: 0,
+    HEADER: 16 << 20,
+    SECTION: _INDEX.size,
+    DATA: _OFFSET.size + MOST_DATA,
+    ZEROS: _RANGE.size,
+    END: 0,
 }
+"""Bytes of a piece's body at most, by its kind."""
 
 LAST_TIME = 253_402_214_400
 """Seconds from 1970 to the last day that dates have, 9999-12-31, which time zones may shift by less than a day."""
@@ -93,15 +95,8 @@ class Header(_Part):
 
 
 @dataclass(frozen=True)
-class Begin:
-    """What follows belongs to the section of this number."""
-
-    section: int
-
-
-@dataclass(frozen=True)
 class Data:
-    """``offset`` in bytes."""
+    """What the disk holds from ``offset`` on, in bytes."""
 
     offset: int
     data: bytes
@@ -114,7 +109,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Zeros:
-    """``offset`` and ``length`` in bytes."""
+    """The disk holds zeros here; ``offset`` and ``length`` in bytes."""
 
     offset: int
     length: int
@@ -125,148 +120,132 @@ class Zeros:
         return self.offset + self.length
 
 
-@dataclass(frozen=True)
-class End:
-    """Nothing follows."""
+Contents = Iterable[Data | Zeros]
+"""What belongs to one section, in the order of the offsets."""
 
 
-Piece = Header | Begin | Data | Zeros | End
+def write(header: Header, sections: Iterable[Contents]) -> Iterator[bytes]:
+    """The bytes of a stream. ``sections``: the contents of each section of the header."""
+    return frame(_pieces_of(header, sections))
 
 
-class Writer:
-    """Makes the bytes of one stream; pieces are to come in the order that docs/stream.md tells."""
+def _pieces_of(header: Header, sections: Iterable[Contents]) -> Iterator[tuple[int, bytes]]:
+    yield HEADER, header.model_dump_json(exclude_defaults=True).encode()
+    for number, contents in enumerate(sections):
+        yield SECTION, _INDEX.pack(number)
+        for piece in contents:
+            if isinstance(piece, Data):
+                yield DATA, _OFFSET.pack(piece.offset) + piece.data
+            else:
+                yield ZEROS, _RANGE.pack(piece.offset, piece.length)
+    yield END, b""
 
-    def __init__(self) -> None:
-        self._sum = _checksum()
-        self._begun = False
 
-    def bytes(self, piece: Piece) -> bytes:
-        """A piece as it goes into the stream; the first one with the stream's greeting before it."""
-        kind, body = _packed(piece)
+def frame(pieces: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    """The greeting, and then pieces, each a kind and a body, with their checksums."""
+    greeting = _BEGIN + b"%d\n" % VERSION
+    checksum = _checksum(greeting)
+    yield greeting
+    for kind, body in pieces:
         part = _HEAD.pack(kind, len(body)) + body
-        if not self._begun:
-            part = b"virtman-stream %d\n" % VERSION + part
-            self._begun = True
-        self._sum.update(part)
-        return part + self._sum.digest()
+        checksum.update(part)
+        yield part + checksum.digest()
 
 
 class Reader:
-    """Takes the bytes of one stream apart."""
+    """Reads one stream. All it does raises BadStream, and as ``chunks``.
 
-    def __init__(self) -> None:
-        self._sum = _checksum()
-        self._left = bytearray()
-        self._greeted = False
-        self._order = _Order()
+    ``chunks``: the bytes of the stream, in parts of any size, each as soon as it is there.
+    """
 
-    def feed(self, data: bytes) -> Iterator[Piece]:
-        """The pieces that are whole with these further bytes. Raises BadStream, NewerStream."""
-        self._left += data
-        if not self._greeted:
-            self._greeted = self._greet()
-        while self._greeted and (piece := self._next()) is not None:
-            self._order.check(piece)
-            yield piece
-        if self._order.ended and self._left:
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        """Read up to the ``header``. Raises NewerStream."""
+        self._chunks, self._left = iter(chunks), bytearray()
+        self._checksum = _checksum(self._greeting())
+        self._ahead = self._piece()
+        """The piece that was read last."""
+        if self._ahead[0] != HEADER:
+            raise _out_of_order()
+        self.header = _header(self._ahead[1])
+
+    def sections(self) -> Iterator[tuple[Section, Contents]]:
+        """Each section with its contents, which have to be read before the next section."""
+        self._ahead = self._piece()
+        for number, section in enumerate(self.header.sections):
+            self._expect(SECTION, _INDEX.pack(number))
+            yield section, self._contents(section.size)
+        self._expect(END, b"")
+        if self._left or next(self._chunks, b""):
             raise BadStream("the stream goes on after its end")
 
-    def finish(self) -> None:
-        """No bytes come any more. Raises BadStream if that is too early."""
-        if not self._order.ended:
-            raise BadStream("the stream is cut off")
+    def _expect(self, kind: int, body: bytes) -> None:
+        if self._ahead != (kind, body):
+            raise _out_of_order()
 
-    def _greet(self) -> bool:
-        greeting, newline, _ = bytes(self._left[:_LONGEST_GREETING]).partition(b"\n")
-        found = _GREETING.fullmatch(greeting + newline)
+    def _contents(self, size: int) -> Contents:
+        """The contents of a section of a disk of this size."""
+        reached = 0
+        self._ahead = self._piece()
+        while self._ahead[0] in (DATA, ZEROS):
+            piece = _unpacked(*self._ahead)
+            if not reached <= piece.offset < piece.end <= size or piece.offset % SECTOR or piece.end % SECTOR:
+                raise _out_of_order()
+            reached = piece.end
+            yield piece
+            self._ahead = self._piece()
+
+    def _greeting(self) -> bytes:
+        greeting = self._take(len(_BEGIN))
+        while greeting.startswith(_BEGIN) and not greeting.endswith(b"\n") and len(greeting) < _LONGEST_GREETING:
+            greeting += self._take(1)
+        found = _GREETING.fullmatch(greeting)
         if found is None:
-            if newline or len(greeting) == _LONGEST_GREETING or not b"virtman-stream ".startswith(greeting[:15]):
-                raise BadStream("this is no stream of 'virtman send'")
-            return False
+            raise BadStream("this is no stream of 'virtman send'")
         if int(found[1]) > VERSION:
             raise NewerStream(f"the stream is of version {int(found[1])}, and this release knows {VERSION}: update it")
-        self._take(len(found[0]))
-        return True
+        return greeting
 
-    def _next(self) -> Piece | None:
-        if len(self._left) < _HEAD.size:
-            return None
-        kind, length = _HEAD.unpack_from(self._left)
+    def _piece(self) -> tuple[int, bytes]:
+        head = self._take(_HEAD.size)
+        kind, length = _HEAD.unpack(head)
         if length > _LARGEST.get(kind, -1):
             raise BadStream("the stream is damaged: a piece is none")
-        if len(self._left) < _HEAD.size + length + _DIGEST:
-            return None
-        body = self._take(_HEAD.size + length)[_HEAD.size :]
-        digest = bytes(self._left[:_DIGEST])
-        del self._left[:_DIGEST]
-        if digest != self._sum.digest():
+        body = self._take(length)
+        self._checksum.update(head)
+        self._checksum.update(body)
+        if self._take(_DIGEST) != self._checksum.digest():
             raise BadStream("the stream is damaged: a checksum is wrong")
-        try:
-            return _unpacked(kind, body)
-        except struct.error as error:
-            raise BadStream(f"the stream is damaged: {error}") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "JSON"
-            raise BadStream(f"the stream has a header that cannot be: {where}: {first['msg']}") from error
+        return kind, body
 
     def _take(self, length: int) -> bytes:
+        while len(self._left) < length:
+            chunk = next(self._chunks, b"")
+            if not chunk:
+                raise BadStream("the stream is cut off")
+            self._left += chunk
         part = bytes(self._left[:length])
         del self._left[:length]
-        self._sum.update(part)
         return part
 
 
-class _Order:
-    """Which pieces may come next, and where they may be."""
-
-    def __init__(self) -> None:
-        self.ended = False
-        self._header: Header | None = None
-        self._section = -1
-        self._reached = 0
-
-    def check(self, piece: Piece) -> None:
-        """Raises BadStream."""
-        if self.ended or (self._header is None) != isinstance(piece, Header):
-            raise _out_of_order()
-        if isinstance(piece, Header):
-            _check_sections(piece)
-            self._header = piece
-        elif isinstance(piece, Begin):
-            self._begin(piece)
-        elif isinstance(piece, End):
-            self._end()
-        else:
-            self._extend(piece)
-
-    def _begin(self, piece: Begin) -> None:
-        assert self._header is not None  # noqa: S101
-        if piece.section != self._section + 1 or piece.section >= len(self._header.sections):
-            raise _out_of_order()
-        self._section, self._reached = piece.section, 0
-
-    def _extend(self, piece: Data | Zeros) -> None:
-        assert self._header is not None  # noqa: S101
-        size = self._header.sections[self._section].size if self._section >= 0 else 0
-        empty = piece.end <= piece.offset
-        if empty or piece.offset < self._reached or piece.end > size or piece.offset % SECTOR or piece.end % SECTOR:
-            raise _out_of_order()
-        self._reached = piece.end
-
-    def _end(self) -> None:
-        assert self._header is not None  # noqa: S101
-        if self._section + 1 != len(self._header.sections):
-            raise _out_of_order()
-        self.ended = True
+def _unpacked(kind: int, body: bytes) -> Data | Zeros:
+    try:
+        if kind == ZEROS:
+            return Zeros(*_RANGE.unpack(body))
+        (offset,) = _OFFSET.unpack_from(body)
+        return Data(offset, body[_OFFSET.size :])
+    except struct.error as error:
+        raise BadStream(f"the stream is damaged: {error}") from error
 
 
-def _out_of_order() -> BadStream:
-    return BadStream("the stream is damaged: its pieces are not in order")
-
-
-def _check_sections(header: Header) -> None:
+def _header(body: bytes) -> Header:
     """Each section differs from one before it, or from what the receiver has; only the last one is the disk's own."""
+    try:
+        header = Header.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "JSON"
+        raise BadStream(f"the stream has a header that cannot be: {where}: {first['msg']}") from error
     known: set[str | None] = {header.since}
     for section in header.sections:
         last = section is header.sections[-1]
@@ -276,34 +255,12 @@ def _check_sections(header: Header) -> None:
     names = [section.name for section in header.sections]
     if len(set(names)) != len(names):
         raise BadStream("the stream is damaged: two snapshots have one name")
+    return header
 
 
-def _packed(piece: Piece) -> tuple[int, bytes]:
-    match piece:
-        case Header():
-            return _HEADER, piece.model_dump_json(exclude_defaults=True).encode()
-        case Begin():
-            return _SECTION, _INDEX.pack(piece.section)
-        case Data():
-            return _DATA, _OFFSET.pack(piece.offset) + piece.data
-        case Zeros():
-            return _ZEROS, _RANGE.pack(piece.offset, piece.length)
-        case End():
-            return _END, b""
+def _out_of_order() -> BadStream:
+    return BadStream("the stream is damaged: its pieces are not in order")
 
 
-def _unpacked(kind: int, body: bytes) -> Piece:
-    if kind == _HEADER:
-        return Header.model_validate_json(body)
-    if kind == _SECTION:
-        return Begin(*_INDEX.unpack(body))
-    if kind == _DATA:
-        (offset,) = _OFFSET.unpack_from(body)
-        return Data(offset, body[_OFFSET.size :])
-    if kind == _ZEROS:
-        return Zeros(*_RANGE.unpack(body))
-    return End()
-
-
-def _checksum() -> hashlib.blake2b:
-    return hashlib.blake2b(digest_size=_DIGEST, person=b"virtman-stream")
+def _checksum(greeting: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(greeting, digest_size=_DIGEST, person=b"virtman-stream")

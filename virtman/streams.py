@@ -11,21 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from drivers.base import Device, Range
 from drivers.blocks import Blocks
 from virtman import creating, disks, models
 from virtman.convert import Progress
 from virtman.copies import Copies
-from virtman.errors import BadRequest, BadStream, StreamMisfit
+from virtman.errors import BadRequest, StreamMisfit
 from virtman.hostfiles import translate_os_errors
 from virtman.operations import Kind
 from virtman.pipe import Caller
 from virtman.receiving import Receiver, starts
 from virtman.records import RECEIVE, ImageRecord, Snapshot, VmRecord
 from virtman.roles import Permit, anything
-from virtman.stream import MOST_DATA, Begin, Data, End, Header, Piece, Reader, Section, Writer, Zeros
+from virtman.stream import MOST_DATA, Contents, Data, Header, Reader, Section, Zeros, write
 from virtman.vms import Vms
 
 SEND, RECEIVED = "send", "receive"
@@ -36,28 +35,17 @@ _TOLD = 4 << 20
 """Bytes after which progress is told."""
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A section, what its snapshot keeps, which stays as long as the part is read, and where that differs from the
-    parent's.
-    """
-
-    section: Section
-    device: Device
-    ranges: list[Range]
-
-
 # Sending
 
 
 def send(
-    vms: Vms, copies: Copies, vm: str, snapshot: str | None, since: str | None, write: Callable[[bytes], None],
+    vms: Vms, copies: Copies, vm: str, snapshot: str | None, since: str | None, send_bytes: Callable[[bytes], None],
     progress: Progress, *, with_snapshots: bool = False,
 ) -> models.Sent:  # fmt: skip
     """Write the stream of a snapshot, or of what the disk holds now; of what changed ``since`` another snapshot.
 
     ``with_snapshots``: also those before it, after ``since``; of the disk as it is now all that there are. Raises
-    UnknownVm, UnknownSnapshot, BadRequest, DriverError, HostTrouble, as ``disks.take``, and as ``write``.
+    UnknownVm, UnknownSnapshot, BadRequest, DriverError, HostTrouble, as ``disks.take``, and as ``send_bytes``.
     """
     with copies.in_use(vms.record(vm).image), ExitStack() as stack:
         if snapshot is None:
@@ -66,38 +54,59 @@ def send(
             last = disks.require(vms.record(vm), snapshot)
         record = vms.record(vm)
         base = None if since is None else disks.require(record, since)
-        snapshots = _chosen(record, last, base) if with_snapshots else _alone(record, last, base)
+        snapshots = _chosen(record, last, base, with_snapshots=with_snapshots)
         # All at once: later another snapshot may have the name of one of these.
         devices = [stack.enter_context(vms.vmdisks.reading(vm, snapshot.name)) for snapshot in snapshots]
-        parts = [
-            _part(vms, record, snapshot, base, snapshots, device)
-            for snapshot, device in zip(snapshots, devices, strict=True)
+        parents = [_parent(snapshot, snapshots, base) for snapshot in snapshots]
+        ranges = [
+            vms.vmdisks.changes(vm, snapshot.name, parent.name if parent else None)
+            for snapshot, parent in zip(snapshots, parents, strict=True)
         ]
         _check_stayed(vms.record(vm), snapshots if base is None else [base, *snapshots])
-        ranges = [changed for part in parts for changed in part.ranges]
         header = Header(
             image=vms.images.ensure(record.image).image.digest,
-            since=None if base is None else base.id,
-            sections=tuple(part.section for part in parts),
-            total=sum(changed.length for changed in ranges),
-            data=sum(changed.length for changed in ranges if not changed.zeros),
+            since=base.id if base else None,
+            sections=tuple(map(_section, snapshots, parents)),
+            total=sum(changed.length for part in ranges for changed in part),
+            data=sum(changed.length for part in ranges for changed in part if not changed.zeros),
         )
-        _write(vms, vm, header, parts, write, progress)
-        kept = sum(part.section.name is not None for part in parts)
+        told = _Told(SEND, header, progress)
+        for chunk in write(header, map(told, _contents(vms, vm, devices, ranges))):
+            send_bytes(chunk)
+        kept = sum(section.name is not None for section in header.sections)
         return models.Sent(total=header.total, snapshots=kept, state=last.state)
 
 
-def _part(
-    vms: Vms, record: VmRecord, snapshot: Snapshot, base: Snapshot | None, snapshots: Sequence[Snapshot], device: Device
-) -> _Part:  # fmt: skip
-    """``snapshots``: all that are sent. What is not over one of these is over the base."""
-    parent = next((one for one in snapshots if one.name == snapshot.parent), base)
-    section = Section(
-        id=snapshot.id, name=None if snapshot.temporary else snapshot.name,
-        parent=None if parent is None else parent.id, size=snapshot.size, taken=snapshot.taken, state=snapshot.state,
+def _chosen(record: VmRecord, last: Snapshot, base: Snapshot | None, *, with_snapshots: bool) -> list[Snapshot]:
+    """The snapshots to send: ``last``, and ``with_snapshots`` those before it and after the base; all snapshots if it
+    is the disk of now, and there is no base.
+
+    Raises BadRequest.
+    """
+    line = record.line(last)
+    if base is not None:
+        if base not in line[:-1]:
+            what = "what the disk holds now" if last.temporary else f"snapshot {last.name!r}"
+            before = ", ".join(snapshot.name for snapshot in line[:-1]) or "none"
+            raise BadRequest(f"{what} did not go on from snapshot {base.name!r}; these came before it: {before}")
+        line = line[line.index(base) + 1 :]
+    if not with_snapshots:
+        return [last]
+    if base is None and last.temporary:
+        return [*(snapshot for snapshot in record.snapshots if not snapshot.temporary), last]
+    return line
+
+
+def _parent(snapshot: Snapshot, snapshots: Sequence[Snapshot], base: Snapshot | None) -> Snapshot | None:
+    """What a snapshot is over in the stream: what is not over one of the ``snapshots`` sent is over the base."""
+    return next((one for one in snapshots if one.name == snapshot.parent), base)
+
+
+def _section(snapshot: Snapshot, parent: Snapshot | None) -> Section:
+    return Section(
+        id=snapshot.id, name=None if snapshot.temporary else snapshot.name, parent=parent.id if parent else None,
+        size=snapshot.size, taken=snapshot.taken, state=snapshot.state,
     )  # fmt: skip
-    since = None if parent is None else parent.name
-    return _Part(section, device, vms.vmdisks.changes(record.name, snapshot.name, since))
 
 
 def _check_stayed(record: VmRecord, snapshots: Sequence[Snapshot]) -> None:
@@ -108,19 +117,44 @@ def _check_stayed(record: VmRecord, snapshots: Sequence[Snapshot]) -> None:
         raise BadRequest(f"snapshot {gone!r} of vm {record.name!r} was deleted while it was to be sent; send it again")
 
 
-def _write(
-    vms: Vms, vm: str, header: Header, parts: Sequence[_Part], write: Callable[[bytes], None], progress: Progress
-) -> None:  # fmt: skip
-    writer, arrived = Writer(), _counted(SEND, header, progress)
-    write(writer.bytes(header))
-    for number, part in enumerate(parts):
-        write(writer.bytes(Begin(number)))
-        with vms.open_blocks(vm, part.device) as blocks:
-            for piece in pieces(blocks, part.ranges):
-                write(writer.bytes(piece))
-                arrived(piece.end - piece.offset)
+def _contents(
+    vms: Vms, vm: str, devices: Sequence[Device], ranges: Sequence[Sequence[Range]]
+) -> Iterator[Contents]:  # fmt: skip
+    """What the ranges of each device hold; a device is open while its contents are read."""
+    for device, changed in zip(devices, ranges, strict=True):
+        with vms.open_blocks(vm, device) as blocks:
+            yield pieces(blocks, changed)
         vms.step("send:section")
-    write(writer.bytes(End()))
+
+
+def pieces(blocks: Blocks, ranges: Iterable[Range]) -> Contents:
+    """What the ranges hold. Raises DriverError, HostTrouble."""
+    for changed in ranges:
+        if changed.zeros:
+            yield Zeros(changed.offset, changed.length)
+            continue
+        for offset in range(changed.offset, changed.offset + changed.length, MOST_DATA):
+            length = min(MOST_DATA, changed.offset + changed.length - offset)
+            with translate_os_errors("reading a disk"):
+                data = blocks.read(offset, length)
+            yield Zeros(offset, length) if data == _NOTHING[:length] else Data(offset, data)
+
+
+class _Told:
+    """Passes contents on, and tells how many bytes of the disk have gone, from time to time."""
+
+    def __init__(self, step: str, header: Header, progress: Progress) -> None:
+        self._step, self._total, self._progress = step, header.total, progress
+        self._done = self._said = 0
+
+    def __call__(self, contents: Contents) -> Contents:
+        """The contents. Raises as ``progress``."""
+        for piece in contents:
+            yield piece
+            self._done += piece.end - piece.offset
+            if self._done - self._said >= _TOLD or self._done == self._total:
+                self._said = self._done
+                self._progress(self._step, self._done, self._total)
 
 
 # Receiving
@@ -142,58 +176,57 @@ def receive(
     Raises BadStream, NewerStream, StreamMisfit, VmExists, VmRuns, UnknownVm, UnknownImage, Forbidden, BadRequest,
     DriverError, NoRoom, HostTrouble, and as ``chunks``; after an error all is as it was before.
     """
-    incoming = _read(chunks)
-    header = next(incoming)
-    if not isinstance(header, Header):
-        raise BadStream("the stream does not begin with its header")
-    arrived = _counted(RECEIVED, header, progress)
-    if header.since is None:
-        _receive_new(vms, vm, image, header, incoming, arrived)
+    reader = Reader(chunks)
+    told = _Told(RECEIVED, reader.header, progress)
+
+    def fill(receiver: Receiver) -> None:
+        receiver.fill((section, told(contents)) for section, contents in reader.sections())
+
+    if reader.header.since is None:
+        _receive_new(vms, vm, image, reader.header, fill)
     else:
-        _receive_changes(vms, vm, image, header, incoming, arrived, permit)
+        with vms.changing(vm, permit, arriving=True) as record:
+            if record.image != image:
+                raise StreamMisfit(f"vm {vm!r} is of image {record.image!r}, not {image!r}")
+            _check_image(reader.header, vms.images.ensure(image))
+            if record.arriving:
+                _receive_last(vms, record, reader.header, fill)
+            else:
+                _receive_changes(vms, record, reader.header, fill)
 
 
-def _receive_new(
-    vms: Vms, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
-) -> None:  # fmt: skip
-    def fill(stack: ImageRecord, make: Callable[[], object]) -> creating.Made:
-        _check_image(header, stack)
-        make()
-        receiver = _receiver(vms, vm, header, None)
-        current = receiver.fill(incoming, arrived)
-        return creating.Made(vms.vmdisks.open(vm), tuple(receiver.taken), current)
+Fill = Callable[[Receiver], None]
+"""Has a receiver take all that comes."""
 
+
+def _receive_new(vms: Vms, vm: str, image: str, header: Header, fill: Fill) -> None:
     size = min(section.size for section in starts(header))
-    creating.receive(vms, vm, image, size, _names(header), fill)
+
+    def make(stack: ImageRecord) -> creating.Made:
+        _check_image(header, stack)
+        creating.new_disk(vms, vm, stack, size)
+        receiver = Receiver(vms, vm, header, None)
+        fill(receiver)
+        return creating.Made(vms.vmdisks.open(vm), tuple(receiver.taken), receiver.current)
+
+    creating.receive(vms, vm, image, size, _names(header), make)
 
 
-def _receive_changes(
-    vms: Vms, vm: str, image: str, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None],
-    permit: Permit,
-) -> None:  # fmt: skip
-    with vms.changing(vm, permit, arriving=True) as record:
-        if record.image != image:
-            raise StreamMisfit(f"vm {vm!r} is of image {record.image!r}, not {image!r}")
-        _check_image(header, vms.images.ensure(image))
-        if record.arriving:
-            _receive_last(vms, record, header, incoming, arrived)
-            return
-        base = _check_fits(vms, record, header)
+def _receive_changes(vms: Vms, record: VmRecord, header: Header, fill: Fill) -> None:
+    vm, base = record.name, _check_fits(vms, record, header)
 
-        def act(record: VmRecord) -> None:
-            receiver = _receiver(vms, vm, header, base)
-            current = receiver.fill(incoming, arrived)
-            vms.follow(record)
-            size = vms.vmdisks.open(vm).size
-            vms.settle(record, size=size, snapshots=(*record.snapshots, *receiver.taken), current=current)
-            vms.step("receive:done")
+    def act(record: VmRecord) -> None:
+        receiver = Receiver(vms, vm, header, base)
+        fill(receiver)
+        vms.follow(record)
+        size = vms.vmdisks.open(vm).size
+        vms.settle(record, size=size, snapshots=(*record.snapshots, *receiver.taken), current=receiver.current)
+        vms.step("receive:done")
 
-        vms.run(record.begin(RECEIVE, base=base.name, snapshots=[*_names(header)]), act)
+    vms.run(record.begin(RECEIVE, base=base.name, snapshots=[*_names(header)]), act)
 
 
-def _receive_last(
-    vms: Vms, record: VmRecord, header: Header, incoming: Iterator[Piece], arrived: Callable[[int], None]
-) -> None:  # fmt: skip
+def _receive_last(vms: Vms, record: VmRecord, header: Header, fill: Fill) -> None:
     """What a VM that arrives wrote last. Its QEMU knows the disk's files already, so these stay.
 
     Cut off at any point, the same stream, or a later one since the same point, makes it right.
@@ -202,12 +235,8 @@ def _receive_last(
     if any(section.name is not None or section.size != record.size for section in header.sections):
         raise StreamMisfit(f"vm {record.name!r} is arriving: its disk gets no snapshots and no other size now")
     vms.settle(record, whole=False)
-    _receiver(vms, record.name, header, base, own=True).fill(incoming, arrived)
+    fill(Receiver(vms, record.name, header, base, own=True))
     vms.settle(record, whole=True)
-
-
-def _receiver(vms: Vms, vm: str, header: Header, base: Snapshot | None, *, own: bool = False) -> Receiver:
-    return Receiver(vm, header, base, vms.vmdisks, vms.open_blocks, vms.step, own=own)
 
 
 def _check_fits(vms: Vms, record: VmRecord, header: Header) -> Snapshot:
@@ -257,70 +286,8 @@ def _names(header: Header) -> list[str]:
     return [section.name for section in header.sections if section.name is not None]
 
 
-def _counted(step: str, header: Header, progress: Progress) -> Callable[[int], None]:
-    """What is called with the bytes of each piece, and tells of the sum from time to time."""
-    done = said = 0
-
-    def count(length: int) -> None:
-        nonlocal done, said
-        done += length
-        if done - said >= _TOLD or done == header.total:
-            said = done
-            progress(step, done, header.total)
-
-    return count
-
-
-def pieces(blocks: Blocks, ranges: Iterable[Range]) -> Iterator[Data | Zeros]:
-    """What the ranges hold. Raises DriverError, HostTrouble."""
-    for changed in ranges:
-        if changed.zeros:
-            yield Zeros(changed.offset, changed.length)
-            continue
-        for offset in range(changed.offset, changed.offset + changed.length, MOST_DATA):
-            length = min(MOST_DATA, changed.offset + changed.length - offset)
-            with translate_os_errors("reading a disk"):
-                data = blocks.read(offset, length)
-            yield Zeros(offset, length) if data == _NOTHING[:length] else Data(offset, data)
-
-
-def _read(chunks: Iterable[bytes]) -> Iterator[Piece]:
-    reader = Reader()
-    for chunk in chunks:
-        yield from reader.feed(chunk)
-    reader.finish()
-
-
 def _check_image(header: Header, stack: ImageRecord) -> None:
     if stack.image.digest != header.image:
         raise StreamMisfit(
             f"the stream is of another image than {stack.name!r}: of {header.image}, and that is {stack.image.digest}"
         )
-
-
-def _chosen(record: VmRecord, last: Snapshot, base: Snapshot | None) -> list[Snapshot]:
-    """``last`` with the snapshots before it and after the base; all snapshots if it is the disk of now, and there is no
-    base.
-
-    Raises BadRequest.
-    """
-    if base is None and last.temporary:
-        return [snapshot for snapshot in record.snapshots if not snapshot.temporary] + [last]
-    line = record.line(last)
-    return line[_place(line, last, base) :]
-
-
-def _alone(record: VmRecord, last: Snapshot, base: Snapshot | None) -> list[Snapshot]:
-    _place(record.line(last), last, base)
-    return [last]
-
-
-def _place(line: Sequence[Snapshot], last: Snapshot, base: Snapshot | None) -> int:
-    """Where the snapshots after the base begin. Raises BadRequest."""
-    if base is None:
-        return 0
-    if base not in line[:-1]:
-        what = "what the disk holds now" if last.temporary else f"snapshot {last.name!r}"
-        before = ", ".join(snapshot.name for snapshot in line[:-1]) or "none"
-        raise BadRequest(f"{what} did not go on from snapshot {base.name!r}; these came before it: {before}")
-    return line.index(base) + 1

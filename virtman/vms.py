@@ -8,41 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol, TypeVar
 
 from drivers.base import Device, VmDiskDriver
-from drivers.blocks import open_blocks
+from drivers.blocks import Blocks, open_blocks
 from drivers.host.locks import NamedLocks
 from virtman.errors import DiskAttached, UnknownVm, VmExists, VmMoving, VmRuns
 from virtman.hypervisor import Machines, Running
 from virtman.operations import Kind, Operations
 from virtman.pipe import Callers
-from virtman.receiving import OpenBlocks
-from virtman.records import ImageRecord, RecordStore, VmRecord
+from virtman.records import RecordStore, VmRecord
 from virtman.roles import Permit, anything
+from virtman.stacks import Stacks
 from virtman.steps import Step, log_step
 
 T = TypeVar("T")
 
 
-class Images(Protocol):
-    """What VMs need of the host's images (``Stacks``)."""
+class OpenBlocks(Protocol):
+    """How a disk is read and written (``drivers.blocks.open_blocks``)."""
 
-    def ensure(self, name: str, *, moving: bool = False) -> ImageRecord:
-        """The image's stack, made if it is not there. ``moving``: for a disk that comes from another host."""
-
-    def known(self, name: str) -> bool:
-        """Whether there is a stack, whole or in parts."""
-
-    def remove_if_idle(self, name: str) -> bool:
-        """Remove a stack that nobody needs."""
-
-    def origin(self, record: ImageRecord) -> Device:
-        """What disks of VMs are made on."""
-
-    def vm_gone(self, image: str) -> None:
-        """There is one VM less of the image."""
+    def __call__(self, vm: str, device: Device, *, write: bool = False) -> AbstractContextManager[Blocks]:
+        """The open disk."""
 
 
 class Vms:
@@ -56,7 +44,7 @@ class Vms:
         records: RecordStore[VmRecord],
         vmdisks: VmDiskDriver,
         machines: Machines,
-        images: Images,
+        images: Stacks,
         kinds: Mapping[str, Kind[Vms, VmRecord]],
         step: Step = log_step,
         clock: Callable[[], float] = time.time,

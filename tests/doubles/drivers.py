@@ -53,7 +53,7 @@ from drivers.errors import (
 from drivers.layered import LayeredSource
 from drivers.names import checked
 from virtman.hostdrivers import HostDrivers
-from virtman.receiving import OpenBlocks
+from virtman.vms import OpenBlocks
 
 Moment = Callable[[str], None]
 """Told of each snapshot at which a call of a double may be cut off."""

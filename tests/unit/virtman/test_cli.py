@@ -17,6 +17,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -46,7 +47,7 @@ from virtman.cli.migrate import interrupted
 from virtman.cli.output import Failure
 from virtman.cli.vms import LARGEST
 from virtman.models import LARGEST_DISK
-from virtman.stream import Header, Section, Writer
+from virtman.stream import Header, Section, write
 
 BAD_NAMES = ["a/b", "../x", "a.b", "..", "a" * 300, "a b", ""]
 BOOT = ("--memory", "64", "--network", "none")
@@ -333,7 +334,7 @@ sys.exit(repr({heavy | more} & set(sys.modules)))"""
         for command in (("receive",), ("arrival", "end")):
             process = self.begin(*command, "vm", "debian")
             assert process.stdin
-            process.stdin.write(Writer().bytes(header))
+            process.stdin.write(b"".join(islice(write(header, []), 2)))
             process.stdin.flush()
             self.assertEqual("virtman: vm 'vm' exists; destroy it first or use another name\n", self.said(process))
 

@@ -12,7 +12,7 @@ from virtman import creating, disks, migration, models, streams
 from virtman.errors import Interrupted, UnknownVm, VirtmanError
 from virtman.pipe import Caller
 from virtman.records import RECEIVE
-from virtman.stream import Begin, End, Header, Section, Writer
+from virtman.stream import Header, Section, write
 
 NEW = "1f" * 16
 
@@ -25,7 +25,6 @@ class SilentCallerTest(SiteCase):
     def setUp(self) -> None:
         super().setUp()
         self.site.hold_still(self.agent)
-        self.writer = Writer()
         self.ours, self.theirs = socket.socketpair()
         for sock in (self.ours, self.theirs):
             self.addCleanup(sock.close)
@@ -51,7 +50,8 @@ class SilentCallerTest(SiteCase):
         """Begin to receive the VM, or what changed since a snapshot, of which nothing but the header comes."""
         section = Section(id=NEW, name="new", parent=since, size=MIB, taken=1.5, state="off")
         header = Header(image=digest_of("debian"), since=since, sections=(section,), total=0)
-        self.theirs.sendall(self.writer.bytes(header))
+        self.stream = write(header, [[]])
+        self.theirs.sendall(next(self.stream) + next(self.stream))
         thread = self.in_background(
             lambda: streams.receive_from(self.agent.vms, "vm", "debian", Caller(self.ours), quietly)
         )
@@ -65,7 +65,7 @@ class SilentCallerTest(SiteCase):
 
     def finish(self) -> None:
         """Send the rest."""
-        self.theirs.sendall(self.writer.bytes(Begin(0)) + self.writer.bytes(End()))
+        self.theirs.sendall(b"".join(self.stream))
         self.theirs.shutdown(socket.SHUT_WR)
 
     def base(self) -> str:

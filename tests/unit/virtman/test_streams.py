@@ -29,7 +29,7 @@ from virtman.errors import (
     VmRuns,
     VmSaved,
 )
-from virtman.stream import MOST_DATA, Data, Header, Reader, Writer, Zeros
+from virtman.stream import MOST_DATA, Data, Header, Reader, Zeros, write
 from virtman.streams import pieces
 
 MIB = 1 << 20
@@ -50,21 +50,18 @@ def receive(scene: Scene, stream: bytes, vm: str = "vm", image: str = "debian") 
 
 
 def header_of(stream: bytes) -> Header:
-    (first, *_) = Reader().feed(stream)
-    assert isinstance(first, Header)
-    return first
+    return Reader([stream]).header
 
 
 def forged(stream: bytes, image: str | None = None, sizes: dict[str | None, int] | None = None) -> bytes:
     """The same stream, of another image, or with other sizes of sections."""
-    found, writer = [*Reader().feed(stream)], Writer()
-    header = header_of(stream)
+    reader = Reader([stream])
+    contents, header = [list(found) for _section, found in reader.sections()], reader.header
     sections = tuple(
         section.model_copy(update={"size": (sizes or {}).get(section.name, section.size)})
         for section in header.sections
     )
-    found[0] = header.model_copy(update={"image": image or header.image, "sections": sections})
-    return b"".join(map(writer.bytes, found))
+    return b"".join(write(header.model_copy(update={"image": image or header.image, "sections": sections}), contents))
 
 
 def sender(test: TestCase) -> Scene:

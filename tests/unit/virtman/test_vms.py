@@ -184,7 +184,10 @@ class DestroyTest(VmsTest):
     def test_one_that_is_received_after_a_cut_destroy_is_new(self) -> None:
         self.host.disks["vm"].writes = "secret"
         self.scene.vm_shelf.put("vm", self.record().begin("destroy"))
-        creating.receive(self.vms, "vm", "debian", MIB, [], lambda _stack, make: creating.Made(make()))
+        creating.receive(
+            self.vms, "vm", "debian", MIB, [],
+            lambda stack: creating.Made(creating.new_disk(self.vms, "vm", stack, MIB)),
+        )  # fmt: skip
         self.assertEqual("", self.host.disks["vm"].writes)
         self.scene.check(self)
 
