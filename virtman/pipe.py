@@ -56,7 +56,15 @@ class Caller:
 
     def chunks(self) -> Iterator[bytes]:
         """What he sends until he ends it. Raises CallerGone, Interrupted."""
-        while chunk := self._receive():
+        while True:
+            try:
+                chunk = self._sock.recv(_CHUNK)
+            except OSError as error:
+                raise CallerGone(f"who sent the stream hung up: {error.strerror or error}") from error
+            if self._ended is not None:  # also if he had sent more: the end of a stream must not overtake who ends it
+                raise Interrupted(self._ended)
+            if not chunk:
+                return
             yield chunk
 
     @contextmanager
@@ -67,15 +75,6 @@ class Caller:
             yield fd
         finally:
             os.close(fd)
-
-    def _receive(self) -> bytes:
-        try:
-            chunk = self._sock.recv(_CHUNK)
-        except OSError as error:
-            raise CallerGone(f"who sent the stream hung up: {error.strerror or error}") from error
-        if self._ended is not None:  # also if he had sent more: the end of a stream must not overtake who ends it
-            raise Interrupted(self._ended)
-        return chunk
 
 
 class Callers:
@@ -133,16 +132,12 @@ class Pipe:
             self.path.chmod(0o666)
 
     @contextmanager
-    def caller(self, within: float | None = None) -> Iterator[Caller]:
-        """The caller, once he has connected; ``within`` so many seconds, COMES_WITHIN if it is not said.
-
-        Others are hung up on. Raises CallerGone.
-        """
-        within = COMES_WITHIN if within is None else within
+    def caller(self) -> Iterator[Caller]:
+        """The caller, once he has connected. Others are hung up on. Raises CallerGone."""
         try:
-            sock = self._accept(time.monotonic() + within)
+            sock = self._accept(time.monotonic() + COMES_WITHIN)
         except OSError as error:
-            raise CallerGone(f"nobody connected to {self.path} within {within:g} s") from error
+            raise CallerGone(f"nobody connected to {self.path} within {COMES_WITHIN:g} s") from error
         finally:
             self.close()
         with sock:
