@@ -17,19 +17,17 @@ device at the destination before the last changes are there.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import secrets
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import BinaryIO, Self, TypeVar, cast
+from typing import BinaryIO, TypeVar, cast
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from virtman import models
 from virtman.client import AgentClient, OnProgress
@@ -59,7 +57,10 @@ SSH = ["ssh", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=5", "-o", "S
 Send = Callable[[BinaryIO], models.Sent]
 """Writes a stream."""
 
-M = TypeVar("M", bound=models.Model)
+Take = Callable[[Send], models.Sent]
+"""Has a command take what a ``Send`` writes. Raises AgentFailed, and as the ``Send``."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,84 +71,76 @@ class Moved:
     sent: int
 
 
-class Taker:
-    """A command at the destination that waits for a stream. Context manager: one that has none then is ended."""
-
-    def __init__(self, process: subprocess.Popen[bytes], failed: Callable[[bytes, str], AgentFailed]) -> None:
-        self._process, self._failed = process, failed
-
-    def __enter__(self) -> Self:
-        """It waits already."""
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        """End it, if it did not."""
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            with suppress(OSError):  # what it did not read is of no use any more
-                cast("BinaryIO", pipe).close()
-        self._process.wait()
-
-    def take(self, send: Send) -> models.Sent:
-        """Have it take what ``send`` writes. Raises AgentFailed, and as ``send``."""
-        failed: VirtmanError | None = None
-        try:
-            sent = send(cast("BinaryIO", self._process.stdin))
-        except VirtmanError as error:
-            failed = error
-        _out, said = self._process.communicate()
-        if self._process.returncode:
-            raise self._failed(said, "" if failed is None else f" (and sending ended: {failed})")
-        if failed is not None:
-            raise failed
-        return sent
-
-
 class Destination:
-    """The other host's agent. ``command`` is "virtman" there, as a list of arguments."""
+    """The other host's agent. ``command`` is "virtman" there, as a list of arguments. All calls raise AgentFailed."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = [*command]
+        self._name = " ".join(command)
 
-    def find(self, vm: str) -> models.Vm | None:
-        """The VM, if it is there. Raises AgentFailed."""
-        if vm not in self._names(["list"]):
-            return None
-        return self._model(models.Vm, ["show", vm])
+    def find(self, vm: str) -> models.VmLine | None:
+        """The VM, if it is there."""
+        return next((one for one in self._answer(list[models.VmLine], "list") if one.name == vm), None)
 
-    def check(self, migration_source: models.MigrationSource) -> None:
-        """Whether the VM can come. Raises AgentFailed."""
-        self._run(["arrival", "check"], migration_source.model_dump_json())
+    def check(self, source: models.MigrationSource) -> None:
+        """Whether the VM can come."""
+        self._run(["arrival", "check"], source.model_dump_json())
 
-    def expect(self, vm: str, migration_source: models.MigrationSource) -> str:
-        """Have it make ready. Returns the domain that it asks for. Raises AgentFailed."""
-        return self._model(models.Expected, ["arrival", "begin", vm], migration_source.model_dump_json()).domain
+    def expect(self, vm: str, source: models.MigrationSource) -> str:
+        """Have it make ready. Returns the domain that it asks for."""
+        return self._answer(models.Expected, "arrival", "begin", vm, given=source.model_dump_json()).domain
 
     def give_up(self, vm: str, snapshots: Sequence[str]) -> str:
         """Have it destroy what has come, with one of these snapshots, of a VM that does not go on there.
 
-        Returns what there is of it (``models.GivenUp``). Raises AgentFailed.
+        Returns what there is of it (``models.GivenUp``).
         """
-        return self._model(models.GivenUp, ["arrival", "give-up", vm, *snapshots]).state
+        return self._answer(models.GivenUp, "arrival", "give-up", vm, *snapshots).state
 
     def forget(self, vm: str, snapshot: str) -> None:
-        """Have it delete a snapshot. Raises AgentFailed."""
+        """Have it delete a snapshot."""
         self._run(["snapshot", "delete", vm, snapshot])
 
     def snapshots(self, vm: str) -> list[str]:
-        """The snapshots of the VM there that were made on the way. Raises AgentFailed."""
-        return [name for name in self._names(["snapshot", "list", vm]) if name.startswith(TRAVELLING)]
+        """The snapshots of the VM there that were made on the way."""
+        found = self._answer(list[models.Snapshot], "snapshot", "list", vm)
+        return [one.name for one in found if one.name.startswith(TRAVELLING)]
 
     def receive(self, vm: str, image: str, send: Send) -> models.Sent:
-        """Have it receive what ``send`` writes. Raises BadRequest, AgentFailed, and as ``send``."""
-        with Taker(self._start(["receive", vm, image, "--json"]), self._failed) as taker:
-            return taker.take(send)
+        """Have it receive what ``send`` writes. Raises BadRequest, and as ``send``."""
+        with self._taking("receive", vm, image) as take:
+            return take(send)
 
-    def arrival(self, vm: str, image: str) -> Taker:
+    def arrival(self, vm: str, image: str) -> AbstractContextManager[Take]:
         """Have it wait for what a VM that arrives wrote last, with which it goes on there. Raises BadRequest."""
-        return Taker(self._start(["arrival", "end", vm, image, "--json"]), self._failed)
+        return self._taking("arrival", "end", vm, image)
+
+    @contextmanager
+    def _taking(self, *arguments: str) -> Iterator[Take]:
+        """Begin a command that takes a stream. If it has none at the end of the block, it is ended."""
+        process = self._start([*arguments, "--json"])
+
+        def take(send: Send) -> models.Sent:
+            failed: VirtmanError | None = None
+            try:
+                sent = send(cast("BinaryIO", process.stdin))
+            except VirtmanError as error:
+                failed = error
+            _out, said = process.communicate()
+            if process.returncode:
+                raise self._failed(said, "" if failed is None else f" (and sending ended: {failed})")
+            if failed is not None:
+                raise failed
+            return sent
+
+        try:
+            yield take
+        finally:
+            process.kill()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                with suppress(OSError):  # what it did not read is of no use any more
+                    cast("BinaryIO", pipe).close()
+            process.wait()
 
     def _start(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
@@ -156,37 +149,24 @@ class Destination:
         except OSError as error:
             raise BadRequest(f"{self._command[0]} cannot be run: {error.strerror}") from error
 
-    def _names(self, arguments: Sequence[str]) -> list[str]:
-        answer = self._run([*arguments, "--json"])
-        try:
-            return [one["name"] for one in json.loads(answer)]
-        except (ValueError, TypeError, KeyError) as error:
-            raise self._unknown(answer) from error
-
-    def _model(self, kind: type[M], arguments: Sequence[str], given: str = "") -> M:
+    def _answer(self, kind: type[T], *arguments: str, given: str = "") -> T:
         answer = self._run([*arguments, "--json"], given)
         try:
-            return kind.model_validate_json(answer)
+            return TypeAdapter(kind).validate_json(answer)
         except ValidationError as error:
-            raise self._unknown(answer) from error
+            said = answer[:80].decode(errors="replace")
+            raise AgentFailed(f"{self._name} answers what this virtman does not know: {said!r}") from error
 
-    def _unknown(self, answer: str) -> AgentFailed:
-        return AgentFailed(f"{self._name} answers what this virtman does not know: {answer[:80]!r}")
-
-    def _run(self, arguments: Sequence[str], given: str = "") -> str:
+    def _run(self, arguments: Sequence[str], given: str = "") -> bytes:
         with self._start(arguments) as process:
             out, said = process.communicate(given.encode())
         if process.returncode:
             raise self._failed(said)
-        return out.decode(errors="replace")
+        return out
 
     def _failed(self, said: bytes, more: str = "") -> AgentFailed:
         lines = said.decode(errors="replace").strip().splitlines()
         return AgentFailed(f"{self._name}: {lines[-1] if lines else 'it ended without a word'}{more}")
-
-    @property
-    def _name(self) -> str:
-        return " ".join(self._command)
 
 
 def ssh(uri: str) -> list[str] | None:
@@ -234,33 +214,35 @@ class Migration:
 
     def _move(self) -> float:
         """All of it. Returns the seconds in which the VM stood still."""
-        migration_source = self._client.migration_source(self._vm)
-        self._destination.check(migration_source)
-        try:
-            snapshot = self._send_disk()
-            domain = self._destination.expect(self._vm, migration_source)
-            taker = self._destination.arrival(self._vm, self._image)  # now: the VM does not stand still for its start
-        except (VirtmanError, KeyboardInterrupt) as error:
-            self._undo(error)
-            raise
-        with taker:
+        source = self._client.migration_source(self._vm)
+        self._destination.check(source)
+        with ExitStack() as stack:
+            try:
+                snapshot = self._send_disk()
+                domain = self._destination.expect(self._vm, source)
+                # Now: the VM does not stand still for the start of the command.
+                take = stack.enter_context(self._destination.arrival(self._vm, self._image))
+            except (VirtmanError, KeyboardInterrupt) as error:
+                self._undo(error)
+                raise
             downtime = self._leave(domain, snapshot)
             try:
-                return downtime + self._arrive(taker, snapshot)
+                return downtime + self._arrive(take, snapshot)
             except AgentFailed as error:  # it may have been gone for long, or only its answer
                 log.warning("vm %s: its end is tried again: %s", self._vm, error)
         return downtime + self._arrive_if_needed()
 
     def _send_disk(self) -> str:
         """Send the disk. Returns the last snapshot of it that is there."""
-        old, base = self._snapshots(), None
+        old, base = _snapshots(self._client, self._vm), None
         for number in range(ROUNDS):
             snapshot = f"{TRAVELLING}{number}-{secrets.token_hex(4)}"
             self._made.append(snapshot)
             self._client.take_snapshot(self._vm, snapshot)
             if base is None:  # from now on no other call can have its memory moved (``Migrations.leave``)
                 self._make_room(old)
-            sent = self._send(snapshot, base)
+            sent = self._destination.receive(self._vm, self._image, self._sender(snapshot, base)).total
+            self._sent += sent
             base = snapshot
             if number > 0 and sent < SMALL:
                 break
@@ -276,13 +258,9 @@ class Migration:
                 raise VmExists(f"the destination has a vm {self._vm!r}; destroy it there first, or rename one of them")
         self._drop(old)
 
-    def _send(self, snapshot: str, base: str | None) -> int:
-        """Send a snapshot, and whatever others there are after ``base``. Returns bytes."""
-        sent = self._destination.receive(self._vm, self._image, self._sender(snapshot, base)).total
-        self._sent += sent
-        return sent
-
     def _sender(self, snapshot: str | None, base: str | None) -> Send:
+        """Sends a snapshot, and whatever others there are after ``base``; or what the disk holds now."""
+
         def send(target: BinaryIO) -> models.Sent:
             return self._client.send(
                 self._vm, target, snapshot, base, self._on_progress, with_snapshots=snapshot is not None
@@ -325,10 +303,10 @@ class Migration:
             with suppress(UnknownSnapshot):
                 self._client.delete_snapshot(self._vm, snapshot)
 
-    def _arrive(self, taker: Taker, snapshot: str) -> float:
+    def _arrive(self, take: Take, snapshot: str) -> float:
         """Send what was written last, and have the VM go on. Returns the seconds that it took."""
         began = time.monotonic()
-        self._sent += taker.take(self._sender(None, snapshot)).total
+        self._sent += take(self._sender(None, snapshot)).total
         return time.monotonic() - began
 
     def _arrive_if_needed(self) -> float:
@@ -343,14 +321,11 @@ class Migration:
             raise VmExists(f"the vm {self._vm!r} that the destination has is not the one that went there")
         if not there.arriving:
             return 0.0
-        snapshots = self._snapshots()
+        snapshots = _snapshots(self._client, self._vm)
         if not snapshots:
             raise BadRequest(f"vm {self._vm!r} has lost the snapshots that its migration goes by; use --abort")
-        with self._destination.arrival(self._vm, self._image) as taker:
-            return self._arrive(taker, snapshots[-1])
-
-    def _snapshots(self) -> list[str]:
-        return _snapshots(self._client, self._vm)
+        with self._destination.arrival(self._vm, self._image) as take:
+            return self._arrive(take, snapshots[-1])
 
 
 def _snapshots(client: AgentClient, vm: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import libvirt
@@ -19,7 +20,7 @@ from tests.boot.vms import VmTestCase
 from tests.patience import PATIENCE
 from virtman.errors import AgentUnreachable, BadRequest, HypervisorError, NotSupported, VirtmanError, VmExists, VmMoving
 from virtman.models import Sent
-from virtman.moving import Destination, Migration, Send, Taker, abort
+from virtman.moving import Destination, Migration, Send, Take, abort
 
 pytestmark = pytest.mark.long
 
@@ -143,20 +144,12 @@ class MigrationTest(VmTestCase):
     def cut_off(self) -> None:
         """Whoever carries it is gone when the memory went; neither agent starts the VM, and asked again it goes on."""
 
-        class Cut(Taker):
-            def __init__(self) -> None:
-                """There is no command any more."""
-
-            def __exit__(self, *_: object) -> None:
-                """Nothing to end."""
-
-            def take(self, _send: Send) -> Sent:
-                raise AgentUnreachable("cut off")
+        def cut(_send: Send) -> Sent:
+            raise AgentUnreachable("cut off")
 
         class Gone(Destination):
-            def arrival(self, vm: str, image: str) -> Taker:
-                with super().arrival(vm, image):
-                    return Cut()
+            def arrival(self, vm: str, image: str) -> AbstractContextManager[Take]:
+                return nullcontext(cut)
 
         gone = Gone([str(tool("virtman")), "--socket", str(self.cluster_.socket(0))])
         self.assertRaises(AgentUnreachable, self.migration(0, gone).run)
