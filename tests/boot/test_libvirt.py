@@ -59,11 +59,6 @@ class PrivateLibvirtTest(VmTestCase):
         self.assertEqual({}, processes_of(run_folder))
         self.assertFalse(run_folder.exists())
 
-    def test_two_of_them_do_not_see_each_other(self) -> None:
-        with PrivateLibvirt(self.folder / "a") as first, PrivateLibvirt(self.folder / "b") as second:
-            self.start_domain(first.uri)
-            self.assertEqual(["idle"], self.start_domain(second.uri))
-
     def test_its_vms_end_when_the_lab_is_killed(self) -> None:
         program = (
             "import sys; from pathlib import Path; from lab.libvirt import PrivateLibvirt\n"

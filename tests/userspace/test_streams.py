@@ -63,26 +63,18 @@ class StreamsTestCase(ClusterTestCase):
 
 class WholeTest(StreamsTestCase):
     def test_every_byte_arrives_and_only_private_ones_are_sent(self) -> None:
-        stream = sent(self.here)
-        self.assertLess(len(stream), MIB + 128 * KIB)
-        self.receive(stream)
-        self.assert_arrived()
-        self.assertEqual([], self.here.snapshots("vm") + self.there.snapshots("vm"))
-        self.assertEqual([], [*self.other.run.glob("stream-*")])
-
-    def test_zeros_are_not_the_image_again(self) -> None:
-        write(self.vm, 0, 0, 2 * MIB)
-        self.receive(sent(self.here))
-        self.assert_arrived()
-
-    def test_the_answers_of_both_ends(self) -> None:
+        write(self.vm, 0, 0, 2 * MIB)  # zeros are not the image again
         stream, told = io.BytesIO(), list[tuple[str, int, int]]()
         answer = self.here.send("vm", stream, on_progress=lambda *how: told.append(how))
         self.assertEqual((0, "crash"), (answer.snapshots, answer.state))
         self.assertEqual(("send", answer.total, answer.total), told[-1])
+        self.assertLess(len(stream.getvalue()), MIB + 128 * KIB)
         vm = self.there.receive("vm", "img", io.BytesIO(stream.getvalue()), lambda *how: told.append(how))
         self.assertEqual(("receive", answer.total, answer.total), told[-1])
         self.assertEqual(("vm", "ready", "img"), (vm.name, vm.disk.phase, vm.disk.image))
+        self.assert_arrived()
+        self.assertEqual([], self.here.snapshots("vm") + self.there.snapshots("vm"))
+        self.assertEqual([], [*self.other.run.glob("stream-*")])
 
     def test_a_tree_of_snapshots(self) -> None:
         for number, name in enumerate(("root", "left", "right")):
@@ -163,11 +155,6 @@ class SinceTest(StreamsTestCase):
         self.receive(stream)
         self.assert_arrived()
 
-    def test_what_was_not_before_is_refused(self) -> None:
-        self.here.take_snapshot("vm", "second")
-        for since in ("second", "nothing"):
-            self.assertRaises(errors.VirtmanError, sent, self.here, snapshot="first", since=since)
-
 
 class RefusedTest(StreamsTestCase):
     def test_cut_anywhere(self) -> None:
@@ -175,38 +162,6 @@ class RefusedTest(StreamsTestCase):
         for length in (*range(0, len(stream), 64 * KIB), len(stream) - 1):
             self.assert_refused(errors.BadStream, stream[:length], "cut off")
         self.assert_nothing_left()
-
-    def test_altered_anywhere(self) -> None:
-        stream = sent(self.here)
-        for place in (*range(0, len(stream), 128 * KIB), len(stream) - 1):
-            altered = bytearray(stream)
-            altered[place] ^= 4
-            self.assert_refused(errors.BadStream, bytes(altered), "stream")
-        self.assert_nothing_left()
-
-    def test_of_another_image_or_of_none(self) -> None:
-        self.origin.client().publish("other", self.image_file("other"))
-        error = self.assertRaises(errors.StreamMisfit, self.receive, sent(self.here), "vm", "other")
-        self.assertIn("of another image than 'other'", str(error))
-        self.assertRaises(errors.UnknownImage, self.receive, sent(self.here), "vm", "nothing")
-        self.assertEqual(([], []), (self.there.vms(), self.there.status().images))
-        self.assert_nothing_left()
-
-    def test_of_a_newer_release_or_no_stream_at_all(self) -> None:
-        stream = sent(self.here)
-        self.assert_refused(errors.NewerStream, stream.replace(b" 1\n", b" 2\n", 1), "of version 2")
-        for other in (b"", b"virtman", b"PK\3\4" * 1000, self.file.read_bytes()[:MIB]):
-            self.assert_refused(errors.BadStream, other, "stream")
-        self.assert_refused(errors.BadStream, stream + b"\0", "after its end")
-
-    def test_twice(self) -> None:
-        stream = sent(self.here)
-        self.receive(stream)
-        write(self.there.vm("vm"), 0x99, 0, 512)
-        self.assertRaises(errors.VmExists, self.receive, stream)
-        self.there.destroy("vm")
-        self.receive(stream)
-        self.assert_arrived()
 
     def test_a_receiver_whose_disks_have_no_room(self) -> None:
         folder = self.other.state / "snapshots/.layers"
