@@ -1,7 +1,7 @@
 """The agent's local API: HTTP over a unix socket, JSON, errors as problem documents (RFC 9457).
 
-The permissions of the socket say who gets here at all, and ``virtman.roles`` what such a caller may do.
-``/openapi.json`` is the document that validates the requests.
+Here is what the agent does for each call of ``virtman.calls``. The permissions of the socket say who gets here at all,
+and ``virtman.roles`` what such a caller may do. ``/openapi.json`` is the document that validates the requests.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from flask import Response, request
 from flask_openapi3.models.info import Info
 from flask_openapi3.models.schema import Schema
 from flask_openapi3.openapi import OpenAPI
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import HTTPException
 
 from drivers import errors as driver_errors
-from virtman import attaching, booting, creating, disks, migration, models, renaming, streams, views
+from virtman import attaching, booting, calls, creating, disks, migration, models, renaming, streams, views
 from virtman.agent import Agent
+from virtman.calls import Call, LongCall
 from virtman.convert import Progress
 from virtman.errors import (
     BadDevice,
@@ -46,7 +47,7 @@ from virtman.peer import Peer
 from virtman.pipe import Caller, Pipe
 from virtman.records import Boot
 from virtman.roles import Permit, check_call, check_named, permit_of
-from volt.client import ImageTree
+from volt.models import ImageTree
 
 log = logging.getLogger(__name__)
 
@@ -71,15 +72,7 @@ OF_DRIVERS: dict[type[Exception], type[VirtmanError]] = {
 
 NDJSON = "application/x-ndjson"
 REFERENCE = "#/components/schemas/{model}"
-EXPORT = "Write {} to a new file of its own; lines of progress, then the file or a problem document"
-Line = TypeVar(
-    "Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine, models.MigrateLine,
-    models.AttachLine,
-)  # fmt: skip
-Streamed = TypeVar(
-    "Streamed", models.SendLine, models.ReceiveLine, models.PublishLine, models.ExportLine, models.AttachLine
-)
-Filed = TypeVar("Filed", models.PublishLine, models.ExportLine, models.AttachLine)
+
 MOST_LONG = 32
 """Calls at once that answer by lines of progress. Each keeps a thread of the server (virtman/server.py) for as long as
 it lasts, and who sends or reads a stream may take for ever. The other threads are for all else."""
@@ -141,10 +134,42 @@ def _refusal(document: models.Problem) -> Response:
     return Response(document.model_dump_json(), status=document.status, content_type=PROBLEM)
 
 
-def create_app(agent: Agent) -> OpenAPI:
+class Application(OpenAPI):
+    """A Flask application whose routes are calls: they answer with models, or with nothing."""
+
+    def serve(self, call: Call[Any]) -> Callable[..., Any]:
+        """Decorate the function that does a call; what it takes is its ``path``, ``query`` and ``body``."""
+        if isinstance(call, LongCall):
+            answer: dict[int, Any] = {200: self._lines(call)}
+        else:
+            answer = {204: None} if call.answer is models.Nothing else {200: call.answer}
+        decorate: Callable[..., Any] = getattr(self, call.method.lower())
+        return decorate(call.path, summary=call.summary, responses=answer)  # type: ignore[no-any-return]
+
+    def _lines(self, call: LongCall[Any]) -> dict[str, Any]:
+        """What the document says of an answer of lines."""
+        line = models.Line.model_json_schema(ref_template=REFERENCE, mode="serialization")
+        answer = call.answer.model_json_schema(ref_template=REFERENCE, mode="serialization")
+        name = f"LineOf{call.answer.__name__}"
+        line["properties"]["answer"]["anyOf"][0] = _reference(call.answer.__name__)
+        schemas = {**line.pop("$defs"), **answer.pop("$defs", {}), call.answer.__name__: answer, name: line}
+        self.components_schemas.update((each, Schema(**schema)) for each, schema in schemas.items())
+        content = {NDJSON: {"schema": _reference(name)}}
+        return {"description": "One JSON object in each line, the last has the answer or a problem", "content": content}
+
+    def make_response(self, rv: Any) -> Response:
+        """The response of what a route returned."""
+        if rv is None:
+            return Response(status=204)
+        if isinstance(rv, BaseModel):
+            return Response(rv.model_dump_json(), content_type="application/json")
+        return super().make_response(rv)
+
+
+def create_app(agent: Agent) -> Application:
     """The API of one agent."""
-    refusal = {"description": "A problem (RFC 9457)", "content": {PROBLEM: {"schema": _reference(models.Problem)}}}
-    app = OpenAPI(
+    refusal = {"description": "A problem (RFC 9457)", "content": {PROBLEM: {"schema": _reference("Problem")}}}
+    app = Application(
         "virtman", info=Info(title="VirtMan agent", version="1"), validation_error_status=400,
         validation_error_model=models.Problem, validation_error_callback=_on_invalid,
         responses={"default": refusal, "400": refusal}, security_schemes={},
@@ -155,13 +180,16 @@ def create_app(agent: Agent) -> OpenAPI:
     app.register_error_handler(Exception, _on_error)
     app.register_error_handler(RecursionError, _on_recursion)
     app.before_request(_check_caller)
+    long_calls = LongCalls(agent)
     _host_routes(app, agent)
-    _volume_routes(app, agent)
-    long_calls = LongCalls()
-    _device_routes(app, agent, long_calls)
+    _cache_routes(app, agent, long_calls)
     _image_routes(app, agent, long_calls)
-    _in_place_routes(app, agent, long_calls)
-    _vm_routes(app, agent, long_calls)
+    _vm_routes(app, agent)
+    _machine_routes(app, agent)
+    _disk_routes(app, agent)
+    _copy_routes(app, agent, long_calls)
+    _migration_routes(app, agent, long_calls)
+    _arrival_routes(app, agent)
     return app
 
 
@@ -181,198 +209,59 @@ def _permit() -> Permit:
     return permit_of(_peer())
 
 
-def _pipes(agent: Agent) -> Callable[[], Pipe]:
-    """Makes a pipe to who calls."""
-    return partial(Pipe, agent.config.socket.parent, _peer().uid)
-
-
-def _reference(model: type[models.Model]) -> dict[str, str]:
-    return {"$ref": REFERENCE.format(model=model.__name__)}
-
-
-def _answer(model: models.Model | ImageTree) -> Response:
-    return Response(model.model_dump_json(), content_type="application/json")
-
-
-def _done() -> Response:
-    return Response(status=204)
-
-
-def _host_routes(app: OpenAPI, agent: Agent) -> None:
-    @app.get("/v1/status", summary="What this host has and does now", responses={200: models.Status})
-    def status() -> Response:
-        return _answer(agent.overview.status())
-
-    @app.post("/v1/gc", summary="Remove stacks and data that nobody needs", responses={200: models.Removed})
-    def gc() -> Response:
-        return _answer(agent.cleaning.gc())
-
-    @app.get("/v1/gc", summary="What gc would remove", responses={200: models.Removed})
-    def would_remove() -> Response:
-        return _answer(agent.cleaning.would_remove())
-
-    @app.post("/v1/repair", summary="Make what the records say true", responses={200: models.Repaired})
-    def repair() -> Response:
-        return _answer(agent.repair())
-
-    @app.post(
-        "/v1/suspend", summary="Stop serving every image until the next start of the agent", responses={204: None}
-    )
-    def suspend(body: ForceRequest) -> Response:
-        agent.suspend(force=body.force)
-        return _done()
-
-
-def _volume_routes(app: OpenAPI, agent: Agent) -> None:
-    @app.get("/v1/cache/volumes", summary="The volumes of the cache", responses={200: models.VolumeList})
-    def volumes() -> Response:
-        return _answer(models.VolumeList(volumes=agent.volumes.all()))
-
-    @app.post(
-        "/v1/cache/volumes",
-        summary="Let the cache use a disk, a partition, or a file that is made",
-        responses={200: models.Volume},
-    )
-    def add_volume(body: models.VolumeRequest) -> Response:
-        return _answer(agent.volumes.add(Path(body.path)))
-
-    @app.delete(
-        "/v1/cache/volumes",
-        summary="Take the volume `?path=` from the cache; what it held is fetched anew",
-        responses={204: None},
-    )
-    def remove_volume(query: models.VolumeRequest) -> Response:
-        agent.volumes.remove(Path(query.path))
-        return _done()
-
-
-def _device_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
-    @app.get(
-        "/v1/cache/devices",
-        summary="The devices of others that are read through the cache",
-        responses={200: models.CachedDeviceList},
-    )
-    def devices() -> Response:
-        agent.volumes.require()
-        return _answer(models.CachedDeviceList(devices=agent.overview.devices()))
-
-    @app.post(
-        "/v1/cache/devices",
-        summary="Have a device read through the cache, or give it the size that it has now; lines, the last of which"
-        " has it or a problem document",
-        responses=_lines_of(app, models.AttachLine),
-    )
-    def attach_device(body: models.DeviceRequest) -> Response:
-        def work(file: Path | Passed, _tell: Progress) -> models.AttachLine:
-            passed = file if isinstance(file, Passed) else None
-            attached = agent.devices.attach(Path(body.path), passed)
-            return models.AttachLine(device=agent.overview.device(attached.name))
-
-        return _with_file(agent, long_calls, models.AttachLine, f"attach {body.path}", body, work, alone=True)
-
-    @app.delete(
-        "/v1/cache/devices",
-        summary="Let the device `?path=` go, which may also be called by what was handed out for it; with `&force=true`"
-        " also from under who has that open",
-        responses={204: None},
-    )
-    def detach_device(query: models.DetachQuery) -> Response:
-        agent.devices.detach(Path(query.path), force=query.force)
-        return _done()
-
-
-def _image_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
-    @app.get("/v1/images", summary="All published images", responses={200: models.ImageList})
-    def images() -> Response:
-        return _answer(models.ImageList(images=agent.overview.images()))
-
-    @app.post(
-        "/v1/images",
-        summary="Publish a file, or a VM's disk; lines of progress, then the image or a problem document",
-        responses=_lines_of(app, models.PublishLine),
-    )
-    def publish(body: models.PublishRequest) -> Response:
-        name = f"publish {body.name}"
-        if body.vm is not None:
-            vm = body.vm
-            return long_calls.answer(
-                models.PublishLine, name,
-                lambda tell: models.PublishLine(image=agent.publishing.publish_vm(body.name, vm, tell)),
-                alone=body.detach,
-            )  # fmt: skip
-
-        def work(file: Path | Passed, tell: Progress) -> models.PublishLine:
-            return models.PublishLine(image=agent.publishing.publish(body.name, file, tell))
-
-        return _with_file(agent, long_calls, models.PublishLine, name, body, work, alone=body.detach)
-
-    @app.delete(
-        "/v1/images/<image>",
-        summary="Be no origin of an image any more; without another one it is withdrawn at Volt; with"
-        " `?when_unused=true` also one that is in use, which goes when nobody needs it",
-        responses={200: models.Unpublished},
-    )
-    def unpublish(path: ImagePath, query: models.UnpublishQuery) -> Response:
-        return _answer(agent.publishing.unpublish(path.image, when_unused=query.when_unused))
-
-    @app.post(
-        "/v1/images/<image>/export", summary=EXPORT.format("an image"), responses=_lines_of(app, models.ExportLine)
-    )
-    def export_image(path: ImagePath, body: models.ExportRequest) -> Response:
-        def work(file: Path | Passed, tell: Progress) -> models.ExportLine:
-            return models.ExportLine(exported=agent.copies.export_image(path.image, file, body.format, tell))
-
-        return _with_file(agent, long_calls, models.ExportLine, f"export {path.image}", body, work)
-
-    @app.get("/v1/images/<image>/tree", summary="An image's tree of hosts", responses={200: ImageTree})
-    def tree(path: ImagePath) -> Response:
-        return _answer(agent.volt.tree(path.image))
-
-
-def _in_place_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
-    @app.post(
-        "/v1/images/<image>/in-place",
-        summary="Publish a file or a block device where it is; the answer's last line is the image or a problem",
-        responses=_lines_of(app, models.PublishLine),
-    )
-    def publish_in_place(path: ImagePath, body: models.InPlaceRequest) -> Response:
-        def work(file: Path | Passed, tell: Progress) -> models.PublishLine:
-            how = partial(agent.publishing.publish_in_place, digest=body.digest, progress=tell)
-            return models.PublishLine(image=how(path.image, file, body.trust))
-
-        return _with_file(agent, long_calls, models.PublishLine, f"publish {path.image}", body, work)
-
-
-def _lines_of(app: OpenAPI, line: type[Line]) -> dict[str | int, Any]:
-    """What the document says of an answer of such lines."""
-    schema = line.model_json_schema(ref_template=REFERENCE, mode="serialization")
-    for name, part in (schema.pop("$defs") | {line.__name__: schema}).items():
-        app.components_schemas[name] = Schema(**part)
-    content = {"content": {NDJSON: {"schema": _reference(line)}}}
-    return {200: {"description": "One JSON object in each line", **content}}
+def _reference(model: str) -> dict[str, str]:
+    return {"$ref": REFERENCE.format(model=model)}
 
 
 class LongCalls:
-    """Answers by lines of progress, of which there are at most ``MOST_LONG`` at once."""
+    """Answers by lines, of which there are at most ``MOST_LONG`` at once.
 
-    def __init__(self) -> None:
+    The work of such a call runs in a thread. With ``detached`` it goes on when the caller hangs up; asking again then
+    finds it done. Else it gets a CallerGone the next time that it tells how far it is.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
         self._free = threading.BoundedSemaphore(MOST_LONG)
 
-    def answer(
-        self, line: type[Line], name: str, work: Callable[[Progress], Line], *, alone: bool = True
-    ) -> Response:  # fmt: skip
-        """Lines of progress, and at last what ``work`` returns, or a problem. Raises TooManyCalls.
+    def run(self, name: str, work: Callable[[Progress], BaseModel], *, detached: bool) -> Response:
+        """Lines of progress, and at last what ``work`` returns, or a problem. Raises TooManyCalls."""
+        return self._answer(lambda: _lines(name, work, detached=detached))
 
-        ``work`` runs in a thread. ``alone``: it goes on when the caller hangs up; see ``_with_progress``.
+    def run_with_caller(
+        self, name: str, work: Callable[[Caller, Progress], BaseModel], *, detached: bool = True
+    ) -> Response:
+        """As ``run``, of work that needs the caller at a socket, of which the first line tells."""
+
+        def begin() -> Response:
+            pipe = Pipe(self._agent.config.socket.parent, _peer().uid)
+
+            def with_caller(tell: Progress) -> BaseModel:
+                with pipe.caller() as caller:
+                    return work(caller, tell)
+
+            return _lines(name, with_caller, models.Line(pipe=str(pipe.path)), detached=detached)
+
+        return self._answer(begin)
+
+    def run_with_file(
+        self, name: str, file: Path, work: Callable[[Path | Passed, Progress], BaseModel], *, passed: bool,
+        detached: bool = False,
+    ) -> Response:  # fmt: skip
+        """As ``run``, of work with a file that the caller passes; an administrator may also just name it.
+
+        Raises Forbidden, TooManyCalls.
         """
-        return self._answer(lambda: _with_progress(line, name, work, alone=alone))
+        peer = _peer()
+        if not passed:
+            check_named(peer, file)
+            return self.run(name, partial(work, file), detached=detached)
 
-    def stream(
-        self, line: type[Streamed], name: str, make: Callable[[], Pipe], work: Callable[[Caller, Progress], Streamed],
-        *, alone: bool = True,
-    ) -> Response:  # fmt: skip
-        """As ``answer``, of work that needs the caller at a pipe, of which the first line tells."""
-        return self._answer(lambda: _streaming(line, name, make(), work, alone=alone))
+        def with_file(caller: Caller, tell: Progress) -> BaseModel:
+            with caller.passed() as fd:
+                return work(Passed(fd, file, trusted=peer.administers), tell)
+
+        return self.run_with_caller(name, with_file, detached=detached)
 
     def _answer(self, begin: Callable[[], Response]) -> Response:
         if not self._free.acquire(blocking=False):
@@ -390,62 +279,25 @@ class LongCalls:
         return response
 
 
-def _with_file(
-    agent: Agent, long_calls: LongCalls, line: type[Filed], name: str,
-    body: models.PublishRequest | models.InPlaceRequest | models.ExportRequest | models.DeviceRequest,
-    work: Callable[[Path | Passed, Progress], Filed], *, alone: bool = False,
-) -> Response:  # fmt: skip
-    """Lines of progress of work with a file that the caller passes; an administrator may also just name it.
-
-    ``alone``: the work goes on when the caller hangs up. Raises Forbidden, TooManyCalls.
-    """
-    peer, file = _peer(), Path(str(body.path if isinstance(body, models.DeviceRequest) else body.file))
-    if not body.passed:
-        check_named(peer, file)
-        return long_calls.answer(line, name, partial(work, file), alone=alone)
-
-    def with_file(caller: Caller, tell: Progress) -> Filed:
-        with caller.passed() as fd:
-            return work(Passed(fd, file, trusted=peer.administers), tell)
-
-    return long_calls.stream(line, name, _pipes(agent), with_file, alone=alone)
-
-
-def _streaming(
-    line: type[Streamed], name: str, pipe: Pipe, work: Callable[[Caller, Progress], Streamed], *, alone: bool
-) -> Response:  # fmt: skip
-    """As ``_with_progress``, of work that needs the caller at a pipe, of which the first line tells."""
-
-    def with_caller(tell: Progress) -> Streamed:
-        with pipe.caller() as caller:
-            return work(caller, tell)
-
-    return _with_progress(line, name, with_caller, line(pipe=str(pipe.path)), alone=alone)
-
-
-def _with_progress(
-    line: type[Line], name: str, work: Callable[[Progress], Line], first: Line | None = None, *, alone: bool = True
+def _lines(
+    name: str, work: Callable[[Progress], BaseModel], first: models.Line | None = None, *, detached: bool
 ) -> Response:
-    """Lines of progress, and at last what ``work`` returns, or a problem.
-
-    The work runs in a thread. With ``alone`` it goes on when the caller hangs up; asking again then finds it done.
-    Else the work gets a CallerGone the next time that it tells how far it is.
-    """
-    lines: queue.Queue[Line] = queue.Queue()
+    """Begin the work in a thread, and answer with its lines."""
+    lines: queue.Queue[models.Line] = queue.Queue()
     hung_up: Callable[[], bool] = request.environ.get(HUNG_UP, lambda: False)
 
     def tell(step: str, done: int, total: int) -> None:
-        if hung_up() and not alone:
+        if hung_up() and not detached:
             raise CallerGone("the caller hung up")
-        lines.put(line(progress=models.Progress(step=step, done=done, total=total)))
+        lines.put(models.Line(progress=models.Progress(step=step, done=done, total=total)))
 
     def run() -> None:
         try:
-            lines.put(work(tell))
+            lines.put(models.Line(answer=work(tell).model_dump(mode="json")))
         except Exception as error:  # noqa: BLE001  the caller gets it as a problem
             if hung_up():
                 log.warning("%s failed after its caller had hung up: %s", name, error)
-            lines.put(line(problem=problem(as_virtman_error(error))))
+            lines.put(models.Line(problem=problem(as_virtman_error(error))))
 
     # Now, and not with the first line: a caller who is gone by then would leave a pipe behind.
     threading.Thread(target=run, name=name, daemon=True).start()
@@ -455,234 +307,262 @@ def _with_progress(
             yield first.model_dump_json() + "\n"
         last = False
         while not last:
-            one = lines.get()
-            last = one.progress is None
-            yield one.model_dump_json() + "\n"
+            line = lines.get()
+            last = line.progress is None
+            yield line.model_dump_json() + "\n"
 
     return Response(told(), content_type=NDJSON)
 
 
-def _vm_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
-    @app.get("/v1/vms", summary="The VMs of this host", responses={200: models.VmList})
-    def list_vms() -> Response:
-        return _answer(models.VmList(vms=agent.overview.vms()))
+def _host_routes(app: Application, agent: Agent) -> None:
+    @app.serve(calls.STATUS)
+    def status() -> models.Status:
+        return agent.overview.status()
 
-    @app.get("/v1/vms/<vm>", summary="One VM and its disk", responses={200: models.Vm})
-    def show(path: VmPath) -> Response:
-        return _answer(agent.overview.vm(path.vm))
+    @app.serve(calls.GC)
+    def gc() -> models.Removed:
+        return agent.cleaning.gc()
 
-    @app.put("/v1/vms/<vm>", summary="Create a VM's disk", responses={200: models.Vm})
-    def create(path: VmPath, body: models.CreateRequest) -> Response:
+    @app.serve(calls.GC_DRY_RUN)
+    def gc_dry_run() -> models.Removed:
+        return agent.cleaning.would_remove()
+
+    @app.serve(calls.REPAIR)
+    def repair() -> models.Repaired:
+        return agent.repair()
+
+    @app.serve(calls.SUSPEND)
+    def suspend(body: ForceRequest) -> None:
+        agent.suspend(force=body.force)
+
+
+def _cache_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None:
+    @app.serve(calls.VOLUMES)
+    def volumes() -> models.VolumeList:
+        return models.VolumeList(volumes=agent.volumes.all())
+
+    @app.serve(calls.ADD_VOLUME)
+    def add_volume(body: models.VolumeRequest) -> models.Volume:
+        return agent.volumes.add(Path(body.path))
+
+    @app.serve(calls.REMOVE_VOLUME)
+    def remove_volume(query: models.VolumeRequest) -> None:
+        agent.volumes.remove(Path(query.path))
+
+    @app.serve(calls.CACHED_DEVICES)
+    def cached_devices() -> models.CachedDeviceList:
+        agent.volumes.require()
+        return models.CachedDeviceList(devices=agent.overview.devices())
+
+    @app.serve(calls.ATTACH_CACHED)
+    def attach_cached(body: models.DeviceRequest) -> Response:
+        def attach(file: Path | Passed, _tell: Progress) -> models.CachedDevice:
+            attached = agent.devices.attach(Path(body.path), file if isinstance(file, Passed) else None)
+            return agent.overview.device(attached.name)
+
+        name = f"attach {body.path}"
+        return long_calls.run_with_file(name, Path(body.path), attach, passed=body.passed, detached=True)
+
+    @app.serve(calls.DETACH_CACHED)
+    def detach_cached(query: models.DetachQuery) -> None:
+        agent.devices.detach(Path(query.path), force=query.force)
+
+
+def _image_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None:
+    @app.serve(calls.IMAGES)
+    def images() -> models.ImageList:
+        return models.ImageList(images=agent.overview.images())
+
+    @app.serve(calls.PUBLISH)
+    def publish(body: models.PublishRequest) -> Response:
+        name, publishing = f"publish {body.name}", agent.publishing
+        if body.vm is not None:
+            return long_calls.run(name, partial(publishing.publish_vm, body.name, body.vm), detached=body.detach)
+        copy = partial(publishing.publish, body.name)
+        return long_calls.run_with_file(name, Path(str(body.file)), copy, passed=body.passed, detached=body.detach)
+
+    @app.serve(calls.PUBLISH_IN_PLACE)
+    def publish_in_place(path: ImagePath, body: models.InPlaceRequest) -> Response:
+        def publish(file: Path | Passed, tell: Progress) -> models.Published:
+            return agent.publishing.publish_in_place(path.image, file, body.trust, digest=body.digest, progress=tell)
+
+        return long_calls.run_with_file(f"publish {path.image}", Path(body.file), publish, passed=body.passed)
+
+    @app.serve(calls.UNPUBLISH)
+    def unpublish(path: ImagePath, query: models.UnpublishQuery) -> models.Unpublished:
+        return agent.publishing.unpublish(path.image, when_unused=query.when_unused)
+
+    @app.serve(calls.TREE)
+    def tree(path: ImagePath) -> ImageTree:
+        return agent.volt.tree(path.image)
+
+
+def _vm_routes(app: Application, agent: Agent) -> None:
+    @app.serve(calls.VMS)
+    def vms() -> models.VmList:
+        return models.VmList(vms=agent.overview.vms())
+
+    @app.serve(calls.VM)
+    def vm(path: VmPath) -> models.Vm:
+        return agent.overview.vm(path.vm)
+
+    @app.serve(calls.CREATE)
+    def create(path: VmPath, body: models.CreateRequest) -> models.Vm:
         creating.create(agent.vms, path.vm, body.image, body.size)
-        return _answer(agent.overview.vm(path.vm))
+        return agent.overview.vm(path.vm)
 
-    @app.delete("/v1/vms/<vm>", summary="Destroy a VM and its disk", responses={204: None})
-    def destroy(path: VmPath) -> Response:
+    @app.serve(calls.DESTROY)
+    def destroy(path: VmPath) -> None:
         creating.destroy(agent.vms, path.vm, _permit())
-        return _done()
 
-    _machine_routes(app, agent)
-    _disk_routes(app, agent, long_calls)
-    _stream_routes(app, agent, long_calls)
-    _migration_routes(app, agent, long_calls)
-    _arrival_routes(app, agent)
+    @app.serve(calls.RENAME)
+    def rename(path: VmPath, body: models.RenameRequest) -> models.Vm:
+        renaming.rename(agent.vms, path.vm, body.name, _permit())
+        return agent.overview.vm(body.name)
 
 
-def _stream_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
-    @app.post(
-        "/v1/vms/<vm>/send",
-        summary="Write what a VM's disk has of its own to a socket, as a stream (docs/stream.md)",
-        responses=_lines_of(app, models.SendLine),
-    )
+def _machine_routes(app: Application, agent: Agent) -> None:
+    @app.serve(calls.BOOT)
+    def boot(path: VmPath, body: models.BootRequest) -> models.Booted:
+        how = Boot(memory=body.memory, cpus=body.cpus, network=body.network)
+        booting.boot(agent.vms, path.vm, body.image, body.size, how, body.ssh_keys, body.user_data)
+        return agent.overview.booted(path.vm)
+
+    @app.serve(calls.START)
+    def start(path: VmPath) -> models.Booted:
+        booting.start(agent.vms, path.vm)
+        return agent.overview.booted(path.vm)
+
+    @app.serve(calls.STOP)
+    def stop(path: VmPath, body: ForceRequest) -> None:
+        booting.stop(agent.vms, path.vm, force=body.force)
+
+    @app.serve(calls.CONSOLE)
+    def console(path: VmPath) -> models.Console:
+        return agent.overview.console(path.vm)
+
+    @app.serve(calls.ATTACH_DISK)
+    def attach_disk(path: DiskPath) -> models.Vm:
+        attaching.attach(agent.vms, path.vm, path.disk)
+        return agent.overview.vm(path.vm)
+
+    @app.serve(calls.DETACH_DISK)
+    def detach_disk(path: DiskPath) -> models.Vm:
+        attaching.detach(agent.vms, path.vm, path.disk)
+        return agent.overview.vm(path.vm)
+
+
+def _disk_routes(app: Application, agent: Agent) -> None:
+    @app.serve(calls.RESIZE)
+    def resize(path: VmPath, body: models.ResizeRequest) -> models.Vm:
+        disks.resize(agent.vms, path.vm, body.size, _permit())
+        return agent.overview.vm(path.vm)
+
+    @app.serve(calls.SNAPSHOTS)
+    def snapshots(path: VmPath) -> models.SnapshotList:
+        return models.SnapshotList(snapshots=agent.overview.snapshots(path.vm))
+
+    @app.serve(calls.TAKE_SNAPSHOT)
+    def take_snapshot(path: SnapshotPath) -> models.Snapshot:
+        snapshot = disks.take(agent.vms, path.vm, path.snapshot, _permit())
+        return views.snapshot(agent.vms.record(path.vm), snapshot)
+
+    @app.serve(calls.REVERT)
+    def revert(path: SnapshotPath) -> models.Vm:
+        disks.revert(agent.vms, path.vm, path.snapshot, _permit())
+        return agent.overview.vm(path.vm)
+
+    @app.serve(calls.DELETE_SNAPSHOT)
+    def delete_snapshot(path: SnapshotPath) -> None:
+        disks.drop(agent.vms, path.vm, path.snapshot, _permit())
+
+    @app.serve(calls.CLONE)
+    def clone(path: VmPath, body: models.CloneRequest) -> models.Clones:
+        creating.clone(agent.vms, path.vm, body.names)
+        return models.Clones(vms=[agent.overview.vm(name) for name in body.names])
+
+
+def _copy_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None:
+    @app.serve(calls.EXPORT_IMAGE)
+    def export_image(path: ImagePath, body: models.ExportRequest) -> Response:
+        def export(file: Path | Passed, tell: Progress) -> models.Exported:
+            return agent.copies.export_image(path.image, file, body.format, tell)
+
+        return long_calls.run_with_file(f"export {path.image}", Path(body.file), export, passed=body.passed)
+
+    @app.serve(calls.EXPORT_VM)
+    def export_vm(path: VmPath, body: models.ExportRequest) -> Response:
+        def export(file: Path | Passed, tell: Progress) -> models.Exported:
+            return agent.copies.export_vm(path.vm, file, body.format, tell)
+
+        return long_calls.run_with_file(f"export {path.vm}", Path(body.file), export, passed=body.passed)
+
+    @app.serve(calls.SEND)
     def send(path: VmPath, body: models.SendRequest) -> Response:
-        def work(caller: Caller, tell: Progress) -> models.SendLine:
-            sent = streams.send(
+        def write(caller: Caller, tell: Progress) -> models.Sent:
+            return streams.send(
                 agent.vms, agent.copies, path.vm, body.snapshot, body.since, caller.write, tell,
                 with_snapshots=body.with_snapshots,
             )  # fmt: skip
-            return models.SendLine(sent=sent)
 
-        return long_calls.stream(models.SendLine, f"send {path.vm}", _pipes(agent), work)
+        return long_calls.run_with_caller(f"send {path.vm}", write)
 
-    @app.post(
-        "/v1/vms/<vm>/receive",
-        summary="Make a VM of a stream that is written to a socket, or let one go on to what has changed",
-        responses=_lines_of(app, models.ReceiveLine),
-    )
+    @app.serve(calls.RECEIVE)
     def receive(path: VmPath, body: models.ReceiveRequest) -> Response:
         permit = _permit()
 
-        def work(caller: Caller, tell: Progress) -> models.ReceiveLine:
+        def read(caller: Caller, tell: Progress) -> models.Vm:
             streams.receive_from(agent.vms, path.vm, body.image, caller, tell, permit)
-            return models.ReceiveLine(vm=agent.overview.vm(path.vm))
+            return agent.overview.vm(path.vm)
 
-        return long_calls.stream(models.ReceiveLine, f"receive {path.vm}", _pipes(agent), work)
-
-
-def _machine_routes(app: OpenAPI, agent: Agent) -> None:
-    @app.post("/v1/vms/<vm>/boot", summary="Start a VM, creating its disk if needed", responses={200: models.Booted})
-    def boot(path: VmPath, body: models.BootRequest) -> Response:
-        how = Boot(memory=body.memory, cpus=body.cpus, network=body.network)
-        booting.boot(agent.vms, path.vm, body.image, body.size, how, body.ssh_keys, body.user_data)
-        return _answer(agent.overview.booted(path.vm))
-
-    @app.post("/v1/vms/<vm>/start", summary="Start a VM as it was booted before", responses={200: models.Booted})
-    def start(path: VmPath) -> Response:
-        booting.start(agent.vms, path.vm)
-        return _answer(agent.overview.booted(path.vm))
-
-    @app.post("/v1/vms/<vm>/stop", summary="Shut a VM down", responses={204: None})
-    def stop(path: VmPath, body: ForceRequest) -> Response:
-        booting.stop(agent.vms, path.vm, force=body.force)
-        return _done()
-
-    @app.post("/v1/vms/<vm>/rename", summary="Let a VM that is off have another name", responses={200: models.Vm})
-    def rename(path: VmPath, body: models.RenameRequest) -> Response:
-        renaming.rename(agent.vms, path.vm, body.name, _permit())
-        return _answer(agent.overview.vm(body.name))
-
-    @app.put(
-        "/v1/vms/<vm>/disks/<disk>",
-        summary="Let a VM use another disk besides its own, also while it runs",
-        responses={200: models.Vm},
-    )
-    def attach_disk(path: DiskPath) -> Response:
-        attaching.attach(agent.vms, path.vm, path.disk)
-        return _answer(agent.overview.vm(path.vm))
-
-    @app.delete(
-        "/v1/vms/<vm>/disks/<disk>",
-        summary="Take such a disk away from a VM, also while it runs",
-        responses={200: models.Vm},
-    )
-    def detach_disk(path: DiskPath) -> Response:
-        attaching.detach(agent.vms, path.vm, path.disk)
-        return _answer(agent.overview.vm(path.vm))
-
-    @app.get("/v1/vms/<vm>/console", summary="Where a VM's console is", responses={200: models.Console})
-    def console(path: VmPath) -> Response:
-        return _answer(agent.overview.console(path.vm))
+        return long_calls.run_with_caller(f"receive {path.vm}", read)
 
 
-def _migration_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
-    @app.get(
-        "/v1/vms/<vm>/migration-source", summary="What goes along with the disk of a VM that is to move",
-        responses={200: models.MigrationSource},
-    )  # fmt: skip
-    def migration_source(path: VmPath) -> Response:
-        return _answer(migration.migration_source(agent.vms, path.vm))
+def _migration_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None:
+    @app.serve(calls.MIGRATION_SOURCE)
+    def migration_source(path: VmPath) -> models.MigrationSource:
+        return migration.migration_source(agent.vms, path.vm)
 
-    @app.post(
-        "/v1/vms/<vm>/migration",
-        summary="Move a VM's memory to another libvirt; lines of progress, then that it left or a problem document",
-        responses=_lines_of(app, models.MigrateLine),
-    )
+    @app.serve(calls.MIGRATE)
     def migrate(path: VmPath, body: models.MigrateRequest) -> Response:
-        def work(tell: Progress) -> models.MigrateLine:
+        def leave(tell: Progress) -> models.Left:
             told = partial(tell, "memory")
             downtime = migration.leave(agent.vms, path.vm, body.to, body.domain, body.snapshot, told)
-            return models.MigrateLine(left=models.Left(downtime=downtime))
+            return models.Left(downtime=downtime)
 
         # Nobody else lets the VM go on at the other host.
-        return long_calls.answer(models.MigrateLine, f"migrate {path.vm}", work, alone=False)
+        return long_calls.run(f"migrate {path.vm}", leave, detached=False)
 
-    @app.delete(
-        "/v1/vms/<vm>/migration",
-        summary="End a migration that is under way; one whose memory has gone is left as it is",
-        responses={200: models.Vm},
-    )
-    def end_migration(path: VmPath) -> Response:
+    @app.serve(calls.END_MIGRATION)
+    def end_migration(path: VmPath) -> models.Vm:
         migration.abort(agent.vms, path.vm)
-        return _answer(agent.overview.vm(path.vm))
+        return agent.overview.vm(path.vm)
 
-    @app.post(
-        "/v1/vms/<vm>/migration/take-back",
-        summary="Let a VM that went, and is not there any more, be started here again",
-        responses={200: models.Vm},
-    )
-    def take_back(path: VmPath, body: models.WentRequest) -> Response:
+    @app.serve(calls.TAKE_BACK)
+    def take_back(path: VmPath, body: models.WentRequest) -> models.Vm:
         migration.take_back(agent.vms, path.vm, body.to)
-        return _answer(agent.overview.vm(path.vm))
+        return agent.overview.vm(path.vm)
 
-    @app.post(
-        "/v1/vms/<vm>/migration/end",
-        summary="Destroy what is left of a VM that goes on elsewhere",
-        responses={204: None},
-    )
-    def finish_migration(path: VmPath, body: models.WentRequest) -> Response:
+    @app.serve(calls.FINISH_MIGRATION)
+    def finish_migration(path: VmPath, body: models.WentRequest) -> None:
         migration.finish(agent.vms, path.vm, body.to)
-        return _done()
 
 
-def _arrival_routes(app: OpenAPI, agent: Agent) -> None:
-    @app.post("/v1/arrivals/check", summary="Whether a VM can come to this host", responses={204: None})
-    def check_arrival(body: models.MigrationSource) -> Response:
+def _arrival_routes(app: Application, agent: Agent) -> None:
+    @app.serve(calls.CHECK_ARRIVAL)
+    def check_arrival(body: models.MigrationSource) -> None:
         migration.check(agent.vms, body)
-        return _done()
 
-    @app.post(
-        "/v1/vms/<vm>/arrival/give-up", summary="Destroy what has come of a VM, unless it goes on here already",
-        responses={200: models.GivenUp},
-    )  # fmt: skip
-    def give_up_arrival(path: VmPath, body: models.GiveUpRequest) -> Response:
-        return _answer(models.GivenUp(state=migration.give_up(agent.vms, path.vm, body.snapshots)))
+    @app.serve(calls.GIVE_UP_ARRIVAL)
+    def give_up_arrival(path: VmPath, body: models.GiveUpRequest) -> models.GivenUp:
+        return models.GivenUp(state=migration.give_up(agent.vms, path.vm, body.snapshots))
 
-    @app.post("/v1/vms/<vm>/arrival", summary="Make ready for a VM that comes", responses={200: models.Expected})
-    def expect(path: VmPath, body: models.MigrationSource) -> Response:
+    @app.serve(calls.EXPECT)
+    def expect(path: VmPath, body: models.MigrationSource) -> models.Expected:
         domain = migration.expect(agent.vms, path.vm, body)
-        return _answer(models.Expected(domain=domain))
+        return models.Expected(domain=domain)
 
-    @app.post("/v1/vms/<vm>/arrival/end", summary="Let a VM go on that has come", responses={200: models.Booted})
-    def arrive(path: VmPath) -> Response:
+    @app.serve(calls.ARRIVE)
+    def arrive(path: VmPath) -> models.Booted:
         migration.arrive(agent.vms, path.vm)
-        return _answer(agent.overview.booted(path.vm))
-
-
-def _disk_routes(app: OpenAPI, agent: Agent, long_calls: LongCalls) -> None:
-    @app.put("/v1/vms/<vm>/size", summary="Let a VM's disk grow, also while it runs", responses={200: models.Vm})
-    def resize(path: VmPath, body: models.ResizeRequest) -> Response:
-        disks.resize(agent.vms, path.vm, body.size, _permit())
-        return _answer(agent.overview.vm(path.vm))
-
-    @app.get("/v1/vms/<vm>/snapshots", summary="A VM's snapshots", responses={200: models.SnapshotList})
-    def snapshots(path: VmPath) -> Response:
-        return _answer(models.SnapshotList(snapshots=agent.overview.snapshots(path.vm)))
-
-    @app.put(
-        "/v1/vms/<vm>/snapshots/<snapshot>",
-        summary="Keep what a VM's disk holds now, also while it runs; a snapshot of this name is left alone",
-        responses={200: models.Snapshot},
-    )
-    def take_snapshot(path: SnapshotPath) -> Response:
-        snapshot = disks.take(agent.vms, path.vm, path.snapshot, _permit())
-        return _answer(views.snapshot(agent.vms.record(path.vm), snapshot))
-
-    @app.post(
-        "/v1/vms/<vm>/snapshots/<snapshot>/revert",
-        summary="Let the disk of a VM that is off hold what it held then",
-        responses={200: models.Vm},
-    )
-    def revert(path: SnapshotPath) -> Response:
-        disks.revert(agent.vms, path.vm, path.snapshot, _permit())
-        return _answer(agent.overview.vm(path.vm))
-
-    @app.post(
-        "/v1/vms/<vm>/clones",
-        summary="New VMs with what a VM's disk holds now, without copying it; clones of these names are left alone",
-        responses={200: models.Clones},
-    )
-    def clone(path: VmPath, body: models.CloneRequest) -> Response:
-        creating.clone(agent.vms, path.vm, body.names)
-        return _answer(models.Clones(vms=[agent.overview.vm(name) for name in body.names]))
-
-    @app.post("/v1/vms/<vm>/export", summary=EXPORT.format("a VM's disk"), responses=_lines_of(app, models.ExportLine))
-    def export_vm(path: VmPath, body: models.ExportRequest) -> Response:
-        def work(file: Path | Passed, tell: Progress) -> models.ExportLine:
-            return models.ExportLine(exported=agent.copies.export_vm(path.vm, file, body.format, tell))
-
-        return _with_file(agent, long_calls, models.ExportLine, f"export {path.vm}", body, work)
-
-    @app.delete("/v1/vms/<vm>/snapshots/<snapshot>", summary="Forget a snapshot", responses={204: None})
-    def delete_snapshot(path: SnapshotPath) -> Response:
-        disks.drop(agent.vms, path.vm, path.snapshot, _permit())
-        return _done()
+        return agent.overview.booted(path.vm)

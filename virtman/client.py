@@ -15,27 +15,22 @@ from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Self, TypeVar
+from typing import Any, BinaryIO, NoReturn, Self, TypeVar
 from urllib.parse import urlencode
 
 from pydantic import BaseModel, ValidationError
 
-from virtman import models
+from virtman import calls, models
+from virtman.calls import A, Call, LongCall
 from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest
 from virtman.names import check_name, check_path
 from virtman.places import places
-
-if TYPE_CHECKING:
-    from volt.client import ImageTree
+from volt.models import ImageTree
 
 TIMEOUT = 600.0
 """Seconds that one call may take: an attach may have to wait for a parent."""
 
 M = TypeVar("M", bound=BaseModel)
-Line = TypeVar(
-    "Line", models.PublishLine, models.ExportLine, models.SendLine, models.ReceiveLine, models.MigrateLine,
-    models.AttachLine,
-)  # fmt: skip
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -58,7 +53,10 @@ class _Connection(HTTPConnection):
 
 
 class AgentClient:
-    """One agent. May be shared by threads: each call has a connection of its own."""
+    """One agent. May be shared by threads: each call has a connection of its own.
+
+    Each call of the agent is one method, and all are here: so a caller finds them with their types in one place.
+    """
 
     def __init__(self, socket: Path | None = None, timeout: float = TIMEOUT) -> None:
         """Nothing is sent yet; ``timeout`` in seconds. ``socket`` is by default that of this user's agent."""
@@ -73,10 +71,19 @@ class AgentClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the client."""
-        self.close()
 
     def close(self) -> None:
         """Nothing is open between two calls: each call closes its own connection."""
+
+    # Images
+
+    def images(self) -> list[models.Image]:
+        """All published images."""
+        return self._call(calls.IMAGES).images
+
+    def tree(self, image: str) -> ImageTree:
+        """An image's tree of hosts, as Volt tells it."""
+        return self._call(calls.TREE, image=image)
 
     def publish(
         self, name: str, file: Path, on_progress: OnProgress = silently, *, detach: bool = False
@@ -90,13 +97,7 @@ class AgentClient:
 
         body = {"name": check_name("image", name), "file": check_path(file), "passed": True, "detach": detach}
         with opened(file) as fd:
-
-            def answer(line: models.PublishLine) -> models.Published | None:
-                if line.pipe is not None:
-                    pass_to(line.pipe, fd)
-                return line.image
-
-            return self._follow(models.PublishLine, "/v1/images", body, on_progress, answer, self._timeout)
+            return self._follow(calls.PUBLISH, body, on_progress, partial(pass_to, fd=fd))
 
     def publish_in_place(
         self, name: str, path: Path, trust: str | None = None, *, digest: bool = False
@@ -112,167 +113,114 @@ class AgentClient:
         passed = os.geteuid() != 0
         body = {"file": check_path(path), "passed": passed, "trust": trust, "digest": digest}
         with opened(path, device=True) if passed else nullcontext(-1) as fd:
-
-            def answer(line: models.PublishLine) -> models.Published | None:
-                if line.pipe is not None:
-                    pass_to(line.pipe, fd)
-                return line.image
-
-            url = f"/v1/images/{check_name('image', name)}/in-place"
-            return self._follow(models.PublishLine, url, body, silently, answer, self._timeout)
+            return self._follow(calls.PUBLISH_IN_PLACE, body, on_pipe=partial(pass_to, fd=fd), image=name)
 
     def publish_vm(
         self, name: str, vm: str, on_progress: OnProgress = silently, *, detach: bool = False
     ) -> models.Published:  # fmt: skip
         """Publish what a VM's disk holds now. ``detach``: see ``publish``."""
         body = {"name": check_name("image", name), "vm": check_name("vm", vm), "detach": detach}
-        return self._follow(models.PublishLine, "/v1/images", body, on_progress, lambda line: line.image, self._timeout)
-
-    def export_vm(
-        self, vm: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
-    ) -> models.Exported:
-        """Have the agent write what a VM's disk holds now to a new file of this host, which is this user's."""
-        return self._export(_vm_path(vm), file, image_format, on_progress)
-
-    def export_image(
-        self, image: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
-    ) -> models.Exported:
-        """Have the agent write what an image holds to a new file of this host, which is this user's."""
-        return self._export(f"/v1/images/{check_name('image', image)}", file, image_format, on_progress)
-
-    def _export(self, path: str, file: Path, image_format: str, on_progress: OnProgress) -> models.Exported:
-        """The file gets its name when all is well. Also raises FileExists, NoRoom, HostTrouble for it."""
-        from virtman.fdpassing import pass_to
-        from virtman.newfile import new_file
-
-        body = {"file": check_path(file), "format": image_format, "passed": True}
-        with new_file(file) as made:
-
-            def answer(line: models.ExportLine) -> models.Exported | None:
-                if line.pipe is not None:
-                    pass_to(line.pipe, made.fd)
-                return line.exported
-
-            return self._follow(models.ExportLine, path + "/export", body, on_progress, answer, self._timeout)
+        return self._follow(calls.PUBLISH, body, on_progress)
 
     def unpublish(self, image: str, *, when_unused: bool = False) -> models.Unpublished:
         """Be no origin of an image any more; without another one it is withdrawn at Volt.
 
         ``when_unused``: it may be in use, and goes when nobody needs it any more.
         """
-        query = "?when_unused=true" if when_unused else ""
-        return self._model(models.Unpublished, "DELETE", f"/v1/images/{check_name('image', image)}{query}")
+        return self._call(calls.UNPUBLISH, {"when_unused": _flag(when_unused)}, image=image)
 
-    def create(self, vm: str, image: str, size: int | None = None) -> models.Vm:
-        """A disk for a VM, of ``size`` bytes or the image's size."""
-        return self._model(models.Vm, "PUT", _vm_path(vm), {"image": check_name("image", image), "size": size})
+    def export_vm(
+        self, vm: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
+    ) -> models.Exported:
+        """Have the agent write what a VM's disk holds now to a new file of this host, which is this user's."""
+        return self._export(calls.EXPORT_VM, file, image_format, on_progress, vm=vm)
 
-    def destroy(self, vm: str) -> None:
-        """Remove a VM and its disk for good."""
-        self._send("DELETE", _vm_path(vm))
+    def export_image(
+        self, image: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
+    ) -> models.Exported:
+        """Have the agent write what an image holds to a new file of this host, which is this user's."""
+        return self._export(calls.EXPORT_IMAGE, file, image_format, on_progress, image=image)
 
-    def vm(self, vm: str) -> models.Vm:
-        """One VM."""
-        return self._model(models.Vm, "GET", _vm_path(vm))
+    def _export(
+        self, call: LongCall[models.Exported], file: Path, image_format: str, on_progress: OnProgress, **names: str
+    ) -> models.Exported:
+        """The file gets its name when all is well. Also raises FileExists, NoRoom, HostTrouble for it."""
+        from virtman.fdpassing import pass_to
+        from virtman.newfile import new_file
+
+        body = {"file": check_path(file), "format": image_format, "passed": True}
+        with new_file(file) as made:
+            return self._follow(call, body, on_progress, partial(pass_to, fd=made.fd), **names)
+
+    # VMs
 
     def vms(self) -> list[models.VmLine]:
         """All VMs of the host."""
-        return self._model(models.VmList, "GET", "/v1/vms").vms
+        return self._call(calls.VMS).vms
+
+    def vm(self, vm: str) -> models.Vm:
+        """One VM."""
+        return self._call(calls.VM, vm=vm)
+
+    def create(self, vm: str, image: str, size: int | None = None) -> models.Vm:
+        """A disk for a VM, of ``size`` bytes or the image's size."""
+        return self._call(calls.CREATE, {"image": check_name("image", image), "size": size}, vm=vm)
+
+    def destroy(self, vm: str) -> None:
+        """Remove a VM and its disk for good."""
+        self._call(calls.DESTROY, vm=vm)
 
     def boot(self, vm: str, image: str, size: int | None = None, **how: Any) -> models.Booted:
         """Start a VM, creating its disk if needed. ``how``: memory (MiB), cpus, network, ssh_keys, user_data."""
-        body = {"image": check_name("image", image), "size": size, **how}
-        return self._model(models.Booted, "POST", _vm_path(vm) + "/boot", body)
+        return self._call(calls.BOOT, {"image": check_name("image", image), "size": size, **how}, vm=vm)
 
     def start(self, vm: str) -> models.Booted:
         """Start a VM as it was booted before; one that runs is left alone."""
-        return self._model(models.Booted, "POST", _vm_path(vm) + "/start")
+        return self._call(calls.START, vm=vm)
 
     def stop(self, vm: str, *, force: bool = False) -> None:
         """Shut a VM down; with ``force`` cut its power."""
-        self._send("POST", _vm_path(vm) + "/stop", {"force": force})
+        self._call(calls.STOP, {"force": force}, vm=vm)
 
     def console(self, vm: str) -> models.Console:
         """Where the VM's console is."""
-        return self._model(models.Console, "GET", _vm_path(vm) + "/console")
+        return self._call(calls.CONSOLE, vm=vm)
 
     def rename(self, vm: str, new: str) -> models.Vm:
-        """Let a VM that is off have another name."""
-        return self._model(models.Vm, "POST", _vm_path(vm) + "/rename", {"name": check_name("vm", new)})
+        """Give a VM that is off another name."""
+        return self._call(calls.RENAME, {"name": check_name("vm", new)}, vm=vm)
 
     def attach_disk(self, vm: str, disk: str) -> models.Vm:
         """Let a VM use another disk besides its own, at once if it runs; one that it has already is fine."""
-        return self._model(models.Vm, "PUT", _disk_path(vm, disk))
+        return self._call(calls.ATTACH_DISK, vm=vm, disk=disk)
 
     def detach_disk(self, vm: str, disk: str) -> models.Vm:
         """Take such a disk away from a VM, at once if it runs; one that it does not have is fine."""
-        return self._model(models.Vm, "DELETE", _disk_path(vm, disk))
-
-    def migration_source(self, vm: str) -> models.MigrationSource:
-        """What goes along with the disk of a VM that is to move; an error if it cannot."""
-        return self._model(models.MigrationSource, "GET", _vm_path(vm) + "/migration-source")
-
-    def migrate(self, vm: str, to: str, domain: str, snapshot: str, on_progress: OnProgress = silently) -> models.Left:
-        """Move a VM's memory to the libvirt at ``to``, as the domain that ``expect`` told; it is paused there then.
-
-        ``snapshot``: the snapshot that was sent last.
-        """
-        body = {"to": to, "domain": domain, "snapshot": snapshot}
-        path = _vm_path(vm) + "/migration"
-        return self._follow(models.MigrateLine, path, body, on_progress, lambda line: line.left, None)
-
-    def end_migration(self, vm: str) -> models.Vm:
-        """End a migration that is under way; one whose memory has gone is left as it is."""
-        return self._model(models.Vm, "DELETE", _vm_path(vm) + "/migration")
-
-    def take_back(self, vm: str, uri: str) -> models.Vm:
-        """Let a VM that went to the libvirt at ``uri``, and is not there any more, be started here again."""
-        return self._model(models.Vm, "POST", _vm_path(vm) + "/migration/take-back", {"to": uri})
-
-    def finish_migration(self, vm: str, to: str) -> None:
-        """Destroy what is left here of a VM that goes on at the libvirt at ``to``."""
-        self._send("POST", _vm_path(vm) + "/migration/end", {"to": to})
-
-    def check_arrival(self, migration_source: models.MigrationSource) -> None:
-        """Nothing, if a VM can come to this host; an error says why it cannot."""
-        self._send("POST", "/v1/arrivals/check", migration_source.model_dump(mode="json"))
-
-    def give_up_arrival(self, vm: str, snapshots: Sequence[str]) -> models.GivenUp:
-        """Destroy what has come of a VM, which has one of these snapshots, unless it goes on here already."""
-        return self._model(models.GivenUp, "POST", _vm_path(vm) + "/arrival/give-up", {"snapshots": [*snapshots]})
-
-    def expect(self, vm: str, migration_source: models.MigrationSource) -> models.Expected:
-        """Make ready for a VM that comes, and whose disk is here."""
-        return self._model(models.Expected, "POST", _vm_path(vm) + "/arrival", migration_source.model_dump(mode="json"))
-
-    def arrive(self, vm: str) -> models.Booted:
-        """Let a VM go on that has come; one that does already is left alone."""
-        return self._model(models.Booted, "POST", _vm_path(vm) + "/arrival/end")
+        return self._call(calls.DETACH_DISK, vm=vm, disk=disk)
 
     def resize(self, vm: str, size: int) -> models.Vm:
         """Let a VM's disk have ``size`` bytes, which are more than it has; a running VM sees it at once."""
-        return self._model(models.Vm, "PUT", _vm_path(vm) + "/size", {"size": size})
+        return self._call(calls.RESIZE, {"size": size}, vm=vm)
 
     def snapshots(self, vm: str) -> list[models.Snapshot]:
         """A VM's snapshots in the order in which they were taken."""
-        return self._model(models.SnapshotList, "GET", _vm_path(vm) + "/snapshots").snapshots
+        return self._call(calls.SNAPSHOTS, vm=vm).snapshots
 
     def take_snapshot(self, vm: str, name: str) -> models.Snapshot:
         """Keep what a VM's disk holds now; a snapshot of this name is left alone."""
-        return self._model(models.Snapshot, "PUT", _snapshot_path(vm, name))
+        return self._call(calls.TAKE_SNAPSHOT, vm=vm, snapshot=name)
 
     def revert(self, vm: str, snapshot: str) -> models.Vm:
         """Let the disk of a VM that is off hold what it held then; what was written since is gone."""
-        return self._model(models.Vm, "POST", _snapshot_path(vm, snapshot) + "/revert")
+        return self._call(calls.REVERT, vm=vm, snapshot=snapshot)
 
     def delete_snapshot(self, vm: str, name: str) -> None:
-        """Forget a snapshot of a VM's disk; what others need of it stays."""
-        self._send("DELETE", _snapshot_path(vm, name))
+        """Delete a snapshot of a VM's disk; what other snapshots and disks need of it stays."""
+        self._call(calls.DELETE_SNAPSHOT, vm=vm, snapshot=name)
 
     def clone(self, vm: str, names: Sequence[str]) -> list[models.Vm]:
         """New VMs of these names with what a VM's disk holds now; clones of it that are there are left alone."""
-        body = {"names": [check_name("vm", name) for name in names]}
-        return self._model(models.Clones, "POST", _vm_path(vm) + "/clones", body).vms
+        return self._call(calls.CLONE, {"names": [check_name("vm", name) for name in names]}, vm=vm).vms
 
     def send(
         self,
@@ -293,16 +241,10 @@ class AgentClient:
 
         body = {"snapshot": snapshot, "since": since, "with_snapshots": with_snapshots}
         with Pump(partial(into, target)) as pump:
-
-            def answer(line: models.SendLine) -> models.Sent | None:
-                if line.pipe is not None:
-                    pump.start(line.pipe)
-                return line.sent
-
-            return self._follow(models.SendLine, _vm_path(vm) + "/send", body, on_progress, answer, None)
+            return self._follow(calls.SEND, body, on_progress, pump.start, vm=vm)
 
     def receive(self, vm: str, image: str, source: BinaryIO, on_progress: OnProgress = silently) -> models.Vm:
-        """Make a VM of a stream, or let one go on to what has changed since a snapshot that it has.
+        """Make a VM of a stream, or bring one up to date with what has changed since a snapshot that it has.
 
         It takes as long as the source takes: no timeout ends it. An unbuffered source is sent on as it comes, so that
         what is wrong is told at once. Also raises HostTrouble if it cannot be read.
@@ -311,29 +253,83 @@ class AgentClient:
 
         body = {"image": check_name("image", image)}
         with Pump(partial(out_of, source)) as pump:
+            return self._follow(calls.RECEIVE, body, on_progress, pump.start, vm=vm)
 
-            def answer(line: models.ReceiveLine) -> models.Vm | None:
-                if line.pipe is not None:
-                    pump.start(line.pipe)
-                return line.vm
+    # Migration
 
-            return self._follow(models.ReceiveLine, _vm_path(vm) + "/receive", body, on_progress, answer, None)
+    def migration_source(self, vm: str) -> models.MigrationSource:
+        """What goes along with the disk of a VM that is to move; an error if it cannot."""
+        return self._call(calls.MIGRATION_SOURCE, vm=vm)
+
+    def migrate(self, vm: str, to: str, domain: str, snapshot: str, on_progress: OnProgress = silently) -> models.Left:
+        """Move a VM's memory to the libvirt at ``to``, as the domain that ``expect`` told; it is paused there then.
+
+        ``snapshot``: the snapshot that was sent last.
+        """
+        body = {"to": to, "domain": domain, "snapshot": snapshot}
+        return self._follow(calls.MIGRATE, body, on_progress, vm=vm)
+
+    def end_migration(self, vm: str) -> models.Vm:
+        """End a migration that is under way; one whose memory has gone is left as it is."""
+        return self._call(calls.END_MIGRATION, vm=vm)
+
+    def take_back(self, vm: str, uri: str) -> models.Vm:
+        """Let a VM that went to the libvirt at ``uri``, and is not there any more, be started here again."""
+        return self._call(calls.TAKE_BACK, {"to": uri}, vm=vm)
+
+    def finish_migration(self, vm: str, to: str) -> None:
+        """Destroy what is left here of a VM that goes on at the libvirt at ``to``."""
+        self._call(calls.FINISH_MIGRATION, {"to": to}, vm=vm)
+
+    def check_arrival(self, migration_source: models.MigrationSource) -> None:
+        """Nothing, if a VM can come to this host; an error says why it cannot."""
+        self._call(calls.CHECK_ARRIVAL, migration_source.model_dump(mode="json"))
+
+    def give_up_arrival(self, vm: str, snapshots: Sequence[str]) -> models.GivenUp:
+        """Destroy what has come of a VM, which has one of these snapshots, unless it goes on here already."""
+        return self._call(calls.GIVE_UP_ARRIVAL, {"snapshots": [*snapshots]}, vm=vm)
+
+    def expect(self, vm: str, migration_source: models.MigrationSource) -> models.Expected:
+        """Make ready for a VM that comes, and whose disk is here."""
+        return self._call(calls.EXPECT, migration_source.model_dump(mode="json"), vm=vm)
+
+    def arrive(self, vm: str) -> models.Booted:
+        """Let a VM go on that has come; one that does already is left alone."""
+        return self._call(calls.ARRIVE, vm=vm)
+
+    # The host
+
+    def status(self) -> models.Status:
+        """What the host has and does now."""
+        return self._call(calls.STATUS)
+
+    def gc(self, *, dry_run: bool = False) -> models.Removed:
+        """Remove the stacks and data that nobody needs; with ``dry_run`` only say what."""
+        return self._call(calls.GC_DRY_RUN if dry_run else calls.GC)
+
+    def repair(self) -> models.Repaired:
+        """Make what the agent's records say true."""
+        return self._call(calls.REPAIR)
+
+    def suspend(self, *, force: bool = False) -> None:
+        """Stop serving every image until the agent is started again."""
+        self._call(calls.SUSPEND, {"force": force})
 
     def volumes(self) -> list[models.Volume]:
         """The volumes of the cache."""
-        return self._model(models.VolumeList, "GET", "/v1/cache/volumes").volumes
+        return self._call(calls.VOLUMES).volumes
 
     def add_volume(self, path: Path) -> models.Volume:
         """Let the cache use a disk, a partition, or a file that is made."""
-        return self._model(models.Volume, "POST", "/v1/cache/volumes", {"path": check_path(path)})
+        return self._call(calls.ADD_VOLUME, {"path": check_path(path)})
 
     def remove_volume(self, path: Path) -> None:
         """Take a volume from the cache; what it held is fetched anew."""
-        self._send("DELETE", f"/v1/cache/volumes?{urlencode({'path': check_path(path)})}")
+        self._call(calls.REMOVE_VOLUME, {"path": check_path(path)})
 
     def cached_devices(self) -> list[models.CachedDevice]:
         """The devices of others that VMs read through the cache, also those of before the host was started."""
-        return self._model(models.CachedDeviceList, "GET", "/v1/cache/devices").devices
+        return self._call(calls.CACHED_DEVICES).devices
 
     def attach_cached(self, device: Path) -> models.CachedDevice:
         """Have a block device read through the cache.
@@ -348,56 +344,45 @@ class AgentClient:
         from virtman.fdpassing import opened_device, pass_to
 
         body = {"path": check_path(device), "passed": passed}
-        with opened_device(device) if passed else nullcontext() as fd:
-
-            def answer(line: models.AttachLine) -> models.CachedDevice | None:
-                if line.pipe is not None and fd is not None:
-                    pass_to(line.pipe, fd)
-                return line.device
-
-            return self._follow(models.AttachLine, "/v1/cache/devices", body, silently, answer, self._timeout)
+        with opened_device(device) if passed else nullcontext(-1) as fd:
+            return self._follow(calls.ATTACH_CACHED, body, on_pipe=partial(pass_to, fd=fd))
 
     def detach_cached(self, device: Path, force: bool = False) -> None:
-        """Let a device go, called by its own path or the one that was handed out; one that is not attached is fine.
+        """Detach a device, called by its own path or the one that was handed out; one that is not attached is fine.
 
         While somebody has it open DiskBusy is raised, and nothing has changed. ``force``: he gets errors from then on.
         If its storage does not end what it has begun, DriverTrouble is raised, and the agent goes on to try.
         """
-        query = urlencode({"path": check_path(device), "force": str(force).lower()})
-        self._send("DELETE", f"/v1/cache/devices?{query}")
+        self._call(calls.DETACH_CACHED, {"path": check_path(device), "force": _flag(force)})
 
-    def images(self) -> list[models.Image]:
-        """All published images."""
-        return self._model(models.ImageList, "GET", "/v1/images").images
+    # How they are made
 
-    def tree(self, image: str) -> ImageTree:
-        """An image's tree of hosts, as Volt tells it."""
-        from volt.client import ImageTree
+    def _call(self, call: Call[A], given: dict[str, Any] | None = None, **names: str) -> A:
+        """The answer of a call. ``given``: the query of a DELETE, else the body. ``names``: in the path."""
+        url, body = call.url(**names), given
+        if given and call.method == "DELETE":
+            url, body = f"{url}?{urlencode(given)}", None
+        with self._answer(call.method, url, body, self._timeout) as response, self._reached():
+            return _read(call.answer, response.read() or b"{}")
 
-        return self._model(ImageTree, "GET", f"/v1/images/{check_name('image', image)}/tree")
-
-    def status(self) -> models.Status:
-        """What the host has and does now."""
-        return self._model(models.Status, "GET", "/v1/status")
-
-    def gc(self, *, dry_run: bool = False) -> models.Removed:
-        """Remove the stacks and data that nobody needs; with ``dry_run`` only say what."""
-        return self._model(models.Removed, "GET" if dry_run else "POST", "/v1/gc")
-
-    def repair(self) -> models.Repaired:
-        """Make what the agent's records say true."""
-        return self._model(models.Repaired, "POST", "/v1/repair")
-
-    def suspend(self, *, force: bool = False) -> None:
-        """Stop serving every image until the agent is started again."""
-        self._send("POST", "/v1/suspend", {"force": force})
-
-    def _model(self, kind: type[M], method: str, path: str, body: dict[str, Any] | None = None) -> M:
-        return _read(kind, self._send(method, path, body))
-
-    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-        with self._answer(method, path, body, self._timeout) as response, self._reached():
-            return response.read()
+    def _follow(
+        self, call: LongCall[A], body: dict[str, Any], on_progress: OnProgress = silently,
+        on_pipe: Callable[[str], None] | None = None, **names: str,
+    ) -> A:  # fmt: skip
+        """The answer of a long call. ``on_pipe`` gets the socket that the first line names."""
+        timeout = None if call.patient else self._timeout
+        with self._answer(call.method, call.url(**names), body, timeout) as response:
+            for text in self._lines(response):
+                line = _read(models.Line, text)
+                if line.problem is not None:
+                    raise _error(line.problem)
+                if line.answer is not None:
+                    return _read(call.answer, json.dumps(line.answer))
+                if line.pipe is not None and on_pipe is not None:
+                    on_pipe(line.pipe)
+                if line.progress is not None:
+                    on_progress(line.progress.step, line.progress.done, line.progress.total)
+        raise AgentUnreachable("the agent ended before it was done")
 
     @contextmanager
     def _answer(
@@ -421,14 +406,6 @@ class AgentClient:
                     _raise(answer.status, content)
                 yield answer
 
-    def _follow(
-        self, kind: type[Line], path: str, body: dict[str, Any], on_progress: OnProgress,
-        answer: Callable[[Line], M | None], timeout: float | None,
-    ) -> M:  # fmt: skip
-        """What the last line has of an answer that tells how far it is. ``timeout``: seconds between two lines."""
-        with self._answer("POST", path, body, timeout) as response:
-            return _last(kind, self._lines(response), on_progress, answer)
-
     def _lines(self, response: HTTPResponse) -> Iterator[bytes]:
         while True:
             with self._reached():
@@ -447,18 +424,6 @@ class AgentClient:
                 f"no agent answers on {self._socket}: {error}; is 'virtman agent' running, and is the socket yours to"
                 " use?"
             ) from error
-
-
-def _last(kind: type[Line], lines: Iterator[bytes], on_progress: OnProgress, answer: Callable[[Line], M | None]) -> M:
-    for text in lines:
-        line = _read(kind, text)
-        if line.problem is not None:
-            raise _error(line.problem)
-        if (found := answer(line)) is not None:
-            return found
-        if line.progress is not None:
-            on_progress(line.progress.step, line.progress.done, line.progress.total)
-    raise AgentUnreachable("the agent ended before it was done")
 
 
 def _read(kind: type[M], content: bytes | str) -> M:
@@ -485,13 +450,6 @@ def _error(document: models.Problem) -> Exception:
     return BY_KIND.get(document.type.rpartition(":")[2], AgentFailed)(document.detail)
 
 
-def _vm_path(vm: str) -> str:
-    return "/v1/vms/" + check_name("vm", vm)
-
-
-def _disk_path(vm: str, disk: str) -> str:
-    return _vm_path(vm) + "/disks/" + check_name("disk", disk)
-
-
-def _snapshot_path(vm: str, name: str) -> str:
-    return _vm_path(vm) + "/snapshots/" + check_name("snapshot", name)
+def _flag(value: bool) -> str:
+    """A flag in a query."""
+    return str(value).lower()

@@ -59,6 +59,10 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
 
+class Nothing(Model):
+    """The answer of a call that has none (204)."""
+
+
 # What is asked for
 
 
@@ -505,35 +509,15 @@ class Problem(Model):
     detail: str
 
 
-class MigrateLine(Model):
-    """One line of the answer to a migration: progress, or at last that the VM left, or a problem."""
+class Line(Model):
+    """One line of the answer to a long call: progress; at last the answer, an object of its own, or a problem.
 
-    progress: Progress | None = None
-    left: Left | None = None
-    problem: Problem | None = None
-
-
-class PublishLine(Model):
-    """One line of the answer to a publish: progress, or at last the image or a problem.
-
-    If the file is to be passed, the first line has the socket to pass it to.
+    If the caller has to pass a file, or to read or write a stream, the first line has the socket for that.
     """
 
     pipe: str | None = None
     progress: Progress | None = None
-    image: Published | None = None
-    problem: Problem | None = None
-
-
-class ExportLine(Model):
-    """One line of the answer to an export: progress, or at last the file or a problem.
-
-    If the file is to be passed, the first line has the socket to pass it to.
-    """
-
-    pipe: str | None = None
-    progress: Progress | None = None
-    exported: Exported | None = None
+    answer: dict[str, Any] | None = None
     problem: Problem | None = None
 
 
@@ -543,24 +527,6 @@ class Sent(Model):
     total: Bytes
     snapshots: Annotated[int, Field(ge=0)]
     state: str
-
-
-class SendLine(Model):
-    """One line of the answer to a send: first the socket to read from, then progress, at last the end or a problem."""
-
-    pipe: str | None = None
-    progress: Progress | None = None
-    sent: Sent | None = None
-    problem: Problem | None = None
-
-
-class ReceiveLine(Model):
-    """One line of the answer to a receive: first the socket to write to, then progress, at last the VM or a problem."""
-
-    pipe: str | None = None
-    progress: Progress | None = None
-    vm: Vm | None = None
-    problem: Problem | None = None
 
 
 # The host
@@ -602,15 +568,6 @@ class CachedDeviceList(Model):
     """The devices of others that are read through the cache."""
 
     devices: list[CachedDevice]
-
-
-class AttachLine(Model):
-    """One line of the answer to an attach: first the socket to pass the device to, at last it or a problem."""
-
-    pipe: str | None = None
-    progress: Progress | None = None
-    device: CachedDevice | None = None
-    problem: Problem | None = None
 
 
 class VolumeList(Model):

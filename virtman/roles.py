@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from virtman import calls
 from virtman.errors import Forbidden
 
 if TYPE_CHECKING:
@@ -22,34 +23,7 @@ if TYPE_CHECKING:
 FOR_ALL = frozenset({("GET", "/openapi.json")})
 """Calls, by method and rule, that tell nothing of this host."""
 
-FOR_OPERATORS = frozenset(
-    {
-        ("GET", "/v1/status"),
-        ("GET", "/v1/images"),
-        ("POST", "/v1/images"),
-        ("DELETE", "/v1/images/<image>"),
-        ("POST", "/v1/images/<image>/export"),
-        ("POST", "/v1/images/<image>/in-place"),
-        ("GET", "/v1/images/<image>/tree"),
-        ("GET", "/v1/cache/devices"),
-        ("POST", "/v1/cache/devices"),
-        ("DELETE", "/v1/cache/devices"),
-        ("GET", "/v1/vms"),
-        ("GET", "/v1/vms/<vm>"),
-        ("PUT", "/v1/vms/<vm>"),
-        ("DELETE", "/v1/vms/<vm>"),
-        ("POST", "/v1/vms/<vm>/rename"),
-        ("PUT", "/v1/vms/<vm>/size"),
-        ("GET", "/v1/vms/<vm>/snapshots"),
-        ("PUT", "/v1/vms/<vm>/snapshots/<snapshot>"),
-        ("DELETE", "/v1/vms/<vm>/snapshots/<snapshot>"),
-        ("POST", "/v1/vms/<vm>/snapshots/<snapshot>/revert"),
-        ("POST", "/v1/vms/<vm>/clones"),
-        ("POST", "/v1/vms/<vm>/export"),
-        ("POST", "/v1/vms/<vm>/send"),
-        ("POST", "/v1/vms/<vm>/receive"),
-    }
-)
+FOR_OPERATORS = frozenset((call.method, call.path) for call in calls.ALL if call.members)
 """Calls, by method and rule, that operators may make, besides those that are for all."""
 
 ALLOWED = (

@@ -12,13 +12,13 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.others import GROUP, as_nobody
-from tests.patience import PATIENCE
 from tests.sweeps import kills
 from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
-from virtman import fdpassing, models
+from virtman import calls, fdpassing, models
 from virtman.client import AgentClient
 from virtman.errors import AgentUnreachable, BadImageFile, ImageExists, OriginChanged
 
@@ -345,16 +345,9 @@ class MembersTest(InPlaceTestCase):
 
         def act() -> object:
             with AgentClient(self.origin.run / "agent.sock") as client, fdpassing.opened(self.file) as fd:
-
-                def answer(line: models.PublishLine) -> models.Published | None:
-                    if line.pipe is not None:
-                        fdpassing.pass_to(line.pipe, fd)
-                    return line.image
-
                 body = {"file": str(path), "passed": True}
-                return client._follow(
-                    models.PublishLine, "/v1/images/img/in-place", body, lambda *_: None, answer, PATIENCE
-                )
+                passing = partial(fdpassing.pass_to, fd=fd)
+                return client._follow(calls.PUBLISH_IN_PLACE, body, on_pipe=passing, image="img")
 
         return as_nobody(self, act, (grp.getgrnam(GROUP).gr_gid,))
 

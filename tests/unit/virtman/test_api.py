@@ -299,7 +299,7 @@ class LongCallsTest(TestCase):
     def test_one_that_has_ended_makes_room_for_one(self) -> None:
         answers = self.fill()
         self.agent.may_go_on.set()
-        self.assertThat(answers[0].get_data(as_text=True), Contains("exported"))
+        self.assertThat(answers[0].get_data(as_text=True), Contains('"answer":{"file"'))
         answers[0].close()
         self.agent.may_go_on.clear()
         self.assertEqual(200, self.export().status_code)

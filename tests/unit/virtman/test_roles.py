@@ -31,7 +31,8 @@ from virtman.roles import FOR_ALL, FOR_OPERATORS, permit_of
 
 def _post(client: AgentClient, path: str, body: dict[str, str]) -> str:
     """As somebody asks who writes a client of his own."""
-    return client._send("POST", path, body).decode()
+    with client._answer("POST", path, body, 60) as answer:
+        return answer.read().decode()
 
 
 OPERATOR = Peer(pid=1, uid=NOBODY, gid=NOBODY)
