@@ -28,7 +28,7 @@ MODULES = {
     "host": ("status", "gc", "repair", "suspend", "accel", "doctor"),
     "agent": ("agent",),
 }  # fmt: skip
-"""The names of the commands in each module's ``COMMANDS``."""
+"""The names of the commands in each module."""
 
 
 class Commands(Group):
@@ -42,8 +42,8 @@ class Commands(Group):
         """The command, with its module imported."""
         for module, names in MODULES.items():
             if cmd_name in names:
-                found: tuple[click.Command, ...] = importlib.import_module(f"virtman.cli.{module}").COMMANDS
-                return next(command for command in found if command.name == cmd_name)
+                found = vars(importlib.import_module(f"virtman.cli.{module}")).values()
+                return next(each for each in found if isinstance(each, click.Command) and each.name == cmd_name)
         return None
 
 

@@ -96,6 +96,3 @@ def run_agent(
     with one_line_errors():
         drivers = choose(stack, overrides, settings["state"], address)
         serve(AgentConfig(name=name, address=address, **asdict(drivers), **settings))
-
-
-COMMANDS = (run_agent,)

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from virtman.cli import options
-from virtman.cli.output import emit, one_line_errors, table
+from virtman.cli.output import Answer, table
 from volt.text import size_text
 
 if TYPE_CHECKING:
+    from virtman.client import AgentClient
     from virtman.models import CachedDevice, Stack, Status, Volume
 
 VOLUME_TROUBLE = {"failed": "has failed", "missing": "is missing"}
 """What is said of a volume in such a state."""
 
-DEVICE_COLUMNS = ("DEVICE", "PATH", "SIZE", "STATE", "HITS", "MISSES", "FROM CACHE")
 
-
-@click.command()
-@options.as_json
-@click.pass_context
-def status(context: click.Context, as_json: bool) -> None:
+@options.command()
+def status(client: AgentClient) -> Answer:
     """Show this host's images with their paths, bytes fetched and cache hits."""
-    with options.agent(context) as client:
-        answer = client.status()
-    if as_json:
-        emit(answer)
-        return
+    answer = client.status()
+    return Answer(answer, partial(_print_status, answer))
+
+
+def _print_status(answer: Status) -> None:
     room = f"{size_text(answer.disks.free)} of {size_text(answer.disks.total)} free"
     link = "connected" if answer.volt.connected else f"NOT connected: {answer.volt.trouble}"
     click.echo(f"host {answer.host}, Volt at {answer.volt.url} {link}; VMs run with {answer.accel.use}; {room}")
@@ -39,14 +36,16 @@ def status(context: click.Context, as_json: bool) -> None:
         ["IMAGE", "ROLE", "PHASE", "SLOT", "FETCHED", "CACHE HITS", "VMS", "PATHS"], [_stack(s) for s in answer.images]
     )
     if answer.cached_devices:
-        table(DEVICE_COLUMNS, device_rows(answer.cached_devices))
+        print_devices(answer.cached_devices)
     for line in (*_phase(answer), *_trouble(answer)):
         click.echo(line, err=True)
 
 
-def device_rows(found: Sequence[CachedDevice]) -> list[list[Any]]:
-    """Rows of a table."""
-    return [[d.device, d.path, size_text(d.size), d.state, d.hits, d.misses, size_text(d.cache_bytes)] for d in found]
+def print_devices(found: Sequence[CachedDevice]) -> None:
+    """Print a table of devices that are read through the cache."""
+    columns = ("DEVICE", "PATH", "SIZE", "STATE", "HITS", "MISSES", "FROM CACHE")
+    rows = [[d.device, d.path, size_text(d.size), d.state, d.hits, d.misses, size_text(d.cache_bytes)] for d in found]
+    table(columns, rows)
 
 
 def _stack(stack: Stack) -> list[Any]:
@@ -94,65 +93,52 @@ def _trouble_of_volumes(volumes: Sequence[Volume]) -> Iterator[str]:
             yield f"the cache volume {volume.path}: {volume.trouble}"
 
 
-@click.command()
+@options.command()
 @click.option("--dry-run", is_flag=True, help="Change nothing; say what would be removed.")
-@options.as_json
-@click.pass_context
-def gc(context: click.Context, dry_run: bool, as_json: bool) -> None:
+def gc(client: AgentClient, dry_run: bool) -> Answer:
     """Remove the stacks, caches and published files that nobody needs.
 
     \b
     Example: virtman gc --dry-run
     """
-    with options.agent(context) as client:
-        answer = client.gc(dry_run=dry_run)
-    if as_json:
-        emit(answer)
-    elif dry_run:
-        named = f": {', '.join(answer.stacks)}" if answer.stacks else ""
-        click.echo(f"would free {size_text(answer.freed_bytes)} and remove {len(answer.stacks)} stacks{named}")
-    else:
-        click.echo(f"removed {len(answer.stacks)} stacks, freed {size_text(answer.freed_bytes)}")
-    for image in [] if as_json else answer.kept:
-        click.echo(
-            f"kept {image}: Volt does not list it, but other hosts read it when it did;"
-            f" publish it again, or give it up: virtman unpublish {image}"
-        )
+    answer = client.gc(dry_run=dry_run)
+    named = f": {', '.join(answer.stacks)}" if answer.stacks else ""
+    lines = [
+        f"would free {size_text(answer.freed_bytes)} and remove {len(answer.stacks)} stacks{named}"
+        if dry_run
+        else f"removed {len(answer.stacks)} stacks, freed {size_text(answer.freed_bytes)}"
+    ]
+    lines += [
+        f"kept {image}: Volt does not list it, but other hosts read it when it did;"
+        f" publish it again, or give it up: virtman unpublish {image}"
+        for image in answer.kept
+    ]
+    return Answer(answer, "\n".join(lines))
 
 
-@click.command()
-@options.as_json
-@click.pass_context
-def repair(context: click.Context, as_json: bool) -> None:
+@options.command()
+def repair(client: AgentClient) -> Answer:
     """Compare this host with the agent's records; finish or undo what was cut off."""
-    with options.agent(context) as client:
-        answer = client.repair()
-    if as_json:
-        emit(answer)
-    else:
-        done = {"images": answer.images, "strays": answer.strays, "vms": answer.vms}
-        done |= {"devices": answer.devices} if answer.devices else {}
-        click.echo("; ".join(f"{kind}: {', '.join(names) or 'nothing to do'}" for kind, names in done.items()))
+    answer = client.repair()
+    done = {"images": answer.images, "strays": answer.strays, "vms": answer.vms}
+    done |= {"devices": answer.devices} if answer.devices else {}
+    said = "; ".join(f"{kind}: {', '.join(names) or 'nothing to do'}" for kind, names in done.items())
+    return Answer(answer, said)
 
 
-@click.command()
+@options.command()
 @click.option("--force", is_flag=True, help="Even while VMs run; their reads wait until the agent is started again.")
-@options.as_json
-@click.pass_context
-def suspend(context: click.Context, force: bool, as_json: bool) -> None:
+def suspend(client: AgentClient, force: bool) -> Answer:
     """Stop serving images, before a reboot; the agent's next start brings them back with their caches."""
-    with options.agent(context) as client:
-        client.suspend(force=force)
-    if as_json:
-        emit({"suspended": True})
+    client.suspend(force=force)
+    return Answer({"suspended": True})
 
 
-@click.command()
+@options.command(asks_agent=False)
 @click.option(
     "--kernel", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Default: the newest in /boot."
 )
-@options.as_json
-def accel(kernel: Path | None, as_json: bool) -> None:
+def accel(kernel: Path | None) -> Answer:
     """Prove whether KVM works here, by booting a Linux kernel with it."""
     import tempfile
 
@@ -160,23 +146,17 @@ def accel(kernel: Path | None, as_json: bool) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         found = choose_accel(kernel, Path(folder) / "accel.json")
-    if as_json:
-        emit({"accel": found.use, "reason": found.reason})
-    else:
-        click.echo(f"{found.use}: {found.reason}")
+    return Answer({"accel": found.use, "reason": found.reason}, f"{found.use}: {found.reason}")
 
 
-@click.command()
+@options.command(asks_agent=False)
 @options.stack
 @options.drivers
 @options.address
 @options.state
 @options.volt
 @options.libvirt
-@options.as_json
-def doctor(
-    stack: str, address: str | None, state: Path, volt: str, libvirt: str, as_json: bool, **others: str | None
-) -> None:
+def doctor(stack: str, address: str | None, state: Path, volt: str, libvirt: str, **others: str | None) -> Answer:
     """Show what this machine has of all that the stacks need, and how to install the rest.
 
     It looks as an agent with the same settings would, needs none and changes nothing. Exit code 0 if the stack can run
@@ -188,23 +168,12 @@ def doctor(
     from virtman.doctor import advice, examine, rows
     from virtman.stackchoice import known_address
 
-    with one_line_errors():
-        found = examine(stack, others, state, address or known_address(volt, state), libvirt)
-    if as_json:
-        emit(found.as_json())
-    else:
+    found = examine(stack, others, state, address or known_address(volt, state), libvirt)
+
+    def show() -> None:
         table(["STACK", "LAYER", "DRIVER", "THERE", "MISSING"], list(rows(found)))
         click.echo()
         for line in advice(found):
             click.echo(line)
-    sys.exit(0 if found.runs else 1)
 
-
-COMMANDS = (
-    status,
-    gc,
-    repair,
-    suspend,
-    accel,
-    doctor,
-)
+    return Answer(found.as_json(), show, code=0 if found.runs else 1)

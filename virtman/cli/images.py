@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from virtman.cli import options
-from virtman.cli.output import draw, emit, progress, table
+from virtman.cli.output import Answer, draw, progress, table
 from volt.text import size_text
 
 if TYPE_CHECKING:
+    from virtman.client import AgentClient
     from virtman.models import ImageHere
 
 
@@ -19,7 +21,7 @@ class _Begun(Exception):
     """The agent has looked at what it is to publish, and copies it."""
 
 
-@click.command()
+@options.command()
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--from-vm", "vm", metavar="VM", help="Publish what the disk of VM, which may run, holds now.")
@@ -27,12 +29,10 @@ class _Begun(Exception):
 @click.option("--trust", metavar="DIGEST", help="With --in-place: the digest that FILE has, as you know.")
 @click.option("--digest", is_flag=True, help="With --in-place: compute FILE's digest in the background.")
 @click.option("--detach", is_flag=True, help="Return when the copy has begun; the agent goes on alone.")
-@options.as_json
-@click.pass_context
 def publish(
-    context: click.Context, name: str, file: Path | None, vm: str | None, in_place: bool, trust: str | None,
-    digest: bool, detach: bool, as_json: bool,
-) -> None:  # fmt: skip
+    client: AgentClient, name: str, file: Path | None, vm: str | None, in_place: bool, trust: str | None,
+    digest: bool, detach: bool
+) -> Answer:  # fmt: skip
     """Publish FILE (raw or qcow2), or the disk of a VM, as image NAME; this host becomes its origin.
 
     Nothing is published if this command is interrupted, except with --detach: then "virtman images" lists the image
@@ -55,7 +55,7 @@ def publish(
         raise _Begun
 
     try:
-        with options.agent(context) as client, progress() as show:
+        with progress() as show:
             on_progress = begun if detach else show
             if file is not None and in_place:
                 image = client.publish_in_place(name, file.absolute(), trust, digest=digest)
@@ -66,20 +66,14 @@ def publish(
             else:
                 raise click.UsageError("what is to be published: either FILE or --from-vm VM")
     except _Begun:
-        emit({"publishing": name}) if as_json else click.echo(f"{name} is being published")
-        return
-    if as_json:
-        emit(image)
-    else:
-        click.echo(f"{image.name}: {size_text(image.size)}, {image.digest}")
+        return Answer({"publishing": name}, f"{name} is being published")
+    return Answer(image, f"{image.name}: {size_text(image.size)}, {image.digest}")
 
 
-@click.command()
+@options.command()
 @options.image
 @click.option("--when-unused", is_flag=True, help="Let it go, with its content, when no host needs it any more.")
-@options.as_json
-@click.pass_context
-def unpublish(context: click.Context, image: str, when_unused: bool, as_json: bool) -> None:
+def unpublish(client: AgentClient, image: str, when_unused: bool) -> Answer:
     """Take back IMAGE, which this host published.
 
     Hosts that read it keep it: then Volt refuses, and names them. The content stays on this host until virtman gc.
@@ -92,26 +86,19 @@ def unpublish(context: click.Context, image: str, when_unused: bool, as_json: bo
       virtman unpublish debian-11 && virtman gc
       virtman unpublish debian-11 --when-unused
     """
-    with options.agent(context) as client:
-        answer = client.unpublish(image, when_unused=when_unused)
-    if as_json:
-        emit(answer)
-    elif answer.withdrawn:
-        click.echo(f"{image} is given up; it goes by itself when nobody needs it any more")
+    answer = client.unpublish(image, when_unused=when_unused)
+    said = ""
+    if answer.withdrawn:
+        said = f"{image} is given up; it goes by itself when nobody needs it any more"
     elif answer.serving:
-        click.echo(f"{image} is not published by this host any more; it is served here until its VMs are destroyed")
+        said = f"{image} is not published by this host any more; it is served here until its VMs are destroyed"
+    return Answer(answer, said)
 
 
-@click.command()
-@options.as_json
-@click.pass_context
-def images(context: click.Context, as_json: bool) -> None:
+@options.command()
+def images(client: AgentClient) -> Answer:
     """List the published images."""
-    with options.agent(context) as client:
-        answer = client.images()
-    if as_json:
-        emit(answer)
-        return
+    answer = client.images()
     rows = [
         [
             image.name, size_text(image.size), ", ".join(image.origins), image.nodes,
@@ -120,7 +107,8 @@ def images(context: click.Context, as_json: bool) -> None:
         ]
         for image in answer
     ]  # fmt: skip
-    table(["IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED HERE", "STATE"], rows)
+    columns = ("IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED HERE", "STATE")
+    return Answer(answer, partial(table, columns, rows))
 
 
 def _here(here: ImageHere) -> str:
@@ -130,25 +118,15 @@ def _here(here: ImageHere) -> str:
     return f"{here.role} in place ({here.phase if place.trouble is None else 'NOT served'})"
 
 
-@click.command()
+@options.command()
 @options.image
-@options.as_json
-@click.pass_context
-def tree(context: click.Context, image: str, as_json: bool) -> None:
+def tree(client: AgentClient, image: str) -> Answer:
     """Draw the tree of hosts that share IMAGE."""
-    with options.agent(context) as client:
-        answer = client.tree(image)
-    if as_json:
-        emit(answer)
-        return
-    from volt.treeview import render
+    answer = client.tree(image)
 
-    draw(render(answer))
+    def show() -> None:
+        from volt.treeview import render
 
+        draw(render(answer))
 
-COMMANDS = (
-    publish,
-    unpublish,
-    images,
-    tree,
-)
+    return Answer(answer, show)

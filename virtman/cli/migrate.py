@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from virtman.cli import options
-from virtman.cli.output import Failure, emit, progress
+from virtman.cli.output import Answer, Failure, progress
 from volt.text import size_text
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from virtman.moving import Destination, Moved
 
 
-@click.command()
+@options.command()
 @options.vm
 @click.option("--live", is_flag=True, help="Move it while it runs: there is no other way.")
 @click.option("--to", metavar="URI", help="The other host's libvirt, e.g. qemu+ssh://b/system.")
@@ -34,12 +34,10 @@ if TYPE_CHECKING:
 @click.option(
     "--force", is_flag=True, help="With --abort: not even ask there. It must be certain that it does not run there."
 )
-@options.as_json
-@click.pass_context
 def migrate(
-    context: click.Context, vm: str, to: str | None, agent: str | None,
-    *, live: bool, abort: bool, force: bool, as_json: bool,
-) -> None:  # fmt: skip
+    client: AgentClient, vm: str, to: str | None, agent: str | None,
+    *, live: bool, abort: bool, force: bool
+) -> Answer:  # fmt: skip
     """Move VM, which runs, to another host, disk and all; it is destroyed here when it goes on there.
 
     Its private data go as streams (see "virtman send"), its memory by libvirt. Asked again after anything went wrong,
@@ -49,16 +47,15 @@ def migrate(
     Example: virtman migrate web-1 --live --to qemu+ssh://root@b/system
              virtman migrate web-1 --abort
     """
-    with options.agent(context) as client, interrupted(vm):
+    with interrupted(vm):
         if abort:
-            _abort(client, vm, to, agent, force=force, as_json=as_json)
-        elif to is None or not live or force:
+            return _abort(client, vm, to, agent, force=force)
+        if to is None or not live or force:
             raise click.UsageError("say --live --to URI, or --abort")
-        else:
-            _move(client, vm, to, agent, as_json=as_json)
+        return _move(client, vm, to, agent)
 
 
-def _move(client: AgentClient, vm: str, to: str, agent: str | None, *, as_json: bool) -> None:
+def _move(client: AgentClient, vm: str, to: str, agent: str | None) -> Answer:
     from virtman import moving
 
     destination = _destination(agent, to)
@@ -66,10 +63,8 @@ def _move(client: AgentClient, vm: str, to: str, agent: str | None, *, as_json: 
         raise Failure(f"say with --agent what command is 'virtman' at {to}")
     with progress() as show:
         moved = moving.Migration(client, destination, vm, to, show).run()
-    if as_json:
-        emit({"moved": vm, "to": to, "sent": moved.sent, "downtime": round(moved.downtime, 3)})
-    else:
-        click.echo(migrated(vm, to, moved))
+    value = {"moved": vm, "to": to, "sent": moved.sent, "downtime": round(moved.downtime, 3)}
+    return Answer(value, migrated(vm, to, moved))
 
 
 def migrated(vm: str, to: str, moved: Moved) -> str:
@@ -77,14 +72,14 @@ def migrated(vm: str, to: str, moved: Moved) -> str:
     return f"{vm} runs at {to}: {size_text(moved.sent)} moved, it stood still for {moved.downtime:.2f} s"
 
 
-def _abort(client: AgentClient, vm: str, to: str | None, agent: str | None, *, force: bool, as_json: bool) -> None:
+def _abort(client: AgentClient, vm: str, to: str | None, agent: str | None, *, force: bool) -> Answer:
     from virtman import moving
 
     went = client.vm(vm).moved_to
     if went is not None and to not in (None, went):
         raise Failure(f"vm {vm!r} went to {went}, and not to {to}")
     answer = moving.abort(client, _destination(agent, to or went), vm, force=force)
-    emit(answer) if as_json else click.echo(f"{vm} is {answer.state}")
+    return Answer(answer, f"{vm} is {answer.state}")
 
 
 @contextmanager
@@ -128,52 +123,37 @@ def _migration_source() -> MigrationSource:
         raise Failure(f"that is nothing of 'virtman migrate': {error.errors()[0]['msg']}") from error
 
 
-@arrival.command()
-@options.as_json
-@click.pass_context
-def check(context: click.Context, as_json: bool) -> None:
+@options.command(group=arrival)
+def check(client: AgentClient) -> Answer:
     """Whether a VM, of which the standard input tells, can come."""
     migration_source = _migration_source()
-    with options.agent(context) as client:
-        client.check_arrival(migration_source)
-    emit({"possible": True}) if as_json else click.echo("it can come")
+    client.check_arrival(migration_source)
+    return Answer({"possible": True}, "it can come")
 
 
-@arrival.command()
+@options.command(group=arrival)
 @click.argument("vm")
-@options.as_json
-@click.pass_context
-def begin(context: click.Context, vm: str, as_json: bool) -> None:
+def begin(client: AgentClient, vm: str) -> Answer:
     """Make ready for VM, of which the standard input tells, and print the domain that libvirt is to make of it."""
     migration_source = _migration_source()
-    with options.agent(context) as client:
-        answer = client.expect(vm, migration_source)
-    emit(answer) if as_json else click.echo(answer.domain)
+    answer = client.expect(vm, migration_source)
+    return Answer(answer, answer.domain)
 
 
-@arrival.command("give-up")
+@options.command("give-up", group=arrival)
 @click.argument("vm")
 @click.argument("snapshots", nargs=-1, required=True)
-@options.as_json
-@click.pass_context
-def give_up(context: click.Context, vm: str, snapshots: tuple[str, ...], as_json: bool) -> None:
+def give_up(client: AgentClient, vm: str, snapshots: tuple[str, ...]) -> Answer:
     """Destroy what has come of VM, which has one of the snapshots POINTS, unless it goes on here already."""
-    with options.agent(context) as client:
-        answer = client.give_up_arrival(vm, snapshots)
-    emit(answer) if as_json else click.echo(f"{vm}: {answer.state}")
+    answer = client.give_up_arrival(vm, snapshots)
+    return Answer(answer, f"{vm}: {answer.state}")
 
 
-@arrival.command()
+@options.command(group=arrival)
 @click.argument("vm")
 @click.argument("image")
-@options.as_json
-@click.pass_context
-def end(context: click.Context, vm: str, image: str, as_json: bool) -> None:
+def end(client: AgentClient, vm: str, image: str) -> Answer:
     """Receive what VM wrote last, a stream on the standard input, and let it go on. Its image is called IMAGE here."""
-    with options.agent(context) as client:
-        client.receive(vm, image, options.stream())
-        answer = client.arrive(vm)
-    emit(answer) if as_json else click.echo(f"{vm} is {answer.state}")
-
-
-COMMANDS = (migrate, arrival)
+    client.receive(vm, image, options.stream())
+    answer = client.arrive(vm)
+    return Answer(answer, f"{vm} is {answer.state}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import click
 
-from virtman.cli.output import Failure, one_line_errors
+from virtman.cli.output import Answer, Failure, one_line_errors
 from virtman.places import is_ours, places
 
 if TYPE_CHECKING:
@@ -24,16 +24,38 @@ COMPLETION_TIMEOUT = 2.0
 SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-@contextmanager
-def agent(context: click.Context) -> Iterator[AgentClient]:
-    """The agent to talk to."""
+def command(
+    name: str | None = None, *, group: click.Group | None = None, asks_agent: bool = True
+) -> Callable[[Callable[..., Answer]], click.Command]:
+    """Make a command of a function that returns what is printed: its text, or with --json its value.
+
+    The function gets the client of the agent before its other arguments, if it ``asks_agent``.
+    """
+
+    def decorate(run: Callable[..., Answer]) -> click.Command:
+        @wraps(run)
+        def print_answer(*, as_json: bool, **given: Any) -> None:
+            with one_line_errors():
+                answer = run(*((_client(),) if asks_agent else ()), **given)
+            answer.show(as_json=as_json)
+
+        made = click.command(name)(print_answer)
+        made.params.append(click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for scripts."))
+        if group is not None:
+            group.add_command(made)
+        return made
+
+    return decorate
+
+
+def _client() -> AgentClient:
     from virtman.client import AgentClient
 
-    socket = context.obj or places().socket
-    if context.obj is None and os.path.lexists(socket.parent) and not is_ours(socket.parent):
+    named: Path | None = click.get_current_context().obj
+    socket = named or places().socket
+    if named is None and os.path.lexists(socket.parent) and not is_ours(socket.parent):
         raise Failure(f"{socket.parent} belongs to somebody else; say with --socket whose agent you mean")
-    with one_line_errors(), AgentClient(socket) as client:
-        yield client
+    return AgentClient(socket)
 
 
 def stream() -> BinaryIO:
@@ -95,7 +117,6 @@ class SizeType(click.ParamType[int]):
         return int(number) * SUFFIXES[suffix]
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 size = click.option("--size", type=SizeType(), help="Size of the disk, e.g. 20G. Default: the image's size.")
 
 

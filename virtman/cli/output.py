@@ -1,4 +1,4 @@
-"""What commands print: lines of errors, JSON, tables, progress."""
+"""What commands print: answers as JSON or for people, lines of errors, tables, progress."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -44,9 +45,30 @@ def one_line_errors() -> Iterator[None]:
         raise Failure(" ".join(said.split()), NOT_FOUND if isinstance(error, NotFound) else 1) from error
 
 
-def emit(value: Any) -> None:
-    """Print JSON: a model, a list of models, or what JSON has."""
-    click.echo(json.dumps(value, indent=2, default=lambda model: model.model_dump(mode="json")))
+@dataclass(frozen=True)
+class Answer:
+    """What a command has to say. ``value``, for scripts: a model, a list of models, or what JSON has.
+
+    ``text``, for people: a line, a function that prints, or nothing. ``err``: all goes to the standard error.
+    ``code``: the exit code.
+    """
+
+    value: Any
+    text: str | Callable[[], None] = ""
+    err: bool = False
+    code: int = 0
+
+    def show(self, *, as_json: bool) -> None:
+        """Print the value or the text, and end the command if there is a code."""
+        if as_json:
+            text = json.dumps(self.value, indent=2, default=lambda model: model.model_dump(mode="json"))
+            click.echo(text, err=self.err)
+        elif callable(self.text):
+            self.text()
+        elif self.text:
+            click.echo(self.text, err=self.err)
+        if self.code:
+            sys.exit(self.code)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

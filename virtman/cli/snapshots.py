@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from virtman.cli import options
-from virtman.cli.output import emit, table
+from virtman.cli.output import Answer, table
 from volt.groups import Group
 from volt.text import size_text
 
 if TYPE_CHECKING:
+    from virtman.client import AgentClient
     from virtman.models import Snapshot
 
 HOW = {
@@ -27,12 +29,10 @@ def snapshot() -> None:
     """Keep points in time of a VM's disk, and go back to them."""
 
 
-@snapshot.command()
+@options.command(group=snapshot)
 @options.vm
 @click.argument("name")
-@options.as_json
-@click.pass_context
-def create(context: click.Context, vm: str, name: str, as_json: bool) -> None:
+def create(client: AgentClient, vm: str, name: str) -> Answer:
     """Keep what the disk of VM holds now as NAME; the VM goes on.
 
     The guest's file systems are frozen for that moment if QEMU's guest agent runs in it. Asked again, it answers the
@@ -41,32 +41,25 @@ def create(context: click.Context, vm: str, name: str, as_json: bool) -> None:
     \b
     Example: virtman snapshot create web-1 before-upgrade
     """
-    with options.agent(context) as client:
-        answer = client.take_snapshot(vm, name)
-    emit(answer) if as_json else click.echo(f"{vm} has the snapshot {name}: {HOW.get(answer.state, answer.state)}")
+    answer = client.take_snapshot(vm, name)
+    return Answer(answer, f"{vm} has the snapshot {name}: {HOW.get(answer.state, answer.state)}")
 
 
-@snapshot.command(name="list")
+@options.command("list", group=snapshot)
 @options.vm
-@options.as_json
-@click.pass_context
-def list_snapshots(context: click.Context, vm: str, as_json: bool) -> None:
+def list_snapshots(client: AgentClient, vm: str) -> Answer:
     """List the snapshots of VM as a tree; the disk has gone on from the one with a star.
 
     \b
     Example: virtman snapshot list web-1
     """
-    with options.agent(context) as client:
-        found = client.snapshots(vm)
-    if as_json:
-        emit(found)
-        return
+    found = client.snapshots(vm)
     rows = [
         [indent + one.name + (" *" if one.current else ""), f"{one.taken.astimezone():%Y-%m-%d %H:%M:%S}",
          size_text(one.size), one.state]
         for indent, one in _tree(found, None, 0)
     ]  # fmt: skip
-    table(["SNAPSHOT", "TAKEN", "SIZE", "STATE"], rows)
+    return Answer(found, partial(table, ["SNAPSHOT", "TAKEN", "SIZE", "STATE"], rows))
 
 
 def _tree(found: Sequence[Snapshot], parent: str | None, depth: int) -> Iterator[tuple[str, Snapshot]]:
@@ -78,37 +71,27 @@ def _tree(found: Sequence[Snapshot], parent: str | None, depth: int) -> Iterator
         yield from _tree(found, child.name, deeper)
 
 
-@snapshot.command()
+@options.command(group=snapshot)
 @options.vm
 @options.snapshot
-@options.as_json
-@click.pass_context
-def revert(context: click.Context, vm: str, name: str, as_json: bool) -> None:
+def revert(client: AgentClient, vm: str, name: str) -> Answer:
     """Let the disk of VM, which must be off, hold what NAME keeps. What was written since is gone.
 
     \b
     Example: virtman stop web-1 && virtman snapshot revert web-1 before-upgrade && virtman start web-1
     """
-    with options.agent(context) as client:
-        answer = client.revert(vm, name)
-    emit(answer) if as_json else click.echo(f"the disk of {vm} is what it was at {name}")
+    answer = client.revert(vm, name)
+    return Answer(answer, f"the disk of {vm} is what it was at {name}")
 
 
-@snapshot.command()
+@options.command(group=snapshot)
 @options.vm
 @options.snapshot
-@options.as_json
-@click.pass_context
-def delete(context: click.Context, vm: str, name: str, as_json: bool) -> None:
-    """Forget the snapshot NAME of VM, which may run. What the disk and other snapshots need of it stays.
+def delete(client: AgentClient, vm: str, name: str) -> Answer:
+    """Delete the snapshot NAME of VM, which may run. What the disk and other snapshots need of it stays.
 
     \b
     Example: virtman snapshot delete web-1 before-upgrade
     """
-    with options.agent(context) as client:
-        client.delete_snapshot(vm, name)
-    if as_json:
-        emit({"deleted": name})
-
-
-COMMANDS = (snapshot,)
+    client.delete_snapshot(vm, name)
+    return Answer({"deleted": name})

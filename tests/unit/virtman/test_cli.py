@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import gc
 import gzip
-import importlib
 import json
 import os
 import pty
@@ -42,7 +41,7 @@ from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman.accel import QEMU
 from virtman.api import create_app
-from virtman.cli import MODULES, main
+from virtman.cli import main
 from virtman.cli.migrate import interrupted
 from virtman.cli.output import Failure
 from virtman.cli.vms import LARGEST
@@ -726,11 +725,6 @@ class UsageTest(CliTest):
             commands = self.out(*names, "--help").partition("Commands:")[2]
             self.assertIn("list ", commands)
             self.assertNotIn("...", commands)
-
-    def test_the_commands_of_each_module_are_known_by_name(self) -> None:
-        for module, names in MODULES.items():
-            found = importlib.import_module(f"virtman.cli.{module}").COMMANDS
-            self.assertEqual(names, tuple(command.name for command in found))
 
 
 class DoctorCommandTest(CliTest):
