@@ -25,8 +25,8 @@ class Call(Generic[A]):
 
     method: str
     path: str
-    summary: str
     answer: type[A]
+    summary: str
     members: bool = False
 
     def url(self, **names: str) -> str:
@@ -44,125 +44,106 @@ class LongCall(Call[A]):
     patient: bool = False
 
 
-STATUS = Call("GET", "/v1/status", "What this host has and does now", models.Status, members=True)
-GC = Call("POST", "/v1/gc", "Remove stacks and data that nobody needs", models.Removed)
-GC_DRY_RUN = Call("GET", "/v1/gc", "What gc would remove", models.Removed)
-REPAIR = Call("POST", "/v1/repair", "Make what the records say true", models.Repaired)
-SUSPEND = Call("POST", "/v1/suspend", "Stop serving every image until the next start of the agent", Nothing)
+# fmt: off
+STATUS = Call("GET", "/v1/status", models.Status, members=True,
+    summary="What this host has and does now")
+GC = Call("POST", "/v1/gc", models.Removed,
+    summary="Remove stacks and data that nobody needs")
+GC_DRY_RUN = Call("GET", "/v1/gc", models.Removed,
+    summary="What gc would remove")
+REPAIR = Call("POST", "/v1/repair", models.Repaired,
+    summary="Make what the records say true")
+SUSPEND = Call("POST", "/v1/suspend", Nothing,
+    summary="Stop serving every image until the next start of the agent")
 
-VOLUMES = Call("GET", "/v1/cache/volumes", "The volumes of the cache", models.VolumeList)
-ADD_VOLUME = Call(
-    "POST", "/v1/cache/volumes", "Let the cache use a disk, a partition, or a file that is made", models.Volume
-)  # fmt: skip
-REMOVE_VOLUME = Call(
-    "DELETE", "/v1/cache/volumes", "Take the volume `?path=` from the cache; what it held is fetched anew", Nothing
-)  # fmt: skip
-CACHED_DEVICES = Call(
-    "GET", "/v1/cache/devices", "The devices of others that are read through the cache", models.CachedDeviceList,
-    members=True,
-)  # fmt: skip
-ATTACH_CACHED = LongCall(
-    "POST", "/v1/cache/devices", "Have a device read through the cache, or give it the size that it has now",
-    models.CachedDevice, members=True,
-)  # fmt: skip
-DETACH_CACHED = Call(
-    "DELETE", "/v1/cache/devices",
-    "Detach the device `?path=`, which may also be the path that was handed out for it; with `&force=true` even while"
-    " programs have that open",
-    Nothing, members=True,
-)  # fmt: skip
+VOLUMES = Call("GET", "/v1/cache/volumes", models.VolumeList,
+    summary="The volumes of the cache")
+ADD_VOLUME = Call("POST", "/v1/cache/volumes", models.Volume,
+    summary="Let the cache use a disk, a partition, or a file that is made")
+REMOVE_VOLUME = Call("DELETE", "/v1/cache/volumes", Nothing,
+    summary="Take the volume `?path=` from the cache; what it held is fetched anew")
+CACHED_DEVICES = Call("GET", "/v1/cache/devices", models.CachedDeviceList, members=True,
+    summary="The devices of others that are read through the cache")
+ATTACH_CACHED = LongCall("POST", "/v1/cache/devices", models.CachedDevice, members=True,
+    summary="Have a device read through the cache, or give it the size that it has now")
+DETACH_CACHED = Call("DELETE", "/v1/cache/devices", Nothing, members=True,
+    summary="Detach the device `?path=`, which may also be the path that was handed out for it; with `&force=true` "
+            "even while programs have that open")
 
-IMAGES = Call("GET", "/v1/images", "All published images", models.ImageList, members=True)
-PUBLISH = LongCall("POST", "/v1/images", "Publish a file, or a VM's disk", models.Published, members=True)
-PUBLISH_IN_PLACE = LongCall(
-    "POST", "/v1/images/<image>/in-place", "Publish a file or a block device where it is", models.Published,
-    members=True,
-)  # fmt: skip
-UNPUBLISH = Call(
-    "DELETE", "/v1/images/<image>",
-    "Be no origin of an image any more; without another one it is withdrawn at Volt; with `?when_unused=true` also one"
-    " that is in use, which goes when nobody needs it",
-    models.Unpublished, members=True,
-)  # fmt: skip
-EXPORT_IMAGE = LongCall(
-    "POST", "/v1/images/<image>/export", "Write an image to a new file of its own", models.Exported, members=True
-)  # fmt: skip
-TREE = Call("GET", "/v1/images/<image>/tree", "An image's tree of hosts", ImageTree, members=True)
+IMAGES = Call("GET", "/v1/images", models.ImageList, members=True,
+    summary="All published images")
+PUBLISH = LongCall("POST", "/v1/images", models.Published, members=True,
+    summary="Publish a file, or a VM's disk")
+PUBLISH_IN_PLACE = LongCall("POST", "/v1/images/<image>/in-place", models.Published, members=True,
+    summary="Publish a file or a block device where it is")
+UNPUBLISH = Call("DELETE", "/v1/images/<image>", models.Unpublished, members=True,
+    summary="Be no origin of an image any more; without another one it is withdrawn at Volt; with "
+            "`?when_unused=true` also one that is in use, which goes when nobody needs it")
+EXPORT_IMAGE = LongCall("POST", "/v1/images/<image>/export", models.Exported, members=True,
+    summary="Write an image to a new file of its own")
+TREE = Call("GET", "/v1/images/<image>/tree", ImageTree, members=True,
+    summary="An image's tree of hosts")
 
-VMS = Call("GET", "/v1/vms", "The VMs of this host", models.VmList, members=True)
-VM = Call("GET", "/v1/vms/<vm>", "One VM and its disk", models.Vm, members=True)
-CREATE = Call("PUT", "/v1/vms/<vm>", "Create a VM's disk", models.Vm, members=True)
-DESTROY = Call("DELETE", "/v1/vms/<vm>", "Destroy a VM and its disk", Nothing, members=True)
-BOOT = Call("POST", "/v1/vms/<vm>/boot", "Start a VM, creating its disk if needed", models.Booted)
-START = Call("POST", "/v1/vms/<vm>/start", "Start a VM as it was booted before", models.Booted)
-STOP = Call("POST", "/v1/vms/<vm>/stop", "Shut a VM down", Nothing)
-CONSOLE = Call("GET", "/v1/vms/<vm>/console", "Where a VM's console is", models.Console)
-RENAME = Call(
-    "POST", "/v1/vms/<vm>/rename", "Give a VM that is off another name", models.Vm, members=True
-)  # fmt: skip
-ATTACH_DISK = Call(
-    "PUT", "/v1/vms/<vm>/disks/<disk>", "Let a VM use another disk besides its own, also while it runs", models.Vm
-)  # fmt: skip
-DETACH_DISK = Call(
-    "DELETE", "/v1/vms/<vm>/disks/<disk>", "Take such a disk away from a VM, also while it runs", models.Vm
-)  # fmt: skip
-RESIZE = Call(
-    "PUT", "/v1/vms/<vm>/size", "Let a VM's disk grow, also while it runs", models.Vm, members=True
-)  # fmt: skip
+VMS = Call("GET", "/v1/vms", models.VmList, members=True,
+    summary="The VMs of this host")
+VM = Call("GET", "/v1/vms/<vm>", models.Vm, members=True,
+    summary="One VM and its disk")
+CREATE = Call("PUT", "/v1/vms/<vm>", models.Vm, members=True,
+    summary="Create a VM's disk")
+DESTROY = Call("DELETE", "/v1/vms/<vm>", Nothing, members=True,
+    summary="Destroy a VM and its disk")
+BOOT = Call("POST", "/v1/vms/<vm>/boot", models.Booted,
+    summary="Start a VM, creating its disk if needed")
+START = Call("POST", "/v1/vms/<vm>/start", models.Booted,
+    summary="Start a VM as it was booted before; one that runs is left alone")
+STOP = Call("POST", "/v1/vms/<vm>/stop", Nothing,
+    summary="Shut a VM down; with ``force`` cut its power")
+CONSOLE = Call("GET", "/v1/vms/<vm>/console", models.Console,
+    summary="Where a VM's console is")
+RENAME = Call("POST", "/v1/vms/<vm>/rename", models.Vm, members=True,
+    summary="Give a VM that is off another name")
+ATTACH_DISK = Call("PUT", "/v1/vms/<vm>/disks/<disk>", models.Vm,
+    summary="Let a VM use another disk besides its own, also while it runs; one that it has is fine")
+DETACH_DISK = Call("DELETE", "/v1/vms/<vm>/disks/<disk>", models.Vm,
+    summary="Take such a disk away from a VM, also while it runs; one that it does not have is fine")
+RESIZE = Call("PUT", "/v1/vms/<vm>/size", models.Vm, members=True,
+    summary="Let a VM's disk grow to ``size`` bytes, also while it runs")
 
-SNAPSHOTS = Call("GET", "/v1/vms/<vm>/snapshots", "A VM's snapshots", models.SnapshotList, members=True)
-TAKE_SNAPSHOT = Call(
-    "PUT", "/v1/vms/<vm>/snapshots/<snapshot>",
-    "Keep what a VM's disk holds now, also while it runs; a snapshot of this name is left alone",
-    models.Snapshot, members=True,
-)  # fmt: skip
-REVERT = Call(
-    "POST", "/v1/vms/<vm>/snapshots/<snapshot>/revert", "Let the disk of a VM that is off hold what it held then",
-    models.Vm, members=True,
-)  # fmt: skip
-DELETE_SNAPSHOT = Call(
-    "DELETE", "/v1/vms/<vm>/snapshots/<snapshot>", "Delete a snapshot", Nothing, members=True
-)  # fmt: skip
-CLONE = Call(
-    "POST", "/v1/vms/<vm>/clones",
-    "New VMs with what a VM's disk holds now, without copying it; clones of these names are left alone",
-    models.Clones, members=True,
-)  # fmt: skip
-EXPORT_VM = LongCall(
-    "POST", "/v1/vms/<vm>/export", "Write a VM's disk to a new file of its own", models.Exported, members=True
-)  # fmt: skip
-SEND = LongCall(
-    "POST", "/v1/vms/<vm>/send", "Write what a VM's disk has of its own to a socket, as a stream (docs/stream.md)",
-    models.Sent, members=True, patient=True,
-)  # fmt: skip
-RECEIVE = LongCall(
-    "POST", "/v1/vms/<vm>/receive",
-    "Make a VM of a stream that is written to a socket, or bring one up to date with what has changed",
-    models.Vm, members=True, patient=True,
-)  # fmt: skip
+SNAPSHOTS = Call("GET", "/v1/vms/<vm>/snapshots", models.SnapshotList, members=True,
+    summary="A VM's snapshots")
+TAKE_SNAPSHOT = Call("PUT", "/v1/vms/<vm>/snapshots/<snapshot>", models.Snapshot, members=True,
+    summary="Keep what a VM's disk holds now, also while it runs; a snapshot of this name is left alone")
+REVERT = Call("POST", "/v1/vms/<vm>/snapshots/<snapshot>/revert", models.Vm, members=True,
+    summary="Let the disk of a VM that is off hold what it held then; what was written since is gone")
+DELETE_SNAPSHOT = Call("DELETE", "/v1/vms/<vm>/snapshots/<snapshot>", Nothing, members=True,
+    summary="Delete a snapshot; what other snapshots and disks need of it stays")
+CLONE = Call("POST", "/v1/vms/<vm>/clones", models.Clones, members=True,
+    summary="New VMs with what a VM's disk holds now, without copying it; clones of these names are left alone")
+EXPORT_VM = LongCall("POST", "/v1/vms/<vm>/export", models.Exported, members=True,
+    summary="Write a VM's disk to a new file of its own")
+SEND = LongCall("POST", "/v1/vms/<vm>/send", models.Sent, members=True, patient=True,
+    summary="Write what a VM's disk has of its own to a socket, as a stream (docs/stream.md)")
+RECEIVE = LongCall("POST", "/v1/vms/<vm>/receive", models.Vm, members=True, patient=True,
+    summary="Make a VM of a stream that is written to a socket, or bring one up to date with what has changed")
 
-MIGRATION_SOURCE = Call(
-    "GET", "/v1/vms/<vm>/migration-source", "What goes along with the disk of a VM that is to move",
-    models.MigrationSource,
-)  # fmt: skip
-MIGRATE = LongCall("POST", "/v1/vms/<vm>/migration", "Move a VM's memory to another libvirt", models.Left, patient=True)
-END_MIGRATION = Call(
-    "DELETE", "/v1/vms/<vm>/migration", "End a migration that is under way; one whose memory has gone is left as it is",
-    models.Vm,
-)  # fmt: skip
-TAKE_BACK = Call(
-    "POST", "/v1/vms/<vm>/migration/take-back",
-    "Let a VM that went, and is not there any more, be started here again", models.Vm,
-)  # fmt: skip
-FINISH_MIGRATION = Call(
-    "POST", "/v1/vms/<vm>/migration/end", "Destroy what is left of a VM that goes on elsewhere", Nothing
-)  # fmt: skip
-CHECK_ARRIVAL = Call("POST", "/v1/arrivals/check", "Whether a VM can come to this host", Nothing)
-GIVE_UP_ARRIVAL = Call(
-    "POST", "/v1/vms/<vm>/arrival/give-up", "Destroy what has come of a VM, unless it goes on here already",
-    models.GivenUp,
-)  # fmt: skip
-EXPECT = Call("POST", "/v1/vms/<vm>/arrival", "Make ready for a VM that comes", models.Expected)
-ARRIVE = Call("POST", "/v1/vms/<vm>/arrival/end", "Let a VM go on that has come", models.Booted)
+MIGRATION_SOURCE = Call("GET", "/v1/vms/<vm>/migration-source", models.MigrationSource,
+    summary="What goes along with the disk of a VM that is to move")
+MIGRATE = LongCall("POST", "/v1/vms/<vm>/migration", models.Left, patient=True,
+    summary="Move a VM's memory to another libvirt")
+END_MIGRATION = Call("DELETE", "/v1/vms/<vm>/migration", models.Vm,
+    summary="End a migration that is under way; one whose memory has gone is left as it is")
+TAKE_BACK = Call("POST", "/v1/vms/<vm>/migration/take-back", models.Vm,
+    summary="Let a VM that went, and is not there any more, be started here again")
+FINISH_MIGRATION = Call("POST", "/v1/vms/<vm>/migration/end", Nothing,
+    summary="Destroy what is left of a VM that goes on elsewhere")
+CHECK_ARRIVAL = Call("POST", "/v1/arrivals/check", Nothing,
+    summary="Whether a VM can come to this host")
+GIVE_UP_ARRIVAL = Call("POST", "/v1/vms/<vm>/arrival/give-up", models.GivenUp,
+    summary="Destroy what has come of a VM, unless it goes on here already")
+EXPECT = Call("POST", "/v1/vms/<vm>/arrival", models.Expected,
+    summary="Make ready for a VM that comes")
+ARRIVE = Call("POST", "/v1/vms/<vm>/arrival/end", models.Booted,
+    summary="Let a VM go on that has come; one that does already is left alone")
+# fmt: on
 
 ALL: list[Call[Any]] = [call for call in vars().values() if isinstance(call, Call)]

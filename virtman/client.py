@@ -55,11 +55,12 @@ class _Connection(HTTPConnection):
 class AgentClient:
     """One agent. May be shared by threads: each call has a connection of its own.
 
-    Each call of the agent is one method, and all are here: so a caller finds them with their types in one place.
+    A method makes the call of the same name in ``virtman.calls``, whose summary says what the call does. The class has
+    a method for each call, however many there are: so programs find all calls, with their types, in one place.
     """
 
     def __init__(self, socket: Path | None = None, timeout: float = TIMEOUT) -> None:
-        """Nothing is sent yet; ``timeout`` in seconds. ``socket`` is by default that of this user's agent."""
+        """``timeout``: seconds that one call may take. ``socket``: by default that of this user's agent."""
         self._socket = socket or places().socket
         self._timeout = timeout
 
@@ -78,11 +79,9 @@ class AgentClient:
     # Images
 
     def images(self) -> list[models.Image]:
-        """All published images."""
         return self._call(calls.IMAGES).images
 
     def tree(self, image: str) -> ImageTree:
-        """An image's tree of hosts, as Volt tells it."""
         return self._call(calls.TREE, image=image)
 
     def publish(
@@ -118,7 +117,6 @@ class AgentClient:
     def publish_vm(
         self, name: str, vm: str, on_progress: OnProgress = silently, *, detach: bool = False
     ) -> models.Published:  # fmt: skip
-        """Publish what a VM's disk holds now. ``detach``: see ``publish``."""
         body = {"name": check_name("image", name), "vm": check_name("vm", vm), "detach": detach}
         return self._follow(calls.PUBLISH, body, on_progress)
 
@@ -132,13 +130,11 @@ class AgentClient:
     def export_vm(
         self, vm: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
     ) -> models.Exported:
-        """Have the agent write what a VM's disk holds now to a new file of this host, which is this user's."""
         return self._export(calls.EXPORT_VM, file, image_format, on_progress, vm=vm)
 
     def export_image(
         self, image: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
     ) -> models.Exported:
-        """Have the agent write what an image holds to a new file of this host, which is this user's."""
         return self._export(calls.EXPORT_IMAGE, file, image_format, on_progress, image=image)
 
     def _export(
@@ -155,19 +151,15 @@ class AgentClient:
     # VMs
 
     def vms(self) -> list[models.VmLine]:
-        """All VMs of the host."""
         return self._call(calls.VMS).vms
 
     def vm(self, vm: str) -> models.Vm:
-        """One VM."""
         return self._call(calls.VM, vm=vm)
 
     def create(self, vm: str, image: str, size: int | None = None) -> models.Vm:
-        """A disk for a VM, of ``size`` bytes or the image's size."""
         return self._call(calls.CREATE, {"image": check_name("image", image), "size": size}, vm=vm)
 
     def destroy(self, vm: str) -> None:
-        """Remove a VM and its disk for good."""
         self._call(calls.DESTROY, vm=vm)
 
     def boot(self, vm: str, image: str, size: int | None = None, **how: Any) -> models.Booted:
@@ -175,51 +167,39 @@ class AgentClient:
         return self._call(calls.BOOT, {"image": check_name("image", image), "size": size, **how}, vm=vm)
 
     def start(self, vm: str) -> models.Booted:
-        """Start a VM as it was booted before; one that runs is left alone."""
         return self._call(calls.START, vm=vm)
 
     def stop(self, vm: str, *, force: bool = False) -> None:
-        """Shut a VM down; with ``force`` cut its power."""
         self._call(calls.STOP, {"force": force}, vm=vm)
 
     def console(self, vm: str) -> models.Console:
-        """Where the VM's console is."""
         return self._call(calls.CONSOLE, vm=vm)
 
     def rename(self, vm: str, new: str) -> models.Vm:
-        """Give a VM that is off another name."""
         return self._call(calls.RENAME, {"name": check_name("vm", new)}, vm=vm)
 
     def attach_disk(self, vm: str, disk: str) -> models.Vm:
-        """Let a VM use another disk besides its own, at once if it runs; one that it has already is fine."""
         return self._call(calls.ATTACH_DISK, vm=vm, disk=disk)
 
     def detach_disk(self, vm: str, disk: str) -> models.Vm:
-        """Take such a disk away from a VM, at once if it runs; one that it does not have is fine."""
         return self._call(calls.DETACH_DISK, vm=vm, disk=disk)
 
     def resize(self, vm: str, size: int) -> models.Vm:
-        """Let a VM's disk have ``size`` bytes, which are more than it has; a running VM sees it at once."""
         return self._call(calls.RESIZE, {"size": size}, vm=vm)
 
     def snapshots(self, vm: str) -> list[models.Snapshot]:
-        """A VM's snapshots in the order in which they were taken."""
         return self._call(calls.SNAPSHOTS, vm=vm).snapshots
 
     def take_snapshot(self, vm: str, name: str) -> models.Snapshot:
-        """Keep what a VM's disk holds now; a snapshot of this name is left alone."""
         return self._call(calls.TAKE_SNAPSHOT, vm=vm, snapshot=name)
 
     def revert(self, vm: str, snapshot: str) -> models.Vm:
-        """Let the disk of a VM that is off hold what it held then; what was written since is gone."""
         return self._call(calls.REVERT, vm=vm, snapshot=snapshot)
 
     def delete_snapshot(self, vm: str, name: str) -> None:
-        """Delete a snapshot of a VM's disk; what other snapshots and disks need of it stays."""
         self._call(calls.DELETE_SNAPSHOT, vm=vm, snapshot=name)
 
     def clone(self, vm: str, names: Sequence[str]) -> list[models.Vm]:
-        """New VMs of these names with what a VM's disk holds now; clones of it that are there are left alone."""
         return self._call(calls.CLONE, {"names": [check_name("vm", name) for name in names]}, vm=vm).vms
 
     def send(
@@ -258,7 +238,6 @@ class AgentClient:
     # Migration
 
     def migration_source(self, vm: str) -> models.MigrationSource:
-        """What goes along with the disk of a VM that is to move; an error if it cannot."""
         return self._call(calls.MIGRATION_SOURCE, vm=vm)
 
     def migrate(self, vm: str, to: str, domain: str, snapshot: str, on_progress: OnProgress = silently) -> models.Left:
@@ -270,65 +249,50 @@ class AgentClient:
         return self._follow(calls.MIGRATE, body, on_progress, vm=vm)
 
     def end_migration(self, vm: str) -> models.Vm:
-        """End a migration that is under way; one whose memory has gone is left as it is."""
         return self._call(calls.END_MIGRATION, vm=vm)
 
     def take_back(self, vm: str, uri: str) -> models.Vm:
-        """Let a VM that went to the libvirt at ``uri``, and is not there any more, be started here again."""
         return self._call(calls.TAKE_BACK, {"to": uri}, vm=vm)
 
     def finish_migration(self, vm: str, to: str) -> None:
-        """Destroy what is left here of a VM that goes on at the libvirt at ``to``."""
         self._call(calls.FINISH_MIGRATION, {"to": to}, vm=vm)
 
     def check_arrival(self, migration_source: models.MigrationSource) -> None:
-        """Nothing, if a VM can come to this host; an error says why it cannot."""
         self._call(calls.CHECK_ARRIVAL, migration_source.model_dump(mode="json"))
 
     def give_up_arrival(self, vm: str, snapshots: Sequence[str]) -> models.GivenUp:
-        """Destroy what has come of a VM, which has one of these snapshots, unless it goes on here already."""
         return self._call(calls.GIVE_UP_ARRIVAL, {"snapshots": [*snapshots]}, vm=vm)
 
     def expect(self, vm: str, migration_source: models.MigrationSource) -> models.Expected:
-        """Make ready for a VM that comes, and whose disk is here."""
         return self._call(calls.EXPECT, migration_source.model_dump(mode="json"), vm=vm)
 
     def arrive(self, vm: str) -> models.Booted:
-        """Let a VM go on that has come; one that does already is left alone."""
         return self._call(calls.ARRIVE, vm=vm)
 
     # The host
 
     def status(self) -> models.Status:
-        """What the host has and does now."""
         return self._call(calls.STATUS)
 
     def gc(self, *, dry_run: bool = False) -> models.Removed:
-        """Remove the stacks and data that nobody needs; with ``dry_run`` only say what."""
         return self._call(calls.GC_DRY_RUN if dry_run else calls.GC)
 
     def repair(self) -> models.Repaired:
-        """Make what the agent's records say true."""
         return self._call(calls.REPAIR)
 
     def suspend(self, *, force: bool = False) -> None:
-        """Stop serving every image until the agent is started again."""
         self._call(calls.SUSPEND, {"force": force})
 
     def volumes(self) -> list[models.Volume]:
-        """The volumes of the cache."""
         return self._call(calls.VOLUMES).volumes
 
     def add_volume(self, path: Path) -> models.Volume:
-        """Let the cache use a disk, a partition, or a file that is made."""
         return self._call(calls.ADD_VOLUME, {"path": check_path(path)})
 
     def remove_volume(self, path: Path) -> None:
-        """Take a volume from the cache; what it held is fetched anew."""
         self._call(calls.REMOVE_VOLUME, {"path": check_path(path)})
 
     def cached_devices(self) -> list[models.CachedDevice]:
-        """The devices of others that VMs read through the cache, also those of before the host was started."""
         return self._call(calls.CACHED_DEVICES).devices
 
     def attach_cached(self, device: Path) -> models.CachedDevice:

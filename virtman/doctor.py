@@ -88,7 +88,7 @@ class Examination:
 
     @property
     def remedies(self) -> list[str]:
-        """What to do about what no package brings."""
+        """What to do about missing things that no package brings."""
         return list(dict.fromkeys(finding.remedy for finding in self.missing if finding.remedy))
 
     def as_json(self) -> dict[str, Any]:
@@ -112,19 +112,14 @@ class Examination:
 
 
 def _driver(report: DriverReport) -> dict[str, Any]:
-    there = [finding.need for finding in report.findings if finding.met]
     lacking = [{k: v for k, v in asdict(finding).items() if k != "met"} for finding in report.missing]
-    return {"layer": report.layer, "driver": report.driver, "there": there, "missing": lacking}
+    return {"layer": report.layer, "driver": report.driver, "there": report.there, "missing": lacking}
 
 
 def examine(
-    stack: str,
-    others: Mapping[str, str | None],
-    state: Path,
-    address: str,
-    libvirt: str,
+    stack: str, others: Mapping[str, str | None], state: Path, address: str, libvirt: str,
     machine: Machine | None = None,
-) -> Examination:
+) -> Examination:  # fmt: skip
     """Look at this machine as an agent with these settings would. ``others``: drivers, by layer, in place of some.
 
     Raises ConfigError, HostTrouble if ``state`` cannot be read.
@@ -135,21 +130,12 @@ def examine(
     if stack == AUTO:
         wanted = STACKS | wanted
     reports = {name: inspect(four, machine, address) for name, four in wanted.items()}
-    accel = known_accel(state / "accel.json")
-    versions = {LINUX: machine.kernel, **libvirt_version(libvirt)}
+    version, trouble = ask_libvirt(libvirt)
+    versions = {LINUX: machine.kernel} | ({LIBVIRT: version} if version else {})
     return Examination(
-        stack,
-        drivers,
-        reason,
-        refused,
-        unknown,
-        reports,
-        accel,
-        libvirt,
-        libvirt_trouble(libvirt),
-        versions,
-        machine.lvm_filter,
-    )
+        stack, drivers, reason, refused, unknown, reports, known_accel(state / "accel.json"), libvirt, trouble,
+        versions, machine.lvm_filter,
+    )  # fmt: skip
 
 
 def _chosen(
@@ -178,27 +164,15 @@ def _forbidden(error: ConfigError | HostTrouble) -> str:
     return str(error)
 
 
-def libvirt_trouble(uri: str) -> str | None:
-    """Why libvirt cannot be reached; None if it can."""
-    try:
-        with connected(uri):
-            return None
-    except HypervisorError as error:
-        return str(error)
-
-
-def libvirt_version(uri: str) -> dict[str, str]:
-    """The version of libvirt, under its name; nothing if it cannot be reached."""
+def ask_libvirt(uri: str) -> tuple[str | None, str | None]:
+    """The version of libvirt, or why it cannot be reached."""
     try:
         with connected(uri) as connection:
-            return {LIBVIRT: version_text(connection.getLibVersion())}
-    except HypervisorError:
-        return {}
-
-
-def version_text(number: int) -> str:
-    """A version of libvirt, of 1,000,000 * major + 1,000 * minor + release (libvirt: virConnectGetLibVersion)."""
-    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+            number = connection.getLibVersion()
+    except HypervisorError as error:
+        return None, str(error)
+    # 1,000,000 * major + 1,000 * minor + release (libvirt: virConnectGetLibVersion).
+    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}", None
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -210,9 +184,8 @@ def rows(examination: Examination) -> Iterator[list[str]]:
     """A line for each driver: stack, layer, driver, what is there and what is missing."""
     for stack, reports in examination.reports.items():
         for report in reports:
-            there = ", ".join(finding.need for finding in report.findings if finding.met)
             lacking = ", ".join(finding.need for finding in report.missing)
-            yield [stack, report.layer, report.driver, there or "-", lacking or "-"]
+            yield [stack, report.layer, report.driver, ", ".join(report.there) or "-", lacking or "-"]
 
 
 def advice(examination: Examination) -> Iterator[str]:

@@ -70,25 +70,27 @@ class DriverReport:
     findings: tuple[Finding, ...]
 
     @property
+    def there(self) -> list[str]:
+        """The needs that are met."""
+        return [finding.need for finding in self.findings if finding.met]
+
+    @property
     def missing(self) -> list[Finding]:
-        """What is not there."""
+        """The needs that are not met."""
         return [finding for finding in self.findings if not finding.met]
 
 
 def inspect(drivers: Drivers, machine: Machine, address: str) -> list[DriverReport]:
     """Look for all that the drivers need; ``address`` as in ``Place``."""
-    return [
-        DriverReport(layer, name, tuple(_findings(layer, name, machine, address)))
-        for layer, name in asdict(drivers).items()
-    ]
+    return [_inspect(layer, name, machine, address) for layer, name in asdict(drivers).items()]
 
 
-def _findings(layer: str, name: str, machine: Machine, address: str) -> list[Finding]:
+def _inspect(layer: str, name: str, machine: Machine, address: str) -> DriverReport:
     try:
-        driver = load(layer, name)
+        findings = check(getattr(load(layer, name), "needs", Needs()), machine, address)
     except UnknownDriver:
-        return [Finding(f"driver {name}", met=False, remedy=f"install a package with the {layer} driver {name}")]
-    return check(getattr(driver, "needs", Needs()), machine, address)
+        findings = [Finding(f"driver {name}", met=False, remedy=f"install a package with the {layer} driver {name}")]
+    return DriverReport(layer, name, tuple(findings))
 
 
 def missing(drivers: Drivers, machine: Machine, address: str) -> list[str]:
@@ -164,12 +166,15 @@ def known_address(volt: str, state: Path) -> str:
 
     Empty if other hosts cannot use it.
     """
-    address = source_address(volt)
-    if address is None:
+    try:
+        address = _route_to(volt)
+    except (OSError, ValueError) as error:
         address = last_address(state)
-        if address:
-            log.warning("this host takes the address that it had before: %s", address)
-    return address
+        log.warning(
+            "no route to Volt at %s: %s; this host takes the address it had: %s", volt, error, address or "none"
+        )
+        return address
+    return "" if ipaddress.ip_address(address).is_loopback else address
 
 
 def last_address(state: Path) -> str:
@@ -180,16 +185,12 @@ def last_address(state: Path) -> str:
     """
     try:
         address = _address(state).read_text().strip()
-        with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
     except (OSError, ValueError):
         return ""
     return address
-
-
-def _family(address: str) -> socket.AddressFamily:
-    """Raises ValueError."""
-    return socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
 
 
 def _address(state: Path) -> Path:
@@ -226,16 +227,6 @@ def made_with(state: Path) -> Drivers | None:
 
 def _file(state: Path) -> Path:
     return state / "drivers.json"
-
-
-def source_address(volt: str) -> str | None:
-    """The address from which this host reaches Volt; empty if other hosts cannot use it, None if nobody knows it."""
-    try:
-        address = _route_to(volt)
-    except (OSError, ValueError) as error:
-        log.info("the address of this host is not known, there is no route to %s: %s", volt, error)
-        return None
-    return "" if ipaddress.ip_address(address).is_loopback else address
 
 
 def _route_to(volt: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ from volt.client import Image as PublishedImage
 
 def disk(record: VmRecord, user: str | None) -> models.Disk:
     """A VM's disk, as far as its record knows it; ``user`` is the VM that it is attached to."""
-    return models.Disk(
-        image=record.image, size=record.size, phase=record.phase, source=record.source, attached_to=user
-    )  # fmt: skip
+    return models.Disk(**dict(record), phase=record.phase, attached_to=user)
 
 
 def open_disk(record: VmRecord, device: base.Device, user: str | None) -> models.OpenDisk:
@@ -34,23 +31,15 @@ def open_disk(record: VmRecord, device: base.Device, user: str | None) -> models
 
 def snapshot(record: VmRecord, snapshot: Snapshot) -> models.Snapshot:
     """A point in time of a VM's disk."""
-    return models.Snapshot(
-        name=snapshot.name, parent=snapshot.parent, size=snapshot.size,
-        taken=datetime.fromtimestamp(snapshot.taken, UTC), state=snapshot.state,
-        current=snapshot.name == record.current,
-    )  # fmt: skip
+    return models.Snapshot(**dict(snapshot), current=snapshot.name == record.current)
 
 
 def machine(record: VmRecord, state: str, console_log: Path, accel: str) -> models.Machine | None:
     """What runs from a disk; None for a VM that was never booted."""
-    boot = record.boot
-    if boot is None:
+    if record.boot is None:
         return None
-    mac = None if boot.network == NONE else mac_of(record.uuid)
-    return models.Machine(
-        state=state, memory=boot.memory, cpus=boot.cpus, network=boot.network, console_log=str(console_log),
-        accel=accel, mac=mac,
-    )  # fmt: skip
+    mac = None if record.boot.network == NONE else mac_of(record.uuid)
+    return models.Machine(**dict(record.boot), state=state, console_log=str(console_log), accel=accel, mac=mac)
 
 
 def more(record: VmRecord) -> dict[str, Any]:
@@ -70,10 +59,7 @@ def image(
     here = None
     if record is not None:
         here = models.ImageHere(role=record.role, phase=record.phase, held_bytes=held_bytes, in_place=in_place)
-    return models.Image(
-        name=published.name, size=published.size, digest=published.digest, origins=published.origins,
-        nodes=published.nodes, here=here, withdrawn=published.withdrawn,
-    )  # fmt: skip
+    return models.Image(**dict(published), here=here)
 
 
 def in_place(record: ImageRecord, trouble: str | None, *, held: bool) -> models.InPlace | None:

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,10 +19,17 @@ from volt.text import exact_size, natural_order, size_text
 if TYPE_CHECKING:
     from virtman.client import AgentClient
 
-S = TypeVar("S", int, int | None)
-
 LARGEST = options.SUFFIXES["T"] << 7
 """Bytes: the most that the agent lets a disk have."""
+
+
+def _check_size(size: int | None) -> None:
+    """Raises BadSize before anything is destroyed or asked of the agent."""
+    if size is not None and (size % 512 or size <= 0 or size > LARGEST):
+        raise BadSize(
+            f"a disk of {exact_size(size)} is not possible: the size is a positive multiple of 512, and at most"
+            f" {LARGEST >> 40}T"
+        )
 
 
 @options.command()
@@ -36,21 +43,12 @@ def create(client: AgentClient, vm: str, image: str, *, size: int | None, replac
     \b
     Example: qemu-system-x86_64 -m 1G -nographic -drive file=$(virtman create web-1 debian-12),if=virtio
     """
-    possible = _possible(size)
+    _check_size(size)
     if replace:
         with suppress(UnknownVm):
             client.destroy(vm)
-    answer = client.create(vm, image, possible)
+    answer = client.create(vm, image, size)
     return Answer(answer, answer.disk.path)
-
-
-def _possible(size: S) -> S:
-    if size is not None and (size % 512 or size <= 0 or size > LARGEST):
-        raise BadSize(
-            f"a disk of {exact_size(size)} is not possible: the size is a positive multiple of 512, and at most"
-            f" {LARGEST >> 40}T"
-        )
-    return size
 
 
 @options.command()
@@ -77,7 +75,8 @@ def boot(
     """
     keys = [line.strip() for file in ssh_key for line in _text(file).splitlines() if line.strip()]
     user_data = _text(cloud_init) if cloud_init else None
-    answer = client.boot(vm, image, _possible(size), ssh_keys=keys, user_data=user_data, **how)
+    _check_size(size)
+    answer = client.boot(vm, image, size, ssh_keys=keys, user_data=user_data, **how)
     return Answer(answer, f"{vm} is {answer.state} on {answer.disk.path}; see: virtman console {vm}")
 
 
@@ -185,7 +184,8 @@ def resize(client: AgentClient, vm: str, size: int) -> Answer:
     \b
     Example: virtman resize web-1 40G
     """
-    answer = client.resize(vm, _possible(size))
+    _check_size(size)
+    answer = client.resize(vm, size)
     return Answer(answer, f"the disk of {vm} has {size_text(answer.disk.size)} now")
 
 

@@ -184,6 +184,8 @@ class VmCommandsTest(AgentCliTest):
     def test_create_can_replace_a_disk(self) -> None:
         for _ in range(2):
             self.out("create", "vm", "debian", "--size", "2M")
+        self.fails("create", "vm", "debian", "--size", "513", "--replace")
+        self.assertEqual(2 * MIB, self.json("show", "vm")["disk"]["size"])
         self.assertEqual("/disks/vm.qcow2\n", self.out("create", "vm", "debian", "--replace"))
         self.assertEqual(MIB, self.json("show", "vm")["disk"]["size"])
         self.out("create", "new", "debian", "--replace")

@@ -14,7 +14,7 @@ from tests.doubles.machine import MachineDouble
 from tests.others import as_nobody
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
-from virtman.doctor import Examination, advice, examine, libvirt_trouble, rows
+from virtman.doctor import Examination, advice, examine, rows
 from virtman.errors import ConfigError
 from virtman.stackchoice import KERNEL, USERSPACE, Drivers
 from virtman.stateversion import mark
@@ -136,9 +136,10 @@ class DoctorTest(TestCase):
         self.assertRaises(ConfigError, self.examine, "userspace")
 
     def test_libvirt_is_asked(self) -> None:
-        self.assertIsNone(libvirt_trouble(LIBVIRT))
+        found = self.examine()
+        self.assertIsNone(found.libvirt_trouble)
+        self.assertRegex(found.versions["libvirt"], r"^\d+\.\d+\.\d+$")
         nobody = f"qemu+unix:///system?socket={Path(self.state, 'nobody')}"
-        self.assertIn(nobody, libvirt_trouble(nobody) or "")
         self.assertIn(f"no libvirt at {nobody}", "\n".join(advice(self.examine(libvirt=nobody))))
 
     def test_an_old_kernel_is_told_of_and_one_that_has_all_is_not(self) -> None:

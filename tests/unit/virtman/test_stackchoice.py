@@ -26,7 +26,6 @@ from virtman.stackchoice import (
     last_address,
     made_with,
     settle,
-    source_address,
 )
 from virtman.stateversion import mark
 
@@ -142,7 +141,7 @@ IPV6 = ("::1",) if _has_ipv6() else ()
 """The loopback address of a machine that has IPv6: some containers have none."""
 
 
-class LastAddressTest(Scene):
+class AddressTest(Scene):
     def test_one_that_this_host_still_has_is_known_again(self) -> None:
         for address in (*IPV6, "127.0.0.1", "127.0.0.2"):
             keep_address(self.state, address)
@@ -156,24 +155,16 @@ class LastAddressTest(Scene):
             (self.state / "address").write_text(f"{address}\n")
             self.assertEqual("", last_address(self.state))
 
-    def test_it_is_taken_where_nobody_knows_the_way_to_volt_and_nowhere_else(self) -> None:
+    def test_it_is_taken_where_there_is_no_route_to_volt_and_nowhere_else(self) -> None:
         keep_address(self.state, "127.0.0.2")
-        self.assertEqual("127.0.0.2", known_address("http://x.invalid:1", self.state))
-        self.assertEqual("", known_address("http://127.0.0.1:8700", self.state))
-
-
-class SourceAddressTest(TestCase):
-    def test_loopback_is_no_address_for_other_hosts(self) -> None:
-        hosts = ("127.0.0.1", "localhost", *(f"[{address}]" for address in IPV6))
-        for url in (f"http://{host}:8700" for host in hosts):
-            self.assertEqual("", source_address(url), url)
-
-    def test_what_is_no_reachable_address_gives_none(self) -> None:
         for url in ("", "http://", "http://:0", "http://x.invalid:1", "http://10.0.0.1:99999999", "nonsense"):
-            self.assertIsNone(source_address(url), url)
+            self.assertEqual("127.0.0.2", known_address(url, self.state), url)
+        # A loopback address leads no other host here.
+        for host in ("127.0.0.1", "localhost", *(f"[{address}]" for address in IPV6)):
+            self.assertEqual("", known_address(f"http://{host}:8700", self.state), host)
 
     def test_the_address_is_this_hosts(self) -> None:
-        address = source_address("http://192.0.2.1:8700")
+        address = known_address("http://192.0.2.1:8700", self.state)
         if not address:
             self.skipTest("this machine has no route to other networks")
         with socket.socket(type=socket.SOCK_DGRAM) as probe:
