@@ -1,4 +1,4 @@
-"""Reading and writing disks from within the agent: by their path, or by a QEMU of our own over their node."""
+"""Reading and writing disks from within the agent: by their path, or by a private QEMU over their node."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 from drivers.base import BlockNode, Device
-from drivers.errors import BadDevice, DiskInUse, MonitorFailed
+from drivers.errors import BadDevice, DiskInUse
 from drivers.nbd.probe import Client
-from drivers.qemu.monitor import is_locked, open_node, private_daemon
+from drivers.qemu.monitor import PRIVATE_NODE, private_node
 
-_NODE, _EXPORT = "virtman-blocks", "disk"
+_EXPORT = "disk"
 _ANSWER = 300.0
 """Seconds: a first write to a part of a cluster may have to read the rest of it from the host's parents."""
 
@@ -64,20 +64,14 @@ def _by_qemu(vm: str, node: BlockNode, write: bool) -> Iterator[Blocks]:
         listener, ours = _nameless_sockets()
         stack.enter_context(listener)
         stack.enter_context(ours)
-        monitor = stack.enter_context(private_daemon(listener))
-        try:
-            open_node(monitor, _NODE, {**node, "read-only": not write})
-        except MonitorFailed as error:
-            if is_locked(error.why):
-                raise DiskInUse(vm) from error
-            raise
-        export = {"type": "nbd", "id": _EXPORT, "name": _EXPORT, "node-name": _NODE, "writable": write}
+        monitor = stack.enter_context(private_node(vm, {**node, "read-only": not write}, listener))
+        export = {"type": "nbd", "id": _EXPORT, "name": _EXPORT, "node-name": PRIVATE_NODE, "writable": write}
         monitor.execute("block-export-add", export)
         yield stack.enter_context(Client(Path(_EXPORT), _EXPORT, timeout=_ANSWER, sock=ours))
 
 
 def _nameless_sockets() -> tuple[socket.socket, socket.socket]:
-    """One that listens, and one that is connected to it; nobody else can be."""
+    """A listening socket, and one connected to it. Nobody else can connect, since the path is gone."""
     listener, ours = (socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(2))
     with tempfile.TemporaryDirectory(prefix="virtman-") as folder:
         path = f"{folder}/nbd"
@@ -104,7 +98,7 @@ def _by_path(vm: str, path: Path | None, write: bool) -> Iterator[Blocks]:
 
 
 def _is_device(path: Path) -> bool:
-    """Of a device O_EXCL says that nobody else may use it as a whole (open(2))."""
+    """O_EXCL refuses a block device that somebody uses (open(2))."""
     return stat.S_ISBLK(path.stat().st_mode)
 
 
@@ -128,7 +122,7 @@ class _File:
             view, offset = view[written:], offset + written
 
     def zero(self, offset: int, length: int) -> None:
-        """By writing them, but where they are: a hole in a thin volume reads as the image again."""
+        """Write zeros where there are none yet: a hole in a thin volume would read as the image again."""
         for start in range(offset, offset + length, _MOST):
             zeros = bytes(min(_MOST, offset + length - start))
             if self.read(start, len(zeros)) != zeros:

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
+
+T = TypeVar("T")
 
 GROWTH = 1.1
 """By which each pause is longer than the one before: a pause is about a tenth of all the time since the first try."""
 
 
-def until(done: Callable[[], bool], *, limit: float, first: float = 0.02, longest: float = 1.0) -> bool:
-    """Call ``done`` until it returns true, for ``limit`` seconds at most. Returns the last answer.
+def until(done: Callable[[], T], *, limit: float, first: float = 0.02, longest: float = 1.0) -> T:
+    """Call ``done`` until it returns something true, for ``limit`` seconds at most. Returns the last answer.
 
     ``first``, ``longest``: seconds of the first pause, and of any. Raises what ``done`` raises.
     """
-    return Retrying(
+    answer: Any = Retrying(
         retry=retry_if_result(lambda answer: not answer),
         wait=wait_exponential(multiplier=first, max=longest),
         stop=stop_after_delay(limit),
-        retry_error_callback=lambda _state: False,
+        retry_error_callback=lambda state: state.outcome and state.outcome.result(),
         reraise=True,
     )(done)
+    last: T = answer
+    return last
 
 
 class Backoff:

@@ -1,20 +1,19 @@
-"""Disks that a QEMU uses besides its first one, on a SCSI controller: they come and go while the VM runs.
+"""Disks that a QEMU uses besides its first one. They are on a SCSI controller, and come and go while the VM runs.
 
-A guest is not asked whether a SCSI disk may go, as it is for a PCI device, and so no guest can keep it. On a machine of
-PCI Express alone, each PCI device to come would need a port of its own from the beginning.
+A guest cannot keep a SCSI disk, since it is not asked; of a PCI device it is. On a machine that has PCI Express alone,
+each later PCI device would need a port that was there from the beginning.
 """
 
 from __future__ import annotations
 
 import hashlib
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 from drivers.base import BlockNode, Monitor
-from drivers.errors import DiskInUse, MonitorFailed
-from drivers.qemu.monitor import is_locked
+from drivers.errors import MonitorFailed
+from drivers.host import retry
+from drivers.qemu.monitor import disk_in_use_if_locked
 from drivers.qemu.nodes import Nodes, named_after
 
 CONTROLLER = "scsi0"
@@ -22,13 +21,12 @@ CONTROLLER = "scsi0"
 SHOWN = 20
 """Characters of a serial number that a guest tells disks apart by (QEMU: hw/scsi/scsi-disk.c)."""
 
-_GOING = 60.0
-"""Seconds that a disk has to go: QEMU waits for what the guest has asked of it."""
-_SHORTEST, _LONGEST = 0.01, 0.5
+_CLOSE_LIMIT = 60.0
+"""Seconds for QEMU to finish the guest's requests to an unplugged disk."""
 
 
 def serial(name: str) -> str:
-    """What the guest knows the disk by: the name, if it is short enough."""
+    """The disk's serial number in the guest: the name, if it is short enough."""
     return name if len(name) <= SHOWN else f"{name[: SHOWN - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
@@ -41,21 +39,17 @@ def frontend(name: str) -> dict[str, Any]:
 
 
 def node_name(name: str) -> str:
-    """QEMU's name of the node that the disk begins with."""
+    """QEMU's name of the disk's uppermost node."""
     return named_after("disk", name)
 
 
 def plug(monitor: Monitor, name: str, node: BlockNode) -> None:
-    """Let a running VM have the disk; one that it has is left alone. Raises DiskInUse, MonitorFailed."""
+    """Give the disk to a running VM, unless the VM has it. Raises DiskInUse, MonitorFailed."""
     if _is_plugged(monitor, name):
         return
-    _close(monitor, node)  # of a call that was cut off
-    try:
+    _close(monitor, node)  # an agent that was killed may have left it open
+    with disk_in_use_if_locked(name):
         monitor.execute("blockdev-add", {**node, "node-name": node_name(name)})
-    except MonitorFailed as error:
-        if is_locked(error.why):
-            raise DiskInUse(name) from error
-        raise
     try:
         monitor.execute("device_add", frontend(name))
     except MonitorFailed:
@@ -64,7 +58,7 @@ def plug(monitor: Monitor, name: str, node: BlockNode) -> None:
 
 
 def unplug(monitor: Monitor, name: str, node: BlockNode) -> None:
-    """Take the disk away from a running VM; one that it does not have is fine. Raises MonitorFailed."""
+    """Take the disk from a running VM, if the VM has it. Raises MonitorFailed."""
     if _is_plugged(monitor, name):
         monitor.execute("device_del", {"id": _device(name)})
     _close(monitor, node)
@@ -76,27 +70,28 @@ def _is_plugged(monitor: Monitor, name: str) -> bool:
 
 
 def _close(monitor: Monitor, node: BlockNode) -> None:
-    """Close the files of the node. Those that were opened with one above them go with that one."""
+    """Close the files of the node. QEMU closes those that it opened for another node together with that node."""
     nodes = Nodes(monitor)
     for file in _files(node):
         if (opened := nodes.of(file)) is not None:
             _delete(monitor, opened)
-            nodes.look()
+            nodes.refresh()
 
 
 def _delete(monitor: Monitor, node: str) -> None:
-    """A device that is gone for the guest lets go of its node a little later."""
-    pause, end = _SHORTEST, time.monotonic() + _GOING
-    while True:
+    """Close a node. QEMU releases the node of an unplugged device some time after the guest has lost the device."""
+
+    def is_deleted() -> bool:
         try:
             monitor.execute("blockdev-del", {"node-name": node})
         except MonitorFailed as error:
-            if "in use" not in error.why or time.monotonic() > end:
+            if "in use" not in error.why:
                 raise
-        else:
-            return
-        threading.Event().wait(pause)
-        pause = min(2 * pause, _LONGEST)
+            return False
+        return True
+
+    if not retry.until(is_deleted, limit=_CLOSE_LIMIT):
+        raise MonitorFailed("blockdev-del", f"node {node} is still in use after {_CLOSE_LIMIT:g} s")
 
 
 def _files(node: BlockNode | None) -> list[Path]:

@@ -1,4 +1,4 @@
-"""QEMU's monitor (QMP), and a storage daemon of one's own to speak it with while no VM has the disk open.
+"""QEMU's monitor (QMP), and private storage daemons, by which the agent opens the disk of a VM that does not run.
 
 The protocol is QEMU's docs/interop/qmp-spec.txt: one JSON object a line, events in between.
 """
@@ -14,8 +14,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from drivers.base import BlockNode, Monitor
-from drivers.errors import MonitorFailed
+from drivers.base import BlockNode
+from drivers.errors import CommandFailed, DiskInUse, MonitorFailed
 from drivers.host.command import tool
 from drivers.needs import Tool
 from drivers.qemu.daemon import PROGRAM
@@ -23,6 +23,8 @@ from drivers.qemu.daemon import PROGRAM
 log = logging.getLogger(__name__)
 
 SETPRIV = Tool("setpriv", "util-linux")
+
+PRIVATE_NODE = "virtman-private"
 
 _ANSWER = 120.0
 """Seconds. To open a node over an NBD export that nobody serves takes QEMU its open-timeout."""
@@ -73,24 +75,36 @@ class Client:
         return answer
 
 
-def is_locked(why: str) -> bool:
-    """Whether QEMU says that it could not open a node because another program has its file open."""
-    return _LOCKED.search(why) is not None
+@contextlib.contextmanager
+def disk_in_use_if_locked(vm: str) -> Iterator[None]:
+    """Raise DiskInUse in place of an error by which QEMU says that another program has the disk's file open."""
+    try:
+        yield
+    except (MonitorFailed, CommandFailed) as error:
+        if _LOCKED.search(error.why if isinstance(error, MonitorFailed) else error.stderr):
+            raise DiskInUse(vm) from error
+        raise
 
 
-def open_node(monitor: Monitor, name: str, node: BlockNode) -> None:
-    """Add a node under a name of the caller's. Raises MonitorFailed."""
-    monitor.execute("blockdev-add", {**node, "node-name": name})
+@contextlib.contextmanager
+def private_node(vm: str, node: BlockNode, exports: socket.socket | None = None) -> Iterator[Client]:
+    """The monitor of a private daemon that has a node of a VM's disk open as PRIVATE_NODE.
+
+    Raises DiskInUse, ToolMissing, MonitorFailed.
+    """
+    with private_daemon(exports) as monitor:
+        with disk_in_use_if_locked(vm):
+            monitor.execute("blockdev-add", {**node, "node-name": PRIVATE_NODE})
+        yield monitor
 
 
 @contextlib.contextmanager
 def private_daemon(exports: socket.socket | None = None) -> Iterator[Client]:
     """The monitor of a storage daemon that has nothing open yet, and ends with the block.
 
-    What it is told to export it serves by NBD at the socket ``exports``, which listens.
-
-    The kernel kills it if this thread dies before (prctl(2), PR_SET_PDEATHSIG). Whatever the daemon has open it closes
-    if the block ends well; otherwise it is killed. Raises ToolMissing, MonitorFailed.
+    The daemon serves its exports by NBD at the listening socket ``exports``. The kernel kills the daemon if this thread
+    dies (prctl(2), PR_SET_PDEATHSIG). If the block ends well the daemon closes what it has open; else it is killed.
+    Raises ToolMissing, MonitorFailed.
     """
     argv = [tool(SETPRIV.name), "--pdeathsig", "KILL", tool(PROGRAM)]
     ours, its = socket.socketpair()

@@ -1,8 +1,8 @@
 """The block nodes of a running QEMU, found by the files that they have open.
 
-Nodes that were made nested in another have names that QEMU drew by lot. A format node's own file name is of no use
-either: over a backing that was given as options it is a JSON text, which QEMU cuts off at 4 KiB (QEMU: block.c,
-bdrv_refresh_filename). What has a plain file name is the node below it that reads the file.
+A node that was made nested in another has a random name. The file name of a format node is of no use either: over a
+backing that was given as options it is a JSON text, which QEMU cuts off at 4 KiB (QEMU: block.c,
+bdrv_refresh_filename). The node below, which reads the file, has a plain file name.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ def named_after(kind: str, what: str) -> str:
 
 
 class Nodes:
-    """The graph of the QEMU behind ``monitor``, as it was at the last look.
+    """The graph of the QEMU behind ``monitor``, as it was at the last ``refresh``.
 
-    Which file a node has open QEMU is asked only once, and its VM stands still while it answers: over 100 layers for
-    a second, since it writes the name of each node anew, and that of all below it within. What tells the graph begins
+    QEMU is asked only once for the files of its nodes, since the VM stands still meanwhile: for a second with 100
+    layers, as QEMU writes the name of each node with the names of all nodes below. The command for the graph begins
     with x-debug, is in all of QEMU 4.0 to 10, and takes no time.
     """
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
         self._ask()
-        self.look()
+        self.refresh()
 
     def _ask(self) -> None:
         infos = self.monitor.execute("query-named-block-nodes", {"flat": True})
         self._infos: dict[str, dict[str, Any]] = {info["node-name"]: info for info in infos}
 
-    def look(self) -> None:
-        """See the graph as it is now."""
+    def refresh(self) -> None:
+        """Ask for the graph as it is now."""
         graph = self.monitor.execute("x-debug-query-block-graph")
         names = {node["id"]: node["name"] for node in graph["nodes"]}
         self._names = frozenset(names.values())
@@ -50,9 +50,9 @@ class Nodes:
             (names[edge["parent"]], edge["name"], names[edge["child"]]) for edge in graph["edges"]
         ]
 
-    def opened(self, name: str, path: Path) -> None:
-        """Know a format node that was just made over a file."""
-        self.look()
+    def add(self, name: str, path: Path) -> None:
+        """Note a format node that was just made over a file."""
+        self.refresh()
         self._infos[self._child(name, _FILE)] = {"drv": "file", "file": str(path)}
 
     def of(self, path: Path) -> str | None:

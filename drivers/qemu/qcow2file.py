@@ -12,17 +12,11 @@ from pathlib import Path
 from drivers.errors import BadDisk
 
 _MAGIC = b"QFI\xfb"
-_FIXED = struct.Struct(">4sIQIIQ")
-_L1_AT = 36
-_L1 = struct.Struct(">IQ")
-_ENTRY_BYTES = 8
-_SNAPSHOTS_AT = 60
-_SNAPSHOTS = struct.Struct(">I")
-_FEATURES_AT = 72
-_FEATURES = struct.Struct(">Q")
-_DIRTY = 1
-_CORRUPT = 2
-_EXTERNAL_DATA = 4
+_FIXED = struct.Struct(">4sIQI4xQ4xIQ12xI8xQ")
+"""Magic, version; offset and length of the backing's name; bytes of the disk; entries and offset of the L1 table;
+number of internal snapshots; incompatible features."""
+_L1_ENTRY_BYTES = 8
+_DIRTY, _CORRUPT, _EXTERNAL_DATA = 1, 2, 4
 _LONGEST_BACKING_NAME = 1023
 
 
@@ -30,7 +24,7 @@ _LONGEST_BACKING_NAME = 1023
 class Header:
     """``size``: of the disk, in bytes. ``dirty``: not closed cleanly. ``corrupt``: QEMU found it damaged.
 
-    ``snapshots``: how many internal snapshots the file has.
+    ``snapshots``: how many internal snapshots the file has. ``l1_at``, ``l1_size``: of its first table, in bytes.
     """
 
     size: int
@@ -39,19 +33,19 @@ class Header:
     corrupt: bool
     external_data: bool
     snapshots: int
+    l1_at: int
+    l1_size: int
 
 
 def read_header(path: Path) -> Header:
     """The header of a qcow2 file of version 3. Raises BadDisk, FileNotFoundError."""
     with path.open("rb") as file:
-        head = file.read(_FEATURES_AT + _FEATURES.size)
-        if len(head) < _FEATURES_AT + _FEATURES.size:
+        head = file.read(_FIXED.size)
+        if len(head) < _FIXED.size:
             raise BadDisk(f"{path} is too short for a qcow2 file")
-        magic, version, backing_at, backing_length, _, size = _FIXED.unpack_from(head)
+        magic, version, backing_at, backing_length, size, entries, l1_at, snapshots, features = _FIXED.unpack(head)
         if magic != _MAGIC or version != 3 or backing_length > _LONGEST_BACKING_NAME:
             raise BadDisk(f"{path} is not a qcow2 file of version 3")
-        (features,) = _FEATURES.unpack_from(head, _FEATURES_AT)
-        (snapshots,) = _SNAPSHOTS.unpack_from(head, _SNAPSHOTS_AT)
         file.seek(backing_at)
         backing = file.read(backing_length).decode(errors="replace") if backing_at else None
     return Header(
@@ -61,16 +55,18 @@ def read_header(path: Path) -> Header:
         corrupt=bool(features & _CORRUPT),
         external_data=bool(features & _EXTERNAL_DATA),
         snapshots=snapshots,
+        l1_at=l1_at,
+        l1_size=entries * _L1_ENTRY_BYTES,
     )
 
 
 def is_empty(path: Path) -> bool:
-    """Whether a qcow2 file holds nothing that hides its backing, and no QEMU has written to it meanwhile.
+    """Whether a qcow2 file holds nothing that hides its backing.
 
-    A first write to a part of the disk enters a table of that part at once into the one that is read here.
+    A first write to a part of the disk enters a table of that part at once into the L1 table, which is read here.
+    Raises BadDisk, FileNotFoundError.
     """
+    header = read_header(path)
     with path.open("rb") as file:
-        file.seek(_L1_AT)
-        entries, at = _L1.unpack(file.read(_L1.size))
-        file.seek(at)
-        return not any(file.read(entries * _ENTRY_BYTES))
+        file.seek(header.l1_at)
+        return not any(file.read(header.l1_size))

@@ -1,12 +1,12 @@
 """Copying what a layer holds into the one above it, while a QEMU has both open (QEMU: block-stream).
 
-There is one such job at a time in a QEMU; an agent that died may have left it behind. Until it is finalized the header
-of the upper layer names the lower one, so cancelling it at any time leaves all as it was.
+A QEMU has one such job at a time; an agent that was killed may have left it behind. Until the job is finalized the
+header of the upper layer names the lower one, so cancelling the job leaves all as it was.
 
-QEMU changes the header without having written its tables of what was copied: killed within the next seconds, it has
-lost that (seen with 7.2). So the job waits for a flush before its end. The one command that flushes a node of a storage
-daemon as well as of a VM is to reopen it as it is (QEMU: block.c, bdrv_reopen_prepare); the node must have been given a
-name by whoever made it.
+QEMU changes the header before it has written its tables of the copied data. Killed within the next seconds, it loses
+that data (seen with 7.2). So the job waits for a flush before its end. The one command that flushes a node of a storage
+daemon as well as of a VM is to reopen the node unchanged (QEMU: block.c, bdrv_reopen_prepare); for that the node needs
+a name that its maker gave.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from drivers.base import Monitor
 from drivers.errors import DiskFull, MonitorFailed
+from drivers.host import retry
 from drivers.qemu.nodes import Nodes
 
 JOB = "virtman-stream"
@@ -29,8 +29,9 @@ STALL = 120.0
 """Seconds without any progress after which a job is given up."""
 
 _PENDING, _CONCLUDED = "pending", "concluded"
-_SHORTEST, _LONGEST = 0.01, 0.5
-"""Seconds between two looks at a job."""
+
+_Job = dict[str, Any]
+"""QEMU: qapi/job.json, JobInfo."""
 
 
 def stream(nodes: Nodes, upper: Path, lower: Path, backing: str) -> None:
@@ -51,25 +52,25 @@ def stream(nodes: Nodes, upper: Path, lower: Path, backing: str) -> None:
     }
     monitor.execute("block-stream", arguments)
     try:
-        if _await(monitor, _PENDING, _CONCLUDED) == _PENDING:
+        job = _await(monitor, _PENDING, _CONCLUDED)
+        if job["status"] == _PENDING:
             monitor.execute("blockdev-reopen", {"options": [nodes.as_it_is(name)]})
             monitor.execute("job-finalize", {"id": JOB})
-            _await(monitor, _CONCLUDED)
+            job = _await(monitor, _CONCLUDED)
     except MonitorFailed:
         with contextlib.suppress(MonitorFailed):
             settle(monitor)
         raise
-    error = (_job(monitor) or {}).get("error")
     monitor.execute("job-dismiss", {"id": JOB})
-    nodes.look()
+    nodes.refresh()
     nodes.write_no_more(name)
-    if error:
+    if error := job.get("error"):
         raise _translated(str(error), upper)
 
 
 def settle(monitor: Monitor) -> None:
-    """End a job that somebody left behind. Raises MonitorFailed."""
-    job = _job(monitor)
+    """End a job that an agent left behind. Raises MonitorFailed."""
+    job = _find(monitor)
     if job is None:
         return
     if job["status"] != _CONCLUDED:
@@ -79,24 +80,26 @@ def settle(monitor: Monitor) -> None:
     monitor.execute("job-dismiss", {"id": JOB})
 
 
-def _job(monitor: Monitor) -> dict[str, Any] | None:
+def _find(monitor: Monitor) -> _Job | None:
     return next((job for job in monitor.execute("query-jobs") if job["id"] == JOB), None)
 
 
-def _await(monitor: Monitor, *wanted: str) -> str:
-    pause, seen, since = _SHORTEST, None, time.monotonic()
-    while True:
-        job = _job(monitor)
-        if job is None:
-            raise MonitorFailed("query-jobs", f"the job {JOB} is gone")
-        if job["status"] in wanted:
-            return str(job["status"])
-        if seen != (seen := (job["status"], job["current-progress"])):
-            since = time.monotonic()
-        elif time.monotonic() - since > STALL:
-            raise MonitorFailed("block-stream", f"no progress in {STALL:g} s")
-        threading.Event().wait(pause)
-        pause = min(2 * pause, _LONGEST)
+def _await(monitor: Monitor, *wanted: str) -> _Job:
+    """The job, once it has one of these states. Raises MonitorFailed if it is gone or stalls."""
+    job = _changed(monitor, None)
+    while job is not None and job["status"] not in wanted:
+        job = retry.until(partial(_changed, monitor, job), limit=STALL)
+    if job is None:
+        raise MonitorFailed("block-stream", f"no progress in {STALL:g} s")
+    return job
+
+
+def _changed(monitor: Monitor, before: _Job | None) -> _Job | None:
+    """The job, if its state or progress differs from ``before``. Raises MonitorFailed if it is gone."""
+    job = _find(monitor)
+    if job is None:
+        raise MonitorFailed("query-jobs", f"the job {JOB} is gone")
+    return None if job == before else job
 
 
 def _translated(error: str, path: Path) -> MonitorFailed | DiskFull:

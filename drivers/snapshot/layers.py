@@ -1,6 +1,5 @@
-"""The files of one VM's disk: its layers, which of them is written to, and which of them snapshots keep.
+"""The layers of one VM's qcow2 disk: which of them is written to, and which of them snapshots keep.
 
-The layers of all disks are files ``snapshots/.layers/<number>.qcow2``. No two layers of a host have the same number.
 The header of a layer names the layer below by its absolute path, since QEMU and libvirt look for a relative name beside
 the path that they were given, which may be a link in any folder. The header of the lowest layer names the image.
 
@@ -9,35 +8,36 @@ symlink ``disk.qcow2`` leads to the active layer, so that no program that opens 
 that a snapshot keeps. Its file ``snapshots.json`` names the snapshots.
 
 A clone has symlinks to the layers of its source. A layer that several disks have is not written to, and all layers
-below it are shared as well. A layer's file goes before the last symlink to it, so a crash leaves no file without one,
-but for a new layer that holds nothing yet. A symlink that leads to nothing is of no layer.
+below it are shared as well. A layer's file goes before the last symlink to it, so a crash leaves no file without a
+symlink, but for a new layer that holds nothing yet. A symlink that leads to nothing is of no layer.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from drivers.base import BlockNode
-from drivers.errors import BadDisk, VmDiskMissing
+from drivers.errors import BadDisk, DriverError, VmDiskMissing
 from drivers.host.durable import sync, write_atomically
 from drivers.qemu.qcow2file import read_header
+from drivers.snapshot.layerstore import FRESH, LAYER, READING, SUFFIX, LayerStore, flocked, give_as
 
 BACKING_PREFIX = "json:"
-READING = ".reading-"
-"""The name of a folder of links begins so if the links only keep layers while somebody reads them."""
 
-_SUFFIX, _FRESH = ".qcow2", ".new"
-_LAYER = re.compile(r"(\d{1,9})\.qcow2", re.ASCII)
+_LAYOUT = "cluster_size=128k,extended_l2=on"
+"""Subclusters of 4 KiB: a small first write copies 4 KiB from the image, not a cluster fetched from the parents."""
+
+_LAYOUT_ABOVE = "cluster_size=16k"
+"""Of all layers but the lowest. To copy into a layer with subclusters kills QEMU 7.2, and the VM with it: it aligns to
+clusters what is allocated by subclusters (block/io.c, bdrv_co_do_copy_on_readv: "skip_bytes < pnum"). Small, since a
+first write copies a cluster; not smaller, since QEMU holds 32 MiB of tables, which are those of 64 GiB then."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,25 @@ class Layer:
 
     @property
     def image(self) -> BlockNode:
-        """What the lowest layer is over: an export of this host, whatever somebody wrote there. Raises BadDisk."""
+        """The node below the lowest layer. Raises BadDisk if that is no export of this host.
+
+        Those who may write to a disk's file may change its header, and it is the agent's QEMU that opens the node.
+        """
         try:
-            node = json.loads(self.backing.removeprefix(BACKING_PREFIX))
+            node: Any = json.loads(self.backing.removeprefix(BACKING_PREFIX))
         except ValueError:
             node = None
-        if not _is_export(node):
-            raise _not_ours(self.path, self.backing)
-        found: BlockNode = node
-        return found
+        match node:
+            case {"driver": "raw", "file": {"driver": "nbd", "server": {"type": "unix", "path": _, **rest}}} if (
+                not rest
+            ):
+                return dict(node)
+        raise _not_ours(self.path, self.backing)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A layer that nobody needs, and the one that takes over what it holds, if any does."""
+    """A layer that nobody needs, and the layer that takes over what it holds, if any does."""
 
     lower: int
     upper: int | None
@@ -94,13 +99,12 @@ def next_step(
 
 
 class Layers:
-    """What there is of the disk of one VM in the folder of all disks."""
+    """The disk of one VM. Reading calls raise BadDisk, and VmDiskMissing if the disk was not made to its end."""
 
-    def __init__(self, disks: Path, vm: str) -> None:
-        self.vm = vm
-        self.folder = disks / vm
-        self._store = store_of(disks)
-        self.path = self.folder / f"disk{_SUFFIX}"
+    def __init__(self, store: LayerStore, vm: str) -> None:
+        self.vm, self._store = vm, store
+        self.folder = store.disks / vm
+        self.path = self.folder / f"disk{SUFFIX}"
         self._snapshots = self.folder / "snapshots.json"
 
     # What there is
@@ -109,16 +113,12 @@ class Layers:
         """Whether the disk was made to its end."""
         return os.path.lexists(self.path)
 
-    def _demand(self) -> None:
-        if not self.exist():
-            raise VmDiskMissing(self.vm)
-
     def chain(self) -> list[Layer]:
-        """From the active layer down to the one over the image. Raises VmDiskMissing, BadDisk."""
+        """From the active layer down to the one over the image."""
         return self.down_from(self._active())
 
     def down_from(self, layer: Layer) -> list[Layer]:
-        """A layer and all below it. Raises BadDisk."""
+        """A layer and all below it."""
         chain = [layer]
         while chain[-1].below is not None:
             if chain[-1].below >= chain[-1].number:
@@ -127,159 +127,10 @@ class Layers:
         return chain
 
     def layer(self, number: int) -> Layer:
-        """One layer that this disk has, whatever headers name. Raises BadDisk."""
-        if not self._name(number).is_symlink():
+        """One layer, which this disk must have, whatever headers name."""
+        path = self.file(number)
+        if not self._link(number).is_symlink():
             raise BadDisk(f"VM {self.vm}: its disk has no layer {number} in {self.folder}")
-        return self._read(number, self.file(number))
-
-    def all(self) -> dict[int, Layer]:
-        """All layers that were made to their end, also those that nobody needs. Raises VmDiskMissing, BadDisk."""
-        self._demand()
-        return {number: self.layer(number) for number in self._numbers() if self.file(number).exists()}
-
-    def snapshots(self) -> dict[str, int]:
-        """The layer of each snapshot. Raises VmDiskMissing, BadDisk."""
-        self._demand()
-        try:
-            snapshots = json.loads(self._snapshots.read_bytes())["snapshots"]
-            return {str(name): int(number) for name, number in snapshots.items()}
-        except FileNotFoundError:
-            return {}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadDisk(f"{self._snapshots} does not name snapshots: {error!r}") from error
-
-    def todo(self, *, fold: bool = False, readers: bool = True) -> Step | None:
-        """How to get rid of the next layer that nobody needs: see ``next_step``. Raises VmDiskMissing, BadDisk.
-
-        ``readers``: whether a layer that only a reader has besides counts as shared.
-        """
-        below = {layer.number: layer.below for layer in self.all().values()}
-        needed = {self._active().number, *self.snapshots().values()}
-        for number in set(self._numbers()) - below.keys() - needed:
-            return Step(number, None)  # a crash left its symlink alone
-        with self._names():
-            shared = self._of_others(readers=readers)
-        return next_step(below, needed, shared, fold=fold)
-
-    def file(self, number: int) -> Path:
-        """Where a layer is."""
-        return self._store / f"{number}{_SUFFIX}"
-
-    def _name(self, number: int) -> Path:
-        """The symlink that says that this disk has the layer."""
-        return self.folder / f"{number}{_SUFFIX}"
-
-    def _of_others(self, *, readers: bool = True) -> set[int]:
-        """The layers that other disks have."""
-        found = set[int]()
-        for other in self.folder.parent.iterdir():
-            if other not in (self.folder, self._store) and (readers or not other.name.startswith(READING)):
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it goes at this moment; a file
-                    found |= {int(path.stem) for path in other.iterdir() if _LAYER.fullmatch(path.name)}
-        return found
-
-    # Changes
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Nobody else copies layers, or links them, meanwhile: a layer that is copied into cannot be opened."""
-        return _flocked(self.folder)
-
-    def _names(self) -> AbstractContextManager[None]:
-        """Nobody else changes which disk has which layer, or what a disk or a layer is called, meanwhile."""
-        return _flocked(self._store)
-
-    def clear(self) -> None:
-        """Remove what is there of a disk that was not made, or not deleted, to the end."""
-        if self.folder.exists():
-            for number in list(self._numbers()):
-                self.remove(number)
-            shutil.rmtree(self.folder)
-
-    def delete(self) -> None:
-        """Remove all. A crash leaves the whole disk, or something that nobody takes for one."""
-        if self.exist():
-            self.path.unlink()
-            sync(self.folder)
-        self.clear()
-
-    def fresh(self) -> Path:
-        """Where to make the next layer. Its number is higher than those of all layers that there are."""
-        with self._names():
-            number = 1 + max((int(path.stem) for path in self._store.iterdir() if path.stem.isdecimal()), default=-1)
-            fresh = self.file(number).with_suffix(_FRESH)
-            fresh.touch()
-        return fresh
-
-    def add(self, fresh: Path) -> int:
-        """Make a file from ``fresh`` a layer of this disk, and its number known. Nobody uses it yet."""
-        number = int(fresh.stem)
-        self._make_folder()
-        sync(fresh)
-        with self._names():
-            self._name(number).unlink(missing_ok=True)  # one that a crash left leads to nothing
-            self._name(number).symlink_to(self.file(number))
-            fresh.rename(self.file(number))
-        sync(self.folder)
-        sync(self._store)
-        return number
-
-    def activate(self, number: int) -> None:
-        """Have the disk's path lead to a layer from now on."""
-        link = self.folder / f"active{_FRESH}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(self._name(number).name)
-        link.rename(self.path)
-        sync(self.folder)
-
-    def write_snapshots(self, snapshots: Mapping[str, int]) -> None:
-        """Replace all snapshots."""
-        write_atomically(self._snapshots, json.dumps({"snapshots": snapshots}).encode())
-
-    def remove(self, number: int) -> None:
-        """Give up a layer that this disk does not need. Its file goes if no other disk has it."""
-        with self._names():
-            if number not in self._of_others():
-                self.file(number).unlink(missing_ok=True)
-            self._name(number).unlink(missing_ok=True)
-        sync(self.folder)
-
-    def rename(self, new: Layers) -> None:
-        """Be the disk of another VM, of which there is nothing."""
-        with self._names():
-            self.folder.rename(new.folder)
-        sync(self.folder.parent)
-
-    def share(self, layers: Iterable[Layer]) -> None:
-        """Have the layers of another disk, too. Raises BadDisk if one is gone."""
-        self._make_folder()
-        with self._names():
-            for layer in layers:
-                if not layer.path.exists():
-                    raise _gone(self.vm, layer.path)
-                self._name(layer.number).symlink_to(layer.path)
-        sync(self.folder)
-
-    def _make_folder(self) -> None:
-        """Who may pass through the folder of all disks to a VM's may do so through this one."""
-        if not self.folder.exists():
-            self.folder.mkdir()
-            stat = self.folder.parent.stat()
-            if stat.st_gid != self.folder.stat().st_gid:
-                os.chown(self.folder, -1, stat.st_gid)
-            self.folder.chmod(stat.st_mode & 0o777)
-            sync(self.folder.parent)
-
-    def _active(self) -> Layer:
-        self._demand()
-        target = self.path.readlink() if self.path.is_symlink() else None
-        if target is None or not _LAYER.fullmatch(str(target)):
-            raise BadDisk(f"{self.path} is not a disk that was made here: it leads to {target}")
-        return self.layer(int(target.stem))
-
-    def _numbers(self) -> Iterator[int]:
-        return (int(path.stem) for path in self.folder.iterdir() if _LAYER.fullmatch(path.name) and path.is_symlink())
-
-    def _read(self, number: int, path: Path) -> Layer:
         try:
             header = read_header(path)
         except FileNotFoundError:
@@ -290,45 +141,171 @@ class Layers:
         if backing.startswith(BACKING_PREFIX):
             return Layer(number, path, header.size, backing, None)
         lower = Path(backing)
-        if not _LAYER.fullmatch(lower.name):
+        if not LAYER.fullmatch(lower.name):
             raise _not_ours(path, header.backing)
         return Layer(number, path, header.size, backing, int(lower.stem))
 
+    def all(self) -> dict[int, Layer]:
+        """All layers that were made to their end, also those that nobody needs."""
+        self._require()
+        return {number: self.layer(number) for number in self._numbers() if self.file(number).exists()}
 
-def store_of(disks: Path) -> Path:
-    """The folder of all layers, in the folder of all disks: no VM's name begins with a dot."""
-    return disks / ".layers"
+    def snapshots(self) -> dict[str, int]:
+        """The layer of each snapshot."""
+        self._require()
+        try:
+            snapshots = json.loads(self._snapshots.read_bytes())["snapshots"]
+            return {str(name): int(number) for name, number in snapshots.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadDisk(f"{self._snapshots} does not name snapshots: {error!r}") from error
+
+    def next_step(self, *, fold: bool, readers: bool = True) -> Step | None:
+        """How to remove the next layer that nobody needs: see the function.
+
+        ``readers``: whether a layer that only a reader has besides counts as shared.
+        """
+        below = {layer.number: layer.below for layer in self.all().values()}
+        needed = {self._active().number, *self.snapshots().values()}
+        for number in set(self._numbers()) - below.keys() - needed:
+            return Step(number, None)  # a crash left its symlink alone
+        with self._store.locked():
+            shared = self._store.used_beside(self.folder, readers=readers)
+        return next_step(below, needed, shared, fold=fold)
+
+    def file(self, number: int) -> Path:
+        """Where a layer is."""
+        return self._store.file(number)
+
+    # Changes
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Nobody else copies layers, or links them, meanwhile: a layer that is copied into cannot be opened."""
+        return flocked(self.folder)
+
+    def delete(self) -> None:
+        """Remove the disk, whole or half made. A crash leaves the whole disk, or nothing that is taken for one."""
+        if self.exist():
+            self.path.unlink()
+            sync(self.folder)
+        if self.folder.exists():
+            for number in list(self._numbers()):
+                self.remove(number)
+            shutil.rmtree(self.folder)
+
+    def make_lowest(self, image: BlockNode, size: int) -> int:
+        """Make the layer over an image, for the group's members to use. Raises NoSpace, CommandFailed."""
+        backing = BACKING_PREFIX + json.dumps({"driver": "raw", "file": image})
+        return self._make(["-o", _LAYOUT, "-F", "raw", "-b", backing], size)
+
+    def make_over(self, below: Layer, *, of_another: bool = False) -> int:
+        """Make a layer that reads as ``below``, with its owner. Raises NoSpace, CommandFailed.
+
+        ``of_another``: ``below`` is of another VM, whose owner need not be this one's. Then the group's members may
+        use the layer.
+        """
+        layout = ["-o", _LAYOUT_ABOVE, "-F", "qcow2", "-b", str(below.path)]
+        return self._make(layout, below.size, owner=below.path, shared=of_another)
+
+    def add(self, fresh: Path) -> int:
+        """Make a file from ``LayerStore.fresh`` a layer of this disk, which nobody uses yet. Returns its number."""
+        number = int(fresh.stem)
+        self._make_folder()
+        sync(fresh)
+        with self._store.locked():
+            self._link(number).unlink(missing_ok=True)  # one that a crash left leads to nothing
+            self._link(number).symlink_to(self.file(number))
+            fresh.rename(self.file(number))
+        sync(self.folder)
+        sync(self._store.folder)
+        return number
+
+    def activate(self, number: int) -> None:
+        """Have the disk's path lead to a layer from now on."""
+        link = self.folder / f"active{FRESH}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self._link(number).name)
+        link.rename(self.path)
+        sync(self.folder)
+
+    def write_snapshots(self, snapshots: Mapping[str, int]) -> None:
+        """Replace all snapshots."""
+        write_atomically(self._snapshots, json.dumps({"snapshots": snapshots}).encode())
+
+    def remove(self, number: int) -> None:
+        """Remove a layer from this disk, and its file unless another disk has it."""
+        with self._store.locked():
+            if number not in self._store.used_beside(self.folder):
+                self.file(number).unlink(missing_ok=True)
+            self._link(number).unlink(missing_ok=True)
+        sync(self.folder)
+
+    def rename(self, new: Layers) -> None:
+        """Be the disk of another VM, which has nothing."""
+        with self._store.locked():
+            self.folder.rename(new.folder)
+        sync(self.folder.parent)
+
+    def share(self, layers: Iterable[Layer]) -> None:
+        """Have the layers of another disk, too. Raises BadDisk if one is gone."""
+        self._make_folder()
+        with self._store.locked():
+            for layer in layers:
+                if not layer.path.exists():
+                    raise _gone(self.vm, layer.path)
+                self._link(layer.number).symlink_to(layer.path)
+        sync(self.folder)
+
+    def _require(self) -> None:
+        if not self.exist():
+            raise VmDiskMissing(self.vm)
+
+    def _link(self, number: int) -> Path:
+        """The symlink that says that this disk has the layer."""
+        return self.folder / f"{number}{SUFFIX}"
+
+    def _active(self) -> Layer:
+        self._require()
+        target = self.path.readlink() if self.path.is_symlink() else None
+        if target is None or not LAYER.fullmatch(str(target)):
+            raise BadDisk(f"{self.path} is not a disk that was made here: it leads to {target}")
+        return self.layer(int(target.stem))
+
+    def _numbers(self) -> Iterator[int]:
+        return (int(path.stem) for path in self.folder.iterdir() if LAYER.fullmatch(path.name) and path.is_symlink())
+
+    def _make(self, layout: Sequence[str], size: int, owner: Path | None = None, *, shared: bool = False) -> int:
+        fresh = self._store.fresh()
+        try:
+            self._store.create(fresh, layout, size)
+            if owner is not None:
+                give_as(owner, fresh)
+            if owner is None or shared:
+                self._store.let_write(fresh)
+            return self.add(fresh)
+        except (DriverError, OSError):
+            fresh.unlink(missing_ok=True)
+            self._store.require_room()
+            raise
+
+    def _make_folder(self) -> None:
+        """Whoever may pass through the folder of all disks to the VM's may pass through the VM's."""
+        if not self.folder.exists():
+            self.folder.mkdir()
+            stat = self.folder.parent.stat()
+            if stat.st_gid != self.folder.stat().st_gid:
+                os.chown(self.folder, -1, stat.st_gid)
+            self.folder.chmod(stat.st_mode & 0o777)
+            sync(self.folder.parent)
 
 
-def clean(disks: Path) -> None:
-    """Remove what agents left that were killed: links of those who only read, and layers that were half made."""
-    for left in disks.glob(f"{READING}*"):
-        Layers(disks, left.name).clear()
-    for left in store_of(disks).glob(f"*{_FRESH}"):
+def remove_orphans(store: LayerStore) -> None:
+    """Remove what killed agents left: links of those who only read, and layers that were half made."""
+    for left in store.disks.glob(f"{READING}*"):
+        Layers(store, left.name).delete()
+    for left in store.folder.glob(f"*{FRESH}"):
         left.unlink()
-
-
-@contextlib.contextmanager
-def _flocked(folder: Path) -> Iterator[None]:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _is_export(node: object) -> bool:
-    """Whether a node is one of NBD at a unix socket, as raw.
-
-    Those who may write to a disk's file may change its header, and the QEMU that opens what it names is the agent's.
-    """
-    server = node["file"].get("server") if _has(node, "raw", "file") and _has(node["file"], "nbd", "server") else None
-    return isinstance(server, dict) and set(server) == {"type", "path"} and server["type"] == "unix"
-
-
-def _has(node: Any, driver: str, part: str) -> TypeGuard[dict[str, Any]]:
-    return isinstance(node, dict) and node.get("driver") == driver and isinstance(node.get(part), dict)
 
 
 def _gone(vm: str, path: Path) -> BadDisk:

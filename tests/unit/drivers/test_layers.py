@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.errors import BadDisk, VmDiskMissing
-from drivers.snapshot.layers import Layers, Step, clean, next_step
+from drivers.snapshot.layers import Layers, Step, next_step, remove_orphans
+from drivers.snapshot.layerstore import LayerStore
 
 
 class NextStepTest(testtools.TestCase):
@@ -80,13 +81,16 @@ class FilesTest(testtools.TestCase):
         super().setUp()
         state = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, state)
-        self.folder, self.store = state / "snapshots", state / "snapshots/.layers"
-        self.folder.mkdir()
-        self.store.mkdir()
-        self.layers = Layers(self.folder, "vm")
+        self.folder = state / "snapshots"
+        self.store = LayerStore(self.folder)
+        self.store.folder.mkdir(parents=True)
+        self.layers = self.disk("vm")
+
+    def disk(self, vm: str) -> Layers:
+        return Layers(self.store, vm)
 
     def add(self, backing: str, size: int = 1 << 20) -> int:
-        fresh = self.layers.fresh()
+        fresh = self.store.fresh()
         head = struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 104, len(backing), 16, size)
         fresh.write_bytes(head.ljust(104, b"\0") + backing.encode())
         return self.layers.add(fresh)
@@ -107,16 +111,16 @@ class FilesTest(testtools.TestCase):
     def test_a_number_is_given_once_while_its_file_is_there(self) -> None:
         self.chain(3)
         self.layers.remove(1)
-        self.assertEqual(["3.new", "4.new"], [Layers(self.folder, name).fresh().name for name in ("other", "vm")])
-        clean(self.folder)
-        self.assertEqual({"0.qcow2", "2.qcow2"}, {path.name for path in self.store.iterdir()})
+        self.assertEqual(["3.new", "4.new"], [self.store.fresh().name for _ in range(2)])
+        remove_orphans(self.store)
+        self.assertEqual({"0.qcow2", "2.qcow2"}, {path.name for path in self.store.folder.iterdir()})
 
     def test_a_link_that_a_crash_left_is_of_no_layer_and_in_nobodys_way(self) -> None:
         self.chain(2)
         with mock.patch.object(Path, "rename", side_effect=OSError("cut off")):
             self.assertRaises(OSError, self.add, str(self.layers.file(1)))
-        self.assertEqual(({0, 1}, Step(2, None)), (set(self.layers.all()), self.layers.todo()))
-        clean(self.folder)
+        self.assertEqual(({0, 1}, Step(2, None)), (set(self.layers.all()), self.layers.next_step(fold=False)))
+        remove_orphans(self.store)
         self.assertEqual(2, self.add(str(self.layers.file(1))))
 
     def test_snapshots_are_kept_until_they_are_replaced(self) -> None:
@@ -124,7 +128,7 @@ class FilesTest(testtools.TestCase):
         self.chain(2)
         self.assertEqual({}, self.layers.snapshots())
         self.layers.write_snapshots({"a": 0, "b": 0})
-        self.assertEqual({"a": 0, "b": 0}, Layers(self.folder, "vm").snapshots())
+        self.assertEqual({"a": 0, "b": 0}, self.disk("vm").snapshots())
 
     def test_broken_snapshots_are_refused(self) -> None:
         self.chain(1)
@@ -134,7 +138,7 @@ class FilesTest(testtools.TestCase):
 
     def test_chains_that_lead_elsewhere_are_refused(self) -> None:
         self.chain(1)
-        self.layers.rename(Layers(self.folder, "other"))
+        self.layers.rename(self.disk("other"))
         for backing in ("", "/etc/passwd", "x.qcow2", *(str(self.layers.file(number)) for number in (0, 2, 3))):
             self.layers.delete()
             self.add(f"json:{json.dumps(EXPORT)}")
@@ -169,7 +173,7 @@ class FilesTest(testtools.TestCase):
         self.layers.write_snapshots({"a": 0})
         for _ in range(2):
             self.layers.delete()
-            self.assertEqual([], [*self.folder.glob("[!.]*"), *self.store.iterdir()])
+            self.assertEqual([], [*self.folder.glob("[!.]*"), *self.store.folder.iterdir()])
 
     def test_a_deletion_that_is_cut_off_leaves_no_disk(self) -> None:
         self.chain(2)
@@ -179,15 +183,15 @@ class FilesTest(testtools.TestCase):
 
     def test_what_several_disks_have_is_not_merged(self) -> None:
         self.chain(3)
-        clone = Layers(self.folder, "clone")
+        clone = self.disk("clone")
         clone.share(self.layers.down_from(self.layers.layer(1)))
-        self.assertIsNone(self.layers.todo())
+        self.assertIsNone(self.layers.next_step(fold=False))
         clone.delete()
-        self.assertEqual(Step(1, 2), self.layers.todo())
+        self.assertEqual(Step(1, 2), self.layers.next_step(fold=False))
 
     def test_what_is_shared_has_the_same_numbers_and_outlives_either_disk(self) -> None:
         self.chain(2)
-        clone = Layers(self.folder, "clone")
+        clone = self.disk("clone")
         clone.share(self.layers.chain())
         self.layers.delete()
         clone.activate(1)

@@ -66,7 +66,7 @@ class NodesTest(TestCase):
         qemu = QemuDouble(self.other)
         nodes = Nodes(qemu)
         qemu.nodes += (("new", "qcow2", "json:{}", ""), ("new-file", "file", "/new", "new"))
-        nodes.opened("new", Path("/new"))
+        nodes.add("new", Path("/new"))
         self.assertEqual("new", nodes.of(Path("/new")))
         self.assertEqual(1, qemu.asked)
         self.assertEqual(("qcow2", "new-file"), itemgetter("driver", "file")(nodes.as_it_is("new")))

@@ -33,7 +33,7 @@ class HeaderTest(testtools.TestCase):
         return read_header(self.path)
 
     def test_plain_header(self) -> None:
-        self.assertEqual(Header(1 << 30, None, False, False, False, 0), self.read(header()))
+        self.assertEqual(Header(1 << 30, None, False, False, False, 0, 0, 0), self.read(header()))
 
     def test_backing_name(self) -> None:
         self.assertEqual("json:{}", self.read(header(backing=b"json:{}")).backing)

@@ -16,7 +16,7 @@ from pathlib import Path
 from testtools.matchers import MatchesRegex
 
 from drivers.cache.qcow2 import CLUSTER_SIZE
-from drivers.snapshot.qcow2 import _LAYOUT_ABOVE
+from drivers.snapshot.layers import _LAYOUT_ABOVE
 from tests.unit.virtman.imagefiles import CONTENT, ImagesTest, qemu_img
 from virtman.errors import BadImageFile
 from virtman.imagefile import LARGEST, inspect

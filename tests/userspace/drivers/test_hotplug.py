@@ -15,7 +15,7 @@ from testtools import TestCase
 from drivers.base import BlockNode, Monitor
 from drivers.errors import DiskInUse, MonitorFailed
 from drivers.qemu.hotplug import CONTROLLER, plug, unplug
-from drivers.qemu.monitor import Client, open_node, private_daemon
+from drivers.qemu.monitor import Client, private_node
 from drivers.qemu.nodes import Nodes
 from tests.patience import PATIENCE
 
@@ -108,7 +108,7 @@ class HotplugTest(TestCase):
         monitor, disk = self.with_controller(), self.disk()
         plug(monitor, "data", disk)
         over = self.file("over")
-        open_node(monitor, "over", {**over, "backing": None})
+        monitor.execute("blockdev-add", {**over, "backing": None, "node-name": "over"})
         below = Nodes(monitor).demand(Path(disk["file"]["filename"]))
         monitor.execute("blockdev-snapshot", {"node": below, "overlay": "over"})
         unplug(monitor, "data", {**over, "backing": disk})
@@ -128,8 +128,7 @@ class HotplugTest(TestCase):
         monitor = self.with_controller()
         missing = {"driver": "qcow2", "file": {"driver": "file", "filename": str(self.folder / "none")}}
         self.assertRaises(MonitorFailed, plug, monitor, "data", missing)
-        with private_daemon() as other:
-            disk = self.disk()
-            open_node(other, "theirs", disk)
+        disk = self.disk()
+        with private_node("theirs", disk):
             self.assertRaises(DiskInUse, plug, monitor, "data", disk)
         self.assertEqual(([], []), (self.shown(monitor), self.nodes(monitor)))

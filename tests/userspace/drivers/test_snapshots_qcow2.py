@@ -27,9 +27,11 @@ from drivers.errors import DiskInUse, DriverError, MonitorFailed, NoSpace, NotPo
 from drivers.qemu import monitor as monitors
 from drivers.qemu.nodes import Nodes
 from drivers.qemu.streaming import JOB
-from drivers.snapshot import qcow2
-from drivers.snapshot.layers import Layers, store_of
-from drivers.snapshot.qcow2 import DEEP, Qcow2Disks
+from drivers.snapshot import layerstore, qcow2
+from drivers.snapshot.chains import DEEP
+from drivers.snapshot.layers import Layers
+from drivers.snapshot.layerstore import LayerStore
+from drivers.snapshot.qcow2 import Qcow2Disks
 from tests.patience import PATIENCE
 from tests.userspace.drivers.hosts import MIB, HostCase, until
 from tests.userspace.drivers.qemus import Vm, stranger
@@ -81,7 +83,7 @@ def cut_at(number: int) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         for owner, name in (
             (monitors.Client, "execute"),
-            (qcow2, "run"),
+            (layerstore, "run"),
             (Path, "rename"),
             (Path, "symlink_to"),
             (Path, "unlink"),
@@ -99,6 +101,7 @@ class SnapshotCase(HostCase):
         self.image, self.file, (self.h,) = self.chain(0, MIB)
         self.origin = self.h.export.local(self.image)
         self.folder = self.h.place.state / "snapshots"
+        self.store = LayerStore(self.folder)
         self.names = (f"vm{number}" for number in itertools.count())
 
     def make(self) -> Qcow2Disks:
@@ -117,11 +120,11 @@ class SnapshotCase(HostCase):
 
     def left(self) -> list[Path]:
         """All that there is of disks."""
-        store = store_of(self.folder)
+        store = self.store.folder
         return [*(path for path in self.folder.iterdir() if path != store), *store.iterdir()]
 
     def layers(self, vm: str) -> Layers:
-        return Layers(self.folder, vm)
+        return Layers(self.store, vm)
 
     def write(self, path: Path | None, at: int, pattern: int) -> None:
         command = ["qemu-io", "-f", "qcow2", "-c", f"write -P {pattern} {at * BLOCK} 4k", str(path)]
@@ -149,7 +152,7 @@ class SnapshotCase(HostCase):
     def assert_tidy(self, vm: str) -> None:
         """No layer that nobody needs, nothing half made, no process."""
         layers = self.layers(vm)
-        self.assertIsNone(layers.todo())
+        self.assertIsNone(layers.next_step(fold=False))
         needed = {
             layer.path.name
             for number in layers.snapshots().values()
@@ -200,7 +203,7 @@ class RunningTest(SnapshotCase):
         vm = self.create()
         running = self.start(vm)
         snapshots = self.with_snapshots(vm, 1, running)
-        with mock.patch.object(qcow2, "open_node", side_effect=Cut):
+        with mock.patch.object(qcow2, "switch", side_effect=Cut):
             self.assertRaises(Cut, self.make().take, vm, "cut", running)
         self.make().drop(vm, "p1", running)
         running.write(5 * BLOCK, 5)
@@ -213,7 +216,7 @@ class RunningTest(SnapshotCase):
         snapshots = self.with_snapshots(vm, 2, running)
         self.layers(vm).write_snapshots({"p2": 1})  # as a drop leaves it that finds no room
         self.make().take(vm, "p3", running)
-        self.assertIsNotNone(self.layers(vm).todo())
+        self.assertIsNotNone(self.layers(vm).next_step(fold=False))
         self.make().drop(vm, "none", running)
         self.assert_tidy(vm)
         self.assert_snapshots(vm, {"p2": snapshots["p2"], "p3": snapshots["p2"]})
@@ -449,7 +452,7 @@ class CrashTest(SnapshotCase):
             vm = self.create()
             running = self.start(vm)
             self.with_snapshots(vm, 3, running)
-            with mock.patch.object(qcow2, "open_node", side_effect=Cut):
+            with mock.patch.object(qcow2, "switch", side_effect=Cut):
                 self.assertRaises(Cut, self.make().take, vm, "p4", running)
             running.write(5 * BLOCK, 5)
             call(self.make(), vm, running)
@@ -576,7 +579,7 @@ class FullTest(SnapshotCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.filler = store_of(self.folder) / "filler"
+        self.filler = self.store.folder / "filler"
         self.small_file_system(self.filler.parent, 24 * MIB)
 
     def fill(self, left: int) -> None:
@@ -635,7 +638,7 @@ class StoppedTest(SnapshotCase):
         vm = self.create()
         self.write(self.make().open(vm).path, 0, 1)
         left = self.layers("new")
-        left.fresh().touch()
+        left.add(self.store.fresh())
         self.assertFalse(left.exist())
         self.assert_holds(self.make().rename(vm, "new").path, {0: 1})
         self.assert_tidy("new")
@@ -871,9 +874,9 @@ class CloneTest(SnapshotCase):
                 break
 
     def test_without_room_there_is_none(self) -> None:
-        self.small_file_system(store_of(self.folder), 24 * MIB)
+        self.small_file_system(self.store.folder, 24 * MIB)
         vm = self.source()
-        filler = store_of(self.folder) / "filler"
+        filler = self.store.folder / "filler"
         for left in (0, 200 * KIB):
             filler.write_bytes(bytes(max(0, shutil.disk_usage(filler.parent).free - left)))
             self.assertRaises(NoSpace, self.make().clone, vm, "p2", "new")
