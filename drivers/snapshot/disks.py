@@ -1,4 +1,4 @@
-"""What the drivers of kernel disks for VMs have in common: names, records, and the order in which a disk is made."""
+"""What the drivers of kernel disks for VMs share: names, records, and the order in which a disk is made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ DISK_PREFIX = "virtman-vm-"
 
 
 class Records(Generic[D]):
-    """One JSON file for each VM's disk in ``folder``, with the fields of the dataclass ``kind``."""
+    """One JSON file for each VM's disk in ``folder``, with the fields of the dataclass ``kind``.
+
+    All calls with a name raise BadName.
+    """
 
     def __init__(self, folder: Path, kind: type[D]) -> None:
         self._folder, self._kind = folder, kind
@@ -38,11 +41,11 @@ class Records(Generic[D]):
             torn.unlink()
 
     def path(self, vm: str) -> Path:
-        """Where the disk is written down. Raises BadName."""
+        """The file of the VM's record."""
         return self._folder / f"{checked(vm)}.json"
 
     def read(self, vm: str) -> D:
-        """Raises VmDiskMissing, BadDisk if the record is damaged, BadName."""
+        """Raises VmDiskMissing, BadDisk if the record is damaged."""
         path = self.path(vm)
         try:
             return self._kind(**json.loads(path.read_text()))
@@ -56,13 +59,15 @@ class Records(Generic[D]):
         return {path.stem: self.read(path.stem) for path in matching(self._folder, "[!.]*.json")}
 
     def write(self, vm: str, disk: D) -> None:
-        """Write a disk down, so that a power cut leaves the old record or the new one."""
+        """Write a record; a power cut leaves the old one or the new one."""
         write_atomically(self.path(vm), json.dumps(asdict(disk)).encode())
 
 
 class MapDisks(ABC, Generic[D]):
-    """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``, written down in ``folder``. What is missing of a disk that
-    was made is made again, but not what holds its data.
+    """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``, with records in ``folder``.
+
+    What is missing of a disk that was made is made again, but not what holds its data: that is BadDisk. All calls
+    raise what VmDiskDriver says, and NotOurs, CommandFailed.
     """
 
     moves_live = False
@@ -76,11 +81,7 @@ class MapDisks(ABC, Generic[D]):
         self._lock = threading.Lock()
 
     def create(self, vm: str, origin: Device, size: int) -> Device:
-        """A disk of ``size`` bytes over the kernel device ``origin``, whose path is the same after a reboot.
-
-        Raises BadDisk if the size is below the image's or no multiple of 512; BadDevice, BadName, NoSpace, NotOurs,
-        CommandFailed.
-        """
+        """``origin``: a kernel device whose path is the same after a reboot; else BadDevice is raised."""
         path = checked_origin(vm, origin, size)
         with self._lock:
             if not self._is_made(vm):
@@ -88,27 +89,18 @@ class MapDisks(ABC, Generic[D]):
             return self._activate(vm)
 
     def open(self, vm: str) -> Device:
-        """The VM's disk, made usable if the host was down.
-
-        Raises VmDiskMissing, BadDisk if what it is made of is lost or damaged, BadName, NotOurs, CommandFailed.
-        """
+        """The disk is made usable if the host was down."""
         with self._lock:
             return self._activate(vm)
 
     def delete(self, vm: str) -> None:
-        """Remove the VM's disk, whole or half made.
-
-        Raises DiskInUse or CommandFailed if somebody uses it or a snapshot, BadName, NotOurs.
-        """
+        """The disk may be half made. Raises DiskInUse or CommandFailed if somebody uses the disk or a snapshot."""
         checked(vm)
         with self._lock:
             self._remove(vm)
 
     def rename(self, vm: str, new: str) -> Device:
-        """Let the disk be that of another name, whose map is made anew.
-
-        Raises VmDiskMissing, BadDisk, DiskInUse, BadName, NotOurs, CommandFailed.
-        """
+        """The map is made anew under the other name."""
         for name in (vm, new):
             checked(name)
         with self._lock:
@@ -119,14 +111,14 @@ class MapDisks(ABC, Generic[D]):
                     raise BadDisk(f"VM {new} has a disk, and the one of VM {vm} cannot get its name")
                 if is_open(vm):
                     raise DiskInUse(vm)
-                self._let_go(vm, new)
+                self._release(vm, new)
                 old.rename(renamed)
                 sync(old.parent)
             return self._activate(new)
 
     @abstractmethod
-    def _let_go(self, vm: str, new: str) -> None:
-        """Remove the maps of a disk that nobody has open, and give another name to what is known by the VM's."""
+    def _release(self, vm: str, new: str) -> None:
+        """Remove the maps of a disk that nobody has open, and rename what is named after the VM, but the record."""
 
     def _is_made(self, vm: str) -> bool:
         """Whether ``_make`` was done with the VM's disk."""
@@ -134,33 +126,33 @@ class MapDisks(ABC, Generic[D]):
 
     @abstractmethod
     def _make(self, vm: str, origin: Path, origin_size: int, size: int) -> None:
-        """A new disk and its record. What an earlier creation or deletion has left of one may be there."""
+        """Make a disk and its record. Remains of an earlier creation or deletion may be there."""
 
     @abstractmethod
     def _activate(self, vm: str) -> Device:
-        """The map of a disk that has a record."""
+        """Make the map of a disk that has a record, unless it is there."""
 
     @abstractmethod
     def _remove(self, vm: str) -> None:
-        """The map, what the disk is made of, and the record."""
+        """Remove the map, what the disk is made of, and the record."""
 
 
 def is_open(vm: str) -> bool:
     """Whether anybody has the disk open."""
     name = DISK_PREFIX + vm
-    wake(name)  # who cannot write cannot close it either
+    resume_if_suspended(name)  # a program that waits for its writes cannot close the disk either
     return devmapper.exists(name) and devmapper.openers(name) > 0
 
 
-def wake(name: str) -> None:
-    """Let the users of a map go on if an agent ended while it held them."""
+def resume_if_suspended(name: str) -> None:
+    """Resume a map that an agent suspended and did not resume before it ended."""
     if devmapper.is_suspended(name):
-        log.warning("the map %s was suspended, and goes on", name)
+        log.warning("the map %s was suspended, and is resumed", name)
         devmapper.resume(name)
 
 
 def checked_origin(vm: str, origin: Device, size: int) -> Path:
-    """The origin's kernel device, if a disk of ``size`` bytes can be made over it. Raises BadDevice, BadDisk."""
+    """The path of a kernel device over which a disk of ``size`` bytes can be made. Raises BadDevice, BadDisk."""
     if origin.path is None:
         raise BadDevice(f"VM {vm}: the origin is no kernel device")
     if size < origin.size or size % SECTOR or origin.size % SECTOR:
@@ -169,7 +161,7 @@ def checked_origin(vm: str, origin: Device, size: int) -> Path:
 
 
 def checked_growth(vm: str, before: int, size: int) -> None:
-    """Raises BadDisk if a disk of ``before`` bytes cannot be given ``size``."""
+    """Raise BadDisk if a disk of ``before`` bytes cannot have ``size``."""
     if size < before or size % SECTOR:
         raise BadDisk(f"VM {vm}: its disk of {before} bytes cannot have {size}: a multiple of {SECTOR}, and no less")
 

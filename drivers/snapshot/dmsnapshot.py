@@ -49,7 +49,7 @@ _MAGIC = 0x70416E53
 
 @dataclass(frozen=True)
 class _Disk:
-    """What is written down of a disk once its store is complete. Sizes in bytes."""
+    """The record of a disk, made once its store is complete. Sizes in bytes."""
 
     size: int
     origin: str
@@ -73,81 +73,79 @@ class DmSnapshotDisks(MapDisks[_Disk]):
         self._chunk = chunk
 
     def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:  # noqa: ARG002
-        """The disk, if it has this size already. Raises VmDiskMissing, BadDisk, NotPossible."""
+        """Only to the size that the disk has."""
         before = self._records.read(vm).size
         checked_growth(vm, before, size)
         if size != before:
-            raise _not_possible(vm, "given another size")
+            raise self._not_possible(vm, "given another size")
         return self.open(vm)
 
     def take(self, vm: str, snapshot: str, monitor: Monitor | None) -> Device:  # noqa: ARG002
-        """Raises VmDiskMissing, BadName, NotPossible."""
-        self._records.read(vm)
-        raise _not_possible(vm, f"kept as it is now, as {checked(snapshot)}")
+        """Raises NotPossible."""
+        raise self._not_possible(vm, f"kept as it is now, as {checked(snapshot)}")
 
     def revert(self, vm: str, snapshot: str) -> Device:
-        """Raises VmDiskMissing, BadName, NotPossible."""
-        self._records.read(vm)
-        raise _not_possible(vm, f"set back to {checked(snapshot)}")
+        """Raises NotPossible."""
+        raise self._not_possible(vm, f"set back to {checked(snapshot)}")
 
     def drop(self, vm: str, snapshot: str, monitor: Monitor | None) -> None:  # noqa: ARG002
-        """Nothing: there is no snapshot. Raises VmDiskMissing, BadName."""
+        """Do nothing: there is no snapshot."""
         self._records.read(vm)
         checked(snapshot)
 
     def snapshots(self, vm: str) -> frozenset[str]:
-        """None. Raises VmDiskMissing, BadName."""
+        """None."""
         self._records.read(vm)
         return frozenset()
 
     def clone(self, vm: str, snapshot: str, new: str) -> Device:
-        """Raises VmDiskMissing, BadName, NotPossible."""
+        """Raises NotPossible."""
         for name in (vm, snapshot, new):
             checked(name)
-        self._records.read(vm)
-        raise _not_possible(vm, "cloned")
+        raise self._not_possible(vm, "cloned")
 
     @contextmanager
     def reading(self, vm: str, snapshot: str) -> Iterator[Device]:
-        """Raises VmDiskMissing, SnapshotMissing, BadName."""
+        """Raises SnapshotMissing."""
         checked(snapshot)
         self._records.read(vm)
         raise SnapshotMissing(vm, snapshot)
         yield  # what makes it a generator
 
     def changes(self, vm: str, snapshot: str | None, since: str | None) -> list[Range]:  # noqa: ARG002
-        """Raises VmDiskMissing, BadName, NotPossible."""
-        self._records.read(vm)
-        raise _not_possible(vm, "sent")
+        """Raises NotPossible."""
+        raise self._not_possible(vm, "sent")
 
     def existing(self) -> frozenset[str]:
         """VMs with a disk, whole or half made."""
         return found(matching(self._folder, "[!.]*"))
 
     def spare(self) -> int:
-        """Any number: nothing but what VMs write comes to these disks, and they have taken all their space."""
+        """No limit: the disks have taken all their space."""
         return sys.maxsize
 
     def trouble(self) -> str:
-        """Nothing: disks have taken all their space."""
+        """None: the disks have taken all their space."""
         return ""
+
+    def _not_possible(self, vm: str, what: str) -> NotPossible:
+        """The error to raise. Raises VmDiskMissing, BadName."""
+        self._records.read(vm)
+        return NotPossible(f"VM {vm}: a disk of the driver dmsnapshot cannot be {what}; disks of the driver dmthin can")
 
     def _store(self, vm: str) -> Path:
         return self._folder / f"{checked(vm)}.store"
 
     def _make(self, vm: str, origin: Path, origin_size: int, size: int) -> None:
-        self._remove(vm)  # what a creation or a deletion that was cut short has left: it may hold old data
+        self._remove(vm)  # remains of an interrupted creation or deletion may hold old data
         try:
-            self._make_store(vm, size)
+            allocate(self._store(vm), store_size(size, self._chunk))
+            sync(self._store(vm))
+            sync(self._folder)
             self._records.write(vm, _Disk(size, str(origin), origin_size, self._chunk))
         except (DriverError, OSError):
             self._remove(vm)
             raise
-
-    def _make_store(self, vm: str, size: int) -> None:
-        allocate(self._store(vm), store_size(size, self._chunk))
-        sync(self._store(vm))
-        sync(self._folder)
 
     def _activate(self, vm: str) -> Device:
         disk, name, store = self._records.read(vm), DISK_PREFIX + vm, self._store(vm)
@@ -166,7 +164,7 @@ class DmSnapshotDisks(MapDisks[_Disk]):
             )
         return Device(size=disk.size, path=devmapper.map_path(name))
 
-    def _let_go(self, vm: str, new: str) -> None:
+    def _release(self, vm: str, new: str) -> None:
         self._remove_maps(vm)
         if self._store(vm).exists():
             self._store(vm).rename(self._store(new))
@@ -181,10 +179,6 @@ class DmSnapshotDisks(MapDisks[_Disk]):
         # The record first: a disk that has one is whole.
         for file in (self._records.path(vm), self._store(vm)):
             file.unlink(missing_ok=True)
-
-
-def _not_possible(vm: str, what: str) -> NotPossible:
-    return NotPossible(f"VM {vm}: a disk of the driver dmsnapshot cannot be {what}; disks of the driver dmthin can")
 
 
 def store_size(size: int, chunk: int) -> int:
@@ -206,7 +200,7 @@ def _base_table(disk: _Disk) -> list[str]:
 
 
 def _revalidate(store: Path) -> None:
-    """Have the kernel take a store again that it gave up after an error: what it had written down in it is right."""
+    """Have the kernel take a store again that it gave up after an error: the table in the store is right."""
     with store.open("r+b") as file:
         magic, valid, *rest = _HEADER.unpack(file.read(_HEADER.size))
         if magic == _MAGIC and not valid:

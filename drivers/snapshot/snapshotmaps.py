@@ -1,68 +1,46 @@
-"""Read-only maps over the volumes of snapshots, for programs of this host to read what a snapshot keeps.
+"""Read-only maps over the volumes of snapshots. Each reader has a map of its own while it reads.
 
-A map is named after its volume, and is there while somebody reads it. One that a killed agent left is used by the next
-reader of that snapshot, and removed by the next agent, or with the snapshot: the kernel deletes no volume that has a
-map (Linux: drivers/md/dm-thin-metadata.c, __delete_device).
+The kernel deletes no volume that has a map (Linux: drivers/md/dm-thin-metadata.c, __delete_device). So a snapshot that
+is read is not deleted, also while a program of a killed agent reads it.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
+import secrets
 from pathlib import Path
 
-from drivers.errors import DiskInUse, DriverError
+from drivers.errors import DiskInUse
 from drivers.kernel import devmapper
-
-log = logging.getLogger(__name__)
 
 SNAPSHOT_PREFIX = "virtman-snapshot-"
 
 
 class SnapshotMaps:
-    """The maps, by the numbers of their volumes, and how many of this process read each. Calls come one at a time."""
+    """The maps of this process, by name. Calls come one at a time, and raise NotOurs, CommandFailed, OSError."""
 
     def __init__(self) -> None:
-        self._readers: Counter[str] = Counter()
+        self._read: set[str] = set()
 
     def enter(self, number: int, table: str) -> Path:
-        """Begin to read: the map's node. Raises NotOurs, CommandFailed, CommandTimedOut."""
-        name = _name(number)
+        """Make a map over a volume. Returns its node."""
+        name = f"{SNAPSHOT_PREFIX}{number}-{secrets.token_hex(4)}"
         path = devmapper.create(name, [table], read_only=True)
-        self._readers[name] += 1
+        self._read.add(name)
         return path
 
-    def leave(self, number: int) -> None:
-        """End reading. Who was last removes the map."""
-        name = _name(number)
-        self._readers -= Counter([name])  # which forgets those that nobody reads
-        if name not in self._readers:
-            _remove_or_leave(name)
+    def leave(self, path: Path) -> None:
+        """Remove a map, as soon as no program has it open."""
+        self._read.discard(path.name)
+        devmapper.remove_when_closed(path.name)
 
     def clear(self, vm: str, number: int) -> None:
-        """Have no map over a volume of a VM. Raises DiskInUse if anybody reads it, NotOurs, CommandFailed."""
-        name = _name(number)
-        if self._is_read(name):
-            raise DiskInUse(vm)
-        devmapper.remove(name)
+        """Remove the maps that nobody reads from a volume of a VM. Raises DiskInUse if somebody reads one."""
+        for name in devmapper.names(f"{SNAPSHOT_PREFIX}{number}-"):
+            if name in self._read or devmapper.openers(name):
+                raise DiskInUse(vm)
+            devmapper.remove(name)
 
-    def sweep(self) -> None:
-        """Remove the maps of agents that were killed."""
-        for name in devmapper.names(SNAPSHOT_PREFIX) - self._readers.keys():
-            log.info("the map %s is removed: an agent was killed while it, or a program of its, read it", name)
-            _remove_or_leave(name)
-
-    def _is_read(self, name: str) -> bool:
-        return name in self._readers or (devmapper.exists(name) and devmapper.openers(name) > 0)
-
-
-def _remove_or_leave(name: str) -> None:
-    """Remove a map, now or later: nobody's call fails because a program still has it open."""
-    try:
-        devmapper.remove(name)
-    except (DriverError, OSError) as error:
-        log.warning("the map %s is removed later: %s", name, error)
-
-
-def _name(number: int) -> str:
-    return f"{SNAPSHOT_PREFIX}{number}"
+    def remove_orphans(self) -> None:
+        """Remove the maps of killed agents, as soon as no program has them open."""
+        for name in devmapper.names(SNAPSHOT_PREFIX) - self._read:
+            devmapper.remove_when_closed(name)

@@ -1,8 +1,8 @@
-"""Which blocks of a thin volume are its own, and in which two volumes differ: asked of the pool's metadata.
+"""Which blocks a thin volume has itself, and in which two volumes differ, by the pool's metadata.
 
-While a pool is in use its metadata change, so the kernel is asked to keep them as they are meanwhile (Linux:
-admin-guide/device-mapper/thin-provisioning, reserve_metadata_snap); thin_dump(8) and thin_delta(8) read those. There is
-one such state at a time in a pool, and a killed agent leaves it behind.
+The metadata of a pool in use change. So the kernel is asked to hold a state of them (Linux: admin-guide/device-mapper/
+thin-provisioning, reserve_metadata_snap), which thin_dump(8) and thin_delta(8) read. A pool holds one such state at a
+time, and a killed agent leaves it behind.
 """
 
 from __future__ import annotations
@@ -10,74 +10,71 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from xml.parsers import expat  # programs of ours wrote what is parsed
+from xml.parsers import expat  # the XML is of thin_dump and thin_delta
 
 from drivers.base import Range
 from drivers.host.command import run
-from drivers.kernel import devmapper
+from drivers.kernel import devmapper, dmioctl
 from drivers.kernel.devmapper import SECTOR
+from drivers.snapshot.ranges import append
 
 _TIMEOUT = 600.0
 """Seconds: a large volume on a slow disk has gigabytes of metadata."""
 
 _HELD = 6
-"""The word of a pool's status line that says what is kept."""
+"""The word of a pool's status line that names the state held; "-" if there is none."""
 
-_DIFFERENT = ("different", "left_only", "right_only")
+_ATTRIBUTES = {
+    "single_mapping": ("origin_block", ""), "range_mapping": ("origin_begin", "length"),
+    "different": ("begin", "length"), "left_only": ("begin", "length"), "right_only": ("begin", "length"),
+}  # fmt: skip
+"""Elements that name blocks, with the attributes of the first block and of the number of blocks."""
 
 
 class Blocks:
-    """Takes what thin_dump(8) and thin_delta(8) write, line by line. ``ranges``: what it names; neighbours are one.
+    """Parses the output of thin_dump(8) and thin_delta(8) line by line into ``ranges``.
 
-    No tree is made of it: at worst there is an element for each 64 KiB of a volume.
+    Elements are not kept: at worst there is one for each 64 KiB of a volume.
     """
 
     def __init__(self) -> None:
         self.ranges: list[Range] = []
-        self._block = 0
-        """Bytes of a block."""
+        self._block_bytes = 0
         self._parser = expat.ParserCreate()
         self._parser.StartElementHandler = self._begin
 
     def feed(self, line: str) -> None:
-        """The next line."""
+        """Parse the next line."""
         self._parser.Parse(f"{line}\n")
 
     def end(self) -> None:
-        """There are no more. Raises ExpatError if something is missing."""
+        """End the parsing. Raises ExpatError if something is missing."""
         self._parser.Parse("", True)
 
-    def _begin(self, tag: str, attributes: Mapping[str, str]) -> None:
+    def _begin(self, tag: str, values: Mapping[str, str]) -> None:
         if tag == "superblock":
-            self._block = int(attributes["data_block_size"]) * SECTOR
-        elif tag == "single_mapping":
-            self._add(int(attributes["origin_block"]), 1)
-        elif tag == "range_mapping":
-            self._add(int(attributes["origin_begin"]), int(attributes["length"]))
-        elif tag in _DIFFERENT:
-            self._add(int(attributes["begin"]), int(attributes["length"]))
-
-    def _add(self, begin: int, length: int) -> None:
-        new = Range(begin * self._block, length * self._block)
-        if self.ranges and self.ranges[-1].offset + self.ranges[-1].length == new.offset:
-            new = Range(self.ranges[-1].offset, self.ranges.pop().length + new.length)
-        self.ranges.append(new)
+            self._block_bytes = int(values["data_block_size"]) * SECTOR
+        elif tag in _ATTRIBUTES:
+            first, count = _ATTRIBUTES[tag]
+            offset, length = (int(number) * self._block_bytes for number in (values[first], values.get(count, 1)))
+            append(self.ranges, Range(offset, length))
 
 
 def mapped(meta: Path, number: int) -> list[Range]:
-    """The blocks that a volume has itself in what is ``kept``. Raises CommandFailed, CommandTimedOut, ToolMissing."""
-    return _asked(["thin_dump", "-m", "--dev-id", str(number), str(meta)])
+    """The blocks that a volume has itself in the state held. Raises CommandFailed, CommandTimedOut, ToolMissing."""
+    return _parsed(["thin_dump", "-m", "--dev-id", str(number), str(meta)])
 
 
 def differing(meta: Path, number: int, since: int) -> list[Range]:
-    """The blocks in which two volumes may differ: those that they do not share. As ``mapped``, which see."""
-    return _asked(["thin_delta", "-m", "--thin1", str(since), "--thin2", str(number), str(meta)])
+    """The blocks that two volumes do not share in the state held. Raises as ``mapped``."""
+    return _parsed(["thin_delta", "-m", "--thin1", str(since), "--thin2", str(number), str(meta)])
 
 
 @contextmanager
-def kept(pool: str) -> Iterator[None]:
-    """Have the kernel keep the metadata as they are now. Calls come one at a time. Raises CommandFailed,
-    CommandTimedOut.
+def held(pool: str) -> Iterator[None]:
+    """Have the kernel hold the present state of the metadata. Calls come one at a time.
+
+    Raises CommandFailed, CommandTimedOut, OSError.
     """
     release(pool)
     devmapper.message(pool, "reserve_metadata_snap")
@@ -88,12 +85,12 @@ def kept(pool: str) -> Iterator[None]:
 
 
 def release(pool: str) -> None:
-    """Let go of what a killed agent had the kernel keep. Raises CommandFailed, CommandTimedOut."""
-    if devmapper.status(pool).split()[_HELD : _HELD + 1] not in ([], ["-"]):  # a pool that has failed says little
+    """Release a held state, if there is one. Raises CommandFailed, CommandTimedOut, OSError."""
+    if dmioctl.status(pool).split()[_HELD : _HELD + 1] not in ([], ["-"]):  # the line of a failed pool is short
         devmapper.message(pool, "release_metadata_snap")
 
 
-def _asked(argv: list[str]) -> list[Range]:
+def _parsed(argv: list[str]) -> list[Range]:
     blocks = Blocks()
     run(argv, timeout=_TIMEOUT, on_line=blocks.feed)
     blocks.end()

@@ -1,13 +1,13 @@
-"""Which volume of a pool of thin volumes is whose.
+"""Which volume of a pool of thin volumes belongs to which disk.
 
-A volume is known by a number alone, and a state folder may be set back while its pool is not. So a number is drawn by
-lot: one that an old record names is then in all likelihood nobody else's. A record says whether the volume was made;
-only what was made is used and deleted, and it is made once: what a pool has lost does not come back as an empty disk.
+A volume is known by a number alone, and a state folder may be set back while its pool is not. So numbers are random: a
+number in an old record is then in all likelihood nobody else's. A record says whether the disk's volume was made; only
+what was made is used and deleted, and it is made once: what a pool has lost does not come back as an empty disk.
 
-A snapshot is a volume too, which shares with the disk's what neither has written since, and which nobody writes. Its
-number is written down before the volume is made and until it is deleted, as not made: so a crash leaks none. What is
-not made is deleted by the next call that changes the disk's volumes. A clone's volume begins as a copy of the volume of
-another disk's snapshot; the kernel counts who needs a block, so neither needs the other.
+A snapshot is a volume that nobody writes, and that shares blocks with the disk's volume until the VM writes to them.
+The kernel counts who needs a block, so a clone, whose volume begins as a copy of a snapshot, needs nothing of its
+source. The number of a copy is in the record, as unused, before the copy is made; the number of a volume that is to be
+deleted, until it is deleted. So a crash leaks no volume: the next call that changes the disk's volumes deletes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from drivers.errors import BadDisk, CommandFailed, SnapshotMissing, VmDiskMissing
 from drivers.snapshot.disks import Records
@@ -29,25 +28,21 @@ NUMBERS = 1 << 24
 
 _TRIES = 16
 _THERE, _MISSING = "File exists", "No data available"
-_SUPERBLOCK = 4096
-"""Bytes of the first block of metadata: the kernel takes zeros there for new metadata."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is written down of a snapshot: its volume, and how large the disk was. ``made``: the volume is there,
-    whole."""
+    """The record of a snapshot: the number of its volume, and the size of the disk at that time in bytes."""
 
     number: int
     size: int
-    made: bool
 
 
 @dataclass(frozen=True)
 class ThinDisk:
-    """What is written down of a disk. ``size`` in bytes. Until the volume is ``made``, ``number`` is nobody's.
+    """The record of a disk. ``size`` in bytes. Until the volume is ``made``, ``number`` has no meaning.
 
-    ``spare``: a volume that is about to be the disk's, ``made`` or not, or that was, and is in nobody's use.
+    ``unused``: volumes that may be in the pool and are to be deleted.
     """
 
     number: int
@@ -55,7 +50,7 @@ class ThinDisk:
     origin: str
     made: bool
     snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
-    spare: int | None = None
+    unused: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises TypeError or ValueError if what was read as snapshots are none."""
@@ -64,16 +59,20 @@ class ThinDisk:
             for name, snapshot in dict(self.snapshots).items()
         }
         object.__setattr__(self, "snapshots", snapshots)
+        object.__setattr__(self, "unused", tuple(self.unused))
 
     @property
     def numbers(self) -> list[int]:
-        """Those of all its volumes that may be there."""
+        """The numbers of all volumes of the disk that may be in the pool."""
         snapshots = [snapshot.number for snapshot in self.snapshots.values()]
-        return snapshots + [self.number] * self.made + ([] if self.spare is None else [self.spare])
+        return [*snapshots, *[self.number] * self.made, *self.unused]
 
 
 class Volumes:
-    """The volumes of the VMs in ``records``. ``tell`` sends the pool a message, and raises CommandFailed."""
+    """The volumes of the VMs in ``records``. ``tell`` sends the pool a message.
+
+    All calls raise BadDisk, CommandFailed, CommandTimedOut; those with a VM that has no disk, VmDiskMissing.
+    """
 
     def __init__(
         self,
@@ -84,123 +83,101 @@ class Volumes:
         self._records, self._tell, self._draw = records, tell, draw
 
     def is_made(self, vm: str) -> bool:
-        """Whether the VM has a volume. Raises BadDisk, BadName."""
+        """Whether the VM has a volume."""
         return self._records.path(vm).exists() and self._records.read(vm).made
 
     def of(self, vm: str) -> ThinDisk:
-        """The VM's disk. Raises VmDiskMissing if it has none or its volume was not made, BadDisk, BadName."""
+        """The VM's disk. Raises VmDiskMissing also if its volume was not made."""
         disk = self._records.read(vm)
         if not disk.made:
             raise VmDiskMissing(vm)
         return disk
 
     def make(self, vm: str) -> ThinDisk:
-        """A new, empty volume for a VM that has a record. Raises BadDisk, CommandFailed, CommandTimedOut."""
+        """Make a new, empty volume for a VM that has a record."""
         for number in self._untaken():
-            if self._made(number, f"create_thin {number}"):
+            if self._create(number, f"create_thin {number}"):
                 return self._write(vm, replace(self._records.read(vm), number=number, made=True))
         raise _none_free(vm)
-
-    def snapshots(self, vm: str) -> dict[str, Snapshot]:
-        """The snapshots of the VM's disk. Raises as ``of``."""
-        return {name: snapshot for name, snapshot in self.of(vm).snapshots.items() if snapshot.made}
 
     def take(self, vm: str, snapshot: str, still: Callable[[], AbstractContextManager[None]]) -> None:
         """Keep what the VM's volume holds as a snapshot, unless it has one of this name.
 
-        ``still``: within it nobody writes to the volume. Raises as ``of``, CommandFailed, CommandTimedOut.
+        ``still``: within it nobody writes to the volume.
         """
-        if snapshot in self.snapshots(vm):
+        if snapshot in self.of(vm).snapshots:
             return
-        disk = self._tidy(vm)
-
-        def noted(number: int, *, made: bool = False) -> ThinDisk:
-            return replace(disk, snapshots={**disk.snapshots, snapshot: Snapshot(number, disk.size, made)})
-
-        self._write(vm, noted(self._copy(vm, disk.number, noted, still), made=True))
+        disk = self._delete_unused(vm)
+        number = self._copy(vm, disk, disk.number, still)
+        self._write(vm, replace(disk, snapshots={**disk.snapshots, snapshot: Snapshot(number, disk.size)}))
 
     def kept(self, vm: str, snapshot: str) -> Snapshot:
-        """A snapshot. Raises SnapshotMissing, and as ``of``."""
-        snapshots = self.snapshots(vm)
+        """A snapshot. Raises SnapshotMissing."""
+        snapshots = self.of(vm).snapshots
         if snapshot not in snapshots:
             raise SnapshotMissing(vm, snapshot)
         return snapshots[snapshot]
 
     def revert(self, vm: str, snapshot: str) -> None:
-        """Let the VM have a new volume that holds what the snapshot does, for the one that it has, which nobody may
-        use.
-
-        Raises SnapshotMissing, BadDisk if the snapshot's volume is gone, CommandFailed, CommandTimedOut, and as ``of``.
-        """
+        """Replace the VM's volume, which nobody may use, by a copy of the snapshot. Raises SnapshotMissing."""
         kept = self.kept(vm, snapshot)
-        disk = self._tidy(vm)
-        number = self._copy_snapshot(vm, kept, disk)
-        self._write(vm, replace(disk, number=number, size=kept.size, spare=disk.number))
-        self._tidy(vm)
+        disk = self._delete_unused(vm)
+        number = self._copy_snapshot(vm, disk, kept)
+        self._write(vm, replace(disk, number=number, size=kept.size, unused=(disk.number,)))
+        self._delete_unused(vm)
 
     def clone(self, vm: str, snapshot: str, new: str) -> None:
-        """Let another VM, of which nothing is written down, have a volume that holds what the snapshot does.
-
-        Raises as ``revert``.
-        """
+        """Give another VM, which has no record, a copy of the snapshot. Raises SnapshotMissing."""
         kept = self.kept(vm, snapshot)
         disk = self._write(new, ThinDisk(0, kept.size, self.of(vm).origin, made=False))
-        number = self._copy_snapshot(new, kept, disk)
+        number = self._copy_snapshot(new, disk, kept)
         self._write(new, replace(disk, number=number, made=True))
 
     def drop(self, vm: str, snapshot: str) -> None:
-        """Delete the volume of a snapshot, if there is one. Raises as ``of``, CommandFailed, CommandTimedOut."""
+        """Delete the volume of a snapshot, if there is one."""
         disk = self.of(vm)
-        if snapshot in disk.snapshots:
-            self._write(
-                vm, replace(disk, snapshots={**disk.snapshots, snapshot: replace(disk.snapshots[snapshot], made=False)})
-            )
-        self._tidy(vm)
+        snapshots = dict(disk.snapshots)
+        if dropped := snapshots.pop(snapshot, None):
+            self._write(vm, replace(disk, snapshots=snapshots, unused=(*disk.unused, dropped.number)))
+        self._delete_unused(vm)
 
     def delete(self, disk: ThinDisk) -> None:
-        """Delete the volumes of a disk and its snapshots, if they are there. Raises CommandFailed, CommandTimedOut."""
+        """Delete the volumes of a disk and its snapshots, if they are there."""
         for number in disk.numbers:
             self._delete(number)
 
-    def _tidy(self, vm: str) -> ThinDisk:
-        """Delete what was not made whole, or not deleted to the end."""
+    def _delete_unused(self, vm: str) -> ThinDisk:
+        """Delete the unused volumes. Returns the disk without them."""
         disk = self.of(vm)
-        whole = replace(
-            disk, snapshots={name: snapshot for name, snapshot in disk.snapshots.items() if snapshot.made}, spare=None
-        )
-        if whole == disk:
-            return disk
-        for number in set(disk.numbers) - set(whole.numbers):
+        for number in disk.unused:
             self._delete(number)
-        return self._write(vm, whole)
+        return self._write(vm, replace(disk, unused=())) if disk.unused else disk
 
-    def _copy_snapshot(self, vm: str, snapshot: Snapshot, disk: ThinDisk) -> int:
-        """A new volume with what a snapshot keeps, which is noted as the disk's spare one. Returns its number."""
+    def _copy_snapshot(self, vm: str, disk: ThinDisk, snapshot: Snapshot) -> int:
         try:
-            return self._copy(vm, snapshot.number, lambda number: replace(disk, spare=number))
+            return self._copy(vm, disk, snapshot.number)
         except CommandFailed as error:
             raise volume_gone(vm, snapshot, error) from error
 
     def _copy(
         self,
         vm: str,
+        disk: ThinDisk,
         number: int,
-        noted: Callable[[int], ThinDisk],
         still: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> int:
-        """A new volume with what another one holds, which is ``noted`` before. Returns its number."""
-        before = self._records.read(vm)
+        """Make a copy of a volume, which the record of the disk has as unused from then on. Returns its number."""
         for new in self._untaken():
-            self._write(vm, noted(new))
+            self._write(vm, replace(disk, unused=(new,)))
             with still():
-                made = self._made(new, f"create_snap {new} {number}")
-            if made:
+                created = self._create(new, f"create_snap {new} {number}")
+            if created:
                 return new
-            self._write(vm, before)  # the volume is not ours to delete
+            self._write(vm, disk)  # the volume is not ours to delete
         raise _none_free(vm)
 
     def _untaken(self) -> Iterator[int]:
-        """Some numbers that no disk has. Raises BadDisk."""
+        """Some numbers that no record has."""
         taken = {number for disk in self._records.all().values() for number in disk.numbers}
         for _ in range(_TRIES):
             number = self._draw()
@@ -218,13 +195,14 @@ class Volumes:
             if _MISSING not in error.stderr:
                 raise
 
-    def _made(self, number: int, order: str) -> bool:
+    def _create(self, number: int, order: str) -> bool:
+        """Whether the pool made the volume; it had none of this number then."""
         try:
             self._tell(order)
         except CommandFailed as error:
             if _THERE not in error.stderr:
                 raise
-            log.warning("the disks' pool has a volume %d that is written down of no VM; another is made", number)
+            log.warning("the disks' pool has a volume %d that is in no record; another number is taken", number)
             return False
         return True
 
@@ -238,17 +216,3 @@ def volume_gone(vm: str, disk: ThinDisk | Snapshot, error: CommandFailed) -> Com
     if _MISSING not in error.stderr:
         return error
     return BadDisk(f"VM {vm}: its volume {disk.number} is gone from the disks' pool, and with it the disk's data")
-
-
-def is_new(meta: Path) -> bool:
-    """Whether no pool has ever had these metadata. Raises OSError."""
-    if not meta.exists():
-        return True
-    with meta.open("rb") as file:
-        return not any(file.read(_SUPERBLOCK))
-
-
-def is_lost(folder: Path) -> bool:
-    """Whether files of a pool that was used are missing or blank. Raises OSError."""
-    data = folder / "data"
-    return is_new(folder / "meta") or not data.exists() or not data.stat().st_size
