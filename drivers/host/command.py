@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import IO
 
 from drivers.errors import CommandFailed, CommandTimedOut, ToolMissing
 from drivers.host.watch import Watch
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 OnLine = Callable[[str], None]
 Look = Callable[[], float]
-"""What is called while a program runs. Returns the seconds until the next call."""
+"""Called while a program runs. Returns the seconds until the next call."""
 
 _UNTRANSLATED = {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
 """Drivers look for English in messages. gettext heeds LANGUAGE in every locale but "C", which has no UTF-8."""
@@ -70,24 +71,59 @@ def run(argv: Sequence[str], *, timeout: float = 60, on_line: OnLine | None = No
         env={**os.environ, **_UNTRANSLATED},
         start_new_session=True,
     )
-    collector = _Collector(process, on_line, look)
+    stdout, stderr = bytearray(), bytearray()
+    ended = False
     try:
-        ended = collector.collect(deadline)
+        ended = _collect(process, stdout, stderr, deadline, on_line, look) and _ends(process, deadline)
     finally:
-        # A program that still runs here was too slow or its reader failed; its children go with it.
-        if process.poll() is None and not (collector.complete and _ends(process, deadline)):
+        if not ended and process.poll() is None:  # too slow, or its reader failed; its children go with it
             os.killpg(process.pid, signal.SIGKILL)
-            ended = False
         _leave(process)
-    stdout, stderr = collector.text()
+    said, errors = (output.decode(errors="replace") for output in (stdout, stderr))
     if not ended or process.returncode != 0:
-        log.info("%s: exit code %s: %s", shlex.join(argv), process.returncode, stderr.strip())
+        log.info("%s: exit code %s: %s", shlex.join(argv), process.returncode, errors.strip())
     if not ended:
-        raise CommandTimedOut(argv, timeout, stdout, stderr)
+        raise CommandTimedOut(argv, timeout, said, errors)
     if process.returncode != 0:
-        raise CommandFailed(argv, process.returncode, stdout, stderr)
+        raise CommandFailed(argv, process.returncode, said, errors)
     log.debug("ran %s", " ".join(argv))
-    return Output(stdout, stderr)
+    return Output(said, errors)
+
+
+def _collect(
+    process: subprocess.Popen[bytes],
+    stdout: bytearray,
+    stderr: bytearray,
+    deadline: float,
+    on_line: OnLine | None,
+    look: Look | None,
+) -> bool:
+    """Read both outputs at the same time, so that neither pipe fills up. False if the deadline came before the end."""
+    with selectors.DefaultSelector() as selector:
+        for pipe, kept, line_reader in ((process.stdout, stdout, on_line), (process.stderr, stderr, None)):
+            assert pipe is not None  # noqa: S101  (both are pipes; tells the type checker so)
+            selector.register(pipe, selectors.EVENT_READ, partial(_read, pipe, kept, line_reader))
+        while selector.get_map():
+            patience = math.inf if look is None else look()
+            left = max(0.0, deadline - time.monotonic())
+            ready = selector.select(min(left, patience))
+            if not ready and left <= patience:
+                return False
+            for key, _ in ready:
+                if not key.data():
+                    selector.unregister(key.fileobj)
+    return True
+
+
+def _read(pipe: IO[bytes], kept: bytearray, on_line: OnLine | None) -> bool:
+    """Read what is there, and hand on whole lines; ``kept`` gets the rest. False at the end."""
+    data = os.read(pipe.fileno(), _CHUNK)
+    kept += data
+    if on_line is not None:
+        *lines, kept[:] = _LINE_END.split(kept if data else kept + b"\n")
+        for line in filter(None, lines):
+            on_line(line.decode(errors="replace"))
+    return bool(data)
 
 
 def _ends(process: subprocess.Popen[bytes], deadline: float) -> bool:
@@ -99,7 +135,7 @@ def _ends(process: subprocess.Popen[bytes], deadline: float) -> bool:
 
 
 def _leave(process: subprocess.Popen[bytes]) -> None:
-    """Close its outputs, and await the end of what was killed; if it does not come soon, not here."""
+    """Close its outputs, and wait a moment for the end of a killed program. A thread waits for one that hangs."""
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
@@ -110,48 +146,3 @@ def _leave(process: subprocess.Popen[bytes]) -> None:
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
     process.wait()
-
-
-class _Collector:
-    """Reads both outputs of a process at the same time, so that neither pipe can fill up and block it."""
-
-    def __init__(self, process: subprocess.Popen[bytes], on_line: OnLine | None, look: Look | None) -> None:
-        assert process.stdout is not None  # noqa: S101  (both are pipes; tells the type checker so)
-        assert process.stderr is not None  # noqa: S101
-        self._parts: dict[int, bytearray] = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-        self._stdout, self._stderr = self._parts
-        self._on_line, self._look = on_line, look
-        self._line = b""
-        self.complete = False
-
-    def collect(self, deadline: float) -> bool:
-        """Read until both outputs are closed; False when the deadline came first."""
-        with selectors.DefaultSelector() as selector:
-            for fd in self._parts:
-                selector.register(fd, selectors.EVENT_READ)
-            while selector.get_map():
-                patience = math.inf if self._look is None else self._look()
-                left = max(0.0, deadline - time.monotonic())
-                ready = selector.select(min(left, patience))
-                if not ready and left <= patience:
-                    return False
-                for key, _ in ready:
-                    if not self._read(key.fd):
-                        selector.unregister(key.fd)
-        self.complete = True
-        return True
-
-    def _read(self, fd: int) -> bool:
-        data = os.read(fd, _CHUNK)
-        if fd != self._stdout or self._on_line is None:
-            self._parts[fd] += data
-        else:
-            *lines, self._line = _LINE_END.split(self._line + data)
-            if not data and self._line:
-                lines.append(self._line)
-            for line in filter(None, lines):
-                self._on_line(line.decode(errors="replace"))
-        return bool(data)
-
-    def text(self) -> tuple[str, str]:
-        return self._parts[self._stdout].decode(errors="replace"), self._parts[self._stderr].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What a thread that watches maps waits for: an event of device-mapper, or that it is woken."""
+"""An alarm for a thread that monitors maps: an event of device-mapper, or a wake-up by another thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Alarm:
         self._poller.register(self._bell, select.POLLIN)
 
     def arm(self) -> None:
-        """Wait for events from now on. To be called before maps are looked at, so that none is missed."""
+        """Wait for events from now on. Call this before maps are checked, so that no event is missed."""
         self._events.arm()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -37,10 +37,10 @@ class Alarm:
         return True
 
     def ring(self) -> None:
-        """Wake who waits, or will wait next."""
+        """Wake the thread that waits, or will wait next."""
         os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Nobody waits or rings any more."""
+        """No thread waits or rings any more."""
         self._events.close()
         os.close(self._bell)

@@ -1,16 +1,16 @@
-"""Device-mapper maps by name. All calls are idempotent.
+"""Device-mapper maps by name. All calls are idempotent, and raise CommandFailed, CommandTimedOut, OSError.
 
-Names are the machine's. Whose a map is, its UUID says: ``VIRTMAN-<owner>-<random>``. This process acts for one owner
-(drivers/kernel/ownership.py) and sees its maps; one of the same name that is another's is NotOurs, and stays as it is.
+Names are the machine's. The UUID of a map names its owner: ``VIRTMAN-<owner>-<random>``. This process acts for one
+owner (drivers/kernel/ownership.py) and sees its maps. A map of the same name that is another's stays as it is, and all
+calls with its name raise NotOurs.
 
-dmsetup(8) changes them; which there are, also half made ones, is asked of the kernel without a process for each look
-(drivers/kernel/dmioctl.py).
+dmsetup(8) changes maps, since it may have to wait, and a process can be killed. What takes no time goes without a
+process (drivers/kernel/dmioctl.py).
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import re
 import tempfile
@@ -41,9 +41,8 @@ SUSPEND_LIMIT = 30.0
 """Seconds for which a map's users wait at most for it to be suspended."""
 
 _UNPROBED = ("--noudevrules", "--noudevsync", "--verifyudev")
-"""udev's rules do not look at the map: a probe of one that waits for its parents would hang, and each probe reads. The
+"""udev's rules do not probe the map: a probe of a map that waits for its parents would hang, and each probe reads. The
 last option has dmsetup make and remove the node in udev's stead (dmsetup(8))."""
-
 
 OWNERS = Path("/run/virtman-kernel/owners")
 """A file for each owner of maps since the boot, with its state folder."""
@@ -53,7 +52,7 @@ _acting_for = ""
 
 
 def act_for(owner: str) -> None:
-    """Have this process see and make maps of an owner; of nobody if it is empty."""
+    """Have this process see and make maps of an owner; of nobody if ``owner`` is empty."""
     global _acting_for  # noqa: PLW0603  (names are the machine's, and a process works for one agent)
     _acting_for = owner
 
@@ -66,11 +65,9 @@ def map_path(name: str) -> Path:
 def create(name: str, table: Iterable[str], *, read_only: bool = False, group: int | None = None) -> Path:
     """Make a map of these lines, unless there is one of this name, that udev leaves alone. Returns its node.
 
-    ``group``: whose members may use it. One that a killed dmsetup left without a table is made anew.
-
-    Raises NotOurs, CommandFailed, CommandTimedOut, ToolMissing.
+    ``group``: whose members may use it. A map that a killed dmsetup left without a table is made anew.
     """
-    if exists(name) and not _is_whole(name):
+    if exists(name) and not size(name):
         remove(name)
     if not exists(name):
         udevrules.apply()
@@ -78,30 +75,29 @@ def create(name: str, table: Iterable[str], *, read_only: bool = False, group: i
         if group is not None:
             options += ["--gid", str(group), "--mode", "0660"]
         if _acting_for:
-            options += ["--uuid", _new_uuid()]
+            options += ["--uuid", f"{_MAKER}{_acting_for}-{uuid.uuid4().hex}"]
         with _lines(table) as file:
             run(["dmsetup", "create", name, *_UNPROBED, *options, file])
     return map_path(name)
 
 
 def remove(name: str) -> None:
-    """Remove a map; its user must have closed it. Raises NotOurs, CommandFailed, CommandTimedOut."""
+    """Remove a map; its user must have closed it."""
     if exists(name):
         run(["dmsetup", "remove", *_UNPROBED, "--retry", name])
 
 
 def remove_when_closed(name: str) -> None:
-    """Remove a map now, or when nobody has it open any more. Its node goes at once. Raises NotOurs, CommandFailed."""
+    """Remove a map now, or when nobody has it open any more. Its node goes at once."""
     if exists(name):
         run(["dmsetup", "remove", "--deferred", *_UNPROBED, name])
         map_path(name).unlink(missing_ok=True)
 
 
 def reload(name: str, table: Iterable[str], *, read_only: bool = False, timeout: float = RELOAD_LIMIT) -> None:
-    """Give a map another table. Requests in flight are held meanwhile.
+    """Give a map another table. New requests wait meanwhile.
 
-    Those that are below the map have to end first; if they do not within ``timeout`` seconds, the map keeps its table.
-    Raises NotOurs, CommandFailed, CommandTimedOut.
+    Requests below the map have to end first; if they do not within ``timeout`` seconds, the map keeps its table.
     """
     _own(name)
     options = ["--readonly"] if read_only else []
@@ -111,19 +107,16 @@ def reload(name: str, table: Iterable[str], *, read_only: bool = False, timeout:
 
 
 def drop_loaded(name: str) -> None:
-    """Forget a table that was loaded and not used yet: whoever loaded it died. Raises NotOurs, CommandFailed.
+    """Forget a table that was loaded and not used yet, because the process that loaded it died.
 
-    Until then the kernel lists what it names among what the map lies over (Linux: drivers/md/dm.c, open_table_device).
+    Until then the kernel counts its devices as devices of the map (Linux: drivers/md/dm.c, open_table_device).
     """
     _own(name)
     run(["dmsetup", "clear", name])
 
 
 def resume(name: str, *, timeout: float = RELOAD_LIMIT) -> None:
-    """Have a map use the table that it was given last, and go on if it was suspended.
-
-    Raises NotOurs, CommandFailed, CommandTimedOut.
-    """
+    """Have a map use the table that was loaded last, and go on if it was suspended."""
     _own(name)
     # It suspends a map with a new table first, without flushing: a pool that is out of space could not. A wait for
     # requests that is cut off leaves the old table, and throws the new one away (Linux: do_resume, dm_swap_table).
@@ -132,11 +125,11 @@ def resume(name: str, *, timeout: float = RELOAD_LIMIT) -> None:
 
 @contextmanager
 def suspended(name: str) -> Iterator[None]:
-    """Within it nothing of a map is read or written: what was begun is done, and what comes waits.
+    """Within it nothing of a map is read or written: requests that were begun are done, and others wait.
 
-    A process that is killed within it leaves the map so: see ``is_suspended``. What was begun may wait for a parent, or
-    for room in a pool, which cannot even grow meanwhile (Linux: drivers/md/dm-thin.c, pool_suspend_active_thins). After
-    SUSPEND_LIMIT the map goes on. Raises NotOurs, CommandFailed, CommandTimedOut.
+    A process that is killed within it leaves the map suspended: see ``is_suspended``. Requests may wait for a parent,
+    or for room in a pool, which cannot even grow meanwhile (Linux: drivers/md/dm-thin.c, pool_suspend_active_thins).
+    After SUSPEND_LIMIT the map goes on.
     """
     _own(name)
     try:
@@ -146,65 +139,59 @@ def suspended(name: str) -> Iterator[None]:
         try:
             resume(name)
         except (DriverError, OSError) as error:
-            log.error("the map %s may be suspended, and who uses it wait: %s", name, error)
+            log.error("the map %s may be suspended, so that its users wait: %s", name, error)
         raise
     resume(name)
 
 
 def is_suspended(name: str) -> bool:
-    """Whether there is a map whose users wait for a ``resume``. Raises NotOurs."""
+    """Whether there is a map whose users wait for a ``resume``."""
     return _shown(_own(name), "dm/suspended") == "1"
 
 
 def size(name: str) -> int:
-    """Bytes of a map; 0 if it is not there, or has no table. Raises NotOurs."""
+    """Bytes of a map; 0 if it is not there, or has no table."""
     return int(_shown(_own(name), "size") or 0) * SECTOR
 
 
 def rename(old: str, new: str) -> None:
-    """Give a map another name, while it is in use. Raises NotOurs, CommandFailed, CommandTimedOut."""
+    """Give a map another name, while it is in use."""
     _own(old)
     run(["dmsetup", "rename", *_UNPROBED, old, new])
 
 
-def events(name: str) -> int:
-    """How many events the map has had: a path that failed, a threshold that was reached. 0 if there is no map."""
-    found = dmioctl.find(name)
-    return found.events if found else 0
-
-
 def all_events(prefix: str) -> dict[str, int]:
-    """As ``events``, of all our maps whose names begin like this."""
+    """How many events each of our maps has had whose name begins so: a path that failed, a threshold reached."""
     return {name: found.events for name, found in _listed(prefix).items() if _is_ours(found)}
 
 
 def openers(name: str) -> int:
-    """How many have the map open, other maps included. Raises CommandFailed."""
+    """How many have the map open, other maps included."""
     return int(run(["dmsetup", "info", "--columns", "--noheadings", "--options", "open", name]).stdout)
 
 
 def message(name: str, text: str) -> None:
-    """Send a message to the first target of a map, and wait for what it does. Raises NotOurs, CommandFailed."""
+    """Send a message to the first target of a map, and wait for what it does."""
     _own(name)
     run(["dmsetup", "message", name, "0", text])
 
 
 def tell(name: str, text: str) -> None:
-    """As ``message``, but only for what is done at once. Raises NotOurs, OSError, also while the map is suspended."""
+    """As ``message``, but only for what is done at once. Raises OSError also while the map is suspended."""
     _own(name)
     dmioctl.send(name, text)
 
 
 def either(first: Path, second: Path, sectors: int) -> str:
-    """A table that reads from the second device what the first one fails to give (Linux: drivers/md/dm-mpath.c)."""
+    """A table that reads from the second device if the first one fails (Linux: drivers/md/dm-mpath.c)."""
     groups = " ".join(f"round-robin 0 1 0 {number(device)}" for device in (first, second))
     return f"0 {sectors} multipath 2 queue_mode bio 0 2 1 {groups}"
 
 
 def failing_over(first: Path, second: Path, sectors: int) -> str:
-    """A table that reads from the second device, for good, once the first one has failed a read, however it did.
+    """A table that reads from the second device, for good, once the first one has failed a read by any error.
 
-    For reading alone. A multipath target passes on what a disk says of a bad sector; this one does not (Linux:
+    For reading alone. A multipath target passes on a disk's error of a bad sector; this one does not (Linux:
     linux/blk_types.h, blk_path_error; drivers/md/dm-raid1.c, mirror_end_io).
     """
     region = min(_REGION, 1 << sectors.bit_length() - 1)
@@ -227,12 +214,13 @@ def pieces(start: int, sectors: int, device: Path, first: int, size: int) -> lis
 
 
 def status(name: str) -> str:
-    """The status line of a map's target: start, length, type, and what that type says. Raises CommandFailed."""
+    """The status line of a map's target: start, length, type, and what that type says; dm-cache and thin pools
+    write their metadata first."""
     return run(["dmsetup", "status", name]).stdout.strip()
 
 
 def table(name: str) -> str:
-    """The table of a map, with devices by their numbers. Raises CommandFailed."""
+    """The table of a map, with devices by their numbers."""
     return run(["dmsetup", "table", name]).stdout.strip()
 
 
@@ -253,17 +241,12 @@ def counters(device: Path) -> Path:
 
 
 def counted(name: str) -> list[str]:
-    """What the kernel counts for a map (Linux: block/stat). Raises OSError, also if the map is not there."""
-    number = os.stat(f"/dev/mapper/{name}").st_rdev  # noqa: PTH116  (asked often: a Path costs more than the call)
-    file = os.open(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(file, mmap.PAGESIZE).decode().split()
-    finally:
-        os.close(file)
+    """The counters of a map. Raises OSError also if the map is not there."""
+    return counters(map_path(name)).read_text().split()
 
 
 def exists(name: str) -> bool:
-    """Whether there is a map of this name. Raises NotOurs."""
+    """Whether there is a map of this name."""
     return _own(name) is not None
 
 
@@ -277,10 +260,6 @@ def others(prefix: str) -> frozenset[str]:
     return frozenset(name for name, found in _listed(prefix).items() if not _is_ours(found))
 
 
-def _new_uuid() -> str:
-    return f"{_MAKER}{_acting_for}-{uuid.uuid4().hex}"
-
-
 def _listed(prefix: str) -> dict[str, Known]:
     """The maps whose names begin like this."""
     return {name: found for name, found in dmioctl.listing().items() if name.startswith(prefix)}
@@ -292,14 +271,14 @@ def _is_ours(map_: Known) -> bool:
 
 
 def _whose(map_: Known) -> str:
-    """In words."""
+    """The owner of a map, for people."""
     if not map_.uuid.startswith(_MAKER):
         return "somebody else's"
     owner = map_.uuid.removeprefix(_MAKER).partition("-")[0]
     try:
         return f"of {(OWNERS / owner).read_text().strip()} (owner {owner})"
     except OSError:
-        return f"of an unknown one (owner {owner})"
+        return f"of an unknown owner ({owner})"
 
 
 def _own(name: str) -> Known | None:
@@ -310,14 +289,8 @@ def _own(name: str) -> Known | None:
     return found
 
 
-def _is_whole(name: str) -> bool:
-    """Whether the map, if it is there, has its table."""
-    found = dmioctl.find(name)
-    return found is None or int(_shown(found, "size") or 0) > 0
-
-
 def _shown(found: Known | None, attribute: str) -> str:
-    """What the kernel says of a map in a file of sysfs; nothing if the map is not there, or has gone since."""
+    """A file of sysfs about a map; empty if the map is not there, or has gone since."""
     if found is None:
         return ""
     try:

@@ -1,7 +1,8 @@
-"""What device-mapper tells and does at once, by ioctl(2) (Linux: linux/dm-ioctl.h, drivers/md/dm-ioctl.c).
+"""What device-mapper answers and does at once, by ioctl(2) (Linux: linux/dm-ioctl.h, drivers/md/dm-ioctl.c).
 
-A process for each question takes a tenth of a second on a busy host. What may wait for requests or for a disk a process
-does, since it can be killed: see drivers/kernel/devmapper.py.
+Why not dmsetup(8) alone: a process for each question takes a tenth of a second on a busy host, monitors ask at each
+event, and events can be awaited by poll(2) alone. Why not ioctls alone: what may wait for requests or for a disk is for
+a process, since a process can be killed (drivers/kernel/devmapper.py).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _FIRST_SIZE = 1 << 12
 
 @dataclass(frozen=True)
 class Known:
-    """What the kernel tells of a map: its minor number, how many events it has had, and its UUID."""
+    """A map in the kernel: its minor number, the number of its events so far, and its UUID."""
 
     minor: int
     events: int
@@ -56,11 +57,11 @@ class Events:
         self.arm()
 
     def fileno(self) -> int:
-        """What to poll: it is readable after an event."""
+        """The descriptor to poll: it is readable after an event."""
         return self._control
 
     def arm(self) -> None:
-        """Wait for the next event. To be called before maps are looked at, so that none is missed."""
+        """Wait for the next event. Call this before maps are checked, so that no event is missed."""
         fcntl.ioctl(self._control, _DEV_ARM_POLL, _argument(_IOCTL.size))
 
     def close(self) -> None:
@@ -69,7 +70,7 @@ class Events:
 
 
 def find(name: str) -> Known | None:
-    """The map of this name, without a look at any other: it is asked for often, and there may be many. Raises OSError.
+    """The map of this name, by one call whatever other maps there are. Raises OSError.
 
     Linux: drivers/md/dm-ioctl.c, dev_status.
     """
@@ -99,9 +100,9 @@ def listing() -> dict[str, Known]:
 
 
 def status(name: str) -> str:
-    """What the first target of a map says: start, length, type, and what that type tells. Raises OSError.
+    """The status line of a map's first target: start, length, type, and what that type says. Raises OSError.
 
-    Without a flush: one of a thin pool would wait for its disks.
+    Without a flush: that of a thin pool would wait for its disks.
     """
     data, start, targets = _ask(_TABLE_STATUS, _NO_FLUSH, name)
     if not targets:
@@ -121,7 +122,7 @@ def send(name: str, text: str) -> None:
 
 
 def _ask(request: int, flags: int, name: str = "") -> tuple[bytes, int, int]:
-    """What is answered, where in it the answer begins, and how many targets it is about. Raises OSError."""
+    """The answer, where its data begin, and of how many targets they are. Raises OSError."""
     size = _FIRST_SIZE
     while True:
         argument = _argument(size, flags, name=os.fsencode(name))
@@ -168,7 +169,7 @@ def _minor(device: int) -> int:
 
 
 def _argument(size: int, flags: int = 0, *, name: bytes = b"") -> bytearray:
-    """Of so many bytes, with ``struct dm_ioctl`` at its beginning."""
+    """An argument of so many bytes, with ``struct dm_ioctl`` at its beginning."""
     argument = bytearray(size)
     _IOCTL.pack_into(argument, 0, 4, 0, 0, size, _IOCTL.size, 0, flags, 0, 0, name, b"")
     return argument

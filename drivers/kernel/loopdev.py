@@ -1,4 +1,4 @@
-"""Loop devices over files (losetup(8), loop(4)). All calls are idempotent."""
+"""Loop devices over files (losetup(8), loop(4)). All calls are idempotent, and raise CommandFailed, OSError."""
 
 from __future__ import annotations
 
@@ -24,60 +24,50 @@ _CONFIG = struct.Struct("=II52xI64s176x")
 _STATUS = struct.Struct("=2Q40x64s112x")
 """struct loop_info64: the file's device and inode, and the name."""
 _HELD = b"virtman-held"
-"""The name of what ``held`` has made. Somebody else may have a device over the same file: another part of it, with
-other sectors, or to write.
-"""
+"""The kernel's name of a device that ``held`` has made. Somebody else may have a device over the same file: another
+part of it, with other sectors, or to write."""
 _READ_ONLY, _AUTOCLEAR = 1, 4
 _SECTOR = 512
 _TRIES = 32
+_GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO})
+"""Errors of a loop device that is over nothing, or is going."""
 
 
 @dataclass(frozen=True)
 class Backing:
-    """What a loop device is over. ``path``: as the file was called when it was opened, or " (deleted)" behind it."""
+    """What a loop device is over. ``path``: of the file when it was opened, or " (deleted)" behind it."""
 
     device: Path
     path: str
 
-    def is_over(self, file: Path) -> bool:
-        """Whether it is over this very file, by whatever path.
+    def is_over(self, file: Path, name: bytes | None = None) -> bool:
+        """Whether the device is over this very file, by whatever path, and has this name if one is given.
 
         A path alone may lead to another file by now: one that was made after the first was lost, or is mounted over it.
         """
         if Path(self.path).name != file.resolve().name:
             return False
         try:
-            stat = file.stat()
-            return self._status()[:2] == (_encoded(stat.st_dev), stat.st_ino)
-        except FileNotFoundError:
-            return False
+            stat, (device, inode, found) = file.stat(), self._status()
         except OSError as error:
-            if error.errno != errno.ENXIO:  # it is over nothing any more
+            if error.errno not in _GONE:
                 raise
             return False
-
-    def is_named(self, name: bytes) -> bool:
-        """Whether the kernel keeps this name of it. Raises OSError if it is over nothing any more."""
-        return self._status()[2] == name
+        return (device, inode) == (_encoded(stat.st_dev), stat.st_ino) and name in (None, found.rstrip(b"\0"))
 
     def _status(self) -> tuple[int, int, bytes]:
-        fd = os.open(self.device, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            status = bytearray(_STATUS.size)
-            fcntl.ioctl(fd, _GET_STATUS, status)
-        finally:
-            os.close(fd)
-        device, inode, name = _STATUS.unpack(status)
-        return device, inode, name.rstrip(b"\0")
+        status = bytearray(_STATUS.size)
+        with self.device.open("rb", buffering=0) as device:
+            fcntl.ioctl(device, _GET_STATUS, status)
+        number, inode, name = _STATUS.unpack(status)
+        return number, inode, name
 
 
 def attach(file: Path, *, read_only: bool = False, direct: bool = True) -> Path:
-    """The loop device of a file or a device, made if there is none. ``direct``: past the page cache of the file, unless
-    it lies on a disk with larger sectors.
+    """The loop device of a file or a device, made if there is none.
 
-    Its own sectors are of 512 bytes everywhere, or VMs would not find the partitions of their images.
-
-    Raises CommandFailed, ToolMissing, OSError.
+    ``direct``: past the page cache of the file, unless it lies on a disk with larger sectors. The sectors of the loop
+    device are of 512 bytes everywhere, or VMs would not find the partitions of their images.
     """
     loop = device_of(file)
     if loop is None:
@@ -91,21 +81,17 @@ def attach(file: Path, *, read_only: bool = False, direct: bool = True) -> Path:
 
 @contextlib.contextmanager
 def held(file: Path) -> Iterator[Path]:
-    """A read-only loop device of a whole file that several may use at a time, and nobody else has.
+    """A read-only loop device of a whole file, for all who call this at a time and for nobody else.
 
-    It goes by itself when nobody has it open any more. Who does not hold it open yet would find nothing behind its
-    number then, or the next one's file.
-
-    Raises CommandFailed, ToolMissing, OSError.
+    The kernel removes the device when nobody has it open any more. Whoever does not have it open yet would then find
+    nothing behind its number, or another file.
     """
     udevrules.apply()
     for _ in range(_TRIES):
         with contextlib.ExitStack() as opened:
-            loop = _held_one(file)
+            loop = device_of(file, _HELD)
             if loop is None:
-                fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-                opened.callback(os.close, fd)
-                loop = _configured(fd, opened, _HELD)
+                loop = _configured(opened.enter_context(file.open("rb", buffering=0)).fileno(), opened, _HELD)
             else:
                 opened.enter_context(loop.open("rb", buffering=0))
             backing = _backing(loop)
@@ -115,41 +101,28 @@ def held(file: Path) -> Iterator[Path]:
     raise OSError(errno.EBUSY, "its loop devices go as soon as they are made", str(file))
 
 
-def _held_one(file: Path) -> Path | None:
-    """What ``held`` has made for a file."""
-    for device, backing in backings().items():
-        with contextlib.suppress(OSError):  # it is going
-            if backing.is_over(file) and backing.is_named(_HELD):
-                return device
-    return None
-
-
 @contextlib.contextmanager
 def random_readers(device: Path, count: int) -> Iterator[list[Path]]:
     """So many loop devices over one block device that read through its pages in memory, and nothing ahead.
 
-    They go by themselves when nobody has them open any more. The advice is one of an open file, which the kernel goes
-    on to use: losetup cannot give it (posix_fadvise(2)).
-
-    Raises OSError.
+    The kernel removes them when nobody has them open any more. It goes on to use the advice of the open file, which
+    losetup cannot give (posix_fadvise(2)).
     """
-    with contextlib.ExitStack() as opened:
-        fd = os.open(device, os.O_RDONLY)
-        opened.callback(os.close, fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        yield [_configured(fd, opened) for _ in range(count)]
+    with contextlib.ExitStack() as opened, device.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        yield [_configured(file.fileno(), opened) for _ in range(count)]
 
 
 def detach(file: Path) -> None:
-    """Remove the loop device of a file; its user must have closed it. Raises CommandFailed."""
+    """Remove the loop device of a file; its user must have closed it."""
     found = device_of(file)
     if found is not None:
         run(["losetup", "--detach", str(found)])
 
 
-def device_of(file: Path) -> Path | None:
-    """The loop device of a file, if there is one. Raises OSError."""
-    return next((device for device, backing in backings().items() if backing.is_over(file)), None)
+def device_of(file: Path, name: bytes | None = None) -> Path | None:
+    """The loop device of a file, if there is one. ``name``: as the kernel has it."""
+    return next((device for device, backing in backings().items() if backing.is_over(file, name)), None)
 
 
 def is_over(number: str, file: Path) -> bool:
@@ -158,9 +131,10 @@ def is_over(number: str, file: Path) -> bool:
     return backing is not None and backing.is_over(file)
 
 
-def files() -> frozenset[Path]:
-    """The files that have a loop device."""
-    return frozenset(Path(backing.path) for backing in backings().values())
+def backings() -> dict[Path, Backing]:
+    """What each loop device is over."""
+    devices = [Path("/dev", entry.name) for entry in Path("/sys/block").iterdir() if entry.name.startswith("loop")]
+    return {device: backing for device in devices if (backing := _backing(device)) is not None}
 
 
 def _encoded(device: int) -> int:
@@ -173,23 +147,20 @@ def _pass_page_cache(loop: Path, file: Path) -> None:
     """If the disk of the file allows it. losetup would open the file with O_DIRECT: the loop device then gets the
     larger sectors of its disk, or fails what is smaller (Linux: drivers/block/loop.c, loop_configure).
     """
-    fd = os.open(loop, os.O_RDONLY)
     try:
-        fcntl.ioctl(fd, _SET_DIRECT_IO, 1)
+        with loop.open("rb", buffering=0) as device:
+            fcntl.ioctl(device, _SET_DIRECT_IO, 1)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         log.info("%s goes through the page cache too: its disk has larger sectors, or knows no direct I/O", file)
-    finally:
-        os.close(fd)
 
 
 def _configured(fd: int, opened: contextlib.ExitStack, name: bytes = b"") -> Path:
-    """A new read-only loop device over an open one; it is open itself."""
+    """A new read-only loop device over an open file; the device is open until ``opened`` is left."""
     for tries_left in reversed(range(_TRIES)):
         device = _free_device()
-        loop = os.open(device, os.O_RDONLY)
-        opened.callback(os.close, loop)
+        loop = opened.enter_context(device.open("rb", buffering=0))
         try:
             fcntl.ioctl(loop, _CONFIGURE, _CONFIG.pack(fd, _SECTOR, _READ_ONLY | _AUTOCLEAR, name))
             break
@@ -204,17 +175,11 @@ def _free_device() -> Path:
         return Path(f"/dev/loop{fcntl.ioctl(control, _CTL_GET_FREE)}")
 
 
-def backings() -> dict[Path, Backing]:
-    """What each loop device is over."""
-    devices = [Path("/dev", entry.name) for entry in Path("/sys/block").iterdir() if entry.name.startswith("loop")]
-    return {device: backing for device in devices if (backing := _backing(device)) is not None}
-
-
 def _backing(device: Path) -> Backing | None:
     """What a loop device is over, None if nothing (Linux: drivers/block/loop.c, loop_attr_backing_file_show)."""
     try:
         return Backing(device, Path("/sys/block", device.name, "loop/backing_file").read_text().rstrip("\n"))
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENODEV, errno.ENXIO):  # it is over nothing, or is going
+        if error.errno not in _GONE:
             raise
         return None
