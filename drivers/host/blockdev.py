@@ -1,4 +1,7 @@
-"""Block devices as the kernel tells of them: which one it is, its size, and whether it may be written to."""
+"""Block devices: the identity of a device, its size, and whether it may be written to.
+
+Calls with an open device raise OSError.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,21 @@ from pathlib import Path
 
 _BLKROSET, _BLKROGET = 0x125D, 0x125E  # linux/fs.h
 _NAMES = ("dm/uuid", "wwid", "device/wwid", "device/vpd_pg83", "serial", "device/serial")
-"""Where below its folder in sysfs a device may have a name that it keeps over reboots, and on all hosts that see it:
-device-mapper's (Linux: ABI/testing/sysfs-block-dm), NVMe's, SCSI's, virtio's and MMC's."""
+"""Files in sysfs with a name that a device keeps over reboots and on all hosts: device-mapper's (Linux: ABI/testing/
+sysfs-block-dm), NVMe's, SCSI's, virtio's and MMC's."""
 
 SYS = Path("/sys")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 THIS_BOOT = "boot "
-"""Begins the identity of a device that has no name of its own: it is good until the host boots."""
+"""Begins the identity of a device that has no lasting name: it is good until the host boots."""
 
 
 def identity(rdev: int, sys: Path = SYS, boot_id: Path = BOOT_ID) -> str:
-    """What tells a device from all others. Raises OSError if it is gone.
+    """Tells a device from all others. Raises OSError if it is gone.
 
-    A device without a lasting name (a loop device, say) is known by its number and by how many disks the kernel had
-    seen when this one came (Linux: diskseq, since 5.15): another one of the same number is told apart.
+    Without a lasting name (a loop device, say) it is made of the device's number and diskseq (Linux, since 5.15), which
+    differs for a later device of the same number.
     """
     folder = sys / "dev/block" / number(rdev)
     if (folder / "partition").exists():
@@ -46,21 +49,21 @@ def _whole(folder: Path, boot_id: Path) -> str:
 
 
 def is_numbered_like(one: str, other: str) -> bool:
-    """Whether two identities are of the same device, or of devices without a lasting name that have had one number
-    since the boot: what the kernel was told of the first of these holds for the second, too.
+    """Whether two identities are of one device, or of devices without a lasting name that had one number since the
+    boot: settings in the kernel of the first device hold for the second, too.
     """
     return one == other or (one.startswith(THIS_BOOT) and one.split()[:3] == other.split()[:3])
 
 
 def instance(rdev: int, sys: Path = SYS) -> str:
-    """What differs when a device has gone and come back, even as the same one: who has it open has the old one."""
+    """Differs when a device went and came back, even as the same one: who has it open has the old one."""
     folder = (sys / "dev/block" / number(rdev)).resolve()
     folder = folder.parent if (folder / "partition").exists() else folder
     return f"{number(rdev)} {_content_of(folder / 'diskseq')}"
 
 
 def nodes(wanted: str, sys: Path = SYS, boot_id: Path = BOOT_ID) -> Iterator[Path]:
-    """Where devices are now of which what the kernel was told of one of this identity holds."""
+    """The paths of all present devices that are numbered like one of this identity."""
     for folder in (sys / "dev/block").iterdir():
         major, minor = map(int, folder.name.split(":"))
         try:
@@ -89,25 +92,23 @@ def backing_file(rdev: int, sys: Path = SYS) -> str:
 
 
 def size(fd: int) -> int:
-    """Bytes of an open device. Raises OSError."""
+    """Bytes of an open device."""
     return os.lseek(fd, 0, os.SEEK_END)
 
 
 def is_read_only(fd: int) -> bool:
-    """Whether the kernel refuses to write to an open device. Raises OSError."""
+    """Whether the kernel refuses writes to an open device."""
     (answer,) = struct.unpack("=i", fcntl.ioctl(fd, _BLKROGET, bytes(4)))
     return bool(answer)
 
 
 def set_read_only(fd: int, *, read_only: bool) -> None:
-    """Have the kernel refuse to write to an open device, or not. Raises OSError (only root may)."""
+    """Have the kernel refuse writes to an open device, or not. Only root may."""
     fcntl.ioctl(fd, _BLKROSET, struct.pack("=i", read_only))
 
 
 def is_held(fd: int) -> bool:
-    """Whether somebody has claimed an open device, or a partition of it, for himself: a mount, a map, swap (open(2),
-    O_EXCL). Raises OSError.
-    """
+    """Whether a mount, a map, swap or the like has claimed an open device, or a partition of it (open(2), O_EXCL)."""
     try:
         os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
@@ -118,7 +119,7 @@ def is_held(fd: int) -> bool:
 
 
 def _content_of(file: Path) -> str:
-    """What a file in sysfs says, bytes that are no text in hexadecimal; empty if there is no such file."""
+    """The content of a file in sysfs, in hexadecimal if it is no text; empty if there is no such file."""
     with contextlib.suppress(OSError):
         said = file.read_bytes()
         text = said.strip(b"\0\n ")

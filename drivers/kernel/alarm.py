@@ -6,27 +6,28 @@ import contextlib
 import os
 import select
 
-from drivers.kernel.dmioctl import Events
+from drivers.kernel import dmioctl
 
 
 class Alarm:
     """For one thread that waits, and others that ring."""
 
     def __init__(self) -> None:
-        """Raises OSError without device-mapper."""
-        self._events = Events()
-        try:
+        """Raises OSError, also without device-mapper."""
+        with contextlib.ExitStack() as opened:
+            self._control = os.open(dmioctl.CONTROL, os.O_RDONLY | os.O_CLOEXEC)
+            opened.callback(os.close, self._control)
+            self.arm()
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        except OSError:
-            self._events.close()
-            raise
+            opened.callback(os.close, self._bell)
+            self._opened = opened.pop_all()
         self._poller = select.poll()
-        self._poller.register(self._events, select.POLLIN)
+        self._poller.register(self._control, select.POLLIN)
         self._poller.register(self._bell, select.POLLIN)
 
     def arm(self) -> None:
         """Wait for events from now on. Call this before maps are checked, so that no event is missed."""
-        self._events.arm()
+        dmioctl.arm(self._control)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for an event of any map, or a ring. False if neither came within ``seconds``."""
@@ -42,5 +43,4 @@ class Alarm:
 
     def close(self) -> None:
         """No thread waits or rings any more."""
-        self._events.close()
-        os.close(self._bell)
+        self._opened.close()

@@ -1,7 +1,7 @@
-"""Storage daemons: processes that outlive the agent, so that killing or upgrading it breaks no read.
+"""Storage daemons: processes that outlive the agent, so that killing or upgrading the agent breaks no read.
 
-A daemon is known by its pid file's path on its command line. Anybody can write that into theirs: it is ours if it also
-runs as our user, from QEMU's program. It is held by a pidfd, so that a reused process id is never taken for it.
+A daemon is known by its pid file's path on its command line. Anybody can write such a command line, so the process must
+also run as our user, from QEMU's program. A pidfd holds it, so that a reused process id is never taken for it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Daemon:
         return True
 
     def bytes_read(self) -> int:
-        """Bytes it has read from files so far, 0 when it has ended; sockets do not count (proc(5), io: rchar)."""
+        """Bytes read from files so far, 0 when it has ended; sockets do not count (proc(5), io: rchar)."""
         words = _read(Path(f"/proc/{self.pid}/io")).split()
         return 0 if self.ended() or not words else int(words[1])
 
@@ -143,7 +143,7 @@ def last_lines(log_file: Path) -> str:
         text = log_file.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
     except FileNotFoundError:
         return ""
-    return " | ".join(text.split("\n")).strip(" |")
+    return text.replace("\n", " | ").strip(" |")
 
 
 def _adopt(pid: int) -> Daemon | None:

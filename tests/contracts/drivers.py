@@ -637,10 +637,14 @@ class SnapshotContract(TestCase):
         driver.revert("vm", "one")
         self.wrote(driver, b"tri")
         driver.take("vm", "tri", None)
-        for name in ("two", "one", "tri"):
-            self.assertEqual(driver.revert("vm", name), driver.open("vm"))
-            self.assert_holds(driver, name.encode())
-        self.assertEqual({"one", "two", "tri"}, driver.snapshots("vm"))
+        left = ["two", "one", "tri"]
+        for gone in ("one", "tri", "two"):
+            for name in left:
+                self.assertEqual(driver.revert("vm", name), driver.open("vm"))
+                self.assert_holds(driver, name.encode())
+            self.assertEqual(set(left), driver.snapshots("vm"))
+            driver.drop("vm", gone, None)
+            left.remove(gone)
 
     def test_snapshots_are_dropped_in_any_order(self) -> None:
         names = ("one", "two", "tri")
@@ -655,19 +659,7 @@ class SnapshotContract(TestCase):
                     driver.drop("vm", name, None)
                 self.assertEqual(set(order[number + 1 :]), driver.snapshots("vm"))
                 self.assert_holds(driver, b"now")
-            driver.delete("vm")
-
-    def test_what_other_snapshots_keep_outlives_one_that_is_dropped(self) -> None:
-        for gone in ("one", "two", "tri"):
-            driver = self.vm_disk()
-            for name in ("one", "two", "tri"):
-                self.wrote(driver, name.encode())
-                driver.take("vm", name, None)
-            driver.drop("vm", gone, None)
-            self.assertRaises(SnapshotMissing, driver.revert, "vm", gone)
-            for name in driver.snapshots("vm"):
-                driver.revert("vm", name)
-                self.assert_holds(driver, name.encode())
+                self.assertRaises(SnapshotMissing, driver.revert, "vm", name)
             driver.delete("vm")
 
     def test_a_branch_outlives_the_snapshot_that_it_began_at(self) -> None:
@@ -702,11 +694,6 @@ class SnapshotContract(TestCase):
         self.assertEqual(frozenset(), driver.existing())
         driver.create("vm", self.origin, self.origin.size)
         self.assertEqual(frozenset(), driver.snapshots("vm"))
-
-    def test_disks_with_snapshots_are_found_once(self) -> None:
-        driver = self.vm_disk()
-        driver.take("vm", "one", None)
-        self.assertEqual({"vm"}, self.make().existing())
 
     def test_a_clone_is_a_disk_of_its_own(self) -> None:
         driver = self.vm_disk()

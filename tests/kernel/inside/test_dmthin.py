@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import mmap
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -215,27 +213,6 @@ class SnapshotsTest(SnapshotsCase):
         self.assertRaises(CommandFailed, self.driver.take, "vm1", "snapshot", None)
         self.assertFalse(devmapper.is_suspended(self.name))
         self.assertEqual(frozenset(), self.driver.snapshots("vm1"))
-
-    def test_many_snapshots_are_dropped_in_any_order(self) -> None:
-        chance = random.Random(20)
-        content, digests = bytearray(self.content), {}
-        order = [f"p{number}" for number in chance.sample(range(20), 20)]
-        for number in range(20):
-            place, piece = chance.randrange(SIZE - 4096) // 512 * 512, chance.randbytes(4096)
-            content[place : place + 4096] = piece
-            write(self.path, place, piece)
-            self.driver.take("vm1", f"p{number}", None)
-            if f"p{number}" in order[-3:]:
-                digests[f"p{number}"] = hashlib.sha256(content).digest()
-        for snapshot in order[:-3]:
-            self.driver.drop("vm1", snapshot, None)
-        self.assertEqual(set(digests), self.driver.snapshots("vm1"))
-        for snapshot, digest in digests.items():
-            self.assertEqual(digest, hashlib.sha256(self.content_of(snapshot)).digest(), snapshot)
-        for snapshot in order[-3:]:
-            self.driver.drop("vm1", snapshot, None)
-        self.assertEqual(bytes(content), self.path.read_bytes())
-        self.assert_nothing_leaked()
 
     def test_snapshots_outlive_the_host(self) -> None:
         write(self.path, 0, b"then")
@@ -481,51 +458,6 @@ class KilledTest(SnapshotsCase):
         with self.path.open("rb") as file:
             return file.seek(0, os.SEEK_END)
 
-    def test_a_snapshot_is_dropped_by_the_next_call(self) -> None:
-        write(self.path, 0, b"stays")
-        self.driver.take("vm1", "stays", None)
-
-        def prepare() -> None:
-            self.driver.take("vm1", "snapshot", None)
-
-        for _ in self.each_step(lambda: self.driver.drop("vm1", "snapshot", None), 1, prepare):
-            self.assertEqual({"stays"}, self.driver.snapshots("vm1"))
-            self.driver.drop("vm1", "snapshot", None)
-            self.assert_nothing_leaked()
-        self.assertEqual(b"stays", self.content_of("stays")[:5])
-
-    def test_a_clone_is_there_or_not(self) -> None:
-        write(self.path, 0, b"then")
-        self.driver.take("vm1", "snapshot", None)
-        then = b"then" + self.content[4:]
-
-        def prepare() -> None:
-            self.driver.delete("new")
-
-        for number, before in self.each_step(self.clone, 2, prepare):
-            if before:
-                self.driver.delete("new")
-                self.assert_nothing_leaked()
-                self.assertEqual({"vm1", "other"}, self.driver.existing())
-            elif not self.records.read("new").made:
-                self.assertEqual(self.content, self.create("new").read_bytes(), f"step {number}")
-                self.assert_nothing_leaked()
-                self.driver.delete("new")
-            self.assertEqual(then, self.clone().read_bytes(), f"step {number}")
-            self.assert_nothing_leaked()
-
-    def test_a_snapshot_is_read_by_the_next_call(self) -> None:
-        self.driver.take("vm1", "snapshot", None)
-
-        def begins() -> bytes:
-            with self.opened_snapshot("snapshot") as file:
-                return file.read(4)
-
-        for _ in self.each_step(begins, 1):
-            self.assertEqual(self.content[:4], begins())
-            self.next_agent()
-            self.assertEqual(frozenset(), devmapper.names(SNAPSHOT_PREFIX))
-
     def test_a_disk_is_deleted_with_all_volumes(self) -> None:
         def prepare() -> None:
             self.create("vm1")
@@ -539,17 +471,6 @@ class KilledTest(SnapshotsCase):
             self.driver.delete("vm1")
             self.assertEqual({"other"}, self.driver.existing())
             self.assert_nothing_leaked()
-
-    def test_a_disk_grows_by_the_next_call(self) -> None:
-        sizes = [SIZE]
-
-        def prepare() -> None:
-            sizes.append(sizes[-1] + 512)
-
-        for number, _ in self.each_step(lambda: self.driver.resize("vm1", sizes[-1], None), 2, prepare):
-            self.assertIn(self.driver.open("vm1").size, sizes[-2:], f"step {number}")
-            self.driver.resize("vm1", sizes[-1], None)
-            self.assertEqual(sizes[-1], self.path_size())
 
 
 class CrashTest(ThinCase):
@@ -574,16 +495,6 @@ class CrashTest(ThinCase):
         self.assertFalse((self.folder / "thin" / "data").exists())
         (self.folder / "away").rename(self.folder / "thin" / "data")
         self.driver.open("vm1")
-
-    def test_the_pool_stays_with_data_of_a_disk_whose_record_was_lost(self) -> None:
-        write(self.create("vm1"), 0, b"w" * 512)
-        record = self.records().path("vm1").read_bytes()
-        self.records().path("vm1").unlink()
-        self.create("vm2")
-        self.driver.delete("vm2")
-        self.crash()
-        self.records().path("vm1").write_bytes(record)
-        self.assertEqual(b"w" * 512, self.create("vm1").read_bytes()[:512])
 
 
 class OtherFilesTest(ThinCase):
@@ -762,11 +673,6 @@ class SpaceTest(ThinCase):
         with path.open("rb") as file:
             file.seek(SIZE)
             self.assertEqual(content, file.read(4 * MIB))
-
-    def test_the_parameter_of_all_pools_is_left_alone(self) -> None:
-        before = NO_SPACE_TIMEOUT.read_text()
-        self.create()
-        self.assertEqual(before, NO_SPACE_TIMEOUT.read_text())
 
 
 def taken(file: Path) -> int:
