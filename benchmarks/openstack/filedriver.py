@@ -39,7 +39,7 @@ class LocalNfs(nfs.NfsDriver):  # type: ignore[misc]
     """The driver, whose share is a folder here."""
 
     def _ensure_share_mounted(self, nfs_share: str) -> None:
-        Path(self._get_mount_snapshot_for_share(nfs_share)).mkdir(parents=True, exist_ok=True)
+        Path(self._get_mount_point_for_share(nfs_share)).mkdir(parents=True, exist_ok=True)
 
 
 class Glance(image_utils.glance.GlanceImageService):  # type: ignore[misc]
@@ -67,7 +67,7 @@ def configured(folder: Path) -> Any:
     options.append_config_values(nfs.remotefs.nas_opts)
     for name, value in (
         ("nfs_shares_config", str(shares)),
-        ("nfs_mount_snapshot_base", str(folder / "mnt")),
+        ("nfs_mount_point_base", str(folder / "mnt")),
         ("nas_secure_file_operations", "true"),  # as the user that Cinder runs as, and not through sudo
         ("nas_secure_file_permissions", "true"),
     ):

@@ -217,7 +217,7 @@ def _brick(connection: dict[str, Any]) -> Any:
     return connector.InitiatorConnector.factory(
         connection["driver_volume_type"], utils.get_root_helper(),
         use_multipath=CONF.libvirt.volume_use_multipath, device_scan_attempts=CONF.libvirt.num_volume_scan_tries,
-        conn=connection, do_local_attach=True, nfs_mount_snapshot_base=CONF.libvirt.nfs_mount_snapshot_base,
+        conn=connection, do_local_attach=True, nfs_mount_point_base=CONF.libvirt.nfs_mount_point_base,
     )  # fmt: skip
 
 
