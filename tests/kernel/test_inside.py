@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from testtools import TestCase
 
 from lab.errors import CommandFailed
 from lab.kernel.footprint import footprint
@@ -44,6 +43,11 @@ FILES = (
     "test_kernellog",
 )
 """Those that take longest come first: a guest that is free takes the next one."""
+
+CONTRACTS = {
+    "test_bcache", "test_cached_devices", "test_dmcache", "test_dmsnapshot", "test_dmthin", "test_iscsi", "test_lio",
+}  # fmt: skip
+"""The files that have the contract of a driver."""
 
 PROVOKED = {
     "test_iscsi": (*FAILED_PATH, "I/O error, dev dm-"),
@@ -127,66 +131,16 @@ def runs() -> dict[str, Future[Result]]:
             free.put(machine)
 
     pool = ThreadPoolExecutor(len(machines))
-    return {name: pool.submit(run_in_free, name) for name in FILES if name in selected}
+    return {name: pool.submit(run_in_free, name) for name in FILES if f"test_inside[{name}]" in selected}
 
 
-class InsideCase(TestCase):
-    """One test for each file."""
-
-    def check(self, name: str) -> None:
-        self.assertEqual(Result("", {}, []), runs()[name].result())
+def test_every_file_is_run() -> None:
+    assert {path.stem for path in (Path(__file__).parent / "inside").glob("test_*.py")} == set(FILES)
 
 
-class ContractsTest(InsideCase):
-    def test_dmthin(self) -> None:
-        self.check("test_dmthin")
-
-    def test_dmsnapshot(self) -> None:
-        self.check("test_dmsnapshot")
-
-    def test_lio(self) -> None:
-        self.check("test_lio")
-
-    def test_iscsi(self) -> None:
-        self.check("test_iscsi")
-
-    def test_bcache(self) -> None:
-        self.check("test_bcache")
-
-    def test_cached_devices(self) -> None:
-        self.check("test_cached_devices")
-
-    def test_dmcache(self) -> None:
-        self.check("test_dmcache")
-
-    def test_every_file_has_a_test(self) -> None:
-        files = {path.stem for path in (Path(__file__).parent / "inside").glob("test_*.py")}
-        tests = {name for case in (ContractsTest, OthersTest) for name in dir(case)}
-        self.assertEqual((files, files), (set(FILES), tests & files))
-
-
-@pytest.mark.long
-class OthersTest(InsideCase):
-    def test_modules(self) -> None:
-        self.check("test_modules")
-
-    def test_ownership(self) -> None:
-        self.check("test_ownership")
-
-    def test_waiting(self) -> None:
-        self.check("test_waiting")
-
-    def test_bcache_volumes(self) -> None:
-        self.check("test_bcache_volumes")
-
-    def test_devmapper(self) -> None:
-        self.check("test_devmapper")
-
-    def test_loopdev(self) -> None:
-        self.check("test_loopdev")
-
-    def test_kernellog(self) -> None:
-        self.check("test_kernellog")
-
-    def test_command(self) -> None:
-        self.check("test_command")
+@pytest.mark.parametrize(
+    "name", [name if name in CONTRACTS else pytest.param(name, marks=pytest.mark.long) for name in FILES]
+)
+def test_inside(name: str) -> None:
+    """The tests of a file pass, leave nothing in the guest, and its kernel does not complain."""
+    assert runs()[name].result() == Result("", {}, [])

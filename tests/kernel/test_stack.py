@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 import random
 import shutil
 import subprocess
@@ -16,9 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.errors import CommandFailed
 from lab.kernel.machine import Machine
-from lab.kernel.services import AGENT_SETTINGS
 from lab.kernel.tinyvm import tiny_vm
 from tests.kernel.machines import SUITE
 from tests.kernel.stacks import CHECK, MAKE, WRITE, WRITTEN, StackCase, fio, patiently, services
@@ -49,9 +46,6 @@ for map in /dev/mapper/virtman-cachefrom-"$0"-*; do
 done
 """
 """What the cache of an image has read from the parents since it was opened."""
-
-
-SECOND_AGENT = f"set -a; . {AGENT_SETTINGS}; exec virtman agent --state /var/tmp/other --run /run/other"
 
 
 JOURNAL = "/var/log/journal"
@@ -148,19 +142,6 @@ class InPlaceTest(StackCase):
         self.assertEqual(before, self.origin.run(["sha256sum", "/dev/mapper/image"]))
         self.origin.run(["dmsetup", "remove", "image"])  # nobody has it any more
 
-    def test_a_file_is_served_where_it_is_until_it_changes(self) -> None:
-        file = "/var/tmp/file.raw"
-        self.origin.run(["sh", "-c", f'python3 -c "$0" file {SMALL} > {file}', MAKE])
-        self.addCleanup(self.origin.run, ["rm", "-f", file])
-        self.origin.run(["virtman", "publish", "file", file, "--in-place"])
-        self.read(self.host, self.create(self.host, "vm", "file"), "file", SMALL)
-        self.assertIn(file, self.origin.run(["losetup", "--list", "--noheadings", "--output", "BACK-FILE"]))
-        self.origin.run(["dd", "if=/dev/zero", f"of={file}", "bs=4k", "count=1", "conv=notrunc"])
-        self.wait_for("noticed", lambda: "has changed since it was published" in self.trouble())
-        # The agent says it first, and then takes away what others read by.
-        listed = "losetup --list --noheadings --output BACK-FILE"
-        self.wait_until(self.origin, f"{listed} > /tmp/loops && ! grep -q {file} /tmp/loops")
-
     def trouble(self) -> str:
         """Why the origin does not serve its only image; empty if it does."""
         [image] = self.agent(self.origin).status().images
@@ -193,17 +174,6 @@ class CallersTest(StackCase):
         self.assertEqual(str(made[7]), host.run(["virtman", "create", *wanted[7]]).strip())
         for path, (_, image) in zip(made, wanted, strict=True):
             self.read(host, str(path), image, SMALL)
-
-
-class SecondAgentTest(StackCase):
-    def test_an_agent_with_another_state_folder_is_refused_and_changes_nothing(self) -> None:
-        self.publish("image", SMALL)
-        host = self.hosts[0]
-        path = self.create(host, "vm", "image")
-        self.addCleanup(host.run, ["rm", "-rf", "/var/tmp/other", "/run/other"])
-        error = self.assertRaises(CommandFailed, host.run, ["sh", "-c", SECOND_AGENT])
-        self.assertIn("in use by the agent with the state folder /var/lib/virtman (process", str(error))
-        self.read(host, path, "image", SMALL)
 
 
 class KillCase(StackCase):
@@ -334,24 +304,6 @@ class SnapshotTest(SnapshotCase):
         self.assertEqual((["two"], two), ([snapshot.name for snapshot in agent.snapshots("vm")], self.content(path)))
         self.assertEqual((4 << 20, []), (agent.vms()[0].disk.size, agent.status().strays))
 
-    def test_clones_files_and_images_hold_what_the_disk_held(self) -> None:
-        self.publish("image", SMALL)
-        path = self.create(self.host, "vm", "image")
-        then = self.changed(path, 0).split()[0]
-        clones = self.virtman("clone", "vm", "new", "--count", "2").split()
-        self.changed(path, 1)
-        self.virtman("destroy", "vm")
-        self.changed(clones[1], 2)
-        self.assertEqual(then, self.content(clones[0]).split()[0])
-        self.addCleanup(self.host.run, ["rm", "-f", "/run/file"])
-        self.virtman("export", "new-1", "/run/file")
-        self.assertEqual(then, self.content("/run/file").split()[0])
-        self.addCleanup(self.virtman, "unpublish", "mine")
-        self.assertIn(f"sha256:{then}", self.virtman("publish", "mine", "--from-vm", "new-1"))
-        maps = self.host.run(["dmsetup", "ls"])
-        self.assertEqual([], [line for line in maps.splitlines() if "snapshot" in line])
-        self.assertEqual([], self.agent(self.host).status().strays)
-
 
 class StreamTest(SnapshotCase):
     """VMs go to a host of the userspace stack, on the machine that the guests run on, and come back."""
@@ -406,44 +358,3 @@ class StreamTest(SnapshotCase):
         self.assertEqual(self.content_there(), self.content(self.path).split()[0])
         self.virtman("snapshot", "revert", "vm", "one")
         self.assertEqual(one, self.content(self.path).split()[0])
-
-    def test_only_what_changed_is_sent(self) -> None:
-        self.changed(self.path, 0)
-        self.virtman("snapshot", "create", "vm", "one")
-        self.assertLess(len(self.sent("--since", "one")), 1 << 10)
-        self.changed(self.path, 1)
-        self.assertLess(len(self.sent("--since", "one")), 1.05 * (2 * 64 << 10))
-        before = self.content(self.path).split()[0]
-        renamed = json.loads(self.virtman("rename", "vm", "new", "--json"))
-        self.assertEqual(before, self.content(renamed["disk"]["path"]).split()[0])
-        self.assertEqual(
-            ["one"], [snapshot["name"] for snapshot in json.loads(self.virtman("snapshot", "list", "new", "--json"))]
-        )
-
-    def test_a_receiving_agent_that_is_killed_leaves_the_disk_as_it_was(self) -> None:
-        self.changed(self.path, 0)
-        self.virtman("snapshot", "create", "vm", "one")
-        whole = self.sent("--snapshot", "one")
-        late = self.changed(self.path, 1).split()[0]
-        self.virtman("snapshot", "create", "vm", "late")
-        changes = self.sent("--snapshot", "late", "--since", "one")
-        self.virtman("destroy", "vm")
-
-        def receive(stream: bytes) -> Callable[[], None]:
-            def act() -> None:
-                try:
-                    self.receive(stream)
-                except CommandFailed as error:
-                    raise AgentUnreachable(str(error)) from error
-
-            return act
-
-        self.kill_at(self.host, "receive:written", receive(whole))
-        self.assertEqual([], self.agent(self.host).vms())
-        self.receive(whole)
-        before = self.content(self.path)
-        self.kill_at(self.host, "receive:kept", receive(changes))
-        names = [snapshot.name for snapshot in self.agent(self.host).snapshots("vm")]
-        self.assertEqual((["one"], before), (names, self.content(self.path)))
-        self.receive(changes)
-        self.assertEqual((late, []), (self.content(self.path).split()[0], self.agent(self.host).status().strays))
