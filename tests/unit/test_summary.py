@@ -41,19 +41,14 @@ class SummaryTest(TestCase):
         }
         (self.folder / "tox.json").write_text(json.dumps({"testenvs": told}))
 
-    def run_tests(self, content: str, results: str) -> None:
-        """Leave pytest's result."""
-        file = self.folder / "test_it.py"
-        file.write_text(content)
-        options = ["-p", "no:cacheprovider", f"--rootdir={self.folder}", f"--junit-xml={self.folder / results}"]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # to import those of others takes seconds
-        command = [sys.executable, "-m", "pytest", *options, str(file)]
-        subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, check=False)
-
     def test_what_failed_is_said_by_the_end_of_its_message(self) -> None:
-        self.run_tests(TESTS, "unit.xml")
-        self.run_tests("import no_such_module", "unit.guest.xml")
+        file = self.folder / "test_it.py"
+        environment = {**os.environ, "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        for content, results in ((TESTS, "unit.xml"), ("import no_such_module", "unit.guest.xml")):
+            file.write_text(content)
+            options = ["-p", "no:cacheprovider", f"--rootdir={self.folder}", f"--junit-xml={self.folder / results}"]
+            argv = [sys.executable, "-m", "pytest", *options, str(file)]
+            subprocess.run(argv, cwd=self.folder, env=environment, capture_output=True, check=False)
         self.ran(unit=1)
         [unit] = summary.environments(self.folder)
         said = summary.text([unit])
@@ -71,10 +66,8 @@ class SummaryTest(TestCase):
 
     def test_a_run_has_failed_if_an_environment_has_or_none_ran(self) -> None:
         durations = self.folder / "durations.json"
+        self.assertEqual(1, summary.main(self.folder, durations))  # tox has left no result
         for exit_codes, expected in (({}, 1), ({"lint": 0, "unit": 1}, 1), ({"lint": 0}, 0)):
             self.ran(**exit_codes)
             self.assertEqual(expected, summary.main(self.folder, durations))
         self.assertEqual(["lint"], [*json.loads(durations.read_text())])
-
-    def test_without_a_result_of_tox_the_run_has_failed(self) -> None:
-        self.assertEqual(1, summary.main(self.folder, self.folder / "durations.json"))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import zlib
-from pathlib import Path
 from typing import Any
 
 from testtools import TestCase
@@ -12,10 +10,7 @@ from testtools import TestCase
 from benchmarks import parent_kill
 from benchmarks.boot_wave import bars, checksum, ratios
 from benchmarks.trace import Read, Trace
-
-
-def trace(*reads: tuple[int, int], size: int = 1 << 20) -> Trace:
-    return Trace("sha256:0", size, 1.0, tuple(Read(0.0, offset, length) for offset, length in reads))
+from tests.unit.virtman.scene import folder_for
 
 
 def wave(fetched: list[int], sent: int, attach_s: float) -> dict[str, Any]:
@@ -40,11 +35,10 @@ class FiguresTest(TestCase):
         self.assertEqual({"first": 2.0, "median": 1.5, "slowest": 2.0}, ratios(one, other))
 
     def test_the_checksum_is_of_the_reads_in_their_order(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        image = Path(folder.name) / "image"
+        image = folder_for(self) / "image"
         image.write_bytes(b"abcdefgh")
-        self.assertEqual(zlib.crc32(b"fghabb"), checksum(image, trace((5, 3), (0, 2), (1, 1), size=8)))
+        reads = tuple(Read(0.0, offset, length) for offset, length in ((5, 3), (0, 2), (1, 1)))
+        self.assertEqual(zlib.crc32(b"fghabb"), checksum(image, Trace("sha256:0", 8, 1.0, reads)))
 
 
 class KillFiguresTest(TestCase):

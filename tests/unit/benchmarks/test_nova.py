@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
@@ -14,6 +12,7 @@ from benchmarks.errors import NoRoom
 from benchmarks.nova import bytes_moved, check_room, headline, missed, ratios
 from benchmarks.openstack.imagefile import CHUNK, ImageFile, metadata
 from benchmarks.openstack.plan import IMAGE, NOTHING, VIRTMAN, VOLUME, WAYS, Plan
+from tests.unit.virtman.scene import folder_for
 
 PLAN = Plan(servers=60, computes=4, size=2048, data=1024, cinder_at_once=4)
 
@@ -59,38 +58,24 @@ class FiguresTest(TestCase):
 
 
 class ImageFileTest(TestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.file = Path(folder.name) / "image"
-        self.content = bytes(CHUNK) + b"end"
-        self.file.write_bytes(self.content)
-
     def test_each_download_is_the_file_and_is_counted(self) -> None:
-        client = ImageFile(self.file)
-        self.assertEqual(self.content, b"".join(client.call(None, 2, "data", args=("id",))))  # as Nova calls
-        self.assertEqual(self.content, b"".join(client.call(None, "data", "id")))  # as Cinder does
-        self.assertEqual((2 * len(self.content), 2), (client.sent, client.downloads))
-
-    def test_glance_tells_the_sizes_of_the_file_and_of_the_disk_in_it(self) -> None:
-        found = metadata("id", self.file, 1 << 30)
-        self.assertEqual((len(self.content), 1 << 30), (found["size"], found["virtual_size"]))
+        file, content = folder_for(self) / "image", bytes(CHUNK) + b"end"
+        file.write_bytes(content)
+        client = ImageFile(file)
+        self.assertEqual(content, b"".join(client.call(None, 2, "data", args=("id",))))  # as Nova calls
+        self.assertEqual(content, b"".join(client.call(None, "data", "id")))  # as Cinder does
+        self.assertEqual((2 * len(content), 2), (client.sent, client.downloads))
+        found = metadata("id", file, 1 << 30)
+        self.assertEqual((len(content), 1 << 30), (found["size"], found["virtual_size"]))
 
 
 class RefusalTest(TestCase):
     def test_too_little_room_is_told_in_one_line_before_anything_is_done(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
         with ExpectedException(NoRoom, "[^\n]*60 servers of 1000000000 MiB[^\n]*--data"):
-            check_room(Plan(60, 4, 2048, 10**9, 4), Path(folder.name))
+            check_room(Plan(60, 4, 2048, 10**9, 4), folder_for(self))
 
     def test_data_must_fit_and_the_size_be_whole_gib(self) -> None:
-        for options, said in (
-            (["--data", "17"], "--data must be"),
-            (["--data", "4096"], "--data must be"),
-            (["--size", "1500"], "--size must be"),
-        ):
-            result = CliRunner().invoke(nova.main, options)
+        for option, value in (("--data", "17"), ("--data", "4096"), ("--size", "1500")):
+            result = CliRunner().invoke(nova.main, [option, value])
             self.assertEqual(2, result.exit_code)
-            self.assertIn(said, result.output)
+            self.assertIn(f"{option} must be", result.output)

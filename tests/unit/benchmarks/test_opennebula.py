@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from click.testing import CliRunner
 from testtools import ExpectedException, TestCase
 
@@ -13,6 +10,7 @@ from benchmarks.errors import NoRoom
 from benchmarks.opennebula import PACES, Size, check_room, ratios, within
 from benchmarks.spreadimage import SpreadImage
 from opennebula_tm.installer.tuning import SINGLE, WANTED_THREADS
+from tests.unit.virtman.scene import folder_for
 
 IMAGE = SpreadImage(size=256, data=64)
 
@@ -62,10 +60,8 @@ class FiguresTest(TestCase):
 
 class RefusalTest(TestCase):
     def test_too_little_room_is_told_in_one_line_before_anything_is_done(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
         with ExpectedException(NoRoom, "[^\n]*60 copies of 1000000000 MiB[^\n]*--data"):
-            check_room(Size(60, 4, SpreadImage(2048, 10**9)), Path(folder.name))
+            check_room(Size(60, 4, SpreadImage(2048, 10**9)), folder_for(self))
 
     def test_data_must_fit(self) -> None:
         for data in ("17", "4096"):

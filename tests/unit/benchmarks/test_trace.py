@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 from testtools import ExpectedException, TestCase
@@ -21,6 +18,7 @@ from benchmarks.trace import (
     save,
     untouched_offset,
 )
+from tests.unit.virtman.scene import folder_for
 
 LOG = """\
 2026-01-02 08:24:13.340357 Preconnect id=1 readonly=1 ...
@@ -48,53 +46,32 @@ class ParseTest(TestCase):
         self.assertEqual([Read(0.0, 0, 512), Read(1.25, 0x241D600, 0x3A00)], found)
 
 
-class BootSetTest(TestCase):
-    def test_overlapping_and_repeated_reads_count_once(self) -> None:
-        reads = [read(100, 50), read(120, 100), read(100, 50), read(1000, 1)]
-        self.assertEqual(121, boot_set_bytes(reads))
-
-    def test_reads_are_widened_to_whole_clusters(self) -> None:
-        self.assertEqual(3 * 4096, boot_set_bytes([read(4095, 2), read(8192, 1)], 4096))
+class FiguresTest(TestCase):
+    @given(reads_strategy, st.sampled_from([1, 512, 4096, 65536]))
+    def test_the_boot_set_is_the_union_of_whole_clusters(self, reads: list[Read], cluster: int) -> None:
+        wanted = {number for each in reads for number in clusters(each, cluster)}
+        self.assertEqual(len(wanted) * cluster, boot_set_bytes(reads, cluster))
 
     def test_the_last_cluster_ends_with_the_image(self) -> None:
         self.assertEqual(512, boot_set_bytes([read(4096, 1)], 4096, image_bytes=4608))
 
-    @given(reads_strategy, st.sampled_from([1, 512, 4096, 65536]))
-    def test_it_is_the_size_of_the_union(self, reads: list[Read], cluster: int) -> None:
-        wanted = {number for each in reads for number in clusters(each, cluster)}
-        self.assertEqual(len(wanted) * cluster, boot_set_bytes(reads, cluster))
-
-
-class FirstTouchTest(TestCase):
     def test_a_read_that_brings_no_new_cluster_is_left_out(self) -> None:
         reads = [read(0, 10), read(4000, 96), read(4000, 97), read(0, 8192), read(8191, 2)]
         self.assertEqual([0, 2, 4], first_touches(reads, 4096))
 
-
-class UntouchedTest(TestCase):
-    def test_the_last_free_range_is_found(self) -> None:
+    def test_the_last_range_that_was_not_read_is_found(self) -> None:
         self.assertEqual(4096, untouched_offset([read(0, 1), read(8192, 4096)], 12288, 4096))
-
-    def test_a_boot_that_reads_everywhere_is_an_error(self) -> None:
         with ExpectedException(BadTrace, ".*every 4096 bytes.*"):
             untouched_offset([read(0, 8192)], 8192, 4096)
 
 
 class FileTest(TestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name) / "traces" / "one.json"
-        self.trace = Trace("sha256:" + "0" * 64, 8192, 9.5, (Read(0.0, 0, 512), Read(0.5, 4096, 4096)))
-
-    def test_a_saved_trace_is_loaded_as_it_was(self) -> None:
-        save(self.trace, self.path)
-        self.assertEqual(self.trace, load(self.path))
-
-    def test_other_files_are_an_error(self) -> None:
-        self.path.parent.mkdir()
+    def test_a_saved_trace_is_loaded_as_it_was_and_other_files_are_an_error(self) -> None:
+        path = folder_for(self) / "traces" / "one.json"
+        trace = Trace("sha256:" + "0" * 64, 8192, 9.5, (Read(0.0, 0, 512), Read(0.5, 4096, 4096)))
+        save(trace, path)
+        self.assertEqual(trace, load(path))
         for text in ("", "[]", "{}", '{"version": 1, "reads": [[0, 0]]}', '{"version": 2, "reads": []}'):
-            self.path.write_text(text)
+            path.write_text(text)
             with ExpectedException(BadTrace):
-                load(self.path)
+                load(path)
