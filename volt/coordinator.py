@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from volt import queries
@@ -36,7 +36,7 @@ from volt.models import (
     Parent,
     TreeNode,
 )
-from volt.store import HostRow, ImageRow, Store, changing_tree, eviction_table, load_tree
+from volt.store import HostRow, ImageRow, Store, changing_tree, load_tree
 from volt.tree import Node, Tree, depth, heap_children
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Coordinator:
                 with changing_tree(session, image, self._now()) as tree:
                     if host in tree.hosts:
                         leave_tree(tree, image, host, self.metrics)
-            session.execute(delete(eviction_table).where(eviction_table.c.host == host))
+            queries.end_waiting(session, queries.departures_of(session, host))
             session.delete(row)
             log.info("host %s removed", host)
 
@@ -111,19 +111,19 @@ class Coordinator:
             for image, node in stored.items():  # in the order of all calls that change several trees
                 if image in reported:
                     queries.note_report(session, host, node, reported[image])
-            absent = {image: report for image, report in reported.items() if image not in stored}
-            news = queries.unknown_revisions(session, host, absent) if absent else {}
-            queries.forget_evictions(session, host, {*reported, *needed})
+            left = queries.departures_of(session, host)
+            queries.end_waiting(session, left, {*reported, *needed})
             withdrawn = queries.withdrawn_images(session, stored)
             discard = queries.unneeded_digests(session, kept)
-        for image, node in stored.items():
-            known = reported[image].revision if image in reported else 0
-            if not node.revision <= known <= node.confirmed:
-                news[image] = known
+        # A host that reports what Volt knows needs no look at a tree.
+        known = {image: reported[image].revision if image in reported else 0 for image in {**reported, **stored}}
+        absent = known.keys() - stored.keys()
+        news = [name for name in absent if known[name] > (left[name].revision if name in left else 0)]
+        news += [name for name, node in stored.items() if not node.revision <= known[name] <= node.confirmed]
         return HeartbeatAnswer(
             interval_s=interval,
             lease_s=lease,
-            assignments=[a for image, revision in news.items() for a in self._hear(host, image, revision)],
+            assignments=[assignment for image in news for assignment in self._hear(host, image, known[image])],
             absent=sorted(absent),
             withdrawn=sorted(withdrawn & reported.keys()),
             discard=sorted(discard),
@@ -152,7 +152,6 @@ class Coordinator:
                 log.info("image %s is not withdrawn any more: %s published it again", name, origin)
             image.withdrawn = False
             with changing_tree(session, image, self._now()) as tree:
-                queries.forget_eviction(session, image, origin)
                 if origin not in tree.hosts:
                     tree.publish(origin)
                 elif tree.hosts[origin].slot > 0:
@@ -180,13 +179,15 @@ class Coordinator:
                 return
             with changing_tree(session, image, self._now()) as tree:
                 readers = [tree.slots[slot].host for slot in range(1, tree.last + 1)]
-                users = (*readers, *queries.awaited_hosts(session, image))
+                awaited = [left for left in tree.departures.values() if left.awaited]
+                users = (*readers, *queries.alive_hosts(session, [left.host for left in awaited]))
                 if users:
                     raise ImageInUse(f"image {name} is in use by {', '.join(users)}", users)
                 for origin in tree.origins:
                     tree.leave(origin.host)
+                for left in awaited:
+                    left.awaited = False
             image.published = False
-            session.execute(delete(eviction_table).where(eviction_table.c.image_id == image.id))
             log.info("image %s removed", name)
 
     def tree(self, image: str) -> ImageTree:
@@ -211,8 +212,8 @@ class Coordinator:
             row = queries.published(session, image, lock=True)
             with changing_tree(session, row, self._now()) as tree:
                 # A host that lost its place with its lease may have VMs that need the image.
-                evicted = queries.forget_eviction(session, row, host)
-                if row.withdrawn and host not in tree.hosts and not evicted and not moving:
+                awaited = host in tree.departures and tree.departures[host].awaited
+                if row.withdrawn and host not in tree.hosts and not awaited and not moving:
                     raise ImageWithdrawn(f"image {image} is withdrawn: only hosts that have it may use it")
                 tree.join(host)
                 return self._assignment(session, row, tree, host)
@@ -229,11 +230,11 @@ class Coordinator:
             if row is None:
                 return
             with changing_tree(session, row, self._now()) as tree:
-                awaited = queries.forget_eviction(session, row, host)
-                if needed and (awaited or host in tree.hosts):
-                    queries.await_host(session, row, host)
                 if host in tree.hosts:
                     leave_tree(tree, row, host, self.metrics, dropped)
+                    tree.departures[host].awaited = needed
+                elif host in tree.departures and not needed:
+                    tree.departures[host].awaited = False
 
     def report_dead(self, image: str, reporter: str, dead: str, *, agent: str = "") -> Assignment:
         """Note that a parent does not answer; returns the reporter's assignment from now on.

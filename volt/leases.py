@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from volt.errors import HostTaken, OriginNeeded
 from volt.metrics import Metrics
 from volt.models import HostState
-from volt.queries import await_host, images_of
+from volt.queries import images_of
 from volt.store import HostRow, ImageRow, Store, changing_tree
 from volt.tree import Tree
 
@@ -129,14 +129,14 @@ class Leases:
             for image in images_of(session, *(row.name for row in rows)):
                 with changing_tree(session, image, self._now()) as tree:
                     for row in rows:
-                        self._lose(session, tree, image, row.name)
+                        self._lose(tree, image, row.name)
 
-    def _lose(self, session: Session, tree: Tree, image: ImageRow, host: str) -> None:
+    def _lose(self, tree: Tree, image: ImageRow, host: str) -> None:
         if host not in tree.hosts:
             return  # it has no place in this tree, or left while this transaction waited for the image's lock
         if tree.hosts[host].slot > 0:
             leave_tree(tree, image, host, self._metrics)
-            await_host(session, image, host)
+            tree.departures[host].awaited = True
         else:
             tree.lose(host)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, and_, delete, func, insert, not_, select, union, update
+from sqlalchemy import Row, and_, func, not_, select, union, update
 from sqlalchemy.orm import Session
 
 from volt.errors import HostUnknown, ImageUnknown
 from volt.models import HostState, Image, NodeReport
-from volt.store import HostRow, ImageRow, departure_table, eviction_table, node_table
+from volt.store import HostRow, ImageRow, departure_table, node_table
 
 _NODES = select(ImageRow.name, ImageRow.withdrawn, node_table).join(node_table).order_by(ImageRow.id)
 
@@ -49,16 +49,18 @@ def nodes_of(session: Session, host: str) -> dict[str, Row[Any]]:
     return {row.name: row for row in session.execute(_NODES.where(node_table.c.host == host))}
 
 
-def unknown_revisions(session: Session, host: str, reports: Mapping[str, NodeReport]) -> dict[str, int]:
-    """What a host reports of published images in whose trees it has no place, and was not given before it left them.
+def departures_of(session: Session, host: str) -> dict[str, Row[Any]]:
+    """A host's departures by image."""
+    query = select(ImageRow.name, departure_table).join(departure_table).where(departure_table.c.host == host)
+    return {row.name: row for row in session.execute(query)}
 
-    The departure tells this without a look at the whole tree.
-    """
-    here = and_(departure_table.c.image_id == ImageRow.id, departure_table.c.host == host)
-    left = func.coalesce(departure_table.c.revision, 0)
-    query = select(ImageRow.name, left).outerjoin(departure_table, here)
-    rows = session.execute(query.where(ImageRow.name.in_(reports), ImageRow.published))
-    return {image: reports[image].revision for image, left in rows if reports[image].revision > left}
+
+def end_waiting(session: Session, departures: Mapping[str, Row[Any]], needed: Collection[str] = ()) -> None:
+    """Only the ``needed`` ones of these images still wait for the host that left their trees."""
+    for image, row in departures.items():
+        if row.awaited and image not in needed:
+            here = and_(departure_table.c.host == row.host, departure_table.c.image_id == row.image_id)
+            session.execute(update(departure_table).where(here).values(awaited=False))
 
 
 def note_report(session: Session, host: str, stored: Row[Any], report: NodeReport) -> None:
@@ -92,31 +94,10 @@ def describe(session: Session, images: Sequence[ImageRow]) -> list[Image]:
     ]
 
 
-def await_host(session: Session, image: ImageRow, host: str) -> None:
-    """Keep a withdrawn image until this host, which has no place in its tree any more, joins or does not need it."""
-    session.execute(insert(eviction_table).values(image_id=image.id, host=host))
-
-
-def forget_eviction(session: Session, image: ImageRow, host: str) -> bool:
-    """The image does not wait for the host any more. Returns whether it did."""
-    here = and_(eviction_table.c.image_id == image.id, eviction_table.c.host == host)
-    return session.connection().execute(delete(eviction_table).where(here)).rowcount > 0
-
-
-def forget_evictions(session: Session, host: str, needed: Collection[str]) -> None:
-    """Only these images still wait for the host."""
-    lost = select(eviction_table.c.image_id, ImageRow.name).join(ImageRow).where(eviction_table.c.host == host)
-    gone = [image for image, name in session.execute(lost) if name not in needed]
-    if gone:
-        here = and_(eviction_table.c.host == host, eviction_table.c.image_id.in_(gone))
-        session.execute(delete(eviction_table).where(here))
-
-
-def awaited_hosts(session: Session, image: ImageRow) -> list[str]:
-    """The live hosts, by name, that have no place in the image's tree and may have VMs that need the image."""
-    found = select(eviction_table.c.host).where(eviction_table.c.image_id == image.id)
-    alive = found.join(HostRow, HostRow.name == eviction_table.c.host).where(HostRow.state == HostState.ALIVE)
-    return list(session.scalars(alive.order_by(eviction_table.c.host)))
+def alive_hosts(session: Session, names: Collection[str]) -> list[str]:
+    """Those of these hosts whose leases run, by name."""
+    query = select(HostRow.name).where(HostRow.name.in_(names), HostRow.state == HostState.ALIVE)
+    return list(session.scalars(query.order_by(HostRow.name)))
 
 
 def withdrawn_images(session: Session, nodes: Mapping[str, Row[Any]]) -> set[str]:
@@ -126,7 +107,7 @@ def withdrawn_images(session: Session, nodes: Mapping[str, Row[Any]]) -> set[str
         return set()
     ids = [row.image_id for row in withdrawn.values()]
     read = select(node_table.c.image_id).where(node_table.c.slot > 0, node_table.c.image_id.in_(ids))
-    awaited = select(eviction_table.c.image_id).where(eviction_table.c.image_id.in_(ids))
+    awaited = select(departure_table.c.image_id).where(departure_table.c.awaited, departure_table.c.image_id.in_(ids))
     needed = set(session.scalars(union(read, awaited)))
     return {name for name, row in withdrawn.items() if row.slot > 0 or row.image_id not in needed}
 

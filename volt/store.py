@@ -1,4 +1,4 @@
-"""Volt's database: hosts, images, nodes, departures, evictions, a key. It has no parents: the slots tell them.
+"""Volt's database: hosts, images, nodes, departures, a key. It has no parents: the slots tell them.
 
 Each use is one short transaction. Writers of one image exclude each other by a lock on the image's row, writers of one
 host by a lock on the host's row, taken in the order hosts by name, then images by id.
@@ -96,16 +96,11 @@ departure_table = sa.Table(
     "departures",
     Base.metadata,
     sa.Column("image_id", sa.ForeignKey("images.id"), primary_key=True),
-    sa.Column("host", NAME, primary_key=True),  # no foreign key: who was removed may come back
+    sa.Column("host", NAME, primary_key=True, index=True),  # no foreign key: a removed host may come back
     sa.Column("revision", sa.BigInteger, nullable=False),
     sa.Column("confirmed", sa.BigInteger, nullable=False),
     sa.Column("dropped", sa.Boolean, nullable=False),
-)
-eviction_table = sa.Table(  # hosts without a place that may have VMs that need one: they lost their leases, or say so
-    "evictions",
-    Base.metadata,
-    sa.Column("image_id", sa.ForeignKey("images.id"), primary_key=True),
-    sa.Column("host", NAME, primary_key=True, index=True),
+    sa.Column("awaited", sa.Boolean, nullable=False),
 )
 edge_key_table = sa.Table(  # one row, made with the table
     "edge_key",

@@ -99,13 +99,15 @@ class Node:
 class Departure:
     """A host left the tree at ``revision``, having confirmed every list older than ``confirmed``.
 
-    ``dropped``: it reads by no list at all.
+    ``dropped``: it reads by no list at all. ``awaited``: it may have VMs that need the image, so a withdrawn image
+    waits for the host. This has no part in the tree's rules.
     """
 
     host: str
     revision: int
     confirmed: int
     dropped: bool
+    awaited: bool = False
 
 
 def depth(slot: int, fanout: int) -> int:
@@ -315,7 +317,8 @@ class Tree(Places):
         known = revision <= self.begun
         if not known:
             self._begin_anew(revision)
-        self.departures[host] = Departure(host, self.revision, 0, dropped=False)
+        awaited = left is not None and left.awaited
+        self.departures[host] = Departure(host, self.revision, 0, dropped=False, awaited=awaited)
         return known
 
     def suspect(self, reporter: str, dead: str) -> None:

@@ -76,7 +76,7 @@ class StoreCase(TestCase):
 
     def test_what_belongs_to_no_image_is_refused(self) -> None:
         with ExpectedException(IntegrityError), self.store.write() as session:
-            session.execute(text("INSERT INTO departures VALUES (7, 'a', 7, 6, true)"))
+            session.execute(text("INSERT INTO departures VALUES (7, 'a', 7, 6, true, false)"))
 
     def test_a_database_of_another_version_is_refused(self) -> None:
         with self.store.write() as session:
