@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -108,8 +107,6 @@ edge_key_table = sa.Table(  # one row, made with the table
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("key", sa.LargeBinary, nullable=False),
 )
-NODE_FIELDS = [field.name for field in fields(Node)]
-DEPARTURE_FIELDS = [field.name for field in fields(Departure)]
 
 
 class Store:
@@ -217,8 +214,8 @@ def changing_tree(session: Session, image: ImageRow, now: float) -> Iterator[Tre
     tree = _tree(image, nodes, departures, floor=int(now * 1000))
     yield tree
     image.revision, image.begun = tree.revision, tree.begun
-    _store(session, node_table, image, nodes, _as_rows(tree.hosts, NODE_FIELDS))
-    _store(session, departure_table, image, departures, _as_rows(tree.departures, DEPARTURE_FIELDS))
+    _store(session, node_table, image, nodes, tree.hosts)
+    _store(session, departure_table, image, departures, tree.departures)
 
 
 def _tree(image: ImageRow, nodes: Rows, departures: Rows, floor: int = 0) -> Tree:
@@ -233,6 +230,7 @@ def _tree(image: ImageRow, nodes: Rows, departures: Rows, floor: int = 0) -> Tre
 
 
 def _columns(table: sa.Table) -> list[sa.Column[Any]]:
+    """The columns of ``Node`` or ``Departure``, in the order of its fields."""
     return [column for column in table.c if column.name != "image_id"]
 
 
@@ -241,15 +239,14 @@ def _rows(session: Session, table: sa.Table, image: ImageRow) -> Rows:
     return {row.host: tuple(row) for row in session.execute(query)}
 
 
-def _as_rows(items: Mapping[str, Node | Departure], names: list[str]) -> Rows:
-    row = attrgetter(*names)
-    return {host: row(item) for host, item in items.items()}
-
-
-def _store(session: Session, table: sa.Table, image: ImageRow, before: Rows, after: Rows) -> None:
+def _store(
+    session: Session, table: sa.Table, image: ImageRow, before: Rows, parts: Mapping[str, Node | Departure]
+) -> None:
     """Write the difference."""
-    here = sa.and_(table.c.image_id == image.id, table.c.host == sa.bindparam("at_host"))
     names = [column.name for column in _columns(table)]
+    fields = attrgetter(*names)
+    after = {host: fields(part) for host, part in parts.items()}
+    here = sa.and_(table.c.image_id == image.id, table.c.host == sa.bindparam("at_host"))
     gone = [{"at_host": host} for host in before.keys() - after.keys()]
     new = [dict(zip(names, after[host], strict=True), image_id=image.id) for host in after.keys() - before.keys()]
     changed = [
