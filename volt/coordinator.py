@@ -111,13 +111,13 @@ class Coordinator:
             for image, node in stored.items():  # in the order of all calls that change several trees
                 if image in reported:
                     queries.note_report(session, host, node, reported[image])
-            left = queries.departures_of(session, host)
+            absent = reported.keys() - stored.keys()
+            left = queries.departures_of(session, host, absent)
             queries.end_waiting(session, left, {*reported, *needed})
             withdrawn = queries.withdrawn_images(session, stored)
             discard = queries.unneeded_digests(session, kept)
         # A host that reports what Volt knows needs no look at a tree.
         known = {image: reported[image].revision if image in reported else 0 for image in {**reported, **stored}}
-        absent = known.keys() - stored.keys()
         news = [name for name in absent if known[name] > (left[name].revision if name in left else 0)]
         news += [name for name, node in stored.items() if not node.revision <= known[name] <= node.confirmed]
         return HeartbeatAnswer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, and_, func, not_, select, union, update
+from sqlalchemy import Row, and_, func, not_, or_, select, union, update
 from sqlalchemy.orm import Session
 
 from volt.errors import HostUnknown, ImageUnknown
@@ -49,9 +49,14 @@ def nodes_of(session: Session, host: str) -> dict[str, Row[Any]]:
     return {row.name: row for row in session.execute(_NODES.where(node_table.c.host == host))}
 
 
-def departures_of(session: Session, host: str) -> dict[str, Row[Any]]:
-    """A host's departures by image."""
+def departures_of(session: Session, host: str, images: Collection[str] = ()) -> dict[str, Row[Any]]:
+    """A host's departures by image: those from images that wait for the host, and from these images.
+
+    Over the years there may be very many others.
+    """
     query = select(ImageRow.name, departure_table).join(departure_table).where(departure_table.c.host == host)
+    awaited = departure_table.c.awaited
+    query = query.where(or_(awaited, ImageRow.name.in_(images)) if images else awaited)
     return {row.name: row for row in session.execute(query)}
 
 

@@ -95,11 +95,12 @@ departure_table = sa.Table(
     "departures",
     Base.metadata,
     sa.Column("image_id", sa.ForeignKey("images.id"), primary_key=True),
-    sa.Column("host", NAME, primary_key=True, index=True),  # no foreign key: a removed host may come back
+    sa.Column("host", NAME, primary_key=True),  # no foreign key: a removed host may come back
     sa.Column("revision", sa.BigInteger, nullable=False),
     sa.Column("confirmed", sa.BigInteger, nullable=False),
     sa.Column("dropped", sa.Boolean, nullable=False),
     sa.Column("awaited", sa.Boolean, nullable=False),
+    sa.Index("ix_departures_host_awaited", "host", "awaited"),
 )
 edge_key_table = sa.Table(  # one row, made with the table
     "edge_key",
