@@ -36,6 +36,8 @@ MARK = f"metadata/{{{NAMESPACE}}}virtman"
 COMMAND_LINE, ARGUMENT = f"{{{QEMU_NAMESPACE}}}commandline", f"{{{QEMU_NAMESPACE}}}arg"
 OURS = "virtman-"
 """How QEMU's IDs begin of what VirtMan gives to a VM besides libvirt's devices."""
+_OUR_ID = re.compile(rf'"(id|node-name)": "{OURS}')
+"""What the arguments have that VirtMan gives to QEMU for a disk, which are JSON."""
 ALIAS = f"ua-{OURS}"
 """How libvirt's names begin of the disks that VirtMan gives to a VM; "ua-" is libvirt's for those of its users."""
 
@@ -240,19 +242,10 @@ def _put_arguments(root: ET.Element, made: ET.Element) -> None:
         root.append(ours)
         return
     for option, value in pairwise(present.findall(ARGUMENT)):
-        if option.get("value") in ("-blockdev", "-device") and _is_ours(value.get("value", "")):
+        if option.get("value") in ("-blockdev", "-device") and _OUR_ID.search(value.get("value", "")):
             present.remove(option)
             present.remove(value)
     present[:0] = list(ours)
-
-
-def _is_ours(value: str) -> bool:
-    """Whether a block node or a device, as QEMU's command line has them, is VirtMan's."""
-    try:
-        named = json.loads(value)
-    except ValueError:
-        return False  # QEMU's other way to write them: VirtMan has none in that
-    return isinstance(named, dict) and str(named.get("node-name", named.get("id", ""))).startswith(OURS)
 
 
 # A new definition

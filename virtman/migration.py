@@ -11,8 +11,7 @@ Neither agent ever runs what may run at the other one: that needs a person's wor
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Callable, Collection
 
 from drivers.errors import NotPossible
 from virtman.errors import BadRequest, DiskChanged, NeverBooted, NotSupported, UnknownVm, VirtmanError, VmMoving, VmRuns
@@ -22,13 +21,6 @@ from virtman.records import ARRIVE, DESTROY, MIGRATE, Boot, VmRecord
 from virtman.vms import Vms
 
 NO_MOVES = "this host has disks of the kernel stack; VMs move to hosts of the userspace stack"
-
-
-class Tell(Protocol):
-    """Hears of bytes of memory that were moved, and how many there are in all."""
-
-    def __call__(self, done: int, total: int) -> None:
-        """Be told."""
 
 
 # At the old host
@@ -68,13 +60,14 @@ def _check(vms: Vms, record: VmRecord) -> None:
             raise BadRequest(f"vm {vm!r} is off; 'virtman send' and 'receive' move its disk")
 
 
-def leave(vms: Vms, vm: str, uri: str, domain: str, snapshot: str, tell: Tell) -> float:
+def leave(vms: Vms, vm: str, uri: str, domain: str, snapshot: str, tell: Callable[[int, int], None]) -> float:
     """Move a VM's memory to the libvirt at ``uri``, as the ``domain`` (XML) that its agent has asked for.
 
-    ``snapshot``: the snapshot that was sent last, after which nothing but the VM may have changed its disk. The VM is
-    paused there when this returns, and gone from this host's libvirt. Returns for how many seconds it had stood still
-    by then. Raises UnknownVm, VmMoving, DiskChanged, HypervisorError, as ``migration_source``, and as ``tell``; after
-    an error the VM goes on here, or, if libvirt cannot tell, that is found out later.
+    ``snapshot``: the snapshot that was sent last, after which nothing but the VM may have changed its disk. ``tell``
+    hears of bytes of memory moved, and in all. The VM is paused there when this returns, and gone from this host's
+    libvirt. Returns for how many seconds it has stood still. Raises UnknownVm, VmMoving, DiskChanged, HypervisorError,
+    as ``migration_source``, and as ``tell``; after an error the VM goes on here, or, if libvirt cannot tell, that is
+    found out later.
     """
 
     def act(record: VmRecord) -> float:

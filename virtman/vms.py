@@ -118,8 +118,8 @@ class Vms:
         Nothing is under way with the VM that its disk is attached to, either. Raises UnknownVm, Forbidden, as
         ``resume``, and VmMoving for a VM that arrives, unless ``arriving``.
         """
-        with self._holding_user(name) as user:
-            if user is not None:
+        with self.holding(name):
+            if (user := self._name_of_user(name)) is not None:
                 self.resume(user)
             self.resume(name)
             record = self.record(name)
@@ -129,44 +129,35 @@ class Vms:
             yield record
 
     @contextmanager
-    def _holding_user(self, name: str) -> Iterator[str | None]:
-        """Hold the lock of a VM, and of the VM that its disk is attached to, whose name this gives."""
-        while True:
-            user = self._name_of_user(name)
-            with self.holding(name, user or name):
-                if user == self._name_of_user(name):
-                    yield user
-                    return
-
-    @contextmanager
     def holding(self, *names: str) -> Iterator[None]:
-        """Hold the locks of several VMs, in the order that everybody keeps to.
-
-        Of a VM that is being renamed the lock of its new name, too: a repair writes the record of that name.
-        """
+        """Hold the locks of VMs, and of all that change along with them, in the order that everybody keeps to."""
         while True:
-            wanted = self._with_new_names(names)
+            wanted = self._along_with(names)
             with ExitStack() as stack:
                 for name in sorted(wanted):
                     stack.enter_context(self.locks.hold(name))
-                if self._with_new_names(names) <= wanted:
+                if self._along_with(names) <= wanted:
                     yield
                     return
 
     @contextmanager
     def holding_if_free(self, name: str) -> Iterator[bool]:
-        """As ``changing`` holds the locks, if no call is under way with the VM. Gives whether they are held.
+        """As ``holding``, if no call is under way with these VMs. Gives whether the locks are held.
 
         A call may last as long as its caller likes: a stream that somebody sends, say.
         """
-        names = self._with_new_names([name, self._name_of_user(name) or name])
+        names = self._along_with([name])
         with ExitStack() as stack:
             free = all(stack.enter_context(self.locks.hold_if_free(each)) for each in sorted(names))
-            yield free and self._with_new_names([name, self._name_of_user(name) or name]) <= names
+            yield free and self._along_with([name]) <= names
 
-    def _with_new_names(self, names: Iterable[str]) -> set[str]:
-        records = filter(None, map(self.records.get, names))
-        return {*names, *(record.new_name for record in records if record.new_name is not None)}
+    def _along_with(self, names: Iterable[str]) -> set[str]:
+        """These names, those of the VMs that use their disks, and the new names of all that are being renamed: a repair
+        writes the record of such a name.
+        """
+        used = {*names, *filter(None, map(self._name_of_user, names))}
+        records = filter(None, map(self.records.get, used))
+        return used | {record.new_name for record in records if record.new_name is not None}
 
     # Who uses a disk
 
