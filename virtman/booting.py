@@ -16,6 +16,7 @@ from virtman.errors import (
 )
 from virtman.operations import Kind
 from virtman.records import BOOT, DESTROY, Boot, VmRecord
+from virtman.seed import Identity
 from virtman.vms import Vms
 
 log = logging.getLogger(__name__)
@@ -35,28 +36,27 @@ def boot(
     """
     with vms.holding(name):
         vms.resume(name)
-        _boot(vms, name, image, size, how, ssh_keys, user_data)
+        before = vms.records.get(name)
+        creating.create_held(vms, name, image, size)
+        _boot(vms, vms.record(name), how, ssh_keys, user_data, new=before is None)
 
 
 def _boot(
-    vms: Vms, name: str, image: str, size: int | None, how: Boot, ssh_keys: list[str] | None, user_data: str | None
+    vms: Vms, record: VmRecord, how: Boot, ssh_keys: list[str] | None, user_data: str | None, *, new: bool = False
 ) -> None:
-    before = vms.records.get(name)
-    creating.create_held(vms, name, image, size)
-    record = vms.record(name)
-    if before is not None:  # nobody can have a disk that was just made
+    """``new``: the disk was made for this boot, so nobody else can have it."""
+    if not new:
         vms.require_detached(record)
     vms.require_here(record)
+    identity = Identity(record.name, record.uuid, ssh_keys, user_data)
 
     def act(booting: VmRecord) -> None:
-        vms.machines.start(
-            name, vms.vmdisks.open(name), how, ssh_keys, user_data, uuid=record.uuid, disks=vms.disks_of(record)
-        )
+        vms.machines.start(identity, vms.vmdisks.open(record.name), how, vms.disks_of(record))
         vms.step("boot:started")
         vms.operations.note(booting.settled())  # it runs: an error now would be a lie
 
     machine = None if record.boot is None else record.boot.model_dump(mode="json")
-    vms.run(record.begin(BOOT, new=before is None, before=machine).model_copy(update={"boot": how}), act)
+    vms.run(record.begin(BOOT, new=new, before=machine).model_copy(update={"boot": how}), act)
 
 
 def start(vms: Vms, name: str) -> None:
@@ -69,8 +69,7 @@ def start(vms: Vms, name: str) -> None:
         record = vms.record(name)
         if record.boot is None:
             raise NeverBooted(f"vm {name!r} was never booted, so nothing is known of its machine; use virtman boot")
-        machine = vms.machines.machine(name) or record.boot
-        _boot(vms, name, record.image, None, machine, None, None)
+        _boot(vms, record, vms.machines.machine(name) or record.boot, None, None)
 
 
 def stop(vms: Vms, name: str, *, force: bool) -> None:
@@ -87,7 +86,7 @@ def _resume_to_start(vms: Vms, name: str) -> None:
         record = vms.record(name)
         if record.boot is None:  # it is the memory of the VM that the disk is attached to
             raise
-        vms.machines.start(name, vms.vmdisks.open(name), record.boot, None, None, uuid=record.uuid)
+        vms.machines.start(Identity(name, record.uuid), vms.vmdisks.open(name), record.boot)
         vms.resume(name)
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from drivers.base import Device, Monitor
 from virtman.models import MigrationSource
 from virtman.records import Boot
+from virtman.seed import Identity
 
 NO_DISKS: Mapping[str, Device] = {}
 
@@ -48,21 +49,11 @@ class Running(Monitor, Protocol):
 class Machines(Protocol):
     """What VMs need of the hypervisor."""
 
-    def start(
-        self,
-        vm: str,
-        disk: Device,
-        boot: Boot,
-        ssh_keys: list[str] | None,
-        user_data: str | None,
-        *,
-        uuid: str,
-        disks: Mapping[str, Device] = NO_DISKS,
-    ) -> None:
-        """Define and start the VM. A running one is left alone; without ``ssh_keys`` it keeps the seed that it has.
+    def start(self, identity: Identity, disk: Device, boot: Boot, disks: Mapping[str, Device] = NO_DISKS) -> None:
+        """Define and start the VM. A running one is left alone; without SSH keys it keeps the seed that it has.
 
         A VM whose memory is saved goes on with that memory, and with the machine that it had then.
-        ``uuid``: of a VM that the hypervisor does not have; one that it has keeps what it has.
+        ``identity``: a VM that the hypervisor has keeps the UUID that it has.
         ``disks``: those that it uses besides its own, by name.
         Raises HypervisorError, HypervisorAbsent (nothing was asked of it), DomainForeign, BadRequest; VmRuns if it
         runs with another machine than ``boot``, or with other keys or user data than those that are given.

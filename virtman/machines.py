@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import libvirt
@@ -33,32 +34,23 @@ ASK_AGAIN = 10.0
 class LibvirtMachines(LibvirtMigrations):
     """The VMs of one agent (``hypervisor.Machines``)."""
 
-    def start(
-        self,
-        vm: str,
-        disk: Device,
-        boot: Boot,
-        ssh_keys: list[str] | None,
-        user_data: str | None,
-        *,
-        uuid: str,
-        disks: Mapping[str, Device] = NO_DISKS,
-    ) -> None:
+    def start(self, identity: Identity, disk: Device, boot: Boot, disks: Mapping[str, Device] = NO_DISKS) -> None:
         """After an error what was not there is not there, unless libvirt went away meanwhile."""
+        vm = identity.vm
         with connected(self.uri) as connection:
             present = self._find(connection, vm)
-            uuid = uuid if present is None else present.UUIDString()
-            machine = self._machine_of(vm, uuid, disk, boot, disks)
+            if present is not None:
+                identity = replace(identity, uuid=present.UUIDString())
+            machine = self._machine_of(vm, identity.uuid, disk, boot, disks)
             xml = domain_xml(machine) if present is None else redefined(definition(present), machine)
-            identity = Identity(vm, uuid, ssh_keys or [], user_data)
             if present is not None and (present.isActive() or is_saved(present)):
-                if ssh_keys is not None:
+                if identity.ssh_keys is not None:
                     self._check_runs_as(present, boot, identity)
                 if not present.isActive():
                     libvirtdomain.fit_saved(present, xml)
                     present.create()
                 return
-            keep = ssh_keys is None and self._seed(vm).exists()
+            keep = identity.ssh_keys is None and self._seed(vm).exists()
             try:
                 if not keep:
                     self._write_seed(vm, seed_image(identity))

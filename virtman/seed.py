@@ -21,11 +21,11 @@ NO_USER_DATA = "#cloud-config\n{}\n"
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a VM is. ``ssh_keys`` are public keys; ``user_data`` is handed to cloud-init as it is."""
+    """Who a VM is. ``ssh_keys`` are public keys, None if nobody names any; cloud-init gets ``user_data`` as it is."""
 
     vm: str
-    instance_id: str
-    ssh_keys: Sequence[str] = ()
+    uuid: str
+    ssh_keys: Sequence[str] | None = None
     user_data: str | None = None
 
     @property
@@ -36,9 +36,9 @@ class Identity:
     def meta_data(self) -> str:
         """The meta-data document: JSON, which is YAML."""
         data = {
-            "instance-id": self.instance_id,
+            "instance-id": self.uuid,
             "local-hostname": self.hostname,
-            "public-keys": list(self.ssh_keys),
+            "public-keys": list(self.ssh_keys or ()),
         }
         return json.dumps(data, indent=1) + "\n"
 

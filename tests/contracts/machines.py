@@ -13,6 +13,7 @@ from virtman.errors import UnknownVm, VmRuns, VmSaved
 from virtman.hypervisor import Machines
 from virtman.models import MigrationSource
 from virtman.records import Boot
+from virtman.seed import Identity
 
 BOOT = Boot(memory=64, cpus=1, network="none")
 NO_KEYS: list[str] = []
@@ -57,7 +58,7 @@ class MachinesContract(TestCase):
     def start(
         self, vm: str = "vm", boot: Boot = BOOT, keys: list[str] | None = NO_KEYS, user_data: str | None = None
     ) -> None:
-        self.machines.start(vm, self.disk, boot, keys, user_data, uuid=str(uuid4()))
+        self.machines.start(Identity(vm, str(uuid4()), keys, user_data), self.disk, boot)
 
     def test_a_running_vm_is_not_started_with_another_machine(self) -> None:
         self.start()
@@ -118,7 +119,7 @@ class MachinesContract(TestCase):
         self.start("new", keys=None)
         self.assertEqual((["new"], ["new"]), (self.running(), self.files()))
         self.assertIsNone(self.machines.machine("vm"))
-        self.machines.start("vm", self.disk, BOOT, [], None, uuid=ID)
+        self.machines.start(Identity("vm", ID, []), self.disk, BOOT)
         self.assertEqual(["new", "vm"], self.running())
 
     def uuid(self, vm: str = "vm") -> str:
@@ -127,7 +128,7 @@ class MachinesContract(TestCase):
 
     def test_a_vm_has_the_uuid_that_it_is_first_started_with(self) -> None:
         for given in (ID, str(uuid4())):
-            self.machines.start("vm", self.disk, BOOT, [], None, uuid=given)
+            self.machines.start(Identity("vm", given, []), self.disk, BOOT)
             self.assertEqual(ID, self.uuid())
             self.machines.stop("vm", force=True)
         self.machines.rename("vm", "new")
@@ -135,10 +136,10 @@ class MachinesContract(TestCase):
         self.assertEqual(ID, self.uuid("new"))
 
     def test_a_vm_that_was_forgotten_gets_the_uuid_that_is_given(self) -> None:
-        self.machines.start("vm", self.disk, BOOT, [], None, uuid=str(uuid4()))
+        self.machines.start(Identity("vm", str(uuid4()), []), self.disk, BOOT)
         self.machines.stop("vm", force=True)
         self.machines.undefine("vm")
-        self.machines.start("vm", self.disk, BOOT, None, None, uuid=ID)
+        self.machines.start(Identity("vm", ID), self.disk, BOOT)
         self.assertEqual(ID, self.uuid())
 
     def test_a_vm_that_runs_keeps_its_name(self) -> None:
@@ -194,7 +195,7 @@ class MachinesContract(TestCase):
         self.assert_not_known(files=[])
 
     def test_a_vm_begins_with_all_its_disks(self) -> None:
-        self.machines.start("vm", self.disk, BOOT, [], None, uuid=ID, disks={"data": MORE})
+        self.machines.start(Identity("vm", ID, []), self.disk, BOOT, {"data": MORE})
         self.assertEqual(["data"], self.begins_with("vm"))
         for names in (["data", "more"], ["more"], []):
             self.machines.follow("vm", self.disk, dict.fromkeys(names, MORE))

@@ -15,6 +15,7 @@ from virtman.errors import HypervisorError, NotSupported, UnknownVm, VmRuns, VmS
 from virtman.hypervisor import NO_DISKS
 from virtman.models import MigrationSource
 from virtman.records import Boot
+from virtman.seed import Identity
 
 HARDWARE = "pc-q35-7.2"
 
@@ -99,44 +100,33 @@ class MachinesDouble:
         self._ended: set[str] = set()
         """Those whose move was to end."""
 
-    def start(
-        self,
-        vm: str,
-        disk: Device,
-        boot: Boot,
-        ssh_keys: list[str] | None,
-        user_data: str | None,
-        *,
-        uuid: str,
-        disks: Mapping[str, Device] = NO_DISKS,
-    ) -> None:
+    def start(self, identity: Identity, disk: Device, boot: Boot, disks: Mapping[str, Device] = NO_DISKS) -> None:
         self.answer("start")
+        vm = identity.vm
+        if (vm in self.saved or vm in self.running) and identity.ssh_keys is not None:
+            self._check_runs_as(boot, identity)
         if vm in self.saved:
-            if ssh_keys is not None:
-                self._check_runs_as(vm, boot, ssh_keys, user_data)
             del self.saved[vm]
             self.running[vm] = disk
         elif vm not in self.running:
-            self.uuids.setdefault(vm, uuid)
+            self.uuids.setdefault(vm, identity.uuid)
             self.files.add(vm)
-            if ssh_keys is not None or vm not in self._seeds:
-                self._seeds[vm] = _seed(ssh_keys or [], user_data)
+            if identity.ssh_keys is not None or vm not in self._seeds:
+                self._seeds[vm] = _seed(identity)
             self.moment("within machines.start")
             self.running[vm], self._machines[vm] = disk, boot
             self.gone.pop(vm, None)
             self.unfollowed.discard(vm)
             self.defined[vm] = disk
             self.plugged[vm], self.with_disks[vm] = dict(disks), dict(disks)
-        elif ssh_keys is not None:
-            self._check_runs_as(vm, boot, ssh_keys, user_data)
         self.moment("after machines.start")
         if "start's answer" in self.failing:
             raise self.failing["start's answer"]
 
-    def _check_runs_as(self, vm: str, boot: Boot, ssh_keys: list[str], user_data: str | None) -> None:
-        given = ssh_keys or user_data
-        if self._machines[vm] != boot or (given and self._seeds[vm] != _seed(ssh_keys, user_data)):
-            raise VmRuns(f"vm {vm!r} runs")
+    def _check_runs_as(self, boot: Boot, identity: Identity) -> None:
+        given = identity.ssh_keys or identity.user_data
+        if self._machines[identity.vm] != boot or (given and self._seeds[identity.vm] != _seed(identity)):
+            raise VmRuns(f"vm {identity.vm!r} runs")
 
     def edit(self, vm: str, boot: Boot) -> None:
         """Somebody changes the machine that a VM has when it is started next."""
@@ -279,5 +269,5 @@ class MachinesDouble:
             raise self.failing[call]
 
 
-def _seed(ssh_keys: list[str], user_data: str | None) -> bytes:
-    return repr((ssh_keys, user_data)).encode()
+def _seed(identity: Identity) -> bytes:
+    return repr((identity.ssh_keys or [], identity.user_data)).encode()

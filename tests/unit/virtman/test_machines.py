@@ -23,6 +23,7 @@ from virtman.machines import LibvirtMachines
 from virtman.models import MigrationSource
 from virtman.qemu import RunningVm, files_of, give_to_hypervisor
 from virtman.records import Boot
+from virtman.seed import Identity
 
 LONG = 600.0
 """Seconds that are enough everywhere."""
@@ -42,8 +43,8 @@ class MachinesTest(TestCase):
         return LibvirtMachines(LIBVIRT, owner, self.folder / "machines", "tcg")
 
     def start(self, vm: str = "vm", uuid: str | None = None, **boot: object) -> None:
-        machine, keys = BOOT.model_copy(update=boot), ["ssh-ed25519 AAAA"]
-        self.machines.start(vm, self.disk, machine, keys, "#cloud-config\n", uuid=uuid or str(uuid4()))
+        identity = Identity(vm, uuid or str(uuid4()), ["ssh-ed25519 AAAA"], "#cloud-config\n")
+        self.machines.start(identity, self.disk, BOOT.model_copy(update=boot))
 
     def seed(self, vm: str = "vm") -> Path:
         return self.folder / "machines" / f"{vm}.seed.iso"
@@ -208,7 +209,7 @@ class StartAgainTest(MachinesTest):
     """Without keys: nobody says anew who the VM is."""
 
     def start_again(self) -> None:
-        self.machines.start("vm", self.disk, BOOT, None, None, uuid=str(uuid4()))
+        self.machines.start(Identity("vm", str(uuid4())), self.disk, BOOT)
 
     def test_it_keeps_its_seed(self) -> None:
         self.start()
@@ -287,7 +288,7 @@ class ForeignTest(MachinesTest):
 
     def setUp(self) -> None:
         super().setUp()
-        self.of("there").start("theirs", self.disk, BOOT, [], None, uuid=str(uuid4()))
+        self.of("there").start(Identity("theirs", str(uuid4()), []), self.disk, BOOT)
         self.start()
         self.domain().destroy()
 
