@@ -10,11 +10,11 @@ from pathlib import Path
 
 from drivers.base import Device
 from drivers.host.space import Room
-from tests.others import NOBODY, as_nobody
+from tests.others import as_nobody
 from tests.unit.virtman.imagefiles import CONTENT, ImagesTest
 from virtman.convert import QCOW2, RAW, of_device
 from virtman.copies import Target
-from virtman.errors import BadImageFile, BadRequest, CallerGone, FileExists, NoRoom
+from virtman.errors import BadImageFile, BadRequest, CallerGone, NoRoom
 from virtman.fdpassing import MOST, Passed, check_readable, check_writable, mine, opened, pass_to, receive, theirs
 from virtman.imagefile import source
 from virtman.newfile import new_file
@@ -162,11 +162,9 @@ class PublishTest(ImagesTest):
                 file.seek(1 << 28)
                 self.assertEqual(b"end\0", file.read(4))
 
-    def test_what_was_raw_stays_raw(self) -> None:
+    def test_a_raw_file_stays_raw_and_an_administrators_is_read_where_it_is(self) -> None:
         with source(self.passed(self.raw, trusted=False), self.folder, self.room) as content:
             self.assertEqual(("-f", RAW), content.location[:2])
-
-    def test_an_administrators_is_read_where_it_is(self) -> None:
         passed = self.passed(self.qcow2(), trusted=True)
         with source(passed, self.folder, self.room) as content:
             self.assertEqual(("-f", QCOW2, str(passed.path)), content.location)
@@ -200,9 +198,6 @@ class ExportTest(ImagesTest):
         with source(self.target, self.folder, self.room) as content:
             self.assertEqual(len(CONTENT), content.size)
 
-    def test_a_file_that_is_there_is_left_alone(self) -> None:
-        self.assertRaises(FileExists, Target, self.raw, self.folder, self.room)
-
     def test_what_was_written_ends_at_the_reserve_where_the_caller_has_his_file(self) -> None:
         passed = Passed(os.open(self.folder / "target", os.O_RDWR | os.O_CREAT), NAME, trusted=False)
         self.addCleanup(os.close, passed.fd)
@@ -212,16 +207,6 @@ class ExportTest(ImagesTest):
                 path.write_bytes(CONTENT)
 
         self.assertIn(f"for {NAME}", str(self.assertRaises(NoRoom, fill)))
-
-    def test_it_is_the_callers(self) -> None:
-        self.folder.chmod(0o777)
-
-        def export() -> int:
-            with new_file(self.folder / "theirs"):
-                pass
-            return (self.folder / "theirs").stat().st_uid
-
-        self.assertEqual(str(NOBODY), as_nobody(self, export))
 
 
 class StrangerTest(ImagesTest):

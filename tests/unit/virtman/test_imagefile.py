@@ -55,11 +55,6 @@ class InspectTest(ImagesTest):
     def test_an_empty_file_is_refused(self) -> None:
         self.refused(self.file("empty", b""), "empty")
 
-    def test_an_empty_qcow2_is_refused(self) -> None:
-        path = self.folder / "empty.qcow2"
-        qemu_img("create", "-f", "qcow2", path, "0")
-        self.refused(path, "empty")
-
     def test_a_truncated_qcow2_is_refused(self) -> None:
         whole = self.qcow2().read_bytes()
         for length in (4, 64, 512, 65536, len(whole) // 2, len(whole) - 65536):
@@ -89,21 +84,17 @@ class InspectTest(ImagesTest):
         self.assertEqual(3, subprocess.run(["qemu-img", "check", path], capture_output=True, check=False).returncode)
         self.assertEqual(len(CONTENT), inspect(path).size)
 
-    def test_a_backing_file_is_refused(self) -> None:
-        path = self.folder / "overlay.qcow2"
-        qemu_img("create", "-f", "qcow2", "-b", self.raw, "-F", "raw", path)
-        self.refused(path, "backing-filename", "flatten")
-
-    def test_a_data_file_is_refused(self) -> None:
-        path = self.folder / "external.qcow2"
-        qemu_img("create", "-f", "qcow2", "-o", f"data_file={self.folder}/data", path, "1M")
-        self.refused(path, "data-file")
-
-    def test_an_encrypted_image_is_refused(self) -> None:
-        path = self.folder / "secret.qcow2"
-        options = "encrypt.format=aes,encrypt.key-secret=key"
-        qemu_img("create", "--object", "secret,id=key,data=x", "-f", "qcow2", "-o", options, path, "1M")
-        self.refused(path, "encrypted")
+    def test_a_qcow2_that_refers_to_another_file_or_is_encrypted_or_empty_is_refused(self) -> None:
+        secret = ("encrypt.format=aes,encrypt.key-secret=key", "--object", "secret,id=key,data=x")
+        for said, size, (options, *more) in (
+            ("backing-filename", "1M", (f"backing_file={self.raw},backing_fmt=raw",)),
+            ("data-file", "1M", (f"data_file={self.folder}/data",)),
+            ("encrypted", "1M", secret),
+            ("empty", "0", ("compat=1.1",)),
+        ):
+            path = self.folder / f"{said}.qcow2"
+            qemu_img("create", *more, "-f", "qcow2", "-o", options, path, size)
+            self.refused(path, said)
 
     def test_a_file_name_may_look_like_an_option_or_a_protocol(self) -> None:
         for name in ("-f", "nbd:unix:x", "json:{}", "a b", "grüße"):
@@ -156,11 +147,6 @@ class OtherFormatsTest(ImagesTest):
             qemu_img("convert", "-O", name.lower(), *(["-o", options] if options else []), self.raw, path)
             self.assert_the_command_helps(path, name)
 
-    def test_a_growing_vhd_is_refused(self) -> None:
-        path = self.folder / "disk.vhd"
-        qemu_img("create", "-f", "vpc", path, "4M")
-        self.refused(path, "VHD", "qemu-img convert")
-
     def test_packed_files_are_refused_with_the_command_that_unpacks_them(self) -> None:
         packers: list[tuple[str, str, Callable[[bytes], bytes]]] = [
             ("gzip", "gz", gzip.compress), ("xz", "xz", lzma.compress), ("bzip2", "bz2", bz2.compress),
@@ -173,6 +159,9 @@ class OtherFormatsTest(ImagesTest):
     def test_what_is_packed_by_other_programs_is_refused_too(self) -> None:
         for name, begin in (("LZ4", b"\x04\x22\x4d\x18"), ("7z", b"7z\xbc\xaf\x27\x1c"), ("RAR", b"Rar!\x1a\x07")):
             self.refused(self.file("packed", begin + CONTENT), f"is packed with {name}; unpack it first: ")
+        vhd = self.folder / "disk.vhd"
+        qemu_img("create", "-f", "vpc", vhd, "4M")  # which grows, and so has its mark at the beginning
+        self.refused(vhd, "VHD", "qemu-img convert")
 
 
 def zstd(content: bytes) -> bytes:
