@@ -52,7 +52,7 @@ class Agent:
     """One host's agent. ``step`` hears of every step of an operation."""
 
     def __init__(self, config: AgentConfig, step: Step = log_step) -> None:
-        """Lock the folders and put the parts together; nothing is started. Raises ConfigError, StateLocked."""
+        """Lock the folders and put the parts together; nothing is started. Raises ConfigError."""
         self.config = config
         self._locks = prepare(config)
         records = config.state / "records"

@@ -38,7 +38,6 @@ from virtman.errors import (
     NotSupported,
     TooManyCalls,
     VirtmanError,
-    VolumeBusy,
 )
 from virtman.fdpassing import Passed
 from virtman.hostfiles import FULL
@@ -64,7 +63,7 @@ OF_DRIVERS: dict[type[Exception], type[VirtmanError]] = {
     driver_errors.BadVolume: BadVolume,
     driver_errors.DiskInUse: DiskBusy,
     driver_errors.DeviceInUse: DiskBusy,
-    driver_errors.VolumeInUse: VolumeBusy,
+    driver_errors.VolumeInUse: DiskBusy,
     driver_errors.DeviceRefused: BadDevice,
     driver_errors.NotPossible: NotSupported,
 }
@@ -375,11 +374,13 @@ def _image_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None
 
     @app.serve(calls.PUBLISH)
     def publish(body: models.PublishRequest) -> Response:
-        name, publishing = f"publish {body.name}", agent.publishing
-        if body.vm is not None:
-            return long_calls.run(name, partial(publishing.publish_vm, body.name, body.vm), detached=body.detach)
-        copy = partial(publishing.publish, body.name)
-        return long_calls.run_with_file(name, Path(str(body.file)), copy, passed=body.passed, detached=body.detach)
+        name, copy = f"publish {body.name}", partial(agent.publishing.publish, body.name)
+        return long_calls.run_with_file(name, Path(body.file), copy, passed=body.passed, detached=body.detach)
+
+    @app.serve(calls.PUBLISH_VM)
+    def publish_vm(path: VmPath, body: models.PublishVmRequest) -> Response:
+        copy = partial(agent.publishing.publish_vm, body.image, path.vm)
+        return long_calls.run(f"publish {body.image}", copy, detached=body.detach)
 
     @app.serve(calls.PUBLISH_IN_PLACE)
     def publish_in_place(path: ImagePath, body: models.InPlaceRequest) -> Response:

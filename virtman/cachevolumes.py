@@ -7,7 +7,7 @@ from pathlib import Path
 from drivers.base import CacheGroup, Volume
 from virtman import models, views
 from virtman.devices import Devices
-from virtman.errors import NoVolumes, UnknownVolume
+from virtman.errors import NotFound, NoVolumes
 from virtman.upkeep import Upkeep
 
 
@@ -42,10 +42,10 @@ class CacheVolumes:
     def remove(self, path: Path) -> None:
         """Take a volume from the cache, also while images are read.
 
-        Raises NoVolumes, UnknownVolume; DriverError, VolumeInUse if somebody else has attached a device to it.
+        Raises NoVolumes, NotFound; DriverError, VolumeInUse if somebody else has attached a device to it.
         """
         if not self.require().remove_volume(path):
-            raise UnknownVolume(f"{str(path)!r} is no volume of the cache")
+            raise NotFound(f"{str(path)!r} is no volume of the cache")
         self._tend(path)
 
     def _tend(self, path: Path) -> None:

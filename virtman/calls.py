@@ -73,7 +73,9 @@ DETACH_CACHED = Call("DELETE", "/v1/cache/devices", Nothing, members=True,
 IMAGES = Call("GET", "/v1/images", models.ImageList, members=True,
     summary="All published images")
 PUBLISH = LongCall("POST", "/v1/images", models.Published, members=True,
-    summary="Publish a file, or a VM's disk")
+    summary="Publish a copy of a file")
+PUBLISH_VM = LongCall("POST", "/v1/vms/<vm>/publish", models.Published, members=True,
+    summary="Publish a copy of a VM's disk")
 PUBLISH_IN_PLACE = LongCall("POST", "/v1/images/<image>/in-place", models.Published, members=True,
     summary="Publish a file or a block device where it is")
 UNPUBLISH = Call("DELETE", "/v1/images/<image>", models.Unpublished, members=True,

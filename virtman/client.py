@@ -117,8 +117,8 @@ class AgentClient:
     def publish_vm(
         self, name: str, vm: str, on_progress: OnProgress = silently, *, detach: bool = False
     ) -> models.Published:  # fmt: skip
-        body = {"name": check_name("image", name), "vm": check_name("vm", vm), "detach": detach}
-        return self._follow(calls.PUBLISH, body, on_progress)
+        body = {"image": check_name("image", name), "detach": detach}
+        return self._follow(calls.PUBLISH_VM, body, on_progress, vm=vm)
 
     def unpublish(self, image: str, *, when_unused: bool = False) -> models.Unpublished:
         """Be no origin of an image any more; without another one it is withdrawn at Volt.

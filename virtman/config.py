@@ -15,7 +15,7 @@ from pathlib import Path
 from drivers.base import FAILOVER, Place
 from drivers.host.acl import let_pass
 from drivers.host.durable import write_atomically
-from virtman.errors import BadRequest, ConfigError, StateLocked
+from virtman.errors import BadRequest, ConfigError
 from virtman.names import check_name
 from virtman.places import SOCKET, is_ours
 from virtman.stackchoice import Drivers, keep_address, settle
@@ -85,7 +85,7 @@ def prepare(config: AgentConfig) -> list[int]:
 
     Returns the locks, to be kept open.
 
-    Raises ConfigError, StateLocked.
+    Raises ConfigError.
     """
     try:
         check_name("host", config.name)
@@ -196,5 +196,5 @@ def _lock(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise StateLocked(f"another agent is running on {path.parent}") from None
+        raise ConfigError(f"another agent is running on {path.parent}") from None
     return fd

@@ -44,11 +44,7 @@ class BadDevice(BadRequest):
 
 
 class BadStream(BadRequest):
-    """What is to be received is no whole stream of ``virtman send``: another file, cut off, or altered."""
-
-
-class NewerStream(BadStream):
-    """A stream was sent by a newer release."""
+    """What is to be received is no whole stream of ``virtman send``: another file, cut off, altered, or newer."""
 
 
 class NoVolumes(BadRequest):
@@ -83,10 +79,6 @@ class UnknownImage(NotFound):
     """No image of this name."""
 
 
-class UnknownVolume(NotFound):
-    """The cache has no volume of this path."""
-
-
 class Conflict(VirtmanError):
     """What was asked for contradicts what exists."""
 
@@ -118,11 +110,7 @@ class DiskAttached(Conflict):
 
 
 class DiskBusy(Conflict):
-    """Another program has a VM's disk, or a cached device, open: somebody's QEMU, or one that copies it."""
-
-
-class VolumeBusy(Conflict):
-    """Devices of somebody else are attached to a volume of the cache."""
+    """Another program uses a VM's disk, a cached device or a cache volume."""
 
 
 class ImageExists(Conflict):
@@ -232,16 +220,12 @@ class HostTrouble(VirtmanError):
     kind = "host"
 
 
-class StateLocked(VirtmanError):
-    """Another agent uses this state or run folder."""
-
-
 class StateDamaged(VirtmanError):
     """A record of the state folder cannot be read."""
 
 
 class ConfigError(VirtmanError):
-    """The agent cannot start with these settings."""
+    """The agent cannot start with these settings, or another one uses its folders."""
 
     kind = "config"
 

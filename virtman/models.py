@@ -9,12 +9,11 @@ Sizes are bytes, unless said otherwise.
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from drivers.digests import PATTERN
 from drivers.host.watch import Death
@@ -191,42 +190,22 @@ class ExportRequest(Model):
 
 
 class PublishRequest(Model):
-    """A raw or qcow2 file to publish as an image, or a VM whose disk is to be one: either of them.
+    """A raw or qcow2 file to publish as an image. ``passed``: the caller has opened the file, and passes it.
 
-    ``passed``: the caller has opened the file, and passes it. ``detach``: the work goes on when the caller hangs up.
+    ``detach``: the work goes on when the caller hangs up.
     """
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                {"required": ["file"], "properties": {"file": {"type": "string"}, "vm": {"type": "null"}}},
-                {
-                    "required": ["vm"],
-                    "properties": {"vm": {"type": "string"}, "file": {"type": "null"}, "passed": {"const": False}},
-                },
-            ]
-        }
-    )
-
     name: Name
-    file: HostPath | None = None
+    file: HostPath
     passed: Flag = False
-    vm: Name | None = None
     detach: Flag = False
 
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.file is None) == (self.vm is None):
-            raise ValueError("either a file or a vm is published")
-        if self.passed and self.file is None:
-            raise ValueError("a file that is passed has a name")
-        return self
 
+class PublishVmRequest(Model):
+    """The image that a VM's disk is published as. ``detach``: the work goes on when the caller hangs up."""
 
-def _digest(text: str) -> str:
-    if not re.fullmatch(PATTERN, text):
-        raise ValueError("not a digest: these are 'sha256:', 'pieces:' or 'id:' and 64 digits of 0 to 9 and a to f")
-    return text
+    image: Name
+    detach: Flag = False
 
 
 class InPlaceRequest(Model):
@@ -237,7 +216,7 @@ class InPlaceRequest(Model):
 
     file: HostPath
     passed: Flag = False
-    trust: Annotated[str, AfterValidator(_digest), Field(json_schema_extra={"pattern": PATTERN})] | None = None
+    trust: Annotated[str, Field(pattern=PATTERN)] | None = None
     digest: Flag = False
 
 

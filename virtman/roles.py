@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from virtman import calls
@@ -60,19 +61,13 @@ def anything(_record: VmRecord) -> None:
 
 def permit_of(peer: Peer) -> Permit:
     """Which VMs the caller may change."""
-    return anything if peer.administers else _Operator(peer)
+    return anything if peer.administers else partial(_refuse_booted, peer)
 
 
-class _Operator:
-    """The permit of one operator."""
-
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
-
-    def __call__(self, record: VmRecord) -> None:
-        """Raises Forbidden for a VM that has a machine."""
-        if record.boot is not None:
-            raise Forbidden(
-                f"{self._peer} may not change vm {record.name!r}, which 'virtman boot' made, only root: members of the"
-                " agent's group may change disks that no such VM uses"
-            )
+def _refuse_booted(peer: Peer, record: VmRecord) -> None:
+    """Raises Forbidden for a VM that has a machine."""
+    if record.boot is not None:
+        raise Forbidden(
+            f"{peer} may not change vm {record.name!r}, which 'virtman boot' made, only root: members of the"
+            " agent's group may change disks that no such VM uses"
+        )

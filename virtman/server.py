@@ -32,7 +32,7 @@ progress are fewer (``virtman.api.MOST_LONG``)."""
 
 
 def serve(config: AgentConfig, step: Step = log_step) -> None:
-    """Run the agent of ``config`` until SIGTERM or SIGINT. Raises ConfigError, StateLocked."""
+    """Run the agent of ``config`` until SIGTERM or SIGINT. Raises ConfigError."""
     os.umask(0o077)  # disks, caches and records are nobody else's to read
     agent = Agent(config, step)
     server = listen(create_app(agent), config.socket, THREADS, config.gid)

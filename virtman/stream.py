@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from drivers import digests
-from virtman.errors import BadStream, NewerStream
+from virtman.errors import BadStream
 from virtman.names import NAME_PATTERN, TEMPORARY
 
 VERSION = 1
@@ -159,7 +159,7 @@ class Reader:
     """
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
-        """Read up to the ``header``. Raises NewerStream."""
+        """Read up to the ``header``. Raises BadStream."""
         self._chunks, self._left = iter(chunks), bytearray()
         self._checksum = _checksum(self._greeting())
         self._ahead = self._piece()
@@ -202,7 +202,7 @@ class Reader:
         if found is None:
             raise BadStream("this is no stream of 'virtman send'")
         if int(found[1]) > VERSION:
-            raise NewerStream(f"the stream is of version {int(found[1])}, and this release knows {VERSION}: update it")
+            raise BadStream(f"the stream is of version {int(found[1])}, and this release knows {VERSION}: update it")
         return greeting
 
     def _piece(self) -> tuple[int, bytes]:

@@ -173,7 +173,7 @@ def receive(
 ) -> None:  # fmt: skip
     """Let there be the VM that a stream has, or let one go on to what it has, if it is one of what changed since.
 
-    Raises BadStream, NewerStream, StreamMisfit, VmExists, VmRuns, UnknownVm, UnknownImage, Forbidden, BadRequest,
+    Raises BadStream, StreamMisfit, VmExists, VmRuns, UnknownVm, UnknownImage, Forbidden, BadRequest,
     DriverError, NoRoom, HostTrouble, and as ``chunks``; after an error all is as it was before.
     """
     reader = Reader(chunks)

@@ -83,8 +83,8 @@ def _names(ask: Callable[[AgentClient, click.Context], Iterable[str]]) -> Callab
         # Nothing was run yet that could have put the socket in its place.
         socket = context.find_root().params.get("socket") or places().socket
         try:
-            with AgentClient(socket, timeout=COMPLETION_TIMEOUT) as client:
-                return [name for name in ask(client, context) if name.startswith(begun)]
+            client = AgentClient(socket, timeout=COMPLETION_TIMEOUT)
+            return [name for name in ask(client, context) if name.startswith(begun)]
         except VirtmanError:
             return []
 

@@ -27,7 +27,6 @@ from virtman.errors import (
     ImageInUse,
     NeverBooted,
     RepairIncomplete,
-    StateLocked,
     Suspended,
     UnknownImage,
     VmMoving,
@@ -68,7 +67,7 @@ class LifeTest(AgentTest):
         )
 
     def test_a_second_agent_on_the_same_folders_is_refused(self) -> None:
-        self.assertRaises(StateLocked, Agent, self.site.config)
+        self.assertRaises(ConfigError, Agent, self.site.config)
 
     def test_a_second_agent_on_other_folders_is_refused_by_volt_and_says_so(self) -> None:
         run = self.site.folder / "run2"

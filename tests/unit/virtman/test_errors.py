@@ -10,10 +10,9 @@ KINDS = """
     agent-failed agent-unreachable bad-device bad-image-file bad-request bad-size bad-stream bad-volume caller-gone
     config conflict content-changed coordinator-down disk-attached disk-busy disk-changed domain-foreign driver
     file-exists forbidden host host-taken hypervisor hypervisor-absent image-exists image-in-use image-unlisted
-    image-withdrawn internal interrupted never-booted newer-stream no-room no-volumes not-found not-supported
-    origin-changed origin-missing repair-incomplete state-damaged state-locked stream-misfit suspended too-many-calls
-    unknown-image unknown-snapshot unknown-vm unknown-volume vm-exists vm-moving vm-runs vm-saved volt-refused
-    volume-busy
+    image-withdrawn internal interrupted never-booted no-room no-volumes not-found not-supported
+    origin-changed origin-missing repair-incomplete state-damaged stream-misfit suspended too-many-calls
+    unknown-image unknown-snapshot unknown-vm vm-exists vm-moving vm-runs vm-saved volt-refused
 """
 
 
