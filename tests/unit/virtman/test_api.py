@@ -11,7 +11,6 @@ import socket
 import stat
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 from unittest import mock
@@ -22,7 +21,7 @@ import httpx
 import pytest
 from flask.testing import FlaskClient
 from testtools import TestCase
-from testtools.matchers import Contains, LessThan
+from testtools.matchers import Contains, LessThan, MatchesRegex
 from werkzeug.test import TestResponse
 
 from drivers import errors as driver_errors
@@ -48,13 +47,10 @@ from virtman.errors import (
     CallerGone,
     DiskBusy,
     DriverTrouble,
-    FileExists,
     HostTrouble,
     NoRoom,
     NotSupported,
     NoVolumes,
-    UnknownSnapshot,
-    UnknownVm,
     VirtmanError,
 )
 from virtman.fdpassing import Passed
@@ -64,6 +60,7 @@ BAD_NAMES = ["a.b", "..", "-a", "a" * 64, "a" * 300, "a b", "%00", "é", "a%0a"]
 BAD_PATHS = ["", "a", "./a", "/", "//a", "/a\0", "/a\nb", "/\n", "/a\r", "/a\x1b[2J", "/\ud800", "/" + "a" * 4095]
 
 
+BAD_SIZES: list[object] = [0, -512, 1, 513, 0.5, "big", models.LARGEST_DISK + 512, 1 << 70, [], True]
 SNAPSHOT_FIELDS = ("name", "parent", "size", "state", "current")
 
 
@@ -125,28 +122,18 @@ class ErrorsTest(ApiTest):
     def publish(self) -> object:
         return self.client.publish("x", self.file)
 
-    def test_every_error_comes_out_as_it_went_in(self) -> None:
+    def test_every_error_is_a_problem_document_and_comes_out_as_it_went_in(self) -> None:
         for cls in BY_KIND.values():
             for call in (self.client.status, self.publish):
                 seen = self.raised(cls("the reason, größer"), call)
                 self.assertEqual((cls, "the reason, größer"), (type(seen), str(seen)))
-
-    def test_every_error_is_a_problem_document(self) -> None:
-        for cls in BY_KIND.values():
-            self.agent.error = cls("the reason")
-            answer = self.http.get("/v1/status")
-            self.assertEqual((cls.status, PROBLEM), (answer.status_code, answer.headers["content-type"]))
-            document = answer.json()
-            self.assertEqual((cls.status, "the reason"), (document["status"], document["detail"]))
-            self.assertEqual(f"urn:virtman:problem:{cls.kind}", document["type"])
-            self.assertIn("title", document)
-
-    def test_problems_of_a_publish_are_documents_as_well(self) -> None:
-        self.agent.error = NoRoom("the reason")
-        answer = self.http.post("/v1/images", json={"name": "x", "file": "/x"})
-        document = json.loads(answer.text.splitlines()[-1])["problem"]
-        self.assertEqual("urn:virtman:problem:no-room", document["type"])
-        self.assertEqual((507, "the reason"), (document["status"], document["detail"]))
+            short, long = self.http.get("/v1/status"), self.http.post("/v1/images", json={"name": "x", "file": "/x"})
+            self.assertEqual((cls.status, PROBLEM), (short.status_code, short.headers["content-type"]))
+            self.assertEqual(200, long.status_code)
+            for document in (short.json(), json.loads(long.text.splitlines()[-1])["problem"]):
+                self.assertEqual(f"urn:virtman:problem:{cls.kind}", document["type"])
+                self.assertEqual((cls.status, "the reason, größer"), (document["status"], document["detail"]))
+                self.assertIn("title", document)
 
     def test_errors_of_drivers_and_of_the_hosts_files_come_out_as_the_agents(self) -> None:
         volume, full = driver_errors.BadVolume(Path("/dev/sdx"), "it is mounted"), "/var/lib/virtman/records"
@@ -236,9 +223,9 @@ class LongCallsTest(TestCase):
     def receive(self) -> TestResponse:
         return self.http().post("/v1/vms/vm/receive", json={"image": "debian"}, buffered=True)
 
-    def fill(self, left: int = 0) -> list[TestResponse]:
-        """All calls that there may be, but for some."""
-        answers = [self.export() for _ in range(MOST_LONG - left)]
+    def fill(self) -> list[TestResponse]:
+        """All calls that there may be."""
+        answers = [self.export() for _ in range(MOST_LONG)]
         self.assertEqual({200}, {answer.status_code for answer in answers})
         return answers
 
@@ -250,11 +237,17 @@ class LongCallsTest(TestCase):
             self.assertThat(problem["detail"], Contains(f"{MOST_LONG} calls"))
             self.assertThat(problem["detail"], Contains("ask again"))
 
-    def test_one_too_many_is_refused_and_all_else_goes_on(self) -> None:
-        self.fill()
+    def test_one_too_many_is_refused_until_one_has_ended_and_all_else_goes_on(self) -> None:
+        answers = self.fill()
         self.check_full()
         answer = self.http().get("/v1/status")
         self.assertEqual("it answers", answer.get_json()["detail"])
+        self.agent.may_go_on.set()
+        self.assertThat(answers[0].get_data(as_text=True), Contains('"answer":{"file"'))
+        answers[0].close()
+        self.agent.may_go_on.clear()
+        self.assertEqual(200, self.export().status_code)
+        self.check_full()
 
     def left(self, path: str, body: dict[str, Any]) -> Exception | None:
         """What ended a call whose caller hung up."""
@@ -294,15 +287,6 @@ class LongCallsTest(TestCase):
         self.agent.may_go_on.set()
         self.assertIsInstance(self.agent.ended.get(timeout=SOON), CallerGone)
 
-    def test_one_that_has_ended_makes_room_for_one(self) -> None:
-        answers = self.fill()
-        self.agent.may_go_on.set()
-        self.assertThat(answers[0].get_data(as_text=True), Contains('"answer":{"file"'))
-        answers[0].close()
-        self.agent.may_go_on.clear()
-        self.assertEqual(200, self.export().status_code)
-        self.check_full()
-
 
 class BadRequestsTest(SiteTest):
     def problem(self, status: int, method: str, path: str, **request: Any) -> dict[str, Any]:
@@ -315,93 +299,58 @@ class BadRequestsTest(SiteTest):
         self.assertEqual(1, len(document["detail"].splitlines()))
         return document
 
-    def test_bad_names_are_refused(self) -> None:
-        for name in BAD_NAMES:
-            for method, path in (("GET", "/v1/vms/{}"), ("DELETE", "/v1/vms/{}"), ("GET", "/v1/images/{}/tree")):
-                if name != "..":  # clients take it out of the path
-                    self.problem(400, method, path.format(name))
-            self.problem(400, "PUT", "/v1/vms/vm", json={"image": name})
-            if name != "..":
-                self.problem(400, "PUT", f"/v1/vms/vm/snapshots/{name}")
-            self.problem(400, "POST", "/v1/images", json={"name": name, "file": "/x"})
+    def test_what_cannot_be_asked_for_is_refused(self) -> None:
+        vm, boot = {"image": "debian"}, {"image": "debian", "memory": 64}
+        wrong: list[tuple[str, str, dict[str, Any], str, list[Any]]] = [
+            ("PUT", "/v1/vms/vm", {}, "image", [*BAD_NAMES, "a/b", None, 1, ["debian"]]),
+            ("PUT", "/v1/vms/vm", vm, "size", BAD_SIZES),
+            ("PUT", "/v1/vms/vm/size", {}, "size", [*BAD_SIZES, None]),
+            ("POST", "/v1/vms/vm/boot", boot, "memory", [31, 1 << 25]),
+            ("POST", "/v1/vms/vm/boot", boot, "cpus", [0, 513]),
+            ("POST", "/v1/vms/vm/boot", boot, "network", ["wifi", "bridge:", "bridge:a/b", "user\n"]),
+            ("POST", "/v1/vms/vm/boot", boot, "ssh_keys", ["key", ["\ud800"]]),
+            ("POST", "/v1/vms/vm/boot", boot, "user_data", [1, "\ud800"]),
+            ("POST", "/v1/vms/vm/clones", {}, "names", [[], [""], ["a/b"], "new", None, ["new"] * 10_001]),
+            ("POST", "/v1/vms/vm/export", {"file": "/x"}, "format", ["vmdk"]),
+            ("POST", "/v1/vms/vm/export", {}, "file", BAD_PATHS),
+            ("POST", "/v1/images/debian/export", {}, "file", BAD_PATHS),
+            ("POST", "/v1/images", {"file": "/x"}, "name", BAD_NAMES),
+            ("POST", "/v1/images", {"name": "mine"}, "file", [*BAD_PATHS, None, 1]),
+            ("POST", "/v1/vms/vm/publish", {}, "image", BAD_NAMES),
+            ("POST", "/v1/cache/volumes", {}, "path", [*BAD_PATHS, None, 1, ["/a"]]),
+        ]
+        for method, path, body, field, values in wrong:
+            for value in values:
+                # In ASCII, as the client could not send half a surrogate.
+                content, headers = json.dumps({**body, field: value}), {"content-type": "application/json"}
+                document = self.problem(400, method, path, content=content, headers=headers)
+                self.assertThat(document["detail"], Contains(field))
 
-    def test_a_name_with_a_slash_is_no_path_of_the_api(self) -> None:
+    def test_bad_names_in_paths_and_bad_queries_are_refused(self) -> None:
+        for name in BAD_NAMES:
+            if name != "..":  # clients take it out of the path
+                for method, path in (("GET", "vms/{}"), ("DELETE", "vms/{}"), ("GET", "images/{}/tree")):
+                    self.problem(400, method, f"/v1/{path.format(name)}")
+                self.problem(400, "PUT", f"/v1/vms/vm/snapshots/{name}")
+        for query in ("", "?path=", "?path=a", "?path=/a%00", "?path=/a%0Ab", "?file=/a"):
+            self.problem(400, "DELETE", f"/v1/cache/volumes{query}")
         self.problem(404, "GET", "/v1/vms/a%2Fb")
-        self.problem(400, "PUT", "/v1/vms/vm", json={"image": "a/b"})
 
     def test_the_refusal_says_where_and_why(self) -> None:
         document = self.problem(400, "PUT", "/v1/vms/vm", json={"image": "debian", "size": 513})
         self.assertEqual("urn:virtman:problem:bad-request", document["type"])
-        self.assertThat(document["detail"], Contains("size"))
-        self.assertThat(document["detail"], Contains("513"))
+        self.assertThat(document["detail"], MatchesRegex(r"size: .*513"))
 
-    def test_bad_bodies_are_refused(self) -> None:
-        bodies: list[Any] = [
-            {}, [], "x", None, 1, {"image": None}, {"image": 1}, {"image": ["debian"]},
-        ]  # fmt: skip
+    def test_a_body_that_is_no_object_is_refused(self) -> None:
+        bodies: list[Any] = [{}, [], "x", None, 1]
         for body in bodies:
             self.problem(400, "PUT", "/v1/vms/vm", json=body)
 
-    def test_bad_sizes_are_refused(self) -> None:
-        sizes: list[object] = [0, -512, 1, 513, 0.5, "big", models.LARGEST_DISK + 512, 1 << 70, [], True]
-        for size in sizes:
-            self.problem(400, "PUT", "/v1/vms/vm", json={"image": "debian", "size": size})
-            self.problem(400, "PUT", "/v1/vms/vm/size", json={"size": size})
-        self.problem(400, "PUT", "/v1/vms/vm/size", json={})
-
-    def test_bad_machines_are_refused(self) -> None:
-        for field in (
-            {"memory": 31}, {"memory": 1 << 25}, {"cpus": 0}, {"cpus": 513}, {"network": "wifi"},
-            {"network": "bridge:"}, {"network": "bridge:a/b"},
-            {"network": "user\n"}, {"ssh_keys": "key"}, {"user_data": 1},
-        ):  # fmt: skip
-            self.problem(400, "POST", "/v1/vms/vm/boot", json={"image": "debian", **field})
-
-    def test_bad_paths_of_volumes_are_refused(self) -> None:
-        for path in (*BAD_PATHS, None, 1, ["/a"]):
-            # in ASCII, as the client could not send half a surrogate
-            body, headers = json.dumps({"path": path}), {"content-type": "application/json"}
-            self.problem(400, "POST", "/v1/cache/volumes", content=body, headers=headers)
-        for query in ("", "?path=", "?path=a", "?path=/a%00", "?path=/a%0Ab", "?file=/a"):
-            self.problem(400, "DELETE", f"/v1/cache/volumes{query}")
-
-    def test_bad_paths_of_files_to_publish_are_refused(self) -> None:
-        for path in (*BAD_PATHS, None, 1):
-            body, headers = json.dumps({"name": "mine", "file": path}), {"content-type": "application/json"}
-            self.problem(400, "POST", "/v1/images", content=body, headers=headers)
-            body = json.dumps({"file": path})
-            for export in ("vms/vm", "images/debian"):
-                self.problem(400, "POST", f"/v1/{export}/export", content=body, headers=headers)
-
-    def test_bad_clones_and_formats_are_refused(self) -> None:
-        for names in ([], [""], ["a/b"], "new", None, ["new"] * 10_001):
-            self.problem(400, "POST", "/v1/vms/vm/clones", json={"names": names})
-        self.problem(400, "POST", "/v1/vms/vm/export", json={"file": "/x", "format": "vmdk"})
-
-    def test_keys_and_user_data_that_are_no_text_are_refused(self) -> None:
-        for field in ({"ssh_keys": ["\ud800"]}, {"user_data": "\ud800"}):
-            body, headers = json.dumps({"image": "debian", **field}), {"content-type": "application/json"}
-            self.problem(400, "POST", "/v1/vms/vm/boot", content=body, headers=headers)
-
-    def test_a_cache_without_volumes(self) -> None:
-        for method, request in (
-            ("GET", {}), ("POST", {"json": {"path": "/a"}}), ("DELETE", {"params": {"path": "/a"}}),
-        ):  # fmt: skip
-            document = self.problem(409, method, "/v1/cache/volumes", **request)
-            self.assertEqual("urn:virtman:problem:no-volumes", document["type"])
-            self.assertThat(document["detail"], Contains("bcache"))
-
-    def test_what_is_no_json_is_refused(self) -> None:
+    def test_what_is_no_json_or_of_another_type_is_refused(self) -> None:
+        headers = {"content-type": "application/json"}
         for content in (b"", b"{", b"\xff", b"image=debian", b"[" * 100_000):
-            headers = {"content-type": "application/json"}
-            answer = self.http.put("/v1/vms/vm", content=content, headers=headers)
-            self.assertEqual(PROBLEM, answer.headers["content-type"])
-            self.assertEqual(400, answer.status_code)
-
-    def test_another_content_type_is_refused(self) -> None:
-        answer = self.http.put("/v1/vms/vm", content=b'{"image": "debian"}', headers={"content-type": "text/plain"})
-        self.assertEqual(PROBLEM, answer.headers["content-type"])
-        self.assertEqual({}, self.site.host.leftovers())
+            self.problem(400, "PUT", "/v1/vms/vm", content=content, headers=headers)
+        self.problem(400, "PUT", "/v1/vms/vm", content=b'{"image": "debian"}', headers={"content-type": "text/plain"})
 
     def test_a_path_that_is_not_there(self) -> None:
         for path in ("/v1", "/v1/vmss", "/v2/status", "/v1/vms/vm/explode"):
@@ -416,13 +365,6 @@ class BadRequestsTest(SiteTest):
         headers = {"content-type": "application/json"}
         document = self.problem(413, "PUT", "/v1/vms/vm", content=body, headers=headers)
         self.assertEqual("urn:virtman:problem:request-entity-too-large", document["type"])
-
-    def test_what_is_not_http_does_not_disturb(self) -> None:
-        with socket.socket(socket.AF_UNIX) as peer:
-            peer.connect(str(self.socket))
-            peer.sendall(b"\0\1\2 nonsense\r\n\r\n")
-            peer.recv(4096)
-        self.assertEqual([], self.client.vms())
 
     def test_the_document_says_what_every_call_answers(self) -> None:
         for path, methods in self.http.get("/openapi.json").json()["paths"].items():
@@ -483,39 +425,6 @@ class SecretsTest(SiteTest):
 
 
 class ClientTest(SiteTest):
-    def test_snapshots_from_the_first_to_the_last(self) -> None:
-        self.client.create("vm", "debian")
-        self.assertEqual([], self.client.snapshots("vm"))
-        first = self.client.take_snapshot("vm", "one")
-        self.assertEqual(("one", None, MIB, "crash", True), tuple(getattr(first, field) for field in SNAPSHOT_FIELDS))
-        self.assertEqual(first, self.client.take_snapshot("vm", "one"))
-        self.assertLess(abs((datetime.now(UTC) - first.taken).total_seconds()), 3600)
-        self.client.take_snapshot("vm", "two")
-        self.assertEqual("vm", self.client.revert("vm", "one").name)
-        self.assertEqual(
-            [("one", None, True), ("two", "one", False)],
-            [(one.name, one.parent, one.current) for one in self.client.snapshots("vm")],
-        )
-        for name in ("one", "two"):
-            self.client.delete_snapshot("vm", name)
-            self.assertRaises(UnknownSnapshot, self.client.delete_snapshot, "vm", name)
-        self.assertEqual([], self.client.snapshots("vm"))
-        self.assertRaises(UnknownVm, self.client.snapshots, "other")
-
-    def test_the_disk_of_a_vm_becomes_a_file(self) -> None:
-        self.client.boot("vm", "debian", memory=64, network="none")
-        self.site.host.disks["vm"].writes = "then"
-        file, seen = self.site.folder / "file", list[str]()
-        answer = self.client.export_vm("vm", file, "raw", lambda step, _done, _all: seen.append(step))
-        self.assertEqual((str(file), "raw", MIB, "crash"), tuple(answer.model_dump().values()))
-        self.assertEqual(b"then".ljust(MIB, b"\0"), file.read_bytes())
-        self.assertEqual({"copy"}, set(seen))
-        self.site.host.calls.clear()
-        self.assertRaises(FileExists, self.client.export_vm, "vm", file)
-        self.assertNotIn("snapshot.take", self.site.host.calls)
-        self.assertRaises(UnknownVm, self.client.export_vm, "other", self.site.folder / "file-2")
-        self.assertEqual({}, self.site.host.disks["vm"].snapshots)
-
     def test_publish_tells_its_progress(self) -> None:
         seen: list[tuple[str, int, int]] = []
         file = self.site.image_file()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import gc
-import gzip
 import json
 import os
 import pty
@@ -24,7 +22,6 @@ from unittest import mock
 
 import click
 import libvirt
-import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from testtools import TestCase
@@ -35,7 +32,7 @@ from tests.doubles.drivers import BYTES_PER_FETCH, POOL
 from tests.doubles.servers import serve_agent
 from tests.doubles.volt import digest_of
 from tests.patience import PATIENCE
-from tests.unit.virtman.agents import MIB, Site, SiteCase
+from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.devices import some_device
 from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
@@ -173,17 +170,9 @@ class SnapshotCommandsTest(AgentCliTest):
 
 
 class VmCommandsTest(AgentCliTest):
-    def test_what_is_not_there_has_an_exit_code_of_its_own(self) -> None:
-        self.run_virtman("show", "nobody", code=3)
-        self.run_virtman("unpublish", "nothing", code=3)
-
-    def test_create_prints_the_path(self) -> None:
+    def test_create_prints_the_path_and_can_replace_a_disk(self) -> None:
         for _ in range(2):
-            self.assertEqual("/disks/vm.qcow2\n", self.out("create", "vm", "debian"))
-
-    def test_create_can_replace_a_disk(self) -> None:
-        for _ in range(2):
-            self.out("create", "vm", "debian", "--size", "2M")
+            self.assertEqual("/disks/vm.qcow2\n", self.out("create", "vm", "debian", "--size", "2M"))
         self.fails("create", "vm", "debian", "--size", "513", "--replace")
         self.assertEqual(2 * MIB, self.json("show", "vm")["disk"]["size"])
         self.assertEqual("/disks/vm.qcow2\n", self.out("create", "vm", "debian", "--replace"))
@@ -191,25 +180,14 @@ class VmCommandsTest(AgentCliTest):
         self.out("create", "new", "debian", "--replace")
 
     def test_sizes(self) -> None:
-        for number, (text, size) in enumerate(
-            {"1048576": MIB, "1024K": MIB, "2m": 2 * MIB, "20G": 20 << 30, "1T": 1 << 40}.items()
-        ):
-            self.assertEqual(size, self.json("create", f"vm-{number}", "debian", "--size", text)["disk"]["size"])
-
-    def test_what_is_no_size_is_misuse(self) -> None:
+        for vm, (text, size) in enumerate({"1024K": MIB, "2m": 2 * MIB, "20G": 20 << 30, "1T": 1 << 40}.items()):
+            self.assertEqual(size, self.json("create", vm, "debian", "--size", text)["disk"]["size"])
         for text in ("", "G", "20X", "20GB", "20 G", "-1", "1.5G", "0x10", "1e9", "²", "a" * 300):
             self.assertThat(self.misused("create", "vm", "debian", "--size", text), Contains("is not a size"))
-        self.assertEqual({}, self.site.host.leftovers())
-
-    def test_a_size_that_no_disk_can_have_fails(self) -> None:
         for text in ("0", "513", "9999999T"):
-            self.fails("create", "vm", "debian", "--size", text)
-            self.fails("boot", "vm", "debian", "--size", text)
-        self.assertEqual({}, self.site.host.leftovers())
-
-    def test_a_size_below_the_images_fails_with_both(self) -> None:
-        line = self.fails("create", "vm", "debian", "--size", "512")
-        self.assertThat(line, Contains("512 bytes are less than the 1M of image 'debian'"))
+            for command in ("create", "boot"):
+                self.assertThat(self.fails(command, "vm", "debian", "--size", text), Contains("is not possible"))
+        self.run_virtman("show", "vm", code=3)
 
     def test_destroy(self) -> None:
         for vm in ("a", "b"):
@@ -217,7 +195,6 @@ class VmCommandsTest(AgentCliTest):
         self.assertEqual("", self.out("destroy", "a"))
         self.assertEqual({"destroyed": "b"}, self.json("destroy", "b"))
         self.assertEqual({}, self.site.host.disks)
-        self.assertThat(self.fails("destroy", "a"), Contains("'a'"))
 
     def test_list(self) -> None:
         names = ["web-1", "web-2", "web-10"]
@@ -266,23 +243,16 @@ sys.exit(repr({heavy | more} & set(sys.modules)))"""
             self.fails("boot", "vm", "debian", *wrong)
         self.assertEqual({}, self.site.host.leftovers())
 
-    def test_stop(self) -> None:
-        self.out("boot", "a", "debian", *BOOT)
-        self.out("boot", "b", "debian", *BOOT)
-        self.assertEqual("", self.out("stop", "a"))
-        self.assertEqual({"stopped": "b"}, self.json("stop", "b", "--force"))
-        self.assertEqual(["off", "off"], [vm["machine"]["state"] for vm in self.json("list")])
-
-    def test_start(self) -> None:
+    def test_stop_and_start(self) -> None:
         self.out("boot", "vm", "debian", *BOOT)
-        self.out("stop", "vm", "--force")
+        self.assertEqual("", self.out("stop", "vm"))
+        self.assertEqual("off", self.json("show", "vm")["machine"]["state"])
         self.assertThat(self.out("start", "vm"), MatchesRegex(r"vm is running; .*virtman console vm\n$"))
+        self.assertEqual({"stopped": "vm"}, self.json("stop", "vm", "--force"))
         with mock.patch.object(libvirt.virDomain, "state", return_value=[libvirt.VIR_DOMAIN_PAUSED, 0]):
             for command in (("boot", "vm", "debian", *BOOT), ("start", "vm")):
                 self.assertIn("vm is paused", self.out(*command))
                 self.assertEqual("paused", self.json(*command)["machine"]["state"])
-        self.out("create", "disk", "debian")
-        self.assertThat(self.fails("start", "disk"), Contains("virtman boot"))
 
     def test_a_disk_is_attached_and_detached(self) -> None:
         self.out("boot", "vm", "debian", *BOOT)
@@ -407,34 +377,23 @@ sys.exit(repr({heavy | more} & set(sys.modules)))"""
             self.assertThat(self.fails("boot", "vm", "debian", option, file), Contains(str(file)))
         self.assertEqual({}, self.site.host.leftovers())
 
-    def test_bad_names_fail_in_one_line(self) -> None:
+    def test_bad_and_unknown_names_fail_in_one_line(self) -> None:
         for name in BAD_NAMES:
-            for command in (
-                ("create", name, "debian"), ("create", "vm", name), ("destroy", name), ("boot", name, "debian"),
-                ("boot", "vm", name), ("stop", name), ("console", name), ("tree", name), ("publish", name, "/dev/null"),
-                ("show", name), ("start", name), ("unpublish", name),
-            ):  # fmt: skip
+            for command in (("create", name, "debian"), ("create", "vm", name), ("stop", name), ("tree", name)):
                 self.fails(*command)
         self.assertEqual({}, self.site.host.leftovers())
-
-    def test_unknown_images_and_vms_fail_in_one_line(self) -> None:
-        for command in (
-            ("create", "vm", "none"), ("boot", "vm", "none"), ("tree", "none"), ("stop", "none"), ("console", "none"),
-            ("show", "none"), ("start", "none"), ("unpublish", "none"),
-        ):  # fmt: skip
-            self.assertThat(self.fails(*command), Contains("none"))
+        for command in (("create", "vm", "none"), ("show", "none"), ("unpublish", "none")):
+            self.assertThat(self.run_virtman(*command, code=3).stderr, MatchesRegex(r"virtman: .*'?none.*\n$"))
 
 
 class ImageCommandsTest(AgentCliTest):
     def test_publish(self) -> None:
-        printed = self.out("publish", "mine", self.site.image_file())
-        self.assertThat(printed, MatchesRegex(r"mine: 1M, sha256:[0-9a-f]{64}\n$"))
-
-    def test_publish_that_goes_on_alone(self) -> None:
-        self.assertEqual(
-            "mine is being published\n", self.out("publish", "mine", self.site.image_file(), "--detach")
-        )  # fmt: skip
-        self.site.await_true(lambda: "mine" in self.site.volt.images)
+        file = self.site.image_file()
+        self.addCleanup(os.chdir, Path.cwd())
+        os.chdir(file.parent)
+        self.assertThat(self.out("publish", "mine", file.name), MatchesRegex(r"mine: 1M, sha256:[0-9a-f]{64}\n$"))
+        self.assertEqual("other is being published\n", self.out("publish", "other", file, "--detach"))
+        self.site.await_true(lambda: "other" in self.site.volt.images)
 
     def test_publish_in_place(self) -> None:
         file = self.site.image_file()
@@ -473,25 +432,7 @@ class ImageCommandsTest(AgentCliTest):
         self.run_virtman("publish", "mine", self.site.image_file())
         self.site.volt.read_by_others("mine")
         self.assertThat(self.out("unpublish", "mine", "--when-unused"), Contains("goes by itself"))
-        answer = {"name": "mine", "serving": True, "withdrawn": True}
-        self.assertEqual(answer, self.json("unpublish", "mine", "--when-unused"))
-
-    def test_publish_of_a_packed_file_says_how_to_unpack_it(self) -> None:
-        packed = self.socket.parent / "disk.img.gz"
-        packed.write_bytes(gzip.compress(bytes(1 << 20)))
-        self.assertThat(self.fails("publish", "mine", packed), Contains(f"gzip --decompress --stdout {packed} > "))
-
-    def test_publish_takes_a_relative_path(self) -> None:
-        file = self.site.image_file()
-        self.addCleanup(os.chdir, Path.cwd())
-        os.chdir(file.parent)
-        self.run_virtman("publish", "mine", file.name)
-        self.assertIn("mine", self.site.host.served)
-
-    def test_publish_of_no_image_fails_in_one_line(self) -> None:
-        self.site.image_file()
-        for path in ("/nonexistent", "/", "/dev/null"):
-            self.assertThat(self.fails("publish", "mine", path), Contains(path))
+        self.assertTrue(self.json("unpublish", "mine", "--when-unused")["withdrawn"])
 
     def test_images(self) -> None:
         self.site.volt.offer("alpine", size=2 * MIB)
@@ -539,15 +480,13 @@ class HostCommandsTest(AgentCliTest):
         self.assertThat(result.stderr, Contains("stray"))
         self.assertThat(result.stderr, Contains("VMs' disks: no room\n"))
 
-    def test_status_tells_of_a_host_that_is_suspended(self) -> None:
+    def test_status_tells_of_a_host_that_is_suspended_and_of_threads_that_died(self) -> None:
         self.assertEqual("", self.run_virtman("status").stderr)
         self.out("suspend")
-        self.assertThat(self.run_virtman("status").stderr, Contains("this host is suspended"))
-
-    def test_status_tells_of_threads_that_died(self) -> None:
         self.site.have_a_thread_die("a test's thread", ValueError("over"))
-        told = r"the agent's thread a test's thread died \d+ times, last of ValueError\('over'\); it .*\n"
-        self.assertThat(self.run_virtman("status").stderr, MatchesRegex(f"(.*\n)*{told}"))
+        told = self.run_virtman("status").stderr
+        self.assertThat(told, Contains("this host is suspended"))
+        self.assertRegex(told, r"the agent's thread a test's thread died \d+ times, last of ValueError\('over'\); it ")
 
     def test_gc(self) -> None:
         self.out("create", "vm", "debian")
@@ -599,31 +538,17 @@ class CacheCommandsTest(AgentCliTest):
         self.assertThat(lines[2], MatchesRegex(r"/srv/\[b\] :smile: +1G +idle +-$"))
         self.assertEqual(list(images), self.json("cache", "list")[0]["images"])
 
-    def test_add(self) -> None:
-        for _ in range(2):
-            self.assertEqual("/dev/sdx: 1G, idle\n", self.out("cache", "add", "/dev/sdx"))
-        self.assertEqual({POOL.path, Path("/dev/sdx")}, set(self.site.host.volumes))
-
-    def test_remove(self) -> None:
-        self.out("cache", "add", "/dev/sdx")
-        self.assertEqual("", self.out("cache", "remove", "/dev/sdx"))
-        self.assertEqual({"removed": str(POOL.path)}, self.json("cache", "remove", POOL.path))
-        self.assertEqual({}, self.site.host.volumes)
-        self.assertThat(self.fails("cache", "remove", "/dev/sdx"), Contains("'/dev/sdx'"))
-
-    def test_paths_may_be_relative(self) -> None:
+    def test_volumes_come_and_go_by_paths_that_may_be_relative(self) -> None:
         self.addCleanup(os.chdir, Path.cwd())
         os.chdir(self.socket.parent)
-        self.out("cache", "add", "volume")
-        self.assertIn(self.socket.parent / "volume", self.site.host.volumes)
-        self.assertEqual({"removed": str(self.socket.parent / "volume")}, self.json("cache", "remove", "volume"))
-        self.assertEqual({POOL.path}, set(self.site.host.volumes))
-
-    def test_paths_that_cannot_be_fail_in_one_line(self) -> None:
-        for path in ("/", "//a", "/a\nb", "/\udcff", "/a\x1b[2J"):
-            for command in ("add", "remove"):
-                self.assertThat(self.fails("cache", command, path), Contains("path '/"))
-        self.assertEqual([], self.site.host.calls)
+        volume = self.socket.parent / "volume"
+        for _ in range(2):
+            self.assertEqual(f"{volume}: 1G, idle\n", self.out("cache", "add", "volume"))
+        self.assertEqual({POOL.path, volume}, set(self.site.host.volumes))
+        self.assertEqual("", self.out("cache", "remove", POOL.path))
+        self.assertEqual({"removed": str(volume)}, self.json("cache", "remove", "volume"))
+        self.assertEqual({}, self.site.host.volumes)
+        self.assertThat(self.run_virtman("cache", "remove", "/dev/sdx", code=3).stderr, Contains("'/dev/sdx'"))
 
 
 class DeviceCommandsTest(AgentCliTest):
@@ -664,35 +589,15 @@ class DeviceCommandsTest(AgentCliTest):
 
 
 class NoVolumesTest(AgentCliTest):
-    def test_every_command_fails_in_one_line_that_names_the_driver(self) -> None:
-        device = some_device(self)
-        for command in (
-            ("list",), ("add", "/a"), ("remove", "/a"), ("devices",), ("attach", device), ("detach", device),
-        ):  # fmt: skip
-            line = self.fails("cache", *command)
-            self.assertThat(line, MatchesRegex(r".*, double, has no volumes; .*bcache"))
+    def test_a_command_about_the_cache_names_the_driver(self) -> None:
+        for command in (("list",), ("devices",), ("attach", some_device(self))):
+            self.assertThat(self.fails("cache", *command), MatchesRegex(r".*, double, has no volumes; .*bcache"))
 
 
-@pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
 class NoAgentTest(CliTest):
-    COMMANDS = (
-        ("create", "vm", "debian"), ("destroy", "vm"), ("list",), ("status",), ("boot", "vm", "debian"), ("stop", "vm"),
-        ("console", "vm"), ("tree", "debian"), ("images",), ("gc",), ("repair",), ("suspend",),
-        ("publish", "x", __file__),
-        ("cache", "list"), ("cache", "add", "/x"), ("cache", "remove", "/x"), ("show", "vm"), ("start", "vm"),
-        ("unpublish", "x"), ("gc", "--dry-run"),
-    )  # fmt: skip
-
-    def setUp(self) -> None:
-        super().setUp()
-        # httpcore 1.0 leaves a unix socket that it could not connect to the garbage collector, which warns of it.
-        self.addCleanup(gc.collect)
-
-    def test_every_command_fails_in_one_line_that_names_the_socket(self) -> None:
-        for command in self.COMMANDS:
-            line = self.fails(*command)
-            self.assertThat(line, Contains(str(self.socket)))
-            self.assertThat(line, Contains("virtman agent"))
+    def test_a_command_fails_in_one_line_that_names_the_socket(self) -> None:
+        for command in (("list",), ("create", "vm", "debian"), ("publish", "x", __file__), ("cache", "list")):
+            self.assertThat(self.fails(*command), MatchesRegex(f".*{self.socket}.*virtman agent"))
 
 
 class UsageTest(CliTest):
@@ -751,11 +656,7 @@ class DoctorCommandTest(CliTest):
             result = self.doctor("--stack", stack, path=path)
             self.assertEqual((0, ""), (result.exit_code, result.stderr), result.output)
             self.assertThat(result.stdout, Contains(f"libvirt at {LIBVIRT} answers"))
-
-    def test_a_stack_that_cannot_run_ends_with_1_and_says_what_to_install(self) -> None:
-        result = self.doctor("--stack", "userspace", path=self.tools())
-        self.assertEqual(1, result.exit_code, result.output)
-        self.assertThat(result.stdout, Contains("apt-get install qemu-system-common qemu-utils util-linux\n"))
+        self.assertFalse((self.socket.parent / "state").exists(), "the doctor changes nothing")
 
     def test_for_scripts(self) -> None:
         result = self.doctor("--stack", "userspace", "--json", path=self.tools("qemu-img", "setpriv"))
@@ -791,10 +692,6 @@ class DoctorCommandTest(CliTest):
             process.wait()
         return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", said.decode()).replace("\r\n", "\n")
 
-    def test_nothing_is_made(self) -> None:
-        self.doctor()
-        self.assertEqual([], list(self.socket.parent.iterdir()))
-
 
 class AgentCommandTest(CliTest):
     def agent(self, *arguments: object) -> str:
@@ -812,13 +709,6 @@ class AgentCommandTest(CliTest):
             ("driver imaginary", "--name", "here", "--cache", "imaginary"),
         ):
             self.assertThat(self.agent(*settings), Contains(said))
-
-    def test_a_second_agent_fails_in_one_line(self) -> None:
-        site = Site(self)
-        site.agent()
-        config = site.config
-        line = self.agent("--name", "here", "--state", config.state, "--run", config.run)
-        self.assertThat(line, Contains("another agent"))
 
     def test_settings_that_cannot_be_are_misuse(self) -> None:
         for wrong in (
