@@ -22,23 +22,11 @@ from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import HTTPException
 
 from drivers import errors as driver_errors
-from virtman import attaching, booting, calls, creating, disks, migration, models, renaming, streams, views
+from virtman import attaching, booting, calls, creating, disks, errors, migration, models, renaming, streams, views
 from virtman.agent import Agent
 from virtman.calls import Call, LongCall
 from virtman.convert import Progress
-from virtman.errors import (
-    BadDevice,
-    BadRequest,
-    BadVolume,
-    CallerGone,
-    DiskBusy,
-    DriverTrouble,
-    HostTrouble,
-    NoRoom,
-    NotSupported,
-    TooManyCalls,
-    VirtmanError,
-)
+from virtman.errors import VirtmanError
 from virtman.fdpassing import Passed
 from virtman.hostfiles import FULL
 from virtman.models import DiskPath, ForceRequest, ImagePath, SnapshotPath, VmPath
@@ -59,15 +47,18 @@ PROBLEM = "application/problem+json"
 MAX_ECHO = 80
 """Characters of a wrong input that an error repeats."""
 
-OF_DRIVERS: dict[type[Exception], type[VirtmanError]] = {
-    driver_errors.BadVolume: BadVolume,
-    driver_errors.DiskInUse: DiskBusy,
-    driver_errors.DeviceInUse: DiskBusy,
-    driver_errors.VolumeInUse: DiskBusy,
-    driver_errors.DeviceRefused: BadDevice,
-    driver_errors.NotPossible: NotSupported,
-}
-"""Errors of drivers that have a class here; others are DriverTrouble."""
+OURS: tuple[tuple[type[Exception], type[VirtmanError]], ...] = (
+    (driver_errors.NoSpace, errors.NoRoom),
+    (driver_errors.BadVolume, errors.BadVolume),
+    (driver_errors.DiskInUse, errors.DiskBusy),
+    (driver_errors.DeviceInUse, errors.DiskBusy),
+    (driver_errors.VolumeInUse, errors.DiskBusy),
+    (driver_errors.DeviceRefused, errors.BadDevice),
+    (driver_errors.NotPossible, errors.NotSupported),
+    (driver_errors.DriverError, errors.DriverTrouble),
+    (OSError, errors.HostTrouble),
+)
+"""The agent's class for errors of drivers and of the host's files: the first that fits."""
 
 NDJSON = "application/x-ndjson"
 REFERENCE = "#/components/schemas/{model}"
@@ -94,16 +85,13 @@ def as_virtman_error(error: Exception) -> VirtmanError:
     """The agent's error for any other."""
     if isinstance(error, VirtmanError):
         return error
-    if isinstance(error, driver_errors.NoSpace) or (isinstance(error, OSError) and error.errno in FULL):
-        return NoRoom(str(error))
-    if type(error) in OF_DRIVERS:
-        return OF_DRIVERS[type(error)](str(error))
-    if isinstance(error, driver_errors.DriverError):
-        return DriverTrouble(str(error))
-    if isinstance(error, OSError):
-        log.error("the host's files", exc_info=error)
-        return HostTrouble(str(error))
-    log.error("unexpected error", exc_info=error)
+    if isinstance(error, OSError) and error.errno in FULL:
+        return errors.NoRoom(str(error))
+    if not isinstance(error, driver_errors.DriverError):
+        log.error("unexpected error", exc_info=error)
+    for theirs, ours in OURS:
+        if isinstance(error, theirs):
+            return ours(str(error))
     return VirtmanError(f"unexpected {type(error).__name__}: {error}; the agent's log has more")
 
 
@@ -117,7 +105,7 @@ def _on_error(error: Exception) -> Response:
 
 
 def _on_recursion(_error: RecursionError) -> Response:
-    return _refusal(_problem(400, BadRequest.kind, "the body's JSON is nested too deeply"))
+    return _refusal(_problem(400, errors.BadRequest.kind, "the body's JSON is nested too deeply"))
 
 
 def _on_invalid(error: ValidationError) -> Response:
@@ -126,7 +114,7 @@ def _on_invalid(error: ValidationError) -> Response:
     got = repr(first["input"])
     # Nothing long, and not the whole request when something is missing: it may have a password in its user data.
     said = f" (got {got})" if first["type"] != "missing" and len(got) <= MAX_ECHO else ""
-    return _refusal(_problem(400, BadRequest.kind, f"{where}: {first['msg']}{said}"))
+    return _refusal(_problem(400, errors.BadRequest.kind, f"{where}: {first['msg']}{said}"))
 
 
 def _refusal(document: models.Problem) -> Response:
@@ -264,7 +252,7 @@ class LongCalls:
 
     def _answer(self, begin: Callable[[], Response]) -> Response:
         if not self._free.acquire(blocking=False):
-            raise TooManyCalls(
+            raise errors.TooManyCalls(
                 f"{MOST_LONG} calls that publish, export, send, receive, migrate or attach a device are under way, and"
                 " more are not allowed at once; ask again when one of them has ended"
             )
@@ -287,7 +275,7 @@ def _lines(
 
     def tell(step: str, done: int, total: int) -> None:
         if hung_up() and not detached:
-            raise CallerGone("the caller hung up")
+            raise errors.CallerGone("the caller hung up")
         lines.put(models.Line(progress=models.Progress(step=step, done=done, total=total)))
 
     def run() -> None:
