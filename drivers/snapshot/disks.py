@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from drivers.base import Device, Place
 from drivers.errors import BadDevice, BadDisk, DiskInUse, VmDiskMissing
@@ -19,12 +19,9 @@ from drivers.kernel import devmapper, ownership
 from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 log = logging.getLogger(__name__)
 
-D = TypeVar("D", bound="DataclassInstance")
+D = TypeVar("D")
 
 DISK_PREFIX = "virtman-vm-"
 
@@ -36,7 +33,7 @@ class Records(Generic[D]):
     """
 
     def __init__(self, folder: Path, kind: type[D]) -> None:
-        self._folder, self._kind = folder, kind
+        self._folder, self._type = folder, TypeAdapter(kind)
         for torn in folder.glob(".*"):
             torn.unlink()
 
@@ -48,11 +45,11 @@ class Records(Generic[D]):
         """Raises VmDiskMissing, BadDisk if the record is damaged."""
         path = self.path(vm)
         try:
-            return self._kind(**json.loads(path.read_text()))
+            return self._type.validate_json(path.read_bytes())
         except FileNotFoundError:
             raise VmDiskMissing(vm) from None
-        except (ValueError, TypeError) as error:
-            raise BadDisk(f"the record of VM {vm} is damaged: {path}: {error}") from error
+        except ValidationError as error:
+            raise BadDisk(f"the record of VM {vm} is damaged: {path}: {error.errors()[0]['msg']}") from error
 
     def all(self) -> dict[str, D]:
         """The disks by VM. Raises BadDisk."""
@@ -60,7 +57,7 @@ class Records(Generic[D]):
 
     def write(self, vm: str, disk: D) -> None:
         """Write a record; a power cut leaves the old one or the new one."""
-        write_atomically(self.path(vm), json.dumps(asdict(disk)).encode())
+        write_atomically(self.path(vm), self._type.dump_json(disk))
 
 
 class MapDisks(ABC, Generic[D]):

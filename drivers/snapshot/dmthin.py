@@ -115,7 +115,6 @@ class DmThinDisks(MapDisks[ThinDisk]):
             self._volumes.drop(vm, snapshot)
 
     def snapshots(self, vm: str) -> frozenset[str]:
-        """See VmDiskDriver."""
         return frozenset(self._volumes.of(vm).snapshots)
 
     def clone(self, vm: str, snapshot: str, new: str) -> Device:
@@ -180,7 +179,6 @@ class DmThinDisks(MapDisks[ThinDisk]):
         return self._pool.free() + self._room.spare(self._folder)
 
     def trouble(self) -> str:
-        """See ThinPool."""
         return self._pool.trouble()
 
     def close(self) -> None:

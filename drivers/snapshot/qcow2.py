@@ -89,7 +89,6 @@ class Qcow2Disks:
         self._layers(vm).delete()
 
     def rename(self, vm: str, new: str) -> Device:
-        """See VmDiskDriver."""
         old, renamed = self._layers(vm), self._layers(new)
         if old.exist() or not renamed.exist():
             if renamed.exist():
@@ -101,7 +100,6 @@ class Qcow2Disks:
         return self.open(new)
 
     def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:
-        """See VmDiskDriver."""
         layers = self._layers(vm)
         active = layers.chain()[0]
         _require_size(vm, active.size, size)
@@ -111,7 +109,6 @@ class Qcow2Disks:
         return self.open(vm)
 
     def take(self, vm: str, snapshot: str, monitor: Monitor | None) -> Device:
-        """See VmDiskDriver."""
         layers = self._layers(vm)
         checked(snapshot)
         if monitor is not None or snapshot not in layers.snapshots():
@@ -124,7 +121,6 @@ class Qcow2Disks:
         return self.open(vm)
 
     def revert(self, vm: str, snapshot: str) -> Device:
-        """See VmDiskDriver."""
         layers = self._layers(vm)
         kept = layers.layer(_number(layers.vm, layers.snapshots(), checked(snapshot)))
         with held(layers, None):
@@ -148,7 +144,6 @@ class Qcow2Disks:
             raise DiskInUse(vm)
 
     def snapshots(self, vm: str) -> frozenset[str]:
-        """See VmDiskDriver."""
         return frozenset(self._layers(vm).snapshots())
 
     def clone(self, vm: str, snapshot: str, new: str) -> Device:

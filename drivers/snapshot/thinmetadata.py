@@ -7,13 +7,13 @@ time, and a killed agent leaves it behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from xml.parsers import expat  # the XML is of thin_dump and thin_delta
 
 from drivers.base import Range
-from drivers.host.command import run
+from drivers.host.command import OnLine, run
 from drivers.kernel import devmapper, dmioctl
 from drivers.kernel.devmapper import SECTOR
 from drivers.snapshot.ranges import append
@@ -31,43 +31,14 @@ _ATTRIBUTES = {
 """Elements that name blocks, with the attributes of the first block and of the number of blocks."""
 
 
-class Blocks:
-    """Parses the output of thin_dump(8) and thin_delta(8) line by line into ``ranges``.
-
-    Elements are not kept: at worst there is one for each 64 KiB of a volume.
-    """
-
-    def __init__(self) -> None:
-        self.ranges: list[Range] = []
-        self._block_bytes = 0
-        self._parser = expat.ParserCreate()
-        self._parser.StartElementHandler = self._begin
-
-    def feed(self, line: str) -> None:
-        """Parse the next line."""
-        self._parser.Parse(f"{line}\n")
-
-    def end(self) -> None:
-        """End the parsing. Raises ExpatError if something is missing."""
-        self._parser.Parse("", True)
-
-    def _begin(self, tag: str, values: Mapping[str, str]) -> None:
-        if tag == "superblock":
-            self._block_bytes = int(values["data_block_size"]) * SECTOR
-        elif tag in _ATTRIBUTES:
-            first, count = _ATTRIBUTES[tag]
-            offset, length = (int(number) * self._block_bytes for number in (values[first], values.get(count, 1)))
-            append(self.ranges, Range(offset, length))
-
-
 def mapped(meta: Path, number: int) -> list[Range]:
     """The blocks that a volume has itself in the state held. Raises CommandFailed, CommandTimedOut, ToolMissing."""
-    return _parsed(["thin_dump", "-m", "--dev-id", str(number), str(meta)])
+    return _run(["thin_dump", "-m", "--dev-id", str(number), str(meta)])
 
 
 def differing(meta: Path, number: int, since: int) -> list[Range]:
     """The blocks that two volumes do not share in the state held. Raises as ``mapped``."""
-    return _parsed(["thin_delta", "-m", "--thin1", str(since), "--thin2", str(number), str(meta)])
+    return _run(["thin_delta", "-m", "--thin1", str(since), "--thin2", str(number), str(meta)])
 
 
 @contextmanager
@@ -90,8 +61,32 @@ def release(pool: str) -> None:
         devmapper.message(pool, "release_metadata_snap")
 
 
-def _parsed(argv: list[str]) -> list[Range]:
-    blocks = Blocks()
-    run(argv, timeout=_TIMEOUT, on_line=blocks.feed)
-    blocks.end()
-    return blocks.ranges
+def _run(argv: list[str]) -> list[Range]:
+    return parsed(lambda on_line: run(argv, timeout=_TIMEOUT, on_line=on_line))
+
+
+def parsed(feed: Callable[[OnLine], object]) -> list[Range]:
+    """The ranges in the output of thin_dump(8) or thin_delta(8). ``feed`` is called with what takes the lines.
+
+    Elements are not kept: at worst there is one for each 64 KiB of a volume. Raises ExpatError if something is missing.
+    """
+    ranges: list[Range] = []
+    block_bytes = 0
+
+    def begin(tag: str, values: Mapping[str, str]) -> None:
+        nonlocal block_bytes
+        if tag == "superblock":
+            block_bytes = int(values["data_block_size"]) * SECTOR
+        elif tag in _ATTRIBUTES:
+            first, count = _ATTRIBUTES[tag]
+            append(ranges, Range(int(values[first]) * block_bytes, int(values.get(count, 1)) * block_bytes))
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = begin
+
+    def take(line: str) -> None:
+        parser.Parse(f"{line}\n")
+
+    feed(take)
+    parser.Parse("", True)
+    return ranges

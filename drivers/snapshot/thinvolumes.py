@@ -52,15 +52,6 @@ class ThinDisk:
     snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
     unused: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Raises TypeError or ValueError if what was read as snapshots are none."""
-        snapshots = {
-            name: snapshot if isinstance(snapshot, Snapshot) else Snapshot(**snapshot)
-            for name, snapshot in dict(self.snapshots).items()
-        }
-        object.__setattr__(self, "snapshots", snapshots)
-        object.__setattr__(self, "unused", tuple(self.unused))
-
     @property
     def numbers(self) -> list[int]:
         """The numbers of all volumes of the disk that may be in the pool."""

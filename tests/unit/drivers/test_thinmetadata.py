@@ -7,7 +7,8 @@ from xml.parsers.expat import ExpatError
 from testtools import TestCase
 
 from drivers.base import Range
-from drivers.snapshot.thinmetadata import Blocks
+from drivers.host.command import OnLine
+from drivers.snapshot.thinmetadata import parsed
 
 BLOCK = 64 << 10
 
@@ -31,11 +32,11 @@ DELTA = """<superblock uuid="" time="1" transaction="0" data_block_size="128" nr
 
 
 def ranges(text: str) -> list[Range]:
-    blocks = Blocks()
-    for line in text.splitlines():
-        blocks.feed(line)
-    blocks.end()
-    return blocks.ranges
+    def feed(take: OnLine) -> None:
+        for line in text.splitlines():
+            take(line)
+
+    return parsed(feed)
 
 
 class BlocksTest(TestCase):
