@@ -112,16 +112,6 @@ class LoopsTest(TestCase):
         run(["udevadm", "settle"])
         return "SYSTEMD_READY=0" in run(["udevadm", "info", str(device)]).stdout
 
-    def test_a_held_device_stays_when_another_who_held_it_is_ready(self) -> None:
-        file = self.folder / "file"
-        file.write_bytes(bytes(1 << 20))
-        with loopdev.held(file) as device:
-            with loopdev.held(file) as same:
-                self.assertEqual(device, same)
-            self.assertEqual(device, loopdev.device_of(file))
-        run(["udevadm", "settle"])  # it may have the device open for a look
-        self.assertEqual(None, loopdev.device_of(file))
-
     def test_what_somebody_else_has_over_a_file_is_not_used_and_stays(self) -> None:
         file = self.folder / "file"
         file.write_bytes(bytes(1 << 20))
