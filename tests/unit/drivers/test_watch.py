@@ -25,21 +25,6 @@ class Act:
         self.over.wait()
 
 
-class Hurried(threading.Event):
-    """Lets nobody wait, and is set after so many who wanted to. ``pauses``: for how long each of them did."""
-
-    def __init__(self, times: int) -> None:
-        super().__init__()
-        self._times = times
-        self.pauses: list[float | None] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.pauses.append(timeout)
-        if len(self.pauses) == self._times:
-            self.set()
-        return self.is_set()
-
-
 class WatchTest(TestCase):
     def watch(self, act: Callable[[], None], stopped: threading.Event | None = None) -> Watch:
         watch = Watch("lookout", act, stopped)
@@ -64,18 +49,14 @@ class WatchTest(TestCase):
         self.assertIsNone(watch.death)
         self.assertNotIn("lookout", [death.thread for death in deaths()])
 
-    def test_the_first_pause_follows_a_long_life(self) -> None:
-        self.assertEqual(LONGEST_PAUSE, pause_after(LONGEST_PAUSE, LONGEST_PAUSE - 1))
-        self.assertEqual(FIRST_PAUSE, pause_after(LONGEST_PAUSE, LONGEST_PAUSE + 1))
-
-    def test_pauses_grow_up_to_a_bound(self) -> None:
-        def die() -> None:
-            raise OSError
-
-        hurried = Hurried(12)
-        self.watch(die, hurried).join()
-        self.assertEqual([FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE], hurried.pauses[:3])
-        self.assertEqual([LONGEST_PAUSE] * 2, hurried.pauses[-2:])
+    def test_pauses_grow_up_to_a_bound_and_the_first_one_follows_a_long_life(self) -> None:
+        for last, lived, pause in (
+            (0, 0, FIRST_PAUSE),
+            (FIRST_PAUSE, 0, 2 * FIRST_PAUSE),
+            (LONGEST_PAUSE, LONGEST_PAUSE - 1, LONGEST_PAUSE),
+            (LONGEST_PAUSE, LONGEST_PAUSE + 1, FIRST_PAUSE),
+        ):
+            self.assertEqual(pause, pause_after(last, lived))
 
     def test_one_that_was_stopped_does_not_begin_again(self) -> None:
         stopped = threading.Event()

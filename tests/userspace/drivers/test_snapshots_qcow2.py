@@ -534,7 +534,7 @@ class FullTest(SnapshotCase):
     def fill(self, left: int) -> None:
         self.filler.write_bytes(bytes(max(0, shutil.disk_usage(self.filler.parent).free - left)))
 
-    def test_taking_and_reverting(self) -> None:
+    def test_taking_reverting_and_cloning(self) -> None:
         vm = self.create()
         snapshots = self.with_snapshots(vm, 2)
         self.write(self.make().open(vm).path, 3, 3)
@@ -543,6 +543,8 @@ class FullTest(SnapshotCase):
             for _ in range(2):
                 self.assertRaises(NoSpace, self.make().take, vm, "more", None)
                 self.assertRaises(NoSpace, self.make().revert, vm, "p1")
+                self.assertRaises(NoSpace, self.make().clone, vm, "p2", "new")
+            self.assertEqual({vm}, self.make().existing())
             self.assert_snapshots(vm, snapshots)
             self.assert_holds(self.make().open(vm).path, {0: 2, 1: 1, 2: 2, 3: 3})
             self.filler.unlink()
@@ -680,22 +682,6 @@ class CloneTest(SnapshotCase):
         self.with_snapshots(vm, 3)
         return vm
 
-    def test_one_that_runs_outlives_its_source(self) -> None:
-        vm, new = self.source(), next(self.names)
-        self.make().clone(vm, "p2", new)
-        running = self.start(new)
-        running.write(5 * BLOCK, 5)
-        self.make().take(new, "own", running)
-        running.write(0, 9)
-        self.make().delete(vm)
-        self.assert_vm_holds(running, {0: 9, 1: 1, 2: 2, 5: 5})
-        self.make().drop(new, "own", running)
-        self.assert_vm_holds(running, {0: 9, 1: 1, 2: 2, 5: 5})
-        running.kill()
-        self.assert_holds(self.make().open(new).path, {0: 9, 1: 1, 2: 2, 5: 5})
-        self.assert_tidy(new)
-        self.assertEqual(1, len(self.layers(new).all()))
-
     def test_what_a_source_that_runs_shares_stays_as_it_is(self) -> None:
         vm, new = self.create(), next(self.names)
         running = self.start(vm)
@@ -802,17 +788,6 @@ class CloneTest(SnapshotCase):
             self.assertEqual([], self.left())
             if len(steps) < number:
                 break
-
-    def test_without_room_there_is_none(self) -> None:
-        self.small_file_system(self.store.folder, 24 * MIB)
-        vm = self.source()
-        filler = self.store.folder / "filler"
-        for left in (0, 200 * KIB):
-            filler.write_bytes(bytes(max(0, shutil.disk_usage(filler.parent).free - left)))
-            self.assertRaises(NoSpace, self.make().clone, vm, "p2", "new")
-            self.assertEqual({vm}, self.make().existing())
-            filler.unlink()
-        self.assert_snapshots(vm, SNAPSHOTS)
 
     def while_merging(self, command: str, act: Callable[[str], None]) -> None:
         """Begin something with a VM's disk when its QEMU gets a command while p2 is dropped, and await its end.
