@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drivers.base import Device
 from drivers.errors import CommandFailed
-from drivers.host.command import Look, run
+from drivers.host.command import Check, run
 from drivers.host.space import Room
 from drivers.qemu.monitor import SETPRIV
 from virtman.errors import BadImageFile, HostTrouble, NoRoom, VirtmanError
@@ -26,7 +26,7 @@ _DIFFERENT = 1
 
 FASTEST = 4 << 30
 """Bytes a second that no copy writes: room is looked for again before so much of it can be taken."""
-SHORTEST_LOOK, LONGEST_LOOK = 0.002, 1.0
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 1.0
 """Seconds between two looks for room."""
 
 
@@ -61,18 +61,18 @@ def convert(content: Content, target: Path, image_format: str, progress: Progres
     where = target if target.exists() else target.parent
     require_room(room, where, content.needed, f"{content.name}, which takes {content.needed >> 20} MiB")
 
-    def look() -> float:
+    def keep_reserve() -> float:
         """Keep the reserve. A file system without one may be filled. Returns when to look again. Raises NoRoom."""
         with translate_os_errors(f"looking for room in {where}"):
             spare = room.spare(where)
             if not spare and room.reserve(where):
                 raise no_room(room, where, content.name)
-        return min(max(spare / FASTEST, SHORTEST_LOOK), LONGEST_LOOK)
+        return min(max(spare / FASTEST, SHORTEST_PAUSE), LONGEST_PAUSE)
 
     argv = ["-O", image_format, *content.location, str(target)]
     try:
-        _qemu_img("convert", argv, "copy", content.size, progress, look)
-        look()
+        _qemu_img("convert", argv, "copy", content.size, progress, keep_reserve)
+        keep_reserve()
     except CommandFailed as error:
         if "No space left" in error.stderr:
             raise no_room(room, where, content.name) from error
@@ -101,11 +101,11 @@ def holds(content: Content, raw: Path, progress: Progress) -> bool:
 
 
 def _qemu_img(
-    command: str, rest: Sequence[str], step: str, size: int, progress: Progress, look: Look | None = None
+    command: str, rest: Sequence[str], step: str, size: int, progress: Progress, check: Check | None = None
 ) -> None:  # fmt: skip
     """Run a program that the kernel ends with this thread (prctl(2), PR_SET_PDEATHSIG).
 
-    Raises CommandFailed, and as ``look``.
+    Raises CommandFailed, and as ``check``.
     """
 
     def on_line(line: str) -> None:
@@ -115,7 +115,7 @@ def _qemu_img(
             progress(step, int(size * float(percent) / 100), size)
 
     argv = [SETPRIV.name, "--pdeathsig", "KILL", "qemu-img", command, "-p", *rest]
-    run(argv, timeout=COPY_TIMEOUT, on_line=on_line, look=look)
+    run(argv, timeout=COPY_TIMEOUT, on_line=on_line, check=check)
 
 
 def last_line(text: str) -> str:

@@ -23,7 +23,7 @@ from drivers.host.watch import Watch
 log = logging.getLogger(__name__)
 
 OnLine = Callable[[str], None]
-Look = Callable[[], float]
+Check = Callable[[], float]
 """Called while a program runs. Returns the seconds until the next call."""
 
 _UNTRANSLATED = {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
@@ -50,16 +50,18 @@ def tool(name: str) -> str:
     return path
 
 
-def run(argv: Sequence[str], *, timeout: float = 60, on_line: OnLine | None = None, look: Look | None = None) -> Output:
+def run(
+    argv: Sequence[str], *, timeout: float = 60, on_line: OnLine | None = None, check: Check | None = None
+) -> Output:
     """Run a program to its end.
 
     ``on_line`` is called with every line of its standard output as it appears; lines end with a newline or a carriage
     return, because progress meters use the latter. Its standard output is not kept then: there may be gigabytes of it.
     ``timeout`` is in seconds.
 
-    A program that hangs in the kernel, for a disk that does not answer, outlives its kill; it is left behind then.
+    A program that hangs in the kernel, for a disk that does not answer, outlives its kill, and is left behind.
 
-    Raises ToolMissing, CommandFailed, CommandTimedOut, and whatever ``on_line`` or ``look`` raises: then the program is
+    Raises ToolMissing, CommandFailed, CommandTimedOut, and what ``on_line`` or ``check`` raises: then the program is
     killed.
     """
     deadline = time.monotonic() + timeout
@@ -74,7 +76,7 @@ def run(argv: Sequence[str], *, timeout: float = 60, on_line: OnLine | None = No
     stdout, stderr = bytearray(), bytearray()
     ended = False
     try:
-        ended = _collect(process, stdout, stderr, deadline, on_line, look) and _ends(process, deadline)
+        ended = _collect(process, stdout, stderr, deadline, on_line, check) and _ends(process, deadline)
     finally:
         if not ended and process.poll() is None:  # too slow, or its reader failed; its children go with it
             os.killpg(process.pid, signal.SIGKILL)
@@ -96,7 +98,7 @@ def _collect(
     stderr: bytearray,
     deadline: float,
     on_line: OnLine | None,
-    look: Look | None,
+    check: Check | None,
 ) -> bool:
     """Read both outputs at the same time, so that neither pipe fills up. False if the deadline came before the end."""
     with selectors.DefaultSelector() as selector:
@@ -104,7 +106,7 @@ def _collect(
             assert pipe is not None  # noqa: S101  (both are pipes; tells the type checker so)
             selector.register(pipe, selectors.EVENT_READ, partial(_read, pipe, kept, line_reader))
         while selector.get_map():
-            patience = math.inf if look is None else look()
+            patience = math.inf if check is None else check()
             left = max(0.0, deadline - time.monotonic())
             ready = selector.select(min(left, patience))
             if not ready and left <= patience:

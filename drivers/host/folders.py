@@ -1,4 +1,4 @@
-"""What is in a folder."""
+"""The entries of a folder."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from pathlib import Path
 
 
 def matching(folder: Path, name: str, *deeper: str) -> Iterator[Path]:
-    """The entries of a folder whose names fit, or what fits ``deeper`` in them; a folder that is not there has none.
+    """The entries of a folder whose names match, or what matches ``deeper`` in them; a missing folder has none.
 
-    Raises OSError if it cannot look, for want of a file descriptor, say: ``Path.glob`` of Python 3.13 finds nothing
-    then.
+    Raises OSError without a free file descriptor, say, where ``Path.glob`` of Python 3.13 finds nothing.
     """
     return map(Path, _matching(os.fspath(folder), name, *deeper))
 
 
 def _matching(folder: str, name: str, *deeper: str) -> Iterator[str]:
-    """As ``matching``. As text: to make a ``Path`` costs more than to look."""
+    """As ``matching``, as text: to make a ``Path`` costs more than to read the folder."""
     try:
         with os.scandir(folder) as entries:
             there = [entry.name for entry in entries]

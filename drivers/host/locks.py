@@ -10,7 +10,7 @@ from contextlib import contextmanager
 class NamedLocks:
     """Locks that exist while somebody holds or awaits them. Not re-entrant.
 
-    ``released`` is called with a name whose lock was let go of; the lock is not held then.
+    ``released`` is called with the name of a lock after the lock was released.
     """
 
     def __init__(self, released: Callable[[str], None] = lambda _name: None) -> None:
@@ -28,7 +28,7 @@ class NamedLocks:
             with lock:
                 yield
         finally:
-            self._let_go(name)
+            self._release(name)
 
     @contextmanager
     def hold_if_free(self, name: str) -> Iterator[bool]:
@@ -43,9 +43,9 @@ class NamedLocks:
                 yield free
         finally:
             if free:
-                self._let_go(name)
+                self._release(name)
 
-    def _let_go(self, name: str) -> None:
+    def _release(self, name: str) -> None:
         with self._guard:
             lock, users = self._locks.pop(name)
             if users > 1:

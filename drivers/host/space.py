@@ -1,8 +1,8 @@
 """Disk space: files that take theirs at once, what is left, and what is kept free for VMs that write.
 
-A copy or stream whose size is known is refused before it begins. One that goes on looks for room again: a stream before
-each MiB near the reserve, a copy by a program the sooner the less is left. Only what VMs write takes the reserve, and
-the last changes of a live migration. The pool of thin volumes grows into it, since VMs write there.
+A copy or stream whose size is known is refused before it begins. Later the room is checked again: by a stream before
+each MiB near the reserve, for a copy by a program the sooner the less is left. Only VMs' writes and the last changes of
+a live migration take the reserve. The pool of thin volumes grows into the reserve, since VMs write there.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ of a file system that has less than ten times as many SMALL percent."""
 
 
 class Room:
-    """What may be taken of file systems by whatever can be fetched again, or refused: caches, images, copies, streams.
+    """What caches, images, copies and streams may take of file systems.
 
-    What VMs write has the rest for itself: a VM stops when its write meets a full file system. ``state``: the agent's
-    state folder, in which VMs' disks are. ``reserve`` in bytes; None: the usual one, see RESERVE.
+    The rest is for VMs' writes: a VM stops when its write meets a full file system. ``state``: the agent's state
+    folder, in which VMs' disks are. ``reserve`` in bytes; None: see RESERVE.
     """
 
     def __init__(self, state: Path, reserve: int | None = None) -> None:
@@ -70,7 +70,7 @@ def allocate(file: Path, size: int) -> None:
 
 
 def shortage(folder: Path, needed: int) -> str:
-    """What to tell of a file system with less than ``needed`` bytes free, and VMs' disks on it; nothing of others."""
+    """The trouble of a file system with VMs' disks that has less than ``needed`` bytes free; empty if it has more."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the kernel says while something is done: where else it tells no reason (Linux: ABI/testing/dev-kmsg)."""
+"""What the kernel logs during a call, for errors whose reason is nowhere else (Linux: ABI/testing/dev-kmsg)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Whose the kernel's names are: those of maps, targets, loop devices and sessions are the whole machine's.
+"""Who owns the kernel's names: those of maps, targets, loop devices and sessions are the whole machine's.
 
-One process at a time, an agent or a test, works on them, and holds a lock. And each state folder has a number, its
-owner's, which is made once and in the UUID of each map: an agent with another folder, or whose folder was lost, neither
-uses nor removes what it did not make (see devmapper). Targets and sessions belong to whom the maps of their image do.
+One process at a time, an agent or a test, works on them, and holds a lock. Each state folder has an owner's number,
+which is made once and is in the UUID of each map. So an agent with another folder, or whose folder was lost, neither
+uses nor removes what it did not make (see devmapper). Targets and sessions have the owner of their image's maps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drivers.host.durable import write_atomically
 from drivers.kernel import devmapper, udevrules
 
 LOCK = Path("/run/virtman-kernel/lock")
-"""Held while a process works on the machine's names; it says in it who that is."""
+"""Locked while a process works on the machine's names. The file names that process."""
 
 _OWNER = re.compile(r"[0-9a-f]{16}")
 _guard = threading.Lock()

@@ -3,11 +3,10 @@
 QEMU's copy-on-read keeps whatever is read, until the file system is full and VMs that write stop. So each daemon has a
 limit for the size of its files (setrlimit(2), RLIMIT_FSIZE), which is set anew while the daemon runs (prlimit(2)). A
 cache file grows at its end alone. A write behind the limit fails at once (EFBIG), as on a full file system, and the
-parents answer the read (drivers/cache/qcow2.py). Every daemon may take in a part of half of what is spare; the other
-half is for what VMs write until the limits are set anew. So no moment lies between a look and an act, and a daemon
-whose agent has died takes in no more than it was given.
+parents answer the read (drivers/cache/qcow2.py). The daemons share half of the spare space; the other half is for what
+VMs write until the limits are set anew. So a daemon whose agent has died takes no more than its last share.
 
-The daemons ignore SIGXFSZ, which comes with EFBIG: Python does, and they are started by it.
+The daemons inherit from Python that they ignore SIGXFSZ, which comes with EFBIG.
 """
 
 from __future__ import annotations

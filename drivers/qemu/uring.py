@@ -1,8 +1,8 @@
 """Whether QEMU reads and writes files by io_uring on this machine.
 
-It may be built without it; the kernel may lack it, refuse it to all or to ordinary users (sysctl
-kernel.io_uring_disabled), or a seccomp filter may keep it from us. So QEMU is asked to open a file that way: this one,
-since a full disk has no room for another.
+QEMU may be built without io_uring; the kernel may lack it, refuse it to all or to ordinary users (sysctl
+kernel.io_uring_disabled), or a seccomp filter may. So QEMU is asked to open a file that way: this one, since a full
+disk has no room for another.
 """
 
 from __future__ import annotations
