@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from drivers.admission import Admission
 from drivers.base import (
     AttachDriver,
     CacheDriver,
@@ -27,6 +26,7 @@ from drivers.base import (
 )
 from drivers.blocks import open_blocks
 from drivers.errors import DriverError, NotAttached
+from drivers.host.locks import NamedLocks
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,12 @@ class LayeredSource:
         step: Callable[[str], None] = lambda _step: None,
     ) -> None:  # fmt: skip
         self._attach, self._cache, self._export, self._step = attach, cache, export, step
-        self._admission = Admission(export)
+        self._admitting = NamedLocks()
+        """By image. A stack takes seconds to make, and children that Volt names meanwhile do not wait for it: they log
+        in, and find the disk when it is there.
+        """
+        self._admitted: dict[str, int] = {}
+        """The revision of Volt's word that says who may read, by image; an image without one is closed."""
         self._half_built: set[str] = set()
         """Images that may be read from another parent than their routes lead to."""
 
@@ -70,7 +75,7 @@ class LayeredSource:
         self._publish(image, self._attach.origin(image, content), fresh=False)
 
     def _publish(self, image: Image, device: Device, *, fresh: bool) -> None:
-        with self._admission.unchanged(image.name):
+        with self._admitting.hold(image.name):  # the disk is being shown to those who are there
             self._export.publish(image, device, replace=fresh)
         self._step("attach:published")
 
@@ -87,15 +92,21 @@ class LayeredSource:
 
     def admit(self, image: str, revision: int, children: Sequence[Child], *, new: bool = False) -> None:
         """See ``ImageSource``."""
-        (self._admission.open if new else self._admission.update)(image, revision, children)
+        with self._admitting.hold(image):
+            known = self._admitted.get(image)
+            later = new if known is None else revision > known or (new and revision == known)
+            if later:
+                self._export.allow(image, children)
+                self._admitted[image] = revision
 
     def close(self, image: str) -> None:
         """See ``ImageSource``."""
-        self._admission.close(image)
+        with self._admitting.hold(image):
+            self._admitted.pop(image, None)
 
     def drop(self, image: str, content: Image | None) -> None:
         """See ``ImageSource``."""
-        self._admission.close(image)
+        self.close(image)
         acts: list[Callable[[], None]] = [
             lambda: self._attach.abandon(image),
             lambda: self._export.withdraw(image),

@@ -2,7 +2,7 @@
 
 The target exists, and children log in to it, before there is a disk in it; ``publish`` adds the disk. Who may log in is
 listed in the target by name; nobody else may, and nobody may write. Configfs and device-mapper hold all there is to
-know, so that nothing is remembered here but for which images sessions are still to end, which ``allow`` finds anew.
+know, so that nothing is remembered here.
 
 Two maps lie over the published device: one for this host's VMs, whose disks are made on it, and one in the target. Each
 has the same path whatever the device is called after a reboot, and gets another device under way by a new table. It
@@ -22,21 +22,23 @@ and tries again until the next heartbeat.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
+import math
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from drivers.base import Child, Device, Died, Endpoint, Image, Place
 from drivers.door import door
 from drivers.errors import BadDevice, LibraryMissing, TargetFailed
-from drivers.export.leaving import Leaving, commands_wait
+from drivers.export.leaving import commands_wait
+from drivers.host import retry
 from drivers.host.folders import matching
+from drivers.host.watch import Watch
 from drivers.iscsi import names as iscsinames
 from drivers.iscsi.names import DISK, PORTAL_GROUP, Side, image_of, initiator_name, serial_of, target_name
 from drivers.kernel import devmapper, loopdev, multipath, ownership, scsi
@@ -68,45 +70,23 @@ _ATTRIBUTES = {
 }
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
-
-PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, *[0.5] * 8)
-"""Seconds before each try but the first: less than 5 in all. To remove a target took 0.3 in an emulated guest."""
+WALKS = 5.0
+"""Seconds for which a call is tried again that has met a removal. To remove a target took 0.3 in an emulated guest."""
 
 
-def _again(call: F) -> F:
-    """For idempotent calls: rtslib walks through the targets and disks of all images, also one that is just removed for
-    another thread, and fails where that was. A walk after the removal does not meet it.
+def met_removal(error: BaseException) -> bool:
+    """Whether a call failed at a target or a disk of the kernel's that was gone.
+
+    rtslib walks through the targets and disks of all images, also one that is just removed for another thread, and
+    fails where that was. A walk after the removal does not meet it.
     """
-
-    @functools.wraps(call)
-    def again(*arguments: Any, **named: Any) -> Any:
-        return until_nothing_goes(functools.partial(call, *arguments, **named))
-
-    return cast(F, again)
-
-
-def until_nothing_goes(call: Callable[[], T], sleep: Callable[[float], object] = time.sleep) -> T:
-    """Call again after a pause if it failed at something that was gone. What is still missing at the end is an error:
-    nobody was removing it.
-    """
-    for pause in PAUSES:
-        try:
-            return call()
-        except TargetFailed as error:
-            if not _has_gone(error.__cause__):
-                raise
-            log.info("somebody seems to be removing it; once more in %.2f s: %s", pause, error)
-        sleep(pause)
-    return call()
-
-
-def _has_gone(cause: BaseException | None) -> bool:
-    """Whether a target or a disk of the kernel's was gone."""
+    cause = error.__cause__ if isinstance(error, TargetFailed) else None
     if isinstance(cause, FileNotFoundError):
         return str(cause.filename).startswith(f"{CONFIGFS.path}/")
-    return isinstance(cause, not_in_configfs(_rtslib()))
+    return cause is not None and isinstance(cause, not_in_configfs(_rtslib()))
+
+
+_again = retry.again(met_removal, limit=WALKS)
 
 
 def not_in_configfs(rtslib: Any) -> type[Exception]:
@@ -138,9 +118,8 @@ class LioExport:
         self._numbering = threading.Lock()  # held while a new disk gets its number
         self._admitting = threading.Lock()
         """Held while children are let in or sent away. Nobody waits for their reads with it."""
-        self._served: dict[str, Path] = {}
-        """Where the kernel told of an image's disk when it was asked for last."""
-        self._leaving = Leaving(_again(self._see_off))
+        self._leaving: dict[str, object] = {}
+        """By image, what stands for the thread that ends sessions of those who may not read any more."""
 
     @property
     def address(self) -> str:
@@ -153,9 +132,6 @@ class LioExport:
 
         Raises BadName, BadAddress, NotOurs, LibraryMissing, TargetFailed.
         """
-        return self._reserve(image)
-
-    def _reserve(self, image: str) -> Endpoint:
         _check_ours(image)
         with _translated():
             # This says where the kernel keeps what it must remember, which it hears only while there is no disk
@@ -173,7 +149,7 @@ class LioExport:
         Raises BadDevice, BadName, BadAddress, LibraryMissing, TargetFailed, CommandFailed.
         """
         path = _check_device(image, device)
-        endpoint = self._reserve(image.name)
+        endpoint = self.reserve(image.name)
         with _translated():
             found = _disk(image.name)
             if found is not None and not _complete(found, image):
@@ -197,16 +173,11 @@ class LioExport:
     def serving(self, image: str) -> bool:
         """Whether there is a disk in an open target that can be read.
 
-        Asked of every image with every heartbeat: two small files tell it, where rtslib walks through all targets.
+        Asked of every image with every heartbeat: small files tell it, where rtslib walks through all targets.
         """
         group = _TARGETS / target_name(self._host, image) / f"tpgt_{PORTAL_GROUP}"
-        known = self._served.get(image)
-        if known is None or not _is_on(known):
-            known = next(filter(_is_on, matching(group / "lun" / f"lun_{DISK}", "*")), None)
-        if known is None or not _is_on(group):
-            self._served.pop(image, None)
+        if not any(map(_is_on, matching(group / "lun" / f"lun_{DISK}", "*"))) or not _is_on(group):
             return False
-        self._served[image] = known
         return not any(multipath.state(prefix + image).failed for prefix in (_FOR_VMS, _FOR_CHILDREN))
 
     def hit_bytes(self, image: str) -> int | None:
@@ -234,11 +205,17 @@ class LioExport:
                 acl = _rtslib().NodeACL(group, name)
                 _set_passwords(acl, secret)
                 _show_disk(acl)
-        if not self._see_off(image):
+        if not self._end_sessions(image):
             log.info("image %s: sessions of who may not read any more end when their reads do", image)
-            self._leaving.look_after(image)
+            this = self._leaving[image] = object()
+            Watch(f"sessions-end-{image}", partial(self._end_sessions_later, image, this)).start()
 
-    def _see_off(self, image: str) -> bool:
+    def _end_sessions_later(self, image: str, this: object) -> None:
+        """Wait for the reads of those who are locked out, unless another thread does by now."""
+        retry.until(lambda: self._leaving[image] is not this or self._end_sessions(image), limit=math.inf, first=0.1)
+
+    @_again
+    def _end_sessions(self, image: str) -> bool:
         """End the sessions of those who are locked out, if nothing of theirs waits. Whether none is left."""
         with _translated(), self._admitting:
             target = self._target(image)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
+from tenacity import Retrying, retry_if_exception, retry_if_result, stop_after_delay, wait_exponential
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 GROWTH = 1.1
@@ -28,6 +29,20 @@ def until(done: Callable[[], T], *, limit: float, first: float = 0.02, longest: 
     )(done)
     last: T = answer
     return last
+
+
+def again(passes: Callable[[BaseException], bool], *, limit: float, first: float = 0.01) -> Callable[[F], F]:
+    """A decorator: make a call again while its error ``passes``, for ``limit`` seconds at most.
+
+    ``first``: seconds of the first pause. Raises what the last call raises.
+    """
+    retrying = Retrying(
+        retry=retry_if_exception(passes),
+        wait=wait_exponential(multiplier=first, max=0.5),
+        stop=stop_after_delay(limit),
+        reraise=True,
+    )
+    return cast(Callable[[F], F], retrying.wraps)
 
 
 class Backoff:

@@ -30,7 +30,6 @@ from drivers.names import STATE
 log = logging.getLogger(__name__)
 
 FILE = Path("/run/udev/rules.d/05-virtman.rules")
-SYSFS, LINKS = Path("/sys/class/block"), Path("/dev/virtman")
 
 _NAMEABLE = re.compile(r"[\w/.,+@:~-]+")
 """A path that means itself in a rule."""
@@ -84,35 +83,6 @@ LABEL="virtman_end"
 """
 
 
-def _unlinked(sysfs: Path, links: Path) -> list[str]:
-    """The devices that are there already and are to get a link in /dev/virtman, but have none."""
-    return [
-        str(folder) for folder in sorted(sysfs.iterdir()) if _is_linked(folder) and not (links / folder.name).exists()
-    ]
-
-
-def _is_linked(folder: Path) -> bool:
-    """As the rules have it."""
-    name = folder.name
-    if name.startswith("loop"):
-        backing = _content_of(folder / "loop/backing_file")
-        return bool(re.match("/dev/.*/virtman-", backing)) or any(backing.startswith(f"{each}/") for each in _folders)
-    if name.startswith("bcache"):
-        return _content_of((folder / "bcache").resolve().parent / "dm/name").startswith("virtman-")
-    return (
-        name.startswith("sd")
-        and _content_of(folder / "device/vendor").startswith(MAKER)
-        and _content_of(folder / "device/model").startswith(MODEL)
-    )
-
-
-def _content_of(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace").strip()
-    except OSError:  # there is none, or the device is going
-        return ""
-
-
 def apply() -> None:
     """Have udev know the rules; nothing happens if it does. Raises CommandFailed, ToolMissing, OSError."""
     with _LOCK:
@@ -126,7 +96,5 @@ def apply() -> None:
             fresh.write_text(wanted)
             fresh.rename(FILE)
         run(["udevadm", "control", "--reload"])  # also if who wrote them was killed before
-        if known := _unlinked(SYSFS, LINKS):  # of an agent of before, which had other rules
-            run(["udevadm", "trigger", "--action=change", *known])
         _applied.add(wanted)
         log.info("udev leaves our devices alone, by %s", FILE)

@@ -7,10 +7,13 @@ from unittest import mock
 
 from testtools import TestCase
 
-from drivers.base import Device, Image, Range
+from drivers.base import Child, Device, Image, Range
+from drivers.errors import DriverError
 from drivers.layered import PIECE, LayeredSource
+from tests.doubles.drivers import ExportDouble, Host
 from tests.unit.virtman.scene import folder_for
 
+OLD, NEW = [Child("old")], [Child("new")]
 IMAGE = Image("debian", 4 * PIECE, "sha256:00")
 
 
@@ -30,3 +33,48 @@ class FillTest(TestCase):
         self.patch(os, "pread", pread)
         LayeredSource(mock.Mock(), mock.Mock(), export).fill(IMAGE, [Range(0, 512), Range(PIECE, PIECE + 512)])
         self.assertEqual([(0, 512), (PIECE, PIECE), (2 * PIECE, 512)], read)
+
+
+class AdmissionTest(TestCase):
+    """Who is let in, by words of Volt that come in any order."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.host = Host()
+        self.source = LayeredSource(mock.Mock(), mock.Mock(), ExportDouble(self.host, died=lambda _image: None))
+
+    def assert_in(self, children: list[Child]) -> None:
+        self.assertEqual(children, self.host.allowed.get("image", []))
+
+    def test_children_of_an_open_image_change_with_the_assignment(self) -> None:
+        self.source.admit("image", 1, OLD, new=True)
+        self.assert_in(OLD)
+        self.source.admit("image", 2, NEW)
+        self.assert_in(NEW)
+
+    def test_an_image_without_an_endpoint_gets_none(self) -> None:
+        self.source.admit("image", 2, NEW)
+        self.assert_in([])
+
+    def test_an_older_assignment_sends_nobody_away(self) -> None:
+        self.source.admit("image", 1, OLD, new=True)
+        self.source.admit("image", 3, NEW)
+        self.source.admit("image", 2, OLD)
+        self.source.admit("image", 1, OLD, new=True)
+        self.assert_in(NEW)
+
+    def test_after_it_was_closed_any_assignment_counts(self) -> None:
+        self.source.admit("image", 3, OLD, new=True)
+        self.source.close("image")
+        self.source.admit("image", 4, NEW)
+        self.assert_in(OLD)
+        self.source.admit("image", 1, NEW, new=True)
+        self.assert_in(NEW)
+
+    def test_an_assignment_that_failed_counts_when_it_comes_again(self) -> None:
+        self.source.admit("image", 1, OLD, new=True)
+        self.host.failing = {"export.allow": DriverError("stuck")}
+        self.assertRaises(DriverError, self.source.admit, "image", 2, NEW)
+        self.host.failing = {}
+        self.source.admit("image", 2, NEW)
+        self.assert_in(NEW)

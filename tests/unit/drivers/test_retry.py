@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testtools import TestCase
 
-from drivers.host.retry import GROWTH, Backoff, until
+from drivers.host.retry import GROWTH, Backoff, again, until
 
 
 class UntilTest(TestCase):
@@ -18,6 +18,25 @@ class UntilTest(TestCase):
 
     def test_an_error_ends_it(self) -> None:
         self.assertRaises(ZeroDivisionError, until, lambda: bool(1 // 0), limit=10)
+
+
+class AgainTest(TestCase):
+    def call(self, *errors: Exception) -> str:
+        """Make a call that fails like this one time after the other; errors of keys pass."""
+        left = list(errors)
+
+        @again(lambda error: isinstance(error, KeyError), limit=0.05, first=0.001)
+        def act() -> str:
+            if left:
+                raise left.pop(0)
+            return "done"
+
+        return act()
+
+    def test_what_passes_is_tried_again_and_all_else_is_raised(self) -> None:
+        self.assertEqual("done", self.call(KeyError(), KeyError()))
+        self.assertRaises(ValueError, self.call, KeyError(), ValueError())
+        self.assertRaises(KeyError, self.call, *[KeyError()] * 1000)
 
 
 class BackoffTest(TestCase):

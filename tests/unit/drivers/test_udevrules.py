@@ -9,7 +9,6 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.kernel import udevrules
-from drivers.kernel.scsi import MAKER, MODEL
 from drivers.names import STATE
 from tests.unit.logs import Logged
 
@@ -45,41 +44,3 @@ class LeaveAloneTest(TestCase):
             udevrules.leave_alone(self.folder / name)
             self.assertIn(name, "\n".join(logged.lines))
         self.assertEqual(before, udevrules.rules())
-
-
-class KnownTest(TestCase):
-    """Which devices that are there already the rules name."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.sys, self.links = (Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-")) for _ in range(2))
-        for folder in (self.sys, self.links):
-            self.addCleanup(shutil.rmtree, folder)
-
-    def unlinked(self) -> list[str]:
-        return [Path(folder).name for folder in udevrules._unlinked(self.sys, self.links)]
-
-    def device(self, name: str, **files: str) -> None:
-        """A file's name has two ``_`` where there is a folder."""
-        (self.sys / name).mkdir()
-        for file, said in files.items():
-            path = self.sys / name / file.replace("__", "/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"{said}\n")
-
-    def test_ours_and_no_others(self) -> None:
-        self.device("loop0", loop__backing_file=f"{STATE}/cache/pool")
-        self.device("loop1", loop__backing_file="/dev/dm-1/virtman-attach-a")
-        self.device("loop2", loop__backing_file="/srv/virtman-attach-a")
-        self.device("loop3")
-        self.device("sda", device__vendor=MAKER, device__model=f"{MODEL}    ")
-        self.device("sdb", device__vendor=MAKER, device__model="Other")
-        self.device("sdc", device__vendor="Other", device__model=MODEL)
-        self.device("dm-0", dm__name="virtman-attach-a")
-        for name, of in (("bcache0", "virtman-cacheof-a"), ("bcache1", "data")):
-            self.device(f"of-{name}", dm__name=of, bcache__state="clean")
-            self.device(name)
-            (self.sys / name / "bcache").symlink_to(self.sys / f"of-{name}" / "bcache")
-        self.assertEqual(["bcache0", "loop0", "loop1", "sda"], self.unlinked())
-        (self.links / "loop0").touch()
-        self.assertEqual(["bcache0", "loop1", "sda"], self.unlinked())
