@@ -96,30 +96,6 @@ class ChainTest(WithdrawnTestCase):
         self.assert_goes(*(host for host, _ in hosts))
 
 
-class UsedTest(WithdrawnTestCase):
-    def test_an_agent_that_starts_again_goes_on(self) -> None:
-        [(host, client)] = self.hosts(1)
-        disk = Path(client.create("vm", "img").disk.path)
-        self.withdraw()
-        for each in (host, self.origin):
-            each.kill()
-            each.start()
-        self.assert_same_content(disk, self.file)
-        host.client().destroy("vm")
-        self.assert_goes(host)
-
-    def test_publishing_it_again_takes_it_back(self) -> None:
-        [(_, client)] = self.hosts(1)
-        client.create("vm", "img")
-        self.withdraw()
-        origin = self.origin.client()
-        self.assertRaises(errors.ImageExists, origin.publish, "img", self.image_file("other"))
-        origin.publish("img", self.file)
-        client.destroy("vm")
-        self.assertFalse(self.volt.client().image("img").withdrawn)
-        self.assert_same_content(Path(client.create("vm", "img").disk.path), self.file)
-
-
 class LeaseTest(WithdrawnTestCase):
     volt_options = ("--heartbeat", "0.5", "--lease", "3")
 
