@@ -11,7 +11,7 @@ from pathlib import Path
 from testtools import TestCase
 
 from benchmarks.disks import exported, local_disks
-from benchmarks.verifiedio import BLOCK, CONNECTIONS, VerifiedIo, wrong_blocks
+from benchmarks.verifiedio import BLOCK, VerifiedIo, wrong_blocks
 
 BLOCKS = 64
 ENOUGH_REQUESTS = 150
@@ -48,14 +48,6 @@ class VerifiedIoTest(TestCase):
         self.assertEqual(([], [], []), (io.errors, io.wrong, wrong))
         self.assertNotEqual({}, self.written)
         self.assertGreater(io.compared_bytes, BLOCKS * BLOCK)
-
-    def test_a_connection_that_ends_for_whatever_reason_is_an_error(self) -> None:
-        with exported(self.folder, local_disks(self.folder, self.served, {"host": ["vm"]})) as sockets:
-            gone = self.folder / "gone"
-            io = VerifiedIo(sockets["host"], "vm", gone, self.written, list(range(BLOCKS)))
-            with io:
-                pass
-        self.assertEqual(CONNECTIONS, len([error for error in io.errors if "FileNotFoundError" in error]))
 
     def test_one_other_byte_is_noticed(self) -> None:
         with self.served.open("r+b") as file:
