@@ -15,6 +15,7 @@ from pathlib import Path
 import testtools
 
 from drivers.nbd.probe import listens
+from lab.process import processes_of
 from tests.patience import PATIENCE
 from virtman.client import AgentClient
 from volt.client import VoltClient
@@ -149,15 +150,7 @@ class HostProcess:
 
     def daemons(self) -> dict[int, str]:
         """Processes that serve this host's images: command line by process id."""
-        found = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if f"{self.run}/" in line and "qemu-storage-daemon" in line:
-                found[int(entry.name)] = line
-        return found
+        return {pid: line for pid, line in processes_of(self.run).items() if "qemu-storage-daemon" in line}
 
     def children(self, words: str) -> list[int]:
         """The agent's processes with this in their command line."""
