@@ -9,7 +9,6 @@ module. Exit code 1 if one survives: add a test, or see that the change makes no
 
 from __future__ import annotations
 
-import ast
 import difflib
 import os
 import re
@@ -18,14 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import click
 import coverage
+import grimp
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
@@ -68,45 +66,32 @@ def mutants(code: str, lines: Collection[int]) -> Iterator[tuple[int, str]]:
                 yield start[0], mutate_code(code, operator, occurrence)
 
 
-def imports(checkout: Path) -> dict[Path, set[str]]:
-    """Return the dotted names that each module of the sources and of their unit tests imports."""
-    found: dict[Path, set[str]] = {}
-    for path in (path for root in (*SOURCES, "tests/unit") for path in (checkout / root).rglob("*.py")):
-        names = found[path.relative_to(checkout)] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-            elif isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-    return found
-
-
-def importing(path: Path, imported: Mapping[Path, set[str]]) -> list[Path]:
+def importing(module: str, graph: grimp.ImportGraph) -> list[str]:
     """Return the unit tests that import a module, its namesake first; if none do, those that import its importers."""
-    level = seen = {path}
+    level = seen = {module}
     while level:
-        names = {".".join(module.with_suffix("").parts).removesuffix(".__init__") for module in level}
-        level = {module for module, theirs in imported.items() if theirs & names} - seen
+        level = {importer for each in level for importer in graph.find_modules_that_directly_import(each)} - seen
         seen = seen | level
-        if tests := [module for module in level if module.name.startswith("test_")]:
-            return sorted(tests, key=lambda test: (test.stem != f"test_{path.stem}", test))
+        if tests := [each for each in level if each.startswith("tests.unit.") and ".test_" in each]:
+            return sorted(tests, key=lambda test: (not test.endswith(f".test_{module.rpartition('.')[2]}"), test))
     return []
 
 
-def passes(checkout: Path, tests: list[Path], *prefix: str, seconds: float = 3600, **environment: str) -> bool:
+def passes(checkout: Path, tests: list[str], *prefix: str, seconds: float = 3600, **environment: str) -> bool:
     """Tell whether these tests of a copy of the checkout pass within the time."""
-    pytest = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *map(str, tests)]
+    files = [f"{test.replace('.', '/')}.py" for test in tests]
+    pytest = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
     command = ["timeout", str(seconds), sys.executable, *prefix, *pytest]
     here = {**os.environ, "PYTHONPATH": str(checkout), **environment}
     return subprocess.run(command, cwd=checkout, env=here, capture_output=True, check=False).returncode == 0
 
 
-def run_lines(checkout: Path, path: Path, tests: list[Path]) -> set[int]:
+def run_lines(checkout: Path, path: Path, tests: list[str]) -> set[int]:
     """Return the lines of the file that these tests run. Raises ClickException if the tests fail."""
     data = coverage.CoverageData(str(checkout / ".run-lines"))
     options = [f"--data-file={data.base_filename()}", f"--include={path}", "--rcfile="]
     if tests and not passes(checkout, tests, "-m", "coverage", "run", *options):
-        raise click.ClickException("these tests fail without any mutant: " + " ".join(map(str, tests)))
+        raise click.ClickException("these tests fail without any mutant: " + " ".join(tests))
     data.read()
     return set(data.lines(str(checkout / path)) or ())
 
@@ -142,42 +127,26 @@ def difference(code: str, mutated: str) -> str:
 def main(base: str) -> None:
     """Try each mutant, print the survivors, and exit with 1 if there are any."""
     commit = git("stash", "create") or "HEAD"
-    at_once = len(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as pool:
+    graph = grimp.build_graph(*SOURCES, "tests", cache_dir=None)
+    survivors = tried = 0
+    with tempfile.TemporaryDirectory() as folder:
         git("archive", "--output", f"{folder}/checkout.tar", commit)
-        sound = Path(folder) / "sound"
-        shutil.unpack_archive(f"{folder}/checkout.tar", sound)
-        imported = imports(sound)
-        work: list[tuple[Path, int, str, list[Path], float]] = []
+        copy = Path(folder) / "copy"
+        shutil.unpack_archive(f"{folder}/checkout.tar", copy)
         for path, lines in changed_lines(base, commit).items():
-            began, tests = time.monotonic(), importing(path, imported)
-            tested = lines & run_lines(sound, path, tests)
+            module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+            began, tests, code = time.monotonic(), importing(module, graph), (copy / path).read_text()
+            tested = lines & run_lines(copy, path, tests)
             patience = 60 + 4 * (time.monotonic() - began)
-            found = list(mutants((sound / path).read_text(), tested))
-            click.echo(
-                f"{path}: {len(found)} mutants of {len(tested)} lines that unit tests run, of {len(lines)} changed"
-            )
-            work += [(path, line, code, tests, patience) for line, code in found]
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(at_once):
-            copies.put(shutil.copytree(sound, Path(folder) / str(number)))
-
-        def survives(path: Path, code: str, tests: list[Path], patience: float) -> bool:
-            copy = copies.get()
-            try:
-                (copy / path).write_text(code)
-                return passes(copy, tests, seconds=patience, PYTHONDONTWRITEBYTECODE="1")
-            finally:
-                shutil.copy2(sound / path, copy / path)
-                copies.put(copy)
-
-        survivors = 0
-        outcomes = pool.map(lambda item: survives(item[0], *item[2:]), work)
-        for (path, line, code, *_), survived in zip(work, outcomes, strict=True):
-            survivors += survived
-            if survived:
-                click.echo(f"{path}:{line}: {difference((sound / path).read_text(), code)}")
-    click.echo(f"{survivors} of {len(work)} mutants survived")
+            click.echo(f"{path}: unit tests run {len(tested)} of {len(lines)} changed lines")
+            for line, mutated in mutants(code, tested):
+                (copy / path).write_text(mutated)
+                tried += 1
+                if passes(copy, tests, seconds=patience, PYTHONDONTWRITEBYTECODE="1"):
+                    survivors += 1
+                    click.echo(f"{path}:{line}: {difference(code, mutated)}")
+            (copy / path).write_text(code)
+    click.echo(f"{survivors} of {tried} mutants survived")
     sys.exit(survivors > 0)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import grimp
 from testtools import TestCase
 
 from tests.mutants import importing, mutants
@@ -30,8 +29,10 @@ class MutantsTest(TestCase):
         self.assertEqual([(5, CODE.replace("<", "<="))], list(mutants(CODE, {5})))
 
     def test_a_module_is_tested_by_what_imports_it_or_its_importers(self) -> None:
-        tests = [Path("tests/unit/test_a.py"), Path("tests/unit/test_b.py")]
-        imported = {Path("p/a.py"): {"p.c"}, Path("p/b.py"): set(), tests[0]: {"p.a", "p.b"}, tests[1]: {"p.b"}}
-        self.assertEqual([tests[1], tests[0]], importing(Path("p/b.py"), imported))
-        self.assertEqual([tests[0]], importing(Path("p/c.py"), imported))
-        self.assertEqual([], importing(Path("p/d.py"), imported))
+        graph, (first, second) = grimp.ImportGraph(), ("tests.unit.test_a", "tests.unit.test_b")
+        for importer, imported in (("p.a", "p.c"), (first, "p.a"), (first, "p.b"), (second, "p.b")):
+            graph.add_import(importer=importer, imported=imported)
+        graph.add_module("p.d")
+        self.assertEqual([second, first], importing("p.b", graph))
+        self.assertEqual([first], importing("p.c", graph))
+        self.assertEqual([], importing("p.d", graph))
