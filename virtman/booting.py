@@ -44,7 +44,7 @@ def boot(
 def _boot(
     vms: Vms, record: VmRecord, how: Boot, ssh_keys: list[str] | None, user_data: str | None, *, new: bool = False
 ) -> None:
-    """``new``: the disk was made for this boot, so nobody else can have it."""
+    """``new``: the disk was made for this boot, so it is attached to no VM."""
     if not new:
         vms.require_detached(record)
     vms.require_here(record)

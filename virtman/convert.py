@@ -25,9 +25,9 @@ _DIFFERENT = 1
 """qemu-img compare: exit code for two disks that do not hold the same."""
 
 FASTEST = 4 << 30
-"""Bytes a second that no copy writes: room is looked for again before so much of it can be taken."""
+"""Bytes a second that no copy reaches: room is checked again before a copy can have used it up."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 1.0
-"""Seconds between two looks for room."""
+"""Seconds between two checks of the room."""
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,8 @@ def receive(
 def clone(vms: Vms, vm: str, names: Sequence[str]) -> None:
     """VMs of these names with disks that hold what that of ``vm`` holds now; clones of it are left alone.
 
-    Raises VmExists, and as ``disks.take``. After an error the clones that were made are whole and stay: somebody may
-    use them already. Asked again it makes the others, of what the disk holds then.
+    Raises VmExists, and as ``disks.take``. After an error the clones that were made are whole and stay, since they may
+    be in use. The next call makes the others, of what the disk holds then.
     """
     source = vms.record(vm)
     missing = [name for name in dict.fromkeys(names) if not _is_clone(vms, name, source)]
@@ -179,7 +179,7 @@ def _destroy_now(vms: Vms, name: str, permit: Permit) -> None:
     with vms.holding(name):
         record = vms.record(name)
         vms.require_permitted(name, permit)
-        if (new := record.new_name) is not None:  # its disk may have the new name by now
+        if (new := record.new_name) is not None:  # its disk may have the new name
             vms.resume(name)
             if vms.records.get(name) is None and vms.records.get(new) is None:
                 return

@@ -185,7 +185,7 @@ def _revert(vms: Vms, record: VmRecord) -> None:
 
 
 def _finish_revert(vms: Vms, record: VmRecord) -> None:
-    """Nobody was told that it is done. If somebody uses the disk by now, what he writes is not thrown away."""
+    """A crash cut the revert off. If a program uses the disk meanwhile, what the program writes is kept."""
     vms.require_off(record, REVERTED)
     _revert(vms, record)
 
@@ -244,7 +244,7 @@ def _free(vms: Vms, record: VmRecord, name: str) -> None:
 
 
 def leftovers(vms: Vms, record: VmRecord) -> list[str]:
-    """Names of snapshots that nobody needs any more: the agent's own, and a deleted one whose space is not free yet."""
+    """Names of unused snapshots: the agent's temporary ones, and a deleted one whose space is not free yet."""
     own = [snapshot.name for snapshot in record.snapshots if snapshot.temporary and snapshot.name not in vms.temporary]
     return [*own, *([] if record.untidy is None else [record.untidy])]
 
@@ -260,9 +260,9 @@ def drop_leftovers(vms: Vms, record: VmRecord) -> None:
 
 
 def repair(vms: Vms, vm: str) -> bool:
-    """End an operation that was cut off, and drop snapshots that nobody needs, unless a call is under way with the VM.
+    """End an operation that was cut off, and drop unused snapshots, unless a call is under way with the VM.
 
-    What such a call leaves is seen to when it ends. Returns whether the VM was free. Raises StateDamaged, DriverError,
+    Such a call drops its own. Returns whether the VM was free. Raises StateDamaged, DriverError,
     HypervisorError.
     """
     with vms.holding_if_free(vm) as free:

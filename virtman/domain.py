@@ -45,7 +45,7 @@ GUEST_AGENT = "org.qemu.guest_agent.0"
 """How the port is called at which libvirt reaches QEMU's guest agent, if one runs in the VM."""
 
 NEWEST = "q35"
-"""The newest machine that a QEMU has: libvirt puts that one's own name in its place."""
+"""The newest machine that a QEMU has: libvirt replaces this name by the name of that machine."""
 
 ET.register_namespace("virtman", NAMESPACE)
 ET.register_namespace("qemu", QEMU_NAMESPACE)
@@ -231,7 +231,7 @@ def _child(element: ET.Element, path: str) -> ET.Element:
 
 
 def _alias(disk: ET.Element) -> str:
-    """libvirt's name of a disk, if somebody has given it one."""
+    """libvirt's name of a disk, if the disk has one."""
     alias = disk.find("alias")
     return "" if alias is None else alias.get("name", "")
 

@@ -1,7 +1,7 @@
 """Files that a caller has opened, with his own rights, and passes to the agent (unix(7), SCM_RIGHTS).
 
 Who calls may change such a file at any time. QEMU's programs do what the header of a qcow2 file says, and open others
-that it names, with the agent's rights: so they are given no header that somebody else than an administrator can write
+that it names, with the agent's rights. So they get no header that others than an administrator can write
 (``mine``, ``theirs``). In a raw file there is nothing that they obey.
 """
 

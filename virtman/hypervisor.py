@@ -28,7 +28,7 @@ class Running(Monitor, Protocol):
         """
 
     def thaw(self) -> None:
-        """Let the guest go on; one that was not held still, or in which no agent runs, is left alone.
+        """Let the guest go on; a guest that is not frozen, or has no agent, is left alone.
 
         Raises HypervisorError: it may be held still.
         """
@@ -37,10 +37,10 @@ class Running(Monitor, Protocol):
         """Let a VM that is paused run. Raises HypervisorError."""
 
     def plug(self, name: str, disk: Device) -> None:
-        """Let the VM use another disk; one that it has is left alone. Raises HypervisorError, DriverError."""
+        """Let the VM use another disk; a disk that the VM has is left alone. Raises HypervisorError, DriverError."""
 
     def unplug(self, name: str, disk: Device) -> None:
-        """Take such a disk away from the VM, whose guest is not asked; one that it does not have is fine.
+        """Take such a disk away from the VM without asking the guest; a disk that the VM does not have is fine.
 
         Raises HypervisorError, DriverError.
         """

@@ -1,4 +1,4 @@
-"""A file that somebody wants to publish: a whole raw or qcow2 disk, or refused with what to do about it."""
+"""A file to publish: a whole raw or qcow2 disk, else refused with what to do about it."""
 
 from __future__ import annotations
 
@@ -169,8 +169,9 @@ def _held(path: Path, image_format: str) -> int:
 
 
 def refuse_other_formats(path: Path, begin: bytes, wanted: str = QCOW2) -> None:
-    """Whether a file that begins so is neither packed nor of a format that is converted first, to the one that is
-    wanted. Raises BadImageFile.
+    """Refuse packed files, and disks that have to be converted to ``wanted`` first, by how the file begins.
+
+    Raises BadImageFile.
     """
     others = DISKS if wanted == QCOW2 else {**DISKS, QCOW2: ((0, QCOW2_MAGIC),)}
     for name, marks in others.items():

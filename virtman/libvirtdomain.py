@@ -57,7 +57,7 @@ def require_not_saved(vm: str, domain: Any) -> None:
 
 
 def machine(domain: Any) -> Boot:
-    """As it was defined: of one that runs, libvirt also tells what it has made of a network."""
+    """The machine as it was defined. Of a running domain libvirt tells what became of the network, too."""
     return machine_of(definition(domain))
 
 
@@ -116,8 +116,8 @@ def cut_power(domain: Any) -> None:
 def shut_down(domain: Any, *, timeout: float, again: float) -> bool:
     """Ask a VM to shut down, every ``again`` seconds, until it is off: False if it is not within ``timeout`` seconds.
 
-    It is off also if somebody else has started it again meanwhile: that run of it is not asked. libvirt's refusal is
-    raised if the VM is not off after ``again`` seconds: the VM may have been about to go off.
+    A VM that was started again meanwhile counts as off, and is not asked. libvirt's refusal is raised if the VM is not
+    off after ``again`` seconds: the VM may have been about to go off.
     """
     run = _run_of(domain)
 
@@ -143,5 +143,5 @@ def _run_of(domain: Any) -> int:
         return int(domain.connect().lookupByUUID(domain.UUID()).ID())
     except libvirt.libvirtError as error:
         if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-            return _OFF  # somebody has removed it
+            return _OFF  # it was removed
         raise

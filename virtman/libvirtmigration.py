@@ -23,7 +23,7 @@ from virtman.models import MigrationSource
 from virtman.records import Boot
 
 TELL = 0.5
-"""Seconds between two looks at how far a migration is."""
+"""Seconds between two reports of progress."""
 END_TIMEOUT = 60.0
 """Seconds that libvirt has to end a migration."""
 
@@ -68,9 +68,8 @@ class LibvirtMigrations(LibvirtHost):
         """The two libvirt daemons move it by the connection between them (VIR_MIGRATE_PEER2PEER, TUNNELLED): it is as
         safe as that, needs no port of its own, and ends, well or not, also if this process is killed.
 
-        A VM that is emulated stands still for all of it: QEMU does not notice all that one writes to its memory while
-        that is moved (QEMU before 9.0; commit 03bfc2188f mends the worst of it), and its guest goes on with what it
-        had before.
+        An emulated VM stands still for all of it: QEMU misses writes to the memory of such a VM while the memory is
+        moved (QEMU before 9.0; commit 03bfc2188f mends the worst of it), and the guest would go on with old content.
         """
         flags = libvirt.VIR_MIGRATE_PEER2PEER | libvirt.VIR_MIGRATE_TUNNELLED
         flags |= libvirt.VIR_MIGRATE_PERSIST_DEST | libvirt.VIR_MIGRATE_PAUSED

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT = 60.0
 """Seconds that a VM has to shut down when asked to."""
 ASK_AGAIN = 10.0
-"""Seconds after which it is asked again: nobody keeps the press of a button for a VM that is not listening yet."""
+"""Seconds until the next request: a guest that does not listen yet misses the press of the power button."""
 
 
 class LibvirtMachines(LibvirtMigrations):
@@ -63,7 +63,7 @@ class LibvirtMachines(LibvirtMigrations):
                 raise
 
     def _check_runs_as(self, domain: Any, boot: Boot, identity: Identity) -> None:
-        """Whether a running VM is the one that is asked for: the call for it may be a repeated one. Raises VmRuns."""
+        """Whether a VM runs as a repeated call for it asks. Raises VmRuns."""
         runs, state = libvirtdomain.machine(domain), f"vm {identity.vm!r} is {state_or_off(domain)}"
         if runs != boot:
             raise VmRuns(

@@ -1,9 +1,8 @@
 """VMs move to another host while they run: what the hosts' agents do for it; ``virtman/moving.py`` has the whole of it.
 
-libvirt moves the memory. It cannot move the disk, of which it does not know (virtman/domain.py), and has not to: the
-destination has made it of streams while the VM ran. So libvirt leaves the VM paused there, which it can for a QEMU that
-opens its disks anew when it goes on (QEMU: the migration capability late-block-activate); by then the last changes have
-come, which are those that the VM made until it was paused.
+libvirt moves the memory. libvirt does not know the disk (virtman/domain.py), so the disk comes by streams while the VM
+runs. libvirt leaves the VM paused at the destination. QEMU opens the disk anew when the VM goes on (QEMU: the migration
+capability late-block-activate). Before that the last changes arrive, which the VM made until it was paused.
 
 A VM is at the old host until libvirt says that it went, and then at the new one, where it may still be arriving.
 Neither agent ever runs what may run at the other one: that needs a person's word.
@@ -88,7 +87,7 @@ def leave(vms: Vms, vm: str, uri: str, domain: str, snapshot: str, tell: Callabl
 
 
 def _check_sent(record: VmRecord, snapshot: str) -> None:
-    """Whether the disk went on from that snapshot, in its size: nobody else's came after it. Raises DiskChanged."""
+    """Whether the snapshot is the disk's newest, and has the disk's size. Raises DiskChanged."""
     last = record.snapshot(snapshot)
     if last is None or record.current != snapshot or last.size != record.size:
         raise DiskChanged(
@@ -102,8 +101,8 @@ def _settle(vms: Vms, record: VmRecord) -> None:
 
 
 def _settled(vms: Vms, record: VmRecord, _error: Exception | None) -> VmRecord:
-    """A VM that still runs here has not moved; that it is being moved is ended. A VM that is off went, if libvirt does
-    not say otherwise: its guest may have shut down, or somebody have cut its power.
+    """A VM that runs here has not moved, and its migration is ended. A VM that is off went, unless libvirt knows
+    another reason: its guest shut down, or its power was cut.
     """
     vms.machines.end_migration(record.name)
     gone = vms.machines.went(record.name) is not False
@@ -132,7 +131,7 @@ def take_back(vms: Vms, vm: str, uri: str) -> None:
     """
     with vms.changing(vm) as record:
         if record.moved != uri:
-            raise BadRequest(f"vm {vm!r} is not one that went to {uri}")
+            raise BadRequest(f"vm {vm!r} did not go to {uri}")
         vms.settle(record, moved=None)
 
 
@@ -140,7 +139,7 @@ def finish(vms: Vms, vm: str, uri: str) -> None:
     """Destroy what is left of a VM that goes on at ``uri``. Raises UnknownVm, VmMoving, DriverError."""
     with vms.changing(vm) as record:
         if record.moved != uri:
-            raise VmMoving(f"vm {vm!r} is not one that went to {uri}; it is left as it is")
+            raise VmMoving(f"vm {vm!r} did not go to {uri}; it is left as it is")
         vms.run(record.begin(DESTROY))
 
 

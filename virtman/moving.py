@@ -189,7 +189,7 @@ class Migration:
         self._sent = 0
         self._image = ""
         self._made: list[str] = []
-        """The snapshots of this call, which nobody else's have the names of: by them it knows what is its own."""
+        """The snapshots of this call. Their random names tell what this call has made from what others have."""
 
     def run(self) -> Moved:
         """Move the VM, or end what was cut off after its memory had gone.
@@ -318,7 +318,7 @@ class Migration:
                 " --force' lets it be started here again"
             )
         if there.uuid != here.uuid:
-            raise VmExists(f"the vm {self._vm!r} that the destination has is not the one that went there")
+            raise VmExists(f"the vm {self._vm!r} that the destination has is another VM than the one that went there")
         if not there.arriving:
             return 0.0
         snapshots = _snapshots(self._client, self._vm)

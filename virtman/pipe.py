@@ -1,8 +1,8 @@
 """A pipe to one caller: a unix socket that is there for one connection.
 
-The bytes of a stream do not go through the HTTP server, which keeps the whole body of a request before anybody sees it.
-The socket lies beside that of the API, with a name random, and is for the user who asked for it. The kernel is
-asked who connects: an agent that is not root's cannot give the socket to that user, and has to let all connect.
+The bytes of a stream do not go through the HTTP server, which reads the whole body of a request before it calls the
+agent. The socket lies beside that of the API, has a random name, and is for the user who asked for it. The agent asks
+the kernel for the user that connects: only an agent of root can give the socket to a user, another lets all connect.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _CHUNK = 1 << 20
 
 
 class Caller:
-    """Who is at the other end. How fast he reads or writes is his affair: nobody waits for him but his own call."""
+    """The caller at the other end, who may read and write as slowly as he likes: only his own call waits for him."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._ended: str | None = None
 
     def end(self, why: str) -> None:
-        """Have whoever waits for him, or would, get an Interrupted that says why. May be called by any thread."""
+        """End all reading from the caller with an Interrupted that says why. May be called by any thread."""
         self._ended = why
         with contextlib.suppress(OSError):  # he has hung up
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -52,7 +52,7 @@ class Caller:
         try:
             self._sock.sendall(data)
         except OSError as error:
-            raise CallerGone(f"who asked for the stream hung up: {error.strerror or error}") from error
+            raise CallerGone(f"the receiver of the stream hung up: {error.strerror or error}") from error
 
     def chunks(self) -> Iterator[bytes]:
         """What he sends until he ends it. Raises CallerGone, Interrupted."""
@@ -60,7 +60,7 @@ class Caller:
             try:
                 chunk = self._sock.recv(_CHUNK)
             except OSError as error:
-                raise CallerGone(f"who sent the stream hung up: {error.strerror or error}") from error
+                raise CallerGone(f"the sender of the stream hung up: {error.strerror or error}") from error
             if self._ended is not None:  # also if he had sent more: the end of a stream must not overtake who ends it
                 raise Interrupted(self._ended)
             if not chunk:
@@ -97,7 +97,7 @@ class Callers:
 
     def end(self, name: str, why: str) -> bool:
         """End all who send for a name. Returns whether there was one."""
-        with self._lock:  # held meanwhile: nobody closes his socket, whose number another file could have then
+        with self._lock:  # held meanwhile, so that no socket is closed, and its number given to another file
             ended = [caller for known, caller in self._sending if known == name]
             for caller in ended:
                 caller.end(why)
@@ -108,7 +108,7 @@ class Pipe:
     """A socket that listens. ``close`` may be called more than once."""
 
     def __init__(self, folder: Path, uid: int | None = None) -> None:
-        """``uid``: of who is to connect, if that is not this user. Raises HostTrouble, NoRoom."""
+        """``uid``: the user that is to connect, by default this one. Raises HostTrouble, NoRoom."""
         self._uid = os.geteuid() if uid is None else uid
         self.path = folder / f"{PREFIX}{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -122,7 +122,7 @@ class Pipe:
                 raise
 
     def _give(self) -> None:
-        """Let the one who is to connect do so."""
+        """Let that user connect."""
         self.path.chmod(0o600)
         if self._uid in (0, os.geteuid()):
             return

@@ -91,7 +91,7 @@ class RunningVm:
         return False
 
     def _is_answered(self) -> bool:
-        """Whether an agent in the guest answers now. Of one that does not, nobody knows what it will do later."""
+        """Whether an agent in the guest answers now. One that does not answer might freeze the guest later."""
         try:
             libvirt_qemu.qemuAgentCommand(self._domain, json.dumps({"execute": "guest-ping"}), PING_TIMEOUT, 0)
         except libvirt.libvirtError as error:

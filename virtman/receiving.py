@@ -15,7 +15,7 @@ from virtman.stream import Contents, Data, Header, Section
 from virtman.vms import Vms
 
 _LOOKED = 64 << 20
-"""Bytes, at most, that are written between two looks for room."""
+"""Bytes, at most, that are written between two checks of the room."""
 
 START = f"{TEMPORARY}start"
 """The driver's snapshot of a disk that holds nothing yet, if sections have to begin there later."""
@@ -27,7 +27,7 @@ def starts(header: Header) -> list[Section]:
 
 
 class Receiver:
-    """Fills the disk of ``vm``, at which nobody else works, and which holds what the stream begins with.
+    """Fills the disk of ``vm``, whose lock the caller holds, and which holds what the stream begins with.
 
     ``base``: the snapshot that is, if it is one. ``taken``: the snapshots that were made. ``own``: the VM, which is
     arriving, wrote what comes just now, and so it may take what is kept free for what VMs write.
@@ -39,7 +39,7 @@ class Receiver:
         self._at = header.since
         """What the disk holds: the ``id`` of a section, or of the base."""
         self._granted = 0
-        """Bytes that may be written until room is looked for again."""
+        """Bytes that may be written before the room is checked again."""
 
     @property
     def current(self) -> str | None:

@@ -1,8 +1,8 @@
 """VMs get other names. What a VM is to others stays: its UUID, and with it the MAC address and what cloud-init knows it
 by.
 
-While it is under way the operation is in the record of the old name, and the new name is nobody else's (``Vms``). The
-record moves last, so whoever finds the new name finds all of the VM under it.
+During a rename the operation is in the record of the old name, and no other VM gets the new name (``Vms``). The record
+moves last: once a record has the new name, all of the VM has it.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Vms:
         return any(record.image == image for record in records) or bool(unreadable)
 
     def strays(self) -> frozenset[str]:
-        """Disks without a record. No crash makes one, so nobody but a person may decide to delete it."""
+        """Disks without a record. No crash makes one, so only a person may decide to delete it."""
         return self.vmdisks.existing() - frozenset(self.records.names())
 
     # Operations
@@ -144,7 +144,7 @@ class Vms:
     def holding_if_free(self, name: str) -> Iterator[bool]:
         """As ``holding``, if no call is under way with these VMs. Gives whether the locks are held.
 
-        A call may last as long as its caller likes: a stream that somebody sends, say.
+        A call may last as long as its caller likes, as that of a stream does.
         """
         names = self._along_with([name])
         with ExitStack() as stack:
