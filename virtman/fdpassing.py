@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MOST = 253
 """Descriptors in one message (Linux: SCM_MAX_FD). The kernel closes those for which there is no room here."""
 
+_OPEN = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+"""Flags with which no open(2) waits for the other end of a FIFO."""
 _CHUNK = 4 << 20
 
 
@@ -60,12 +62,11 @@ def opened(path: Path, *, device: bool = False) -> Iterator[int]:
     opener may also have it set read-only. Raises BadImageFile.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)  # which does not wait for a FIFO
+        fd = os.open(path, os.O_RDONLY | _OPEN)
+    except FileNotFoundError as error:
+        raise BadImageFile(f"{path} is not a file") from error
     except OSError as error:
-        what = (
-            f"{path} is not a file" if isinstance(error, FileNotFoundError) else f"cannot read {path}: {error.strerror}"
-        )
-        raise BadImageFile(what) from error
+        raise BadImageFile(f"cannot read {path}: {error.strerror}") from error
     try:
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISREG(mode) or (device and stat.S_ISBLK(mode))):
@@ -84,7 +85,7 @@ def opened(path: Path, *, device: bool = False) -> Iterator[int]:
 def opened_device(path: Path) -> Iterator[int]:
     """A device to be read through the cache, open for reading and writing. Raises BadDevice."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDWR | _OPEN)
     except OSError as error:
         raise BadDevice(f"{path} is not read through the cache: {error.strerror}") from error
     try:

@@ -40,6 +40,11 @@ def two_vms(scene: Scene) -> None:
     booting.boot(scene.vms, "vm", "debian", 1 << 30, BOOT, [], None)
 
 
+def publish_copy(scene: Scene) -> None:
+    """An image whose content was copied into the store."""
+    scene.stacks.add_origin(scene.put_content("mine"))
+
+
 def publish_in_place(scene: Scene) -> None:
     """An image whose content stays where it is."""
     scene.stacks.add_origin(*scene.put_in_place("mine"))
@@ -153,8 +158,18 @@ class CutOffTest(CutOff):
             creating.destroy(scene.vms, "vm")
         self.nothing_but_perhaps_a_stack(scene)
 
-    def test_create_of_another_vm_leaves_the_first_one_alone(self) -> None:
-        self.cut_everywhere(attached, create, self.old_vm_is_intact)
+    def test_the_vm_that_was_there_is_left_alone(self) -> None:
+        def dead(scene: Scene) -> None:
+            attached(scene)
+            scene.host.daemon_dies("debian")
+
+        acts: list[tuple[Act, Act]] = [
+            (attached, create),
+            (dead, lambda scene: scene.stacks.restore("debian")),
+            (attached, lambda scene: scene.stacks.suspend("debian")),
+        ]
+        for given, act in acts:
+            self.cut_everywhere(given, act, self.old_vm_is_intact)
 
     def test_destroy_is_finished_and_other_vms_stay(self) -> None:
         def gone(scene: Scene) -> None:
@@ -209,16 +224,6 @@ class CutOffTest(CutOff):
 
         self.cut_everywhere(attached, follow, reads_what_the_record_says)
 
-    def test_restart_of_a_dead_daemon_is_repeated(self) -> None:
-        def dead(scene: Scene) -> None:
-            attached(scene)
-            scene.host.daemon_dies("debian")
-
-        self.cut_everywhere(dead, lambda scene: scene.stacks.restore("debian"), self.old_vm_is_intact)
-
-    def test_suspend_is_taken_back_by_the_next_start(self) -> None:
-        self.cut_everywhere(attached, lambda scene: scene.stacks.suspend("debian"), self.old_vm_is_intact)
-
     def test_reboot_during_create_is_repaired(self) -> None:
         def all_processes_end(scene: Scene) -> None:
             scene.host.served.clear()
@@ -230,26 +235,34 @@ class CutOffTest(CutOff):
         self.cut_everywhere(attached, create, all_processes_end)
 
     def test_publish_is_finished_or_undone(self) -> None:
-        def publish(scene: Scene) -> None:
-            scene.stacks.add_origin(scene.put_content("mine"))
-
         def again(scene: Scene) -> None:
-            publish(scene)
+            if publish is publish_copy or scene.stacks.find("mine") is None:  # what is in place is published once
+                publish(scene)
             scene.check(self)
             self.assertEqual({"mine"}, set(scene.host.served))
 
-        moments = self.cut_everywhere(lambda scene: None, publish, again)
-        self.assertIn("after volt.publish", moments)
+        for publish in (publish_copy, publish_in_place):
+            moments = self.cut_everywhere(lambda scene: None, publish, again)
+            self.assertIn("after volt.publish", moments)
 
-    def test_publish_in_place_is_finished_or_undone(self) -> None:
-        def again(scene: Scene) -> None:
-            if scene.stacks.find("mine") is None:
-                publish_in_place(scene)
-            scene.check(self)
-            self.assertEqual({"mine"}, set(scene.host.served))
+    def test_an_origin_goes_in_the_end_and_what_is_in_place_is_left_as_it_was(self) -> None:
+        def drop(scene: Scene) -> None:
+            scene.stacks.drop_origin("mine")
 
-        moments = self.cut_everywhere(lambda scene: None, publish_in_place, again)
-        self.assertIn("after volt.publish", moments)
+        def drop_again(scene: Scene) -> None:
+            before = [path.stat() for path in scene.folder.glob("mine.raw")]
+            drop(scene)
+            scene.check_empty(self)
+            self.assertEqual(before, [path.stat() for path in scene.folder.glob("mine.raw")])
+
+        for publish in (publish_copy, publish_in_place):
+
+            def given(scene: Scene, publish: Act = publish) -> None:
+                publish(scene)
+                scene.volt.images.clear()
+                scene.volt.places.clear()
+
+            self.cut_and_restart(given, drop, drop_again)
 
     def test_what_takes_the_place_of_what_is_in_place_does_so_or_not(self) -> None:
         def given(scene: Scene) -> None:
@@ -270,23 +283,6 @@ class CutOffTest(CutOff):
 
         self.cut_and_restart(given, other, one_of_them)
 
-    def test_what_is_in_place_goes_in_the_end_and_is_left_as_it_was(self) -> None:
-        def given(scene: Scene) -> None:
-            publish_in_place(scene)
-            scene.volt.images.clear()
-            scene.volt.places.clear()
-
-        def drop(scene: Scene) -> None:
-            scene.stacks.drop_origin("mine")
-
-        def drop_again(scene: Scene) -> None:
-            before = (scene.folder / "mine.raw").stat()
-            drop(scene)
-            scene.check_empty(self)
-            self.assertEqual(before, (scene.folder / "mine.raw").stat())
-
-        self.cut_and_restart(given, drop, drop_again)
-
     def test_what_changed_in_place_is_not_served_wherever_that_is_cut_off(self) -> None:
         def given(scene: Scene) -> None:
             publish_in_place(scene)
@@ -303,21 +299,6 @@ class CutOffTest(CutOff):
             self.assertIn("has changed", scene.stacks.flaws["mine"])
 
         self.cut_and_restart(given, look, not_served)
-
-    def test_removal_of_an_origin_is_finished(self) -> None:
-        def given(scene: Scene) -> None:
-            scene.stacks.add_origin(scene.put_content("mine"))
-            scene.volt.images.clear()
-            scene.volt.places.clear()
-
-        def drop(scene: Scene) -> None:
-            scene.stacks.drop_origin("mine")
-
-        def drop_again(scene: Scene) -> None:
-            drop(scene)
-            scene.check_empty(self)
-
-        self.cut_and_restart(given, drop, drop_again)
 
 
 def with_snapshots(scene: Scene) -> None:
