@@ -37,25 +37,13 @@ def check_size(size: int | None) -> None:
         )
 
 
-@contextmanager
-def _changing(vms: Vms, vm: str, permit: Permit = anything, *, went: bool = False) -> Iterator[VmRecord]:
-    """A VM whose disk may change now. Raises as ``Vms.changing``, and VmMoving for a VM that went.
-
-    Unless ``went``: it is for a snapshot by which the disk of a VM that went is still sent.
-    """
-    with vms.changing(vm, permit) as record:
-        if not went:
-            vms.require_here(record)
-        yield record
-
-
 def resize(vms: Vms, vm: str, size: int, permit: Permit = anything) -> None:
     """Let a disk have ``size`` bytes; a running VM sees it at once. The size that it has is fine.
 
     Raises UnknownVm, Forbidden, VmMoving, VmSaved, BadSize, DriverError, HypervisorError.
     """
     check_size(size)
-    with _changing(vms, vm, permit) as record:
+    with vms.changing(vm, permit) as record:
         if size < (record.size or 0):
             raise BadSize(f"vm {vm!r} has a disk of {exact_size(record.size)}, and a disk cannot be made smaller")
         if size != record.size:
@@ -75,15 +63,15 @@ def _with_size(vms: Vms, record: VmRecord, _error: Exception | None) -> VmRecord
 
 
 @contextmanager
-def temporary(vms: Vms, vm: str, *, went: bool = False) -> Iterator[Snapshot]:
+def temporary(vms: Vms, vm: str, *, gone: bool = False) -> Iterator[Snapshot]:
     """A snapshot of now that is gone afterwards, also if the agent dies meanwhile. Raises as ``take``.
 
-    ``went``: also of a VM that went to another host, which gets what the VM wrote last.
+    ``gone``: also of a VM that went to another host, which gets what the VM wrote last.
     """
     name = f"{TEMPORARY}{secrets.token_hex(8)}"
     vms.temporary.add(name)
     try:
-        yield _keep(vms, vm, name, temporary=True, went=went)
+        yield _keep(vms, vm, name, temporary=True, gone=gone)
     finally:
         vms.temporary.discard(name)
         _drop_leftovers_or_later(vms, vm)
@@ -91,7 +79,7 @@ def temporary(vms: Vms, vm: str, *, went: bool = False) -> Iterator[Snapshot]:
 
 def _drop_leftovers_or_later(vms: Vms, vm: str) -> None:
     try:
-        with suppress(UnknownVm), vms.changing(vm, arriving=True) as record:
+        with suppress(UnknownVm), vms.changing(vm, arriving=True, gone=True) as record:
             drop_leftovers(vms, record)
     except (VirtmanError, DriverError) as error:
         log.error("vm %s: a temporary snapshot is dropped later: %s", vm, error)
@@ -105,11 +93,11 @@ def take(vms: Vms, vm: str, name: str, permit: Permit = anything) -> Snapshot:
     """
     if name.startswith(TEMPORARY):
         raise BadRequest(f"snapshot name {name!r}: {TEMPORARY} is how the agent's own begin")
-    return _keep(vms, vm, name, permit, temporary=False, went=name.startswith(TRAVELLING))
+    return _keep(vms, vm, name, permit, temporary=False, gone=name.startswith(TRAVELLING))
 
 
-def _keep(vms: Vms, vm: str, name: str, permit: Permit = anything, *, temporary: bool, went: bool) -> Snapshot:
-    with _changing(vms, vm, permit, went=went) as record:
+def _keep(vms: Vms, vm: str, name: str, permit: Permit = anything, *, temporary: bool, gone: bool) -> Snapshot:
+    with vms.changing(vm, permit, gone=gone) as record:
         if (present := record.snapshot(name)) is not None:
             return present
         vms.require_not_saved(record)
@@ -168,7 +156,7 @@ def revert(vms: Vms, vm: str, name: str, permit: Permit = anything) -> None:
 
     Raises UnknownVm, UnknownSnapshot, Forbidden, VmMoving, VmRuns, VmSaved, DriverError, HypervisorError.
     """
-    with _changing(vms, vm, permit) as record:
+    with vms.changing(vm, permit) as record:
         require(record, name)
         vms.require_off(record, REVERTED)
         vms.run(record.begin(REVERT, snapshot=name), lambda record: _revert(vms, record))
@@ -201,7 +189,7 @@ def drop(vms: Vms, vm: str, name: str, permit: Permit = anything) -> None:
     Raises UnknownVm, UnknownSnapshot, Forbidden, VmMoving, VmSaved, HypervisorError; DriverError: if the snapshot is
     gone then, and only its space is not free yet, that is tried again later.
     """
-    with _changing(vms, vm, permit, went=name.startswith(TRAVELLING)) as record:
+    with vms.changing(vm, permit, gone=name.startswith(TRAVELLING)) as record:
         require(record, name)
         vms.run(record.begin(DROP, snapshot=name), lambda record: _drop(vms, record))
 

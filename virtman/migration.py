@@ -119,7 +119,7 @@ def abort(vms: Vms, vm: str) -> None:
     under_way = vms.record(vm).doing(MIGRATE)
     if under_way:
         vms.machines.end_migration(vm)
-    with vms.changing(vm) as record:
+    with vms.changing(vm, gone=True) as record:
         if not under_way and record.moved is None:
             raise BadRequest(f"vm {vm!r} is not being moved")
 
@@ -129,7 +129,7 @@ def take_back(vms: Vms, vm: str, uri: str) -> None:
 
     Raises UnknownVm, BadRequest if it did not go there.
     """
-    with vms.changing(vm) as record:
+    with vms.changing(vm, gone=True) as record:
         if record.moved != uri:
             raise BadRequest(f"vm {vm!r} did not go to {uri}")
         vms.settle(record, moved=None)
@@ -137,7 +137,7 @@ def take_back(vms: Vms, vm: str, uri: str) -> None:
 
 def finish(vms: Vms, vm: str, uri: str) -> None:
     """Destroy what is left of a VM that goes on at ``uri``. Raises UnknownVm, VmMoving, DriverError."""
-    with vms.changing(vm) as record:
+    with vms.changing(vm, gone=True) as record:
         if record.moved != uri:
             raise VmMoving(f"vm {vm!r} did not go to {uri}; it is left as it is")
         vms.run(record.begin(DESTROY))
@@ -160,7 +160,7 @@ def expect(vms: Vms, vm: str, source: MigrationSource) -> str:
     """
     if not vms.vmdisks.moves_live:
         raise NotPossible(NO_MOVES)
-    with vms.changing(vm, arriving=True) as record:
+    with vms.changing(vm, arriving=True, gone=True) as record:
         if _is_own(record):
             raise VmRuns(f"vm {vm!r} was booted on this host; destroy it before another one of this name comes")
         vms.require_detached(record)
@@ -184,7 +184,7 @@ def give_up(vms: Vms, vm: str, snapshots: Collection[str]) -> str:
         return ANOTHER  # no look under its lock: another call may hold that for long
     vms.receiving.end(vm, f"vm {vm!r} was given up while it came")
     try:
-        with vms.changing(vm, arriving=True) as record:
+        with vms.changing(vm, arriving=True, gone=True) as record:
             if not any(record.snapshot(name) for name in snapshots):
                 return ANOTHER
             if _is_own(record):
@@ -206,7 +206,7 @@ def arrive(vms: Vms, vm: str) -> None:
 
     Raises UnknownVm, NeverBooted, VmMoving if its memory or what it wrote last is not here, HypervisorError.
     """
-    with vms.changing(vm, arriving=True) as record:
+    with vms.changing(vm, arriving=True, gone=True) as record:
         if not record.arriving:
             if record.boot is None:
                 raise NeverBooted(f"vm {vm!r} does not come from another host, and was never booted here")

@@ -49,7 +49,7 @@ def send(
     """
     with copies.in_use(vms.record(vm).image), ExitStack() as stack:
         if snapshot is None:
-            last = stack.enter_context(disks.temporary(vms, vm, went=True))
+            last = stack.enter_context(disks.temporary(vms, vm, gone=True))
         else:
             last = disks.require(vms.record(vm), snapshot)
         record = vms.record(vm)

@@ -112,18 +112,21 @@ class Vms:
     # Locks
 
     @contextmanager
-    def changing(self, name: str, permit: Permit = anything, *, arriving: bool = False) -> Iterator[VmRecord]:
+    def changing(
+        self, name: str, permit: Permit = anything, *, arriving: bool = False, gone: bool = False
+    ) -> Iterator[VmRecord]:
         """A VM with which nothing is under way, while nothing else begins.
 
         Nothing is under way with the VM that its disk is attached to, either. Raises UnknownVm, Forbidden, as
-        ``resume``, and VmMoving for a VM that arrives, unless ``arriving``.
+        ``resume``, and VmMoving for a VM that arrives, unless ``arriving``, or that went to another host, unless
+        ``gone``.
         """
         with self.holding(name):
             if (user := self._name_of_user(name)) is not None:
                 self.resume(user)
             self.resume(name)
             record = self.record(name)
-            if record.arriving and not arriving:
+            if (record.arriving and not arriving) or (record.moved is not None and not gone):
                 self.require_here(record)
             self.require_permitted(name, permit)
             yield record
