@@ -31,29 +31,20 @@ class CheckTest(TestCase):
         self.assertEqual(NAMES, [finding.need for finding in found])
         return [finding for finding in found if not finding.met]
 
-    def test_a_machine_that_has_all(self) -> None:
+    def test_a_machine_that_has_all_or_brings_a_path_by_a_module(self) -> None:
         self.assertEqual([], self.missing())
+        self.assertEqual([], self.missing("/dev/wood"))
 
-    def test_a_missing_tool_names_its_package(self) -> None:
+    def test_what_is_missing_names_its_package_or_a_remedy(self) -> None:
         self.assertEqual([Finding("saw", met=False, package="saws")], self.missing("saw"))
-
-    def test_a_missing_library_is_a_package_where_python_is_debians(self) -> None:
         self.assertEqual(["python3-plank"], [finding.package for finding in self.missing("plank")])
-
-    def test_a_missing_library_is_installed_by_pip_where_debians_are_not_seen(self) -> None:
+        # A Python that does not see Debian's libraries.
         (finding,) = self.missing("plank", debian_python=False)
         self.assertEqual((None, f"{sys.executable} -m pip install plank-py"), (finding.package, finding.remedy))
-
-    def test_what_no_package_brings_has_a_remedy(self) -> None:
         for without in (["root"], ["wood"], ["/dev/wood", "timber"]):
             (finding,) = self.missing(*without)
             self.assertIsNone(finding.package)
             self.assertTrue(finding.remedy)
-
-    def test_what_a_module_brings_is_not_missing_before_it_is_loaded(self) -> None:
-        self.assertEqual([], self.missing("/dev/wood"))
-
-    def test_an_address_is_asked_for(self) -> None:
         (finding,) = self.missing(address="")
         self.assertIn("--address", finding.remedy or "")
 

@@ -21,7 +21,7 @@ import httpx
 import pytest
 from flask.testing import FlaskClient
 from testtools import TestCase
-from testtools.matchers import Contains, LessThan, MatchesRegex
+from testtools.matchers import Contains, MatchesRegex
 from werkzeug.test import TestResponse
 
 from drivers import errors as driver_errors
@@ -352,11 +352,9 @@ class BadRequestsTest(SiteTest):
             self.problem(400, "PUT", "/v1/vms/vm", content=content, headers=headers)
         self.problem(400, "PUT", "/v1/vms/vm", content=b'{"image": "debian"}', headers={"content-type": "text/plain"})
 
-    def test_a_path_that_is_not_there(self) -> None:
+    def test_a_path_or_method_that_is_not_there(self) -> None:
         for path in ("/v1", "/v1/vmss", "/v2/status", "/v1/vms/vm/explode"):
             self.assertEqual("urn:virtman:problem:not-found", self.problem(404, "GET", path)["type"])
-
-    def test_a_method_that_is_not_there(self) -> None:
         for method, path in (("POST", "/v1/status"), ("DELETE", "/v1/vms"), ("DELETE", "/v1/gc")):
             self.assertEqual("urn:virtman:problem:method-not-allowed", self.problem(405, method, path)["type"])
 
@@ -539,15 +537,10 @@ class StrangerTest(TestCase):
         body = "".join(json.dumps(line) + "\n" for line in lines).encode()
         return b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\nconnection: close\r\n\r\n" + body
 
-    def test_nobody(self) -> None:
-        for call in (self.client.status, lambda: self.client.publish("x", self.file)):
-            error = self.assertRaises(AgentUnreachable, call)
-            self.assertThat(str(error), Contains(str(self.socket)))
-            self.assertThat(len(str(error).splitlines()), LessThan(2))
-
     def test_an_agent_that_dies_during_a_call(self) -> None:
         self.answer()
-        self.assertRaises(AgentUnreachable, self.client.status)
+        error = self.assertRaises(AgentUnreachable, self.client.status)
+        self.assertThat(str(error), MatchesRegex(f"no agent answers on {self.socket}: .*$"))
 
     def test_an_agent_that_dies_during_a_publish(self) -> None:
         self.answer(self.lines({"progress": {"step": "copy", "done": 1, "total": 2}}))

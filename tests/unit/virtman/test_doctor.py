@@ -34,6 +34,13 @@ class DoctorTest(TestCase):
     ) -> Examination:
         return examine(stack, others, self.state, "10.0.0.1", libvirt, MachineDouble(without=without))
 
+    def made_with(self, drivers: Drivers) -> Drivers:
+        """Have a record of a VM that these drivers made."""
+        (self.state / "drivers.json").write_text(json.dumps(vars(drivers)))
+        (self.state / "records" / "vms").mkdir(parents=True)
+        (self.state / "records" / "vms" / "web.json").touch()
+        return drivers
+
     def test_auto_shows_both_stacks(self) -> None:
         found = self.examine(without=NOT_KERNEL)
         self.assertEqual(["kernel", "userspace"], list(found.reports))
@@ -41,10 +48,14 @@ class DoctorTest(TestCase):
         self.assertIn("root", found.reason)
         self.assertEqual(8, len(list(rows(found))))
 
-    def test_one_stack_is_shown_alone(self) -> None:
+    def test_one_stack_is_shown_alone_with_what_is_there_and_missing(self) -> None:
         found = self.examine("userspace")
         self.assertEqual(["userspace"], list(found.reports))
         self.assertEqual([None, [], True], [found.install, found.remedies, found.runs])
+        lines = {tuple(line[:3]): line[3:] for line in rows(self.examine("userspace", without=["qemu-img"]))}
+        self.assertEqual(["-", "-"], lines["userspace", "attach", "nbd"])
+        self.assertEqual(["-", "qemu-img"], lines["userspace", "cache", "qcow2"])
+        self.assertEqual(["qemu-storage-daemon", "-"], lines["userspace", "export", "nbd"])
 
     def test_other_drivers_than_the_stacks_are_looked_at_as_the_agent_would_take_them(self) -> None:
         found = self.examine("kernel", without=["make-bcache"], cache="dmcache")
@@ -61,34 +72,21 @@ class DoctorTest(TestCase):
         self.assertLessEqual({"bcache-tools", "qemu-system-common", "qemu-utils"}, set(packages))
         self.assertEqual(sorted(set(packages)), packages)
 
-    def test_what_no_package_brings_is_said_once(self) -> None:
+    def test_what_no_package_brings_is_said_once_and_what_the_kernel_loads_is_not_missing(self) -> None:
         found = self.examine("kernel", without=("bcache", "dm_thin_pool", "dm_mod", "/dev/mapper/control"))
         self.assertFalse(found.runs)
         self.assertEqual(1, len([remedy for remedy in found.remedies if "kernel" in remedy and "modules" in remedy]))
-
-    def test_what_the_agent_has_the_kernel_load_is_not_missing(self) -> None:
         found = self.examine("kernel", without=("/dev/mapper/control", "/dev/loop-control", "/sys/kernel/config"))
         self.assertTrue(found.runs)
 
-    def test_what_is_there_and_missing_is_listed(self) -> None:
-        lines = {tuple(line[:3]): line[3:] for line in rows(self.examine("userspace", without=["qemu-img"]))}
-        self.assertEqual(["-", "-"], lines["userspace", "attach", "nbd"])
-        self.assertEqual(["-", "qemu-img"], lines["userspace", "cache", "qcow2"])
-        self.assertEqual(["qemu-storage-daemon", "-"], lines["userspace", "export", "nbd"])
-
     def test_drivers_that_made_the_records_are_looked_at(self) -> None:
-        made = Drivers("nbd", "qcow2", "imaginary", "qcow2")
-        (self.state / "drivers.json").write_text(json.dumps(vars(made)))
-        (self.state / "records" / "vms").mkdir(parents=True)
-        (self.state / "records" / "vms" / "web.json").touch()
+        made = self.made_with(Drivers("nbd", "qcow2", "imaginary", "qcow2"))
         found = self.examine()
         self.assertEqual((made, False), (found.drivers, found.runs))
         self.assertTrue(any("imaginary" in remedy for remedy in found.remedies))
 
     def test_other_drivers_than_made_the_records_are_refused_as_the_agent_does(self) -> None:
-        (self.state / "drivers.json").write_text(json.dumps(vars(KERNEL)))
-        (self.state / "records" / "vms").mkdir(parents=True)
-        (self.state / "records" / "vms" / "web.json").touch()
+        self.made_with(KERNEL)
         found = self.examine()
         self.assertEqual((True, None), (found.runs, found.refusal))
         self.assertIn("were made with them", found.reason)
@@ -100,9 +98,7 @@ class DoctorTest(TestCase):
 
     def test_who_may_not_read_the_state_is_told_all_else_and_no_yes(self) -> None:
         self.assertIsNone(self.examine().unknown)
-        (self.state / "records/vms").mkdir(parents=True)
-        (self.state / "records/vms/web.json").touch()
-        (self.state / "drivers.json").write_text(json.dumps(vars(KERNEL)))
+        self.made_with(KERNEL)
         for shown in (self.state, *self.state.rglob("*")):
             shown.chmod(0o755)
         self.assertIn("the agent does not start", as_nobody(self, partial(self.all_that_is_said, "userspace")))

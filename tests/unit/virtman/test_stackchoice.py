@@ -20,7 +20,6 @@ from virtman.stackchoice import (
     USERSPACE,
     Drivers,
     choose,
-    inspect,
     keep_address,
     known_address,
     last_address,
@@ -76,30 +75,18 @@ class ChooseTest(Scene):
         for lacking in ("root", "make-bcache", "module dm_thin_pool", "virtman doctor"):
             self.assertIn(lacking, line)
         self.assertNotIn("\n", line)
-
-    def test_userspace_needs_its_tools_too(self) -> None:
         self.assertIn("qemu-storage-daemon", self.refused("userspace", without=("qemu-storage-daemon",)))
-
-    def test_a_driver_that_is_not_installed_is_named(self) -> None:
         self.assertIn("driver imaginary", self.refused("userspace", {"cache": "imaginary"}))
 
 
 class RecordedChoiceTest(Scene):
-    def test_without_records_the_new_choice_is_taken(self) -> None:
-        settle(self.state, KERNEL)
-        settle(self.state, USERSPACE)
-        self.assertEqual(USERSPACE, made_with(self.state))
-
-    def test_with_records_the_same_choice_goes_on(self) -> None:
-        settle(self.state, KERNEL)
-        self.record()
-        settle(self.state, KERNEL)
-        self.assertEqual(KERNEL, made_with(self.state))
-
-    def test_with_records_another_choice_is_refused_and_the_first_is_kept(self) -> None:
-        settle(self.state, KERNEL)
+    def test_without_records_the_new_choice_is_taken_and_with_some_the_first_is_kept(self) -> None:
+        for drivers in (USERSPACE, KERNEL):
+            settle(self.state, drivers)
+            self.assertEqual(drivers, made_with(self.state))
         for name in ("vms/web.json", "images/debian.json"):
             self.record(name)
+            settle(self.state, KERNEL)
             line = str(self.assertRaises(ConfigError, settle, self.state, USERSPACE))
             self.assertIn("made with the kernel stack", line)
             self.assertIn("--stack kernel", line)
@@ -123,13 +110,6 @@ class RecordedChoiceTest(Scene):
         for content in ("", "{", "[]", '{"attach": "nbd"}'):
             (self.state / "drivers.json").write_text(content)
             self.assertIn("drivers.json", str(self.assertRaises(ConfigError, made_with, self.state)))
-
-
-class InspectTest(Scene):
-    def test_each_driver_is_looked_at(self) -> None:
-        reports = inspect(USERSPACE, MachineDouble(without=("qemu-img",)), "")
-        self.assertEqual(["attach", "cache", "export", "snapshot"], [report.layer for report in reports])
-        self.assertEqual([0, 1, 0, 1], [len(report.missing) for report in reports])
 
 
 def _has_ipv6() -> bool:
