@@ -1,7 +1,7 @@
-"""What a driver needs of the machine, and what of it is there.
+"""What a driver needs of the machine, and whether it is there.
 
 A driver class says it in its attribute ``needs``, next to the code that uses it. Debian's name of a package is part of
-a need, so that whoever misses something can be told how to install it.
+a need, so that the doctor can say how to install what is missing.
 """
 
 from __future__ import annotations

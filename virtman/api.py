@@ -1,7 +1,7 @@
 """The agent's local API: HTTP over a unix socket, JSON, errors as problem documents (RFC 9457).
 
-Here is what the agent does for each call of ``virtman.calls``. The permissions of the socket say who gets here at all,
-and ``virtman.roles`` what such a caller may do. ``/openapi.json`` is the document that validates the requests.
+Here is what the agent does for each call of ``virtman.calls``. The permissions of the socket say who may connect,
+and ``virtman.roles`` what a caller may do. ``/openapi.json`` is the document that validates the requests.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from volt.models import ImageTree
 log = logging.getLogger(__name__)
 
 PEER = "virtman.peer"
-"""Where the environment of a request has the ``Peer`` who made it (PEP 3333)."""
+"""Key of the caller (``Peer``) in the environment of a request (PEP 3333)."""
 HUNG_UP = "waitress.client_disconnected"
-"""Where the environment of a request has a function of the server that tells whether the caller has hung up."""
+"""Key of the server's function that tells whether the caller has hung up."""
 
 PROBLEM = "application/problem+json"
 MAX_ECHO = 80
@@ -64,8 +64,8 @@ NDJSON = "application/x-ndjson"
 REFERENCE = "#/components/schemas/{model}"
 
 MOST_LONG = 32
-"""Calls at once that answer by lines of progress. Each keeps a thread of the server (virtman/server.py) for as long as
-it lasts, and who sends or reads a stream may take for ever. The other threads are for all else."""
+"""Calls at once that answer by lines of progress. Each keeps a thread of the server (virtman/server.py) while
+it lasts, which may be for ever for a stream. The other threads are for all other calls."""
 
 MAX_BODY = 16 << 20
 """Bytes of a request: user data for cloud-init may be long."""
@@ -181,13 +181,13 @@ def create_app(agent: Agent) -> Application:
 
 
 def _check_caller() -> None:
-    """Before anything of a call is done. A path that is not there is nobody's to call. Raises Forbidden."""
+    """Check the rights of the caller before a call does anything. An unknown path is answered 404. Raises Forbidden."""
     if request.url_rule is not None:
         check_call(request.environ.get(PEER), request.method, request.url_rule.rule)
 
 
 def _peer() -> Peer:
-    """Who calls; one who is not known comes no further than ``_check_caller``."""
+    """The caller, which ``_check_caller`` has checked."""
     peer: Peer = request.environ[PEER]
     return peer
 
@@ -286,7 +286,7 @@ def _lines(
                 log.warning("%s failed after its caller had hung up: %s", name, error)
             lines.put(models.Line(problem=problem(as_virtman_error(error))))
 
-    # Now, and not with the first line: a caller who is gone by then would leave a pipe behind.
+    # Now, and not with the first line: a caller that hangs up before that would leave a pipe behind.
     threading.Thread(target=run, name=name, daemon=True).start()
 
     def told() -> Iterator[str]:
@@ -519,7 +519,7 @@ def _migration_routes(app: Application, agent: Agent, long_calls: LongCalls) -> 
             downtime = migration.leave(agent.vms, path.vm, body.to, body.domain, body.snapshot, told)
             return models.Left(downtime=downtime)
 
-        # Nobody else lets the VM go on at the other host.
+        # Only the caller resumes the VM at the destination.
         return long_calls.run(f"migrate {path.vm}", leave, detached=False)
 
     @app.serve(calls.END_MIGRATION)

@@ -48,20 +48,20 @@ class LongCall(Call[A]):
 STATUS = Call("GET", "/v1/status", models.Status, members=True,
     summary="What this host has and does now")
 GC = Call("POST", "/v1/gc", models.Removed,
-    summary="Remove stacks and data that nobody needs")
+    summary="Remove unused stacks and data")
 GC_DRY_RUN = Call("GET", "/v1/gc", models.Removed,
     summary="What gc would remove")
 REPAIR = Call("POST", "/v1/repair", models.Repaired,
-    summary="Make what the records say true")
+    summary="Make the host what the records say")
 SUSPEND = Call("POST", "/v1/suspend", Nothing,
     summary="Stop serving every image until the next start of the agent")
 
 VOLUMES = Call("GET", "/v1/cache/volumes", models.VolumeList,
     summary="The volumes of the cache")
 ADD_VOLUME = Call("POST", "/v1/cache/volumes", models.Volume,
-    summary="Let the cache use a disk, a partition, or a file that is made")
+    summary="Add a disk, a partition, or a file that is made, to the cache")
 REMOVE_VOLUME = Call("DELETE", "/v1/cache/volumes", Nothing,
-    summary="Take the volume `?path=` from the cache; what it held is fetched anew")
+    summary="Remove the volume `?path=` from the cache; its content is fetched anew")
 CACHED_DEVICES = Call("GET", "/v1/cache/devices", models.CachedDeviceList, members=True,
     summary="The devices of others that are read through the cache")
 ATTACH_CACHED = LongCall("POST", "/v1/cache/devices", models.CachedDevice, members=True,
@@ -80,7 +80,7 @@ PUBLISH_IN_PLACE = LongCall("POST", "/v1/images/<image>/in-place", models.Publis
     summary="Publish a file or a block device where it is")
 UNPUBLISH = Call("DELETE", "/v1/images/<image>", models.Unpublished, members=True,
     summary="Be no origin of an image any more; without another one it is withdrawn at Volt; with "
-            "`?when_unused=true` also one that is in use, which goes when nobody needs it")
+            "`?when_unused=true` also one that is in use, which is removed when no host needs it")
 EXPORT_IMAGE = LongCall("POST", "/v1/images/<image>/export", models.Exported, members=True,
     summary="Write an image to a new file of its own")
 TREE = Call("GET", "/v1/images/<image>/tree", ImageTree, members=True,
@@ -105,18 +105,18 @@ CONSOLE = Call("GET", "/v1/vms/<vm>/console", models.Console,
 RENAME = Call("POST", "/v1/vms/<vm>/rename", models.Vm, members=True,
     summary="Give a VM that is off another name")
 ATTACH_DISK = Call("PUT", "/v1/vms/<vm>/disks/<disk>", models.Vm,
-    summary="Let a VM use another disk besides its own, also while it runs; one that it has is fine")
+    summary="Attach another disk to a VM, also while it runs; a disk that is attached already is left alone")
 DETACH_DISK = Call("DELETE", "/v1/vms/<vm>/disks/<disk>", models.Vm,
-    summary="Take such a disk away from a VM, also while it runs; one that it does not have is fine")
+    summary="Detach such a disk from a VM, also while it runs; a disk that is not attached is left alone")
 RESIZE = Call("PUT", "/v1/vms/<vm>/size", models.Vm, members=True,
-    summary="Let a VM's disk grow to ``size`` bytes, also while it runs")
+    summary="Grow a VM's disk to ``size`` bytes, also while it runs")
 
 SNAPSHOTS = Call("GET", "/v1/vms/<vm>/snapshots", models.SnapshotList, members=True,
     summary="A VM's snapshots")
 TAKE_SNAPSHOT = Call("PUT", "/v1/vms/<vm>/snapshots/<snapshot>", models.Snapshot, members=True,
-    summary="Keep what a VM's disk holds now, also while it runs; a snapshot of this name is left alone")
+    summary="Take a snapshot of a VM's disk, also while it runs; a snapshot of this name is left alone")
 REVERT = Call("POST", "/v1/vms/<vm>/snapshots/<snapshot>/revert", models.Vm, members=True,
-    summary="Let the disk of a VM that is off hold what it held then; what was written since is gone")
+    summary="Revert the disk of a VM that is off to a snapshot; what was written since is lost")
 DELETE_SNAPSHOT = Call("DELETE", "/v1/vms/<vm>/snapshots/<snapshot>", Nothing, members=True,
     summary="Delete a snapshot; what other snapshots and disks need of it stays")
 CLONE = Call("POST", "/v1/vms/<vm>/clones", models.Clones, members=True,
@@ -129,23 +129,23 @@ RECEIVE = LongCall("POST", "/v1/vms/<vm>/receive", models.Vm, members=True, pati
     summary="Make a VM of a stream that is written to a socket, or bring one up to date with what has changed")
 
 MIGRATION_SOURCE = Call("GET", "/v1/vms/<vm>/migration-source", models.MigrationSource,
-    summary="What goes along with the disk of a VM that is to move")
+    summary="What a migration transfers besides the disk of a VM")
 MIGRATE = LongCall("POST", "/v1/vms/<vm>/migration", models.Left, patient=True,
     summary="Move a VM's memory to another libvirt")
 END_MIGRATION = Call("DELETE", "/v1/vms/<vm>/migration", models.Vm,
-    summary="End a migration that is under way; one whose memory has gone is left as it is")
+    summary="Abort a migration; once the memory is transferred, nothing is changed")
 TAKE_BACK = Call("POST", "/v1/vms/<vm>/migration/take-back", models.Vm,
-    summary="Let a VM that went, and is not there any more, be started here again")
+    summary="Allow a VM that was migrated, and is gone from the destination, to be started here again")
 FINISH_MIGRATION = Call("POST", "/v1/vms/<vm>/migration/end", Nothing,
-    summary="Destroy what is left of a VM that goes on elsewhere")
+    summary="Destroy what is left of a VM that runs elsewhere")
 CHECK_ARRIVAL = Call("POST", "/v1/arrivals/check", Nothing,
-    summary="Whether a VM can come to this host")
+    summary="Check whether a VM can be migrated to this host")
 GIVE_UP_ARRIVAL = Call("POST", "/v1/vms/<vm>/arrival/give-up", models.GivenUp,
-    summary="Destroy what has come of a VM, unless it goes on here already")
+    summary="Destroy what has arrived of a VM, unless the VM runs here already")
 EXPECT = Call("POST", "/v1/vms/<vm>/arrival", models.Expected,
-    summary="Make ready for a VM that comes")
+    summary="Prepare for a VM that arrives")
 ARRIVE = Call("POST", "/v1/vms/<vm>/arrival/end", models.Booted,
-    summary="Let a VM go on that has come; one that does already is left alone")
+    summary="Resume a VM that has arrived; a VM that runs already is left alone")
 # fmt: on
 
 ALL: list[Call[Any]] = [call for call in vars().values() if isinstance(call, Call)]

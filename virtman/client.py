@@ -35,7 +35,7 @@ OnProgress = Callable[[str, int, int], None]
 
 
 def silently(_step: str, _done: int, _total: int) -> None:
-    """Progress that nobody looks at."""
+    """Ignore progress."""
 
 
 class _Connection(HTTPConnection):
@@ -104,8 +104,8 @@ class AgentClient:
         """Publish a raw file, or a block device, without copying it; the agent serves it as long as it is the same.
 
         ``trust``: the digest (``sha256:…``, ``pieces:…`` or ``id:…``) that its content has, as the caller knows.
-        ``digest``: have the sum computed in the background. Whoever is not root opens it here, with his rights, and
-        passes it.
+        ``digest``: have the sum computed in the background. A caller that is not root opens the file with
+        its own rights, and passes it.
         """
         from virtman.fdpassing import opened, pass_to
 
@@ -123,7 +123,7 @@ class AgentClient:
     def unpublish(self, image: str, *, when_unused: bool = False) -> models.Unpublished:
         """Be no origin of an image any more; without another one it is withdrawn at Volt.
 
-        ``when_unused``: it may be in use, and goes when nobody needs it any more.
+        ``when_unused``: also an image that is in use; it is removed when no host needs it.
         """
         return self._call(calls.UNPUBLISH, {"when_unused": _flag(when_unused)}, image=image)
 
@@ -214,8 +214,8 @@ class AgentClient:
     ) -> models.Sent:
         """Write what a snapshot of a VM, or its disk, has besides its image; or what changed ``since`` a snapshot.
 
-        It takes as long as who reads the target takes: no timeout ends it. After an error what was written is no whole
-        stream, and nobody takes it for one. Also raises NoRoom, HostTrouble if it cannot be written.
+        No timeout ends it: the reader of the target sets the pace. After an error the target has no whole stream, and
+        no agent accepts it. Also raises NoRoom, HostTrouble if it cannot be written.
         """
         from virtman.pipe import Pump, into
 
@@ -226,8 +226,8 @@ class AgentClient:
     def receive(self, vm: str, image: str, source: BinaryIO, on_progress: OnProgress = silently) -> models.Vm:
         """Make a VM of a stream, or bring one up to date with what has changed since a snapshot that it has.
 
-        It takes as long as the source takes: no timeout ends it. An unbuffered source is sent on as it comes, so that
-        what is wrong is told at once. Also raises HostTrouble if it cannot be read.
+        No timeout ends it: the source sets the pace. With an unbuffered source the agent sees each part at once, and so
+        refuses a wrong stream early. Also raises HostTrouble if it cannot be read.
         """
         from virtman.pipe import Pump, out_of
 
@@ -298,10 +298,10 @@ class AgentClient:
     def attach_cached(self, device: Path) -> models.CachedDevice:
         """Have a block device read through the cache.
 
-        VMs are to use the ``path`` of what is returned, and nobody the device itself. One that is attached already
-        keeps its path, and gets the size that the device has now. Whoever is not root opens it here, with his rights.
+        VMs use the ``path`` of what is returned; nothing may use the device itself. A device that is attached already
+        keeps its path, and gets its present size. A caller that is not root opens the device with its own rights.
         """
-        # Root need not show that he may: udev looks at a device anew when somebody closes it who could write.
+        # Root needs no proof: udev probes a device again whenever a writable descriptor of it is closed.
         return self._attach_cached(device, passed=os.geteuid() != 0)
 
     def _attach_cached(self, device: Path, *, passed: bool) -> models.CachedDevice:
@@ -312,10 +312,10 @@ class AgentClient:
             return self._follow(calls.ATTACH_CACHED, body, on_pipe=partial(pass_to, fd=fd))
 
     def detach_cached(self, device: Path, force: bool = False) -> None:
-        """Detach a device, called by its own path or the one that was handed out; one that is not attached is fine.
+        """Detach a device, named by its own path or the one that was handed out. Does nothing if it is not attached.
 
-        While somebody has it open DiskBusy is raised, and nothing has changed. ``force``: he gets errors from then on.
-        If its storage does not end what it has begun, DriverTrouble is raised, and the agent goes on to try.
+        Raises DiskBusy, and changes nothing, while a program has the device open; with ``force`` the program gets
+        errors. Raises DriverTrouble, and the agent goes on to try, if the storage does not finish its requests.
         """
         self._call(calls.DETACH_CACHED, {"path": check_path(device), "force": _flag(force)})
 

@@ -28,9 +28,9 @@ NEWER = (
 class Examination:
     """``drivers`` are those that the agent would use with this ``stack``; ``reports`` are by stack.
 
-    ``refusal``: why the agent would not start with these drivers, however much is there; ``unknown``: why that, and
-    with ``auto`` which drivers, cannot be told to who asks. ``versions``: of the kernel and of libvirt, as far as they
-    are known. ``lvm``: which devices LVM looks at.
+    ``refusal``: why the agent would not start with these drivers, even if nothing is missing; ``unknown``: why this
+    user cannot learn that, nor with ``auto`` the drivers. ``versions``: of the kernel and of libvirt, as far as they
+    are known. ``lvm``: the devices that LVM scans.
     """
 
     stack: str
@@ -66,7 +66,7 @@ class Examination:
 
     @property
     def runs(self) -> bool | None:
-        """Whether the agent would start, and find all that it needs; None if that cannot be told to who asks."""
+        """Whether the agent would start, and find all that it needs; None if this user cannot learn that."""
         if self.unknown and self.stack == AUTO:
             return None
         lacking = any(report.missing for report in self.reports[self.drivers.stack or str(self.drivers)])
@@ -141,7 +141,7 @@ def examine(
 def _chosen(
     stack: str, others: Mapping[str, str | None], state: Path, address: str, machine: Machine
 ) -> tuple[Drivers, str, str | None, str | None]:
-    """The drivers, and why; why the agent would refuse them; and why that cannot be told to who may not read its state.
+    """The drivers, and why; why the agent would refuse them; why this user, who may not read the state, cannot know.
 
     Raises ConfigError, HostTrouble.
     """
@@ -158,7 +158,7 @@ def _chosen(
 
 
 def _forbidden(error: ConfigError | HostTrouble) -> str:
-    """What somebody may not read. Raises the error if it is about something else."""
+    """What this user may not read. Raises the error if it is about something else."""
     if not isinstance(error.__cause__, PermissionError):
         raise error
     return str(error)

@@ -44,7 +44,7 @@ class BadDevice(BadRequest):
 
 
 class BadStream(BadRequest):
-    """What is to be received is no whole stream of ``virtman send``: another file, cut off, altered, or newer."""
+    """The input is no whole stream of ``virtman send``: another file, cut off, altered, or of a newer version."""
 
 
 class NoVolumes(BadRequest):
@@ -130,11 +130,11 @@ class ContentChanged(Conflict):
 
 
 class OriginChanged(Conflict):
-    """What an image is served from in place is not what was published any more: it is served to nobody."""
+    """The file or device of an image in place is not what was published; it is not served any more."""
 
 
 class OriginMissing(Conflict):
-    """What an image is served from in place is not there, or cannot be opened; it may come back."""
+    """The file or device of an image in place is missing, or cannot be opened; it may come back."""
 
 
 class ImageUnlisted(Conflict):
@@ -154,7 +154,7 @@ class NeverBooted(Conflict):
 
 
 class Interrupted(Conflict):
-    """Another call has ended what was under way: it destroyed the VM, say."""
+    """Another call ended the operation, for example destroyed the VM."""
 
 
 class DomainForeign(Conflict):
@@ -231,7 +231,7 @@ class ConfigError(VirtmanError):
 
 
 class CallerGone(VirtmanError):
-    """Who asked for a stream, or sent one, hung up."""
+    """The caller hung up."""
 
 
 class RepairIncomplete(VirtmanError):

@@ -236,7 +236,7 @@ class DeviceRequest(Model):
 class DetachQuery(Model):
     """A device that is read through the cache, by its own path or the one that was handed out.
 
-    ``force``: also from under who has that open.
+    ``force``: also while programs have that path open.
     """
 
     path: HostPath
@@ -372,8 +372,8 @@ class Console(Model):
 class InPlace(Model):
     """The file or block device that this host serves an image from without having copied it.
 
-    ``held``: this host may have it open; when nothing of the image is left here nobody has. ``trouble``: why it is not
-    served now. ``digest``: what its content has, ``computing`` until it is known, if that was asked for.
+    ``held``: this host may have it open. ``trouble``: why it is not served now. ``digest``: of its content;
+    ``computing`` until that is known, if that was asked for.
     """
 
     path: str
@@ -395,7 +395,7 @@ class ImageHere(Model):
 class Image(Model):
     """A published image. ``nodes`` counts the hosts that have it besides its origins.
 
-    ``withdrawn``: only hosts that have it may use it, and it goes when nobody needs it any more.
+    ``withdrawn``: only hosts that have it may use it; the last host that needs it removes it.
     """
 
     name: str
@@ -422,7 +422,7 @@ class Published(Model):
 
 
 class UnpublishQuery(Model):
-    """``when_unused``: hosts may still have the image; it goes when nobody needs it."""
+    """``when_unused``: also an image that hosts still have; it is removed when no host needs it."""
 
     when_unused: bool = False
 
@@ -430,7 +430,7 @@ class UnpublishQuery(Model):
 class Unpublished(Model):
     """An image that this host is no origin of any more, or will not be. ``serving``: this host still serves it.
 
-    ``withdrawn``: Volt still lists it with this host as an origin, until nobody needs it; then it goes by itself.
+    ``withdrawn``: Volt still lists it with this host as an origin, until no host needs it.
     """
 
     name: str
@@ -612,8 +612,8 @@ class Status(Model):
 
     ``strays``: disks without a record; ``damaged``: why records cannot be read, by ``vm NAME``, ``image NAME`` or
     ``device NAME``; ``deaths``: threads of the agent that died;
-    ``troubles``: what was tried in vain and is tried again, by what it is about ("image debian"); ``suspended``:
-    nothing is served, nor looked after, until the agent is started again.
+    ``troubles``: errors of operations that are tried again, by object ("image debian"); ``suspended``: nothing is
+    served or checked until the agent is started again.
     """
 
     host: str

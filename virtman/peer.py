@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket, as the kernel says (unix(7), SO_PEERCRED)."""
+"""The process at the other end of a unix socket, as the kernel names it (unix(7), SO_PEERCRED)."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ class Peer:
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Who has connected to a socket. Raises OSError."""
+    """The process that has connected to a socket. Raises OSError."""
     answer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return Peer(*_CREDENTIALS.unpack(answer))

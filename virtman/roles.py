@@ -1,4 +1,4 @@
-"""What a caller of the agent may do, by who the kernel says it is.
+"""What a caller of the agent may do, by the user that the kernel names.
 
 *Administrators*, root and the agent's own user, may do everything. *Operators* are all others whom the permissions of
 the socket let in (``virtman agent --group``): they may do what a cloud needs of the host, and nothing that is not
@@ -32,11 +32,11 @@ ALLOWED = (
 )
 
 Permit = Callable[["VmRecord"], None]
-"""Called with the VM that is to change, while nobody else changes it. Raises Forbidden."""
+"""Called with the VM that is to change, under the lock of the VM. Raises Forbidden."""
 
 
 def check_call(peer: Peer | None, method: str, rule: str) -> None:
-    """Whether the caller may make such a call; of one who is not known, no. Raises Forbidden."""
+    """Check that the caller may make such a call; an unknown caller may make none. Raises Forbidden."""
     method = "GET" if method == "HEAD" else method  # which is answered as GET is
     if (method, rule) in FOR_ALL or (peer is not None and peer.administers):
         return

@@ -33,7 +33,7 @@ progress are fewer (``virtman.api.MOST_LONG``)."""
 
 def serve(config: AgentConfig, step: Step = log_step) -> None:
     """Run the agent of ``config`` until SIGTERM or SIGINT. Raises ConfigError."""
-    os.umask(0o077)  # disks, caches and records are nobody else's to read
+    os.umask(0o077)  # no other user may read disks, caches and records
     agent = Agent(config, step)
     server = listen(create_app(agent), config.socket, THREADS, config.gid)
     agent.start()
@@ -55,17 +55,17 @@ def serve(config: AgentConfig, step: Step = log_step) -> None:
 
 
 class PeerTask(WSGITask):  # type: ignore[misc]
-    """A request whose environment says who made it."""
+    """A request with its caller in the environment."""
 
     def get_environment(self) -> dict[str, Any]:
-        """What the application is told. A request that says who makes it says so under other names (HTTP_...)."""
+        """The environment. Headers of a request cannot forge the caller: their keys begin with HTTP_."""
         environment: dict[str, Any] = super().get_environment()
         environment[PEER] = self.channel.peer
         return environment
 
 
 class PeerChannel(HTTPChannel):  # type: ignore[misc]
-    """A connection of somebody whom the kernel knows."""
+    """A connection and its caller."""
 
     task_class = PeerTask
 
@@ -73,7 +73,7 @@ class PeerChannel(HTTPChannel):  # type: ignore[misc]
         self.peer: Peer | None = None
         try:
             self.peer = peer_of(sock)
-        except OSError as error:  # nobody knows who it is, and so may do nothing
+        except OSError as error:  # an unknown caller may do nothing
             log.warning("a caller is not known: %s", error)
         super().__init__(server, sock, *more, **settings)
 

@@ -21,7 +21,10 @@ def disk(record: VmRecord, user: str | None) -> models.Disk:
 
 
 def open_disk(record: VmRecord, device: base.Device, user: str | None) -> models.OpenDisk:
-    """A VM's disk that was opened. Its block node names no layers: who kept them would later write to a snapshot's."""
+    """A VM's disk that was opened.
+
+    Its block node names no layers: a program that kept them would later write to a snapshot.
+    """
     path, blockdev = str(device.path), None
     if device.node is not None:
         blockdev = {option: value for option, value in device.node.items() if option != "backing"}

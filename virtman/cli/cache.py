@@ -61,9 +61,9 @@ def list_devices(client: AgentClient) -> Answer:
 @options.command("add", group=cache)
 @click.argument("path", type=click.Path(path_type=Path))
 def add_volume(client: AgentClient, path: Path) -> Answer:
-    """Let the cache use PATH: an empty disk, or a file that is made.
+    """Add PATH to the cache: an empty disk or partition, or a file that is made.
 
-    A partition will do too. What holds anything, or is in use, is refused.
+    A disk that holds anything, or is in use, is refused.
 
     \b
     Examples:
@@ -104,7 +104,7 @@ def attach_device(client: AgentClient, device: Path) -> Answer:
 
 @options.command("detach", group=cache)
 @click.argument("device", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Even while somebody has it open, who gets errors from then on.")
+@click.option("--force", is_flag=True, help="Also while programs have it open; they get errors.")
 def detach_device(client: AgentClient, device: Path, force: bool) -> Answer:
     """Detach DEVICE, called by its own path or by the one that was handed out. Nothing of the cache is left on it.
 

@@ -96,7 +96,7 @@ def _trouble_of_volumes(volumes: Sequence[Volume]) -> Iterator[str]:
 @options.command()
 @click.option("--dry-run", is_flag=True, help="Change nothing; say what would be removed.")
 def gc(client: AgentClient, dry_run: bool) -> Answer:
-    """Remove the stacks, caches and published files that nobody needs.
+    """Remove unused stacks, caches and published files.
 
     \b
     Example: virtman gc --dry-run
@@ -160,7 +160,7 @@ def doctor(stack: str, address: str | None, state: Path, volt: str, libvirt: str
     """Show what this machine has of all that the stacks need, and how to install the rest.
 
     It looks as an agent with the same settings would, needs none and changes nothing. Exit code 0 if the stack can run
-    here (auto: any of them), else 1, also when who asks may not read what it depends on.
+    here (auto: any of them), else 1; also 1 if you may not read what decides that.
 
     \b
     Example: virtman doctor --stack kernel

@@ -72,14 +72,13 @@ def publish(
 
 @options.command()
 @options.image
-@click.option("--when-unused", is_flag=True, help="Let it go, with its content, when no host needs it any more.")
+@click.option("--when-unused", is_flag=True, help="Remove it, with its content, when no host needs it any more.")
 def unpublish(client: AgentClient, image: str, when_unused: bool) -> Answer:
     """Take back IMAGE, which this host published.
 
     Hosts that read it keep it: then Volt refuses, and names them. The content stays on this host until virtman gc.
-    With --when-unused no further host gets it, but for a disk that comes from another host. Those that have it let go
-    of it when their last VM of it is gone, and all delete what they hold of it. Until then virtman publish takes that
-    back.
+    With --when-unused no further host gets it, except for a disk that comes from another host. A host that has it
+    detaches it after its last VM of it, and deletes its copy. Until then "virtman publish" revokes this.
 
     \b
     Examples:
@@ -89,7 +88,7 @@ def unpublish(client: AgentClient, image: str, when_unused: bool) -> Answer:
     answer = client.unpublish(image, when_unused=when_unused)
     said = ""
     if answer.withdrawn:
-        said = f"{image} is given up; it goes by itself when nobody needs it any more"
+        said = f"{image} is withdrawn; it is removed when no host needs it any more"
     elif answer.serving:
         said = f"{image} is not published by this host any more; it is served here until its VMs are destroyed"
     return Answer(answer, said)

@@ -125,7 +125,7 @@ def _migration_source() -> MigrationSource:
 
 @options.command(group=arrival)
 def check(client: AgentClient) -> Answer:
-    """Whether a VM, of which the standard input tells, can come."""
+    """Check whether a VM can be migrated here; the standard input describes the VM."""
     migration_source = _migration_source()
     client.check_arrival(migration_source)
     return Answer({"possible": True}, "it can come")
@@ -134,7 +134,7 @@ def check(client: AgentClient) -> Answer:
 @options.command(group=arrival)
 @click.argument("vm")
 def begin(client: AgentClient, vm: str) -> Answer:
-    """Make ready for VM, of which the standard input tells, and print the domain that libvirt is to make of it."""
+    """Prepare for VM, which the standard input describes, and print the domain that libvirt is to make of it."""
     migration_source = _migration_source()
     answer = client.expect(vm, migration_source)
     return Answer(answer, answer.domain)
@@ -144,7 +144,7 @@ def begin(client: AgentClient, vm: str) -> Answer:
 @click.argument("vm")
 @click.argument("snapshots", nargs=-1, required=True)
 def give_up(client: AgentClient, vm: str, snapshots: tuple[str, ...]) -> Answer:
-    """Destroy what has come of VM, which has one of the snapshots POINTS, unless it goes on here already."""
+    """Destroy what has arrived of VM, which has one of SNAPSHOTS, unless VM runs here already."""
     answer = client.give_up_arrival(vm, snapshots)
     return Answer(answer, f"{vm}: {answer.state}")
 
@@ -153,7 +153,7 @@ def give_up(client: AgentClient, vm: str, snapshots: tuple[str, ...]) -> Answer:
 @click.argument("vm")
 @click.argument("image")
 def end(client: AgentClient, vm: str, image: str) -> Answer:
-    """Receive what VM wrote last, a stream on the standard input, and let it go on. Its image is called IMAGE here."""
+    """Receive what VM wrote last, a stream on the standard input, and resume VM. Its image is called IMAGE here."""
     client.receive(vm, image, options.stream())
     answer = client.arrive(vm)
     return Answer(answer, f"{vm} is {answer.state}")

@@ -26,14 +26,14 @@ HOW = {
 
 @click.group(cls=Group)
 def snapshot() -> None:
-    """Keep points in time of a VM's disk, and go back to them."""
+    """Take snapshots of a VM's disk, and revert to them."""
 
 
 @options.command(group=snapshot)
 @options.vm
 @click.argument("name")
 def create(client: AgentClient, vm: str, name: str) -> Answer:
-    """Keep what the disk of VM holds now as NAME; the VM goes on.
+    """Take a snapshot NAME of the disk of VM; the VM goes on.
 
     The guest's file systems are frozen for that moment if QEMU's guest agent runs in it. Asked again, it answers the
     same.
@@ -75,7 +75,7 @@ def _tree(found: Sequence[Snapshot], parent: str | None, depth: int) -> Iterator
 @options.vm
 @options.snapshot
 def revert(client: AgentClient, vm: str, name: str) -> Answer:
-    """Let the disk of VM, which must be off, hold what NAME keeps. What was written since is gone.
+    """Revert the disk of VM, which must be off, to the snapshot NAME. What was written since is lost.
 
     \b
     Example: virtman stop web-1 && virtman snapshot revert web-1 before-upgrade && virtman start web-1

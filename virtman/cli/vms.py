@@ -176,7 +176,7 @@ def console(client: AgentClient, vm: str, log: bool) -> Answer:
 @options.vm
 @click.argument("size", type=options.SizeType())
 def resize(client: AgentClient, vm: str, size: int) -> Answer:
-    """Let the disk of VM grow to SIZE, also while it runs. What is new are zeros; nothing is made smaller.
+    """Grow the disk of VM to SIZE, also while it runs. New space reads as zeros; no disk is made smaller.
 
     A VM that "virtman boot" started sees it at once. A QEMU of your own is told by its monitor: block_resize NODE SIZE,
     for a disk that is a file instead of this command, which you then repeat.
@@ -193,7 +193,7 @@ def resize(client: AgentClient, vm: str, size: int) -> Answer:
 @options.vm
 @click.argument("new")
 def rename(client: AgentClient, vm: str, new: str) -> Answer:
-    """Call VM, which must be off, NEW from now on, and print its disk's path, which is another one then.
+    """Rename VM, which must be off, to NEW, and print the new path of its disk.
 
     It keeps its UUID, MAC address and NoCloud seed: to its guest and its network it is the same. Asked again, it prints
     the same path.
@@ -209,7 +209,7 @@ def rename(client: AgentClient, vm: str, new: str) -> Answer:
 @options.vm
 @click.argument("disk", shell_complete=options.names_of_vms)
 def attach_disk(client: AgentClient, vm: str, disk: str) -> Answer:
-    """Let VM use the disk DISK of "virtman create" besides its own, at once if it runs, and whenever it is started.
+    """Attach the disk DISK of "virtman create" to VM, at once if it runs, and whenever it is started.
 
     Its guest finds it as a SCSI disk by its name, if that has at most 20 characters. The disk can still grow, and
     snapshots of it be taken. Asked again, it answers the same.
@@ -226,7 +226,7 @@ def attach_disk(client: AgentClient, vm: str, disk: str) -> Answer:
 @options.vm
 @click.argument("disk", shell_complete=options.names_of_vms)
 def detach_disk(client: AgentClient, vm: str, disk: str) -> Answer:
-    """Take the disk DISK away from VM, at once if it runs: unmount it in the guest before. It keeps what it holds.
+    """Detach the disk DISK from VM, at once if it runs: unmount it in the guest before. The disk keeps its content.
 
     \b
     Example: virtman detach-disk web-1 data

@@ -420,7 +420,7 @@ class ImageCommandsTest(AgentCliTest):
     def test_unpublish_when_unused(self) -> None:
         self.run_virtman("publish", "mine", self.site.image_file())
         self.site.volt.read_by_others("mine")
-        self.assertThat(self.out("unpublish", "mine", "--when-unused"), Contains("goes by itself"))
+        self.assertThat(self.out("unpublish", "mine", "--when-unused"), Contains("is removed when no host needs it"))
         self.assertTrue(self.json("unpublish", "mine", "--when-unused")["withdrawn"])
 
     def test_images(self) -> None:
