@@ -207,6 +207,12 @@ class TakeTest(SnapshotCase):
         self.take("two", 7, 8, 9, 10)
         self.assertEqual({"one": 8, "two": 10}, self.numbers())
 
+    def test_a_volume_in_no_record_is_not_deleted_when_no_free_number_was_found(self) -> None:
+        self.pool.volumes.add(12)
+        self.assertRaises(BadDisk, self.take, "one", *[12] * 16)
+        self.volumes.drop("a", "one")
+        self.assertEqual({7, 12}, self.pool.volumes)
+
     def test_one_that_was_cut_off_is_no_snapshot_and_is_taken_by_the_next_call(self) -> None:
         for step in self.killed(lambda: self.take("one")):
             self.assertEqual({}, self.numbers(), step)
