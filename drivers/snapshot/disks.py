@@ -16,8 +16,8 @@ from drivers.errors import BadDevice, BadDisk, DiskInUse, VmDiskMissing
 from drivers.host.durable import sync, write_atomically
 from drivers.host.folders import matching
 from drivers.kernel import devmapper, ownership
-from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
+from drivers.snapshot.ranges import require_size
 
 log = logging.getLogger(__name__)
 
@@ -152,15 +152,8 @@ def checked_origin(vm: str, origin: Device, size: int) -> Path:
     """The path of a kernel device over which a disk of ``size`` bytes can be made. Raises BadDevice, BadDisk."""
     if origin.path is None:
         raise BadDevice(f"VM {vm}: the origin is no kernel device")
-    if size < origin.size or size % SECTOR or origin.size % SECTOR:
-        raise BadDisk(f"VM {vm}: {size} is not a disk size: a multiple of {SECTOR}, and at least {origin.size}")
+    require_size(vm, origin.size, size)
     return origin.path
-
-
-def checked_growth(vm: str, before: int, size: int) -> None:
-    """Raise BadDisk if a disk of ``before`` bytes cannot have ``size``."""
-    if size < before or size % SECTOR:
-        raise BadDisk(f"VM {vm}: its disk of {before} bytes cannot have {size}: a multiple of {SECTOR}, and no less")
 
 
 def found(files: Iterable[Path]) -> frozenset[str]:

@@ -30,7 +30,8 @@ from drivers.kernel import devmapper, loopdev
 from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs
-from drivers.snapshot.disks import DISK_PREFIX, MapDisks, checked_growth, found
+from drivers.snapshot.disks import DISK_PREFIX, MapDisks, found
+from drivers.snapshot.ranges import require_size
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,10 @@ class _Disk:
 
 @door
 class DmSnapshotDisks(MapDisks[_Disk]):
-    """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``, their stores in ``<state>/dmsnapshot``. ``chunk``: see CHUNK."""
+    """Disks of VMs as ``/dev/mapper/virtman-vm-<vm>``, their stores in ``<state>/dmsnapshot``. ``chunk``: see CHUNK.
+
+    Calls that only disks with snapshots can do raise NotPossible, after VmDiskMissing and BadName.
+    """
 
     needs = Needs(
         tools=(DMSETUP, LOSETUP, MODPROBE, UDEVADM),
@@ -75,45 +79,38 @@ class DmSnapshotDisks(MapDisks[_Disk]):
     def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:  # noqa: ARG002
         """Only to the size that the disk has."""
         before = self._records.read(vm).size
-        checked_growth(vm, before, size)
+        require_size(vm, before, size)
         if size != before:
             raise self._not_possible(vm, "given another size")
         return self.open(vm)
 
     def take(self, vm: str, snapshot: str, monitor: Monitor | None) -> Device:  # noqa: ARG002
-        """Raises NotPossible."""
         raise self._not_possible(vm, f"kept as it is now, as {checked(snapshot)}")
 
     def revert(self, vm: str, snapshot: str) -> Device:
-        """Raises NotPossible."""
         raise self._not_possible(vm, f"set back to {checked(snapshot)}")
 
     def drop(self, vm: str, snapshot: str, monitor: Monitor | None) -> None:  # noqa: ARG002
-        """Do nothing: there is no snapshot."""
         self._records.read(vm)
         checked(snapshot)
 
     def snapshots(self, vm: str) -> frozenset[str]:
-        """None."""
         self._records.read(vm)
         return frozenset()
 
     def clone(self, vm: str, snapshot: str, new: str) -> Device:
-        """Raises NotPossible."""
         for name in (vm, snapshot, new):
             checked(name)
         raise self._not_possible(vm, "cloned")
 
     @contextmanager
     def reading(self, vm: str, snapshot: str) -> Iterator[Device]:
-        """Raises SnapshotMissing."""
         checked(snapshot)
         self._records.read(vm)
         raise SnapshotMissing(vm, snapshot)
         yield  # what makes it a generator
 
     def changes(self, vm: str, snapshot: str | None, since: str | None) -> list[Range]:  # noqa: ARG002
-        """Raises NotPossible."""
         raise self._not_possible(vm, "sent")
 
     def existing(self) -> frozenset[str]:

@@ -32,7 +32,8 @@ from drivers.names import checked
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
 from drivers.qemu.nodes import Nodes
 from drivers.snapshot import thinmetadata
-from drivers.snapshot.disks import DISK_PREFIX, MapDisks, checked_growth, found, is_open, resume_if_suspended
+from drivers.snapshot.disks import DISK_PREFIX, MapDisks, found, is_open, resume_if_suspended
+from drivers.snapshot.ranges import require_size
 from drivers.snapshot.snapshotmaps import SNAPSHOT_PREFIX, SnapshotMaps
 from drivers.snapshot.thinpool import COVERED, POOL, STEP, ThinPool
 from drivers.snapshot.thinvolumes import Snapshot, ThinDisk, Volumes, volume_gone
@@ -74,7 +75,7 @@ class DmThinDisks(MapDisks[ThinDisk]):
         """A program that has the disk open sees the size at once; QEMU, when it is told."""
         with self._lock:
             disk = self._volumes.of(vm)
-            checked_growth(vm, disk.size, size)
+            require_size(vm, disk.size, size)
             device = self._activate(vm)
             if size != disk.size:
                 self._records.write(vm, replace(disk, size=size))

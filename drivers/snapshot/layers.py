@@ -25,6 +25,7 @@ from typing import Any
 
 from drivers.base import BlockNode
 from drivers.errors import BadDisk, DriverError, VmDiskMissing
+from drivers.host.command import run
 from drivers.host.durable import sync, write_atomically
 from drivers.qemu.qcow2file import read_header
 from drivers.snapshot.layerstore import FRESH, LAYER, READING, SUFFIX, LayerStore, flocked, give_as
@@ -278,7 +279,7 @@ class Layers:
     def _make(self, layout: Sequence[str], size: int, owner: Path | None = None, *, shared: bool = False) -> int:
         fresh = self._store.fresh()
         try:
-            self._store.create(fresh, layout, size)
+            run(["qemu-img", "create", "-q", "-u", "-f", "qcow2", *layout, str(fresh), str(size)])
             if owner is not None:
                 give_as(owner, fresh)
             if owner is None or shared:

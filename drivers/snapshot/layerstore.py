@@ -10,11 +10,10 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from drivers.errors import NoSpace
-from drivers.host.command import run
 
 READING = ".reading-"
 """The name of a folder of links begins so if the links only keep layers while somebody reads them."""
@@ -51,10 +50,6 @@ class LayerStore:
             fresh = self.file(number).with_suffix(FRESH)
             fresh.touch()
         return fresh
-
-    def create(self, fresh: Path, layout: Sequence[str], size: int) -> None:
-        """Make an empty qcow2 file. Raises CommandFailed."""
-        run(["qemu-img", "create", "-q", "-u", "-f", "qcow2", *layout, str(fresh), str(size)])
 
     def require_room(self) -> None:
         """Raise NoSpace if there is no room for an empty layer."""

@@ -34,11 +34,9 @@ from drivers.qemu.qcow2file import is_empty, read_header
 from drivers.snapshot.chains import has_unneeded, held, node_of, node_over, remove_unneeded, switch
 from drivers.snapshot.layers import Layer, Layers, remove_orphans
 from drivers.snapshot.layerstore import READING, LayerStore
-from drivers.snapshot.ranges import allocated
+from drivers.snapshot.ranges import allocated, require_size
 
 log = logging.getLogger(__name__)
-
-_SECTOR = 512
 
 DEEPEST = 200
 """Layers. With so many QEMU holds a guest still for seconds at each change; only snapshots make a disk as deep."""
@@ -69,7 +67,7 @@ class Qcow2Disks:
             return self.open(vm)
         if origin.node is None:
             raise BadDevice(f"VM {vm}: the origin has no QEMU block node")
-        _require_size(vm, origin.size, size)
+        require_size(vm, origin.size, size)
         layers.delete()
         try:
             layers.activate(layers.make_lowest(origin.node, size))
@@ -102,7 +100,7 @@ class Qcow2Disks:
     def resize(self, vm: str, size: int, monitor: Monitor | None) -> Device:
         layers = self._layers(vm)
         active = layers.chain()[0]
-        _require_size(vm, active.size, size)
+        require_size(vm, active.size, size)
         if size != active.size:
             with held(layers, monitor) as nodes:
                 nodes.monitor.execute("block_resize", {"node-name": nodes.demand(active.path), "size": size})
@@ -216,12 +214,6 @@ class Qcow2Disks:
             yield links.down_from(links.layer(number)), snapshots
         finally:
             links.delete()
-
-
-def _require_size(vm: str, least: int, size: int) -> None:
-    """Raise BadDisk for a size below ``least``, or one that is no multiple of a sector."""
-    if size < least or size % _SECTOR:
-        raise BadDisk(f"VM {vm}: {size} is not a disk size: a multiple of {_SECTOR}, and at least {least}")
 
 
 def _keep(layers: Layers, snapshot: str, running: Nodes | None) -> None:

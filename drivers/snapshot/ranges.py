@@ -1,14 +1,24 @@
-"""Ranges of a disk, and which of them a chain of qcow2 layers holds itself (qemu-img(1), map)."""
+"""Sizes and ranges of disks, and which ranges a chain of qcow2 layers holds itself (qemu-img(1), map)."""
 
 from __future__ import annotations
 
 import json
 
 from drivers.base import BlockNode, Range
+from drivers.errors import BadDisk
 from drivers.host.command import run
+
+SECTOR = 512
+"""Bytes. Sizes of disks are multiples of it."""
 
 _TIMEOUT = 600.0
 """Seconds: qemu-img reads all tables of all layers."""
+
+
+def require_size(vm: str, least: int, size: int) -> None:
+    """Raise BadDisk if a disk cannot have ``size`` bytes, and at least ``least``."""
+    if size < least or size % SECTOR or least % SECTOR:
+        raise BadDisk(f"VM {vm}: {size} is not a disk size: a multiple of {SECTOR}, and at least {least}")
 
 
 def append(ranges: list[Range], new: Range) -> None:

@@ -26,7 +26,7 @@ from drivers.errors import DiskInUse, DriverError, MonitorFailed, NoSpace, NotPo
 from drivers.qemu import monitor as monitors
 from drivers.qemu.nodes import Nodes
 from drivers.qemu.streaming import JOB
-from drivers.snapshot import layerstore, qcow2
+from drivers.snapshot import layers, qcow2
 from drivers.snapshot.chains import DEEP
 from drivers.snapshot.layers import Layers
 from drivers.snapshot.layerstore import LayerStore
@@ -86,7 +86,7 @@ def cut_at(number: int) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         for owner, name in (
             (monitors.Client, "execute"),
-            (layerstore, "run"),
+            (layers, "run"),
             (Path, "rename"),
             (Path, "symlink_to"),
             (Path, "unlink"),
