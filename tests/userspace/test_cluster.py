@@ -12,8 +12,6 @@ from virtman.client import AgentClient
 from virtman.models import Stack
 from volt.client import ImageTree
 
-CLUSTER = 64 << 10
-
 
 def read(disk: str, offset: int, length: int) -> None:
     """Read a range of a VM's disk, as a QEMU would."""

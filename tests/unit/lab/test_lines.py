@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree as ET
-
 from testtools import TestCase
 
 from lab.opennebula import Disk, History, Vm
@@ -60,16 +58,3 @@ class LinesTest(TestCase):
                 for number, (tm, store) in enumerate(drivers)
             ]
             self.assertEqual([*disks, f"MV local {here} {there} 7 1"], list(lines))
-
-    def test_xml(self) -> None:
-        self.vm.name = 'a <b> & "c" ]]> é'
-        self.vm.user = {"NOTE": "x ]]> <y>"}
-        self.vm.disks[0].snapshots = [0, 4]
-        root = ET.fromstring(self.vm.xml())
-        self.assertEqual(self.vm.name, root.findtext("NAME"))
-        self.assertEqual("x ]]> <y>", root.findtext("USER_TEMPLATE/NOTE"))
-        self.assertEqual("ssh", root.findtext("TEMPLATE/DISK[DISK_ID='0']/TM_MAD_SYSTEM"))
-        self.assertIsNone(root.find("TEMPLATE/DISK[DISK_ID='1']/TM_MAD_SYSTEM"))
-        self.assertEqual("YES", root.findtext("TEMPLATE/DISK[DISK_ID='1']/SAVE"))
-        self.assertEqual("h2", root.findtext("HISTORY_RECORDS/HISTORY[last()]/HOSTNAME"))
-        self.assertEqual(["0", "4"], [element.text for element in root.iterfind("SNAPSHOTS/SNAPSHOT/ID")])

@@ -112,43 +112,6 @@ class LifeContract:
             self.reads(vm, 1, 1)
             self.ok(self.one.terminate(vm))
 
-        @pytest.mark.long
-        def test_no_live_migration_opens_another_disk(self) -> None:
-            vm = self.vm(self.add_image(7))
-            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
-            self.write(vm, 0, 1)
-            answer = self.one.live_migrate(vm, "host-2")
-            self.assertFalse(answer.ok)
-            self.assertEqual("host-1", vm.here.host)
-            self.reads(vm, 0, 1)
-            self.assertEqual(set(), self.disks()["host-2"])
-
-        def test_a_vm_that_is_made_anew_gets_fresh_disks(self) -> None:
-            vm = self.vm(self.add_image(7))
-            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
-            self.write(vm, 0, 1)
-            self.ok(self.one.undeploy(vm))
-            self.ok(self.one.recreate(vm, "host-1", SYSTEM))
-            self.reads(vm, 0, BASE)
-            self.ok(self.one.recover_delete(vm))
-            self.nothing_left()
-
-        @pytest.mark.long
-        def test_eight_disks_of_three_images_one_of_them_persistent(self) -> None:
-            images = [self.add_image(7), self.add_image(8, byte=1), self.add_image(9, persistent=True, byte=2)]
-            disks = [images[0], images[1], images[2], images[0], images[1], images[0], images[1], images[0]]
-            vm = self.vm(*disks)
-            self.ok(self.one.deploy(vm, "host-1", SYSTEM))
-            for number, image in enumerate(disks):
-                self.reads(vm, number, {7: BASE, 8: 1, 9: 2}[image.number])
-                self.write(vm, number, 0x80 + number)
-            self.one.power_off(vm)
-            self.ok(self.one.migrate(vm, "host-2", SYSTEM))
-            for number in range(len(disks)):
-                self.reads(vm, number, 0x80 + number)
-            self.ok(self.one.terminate(vm))
-            self.assertEqual(1, len(self.kept()))
-
         def with_two_snapshots(self) -> tuple[Image, Vm]:
             """A persistent image, and a VM with it that wrote a 1 before one snapshot, and a 2 before another."""
             image = self.add_image(7, persistent=True)
@@ -241,11 +204,6 @@ class LifeContract:
             self.assertEqual([Path(image.source)], sorted(self.store.base.glob("[!.]*")))
             self.assertEqual([], list(self.store.base.glob("*.export")))
 
-        def test_the_room_of_the_datastore_is_that_of_its_origins(self) -> None:
-            room = self.one.monitor(self.store)
-            self.assertTrue(0 < room["FREE_MB"] <= room["TOTAL_MB"])
-            self.assertAlmostEqual(room["TOTAL_MB"], room["USED_MB"] + room["FREE_MB"], delta=1)
-
 
 @pytest.mark.long
 class WithSshTest(LifeContract.Test):
@@ -297,12 +255,6 @@ class WithOurOwnTest(LifeContract.Test):
         for host in self.cluster.names:
             *_, last = report(None, self.frontend.datastores(host))
             self.assertIn(f"DS = [ ID = {SYSTEM}, USED_MB", last)
-
-    @pytest.mark.long
-    def test_a_backup_that_cannot_be_made_says_why(self) -> None:
-        vm = self.vm(self.add_image(7))
-        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
-        self.refused(self.one.restore(vm, self.backup_of(self.folder / "nothing").number, disk=0), "no disk 0")
 
     def backup_of(self, vault: Path) -> Image:
         """An image of backups whose datastore's driver lists the files of a folder."""
