@@ -10,24 +10,21 @@ import logging
 import os
 from functools import partial
 
-from drivers.base import CacheGroup, DeviceCache, Image, Parent
+from drivers.base import CacheGroup, DeviceCache, Died, LostParent
 from drivers.errors import DriverError
-from drivers.host.locks import NamedLocks
 from drivers.host.space import Room
 from drivers.layered import LayeredSource
 from drivers.registry import load
 from virtman import models
 from virtman.accel import choose_accel
 from virtman.cachevolumes import CacheVolumes
-from virtman.cleaning import Cleaning
 from virtman.config import AgentConfig, agent_id, prepare
-from virtman.copies import Copies
 from virtman.devices import Devices
 from virtman.errors import ConfigError, HypervisorError
 from virtman.heartbeat import Heartbeat
 from virtman.hostdrivers import HostDrivers
 from virtman.imagestore import ImageStore
-from virtman.kinds import VM_KINDS
+from virtman.kinds import IMAGE_KINDS, VM_KINDS
 from virtman.libvirtdomain import OFF, SAVED
 from virtman.machines import LibvirtMachines
 from virtman.overview import Overview
@@ -35,8 +32,7 @@ from virtman.parallel import raise_all, side_by_side
 from virtman.pipe import sweep
 from virtman.publishing import Publishing
 from virtman.records import DeviceRecord, ImageRecord, RecordStore, VmRecord
-from virtman.retained import Retained
-from virtman.signal import Signal
+from virtman.serving import suspend
 from virtman.stacks import Stacks
 from virtman.steps import Step, log_step
 from virtman.upkeep import Upkeep
@@ -56,49 +52,36 @@ class Agent:
         self.config = config
         self._locks = prepare(config)
         records = config.state / "records"
-        changed, released, lost, died = Signal[()](), Signal[str](), Signal[Image, Parent](), Signal[str]()
-        self.drivers = _load_drivers(config, lost, died, step)
-        room = Room(config.state, config.reserve)
-        self._store = ImageStore(config.state / "images", room)
-        self.volt = VoltLink(_volt_client(config), config.name, self.drivers.source.address)
+        self.drivers = _load_drivers(
+            config,
+            lost=lambda image, parent: self.upkeep.places.parent_lost(image.name, parent.host),
+            died=lambda image: self.upkeep.images.died(image),
+            step=step,
+        )
+        store = ImageStore(config.state / "images", Room(config.state, config.reserve))
+        volt = VoltLink(_volt_client(config), config.name, self.drivers.source.address)
         accel = _accel(config)
         machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", accel.use)
+        vms = RecordStore(records / "vms", VmRecord)
         self.stacks = Stacks(
-            self.drivers.source, RecordStore(records / "images", ImageRecord), self._store, self.volt, changed,
-            released, step,
+            self.drivers.source, RecordStore(records / "images", ImageRecord), vms, store, volt, IMAGE_KINDS,
+            changed=lambda: self.heartbeat.soon(), released=lambda image: self.upkeep.released(image), step=step,
         )  # fmt: skip
-        self.vms = Vms(
-            RecordStore(records / "vms", VmRecord), self.drivers.snapshot, machines, self.stacks, VM_KINDS, step
-        )  # fmt: skip
-        self.copies = Copies(self.vms, self.stacks, self._store.folder, room)
-        self.stacks.used_by(self.vms.uses)
-        self.stacks.used_by(self.copies.reads)
-        publishing = NamedLocks()
-        retained = Retained(self.stacks, self._store, self.drivers.source, publishing)
+        self.vms = Vms(vms, self.drivers.snapshot, machines, self.stacks, VM_KINDS, step)
         without = f"the cache driver of this host, {config.cache}, has no volumes; bcache has them"
         self.devices = Devices(RecordStore(records / "devices", DeviceRecord), self.drivers.device_cache, without, step)
-        self.upkeep = Upkeep(
-            self.stacks, self.vms, self.drivers, retained, self.devices, self.volt.register, config.idle_grace
-        )  # fmt: skip
+        self.upkeep = Upkeep(self.stacks, self.vms, self.drivers, self.devices, config.idle_grace)
         self.heartbeat = Heartbeat(self._tell_volt, self.upkeep.handle)
-        changed.connect(self.heartbeat.soon)
-        released.connect(self.upkeep.released)
-        lost.connect(lambda image, parent: self.upkeep.places.parent_lost(image.name, parent.host))
-        died.connect(self.upkeep.images.died)
-        self.publishing = Publishing(
-            self.stacks, self.vms, self.copies, self._store, retained, self.volt, room, publishing,
-            (config.state, config.run), changed, step,
-        )  # fmt: skip
-        self.cleaning = Cleaning(self.stacks, retained, self.volt, publishing)
+        self.publishing = Publishing(self.vms, (config.state, config.run), step)
         self.volumes = CacheVolumes(self.drivers.cache_group, without, self.devices, self.upkeep)
         self.overview = Overview(
-            config, accel, self.drivers, machines, self.volt, self.stacks, self.vms, self.devices, self.volumes,
-            self.upkeep, self.heartbeat,
+            config, accel, self.drivers, machines, self.vms, self.devices, self.volumes, self.upkeep,
+            self.heartbeat,
         )  # fmt: skip
 
     def start(self) -> None:
         """Clean up after a kill, begin to repair in the background, and connect to Volt."""
-        self._store.clean()
+        self.stacks.store.clean()
         sweep(self.config.socket.parent)
         self.upkeep.start()
         self.heartbeat.start()
@@ -109,7 +92,7 @@ class Agent:
         self.stacks.readers.close()
         self.heartbeat.stop()
         self.upkeep.queue.stop()
-        self.volt.close()
+        self.stacks.volt.close()
         for lock in self._locks:
             os.close(lock)
 
@@ -125,8 +108,8 @@ class Agent:
                 f"these VMs use their disks, or may: {', '.join(using)}; stop them first, or use --force"
             )
         self.stacks.suspended = True  # before the records are read: no stack without a record is built any more
-        records = self.stacks.records()
-        raise_all(side_by_side([partial(self.stacks.suspend, record.name) for record in records]))
+        records = self.stacks.records.all()
+        raise_all(side_by_side([partial(suspend, self.stacks, record.name) for record in records]))
         log.info("all images are suspended: %s", ", ".join(record.name for record in records) or "there are none")
 
     def repair(self) -> models.Repaired:
@@ -138,7 +121,7 @@ class Agent:
 
     def _tell_volt(self) -> HeartbeatAnswer:
         reports, needed = self.upkeep.news()
-        return self.volt.heartbeat(reports, self.upkeep.kept(), needed)
+        return self.stacks.volt.heartbeat(reports, self.upkeep.kept, needed)
 
 
 def _accel(config: AgentConfig) -> models.Accel:
@@ -154,7 +137,7 @@ def _volt_client(config: AgentConfig) -> VoltClient:
         raise ConfigError(str(error)) from error
 
 
-def _load_drivers(config: AgentConfig, lost: Signal[Image, Parent], died: Signal[str], step: Step) -> HostDrivers:
+def _load_drivers(config: AgentConfig, lost: LostParent, died: Died, step: Step) -> HostDrivers:
     try:
         cache = load("cache", config.cache)(config.place)
         attach = load("attach", config.attach)(config.place, lost=lost)

@@ -22,7 +22,21 @@ from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import HTTPException
 
 from drivers import errors as driver_errors
-from virtman import attaching, booting, calls, creating, disks, errors, migration, models, renaming, streams, views
+from virtman import (
+    attaching,
+    booting,
+    calls,
+    cleaning,
+    copies,
+    creating,
+    disks,
+    errors,
+    migration,
+    models,
+    renaming,
+    streams,
+    views,
+)
 from virtman.agent import Agent
 from virtman.calls import Call, LongCall
 from virtman.convert import Progress
@@ -308,11 +322,11 @@ def _host_routes(app: Application, agent: Agent) -> None:
 
     @app.serve(calls.GC)
     def gc() -> models.Removed:
-        return agent.cleaning.gc()
+        return cleaning.gc(agent.stacks)
 
     @app.serve(calls.GC_DRY_RUN)
     def gc_dry_run() -> models.Removed:
-        return agent.cleaning.would_remove()
+        return cleaning.would_remove(agent.stacks)
 
     @app.serve(calls.REPAIR)
     def repair() -> models.Repaired:
@@ -383,7 +397,7 @@ def _image_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None
 
     @app.serve(calls.TREE)
     def tree(path: ImagePath) -> ImageTree:
-        return agent.volt.tree(path.image)
+        return agent.stacks.volt.tree(path.image)
 
 
 def _vm_routes(app: Application, agent: Agent) -> None:
@@ -475,14 +489,14 @@ def _copy_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None:
     @app.serve(calls.EXPORT_IMAGE)
     def export_image(path: ImagePath, body: models.ExportRequest) -> Response:
         def export(file: Path | Passed, tell: Progress) -> models.Exported:
-            return agent.copies.export_image(path.image, file, body.format, tell)
+            return copies.export_image(agent.stacks, path.image, file, body.format, tell)
 
         return long_calls.run_with_file(f"export {path.image}", Path(body.file), export, passed=body.passed)
 
     @app.serve(calls.EXPORT_VM)
     def export_vm(path: VmPath, body: models.ExportRequest) -> Response:
         def export(file: Path | Passed, tell: Progress) -> models.Exported:
-            return agent.copies.export_vm(path.vm, file, body.format, tell)
+            return copies.export_vm(agent.vms, path.vm, file, body.format, tell)
 
         return long_calls.run_with_file(f"export {path.vm}", Path(body.file), export, passed=body.passed)
 
@@ -490,7 +504,7 @@ def _copy_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None:
     def send(path: VmPath, body: models.SendRequest) -> Response:
         def write(caller: Caller, tell: Progress) -> models.Sent:
             return streams.send(
-                agent.vms, agent.copies, path.vm, body.snapshot, body.since, caller.write, tell,
+                agent.vms, path.vm, body.snapshot, body.since, caller.write, tell,
                 with_snapshots=body.with_snapshots,
             )  # fmt: skip
 

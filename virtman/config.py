@@ -54,7 +54,6 @@ class AgentConfig:
 
     @property
     def gid(self) -> int | None:
-        """The number of the group. Raises ConfigError."""
         if not self.group:
             return None
         try:
@@ -66,17 +65,14 @@ class AgentConfig:
 
     @property
     def drivers(self) -> Drivers:
-        """The driver of each layer."""
         return Drivers(self.attach, self.cache, self.export, self.snapshot)
 
     @property
     def place(self) -> Place:
-        """What the drivers are told."""
         return Place(self.state, self.run, self.name, self.address, self.path_policy, self.gid, self.reserve)
 
     @property
     def socket(self) -> Path:
-        """The socket of the local API."""
         return self.run / SOCKET
 
 

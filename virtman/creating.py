@@ -10,7 +10,7 @@ from pathlib import Path
 
 from drivers.base import Device
 from drivers.errors import DriverError
-from virtman import disks
+from virtman import disks, hosting
 from virtman.errors import BadSize, UnknownVm, VirtmanError, VmExists
 from virtman.operations import Kind
 from virtman.records import CREATE, DESTROY, ImageRecord, Snapshot, State, VmRecord
@@ -105,7 +105,7 @@ def _add(vms: Vms, record: VmRecord, make: Callable[[ImageRecord], Made], *, mov
     """Have a disk made over its image's stack. ``moving``: the disk comes from another host."""
 
     def act(record: VmRecord) -> Device:
-        stack = vms.images.ensure(record.image, moving=moving)
+        stack = hosting.ensure(vms.images, record.image, moving=moving)
         vms.step("create:attached")
         made = make(stack)
         vms.step("create:snapshot")
@@ -114,7 +114,7 @@ def _add(vms: Vms, record: VmRecord, make: Callable[[ImageRecord], Made], *, mov
         return made.disk
 
     vms.check_free(record.name)
-    present = vms.images.known(record.image)
+    present = vms.images.records.get(record.image) is not None
     try:
         return vms.run(record, act)
     except (VirtmanError, DriverError):
@@ -126,7 +126,7 @@ def _add(vms: Vms, record: VmRecord, make: Callable[[ImageRecord], Made], *, mov
 def _remove_stack(vms: Vms, image: str) -> None:
     """Remove the stack that a create made for nothing; the create's error is the one to raise."""
     try:
-        vms.images.remove_if_idle(image)
+        hosting.remove_if_idle(vms.images, image)
     except (VirtmanError, DriverError) as second:
         log.error("image %s: removing its stack failed too; it is tried again: %s", image, second)
 
@@ -139,7 +139,7 @@ def new_disk(vms: Vms, name: str, stack: ImageRecord, size: int | None) -> Devic
             f"{exact_size(size)} are less than the {exact_size(least)} of image {stack.name!r}:"
             " a disk cannot be smaller than its image"
         )
-    return vms.vmdisks.create(name, vms.images.origin(stack), size or least)
+    return vms.vmdisks.create(name, vms.images.source.device(stack.image), size or least)
 
 
 def _existing(vms: Vms, record: VmRecord, image: str, size: int | None) -> Path:
@@ -202,7 +202,7 @@ def _destroy(vms: Vms, record: VmRecord) -> None:
     vms.vmdisks.delete(record.name)
     vms.step("destroy:deleted")
     vms.records.remove(record.name)
-    vms.images.vm_gone(record.image)
+    vms.images.released(record.image)
     vms.step("destroy:done")
 
 

@@ -43,7 +43,6 @@ class Heartbeat:
         self.trouble: str | None = "not connected yet"
 
     def start(self) -> None:
-        """Begin, at once."""
         self._thread.start()
 
     def soon(self) -> None:
@@ -63,30 +62,30 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stopped:
-            self._once()
+            answer = self._ask()
+            try:
+                self._handle(answer)
+            except Exception:
+                log.exception("handling Volt's answer failed")
             self._wake.wait(self.pause(self._interval))
             self._wake.clear()
 
-    def _once(self) -> None:
-        answer = None
+    def _ask(self) -> HeartbeatAnswer | None:
         try:
             answer = self._beat()
-            self._interval = answer.interval_s
-            self._note(None)
-        except VirtmanError as error:
-            self._note(str(error))
         except Exception as error:  # a bug must not silence this host
-            log.exception("heartbeat failed")
-            self._note(repr(error))
-        try:
-            self._handle(answer)
-        except Exception:
-            log.exception("handling Volt's answer failed")
+            if not isinstance(error, VirtmanError):
+                log.exception("heartbeat failed")
+            self._note(str(error) if isinstance(error, VirtmanError) else repr(error))
+            return None
+        self._interval = answer.interval_s
+        self._note(None)
+        return answer
 
     def _note(self, trouble: str | None) -> None:
-        if trouble is not None and self.connected:
+        connected = trouble is None
+        if self.connected and not connected:
             log.warning("no heartbeat: %s", trouble)
-        elif trouble is None and not self.connected:
+        elif connected and not self.connected:
             log.info("connected to Volt")
-        self.connected = trouble is None
-        self.trouble = trouble
+        self.connected, self.trouble = connected, trouble

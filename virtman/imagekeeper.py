@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from virtman.looks import Looks
-from virtman.records import ImageRecord
+from drivers.base import CacheStats, PathState, PathStatus
+from drivers.errors import DriverError
+from virtman import hosting, serving
+from virtman.records import ImageRecord, Role
 from virtman.stacks import Stacks
-from virtman.vms import Vms
 from virtman.workqueue import Job, Pool, WorkQueue
+from volt.client import NodeReport
 
 log = logging.getLogger(__name__)
 
-USED_LOOK, IDLE_LOOK = 4.0, 30.0
-"""Seconds at least between looks, which come with a heartbeat, at an image that VMs or children of this host use, and
-at one that nobody uses: whether it is served, and at its cache. What is served in place is looked at with each.
-Drivers tell at once of processes that end (drivers/base.py, Died)."""
+USED_CHECK, IDLE_CHECK = 4.0, 30.0
+"""Seconds at least between checks, which come with a heartbeat: of an image that VMs or children of this host use, and
+of an image that nobody uses. A check asks whether the image is served, and what its cache holds. An image in place is
+checked with each heartbeat. Drivers tell at once of processes that end (drivers/base.py, Died)."""
 
 IMAGE, CONTENT = "image ", "content of "
-"""Keys: a stack, and the digest of what is served in place. A name follows."""
+"""Keys: a stack, and the digest of an image in place. A name follows."""
+
+TAKE_OVER, CHECK = "take over", "check"
+"""Jobs: make a stack what its record says, and watch the parents; inspect a stack that is served."""
+
+NOTHING = CacheStats(0, 0)
 
 
 class ImageKeeper:
@@ -31,66 +37,48 @@ class ImageKeeper:
     """
 
     def __init__(
-        self, stacks: Stacks, vms: Vms, looks: Looks, queue: WorkQueue, gone: Callable[[], None], idle_grace: float,
-        clock: Callable[[], float],
+        self, stacks: Stacks, queue: WorkQueue, gone: Callable[[], None], idle_grace: float, clock: Callable[[], float]
     ) -> None:  # fmt: skip
-        self._stacks, self._vms, self._looks, self._queue = stacks, vms, looks, queue
+        self._stacks, self._queue = stacks, queue
         self._gone = gone
         self._idle_grace = idle_grace
         self._clock = clock
-        self._lock = threading.Lock()
+        self._stats: dict[str, CacheStats] = {}
+        """What caches held at the last check, for reports that must not wait."""
         self._idle_since: dict[str, float] = {}
-        self._look_again: dict[str, float] = {}
-        """When to look at images next."""
-        self._unseen: set[str] = set()
-        """Images that were not looked at since the last heartbeat."""
-        self._unrestored: set[str] = set()
-        """Images that this agent has yet to take over, whose parents it does not watch."""
-        self._used: set[str] = set()
-        """Images that VMs needed, or may have needed, at the last heartbeat: not asked for each image, which would read
-        all records of VMs each time."""
+        self._next_check: dict[str, float] = {}
         self._withdrawn: set[str] = set()
         """Images that are to go as soon as nobody needs them, as Volt said last."""
 
-    def restore_all(self) -> None:
+    def take_over(self) -> None:
         """Have every stack built anew where it is not what its record says, and its parents watched."""
-        with self._lock:
-            self._unrestored |= self._stacks.names()
+        for key in self.keys():
+            self._queue.wake(key, ask=TAKE_OVER)
 
-    def restoring(self) -> bool:
+    def taking_over(self) -> bool:
         """Whether a stack is being taken over now. One that failed waits for its next try."""
-        with self._lock:
-            names = list(self._unrestored)
-        return any(self._queue.busy(IMAGE + name) for name in names)
+        return any(self._queue.asked(key, TAKE_OVER) and self._queue.busy(key) for key in self.keys())
 
     def keys(self) -> list[str]:
-        """The keys of all stacks."""
-        return [IMAGE + name for name in self._stacks.names()]
+        return [IMAGE + name for name in self._stacks.records.names()]
 
     def needy(self) -> set[str]:
         """Images whose stacks are not served as their records say."""
-        records = [record for record in self._stacks.records() if not record.leaving]
-        return {record.name for record in records if not (record.steady and self._stacks.serving(record.name))}
+        records = [record for record in self._stacks.records.all() if not record.leaving]
+        return {record.name for record in records if not (record.steady and self._stacks.source.serving(record.name))}
 
     def tend(self) -> None:
-        """A heartbeat: have images looked at that are due."""
-        records, now = self._stacks.records(), self._clock()
-        vms, unreadable = self._vms.records.sorted_out()
-        before, self._used = self._used, {each.name for each in records} if unreadable else {vm.image for vm in vms}
-        due = {record.name for record in records if now >= self._look_again.get(record.name, now)}
-        due |= {record.name for record in records} & (before ^ self._used)
-        with self._lock:
-            self._unseen |= due
-        for record in records:
-            if record.name in due or not record.steady:
-                self._queue.wake(IMAGE + record.name, now=record.name in self._stacks.flaws)  # it may be back
-                if self._stacks.wants_digest(record):
-                    self._queue.wake(CONTENT + record.name)
+        """A heartbeat: have images checked that are due."""
+        now = self._clock()
+        for record in self._stacks.records.all():
+            name = record.name
+            if now >= self._next_check.get(name, now):
+                may_be_back = record.in_place is not None and not self._stacks.source.serving(name)
+                self._queue.wake(IMAGE + name, now=may_be_back, ask=CHECK)
 
     def withdraw(self, images: Collection[str]) -> None:
         """Volt says which images are withdrawn."""
-        with self._lock:
-            self._withdrawn = set(images)
+        self._withdrawn = set(images)
         for image in images:
             self._queue.wake(IMAGE + image)
 
@@ -101,10 +89,8 @@ class ImageKeeper:
 
     def released(self, image: str) -> None:
         """An operation on an image has ended, or a VM of it is gone. Returns at once."""
-        with self._lock:
-            self._unseen.add(image)
-        for kind in (IMAGE, CONTENT):
-            self._queue.wake(kind + image)
+        self._queue.wake(IMAGE + image, ask=CHECK)
+        self._queue.wake(CONTENT + image)
 
     def plan(self, record: ImageRecord) -> Job | None:
         """What is to be done for a stack."""
@@ -112,77 +98,95 @@ class ImageKeeper:
         if record.leaving:
             return None
         pool = Pool.LONG if record.in_place is None else Pool.PLACE  # the storage of one in place may not answer
+        restore = partial(serving.restore, self._stacks, name)
         if record.operation is not None:
-            return Job("repair", partial(self._restore, name), Pool.VOLT)
-        if not self._stacks.serving(name) or name in self._unrestored:
-            return Job("serve", partial(self._restore, name), pool)
-        return self._plan_whole(record, pool)
+            return Job("repair", restore, Pool.VOLT)
+        if self._queue.asked(IMAGE + name, TAKE_OVER):
+            return Job(TAKE_OVER, restore, pool, on_demand=True)
+        if not self._stacks.source.serving(name):
+            return Job("serve", restore, pool)
+        return self._plan_served(record, pool)
 
-    def _plan_whole(self, record: ImageRecord, pool: Pool) -> Job | None:
-        """A stack that is served: it may go, or is to be looked at."""
+    def _plan_served(self, record: ImageRecord, pool: Pool) -> Job | None:
+        """A stack that is served: it may go, or is to be checked."""
         name = record.name
         if name in self._withdrawn and not self._stacks.needed(record):
             return Job("remove what is withdrawn", partial(self._remove_withdrawn, name), Pool.VOLT)
-        if name in self._unseen:
-            return Job("look", partial(self._look, name), pool, on_demand=True)
-        if self._idle_for(name) >= self._idle_grace:
+        if self._queue.asked(IMAGE + name, CHECK):
+            return Job(CHECK, partial(self._check, name), pool, on_demand=True)
+        if self._clock() - self._idle_since.get(name, float("inf")) >= self._idle_grace:
             return Job("remove an idle stack", partial(self._remove_idle, name), Pool.VOLT)
         return None
 
     def plan_content(self, record: ImageRecord) -> Job | None:
-        """Whether the digest of what is served in place is asked for."""
-        if not self._stacks.wants_digest(record):
+        """Whether the digest of an image in place is asked for."""
+        if not serving.wants_digest(self._stacks, record):
             return None
-        return Job("compute the digest", partial(self._stacks.compute_digest, record.name), Pool.SLOW)
+        return Job("compute the digest", partial(serving.compute_digest, self._stacks, record.name), Pool.SLOW)
 
     def forget(self, name: str) -> None:
         """There is no stack any more."""
-        for kept in (self._idle_since, self._look_again):
-            kept.pop(name, None)
-        with self._lock:
-            self._unseen.discard(name)
-            self._unrestored.discard(name)
-        self._looks.forget(name)
+        for known in (self._idle_since, self._next_check, self._stats):
+            known.pop(name, None)
         self._gone()
 
-    def _restore(self, name: str) -> None:
-        self._stacks.restore(name)
-        with self._lock:
-            self._unrestored.discard(name)
-
-    def _look(self, name: str) -> None:
-        with self._lock:
-            self._unseen.discard(name)
-        record = self._stacks.find(name)
+    def _check(self, name: str) -> None:
+        record = self._stacks.records.get(name)
         if record is not None and record.steady:
             if record.in_place is not None:
-                self._stacks.look(record)
-            self._looks.refresh(record)
+                serving.check_in_place(self._stacks, record)
+            self.inspect(record)
             self._note_idle(record)
-            self._stacks.settle_parents(record)
+            if self._stacks.source.unsettled(name):
+                log.info("image %s: a parent that was left is well again", name)
+                serving.restore(self._stacks, name)
 
     def _note_idle(self, record: ImageRecord) -> None:
-        name, now = record.name, self._clock()
-        used = record.children or name in self._used
-        if used or not self._stacks.idle(record):  # if not any more, the next heartbeat sees it
+        name, now, used = record.name, self._clock(), self._stacks.needed(record)
+        if used or record.role is Role.ORIGIN:
             self._idle_since.pop(name, None)
-            pause = 0.0 if record.in_place is not None else USED_LOOK if used else IDLE_LOOK
+            pause = 0.0 if record.in_place is not None else USED_CHECK if used else IDLE_CHECK
         else:
             left = self._idle_grace - (now - self._idle_since.setdefault(name, now))
-            pause = min(IDLE_LOOK, left) if left > 0 else IDLE_LOOK
-        self._look_again[name] = now + pause
-
-    def _idle_for(self, name: str) -> float:
-        return self._clock() - self._idle_since.get(name, float("inf"))
+            pause = min(IDLE_CHECK, left) if left > 0 else IDLE_CHECK
+        self._next_check[name] = now + pause
 
     def _remove_withdrawn(self, name: str) -> None:
-        with self._lock:
-            self._withdrawn.discard(name)  # Volt says it again of what is still here
-        if self._stacks.let_go(name):
-            log.info("image %s: it is withdrawn, and nobody needs it", name)
+        self._withdrawn.discard(name)  # Volt says it again of an image that is still here
+        if hosting.remove_withdrawn(self._stacks, name):
+            log.info("image %s: is withdrawn, and nobody needs it", name)
 
     def _remove_idle(self, name: str) -> None:
-        removed = self._stacks.remove_if_idle(name)
+        removed = hosting.remove_if_idle(self._stacks, name)
         self._idle_since.pop(name, None)
         if removed:
             log.info("image %s: nobody needed it for %.0f s; its cache is kept", name, self._idle_grace)
+
+    # What caches hold, and what is read from
+
+    def stats(self, image: str) -> CacheStats:
+        """What the image's cache held at the last check."""
+        return self._stats.get(image, NOTHING)
+
+    def inspect(self, record: ImageRecord) -> CacheStats:
+        """What the image's cache holds now; the last known figures while its daemon is being started again."""
+        if record.role is Role.HOST and record.steady:
+            try:
+                self._stats[record.name] = self._stacks.source.held(record.image)
+            except (DriverError, OSError) as error:  # the kernel may be taking it away, or its disk may be dying
+                log.info("image %s: its cache cannot be inspected now: %s", record.name, error)
+        return self.stats(record.name)
+
+    def paths(self, record: ImageRecord) -> Sequence[PathStatus]:
+        """The routes to the image's parents; none for an origin, and for a stack that is yet to be restored."""
+        return [] if record.role is Role.ORIGIN else self._stacks.source.paths(record.name)
+
+    def report(self, record: ImageRecord) -> NodeReport:
+        """What Volt is told of an image. Touches nothing that could be slow."""
+        active = (path.parent.host for path in self.paths(record) if path.state is PathState.ACTIVE)
+        return NodeReport(
+            image=record.name,
+            revision=record.revision,
+            fetched_bytes=self.stats(record.name).held_bytes,
+            parent=next(active, None),
+        )

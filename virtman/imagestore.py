@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from drivers.base import Image
 from drivers.digests import PIECE, ZEROS, Sum, kind_for
 from drivers.host.durable import sync
 from drivers.host.folders import matching
+from drivers.host.locks import NamedLocks
 from drivers.host.space import Room
 from virtman.convert import RAW, Content, Progress, convert
 from virtman.hostfiles import translate_os_errors
@@ -24,11 +26,14 @@ class ImageStore:
     """The folder of published images."""
 
     def __init__(self, folder: Path, room: Room) -> None:
-        self.folder, self._room = folder, room
+        self.folder, self.room = folder, room
+        self.lock = threading.Lock()
+        """Held while a record begins to refer to content, and while content that no record refers to is deleted."""
+        self.publishing = NamedLocks()
+        """Held by name while an image is published: no record may refer yet to the content that it brings."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, image: Image) -> Path:
-        """Where the image's content is."""
         return self.folder / f"{image.key}.raw"
 
     def clean(self) -> None:
@@ -49,7 +54,7 @@ class ImageStore:
     def _add(self, name: str, source: Content, progress: Progress, kind: str | None) -> Image:
         temporary = self.folder / f".import-{name}.raw"
         try:
-            convert(source, temporary, RAW, progress, self._room)
+            convert(source, temporary, RAW, progress, self.room)
             size = temporary.stat().st_size
             image = Image(name, size, _digest(temporary, size, kind or kind_for(size), progress))
             temporary.rename(self.path(image))
@@ -79,7 +84,7 @@ class ImageStore:
 
     def keys(self) -> list[str]:
         """Keys of the images that are here. Raises HostTrouble."""
-        with translate_os_errors(f"looking through {self.folder}"):
+        with translate_os_errors(f"reading {self.folder}"):
             return [path.stem for path in matching(self.folder, "[!.]*.raw")]
 
 
@@ -93,7 +98,7 @@ def _digest(path: Path, size: int, kind: str, progress: Progress) -> str:
             if piece is not ZEROS:  # there may be millions of these
                 progress("digest", done, size)
         os.fsync(file.fileno())
-    progress("digest", size, size)  # a caller who has hung up meanwhile ends it
+    progress("digest", size, size)  # ends if the caller has hung up meanwhile
     return total.digest()
 
 

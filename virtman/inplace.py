@@ -1,15 +1,15 @@
-"""Images that are served from where they are: a raw file, or a block device, that this agent did not copy.
+"""Images in place: a raw file or a block device that this agent serves and did not copy.
 
-Nobody keeps others from changing it. So what it was is written down when it is published (``InPlace``), and looked at
-each time it is opened and with every heartbeat: what is not the same any more is not served. It is always looked at
-what is open, and what is open is handed on: a path that is made to lead elsewhere meanwhile leads nobody astray.
+Nothing keeps others from changing the file. So the agent records its identity when the image is published
+(``InPlace``), and checks the open object each time it is opened and with every heartbeat. A changed object is not
+served. The agent hands on what is open, never the path, which may lead elsewhere meanwhile.
 
-A file is compared by inode, size and times, of which nobody can set the time of the last change. The number of its file
-system does not count: it differs after each mount. The record of a device has size and lasting name; a
-device without such a name has its number, the kernel's count of disks (diskseq), and the boot.
+A file is compared by inode, size and times; nobody can set the time of the last change. The number of its file system
+does not count: it differs after each mount. The record of a device has size and lasting name; a device without such a
+name has its number, the kernel's count of disks (diskseq), and the boot.
 
-An object that has changed loses all layers, the endpoint included. Its children go to another parent, or wait. Members
-of the agent's group publish, too, so a path in their hands must never lead the agent to another file.
+A changed image loses all layers, the endpoint included. Its children go to another parent, or wait. Members of the
+agent's group publish, too, so a path in their hands must never lead the agent to another file.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from drivers.base import Opened
 from drivers.digests import DRAWN, kind_for, kind_of
 from drivers.host import blockdev
+from drivers.host.retry import until
 from virtman.convert import RAW
 from virtman.errors import BadImageFile, OriginChanged, OriginMissing
 from virtman.fdpassing import Passed, check_read
@@ -39,9 +40,10 @@ log = logging.getLogger(__name__)
 
 SECTOR = 512
 SETTLED = 0.05
-"""Seconds: the kernel's clock for files' times ticks at least 100 times a second. What is written in the tick of the
-last change, after that was looked at, would not show."""
-_LOOKS = 40
+"""Seconds: the kernel's clock for files' times ticks at least 100 times a second. A write in the tick of the last
+change, after the agent has read the times, would not show."""
+SETTLES_WITHIN = 2.0
+"""Seconds after which a file that still changes is refused."""
 
 
 # To publish
@@ -51,10 +53,10 @@ _LOOKS = 40
 def to_publish(
     file: Path | Passed, ours: Collection[Path], clock: Callable[[], float] = time.time
 ) -> Iterator[tuple[InPlace, int]]:
-    """What is to be published in place, and it, open. ``ours``: folders of the agent, in which nothing is; ``clock``:
-    seconds since 1970.
+    """The identity of a file or device to publish in place, and its open descriptor.
 
-    Raises BadImageFile, HostTrouble.
+    ``ours``: the agent's folders, from which nothing is published; ``clock``: seconds since 1970. Raises BadImageFile,
+    HostTrouble.
     """
     path = file.name if isinstance(file, Passed) else file
     if not path.is_absolute():
@@ -63,7 +65,7 @@ def to_publish(
         try:
             fd = stack.enter_context(_opened(path))
         except (OSError, BadImageFile) as error:
-            if isinstance(file, Passed) and not file.trusted:  # what is there is not for him to know
+            if isinstance(file, Passed) and not file.trusted:  # the caller may not know what is there
                 raise _not_passed(path) from error
             if isinstance(error, BadImageFile):
                 raise
@@ -83,7 +85,7 @@ def to_publish(
 
 def check_free(found: InPlace, fd: int) -> None:
     """Whether nobody has claimed a block device. Raises BadImageFile."""
-    with translate_os_errors(f"looking at {found.path}"):
+    with translate_os_errors(f"inspecting {found.path}"):
         if found.kind == DEVICE and blockdev.is_held(fd):
             raise BadImageFile(
                 f"{found.path} is in use: it, or a partition of it, is mounted, or is a part of another device"
@@ -113,23 +115,28 @@ def _check_not_ours(fd: int, path: Path, ours: Collection[Path]) -> None:
 
 
 def _settled(fd: int, path: Path, clock: Callable[[], float]) -> InPlace:
-    """What is open now, all of it on the disk, and its last change so long ago that a further one will show."""
-    with translate_os_errors(f"looking at {path}"):
+    """The identity of an open object, whose data is on the disk and whose last change is so old that another shows."""
+    with translate_os_errors(f"inspecting {path}"):
         _sync(fd)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return _look(fd, path)
-        for _ in range(_LOOKS):
-            found = _look(fd, path)
-            if not 0 <= clock() - found.ctime_ns / 1e9 < SETTLED:
-                return found
-            time.sleep(SETTLED)
-    raise BadImageFile(f"{path} is being written to; publish it when that is done")
+            return _identify(fd, path)
+        found = _identify(fd, path)
+
+        def settled() -> bool:
+            nonlocal found
+            found = _identify(fd, path)
+            return not 0 <= clock() - found.ctime_ns / 1e9 < SETTLED
+
+        if not until(settled, limit=SETTLES_WITHIN, first=SETTLED):
+            raise BadImageFile(f"{path} is being written to; publish it when that is done")
+        return found
 
 
 def _sync(fd: int) -> None:
-    """Have all on the disk that was written: after a power cut the times may be there without the data, and a map over
-    a device reads past what waits in memory. Also, who has pages mapped and writes to them again is noticed then.
-    Raises OSError.
+    """Write out what waits in memory. Raises OSError.
+
+    After a power cut the times may be there without the data, and a map over a device reads past the memory. A program
+    that has pages mapped, and writes to them afterwards, changes the times again.
     """
     try:
         os.fsync(fd)
@@ -157,7 +164,10 @@ def _check_raw(fd: int, path: Path) -> None:
 
 @contextmanager
 def opened(record: ImageRecord) -> Iterator[tuple[InPlace, Opened]]:
-    """What a record says is served in place, as it is now, and it, open. Raises OriginChanged, OriginMissing."""
+    """The object that a record says is served in place: its identity now, and its descriptor.
+
+    Raises OriginChanged, OriginMissing.
+    """
     known = record.in_place
     assert known is not None  # noqa: S101
     if wrong := _wrong(record):
@@ -166,7 +176,7 @@ def opened(record: ImageRecord) -> Iterator[tuple[InPlace, Opened]]:
     with contextlib.ExitStack() as stack:
         try:
             fd = stack.enter_context(_opened(path))
-            now = _look(fd, path)
+            now = _identify(fd, path)
         except BadImageFile as error:
             raise OriginChanged(_unserved(record, str(error))) from error
         except OSError as error:
@@ -177,7 +187,7 @@ def opened(record: ImageRecord) -> Iterator[tuple[InPlace, Opened]]:
 
 
 def differs(known: InPlace, now: InPlace) -> str:
-    """Why what is there now is not what was known, for a sentence that begins with its path; empty if it is."""
+    """How an object differs from the known one, for a sentence that begins with its path; empty if it does not."""
     if known.kind != now.kind:
         return f"is a {now.kind} now, and was a {known.kind}"
     if known.identity != now.identity:
@@ -192,7 +202,7 @@ def differs(known: InPlace, now: InPlace) -> str:
 
 
 def _why_another(known: str, now: str) -> str:
-    """A device without a name of its own has one that is good until the host boots."""
+    """A device without a lasting name has a name until the host boots."""
     booted = known.startswith(blockdev.THIS_BOOT) and not now.startswith(" ".join(known.split()[:2]))
     return ", or cannot be known again, since it has no name that it keeps over a boot of this host" if booted else ""
 
@@ -201,13 +211,13 @@ def _wrong(record: ImageRecord) -> str:
     known = record.in_place
     if known is None or known.content is None or record.digest in (None, known.content):
         return ""
-    if kind_of(str(record.digest)) != kind_of(known.content):  # nobody has trusted it to be any
+    if kind_of(str(record.digest)) != kind_of(known.content):  # no sum was trusted
         return ""
     return f"{known.path} holds {known.content}, and not {record.digest}"
 
 
 def kind_of_sum(record: ImageRecord, size: int) -> str:
-    """The kind of digest to compute of so many bytes: the one that they are trusted to have, if it is a sum."""
+    """The kind of digest to compute of ``size`` bytes: that of the trusted digest, if this is a sum."""
     kind = kind_of(str(record.digest))
     return kind_for(size) if kind == DRAWN else kind
 
@@ -227,7 +237,7 @@ def _missing(record: ImageRecord, error: OSError) -> OriginMissing:
 
 
 def _mark(fd: int, found: InPlace) -> str:
-    """Differs for all that a process that has the old one open would not read."""
+    """Differs if a process that has the old object open would not read the new one."""
     instance = blockdev.instance(os.fstat(fd).st_rdev) if found.kind == DEVICE else ""
     facts = (found.kind, found.identity, instance, found.size, found.inode, found.mtime_ns, found.ctime_ns)
     return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
@@ -237,7 +247,7 @@ def _mark(fd: int, found: InPlace) -> str:
 
 
 def is_writable(found: InPlace, fd: int) -> bool:
-    """Whether it is a device that the kernel lets others write to, and that this agent may change. Raises OSError."""
+    """Whether the object is a device that others can write to, and that this agent may lock. Raises OSError."""
     return found.kind == DEVICE and os.geteuid() == 0 and not blockdev.is_read_only(fd)
 
 
@@ -251,14 +261,11 @@ def lock(fd: int) -> None:
 
 
 def unlock(known: InPlace) -> None:
-    """Let a device be written to again that was locked, if it is still there. What goes wrong is logged.
-
-    Its path may lead elsewhere by now.
-    """
+    """Unlock a device, if it is still there; its path may lead elsewhere. Errors are logged."""
     for path in blockdev.nodes(known.identity):
         try:
             with _opened(path) as fd:
-                if blockdev.is_numbered_like(known.identity, _look(fd, path).identity):
+                if blockdev.is_numbered_like(known.identity, _identify(fd, path).identity):
                     blockdev.set_read_only(fd, read_only=False)
         except (OSError, BadImageFile) as error:
             log.warning("%s, which was %s, stays read-only: %s", path, known.path, error)
@@ -269,8 +276,9 @@ def unlock(known: InPlace) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A file or a block device, open to be read. Nothing else is opened: that alone has effects. Raises OSError,
-    BadImageFile.
+    """A file or a block device, open for reading. Opening anything else may have effects.
+
+    Raises OSError, BadImageFile.
     """
     handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
@@ -286,8 +294,8 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _look(fd: int, path: Path) -> InPlace:
-    """What is open now. Raises OSError."""
+def _identify(fd: int, path: Path) -> InPlace:
+    """The identity of an open object. Raises OSError."""
     found = os.fstat(fd)
     if stat.S_ISBLK(found.st_mode):
         return InPlace(

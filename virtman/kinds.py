@@ -1,13 +1,16 @@
-"""Every kind of operation of a VM, by name."""
+"""Every kind of operation of a stack, and of a VM, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from virtman import attaching, booting, creating, disks, migration, renaming, streams
+from virtman import attaching, booting, creating, disks, hosting, migration, origins, renaming, streams
 from virtman.operations import Kind
-from virtman.records import VmRecord
+from virtman.records import ImageRecord, VmRecord
+from virtman.stacks import Stacks
 from virtman.vms import Vms
+
+IMAGE_KINDS: Mapping[str, Kind[Stacks, ImageRecord]] = {**hosting.KINDS, **origins.KINDS}
 
 VM_KINDS: Mapping[str, Kind[Vms, VmRecord]] = {
     **creating.KINDS,

@@ -13,13 +13,12 @@ from virtman.devices import Devices
 from virtman.errors import HypervisorError
 from virtman.heartbeat import Heartbeat
 from virtman.hostdrivers import HostDrivers
+from virtman.imagekeeper import IMAGE
 from virtman.libvirtdomain import OFF
 from virtman.machines import LibvirtMachines
 from virtman.records import ImageRecord, Role, VmRecord
-from virtman.stacks import Stacks
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
-from virtman.voltlink import VoltLink
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +27,12 @@ class Overview:
     """Reads the parts of an agent, and changes nothing."""
 
     def __init__(
-        self, config: AgentConfig, accel: models.Accel, drivers: HostDrivers, machines: LibvirtMachines, volt: VoltLink,
-        stacks: Stacks, vms: Vms, devices: Devices, volumes: CacheVolumes, upkeep: Upkeep, heartbeat: Heartbeat,
+        self, config: AgentConfig, accel: models.Accel, drivers: HostDrivers, machines: LibvirtMachines, vms: Vms,
+        devices: Devices, volumes: CacheVolumes, upkeep: Upkeep, heartbeat: Heartbeat,
     ) -> None:  # fmt: skip
         self._config, self._accel, self._drivers = config, accel, drivers
-        self._machines, self._volt = machines, volt
-        self._stacks, self._vms, self._devices, self._volumes = stacks, vms, devices, volumes
-        self._upkeep, self._heartbeat = upkeep, heartbeat
+        self._vms, self._stacks, self._devices, self._volumes = vms, vms.images, devices, volumes
+        self._machines, self._upkeep, self._heartbeat = machines, upkeep, heartbeat
 
     # VMs
 
@@ -91,29 +89,33 @@ class Overview:
 
     def images(self) -> list[models.Image]:
         """All published images, and how far they are on this host. Raises CoordinatorDown."""
-        here, held = {record.name: record for record in self._stacks.records()}, self._stacks.held()
+        here, held = {record.name: record for record in self._stacks.records.all()}, self._stacks.held()
         return [
             views.image(
-                image, here.get(image.name), self._upkeep.looks.stats(image.name).held_bytes,
+                image, here.get(image.name), self._upkeep.images.stats(image.name).held_bytes,
                 self._in_place(here.get(image.name), held),
             )
-            for image in self._volt.images()
+            for image in self._stacks.volt.images()
         ]  # fmt: skip
 
     def _in_place(self, record: ImageRecord | None, held: frozenset[str]) -> models.InPlace | None:
+        """The trouble of an image in place is why it is not served."""
         if record is None:
             return None
-        return views.in_place(record, self._stacks.flaws.get(record.name), held=record.name in held)
+        trouble = None
+        if not self._stacks.source.serving(record.name):
+            trouble = self._upkeep.queue.troubles().get(IMAGE + record.name)
+        return views.in_place(record, trouble, held=record.name in held)
 
     def _stack(self, record: ImageRecord, held: frozenset[str]) -> models.Stack:
         return views.stack(
             record,
-            self._upkeep.looks.refresh(record),
+            self._upkeep.images.inspect(record),
             self._drivers.source.hit_bytes(record.name) if record.role is Role.HOST else 0,
-            self._upkeep.looks.paths(record),
+            self._upkeep.images.paths(record),
             [vm.name for vm in self._vms.records.all() if vm.image == record.name],
             self._in_place(record, held),
-            serving=self._stacks.serving(record.name),
+            serving=self._stacks.source.serving(record.name),
         )
 
     # The host
@@ -128,16 +130,16 @@ class Overview:
             accel=self._accel,
             repairing=self._upkeep.repairing(),
             suspended=self._stacks.suspended,
-            images=[self._stack(record, held) for record in self._stacks.records()],
+            images=[self._stack(record, held) for record in self._stacks.records.all()],
             vms=self.vms(),
             disks=views.disks(self._drivers.snapshot.trouble(), self._config.state),
             cache_volumes=self._volumes.views(self._drivers.volumes()),
             cached_devices=self.devices(),
             strays=sorted(self._vms.strays()),
             damaged=views.left_alone(
-                self._vms.records.unreadable(), self._stacks.troubles(), self._devices.troubles()
+                self._vms.records.unreadable(), self._stacks.records.unreadable(), self._devices.troubles()
             ),
-            troubles=self._upkeep.troubles(),
+            troubles=self._upkeep.queue.troubles(),
             deaths=deaths(),
         )  # fmt: skip
 

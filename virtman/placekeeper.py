@@ -1,8 +1,8 @@
 """Keeps this host's places in Volt's trees as Volt says, and tells Volt of parents that were lost.
 
-What a host has of an image and what Volt says of it have keys of their own: while Volt is away, or says what cannot be
-followed, a process that died is started again at once. So do a place and its lost parents: neither waits for the other,
-which may never succeed.
+A stack and its place in the tree have keys of their own: while Volt is away, or says what cannot be followed, a process
+that died is started again at once. So do a place and its lost parents: neither waits for the other, which may never
+succeed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 from collections.abc import Collection
 from functools import partial
 
+from virtman import following, hosting, origins
 from virtman.errors import ContentChanged, StateDamaged
 from virtman.records import ImageRecord
 from virtman.stacks import Stacks
@@ -21,6 +22,8 @@ from volt.client import Assignment
 PLACE, LOST, CHILDREN = "place of ", "lost parents of ", "children of "
 """Keys; the name of an image follows."""
 
+ADMIT = "admit children"
+
 
 class PlaceKeeper:
     """Follows what Volt says of the images of ``stacks``."""
@@ -29,8 +32,7 @@ class PlaceKeeper:
         self._stacks, self._queue = stacks, queue
         self._lock = threading.Lock()
         self._heard: dict[str, Assignment] = {}
-        """By image, what Volt said last, until it is followed; the same for who may read."""
-        self._children: dict[str, Assignment] = {}
+        """By image, what Volt said last, until it is followed."""
         self._absent: set[str] = set()
         """Images in whose tree this host has no place, as Volt said last."""
         self._lost: dict[str, set[str]] = {}
@@ -40,21 +42,21 @@ class PlaceKeeper:
 
     def hear(self, assignments: Collection[Assignment], absent: Collection[str]) -> None:
         """Volt has answered a heartbeat."""
-        with self._lock:
-            self._absent = set(absent)
+        self._absent = set(absent)
         self._hear_of_places(assignments)
         for image in absent:
             self._queue.wake(PLACE + image)
 
     def _hear_of_places(self, assignments: Collection[Assignment]) -> None:
-        with self._lock:
-            known = {name: assignment.revision for name, assignment in self._heard.items()}
-            news = [a for a in assignments if known.get(a.image, a.revision) <= a.revision]
-            self._heard |= {assignment.image: assignment for assignment in news}
-            self._children |= {assignment.image: assignment for assignment in news}
-        for assignment in news:
-            self._queue.wake(CHILDREN + assignment.image)
-            self._queue.wake(PLACE + assignment.image, now=known.get(assignment.image) != assignment.revision)
+        for assignment in assignments:
+            with self._lock:
+                known = self._heard.get(assignment.image)
+                if known is not None and known.revision > assignment.revision:
+                    continue
+                self._heard[assignment.image] = assignment
+            self._queue.wake(CHILDREN + assignment.image, ask=ADMIT)
+            news = known is None or known.revision != assignment.revision
+            self._queue.wake(PLACE + assignment.image, now=news)
 
     def parent_lost(self, image: str, host: str) -> None:
         """A driver lost a parent: have Volt told. Returns at once."""
@@ -62,15 +64,8 @@ class PlaceKeeper:
             self._lost.setdefault(image, set()).add(host)
         self._queue.wake(LOST + image, now=True)
 
-    def tend(self) -> None:
-        """A heartbeat: look at places for which something may have to be done; mostly there are none."""
-        for record in self._stacks.records():
-            if record.leaving or record.given_up or record.name in self._absent or record.name in self._heard:
-                self._queue.wake(PLACE + record.name)
-
     def keys(self) -> list[str]:
-        """The keys of all places."""
-        return [PLACE + name for name in self._stacks.names()]
+        return [PLACE + name for name in self._stacks.records.names()]
 
     def released(self, image: str) -> None:
         """An operation on an image has ended, or a VM of it is gone. Returns at once."""
@@ -84,11 +79,11 @@ class PlaceKeeper:
         """Whether Volt says something else of the stack's place in the tree than its record."""
         name = record.name
         if record.leaving:
-            return Job("leave Volt's tree", partial(self._stacks.leave_later, name), Pool.VOLT)
+            return Job("leave Volt's tree", partial(hosting.leave_later, self._stacks, name), Pool.VOLT)
         if not record.steady:
             return None
-        if self._stacks.unwanted(record):  # the end of a VM wakes this key
-            return Job("drop what was unpublished", partial(self._stacks.drop_origin, name), Pool.LONG)
+        if origins.is_unwanted(self._stacks, record):  # the end of a VM wakes this key
+            return Job("drop what was unpublished", partial(origins.drop_origin, self._stacks, name))
         if name in self._absent:
             return None if record.given_up else Job("join again", partial(self._rejoin, name), Pool.VOLT)
         return self._plan_following(record)
@@ -100,9 +95,9 @@ class PlaceKeeper:
         if heard.revision <= record.revision:
             self._forget(heard)
             return None
-        if record.name in self._stacks.flaws:
-            return None  # a host that does not serve says nothing by which others would read from it again
-        return Job("follow", partial(self._follow, heard), Pool.LONG, on_demand=True)
+        if record.in_place is not None and not self._stacks.source.serving(record.name):
+            return None  # a host that does not serve confirms nothing by which others would read from it again
+        return Job("follow", partial(self._follow, heard), on_demand=True)
 
     def plan_without_stack(self, name: str) -> Job | None:
         """Whether Volt has a place for this host, which has no stack."""
@@ -125,50 +120,44 @@ class PlaceKeeper:
             self._lost.pop(name, None)
 
     def plan_children(self, name: str) -> Job | None:
-        """Whether children are to be let in. It does not wait for operations on the image."""
-        if name not in self._children:
+        """Whether children are to be admitted. This does not wait for operations on the image."""
+        if not self._queue.asked(CHILDREN + name, ADMIT):
             return None
-        return Job("let children in", partial(self._admit, name), Pool.CHILDREN, on_demand=True)
+        return Job(ADMIT, partial(self._admit, name), Pool.CHILDREN, on_demand=True)
 
     def _admit(self, image: str) -> None:
-        with self._lock:
-            assignment = self._children.pop(image)
-        try:
+        heard = self._heard.get(image)
+        if heard is not None:  # else it was followed, which admits the children, too
             with contextlib.suppress(StateDamaged):  # status tells of it
-                self._stacks.admit(assignment)
-        except BaseException:
-            with self._lock:
-                self._children.setdefault(image, assignment)  # to be tried again, if nothing newer came
-            raise
+                following.admit(self._stacks, heard)
 
     def _leave_unknown(self, assignment: Assignment) -> None:
-        self._stacks.leave_unknown(assignment.image)
+        following.leave_unknown(self._stacks, assignment.image)
         self._forget(assignment)
 
     def _report(self, name: str) -> None:
-        hosts = self._lost.get(name, set())
+        with self._lock:
+            hosts = self._lost.pop(name, set())
         for host in sorted(hosts):
-            with self._lock:
-                hosts.discard(host)
             try:
-                assignment = self._stacks.parent_lost(name, host)
+                assignment = following.report_lost(self._stacks, name, host)
             except BaseException:
                 with self._lock:
-                    hosts.add(host)  # to be tried again
+                    self._lost.setdefault(name, set()).update(hosts)  # to be tried again
                 raise
+            hosts.discard(host)
             if assignment is not None:  # followed by itself: Volt is told once, however often that fails
                 self._hear_of_places([assignment])
 
     def _rejoin(self, name: str) -> None:
-        self._stacks.rejoin(name)
-        with self._lock:
-            self._absent.discard(name)
+        following.rejoin(self._stacks, name)
+        self._absent.discard(name)
 
     def _follow(self, assignment: Assignment) -> None:
         try:
-            self._stacks.follow(assignment)
+            following.follow(self._stacks, assignment)
         except ContentChanged:
-            self._forget(assignment)  # this host has left, so it says nothing any more
+            self._forget(assignment)  # this host has left, so Volt's word does not matter any more
             raise
         self._forget(assignment)
 

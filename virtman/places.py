@@ -35,7 +35,6 @@ class Places:
 
     @property
     def socket(self) -> Path:
-        """The socket of the local API."""
         return self.run / SOCKET
 
 

@@ -15,6 +15,7 @@ They are for the agent's own user: the temporary files are so from the beginning
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -39,7 +40,7 @@ class Part(BaseModel):
 
 
 class Operation(Part):
-    """What was begun and is not finished. ``done``: the last step that is, named by who carries out this kind."""
+    """What was begun and is not finished. ``done``: the last finished step, as the kind of operation names it."""
 
     kind: str
     arguments: dict[str, JsonValue] = {}
@@ -54,9 +55,11 @@ class State(StrEnum):
 
 
 class Record(Part):
-    """What is known of one name. ``kinds``: of the operations that a class of records has."""
+    """What is known of one name. ``phases``: the kinds of operations of a class of records, each with people's word."""
 
-    kinds: ClassVar[frozenset[str]]
+    phases: ClassVar[Mapping[str, str]]
+    ready: ClassVar[str]
+    """People's word for a record without an operation."""
 
     name: str
     state: State
@@ -64,7 +67,7 @@ class Record(Part):
 
     @model_validator(mode="after")
     def _is_of_a_known_kind(self) -> Self:
-        if self.operation is not None and self.operation.kind not in self.kinds:
+        if self.operation is not None and self.operation.kind not in self.phases:
             raise ValueError(f"there is no operation {self.operation.kind!r}")
         return self
 
@@ -74,12 +77,15 @@ class Record(Part):
         return self.state is State.PRESENT and self.operation is None
 
     @property
+    def phase(self) -> str:
+        """For people: what is under way, else ``ready``."""
+        return self.ready if self.operation is None else self.phases[self.operation.kind]
+
+    @property
     def kind(self) -> str:
-        """The kind of the operation that is under way."""
         return self._operation.kind
 
     def argument(self, name: str) -> Any:
-        """An argument of the operation that is under way."""
         return self._operation.arguments[name]
 
     @property
@@ -89,7 +95,6 @@ class Record(Part):
         return self.operation
 
     def doing(self, kind: str) -> bool:
-        """Whether an operation of this kind is under way."""
         return self.operation is not None and self.operation.kind == kind
 
     def begin(self, kind: str, **arguments: JsonValue) -> Self:
@@ -103,10 +108,6 @@ class Record(Part):
     def settled(self, state: State = State.PRESENT, **fields: object) -> Self:
         """The record without an operation."""
         return self.model_copy(update={"state": state, "operation": None, **fields})
-
-
-def _phase(record: Record, steady: str, words: dict[str, str]) -> str:
-    return steady if record.operation is None else words.get(record.operation.kind, record.operation.kind)
 
 
 class Boot(Part):
@@ -156,10 +157,13 @@ class VmRecord(Record):
     ``whole``: its disk has what it wrote last.
     """
 
-    kinds = frozenset((
-        CREATE, DESTROY, BOOT, RENAME, RENAME_BACK, RESIZE, TAKE, REVERT, DROP, RECEIVE, ATTACH_DISK, DETACH_DISK,
-        MIGRATE, ARRIVE,
-    ))  # fmt: skip
+    ready = "ready"
+    phases = {
+        CREATE: "creating", DESTROY: "destroying", BOOT: "booting", RENAME: "being renamed",
+        RENAME_BACK: "being renamed", RESIZE: "resizing", TAKE: TAKE, REVERT: "reverting", DROP: DROP,
+        RECEIVE: "receiving", ATTACH_DISK: "attaching a disk", DETACH_DISK: "detaching a disk", MIGRATE: "migrating",
+        ARRIVE: "arriving",
+    }  # fmt: skip
 
     image: str
     size: int | None
@@ -178,19 +182,10 @@ class VmRecord(Record):
 
     @property
     def phase(self) -> str:
-        """For people: what is under way, else that the disk is ready."""
-        words = {CREATE: "creating", DESTROY: "destroying", BOOT: "booting", RESIZE: "resizing", REVERT: "reverting"}
-        words |= {
-            RECEIVE: "receiving",
-            RENAME: "being renamed",
-            RENAME_BACK: "being renamed",
-            MIGRATE: "migrating",
-            ARRIVE: "arriving",
-        }
-        words |= {ATTACH_DISK: "attaching a disk", DETACH_DISK: "detaching a disk"}
+        """For people: what is under way, or where the VM is, else that the disk is ready."""
         if self.operation is None and (self.arriving or self.moved):
             return "arriving" if self.arriving else "moved"
-        return _phase(self, "ready", words)
+        return super().phase
 
     @property
     def leftover(self) -> bool:
@@ -203,7 +198,6 @@ class VmRecord(Record):
         return str(self.argument("new")) if self.doing(RENAME) or self.doing(RENAME_BACK) else None
 
     def snapshot(self, name: str) -> Snapshot | None:
-        """The snapshot of this name, if there is one."""
         return next((snapshot for snapshot in self.snapshots if snapshot.name == name), None)
 
     @property
@@ -264,8 +258,8 @@ class InPlace(Part):
     ``ctime_ns``. Its file system's number (``device``) is for people: it is another one after each mount. A block
     device is known by its ``identity`` (drivers/host/blockdev.py).
 
-    ``locked``: this agent has the kernel refuse to write to the device, and lets it be written to again in the end;
-    ``lockable``: who published it may have that done.
+    ``locked``: this agent has the kernel refuse writes to the device, and unlocks it in the end; ``lockable``: the
+    publisher may write to the device, so the agent may lock it.
     ``digest``: the sum of the content is wanted; ``content``: the digest that was computed.
     """
 
@@ -292,7 +286,8 @@ class ImageRecord(Record):
     stack reads from its parents and from no others.
     """
 
-    kinds = frozenset({ATTACH, PUBLISH, DETACH})
+    ready = "attached"
+    phases = {ATTACH: "attaching", PUBLISH: "publishing", DETACH: "detaching"}
 
     role: Role
     size: int | None = None
@@ -308,9 +303,7 @@ class ImageRecord(Record):
     @property
     def phase(self) -> str:
         """For people: what is under way, else that the stack is attached."""
-        if self.leaving:
-            return "leaving"
-        return _phase(self, "attached", {ATTACH: "attaching", PUBLISH: "publishing", DETACH: "detaching"})
+        return "leaving" if self.leaving else super().phase
 
     @property
     def leaving(self) -> bool:
@@ -323,6 +316,12 @@ class ImageRecord(Record):
         if self.size is None or self.digest is None:
             raise StateDamaged(f"image {self.name!r}: its record has no size and digest yet")
         return Image(self.name, self.size, self.digest)
+
+    def with_in_place(self, **fields: object) -> Self:
+        """The record of an image in place, with other facts of the file or device."""
+        if self.in_place is None:
+            raise ValueError(f"{self.name}: is not served in place")
+        return self.model_copy(update={"in_place": self.in_place.model_copy(update=fields)})
 
     @property
     def unconfirmed(self) -> bool:
@@ -341,7 +340,8 @@ class DeviceRecord(Record):
     runs; ``boot``: of the host, drawn by the kernel. ``path``: what was handed out; ``size`` in bytes at that time.
     """
 
-    kinds = frozenset({ATTACH_DEVICE, DETACH_DEVICE})
+    ready = "attached"
+    phases = {ATTACH_DEVICE: "attaching", DETACH_DEVICE: "leaving"}
 
     device: str
     number: str
@@ -435,7 +435,6 @@ class RecordStore(Generic[R]):
         self._unreadable.pop(name, None)
 
     def names(self) -> list[str]:
-        """Names with a record, sorted."""
         return sorted({*self._records.copy(), *self._unreadable.copy()})
 
     def all(self) -> list[R]:
@@ -450,6 +449,5 @@ class RecordStore(Generic[R]):
         return self._unreadable.copy()
 
     def sorted_out(self) -> tuple[list[R], dict[str, str]]:
-        """What ``all`` and ``unreadable`` tell."""
         unreadable = self.unreadable()
         return [record for _, record in sorted(self._records.copy().items())], unreadable

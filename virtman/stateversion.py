@@ -27,8 +27,7 @@ def mark(state: Path) -> None:
 def refusal(state: Path) -> str | None:
     """Why an agent of this version does not open the folder. Raises HostTrouble."""
     with translate_os_errors(f"reading the version of {state}"):
-        written = _file(state).exists()
-        if _file(state).read_bytes() == VERSION if written else not _used(state):
+        if not _file(state).exists() or _file(state).read_bytes() == VERSION:
             return None
     return (
         f"another version of virtman wrote the state folder {state}: destroy its VMs and unpublish its images with"
@@ -40,11 +39,6 @@ def has_records(state: Path) -> bool:
     """Whether the state folder has a record of something. Raises HostTrouble."""
     with translate_os_errors(f"looking for records in {state}"):
         return any(True for _ in matching(state / "records", "*", "[!.]*.json"))
-
-
-def _used(state: Path) -> bool:
-    """Whether an agent has used the folder. Raises OSError, HostTrouble."""
-    return (state / "drivers.json").exists() or has_records(state)
 
 
 def _file(state: Path) -> Path:

@@ -14,9 +14,8 @@ from contextlib import ExitStack
 
 from drivers.base import Device, Range
 from drivers.blocks import Blocks
-from virtman import creating, disks, models
+from virtman import creating, disks, hosting, models
 from virtman.convert import Progress
-from virtman.copies import Copies
 from virtman.errors import BadRequest, StreamMisfit
 from virtman.hostfiles import translate_os_errors
 from virtman.operations import Kind
@@ -39,7 +38,7 @@ _TOLD = 4 << 20
 
 
 def send(
-    vms: Vms, copies: Copies, vm: str, snapshot: str | None, since: str | None, send_bytes: Callable[[bytes], None],
+    vms: Vms, vm: str, snapshot: str | None, since: str | None, send_bytes: Callable[[bytes], None],
     progress: Progress, *, with_snapshots: bool = False,
 ) -> models.Sent:  # fmt: skip
     """Write the stream of a snapshot, or of what the disk holds now; of what changed ``since`` another snapshot.
@@ -47,7 +46,7 @@ def send(
     ``with_snapshots``: also those before it, after ``since``; of the disk as it is now all that there are. Raises
     UnknownVm, UnknownSnapshot, BadRequest, DriverError, HostTrouble, as ``disks.take``, and as ``send_bytes``.
     """
-    with copies.in_use(vms.record(vm).image), ExitStack() as stack:
+    with vms.images.keeping(vms.record(vm).image), ExitStack() as stack:
         if snapshot is None:
             last = stack.enter_context(disks.temporary(vms, vm, gone=True))
         else:
@@ -64,7 +63,7 @@ def send(
         ]
         _check_stayed(vms.record(vm), snapshots if base is None else [base, *snapshots])
         header = Header(
-            image=vms.images.ensure(record.image).image.digest,
+            image=hosting.ensure(vms.images, record.image).image.digest,
             since=base.id if base else None,
             sections=tuple(map(_section, snapshots, parents)),
             total=sum(changed.length for part in ranges for changed in part),
@@ -188,7 +187,7 @@ def receive(
         with vms.changing(vm, permit, arriving=True) as record:
             if record.image != image:
                 raise StreamMisfit(f"vm {vm!r} is of image {record.image!r}, not {image!r}")
-            _check_image(reader.header, vms.images.ensure(image))
+            _check_image(reader.header, hosting.ensure(vms.images, image))
             if record.arriving:
                 _receive_last(vms, record, reader.header, fill)
             else:

@@ -1,124 +1,119 @@
 """The reconciler: every image, VM and device of this host becomes what its record says, and what Volt says.
 
-A key names something that is kept in order; its keeper compares what is wanted with what is there, and names the next
-job. It is asked whenever something may have changed: Volt's answer, a driver's call, the end of an operation; and after
-a failure, when its pause is over (virtman/workqueue.py). That is the only place where something is tried again, and
-``troubles`` says what is and why.
+A key names something that is kept in order. Its keeper compares what is wanted with what is there, and names the next
+job. The queue asks the keeper whenever something may have changed: Volt's answer, a driver's call, the end of an
+operation; and after a failure, when the pause is over (virtman/workqueue.py). That is the only place where something is
+tried again, and the queue's ``troubles`` say what is and why.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from drivers.digests import digest_of
 from drivers.errors import DriverError
+from virtman import cleaning, serving
 from virtman.devices import Devices
 from virtman.errors import RepairIncomplete, StateDamaged
 from virtman.hostdrivers import HostDrivers
 from virtman.imagekeeper import CONTENT, IMAGE, ImageKeeper
-from virtman.looks import Looks
 from virtman.parallel import raise_all, side_by_side
 from virtman.placekeeper import CHILDREN, LOST, PLACE, PlaceKeeper
 from virtman.records import ImageRecord
-from virtman.retained import Retained
 from virtman.stacks import Stacks
 from virtman.vmkeeper import DEVICE, VM, DeviceKeeper, VmKeeper
 from virtman.vms import Vms
-from virtman.workqueue import Job, Pool, WorkQueue
+from virtman.workqueue import BUSY, Job, Pool, WorkQueue
 from volt.client import HeartbeatAnswer, NodeReport
 
-KEPT, STRAYS, REGISTER, VOLUME = "data without a stack", "stacks without a record", "Volt", "volume "
+KEPT, ORPHANS, REGISTER, VOLUME = "data without a stack", "stacks without a record", "Volt", "volume "
 """Keys of the host's own; the path of a volume of the cache follows the last one."""
+
+MOST_TOLD = 10000
+"""Digests that Volt is told of at most."""
 
 
 class Upkeep:
-    """``idle_grace``: seconds that a stack nobody needs is kept; ``clock`` in seconds, as ``time.monotonic``.
-
-    ``register`` tells Volt of this host.
-    """
+    """``idle_grace``: seconds that a stack nobody needs is kept; ``clock`` in seconds, as ``time.monotonic``."""
 
     def __init__(
-        self,
-        stacks: Stacks,
-        vms: Vms,
-        drivers: HostDrivers,
-        retained: Retained,
-        devices: Devices,
-        register: Callable[[], object],
-        idle_grace: float,
+        self, stacks: Stacks, vms: Vms, drivers: HostDrivers, devices: Devices, idle_grace: float,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._stacks, self._drivers, self._retained = stacks, drivers, retained
+    ) -> None:  # fmt: skip
+        self._stacks, self._drivers = stacks, drivers
         self.queue = WorkQueue(self._plan, clock)
-        self.looks = Looks(drivers.source)
-        self.images = ImageKeeper(stacks, vms, self.looks, self.queue, partial(self._want, KEPT), idle_grace, clock)
+        self.images = ImageKeeper(stacks, self.queue, partial(self._ask, KEPT, "check"), idle_grace, clock)
         self.places = PlaceKeeper(stacks, self.queue)
         self.vms = VmKeeper(vms, stacks, self.queue)
         self.devices = DeviceKeeper(devices, self.queue)
-        self._lock = threading.Lock()
-        self._own = {
-            REGISTER: Job("register", register, Pool.VOLT),
-            STRAYS: Job("remove", self._remove_strays, Pool.LONG),
-            KEPT: Job("look", self._tend_kept, Pool.LONG, on_demand=True),
-        }
-        self._due = {REGISTER, KEPT}
-        """Which of these jobs are to be done, until they succeed."""
+        self.kept: tuple[str, ...] = ()
+        """Digests of what this host keeps without a stack, as of the last check."""
         self._discard: frozenset[str] = frozenset()
         """Digests of what is kept and was withdrawn, as Volt said last."""
         self._silent = False
         """Volt did not answer the last heartbeat."""
         self.stopped = False
         """The agent ends."""
+        self._plans: dict[str, Callable[[str], Job | None]] = {
+            IMAGE: partial(self._plan_image, self.images.plan, self.images.forget),
+            CONTENT: partial(self._plan_image, self.images.plan_content, lambda _name: None),
+            PLACE: partial(self._plan_image, self.places.plan, self.places.plan_without_stack),
+            LOST: partial(self._plan_image, self.places.plan_lost, self.places.forget_lost),
+            CHILDREN: self.places.plan_children,
+            VM: self.vms.plan,
+            DEVICE: self.devices.plan,
+            VOLUME: lambda path: self._plan_own(VOLUME + path, "tend", partial(self._tend_volume, Path(path))),
+            REGISTER: lambda _: self._plan_own(REGISTER, "register", stacks.volt.register, Pool.VOLT),
+            ORPHANS: lambda _: self._plan_own(ORPHANS, "remove", self._remove_orphans),
+            KEPT: lambda _: self._plan_own(KEPT, "check", self._tend_kept),
+        }
 
     def start(self) -> None:
         """Have everything compared with its record, in the background."""
         self._take_over()
         self.queue.start()
-        for key in (*self._keys(), REGISTER, KEPT):
+        for key in (*self.devices.keys(), *self.vms.keys(), *self.images.keys(), *self.places.keys()):
             self.queue.wake(key, now=True)
+        self._ask(REGISTER, "register")
+        self._ask(KEPT, "check")
 
     def repair(self) -> Mapping[str, list[str]]:
         """Have everything compared with its record now, and wait until what can be done is done.
 
-        Returns the names of the VMs, images, devices and strays that something was done for. Raises RepairIncomplete
-        with every error.
+        Returns the names of the VMs, images, devices and orphans that something was done for. Raises RepairIncomplete
+        with every error, but for those of Volt and of images in place: a repair cannot end these.
         """
         before = self._needy()
         self._take_over()
-        keys = self._keys()
+        keys = [*self.devices.keys(), *self.vms.keys(), *self.images.keys(), ORPHANS]
         self.queue.settle([*keys, *self.places.keys()])
-        # What is wrong with what is served in place, or at Volt, cannot be repaired here.
-        excused = {IMAGE + name for name in self._stacks.flaws}
-        failed = [why for key, why in self.queue.troubles().items() if key in set(keys) - excused]
+        in_place = {IMAGE + record.name for record in self._stacks.records.all() if record.in_place is not None}
+        failed = [why for key, why in self.queue.troubles().items() if key in set(keys) - in_place]
         if failed:
             raise RepairIncomplete("; ".join(failed))
         after = self._needy()
         return {kind: sorted(names - after[kind]) for kind, names in before.items()}
 
     def _take_over(self) -> None:
-        self.images.restore_all()
+        self.images.take_over()
         self.vms.open_all()
-        self._want(STRAYS)
-
-    def _keys(self) -> list[str]:
-        return [*self.devices.keys(), *self.vms.keys(), *self.images.keys(), STRAYS]
+        self._ask(ORPHANS, "remove")
 
     def _needy(self) -> dict[str, set[str]]:
         return {
             "vms": self.vms.needy(),
             "images": self.images.needy(),
-            "strays": set(self._stacks.strays()),
+            "strays": set(self._stacks.orphans()),
             "devices": self.devices.needy(),
         }
 
     def repairing(self) -> bool:
         """Whether a start, or ``repair``, is still under way."""
-        return self.images.restoring() or self.vms.opening()
+        return self.images.taking_over() or self.vms.opening()
 
     # What happens
 
@@ -132,25 +127,24 @@ class Upkeep:
             self.images.withdraw(answer.withdrawn)
             self._discard = frozenset(answer.discard)
             if self._discard:
-                self._want(KEPT)
+                self._ask(KEPT, "check")
         self.tend_all()
         if back:
             for key in self.queue.troubles():
                 self.queue.wake(key, now=True)
 
     def tend_all(self) -> None:
-        """Have the images that are due, VMs with something unfinished, devices, and the cache's volumes looked at."""
+        """Plan for images that are due, VMs with something unfinished, devices, and the cache's volumes."""
         self.images.tend()
-        self.places.tend()
         self.vms.tend()
         self.devices.tend()
         with contextlib.suppress(DriverError):  # status fails with it
             for volume in self._drivers.volumes():
-                self._want(f"{VOLUME}{volume.path}")
+                self._ask(f"{VOLUME}{volume.path}", "tend")
 
     def tend_volume(self, path: Path) -> None:
-        """Have a volume of the cache looked at now, and no pause go on. Returns at once."""
-        self._want(f"{VOLUME}{path}", now=True)
+        """Have a volume of the cache tended now, after no pause. Returns at once."""
+        self._ask(f"{VOLUME}{path}", "tend", now=True)
 
     def released(self, image: str) -> None:
         """An operation on an image has ended, or a VM of it is gone. Returns at once."""
@@ -158,10 +152,8 @@ class Upkeep:
         self.places.released(image)
         self.vms.released(image)
 
-    def _want(self, key: str, *, now: bool = False) -> None:
-        with self._lock:
-            self._due.add(key)
-        self.queue.wake(key, now=now)
+    def _ask(self, key: str, what: str, *, now: bool = False) -> None:
+        self.queue.wake(key, now=now, ask=what)
 
     # What is told
 
@@ -170,72 +162,44 @@ class Upkeep:
 
         Records of those cannot be read, or their stacks are not made. Touches nothing that could be slow.
         """
-        records, unreadable = self._stacks.sorted_out()
-        reports = [self.looks.report(record) for record in records if record.steady]
+        records, unreadable = self._stacks.records.sorted_out()
+        reports = [self.images.report(record) for record in records if record.steady]
         return reports, sorted([*unreadable, *(record.name for record in records if not record.steady)])
-
-    def kept(self) -> tuple[str, ...]:
-        """Digests of what this host keeps without a stack, as of the last look."""
-        return self._retained.digests
-
-    def troubles(self) -> dict[str, str]:
-        """What failed on this host, by what it is about; all of it is tried again."""
-        return self.queue.troubles()
 
     # What is to be done
 
     def _plan(self, key: str) -> Job | None:
         if self.stopped or self._stacks.suspended:
             return None
-        if (job := self._own_job(key)) is not None:
-            return replace(job, act=partial(self._do_own, key, job)) if key in self._due else None
-        plans: dict[str, Callable[[str], Job | None]] = {
-            IMAGE: partial(self._plan_image, self.images.plan, self.images.forget),
-            CONTENT: partial(self._plan_image, self.images.plan_content, lambda _name: None),
-            PLACE: partial(self._plan_image, self.places.plan, self.places.plan_without_stack),
-            LOST: partial(self._plan_image, self.places.plan_lost, self.places.forget_lost),
-            CHILDREN: self.places.plan_children,
-            VM: self.vms.plan,
-            DEVICE: self.devices.plan,
-        }
-        kind = next((kind for kind in plans if key.startswith(kind)), None)
-        return None if kind is None else plans[kind](key.removeprefix(kind))
+        kind = next((kind for kind in self._plans if key.startswith(kind)), None)
+        try:
+            return None if kind is None else self._plans[kind](key.removeprefix(kind))
+        except StateDamaged:
+            return None  # status tells of it
 
     def _plan_image(
         self, plan: Callable[[ImageRecord], Job | None], without: Callable[[str], Job | None], name: str
     ) -> Job | None:
-        if self._stacks.busy(name):
-            return None  # whoever is busy with it wakes its keys at the end
-        try:
-            record = self._stacks.find(name)
-        except StateDamaged:
-            return None  # status tells of it
+        if self._stacks.locks.taken(name):
+            return BUSY
+        record = self._stacks.records.get(name)
         return without(name) if record is None else plan(record)
 
-    def _own_job(self, key: str) -> Job | None:
-        if key.startswith(VOLUME):
-            return Job("tend", partial(self._tend_volume, Path(key.removeprefix(VOLUME))), Pool.LONG, on_demand=True)
-        return self._own.get(key)
-
-    def _do_own(self, key: str, job: Job) -> None:
-        with self._lock:
-            self._due.discard(key)
-        try:
-            job.act()
-        except BaseException:
-            with self._lock:
-                self._due.add(key)
-            raise
+    def _plan_own(self, key: str, what: str, act: Callable[[], object], pool: Pool = Pool.LONG) -> Job | None:
+        return Job(what, act, pool, on_demand=True) if self.queue.asked(key, what) else None
 
     def _tend_kept(self) -> None:
-        with self._lock:
-            discard, self._discard = self._discard, frozenset()  # Volt says it again of what cannot be deleted
-        self._retained.discard(discard)
+        discard, self._discard = self._discard, frozenset()  # Volt says it again of what cannot be deleted
+        try:
+            cleaning.discard(self._stacks, discard)
+        finally:
+            unused = cleaning.unreferenced(self._stacks, self._stacks.records.all(), cleaning.kept_keys(self._stacks))
+            self.kept = tuple(digest_of(key) for key in sorted(unused)[:MOST_TOLD])
 
     def _tend_volume(self, path: Path) -> None:
         if (group := self._drivers.cache_group) is not None:
             group.tend_volume(path)
 
-    def _remove_strays(self) -> None:
-        stacks = [partial(self._stacks.remove_stray, name) for name in sorted(self._stacks.strays())]
+    def _remove_orphans(self) -> None:
+        stacks = [partial(serving.remove_orphan, self._stacks, name) for name in sorted(self._stacks.orphans())]
         raise_all(side_by_side([*stacks, *self.devices.removals()]))

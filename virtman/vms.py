@@ -81,11 +81,6 @@ class Vms:
         if self.records.get(name) is not None:
             raise VmExists(f"vm {name!r} exists; destroy it first or use another name")
 
-    def uses(self, image: str) -> bool:
-        """Whether a VM of this host, ready or half made, needs the image, or an unreadable record may need it."""
-        records, unreadable = self.records.sorted_out()
-        return any(record.image == image for record in records) or bool(unreadable)
-
     def strays(self) -> frozenset[str]:
         """Disks without a record. No crash makes one, so only a person may decide to delete it."""
         return self.vmdisks.existing() - frozenset(self.records.names())

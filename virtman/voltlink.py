@@ -124,20 +124,14 @@ class VoltLink:
         found = self.image(image)
         return found.withdrawn and not found.nodes
 
-    def content(self, image: str) -> str:
-        """The digest of what is published under the name. Raises UnknownImage, CoordinatorDown."""
-        return self.image(image).digest
-
     def image(self, image: str) -> PublishedImage:
         """What is published under the name. Raises UnknownImage, CoordinatorDown."""
         return self._call(lambda: self._client.image(image))
 
     def tree(self, image: str) -> ImageTree:
-        """An image's tree. Raises UnknownImage, CoordinatorDown."""
         return self._call(lambda: self._client.tree(image))
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def _call(self, call: Callable[[], T]) -> T:

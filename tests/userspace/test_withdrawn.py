@@ -46,25 +46,6 @@ class UnusedTest(WithdrawnTestCase):
         self.withdraw()
         self.assert_goes(*(host for host, _ in hosts))
 
-    def test_a_cache_whose_stack_had_gone_before_goes_too(self) -> None:
-        [(host, client)] = self.hosts(1)
-        client.create("vm", "img")
-        client.destroy("vm")
-        self.restart_idle(host)
-        self.withdraw()
-        self.assert_goes(host)
-
-    def restart_idle(self, host: HostProcess) -> None:
-        """As if its stack had been idle for long: only its cache is left."""
-        volt = self.volt.client((host.state / "agent.id").read_text().strip())
-        host.stop()
-        host.kill_daemons()
-        for record in (host.state / "records" / "images").iterdir():
-            record.unlink()
-        volt.leave("img", host.name)
-        host.start().repair()
-        self.assertTrue(left(host))
-
 
 class ChainTest(WithdrawnTestCase):
     """Each host below the one before: with wider trees the last host takes the place of one that leaves."""

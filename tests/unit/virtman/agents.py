@@ -98,7 +98,7 @@ class Site:
         self.await_true(
             lambda: (
                 bool(self.host.allowed[image])
-                and any(record.children for record in agent.stacks.records() if record.name == image)
+                and any(record.children for record in agent.stacks.records.all() if record.name == image)
             )
         )
 

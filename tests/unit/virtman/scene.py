@@ -14,18 +14,15 @@ from testtools import TestCase
 from drivers.base import Image
 from drivers.digests import draw
 from drivers.host import space
-from drivers.host.locks import NamedLocks
 from tests.doubles.drivers import CacheGroupDouble, Host, blocks_of, drivers_over, number_in
 from tests.doubles.machines import MachinesDouble
 from tests.doubles.volt import VoltDouble, digest_of, link_to
-from virtman.copies import Copies
 from virtman.devices import Devices
 from virtman.errors import NoRoom
 from virtman.imagestore import ImageStore
 from virtman.inplace import to_publish
-from virtman.kinds import VM_KINDS
+from virtman.kinds import IMAGE_KINDS, VM_KINDS
 from virtman.records import DeviceRecord, ImageRecord, InPlace, Record, RecordStore, Role, VmRecord
-from virtman.retained import Retained
 from virtman.stacks import Stacks
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
@@ -103,17 +100,13 @@ class Scene:
         self.image_shelf = SmallShelf(self.folder / "records" / "images", ImageRecord, self.room)
         self.vm_shelf = SmallShelf(self.folder / "records" / "vms", VmRecord, self.room)
         self.stacks = Stacks(
-            self.drivers.source, self.image_shelf, self.store, link_to(self.volt),
+            self.drivers.source, self.image_shelf, self.vm_shelf, self.store, link_to(self.volt), IMAGE_KINDS,
             changed=self._count_change, released=lambda image: self.released(image), step=self.moment,
         )  # fmt: skip
-        self.publishing = NamedLocks()
-        self.kept = Retained(self.stacks, self.store, self.drivers.source, self.publishing)
         self.vms = Vms(
             self.vm_shelf, self.drivers.snapshot, self.machines, self.stacks, VM_KINDS, self.moment,
             clock=lambda: NOW, opened=blocks_of(self.host),
         )  # fmt: skip
-        self.stacks.used_by(self.vms.uses)
-        self.copies = Copies(self.vms, self.stacks, self.store.folder, space.Room(self.folder))
         self.device_shelf = SmallShelf(self.folder / "records" / "devices", DeviceRecord, self.room)
         self.devices = Devices(
             self.device_shelf, CacheGroupDouble(self.host), "no volumes", self.moment, number_in=number_in
@@ -146,17 +139,18 @@ class Scene:
 
     def repair(self) -> None:
         """What an agent does when it starts, until nothing can be done at once. Raises RepairIncomplete."""
-        upkeep = Upkeep(self.stacks, self.vms, self.drivers, self.kept, self.devices, lambda: None, math.inf)
+        upkeep = Upkeep(self.stacks, self.vms, self.drivers, self.devices, math.inf)
         self.released = upkeep.released
         upkeep.queue.start()
         try:
             upkeep.repair()
         finally:
+            self.troubles = upkeep.queue.troubles()
             upkeep.queue.stop()
 
     def check(self, test: TestCase) -> None:
         """What is on the host and at Volt is what the records say, and the records say that all is whole."""
-        images = {record.name: record for record in self.stacks.records()}
+        images = {record.name: record for record in self.stacks.records.all()}
         test.assertEqual([], [name for name, record in images.items() if not record.steady], "unsteady images")
         test.assertEqual([], [vm.name for vm in self.vms.records.all() if not vm.steady], "unsteady VMs")
         read = {name: record for name, record in images.items() if record.role is Role.HOST}

@@ -32,7 +32,7 @@ from tests.unit.logs import Logged
 from tests.unit.virtman.agents import MIB, SOON, SiteCase
 from tests.unit.virtman.devices import some_device
 from tests.unit.virtman.scene import damage, folder_for
-from virtman import migration, models
+from virtman import copies, migration, models
 from virtman.agent import Agent
 from virtman.api import HUNG_UP, MAX_BODY, MOST_LONG, PEER, PROBLEM, create_app
 from virtman.client import AgentClient
@@ -165,7 +165,7 @@ class StalledAgent(Agent):
         self.may_go_on = threading.Event()
         self.ended: queue.Queue[Exception | None] = queue.Queue()
         self.config = mock.Mock(socket=folder / "agent.sock")
-        self.overview = self.publishing = self.copies = self  # type: ignore[assignment]
+        self.overview = self.publishing = self  # type: ignore[assignment]
         self.vms = mock.Mock()
 
     def status(self) -> models.Status:
@@ -182,7 +182,10 @@ class StalledAgent(Agent):
             raise
         self.ended.put(None)
 
-    def export_vm(self, vm: str, file: Path | Passed, image_format: str, progress: Progress) -> models.Exported:
+    def export_vm(
+        self, _vms: object, _vm: str, file: Path | Passed, image_format: str, progress: Progress
+    ) -> models.Exported:
+        """In the place of ``copies.export_vm``."""
         self.work(progress)
         return models.Exported(file=str(file), format=image_format, size=1)
 
@@ -206,6 +209,7 @@ class LongCallsTest(TestCase):
         super().setUp()
         self.agent = StalledAgent(folder_for(self))
         self.patch(migration, "leave", self.agent.leave)
+        self.patch(copies, "export_vm", self.agent.export_vm)
         self.app = create_app(self.agent)
         self.addCleanup(self.agent.may_go_on.set)
         self.hung_up = threading.Event()
@@ -400,7 +404,9 @@ class SecretsTest(SiteTest):
         self.site.volt.assign("debian", ["new", "other"], ["child"])
         self.client.repair()  # lets the heartbeat come soon
         # The record is written twice, the second time when the new parents are in use.
-        self.site.await_true(lambda: [(r.revision, len(r.children)) for r in self.agent.stacks.records()] == [(2, 1)])
+        self.site.await_true(
+            lambda: [(r.revision, len(r.children)) for r in self.agent.stacks.records.all()] == [(2, 1)]
+        )
         self.record = self.site.config.state / "records" / "images" / "debian.json"
         self.assertEqual(3, self.record.read_text().count(SECRET))
 
@@ -415,7 +421,7 @@ class SecretsTest(SiteTest):
         self.assertNotIn(SECRET, said)
 
     def test_damage_of_a_record_does_not_bring_one_out(self) -> None:
-        damage(self.agent.stacks._records, "debian", self.record.read_bytes().replace(b'"address"', b'"addres"'))
+        damage(self.agent.stacks.records, "debian", self.record.read_bytes().replace(b'"address"', b'"addres"'))
         answers = [self.http.get("/v1/status").text, self.http.put("/v1/vms/vm", json={"image": "debian"}).text]
         said = "\n".join([*answers, *self.logged.lines])
         self.assertThat(said, Contains("cannot read the record"))

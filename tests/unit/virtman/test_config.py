@@ -68,18 +68,11 @@ class PrepareTest(TestCase):
         self.assertEqual(Place(config.state, config.run, "here", "10.0.0.7", "round-robin", reserve=7), config.place)
         self.assertEqual(config.run / "agent.sock", config.socket)
 
-    def test_bad_names_are_refused(self) -> None:
+    def test_bad_names_and_folders_are_refused(self) -> None:
         for name in ("", "a.b", "a/b", "..", "a" * 64, "a b"):
             self.assertIn("--name", self.refused(self.config(name=name)))
-
-    def test_relative_paths_are_refused(self) -> None:
-        for config in (
-            AgentConfig("here", Path("state"), self.folder / "run", ""),
-            AgentConfig("here", self.folder / "state", Path("run"), ""),
-        ):
+        for config in (replace(self.config(), state=Path("state")), replace(self.config(), run=Path("run"))):
             self.assertIn("absolute", self.refused(config))
-
-    def test_state_and_run_are_two_folders(self) -> None:
         self.assertIn("both", self.refused(self.config(state="one", run="one")))
 
     def test_a_run_folder_must_leave_room_for_the_longest_socket(self) -> None:
@@ -89,15 +82,18 @@ class PrepareTest(TestCase):
         self.assertIn(str(room), self.refused(self.config(run=fits + "r")))
         self.prepare(self.config(run=fits))
 
-    def test_a_second_agent_on_the_same_state_is_refused(self) -> None:
+    def test_a_second_agent_on_the_same_folders_is_refused(self) -> None:
         self.prepare(self.config())
-        error = self.assertRaises(ConfigError, prepare, self.config(run="other"))
-        self.assertIn(str(self.config().state), str(error))
+        for other, folder in (({"run": "other"}, "state"), ({"state": "other"}, "run")):
+            error = self.assertRaises(ConfigError, prepare, self.config(**other))
+            self.assertIn(str(self.folder / folder), str(error))
 
-    def test_a_second_agent_on_the_same_run_folder_is_refused(self) -> None:
-        self.prepare(self.config())
-        error = self.assertRaises(ConfigError, prepare, self.config(state="other"))
-        self.assertIn(str(self.config().run), str(error))
+    def test_a_folder_that_cannot_be_used_is_named(self) -> None:
+        (self.folder / "file").touch()
+        for state, said in (("file/state", "Not a directory"), ("/proc/virtman", "")):
+            error = str(self.assertRaises(ConfigError, prepare, self.config(state=state)))
+            self.assertIn(state, error)
+            self.assertIn(said, error)
 
     def test_a_lock_is_not_inherited_by_programs_that_the_agent_starts(self) -> None:
         for lock in self.prepare(self.config()):
@@ -112,16 +108,6 @@ class PrepareTest(TestCase):
         error = self.assertRaises(ConfigError, prepare, replace(config, cache="other"))
         self.assertIn("--stack userspace", str(error))
         self.prepare(config)
-
-    def test_a_folder_that_cannot_be_made_is_named(self) -> None:
-        (self.folder / "file").touch()
-        error = self.assertRaises(ConfigError, prepare, self.config(state="file/state"))
-        self.assertIn("file/state", str(error))
-        self.assertIn("Not a directory", str(error))
-
-    def test_a_folder_that_cannot_be_written_is_named(self) -> None:
-        error = self.assertRaises(ConfigError, prepare, self.config(state="/proc/virtman"))
-        self.assertIn("/proc/virtman", str(error))
 
     def test_only_the_hypervisor_may_pass_to_the_exports(self) -> None:
         self.prepare(self.config())

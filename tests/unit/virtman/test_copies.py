@@ -1,53 +1,40 @@
-"""What is copied stays there meanwhile."""
+"""The stack of what is copied stays meanwhile."""
 
 from __future__ import annotations
 
 from testtools import TestCase
 
-from tests.unit.virtman.agents import Site
+from tests.unit.virtman.agents import MIB, Site
 from tests.unit.virtman.scene import Scene
-from virtman import creating
+from virtman import cleaning, copies, creating
 from virtman.errors import UnknownImage
 
-MIB = 1 << 20
 
-
-class ImageTest(TestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        self.scene = Scene(self)
-        self.scene.volt.offer("debian", size=MIB)
-        self.copies = self.scene.copies
-
-    def test_it_is_read_until_the_last_copy_has_ended(self) -> None:
-        with self.copies.image("debian"):
-            with self.copies.image("debian") as content:
+class CopiesTest(TestCase):
+    def test_an_image_is_in_use_until_its_last_copy_has_ended(self) -> None:
+        scene = Scene(self)
+        scene.volt.offer("debian", size=MIB)
+        with copies.content_of_image(scene.stacks, "debian"):
+            with copies.content_of_image(scene.stacks, "debian") as content:
                 self.assertEqual(("image debian", MIB), (content.name, content.size))
-                self.assertTrue(self.copies.reads("debian"))
-            self.assertTrue(self.copies.reads("debian"))
-            self.assertFalse(self.copies.reads("other"))
-        self.assertFalse(self.copies.reads("debian"))
+            self.assertEqual([True, False], [scene.stacks.in_use(image) for image in ("debian", "other")])
+        self.assertFalse(scene.stacks.in_use("debian"))
+        creating.create(scene.vms, "vm", "debian", None)
+        with copies.content_of_vm(scene.vms, "vm"):
+            creating.destroy(scene.vms, "vm")
+            self.assertTrue(scene.stacks.in_use("debian"))
+        self.assertFalse(scene.stacks.in_use("debian"))
 
-    def test_one_that_is_not_there_is_not_read(self) -> None:
-        self.assertRaises(UnknownImage, self.copies.image("other").__enter__)
-        self.assertFalse(self.copies.reads("other"))
+    def test_an_unknown_image_is_not_in_use(self) -> None:
+        scene = Scene(self)
+        self.assertRaises(UnknownImage, copies.content_of_image(scene.stacks, "other").__enter__)
+        self.assertFalse(scene.stacks.in_use("other"))
 
-
-class VmTest(ImageTest):
-    def test_its_image_is_read_also_if_the_vm_is_destroyed(self) -> None:
-        creating.create(self.scene.vms, "vm", "debian", None)
-        with self.copies.vm("vm"):
-            creating.destroy(self.scene.vms, "vm")
-            self.assertTrue(self.copies.reads("debian"))
-        self.assertFalse(self.copies.reads("debian"))
-
-
-class GcTest(TestCase):
-    def test_the_stack_of_an_image_that_is_copied_stays(self) -> None:
+    def test_gc_keeps_the_stack_of_an_image_that_is_copied(self) -> None:
         site = Site(self)
         site.volt.offer("debian", size=MIB)
         agent = site.agent()
-        with agent.copies.image("debian"):
-            self.assertEqual([], agent.cleaning.gc().stacks)
+        with copies.content_of_image(agent.stacks, "debian"):
+            self.assertEqual([], cleaning.gc(agent.stacks).stacks)
             self.assertIn("debian", site.host.served)
-        self.assertEqual(["debian"], agent.cleaning.gc().stacks)
+        self.assertEqual(["debian"], cleaning.gc(agent.stacks).stacks)

@@ -11,7 +11,7 @@ from testtools import TestCase
 
 from tests.doubles.volt import child, parent
 from tests.unit.virtman.scene import Scene
-from virtman import booting, creating, disks
+from virtman import booting, creating, disks, following, hosting, origins, serving
 from virtman.errors import OriginChanged
 from virtman.inplace import to_publish
 from virtman.records import FROZEN, Boot
@@ -40,14 +40,14 @@ def two_vms(scene: Scene) -> None:
     booting.boot(scene.vms, "vm", "debian", 1 << 30, BOOT, [], None)
 
 
-def publish_copy(scene: Scene) -> None:
-    """An image whose content was copied into the store."""
-    scene.stacks.add_origin(scene.put_content("mine"))
-
-
 def publish_in_place(scene: Scene) -> None:
     """An image whose content stays where it is."""
-    scene.stacks.add_origin(*scene.put_in_place("mine"))
+    origins.add_origin(scene.stacks, *scene.put_in_place("mine"))
+
+
+def publish_copy(scene: Scene) -> None:
+    """An image whose content is in the store."""
+    origins.add_origin(scene.stacks, scene.put_content("mine"))
 
 
 def create(scene: Scene) -> None:
@@ -89,13 +89,13 @@ class CutOff(TestCase):
 class WithdrawnTest(CutOff):
     def let_go(self, scene: Scene) -> None:
         for name in ("mine", "debian"):
-            scene.stacks.let_go(name)
+            hosting.remove_withdrawn(scene.stacks, name)
 
     def test_what_is_withdrawn_goes_in_the_end(self) -> None:
         def given(scene: Scene) -> None:
             attached(scene)
             creating.destroy(scene.vms, "old")
-            scene.stacks.add_origin(scene.put_content("mine"))
+            origins.add_origin(scene.stacks, scene.put_content("mine"))
             for name in ("mine", "debian"):
                 scene.volt.remove_image(name, when_unused=True)
 
@@ -145,7 +145,7 @@ class CutOffTest(CutOff):
         self.assertIn("debian", scene.host.served)
 
     def nothing_but_perhaps_a_stack(self, scene: Scene) -> None:
-        scene.stacks.remove_if_idle("debian")
+        hosting.remove_if_idle(scene.stacks, "debian")
         scene.check_empty(self)
 
     def test_create_of_the_first_vm_is_undone(self) -> None:
@@ -165,8 +165,8 @@ class CutOffTest(CutOff):
 
         acts: list[tuple[Act, Act]] = [
             (attached, create),
-            (dead, lambda scene: scene.stacks.restore("debian")),
-            (attached, lambda scene: scene.stacks.suspend("debian")),
+            (dead, lambda scene: serving.restore(scene.stacks, "debian")),
+            (attached, lambda scene: serving.suspend(scene.stacks, "debian")),
         ]
         for given, act in acts:
             self.cut_everywhere(given, act, self.old_vm_is_intact)
@@ -207,17 +207,19 @@ class CutOffTest(CutOff):
     def test_detach_is_finished(self) -> None:
         def given(scene: Scene) -> None:
             offered(scene)
-            scene.stacks.ensure("debian")
+            hosting.ensure(scene.stacks, "debian")
 
-        self.cut_everywhere(given, lambda s: s.stacks.remove_if_idle("debian"), self.nothing_but_perhaps_a_stack)
+        self.cut_everywhere(
+            given, lambda s: hosting.remove_if_idle(s.stacks, "debian"), self.nothing_but_perhaps_a_stack
+        )
 
     def test_follow_ends_with_the_new_parents_alone(self) -> None:
         def follow(scene: Scene) -> None:
-            scene.stacks.follow(scene.volt.assign("debian", ["new", "other"], ["child"]))
+            following.follow(scene.stacks, scene.volt.assign("debian", ["new", "other"], ["child"]))
 
         def reads_what_the_record_says(scene: Scene) -> None:
             self.old_vm_is_intact(scene)
-            scene.stacks.follow(scene.volt.places["debian"])
+            following.follow(scene.stacks, scene.volt.places["debian"])
             scene.check(self)
             self.assertEqual({parent("new")}, scene.host.reading["debian"])
             self.assertEqual([child("child")], scene.host.allowed["debian"])
@@ -235,25 +237,25 @@ class CutOffTest(CutOff):
         self.cut_everywhere(attached, create, all_processes_end)
 
     def test_publish_is_finished_or_undone(self) -> None:
-        def again(scene: Scene) -> None:
-            if publish is publish_copy or scene.stacks.find("mine") is None:  # what is in place is published once
-                publish(scene)
-            scene.check(self)
-            self.assertEqual({"mine"}, set(scene.host.served))
-
         for publish in (publish_copy, publish_in_place):
-            moments = self.cut_everywhere(lambda scene: None, publish, again)
-            self.assertIn("after volt.publish", moments)
 
-    def test_an_origin_goes_in_the_end_and_what_is_in_place_is_left_as_it_was(self) -> None:
+            def again(scene: Scene, publish: Act = publish) -> None:
+                if scene.stacks.records.get("mine") is None:
+                    publish(scene)
+                scene.check(self)
+                self.assertEqual({"mine"}, set(scene.host.served))
+
+            self.assertIn("after volt.publish", self.cut_everywhere(lambda _scene: None, publish, again))
+
+    def test_removal_of_an_origin_is_finished_and_its_file_left_as_it_was(self) -> None:
         def drop(scene: Scene) -> None:
-            scene.stacks.drop_origin("mine")
+            origins.drop_origin(scene.stacks, "mine")
 
         def drop_again(scene: Scene) -> None:
-            before = [path.stat() for path in scene.folder.glob("mine.raw")]
+            files = {path: path.stat() for path in scene.folder.glob("*.raw")}
             drop(scene)
             scene.check_empty(self)
-            self.assertEqual(before, [path.stat() for path in scene.folder.glob("mine.raw")])
+            self.assertEqual(files, {path: path.stat() for path in scene.folder.glob("*.raw")})
 
         for publish in (publish_copy, publish_in_place):
 
@@ -270,14 +272,14 @@ class CutOffTest(CutOff):
             scene.put_in_place("other")
 
         def other(scene: Scene) -> None:
-            record = scene.stacks.find("mine")
+            record = scene.stacks.records.get("mine")
             assert record is not None
             with to_publish(scene.folder / "other.raw", []) as (found, _fd):
-                scene.stacks.add_origin(record.image, found)
+                origins.add_origin(scene.stacks, record.image, found)
 
         def one_of_them(scene: Scene) -> None:
             scene.check(self)
-            self.assertEqual({}, scene.stacks.flaws)
+            self.assertEqual({}, scene.troubles)
             other(scene)
             scene.check(self)
 
@@ -289,14 +291,14 @@ class CutOffTest(CutOff):
             (scene.folder / "mine.raw").write_bytes(bytes(1 << 20))
 
         def look(scene: Scene) -> None:
-            record = scene.stacks.find("mine")
+            record = scene.stacks.records.get("mine")
             assert record is not None
             with contextlib.suppress(OriginChanged):
-                scene.stacks.look(record)
+                serving.check_in_place(scene.stacks, record)
 
         def not_served(scene: Scene) -> None:
             self.assertEqual({}, scene.host.leftovers())
-            self.assertIn("has changed", scene.stacks.flaws["mine"])
+            self.assertIn("has changed", scene.troubles["image mine"])
 
         self.cut_and_restart(given, look, not_served)
 

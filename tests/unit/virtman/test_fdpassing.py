@@ -13,10 +13,11 @@ from drivers.host.space import Room
 from tests.others import as_nobody
 from tests.unit.virtman.imagefiles import CONTENT, ImagesTest
 from virtman.convert import QCOW2, RAW, of_device
-from virtman.copies import Target
+from virtman.copies import fill
 from virtman.errors import BadImageFile, BadRequest, CallerGone, NoRoom
 from virtman.fdpassing import MOST, Passed, check_readable, check_writable, mine, opened, pass_to, receive, theirs
 from virtman.imagefile import source
+from virtman.imagestore import ImageStore
 from virtman.newfile import new_file
 from virtman.pipe import Pipe
 
@@ -186,9 +187,9 @@ class ExportTest(ImagesTest):
         self.target = self.folder / "target"
         sizes: list[int] = []
         with new_file(self.target) as file:
-            target = Target(Passed(file.fd, NAME, trusted), self.folder, self.room)
             content = of_device("x", Device(len(CONTENT), self.raw))
-            target.fill(content, image_format, lambda *_: sizes.append(os.fstat(file.fd).st_size))
+            passed, store = Passed(file.fd, NAME, trusted), ImageStore(self.folder, self.room)
+            fill(passed, content, image_format, store, lambda *_: sizes.append(os.fstat(file.fd).st_size))
         return sizes
 
     def test_the_header_of_a_qcow2_is_not_obeyed_where_the_caller_writes(self) -> None:

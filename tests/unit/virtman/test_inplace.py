@@ -83,6 +83,18 @@ class PublishedTest(InPlaceTest):
             self.file.write_bytes(begin.ljust(SIZE, b"\0"))
             self.assertIn(said, str(self.assertRaises(BadImageFile, self.found)))
 
+    def test_what_is_no_disk_is_refused(self) -> None:
+        for name, size in (("empty", 0), ("odd", 513)):
+            (self.folder / name).write_bytes(bytes(size))
+        os.mkfifo(fifo := self.folder / "fifo")
+        for path, said in (
+            (self.folder / "empty", "is empty"),
+            (self.folder / "odd", "513 bytes"),
+            *((path, "neither a file nor a block device") for path in (fifo, Path("/dev/null"), self.folder)),
+            (self.folder / "none", "cannot read"),
+        ):
+            self.assertIn(said, str(self.assertRaises(BadImageFile, self.found, path)))
+
     def test_paths_that_are_none_or_the_agents_own(self) -> None:
         own = self.folder / "state" / "records"
         own.mkdir(parents=True)

@@ -15,7 +15,7 @@ from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from tests.unit.virtman.test_streams import receive, sent
-from virtman import attaching, booting, creating, disks, migration, renaming, streams
+from virtman import attaching, booting, copies, creating, disks, migration, renaming, streams
 from virtman.errors import (
     BadRequest,
     BadStream,
@@ -111,7 +111,7 @@ class LeaveTest(TestCase):
             lambda: disks.revert(self.scene.vms, "vm", f"{TRAVELLING}0"),
             lambda: attaching.attach(self.scene.vms, "vm", "disk"),
             lambda: creating.clone(self.scene.vms, "vm", ["clone"]),
-            lambda: self.scene.copies.vm("vm").__enter__(),
+            lambda: copies.content_of_vm(self.scene.vms, "vm").__enter__(),
         ):
             self.assertThat(str(self.assertRaises(VmMoving, act)), Contains(f"went to {THERE}"))
         self.assertEqual("precious", self.scene.host.disks["vm"].writes)
@@ -126,7 +126,7 @@ class LeaveTest(TestCase):
         leave(self.scene)
         disks.take(self.scene.vms, "vm", f"{TRAVELLING}1")
         written = list[bytes]()
-        streams.send(self.scene.vms, self.scene.copies, "vm", None, SENT, written.append, lambda *_: None)
+        streams.send(self.scene.vms, "vm", None, SENT, written.append, lambda *_: None)
         self.assertNotEqual([], written)
         for name in (SENT, f"{TRAVELLING}1"):
             disks.drop(self.scene.vms, "vm", name)
@@ -279,7 +279,7 @@ class ArriveTest(TestCase):
             lambda: disks.revert(self.scene.vms, "vm", "migration-0"),
             lambda: disks.resize(self.scene.vms, "vm", 2 * MIB),
             lambda: creating.clone(self.scene.vms, "vm", ["clone"]),
-            lambda: self.scene.copies.vm("vm").__enter__(),
+            lambda: copies.content_of_vm(self.scene.vms, "vm").__enter__(),
         ]
         for act in acts:
             self.assertThat(str(self.assertRaises(VmMoving, act)), Contains("is arriving"))

@@ -8,7 +8,7 @@ from itertools import count
 from testtools import TestCase
 
 from tests.unit.virtman.scene import Scene
-from virtman import booting, creating
+from virtman import booting, creating, following, hosting, origins
 from virtman.errors import NoRoom
 from virtman.records import Boot
 
@@ -49,7 +49,7 @@ class NoRoomTest(FullDisk):
         for scene in scenes:
             self.assertEqual({}, scene.host.disks)
             self.assertEqual([], scene.vm_shelf.names())
-            scene.stacks.remove_if_idle("debian")
+            hosting.remove_if_idle(scene.stacks, "debian")
             scene.check_empty(self)
 
     def test_a_boot_fails_and_leaves_what_there_was(self) -> None:
@@ -66,7 +66,7 @@ class NoRoomTest(FullDisk):
 
     def test_a_publish_fails_and_is_not_published_or_goes_on_when_there_is_room(self) -> None:
         def publish(scene: Scene) -> None:
-            scene.stacks.add_origin(scene.put_content("mine"))
+            origins.add_origin(scene.stacks, scene.put_content("mine"))
 
         *before, after = self.full_from_each_write_on(lambda _scene: None, publish)
         for scene in before:
@@ -83,12 +83,14 @@ class NoRoomTest(FullDisk):
             creating.create(scene.vms, "vm", "debian", None)
             scene.volt.assign("debian", ["new"])
 
-        scenes = self.full_from_each_write_on(given, lambda scene: scene.stacks.follow(scene.volt.places["debian"]))
+        scenes = self.full_from_each_write_on(
+            given, lambda scene: following.follow(scene.stacks, scene.volt.places["debian"])
+        )
         self.assertEqual(2, len(scenes))
         for scene in scenes:
             self.assertIn("debian", scene.host.served)
             scene.make_room()
-            scene.stacks.follow(scene.volt.places["debian"])
+            following.follow(scene.stacks, scene.volt.places["debian"])
             scene.check(self)
 
     def test_destroying_makes_room_and_needs_none(self) -> None:
@@ -98,13 +100,13 @@ class NoRoomTest(FullDisk):
         scene.fill_up()
         creating.destroy(scene.vms, "vm")
         self.assertEqual({}, scene.machines.running)
-        self.assertTrue(scene.stacks.remove_if_idle("debian"))
+        self.assertTrue(hosting.remove_if_idle(scene.stacks, "debian"))
         scene.check_empty(self)
 
     def test_dropping_an_origin_makes_room_and_needs_none(self) -> None:
         scene = Scene(self)
-        scene.stacks.add_origin(scene.put_content("mine"))
+        origins.add_origin(scene.stacks, scene.put_content("mine"))
         scene.volt.remove_image("mine")
         scene.fill_up()
-        self.assertTrue(scene.stacks.drop_origin("mine"))
+        self.assertTrue(origins.drop_origin(scene.stacks, "mine"))
         scene.check_empty(self)

@@ -9,7 +9,7 @@ import traceback
 
 from testtools import TestCase
 
-from drivers.base import Child, Image, Parent
+from drivers.base import Child, Parent
 from tests.doubles.volt import digest_of
 from tests.limits import no_more_files
 from tests.unit.virtman.scene import damage, folder_for
@@ -39,9 +39,6 @@ class ShelfTest(TestCase):
         record = vm(boot=Boot(memory=512, cpus=2, network="user"))
         self.records.put("web", record)
         self.assertEqual(record, RecordStore(self.folder, VmRecord).get("web"))
-
-    def test_a_missing_record_is_none(self) -> None:
-        self.assertIsNone(self.records.get("web"))
 
     def test_what_could_not_be_read_again_is_not_written(self) -> None:
         self.records.put("web", vm())
@@ -135,11 +132,6 @@ class ImageRecordTest(TestCase):
         for fields in ({}, {"size": 512}, {"digest": digest_of("debian")}):
             record = self.record(**fields)
             self.assertRaises(StateDamaged, lambda record=record: record.image)
-
-    def test_image_is_what_drivers_know(self) -> None:
-        self.assertEqual(
-            Image("debian", 512, digest_of("debian")), self.record(size=512, digest=digest_of("debian")).image
-        )
 
     def test_secrets_are_on_disk_and_not_in_what_a_record_looks_like(self) -> None:
         parents = (Parent("a", "unix:///a", "whispered"),)

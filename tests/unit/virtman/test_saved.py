@@ -35,15 +35,7 @@ class SavedTest(TestCase):
             self.scene.machines.save(vm)
 
     def send(self, snapshot: str | None) -> None:
-        streams.send(
-            self.scene.vms,
-            self.scene.copies,
-            "vm",
-            snapshot,
-            None,
-            self.stream.append,
-            lambda _step, _done, _total: None,
-        )
+        streams.send(self.scene.vms, "vm", snapshot, None, self.stream.append, lambda _step, _done, _total: None)
 
     def test_after_a_restart_libvirt_restores_a_vm_over_the_disks_that_it_has_then(self) -> None:
         self.scene.machines.with_disks["vm"] = {}

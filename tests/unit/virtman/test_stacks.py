@@ -15,7 +15,7 @@ from drivers.host.locks import NamedLocks
 from tests.doubles.drivers import unnoticed
 from tests.doubles.volt import child, digest_of, parent, secret_of
 from tests.unit.virtman.scene import Scene
-from virtman import creating
+from virtman import creating, following, hosting, origins, serving
 from virtman.errors import (
     ContentChanged,
     CoordinatorDown,
@@ -41,7 +41,7 @@ class StacksTest(TestCase):
 
     def attached(self, name: str = "debian") -> ImageRecord:
         self.volt.offer(name)
-        return self.stacks.ensure(name)
+        return hosting.ensure(self.stacks, name)
 
     def record(self, name: str = "debian") -> ImageRecord:
         record = self.scene.image_shelf.get(name)
@@ -65,40 +65,36 @@ class EnsureTest(StacksTest):
         moments = self.scene.moments
         self.assertLess(moments.index("after export.reserve"), moments.index("before volt.join"))
 
-    def test_asked_again_it_does_nothing(self) -> None:
+    def test_asked_again_it_builds_nothing_but_what_has_died_and_needs_no_volt(self) -> None:
         record = self.attached()
         self.host.calls.clear()
         self.volt.down = True
-        self.assertEqual(record, self.stacks.ensure("debian"))
+        self.assertEqual(record, hosting.ensure(self.stacks, "debian"))
         self.assertEqual([], self.host.calls)
-
-    def test_a_stack_whose_daemon_died_is_built_again_without_volt(self) -> None:
-        self.attached()
-        self.volt.down = True
         self.host.daemon_dies("debian")
-        self.stacks.ensure("debian")
+        hosting.ensure(self.stacks, "debian")
         self.scene.check(self)
 
     def test_without_volt_nothing_is_attached(self) -> None:
         self.volt.offer("debian")
         self.volt.down = True
-        self.assertRaises(CoordinatorDown, self.stacks.ensure, "debian")
+        self.assertRaises(CoordinatorDown, hosting.ensure, self.stacks, "debian")
         self.assertEqual({}, self.host.leftovers())
         self.volt.down = False
-        self.stacks.leave_later("debian")
+        hosting.leave_later(self.stacks, "debian")
         self.scene.check_empty(self)
 
     def test_a_driver_that_fails_leaves_nothing(self) -> None:
         for call in ("export.reserve", "attach.connect", "cache.open", "export.publish", "export.allow"):
             self.volt.offer("debian")
             self.host.failing = {call: TROUBLE}
-            self.assertIs(TROUBLE, self.assertRaises(DriverError, self.stacks.ensure, "debian"), call)
+            self.assertIs(TROUBLE, self.assertRaises(DriverError, hosting.ensure, self.stacks, "debian"), call)
             self.scene.check_empty(self)
 
     def test_the_first_error_is_raised_when_the_undoing_fails_too(self) -> None:
         self.volt.offer("debian")
         self.host.failing = {"cache.open": TROUBLE, "export.withdraw": DriverError("stuck")}
-        self.assertIs(TROUBLE, self.assertRaises(DriverError, self.stacks.ensure, "debian"))
+        self.assertIs(TROUBLE, self.assertRaises(DriverError, hosting.ensure, self.stacks, "debian"))
         self.assertEqual({}, self.host.routes, "the undoing went on after its error")
         self.host.failing = {}
         self.scene.restart()
@@ -111,11 +107,13 @@ class EnsureTest(StacksTest):
         def moment(what: str) -> None:
             if what == "before cache.open":
                 place = self.volt.places["debian"]
-                self.stacks.admit(place.model_copy(update={"revision": place.revision + 1, "children": [CHILD]}))
+                following.admit(
+                    self.stacks, place.model_copy(update={"revision": place.revision + 1, "children": [CHILD]})
+                )
                 let_in.append(list(self.host.allowed["debian"]))
 
         self.host.moment = moment
-        self.stacks.ensure("debian")
+        hosting.ensure(self.stacks, "debian")
         self.assertEqual([[child("child")]], let_in)
         self.assertEqual([child("child")], self.host.allowed["debian"])
 
@@ -123,7 +121,7 @@ class EnsureTest(StacksTest):
         self.attached()
         before = list(self.host.allowed["debian"])
         place = self.volt.places["debian"].model_copy(update={"digest": digest_of("other"), "children": [CHILD]})
-        self.stacks.admit(place.model_copy(update={"revision": place.revision + 1}))
+        following.admit(self.stacks, place.model_copy(update={"revision": place.revision + 1}))
         self.assertEqual(before, self.host.allowed["debian"])
 
     def test_different_images_are_attached_side_by_side(self) -> None:
@@ -145,7 +143,7 @@ class EnsureTest(StacksTest):
 
 class OriginTest(StacksTest):
     def publish(self, name: str = "mine") -> ImageRecord:
-        return self.stacks.add_origin(self.scene.put_content(name))
+        return origins.add_origin(self.stacks, self.scene.put_content(name))
 
     def test_it_serves_the_content_and_announces_it(self) -> None:
         record = self.publish()
@@ -166,11 +164,11 @@ class OriginTest(StacksTest):
         self.assertNotIn("before volt.leave", self.scene.moments, "it never had a place in that tree")
 
     def test_publishing_it_again_while_it_is_removed_leaves_volt_with_an_origin_whatever_fails(self) -> None:
-        self.scene.image_shelf.put("mine", self.publish().begin("detach"))
+        self.scene.image_shelf.put("mine", self.publish().begin("detach", told=True))
         self.host.failing = {"export.publish": TROUBLE}
         self.assertRaises(DriverError, self.publish)
         self.host.failing = {}
-        self.stacks.restore("mine")
+        serving.restore(self.stacks, "mine")
         self.assertEqual(["here"], self.volt.images["mine"].origins)
         self.scene.check(self)
 
@@ -180,16 +178,8 @@ class OriginTest(StacksTest):
         self.assertIn("virtman unpublish mine", str(error))
         self.assertEqual("publishing", self.record("mine").phase)
         self.volt.down = False
-        self.stacks.restore("mine")
+        serving.restore(self.stacks, "mine")
         self.assertEqual({"mine"}, set(self.volt.images))
-        self.scene.check(self)
-
-    def test_an_image_that_volt_took_without_being_able_to_say_so_goes_on_being_served(self) -> None:
-        self.publish_without_an_answer()
-        self.volt.down = False
-        self.assertIn("mine", self.volt.images)
-        self.assertIn("mine", self.host.served, "others may have joined already")
-        self.stacks.restore("mine")
         self.scene.check(self)
 
     def test_a_publish_that_volt_refuses_later_is_taken_back(self) -> None:
@@ -197,7 +187,7 @@ class OriginTest(StacksTest):
         self.assertRaises(CoordinatorDown, self.publish)
         self.volt.down = False
         self.volt.offer("mine", digest=digest_of("theirs"))
-        self.stacks.restore("mine")
+        serving.restore(self.stacks, "mine")
         self.assertEqual({}, self.host.leftovers())
         self.assertEqual([], self.scene.image_shelf.names())
         self.assertEqual(["other"], self.volt.images["mine"].origins, "theirs is not withdrawn")
@@ -211,11 +201,11 @@ class OriginTest(StacksTest):
     def test_a_publish_that_is_yet_to_be_announced_is_taken_back_when_volt_answers(self) -> None:
         self.publish_without_an_answer()
         before = self.record("mine")
-        error = self.assertRaises(CoordinatorDown, self.stacks.take_back, "mine")
+        error = self.assertRaises(CoordinatorDown, origins.take_back, self.stacks, "mine")
         self.assertIn("other hosts may read it", str(error))
         self.assertEqual((before, {"mine"}), (self.record("mine"), set(self.host.served)))
         self.volt.down = False
-        self.assertTrue(self.stacks.take_back("mine"))
+        self.assertTrue(origins.take_back(self.stacks, "mine"))
         self.assertEqual({}, self.volt.images, "Volt had it")
         self.scene.check_empty(self)
 
@@ -223,29 +213,23 @@ class OriginTest(StacksTest):
         self.publish_without_an_answer()
         self.volt.down = False
         self.volt.read_by_others("mine")
-        self.assertRaises(ImageInUse, self.stacks.take_back, "mine")
+        self.assertRaises(ImageInUse, origins.take_back, self.stacks, "mine")
         self.assertIn("mine", self.host.served)
-        self.stacks.restore("mine")
+        serving.restore(self.stacks, "mine")
         self.scene.check(self)
 
     def test_a_publish_that_a_vm_reads_is_not_taken_back(self) -> None:
         self.publish()
         creating.create(self.scene.vms, "vm", "mine", None)
         self.scene.image_shelf.put("mine", self.record("mine").begin("publish"))
-        self.assertRaises(ImageInUse, self.stacks.take_back, "mine")
+        self.assertRaises(ImageInUse, origins.take_back, self.stacks, "mine")
         self.assertIn("mine", self.host.served)
-
-    def test_what_was_announced_is_not_taken_back(self) -> None:
-        self.publish()
-        self.assertFalse(self.stacks.take_back("mine"))
-        self.assertIn("mine", self.host.served)
-        self.scene.check(self)
 
     def test_other_content_under_the_same_name_is_refused_and_never_served(self) -> None:
         self.publish()
         other = self.scene.put_content("other")
         self.host.calls.clear()
-        self.assertRaises(ImageExists, self.stacks.add_origin, Image("mine", other.size, other.digest))
+        self.assertRaises(ImageExists, origins.add_origin, self.stacks, Image("mine", other.size, other.digest))
         self.assertEqual([], self.host.calls)
         self.scene.check(self)
 
@@ -255,7 +239,7 @@ class OriginTest(StacksTest):
         other = self.scene.put_content("other")
         self.host.calls.clear()
         for digest in (other.digest, digest_of("debian")):
-            self.assertRaises(ImageExists, self.stacks.add_origin, Image("debian", other.size, digest))
+            self.assertRaises(ImageExists, origins.add_origin, self.stacks, Image("debian", other.size, digest))
         self.assertEqual([], self.host.calls)
         self.scene.check(self)
 
@@ -275,16 +259,9 @@ class OriginTest(StacksTest):
         self.publish()
         self.assertEqual([child("child", "mine")], self.host.allowed["mine"])
 
-    def test_restart_serves_it_again(self) -> None:
-        self.publish()
-        self.host.daemon_dies("mine")
-        self.volt.down = True
-        self.scene.restart()
-        self.scene.check(self)
-
     def test_an_origin_that_volt_forgot_is_kept(self) -> None:
         self.publish()
-        self.assertRaises(ImageUnlisted, self.stacks.rejoin, "mine")
+        self.assertRaises(ImageUnlisted, following.rejoin, self.stacks, "mine")
         self.assertIn("mine", self.host.served)
 
 
@@ -292,7 +269,7 @@ class FollowTest(StacksTest):
     def test_new_parents_are_used_and_old_ones_dropped(self) -> None:
         self.attached()
         assignment = self.volt.assign("debian", ["new", "other"], ["child"])
-        self.stacks.follow(assignment)
+        following.follow(self.stacks, assignment)
         self.assertEqual({parent("new")}, self.host.reading["debian"])
         self.assertEqual([child("child")], self.host.allowed["debian"])
         self.assertThat(
@@ -303,7 +280,7 @@ class FollowTest(StacksTest):
     def test_new_alternates_alone_do_not_start_the_daemon_again(self) -> None:
         self.attached()
         self.host.calls.clear()
-        self.stacks.follow(self.volt.assign("debian", ["other", "alternate"], ["child"]))
+        following.follow(self.stacks, self.volt.assign("debian", ["other", "alternate"], ["child"]))
         self.assertNotIn("export.publish", self.host.calls)
         self.assertFalse(self.record().unconfirmed)
         self.assertEqual([child("child")], self.host.allowed["debian"])
@@ -311,9 +288,9 @@ class FollowTest(StacksTest):
     def test_an_old_assignment_is_ignored(self) -> None:
         self.attached()
         old = self.volt.assign("debian", ["old"])
-        self.stacks.follow(self.volt.assign("debian", ["new"]))
+        following.follow(self.stacks, self.volt.assign("debian", ["new"]))
         before = self.record()
-        self.stacks.follow(old)
+        following.follow(self.stacks, old)
         self.assertEqual(before, self.record())
 
     def test_a_failed_move_is_not_confirmed_and_done_again(self) -> None:
@@ -321,17 +298,19 @@ class FollowTest(StacksTest):
         for call in ("attach.connect", "cache.open", "export.publish"):
             assignment = self.volt.assign("debian", [f"new-for-{call}"])
             self.host.failing = {call: TROUBLE}
-            self.assertRaises(DriverError, self.stacks.follow, assignment)
+            self.assertRaises(DriverError, following.follow, self.stacks, assignment)
             self.assertTrue(self.record().unconfirmed)
             self.host.failing = {}
-            self.stacks.follow(assignment)
+            following.follow(self.stacks, assignment)
             self.scene.check(self)
             self.assertEqual({parent(f"new-for-{call}")}, self.host.reading["debian"])
 
     def test_an_origin_learns_its_children(self) -> None:
-        self.stacks.add_origin(self.scene.put_content("mine"))
+        origins.add_origin(self.stacks, self.scene.put_content("mine"))
         self.host.calls.clear()
-        self.stacks.follow(self.volt.places["mine"].model_copy(update={"revision": 99, "children": [CHILD_OF_MINE]}))
+        following.follow(
+            self.stacks, self.volt.places["mine"].model_copy(update={"revision": 99, "children": [CHILD_OF_MINE]})
+        )
         self.assertEqual(["export.allow"], self.host.calls)
         self.assertEqual([child("child", "mine")], self.host.allowed["mine"])
         self.assertEqual((child("child", "mine"),), self.record("mine").children)
@@ -340,7 +319,7 @@ class FollowTest(StacksTest):
         before = self.attached()
         self.volt.forget("debian")
         self.volt.offer("debian", digest="sha256:" + "f" * 64)
-        self.assertRaises(ContentChanged, self.stacks.rejoin, "debian")
+        self.assertRaises(ContentChanged, following.rejoin, self.stacks, "debian")
         self.assertEqual(before, self.record())
         self.assertNotIn("debian", self.volt.places, "it does not even join")
         self.assertNotIn("before volt.join", self.scene.moments[self.scene.moments.index("attach:done") :])
@@ -348,7 +327,7 @@ class FollowTest(StacksTest):
     def test_an_assignment_of_other_content_makes_it_leave_the_tree(self) -> None:
         before = self.attached()
         self.volt.offer("debian", digest="sha256:" + "f" * 64)
-        self.assertRaises(ContentChanged, self.stacks.follow, self.volt.assign("debian", ["new"]))
+        self.assertRaises(ContentChanged, following.follow, self.stacks, self.volt.assign("debian", ["new"]))
         self.assertEqual(before, self.record())
         self.assertNotIn("debian", self.volt.places)
         self.assertEqual({"debian": -1}, self.volt.dropped)
@@ -357,41 +336,27 @@ class FollowTest(StacksTest):
         record = self.attached()
         self.volt.down = True
         self.host.daemon_dies("debian")  # it did not survive its parent
-        self.stacks.parent_lost("debian", "other")
+        following.report_lost(self.stacks, "debian", "other")
         self.scene.check(self)
         self.assertEqual(record, self.record())
-
-    def test_a_parent_that_was_left_and_is_well_again_is_read_from_until_that_succeeds(self) -> None:
-        record = self.attached()
-        self.host.unsettled, self.host.failing = {"debian"}, {"export.publish": TROUBLE}
-        self.assertRaises(DriverError, self.stacks.settle_parents, record)
-        self.host.unsettled, self.host.failing = set(), {}
-        for published in (True, False):
-            self.host.calls.clear()
-            self.stacks.settle_parents(record)
-            self.assertEqual(published, "export.publish" in self.host.calls)
 
 
 class RemovalTest(StacksTest):
     def test_an_idle_stack_goes_and_its_cache_stays(self) -> None:
         record = self.attached()
         self.assertTrue(self.stacks.idle(record))
-        self.assertTrue(self.stacks.remove_if_idle("debian"))
+        self.assertTrue(hosting.remove_if_idle(self.stacks, "debian"))
         self.scene.check_empty(self)
         self.assertEqual({record.image.key}, set(self.host.caches))
 
-    def test_a_vm_keeps_the_stack(self) -> None:
-        record = self.attached()
-        creating.create(self.scene.vms, "vm", "debian", None)
-        self.assertFalse(self.stacks.idle(record))
-        self.assertFalse(self.stacks.remove_if_idle("debian"))
-        self.scene.check(self)
-
-    def test_a_child_keeps_the_stack(self) -> None:
+    def test_a_vm_and_a_child_keep_the_stack(self) -> None:
         self.attached()
-        self.stacks.follow(self.volt.assign("debian", ["other"], ["child"]))
-        self.assertFalse(self.stacks.idle(self.record()))
-        self.assertFalse(self.stacks.remove_if_idle("debian"))
+        creating.create(self.scene.vms, "vm", "debian", None)
+        self.assertFalse(hosting.remove_if_idle(self.stacks, "debian"))
+        following.follow(self.stacks, self.volt.assign("debian", ["other"], ["child"]))
+        creating.destroy(self.scene.vms, "vm")
+        self.assertFalse(hosting.remove_if_idle(self.stacks, "debian"))
+        self.scene.check(self)
 
     def test_every_layer_is_removed_though_one_fails(self) -> None:
         own = {
@@ -402,33 +367,33 @@ class RemovalTest(StacksTest):
         for call, left in own.items():
             self.attached()
             self.host.failing = {call: TROUBLE}
-            self.assertIs(TROUBLE, self.assertRaises(DriverError, self.stacks.remove_if_idle, "debian"))
+            self.assertIs(TROUBLE, self.assertRaises(DriverError, hosting.remove_if_idle, self.stacks, "debian"))
             self.assertEqual(left, set(self.host.leftovers()))
             self.assertIn("debian", self.volt.places, "the place is kept until all is gone")
             self.host.failing = {}
-            self.stacks.remove_if_idle("debian")
+            hosting.remove_if_idle(self.stacks, "debian")
             self.scene.check_empty(self)
 
     def test_volt_is_told_later_when_it_is_down(self) -> None:
         self.attached()
         self.volt.down = True
-        self.assertTrue(self.stacks.remove_if_idle("debian"))
+        self.assertTrue(hosting.remove_if_idle(self.stacks, "debian"))
         self.assertEqual({}, self.host.leftovers())
         self.assertTrue(self.record().leaving)
-        self.assertRaises(CoordinatorDown, self.stacks.leave_later, "debian")
+        self.assertRaises(CoordinatorDown, hosting.leave_later, self.stacks, "debian")
         self.volt.down = False
         newest = self.record().assigned
-        self.stacks.leave_later("debian")
+        hosting.leave_later(self.stacks, "debian")
         self.assertEqual({"debian": newest}, self.volt.dropped)
         self.scene.check_empty(self)
 
     def test_a_stack_that_is_leaving_can_be_attached_again(self) -> None:
         self.attached()
         self.volt.down = True
-        self.stacks.remove_if_idle("debian")
+        hosting.remove_if_idle(self.stacks, "debian")
         self.volt.down = False
-        self.stacks.ensure("debian")
-        self.stacks.leave_later("debian")
+        hosting.ensure(self.stacks, "debian")
+        hosting.leave_later(self.stacks, "debian")
         self.scene.check(self)
 
     def test_suspend_stops_serving_and_restore_brings_it_back_without_volt(self) -> None:
@@ -436,11 +401,11 @@ class RemovalTest(StacksTest):
         place = self.volt.places["debian"]
         self.volt.down = True
         self.stacks.suspended = True
-        self.stacks.suspend("debian")
+        serving.suspend(self.stacks, "debian")
         self.assertEqual({}, self.host.leftovers())
-        self.assertFalse(self.stacks.serving("debian"))
-        for build in (self.stacks.restore, self.stacks.ensure):
-            self.assertRaises(Suspended, build, "debian")
+        self.assertFalse(self.stacks.source.serving("debian"))
+        for act in (serving.restore, hosting.ensure):
+            self.assertRaises(Suspended, act, self.stacks, "debian")
         self.assertEqual({}, self.host.leftovers())
         self.scene.restart()
         self.assertEqual(place, self.volt.places["debian"])
@@ -458,7 +423,7 @@ class RestoreTest(StacksTest):
 
     def test_parents_and_children_are_known_by_their_secrets_without_volt(self) -> None:
         self.attached()
-        self.stacks.follow(self.volt.assign("debian", ["new"], ["child"]))
+        following.follow(self.stacks, self.volt.assign("debian", ["new"], ["child"]))
         self.host.routes.clear()
         self.host.allowed.clear()
         self.host.daemon_dies("debian")
@@ -467,31 +432,25 @@ class RestoreTest(StacksTest):
         self.assertEqual([parent("new")], self.host.routes["debian"])
         self.assertEqual([child("child")], self.host.allowed["debian"])
 
-    def test_strays_are_layers_without_a_record(self) -> None:
+    def test_layers_without_a_record_are_removed_and_no_others(self) -> None:
         self.attached()
         self.host.endpoints.add("stray")
         self.host.routes["other-stray"] = []
-        self.assertEqual({"stray", "other-stray"}, self.stacks.strays())
-
-    def test_a_stray_is_removed(self) -> None:
-        self.host.endpoints.add("stray")
-        self.stacks.remove_stray("stray")
-        self.assertEqual({}, self.host.leftovers())
+        self.assertEqual({"stray", "other-stray"}, self.stacks.orphans())
+        self.host.calls.clear()
+        for name in ("stray", "other-stray", "debian"):
+            serving.remove_orphan(self.stacks, name)
         self.assertEqual("attach.abandon", self.host.calls[0], "nobody waits in it for a parent")
-
-    def test_what_has_a_record_is_no_stray(self) -> None:
-        self.attached()
-        self.stacks.remove_stray("debian")
         self.scene.check(self)
 
 
 class ContentTest(StacksTest):
     def test_an_image_of_another_digest_has_another_cache(self) -> None:
         first = self.attached()
-        self.stacks.remove_if_idle("debian")
+        hosting.remove_if_idle(self.stacks, "debian")
         self.volt.images.clear()
         self.volt.offer("debian", digest=digest_of("later"))
-        second = self.stacks.ensure("debian")
+        second = hosting.ensure(self.stacks, "debian")
         self.assertEqual({first.image.key, second.image.key}, set(self.host.caches))
         self.assertEqual({Image("debian", 1 << 20, digest_of("later")).key}, self.host.open_caches)
 
@@ -514,56 +473,46 @@ class AtOnceTest(StacksTest):
         self.addCleanup(self.second.join)
         self.host.moment = self.volt.moment = moment
 
-    def finish(self) -> None:
-        """Wait for the second one, and for repair; all is whole then."""
-        self.second.join()
-        self.scene.restart()
-        self.scene.check(self)
-
-    def test_a_vm_that_comes_while_its_stack_is_removed_gets_a_new_one(self) -> None:
-        for where in ("before attach.abandon", "after export.withdraw", "before volt.leave", "after volt.leave"):
-            self.attached()
-            create = partial(creating.create, self.scene.vms, "vm", "debian", None)
-            self.meanwhile(where, self.stacks._locks, "debian", create)
-            self.assertTrue(self.stacks.remove_if_idle("debian"), where)
-            self.finish()
-            self.assertIn("debian", self.scene.host.served)
-            creating.destroy(self.scene.vms, "vm")
-            self.scene.stacks.remove_if_idle("debian")
-            self.stacks = self.scene.stacks
-
-    def test_a_stack_is_not_removed_under_a_vm_that_is_being_made(self) -> None:
+    def test_a_vm_has_a_stack_though_another_call_removes_the_stack(self) -> None:
+        create = partial(creating.create, self.scene.vms, "vm", "debian", None)
+        remove = partial(hosting.remove_if_idle, self.stacks, "debian")
         self.volt.offer("debian")
-        remove = partial(self.stacks.remove_if_idle, "debian")
-        for where in ("before cache.open", "before volt.join", "before snapshot.create"):
-            self.meanwhile(where, self.stacks._locks, "debian", remove)
-            creating.create(self.scene.vms, "vm", "debian", None)
-            self.finish()
-            self.assertIn("debian", self.scene.host.served, where)
-            creating.destroy(self.scene.vms, "vm")
-            self.scene.stacks.remove_if_idle("debian")
-            self.stacks = self.scene.stacks
-            remove = partial(self.stacks.remove_if_idle, "debian")
+        for first, second, places in (
+            (create, remove, ("before cache.open", "before volt.join", "before snapshot.create")),
+            (
+                remove,
+                create,
+                ("before attach.abandon", "after export.withdraw", "before volt.leave", "after volt.leave"),
+            ),
+        ):
+            for where in places:
+                if first is remove:
+                    hosting.ensure(self.stacks, "debian")
+                self.meanwhile(where, self.stacks.locks, "debian", second)
+                first()
+                self.second.join()
+                self.assertIn("debian", self.host.served, where)
+                self.scene.repair()
+                self.scene.check(self)
+                creating.destroy(self.scene.vms, "vm")
+                remove()
 
-    def test_a_vm_that_is_created_again_while_it_is_destroyed_is_a_new_one(self) -> None:
+    def test_a_vm_is_made_anew_or_gone_as_the_second_call_asks(self) -> None:
         vms = self.scene.vms
+        create, destroy = partial(creating.create, vms, "vm", "debian", None), partial(creating.destroy, vms, "vm")
+        self.volt.offer("debian")
+        for where in ("before volt.join", "within snapshot.create", "after snapshot.create"):
+            self.meanwhile(where, vms.locks, "vm", destroy)
+            create()
+            self.second.join()
+            self.assertEqual({}, self.host.disks)
+            hosting.remove_if_idle(self.stacks, "debian")
+            self.scene.check_empty(self)
         for where in ("before snapshot.delete", "after snapshot.delete"):
-            self.volt.offer("debian")
-            creating.create(vms, "vm", "debian", None)
+            create()
             self.host.disks["vm"].writes = "secret"
-            self.meanwhile(where, vms.locks, "vm", partial(creating.create, vms, "vm", "debian", None))
-            creating.destroy(vms, "vm")
+            self.meanwhile(where, vms.locks, "vm", create)
+            destroy()
             self.second.join()
             self.assertEqual("", self.host.disks["vm"].writes)
             self.scene.check(self)
-
-    def test_a_vm_that_is_destroyed_while_it_is_created_is_gone(self) -> None:
-        vms = self.scene.vms
-        for where in ("before volt.join", "within snapshot.create", "after snapshot.create"):
-            self.volt.offer("debian")
-            self.meanwhile(where, vms.locks, "vm", partial(creating.destroy, vms, "vm"))
-            creating.create(vms, "vm", "debian", None)
-            self.second.join()
-            self.assertEqual({}, self.host.disks)
-            self.stacks.remove_if_idle("debian")
-            self.scene.check_empty(self)

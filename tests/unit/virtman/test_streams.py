@@ -41,7 +41,7 @@ def quietly(_step: str, _done: int, _total: int) -> None:
 
 def sent(scene: Scene, snapshot: str | None = None, since: str | None = None, *, all_of_them: bool = False) -> bytes:
     target = io.BytesIO()
-    streams.send(scene.vms, scene.copies, "vm", snapshot, since, target.write, quietly, with_snapshots=all_of_them)  # type: ignore[arg-type]
+    streams.send(scene.vms, "vm", snapshot, since, target.write, quietly, with_snapshots=all_of_them)  # type: ignore[arg-type]
     return target.getvalue()
 
 
@@ -134,7 +134,7 @@ class SendTest(StreamsTest):
             self.replace_at_each_comparison(gone)
             target = io.BytesIO()
             error = self.assertRaises(
-                BadRequest, streams.send, self.source.vms, self.source.copies, "vm", "c", since, target.write, quietly,
+                BadRequest, streams.send, self.source.vms, "vm", "c", since, target.write, quietly,
                 with_snapshots=True,
             )  # fmt: skip
             self.assertIn(f"snapshot '{gone}' of vm 'vm' was deleted", str(error))
@@ -159,18 +159,16 @@ class SendTest(StreamsTest):
 
     def test_the_image_stays_meanwhile(self) -> None:
         def write(_data: bytes) -> None:
-            self.assertTrue(self.source.copies.reads("debian"))
+            self.assertTrue("debian" in self.source.stacks._kept)
 
-        streams.send(self.source.vms, self.source.copies, "vm", None, None, write, quietly)
-        self.assertFalse(self.source.copies.reads("debian"))
+        streams.send(self.source.vms, "vm", None, None, write, quietly)
+        self.assertFalse("debian" in self.source.stacks._kept)
 
     def test_who_does_not_listen_any_more_ends_it(self) -> None:
         def write(_data: bytes) -> None:
             raise CallerGone("hung up")
 
-        self.assertRaises(
-            CallerGone, streams.send, self.source.vms, self.source.copies, "vm", None, None, write, quietly
-        )
+        self.assertRaises(CallerGone, streams.send, self.source.vms, "vm", None, None, write, quietly)
         self.source.check(self)
         self.assertEqual({"a", "b", "c"}, set(self.source.host.disks["vm"].snapshots))
 

@@ -10,7 +10,7 @@ from testtools import TestCase
 from drivers.errors import DriverError
 from tests.patience import PATIENCE
 from tests.unit.virtman.scene import Scene
-from virtman import booting, creating, disks
+from virtman import booting, creating, disks, hosting
 from virtman.errors import (
     BadSize,
     DomainForeign,
@@ -51,7 +51,7 @@ class CreateTest(VmsTest):
         self.assertEqual(Path("/disks/vm.qcow2"), creating.create(self.vms, "vm", "debian", None))
         creating.create(self.vms, "larger", "debian", 5 * MIB)
         self.assertEqual((MIB, 5 * MIB), (self.host.disks["vm"].size, self.host.disks["larger"].size))
-        export = self.scene.drivers.source.device(self.scene.stacks.ensure("debian").image)
+        export = self.scene.drivers.source.device(hosting.ensure(self.scene.stacks, "debian").image)
         self.assertEqual(export, self.host.disks["vm"].origin)
         record = self.record()
         self.assertEqual(
@@ -82,7 +82,7 @@ class CreateTest(VmsTest):
     def test_a_disk_smaller_than_its_image_is_refused_and_leaves_nothing_of_the_vm(self) -> None:
         error = self.assertRaises(BadSize, creating.create, self.vms, "vm", "debian", 512)
         self.assertIn("1M", str(error))
-        self.scene.stacks.remove_if_idle("debian")
+        hosting.remove_if_idle(self.scene.stacks, "debian")
         self.scene.check_empty(self)
 
     def test_an_unknown_image_leaves_nothing(self) -> None:
@@ -193,7 +193,7 @@ class BootTest(VmsTest):
     def test_a_new_vm_that_is_refused_leaves_nothing(self) -> None:
         self.machines.failing = {"start": DomainForeign("somebody else's")}
         self.assertRaises(DomainForeign, self.boot)
-        self.scene.stacks.remove_if_idle("debian")
+        hosting.remove_if_idle(self.scene.stacks, "debian")
         self.scene.check_empty(self)
 
     def test_a_disk_that_was_there_outlives_a_boot_that_is_refused(self) -> None:
@@ -306,8 +306,8 @@ class BootTest(VmsTest):
 
 class LookTest(VmsTest):
     def test_half_made_vms_use_their_image_too(self) -> None:
-        self.assertFalse(self.vms.uses("debian"))
+        self.assertFalse(self.scene.stacks.in_use("debian"))
         self.scene.vm_shelf.put(
             "vm", VmRecord(name="vm", image="debian", size=None, state=State.ABSENT).begin("create")
         )
-        self.assertTrue(self.vms.uses("debian"))
+        self.assertTrue(self.scene.stacks.in_use("debian"))

@@ -11,7 +11,7 @@ from testtools import TestCase
 from tests.unit.logs import Logged
 from tests.unit.virtman.clock import Clock
 from virtman.errors import CoordinatorDown
-from virtman.workqueue import CALM, FIRST_PAUSE, LONGEST_PAUSE, REPEATED, THREADS, Job, Pool, WorkQueue
+from virtman.workqueue import BUSY, CALM, FIRST_PAUSE, LONGEST_PAUSE, REPEATED, THREADS, Job, Pool, WorkQueue
 
 PATIENCE = 60.0
 """Seconds until a test that hangs is given up; none is measured by it."""
@@ -22,7 +22,7 @@ PAUSE = 0.002
 class Work:
     """What is to be done for one key: its jobs, in order; what each one raises; and how often it was looked at."""
 
-    def __init__(self, *errors: Exception | None, pool: Pool = Pool.SHORT, on_demand: bool = False) -> None:
+    def __init__(self, *errors: Exception | None, pool: Pool = Pool.LONG, on_demand: bool = False) -> None:
         self.errors = list(errors)
         self.pool, self.on_demand = pool, on_demand
         self.looks = 0
@@ -54,13 +54,13 @@ class WorkQueueTest(TestCase):
         self.queue.start()
         self.addCleanup(self.queue.stop)
 
-    def give(self, key: str, *errors: Exception | None, pool: Pool = Pool.SHORT, on_demand: bool = False) -> Work:
+    def give(self, key: str, *errors: Exception | None, pool: Pool = Pool.LONG, on_demand: bool = False) -> Work:
         """Work for a key that runs at once."""
         self.work[key] = Work(*errors, pool=pool, on_demand=on_demand)
         self.addCleanup(self.work[key].go.set)
         return self.work[key]
 
-    def blocked(self, key: str, *, pool: Pool = Pool.SHORT) -> Work:
+    def blocked(self, key: str, *, pool: Pool = Pool.LONG) -> Work:
         """Work that has begun and waits for ``go``."""
         work = self.give(key, None, pool=pool)
         work.go.clear()
@@ -98,13 +98,6 @@ class OrderTest(WorkQueueTest):
             self.assertEqual((3, 4), (work.done, work.looks), "it is looked at until there is nothing to do")
             self.pass_time(CALM + 1)
 
-    def test_keys_are_served_side_by_side(self) -> None:
-        self.blocked("a")
-        work = self.give("b", None)
-        self.queue.wake("b")
-        self.quiet("b")
-        self.assertEqual(1, work.done)
-
     def test_one_thing_of_a_key_is_done_at_a_time(self) -> None:
         for pool in Pool:
             work = self.blocked(pool, pool=pool)
@@ -135,7 +128,7 @@ class OrderTest(WorkQueueTest):
         self.assertTrue(looked.wait(PATIENCE))
 
     def test_work_never_waits_for_that_of_another_kind(self) -> None:
-        for pool, other in ((Pool.LONG, Pool.SHORT), (Pool.LONG, Pool.VOLT), (Pool.VOLT, Pool.LONG)):
+        for pool, other in ((Pool.LONG, Pool.PLACE), (Pool.LONG, Pool.VOLT), (Pool.VOLT, Pool.LONG)):
             # Keys of their own each time: what the threads still do for the last ones' keys is none of this work.
             keys = [f"{pool}-beside-{other}-{number}" for number in range(sum(THREADS.values()))]
             waiting = [self.give(key, None, pool=pool) for key in keys]
@@ -147,20 +140,14 @@ class OrderTest(WorkQueueTest):
             self.queue.wake(f"{other}-beside-{pool}")
             self.quiet(f"{other}-beside-{pool}")
             self.assertEqual((1, 0), (work.done, sum(one.done for one in waiting)))
-            for work in waiting:
+            for key, work in zip(keys, waiting, strict=True):
                 work.go.set()
+                self.quiet(key)
+            self.assertEqual(len(waiting), sum(one.done for one in waiting), "each is done when a thread is free")
 
     def busy_with(self, waiting: list[Work], threads: int) -> bool:
         """Whether all of this work was looked at, and as much of it runs as there are threads."""
         return all(work.looks for work in waiting) and sum(work.running.is_set() for work in waiting) >= threads
-
-    def test_long_work_beyond_the_threads_is_done_when_one_is_free(self) -> None:
-        all_work = [self.give(f"long-{number}", None, pool=Pool.LONG) for number in range(3 * THREADS[Pool.LONG])]
-        for number in range(len(all_work)):
-            self.queue.wake(f"long-{number}")
-        for number, work in enumerate(all_work):
-            self.quiet(f"long-{number}")
-            self.assertEqual(1, work.done)
 
 
 class ForgetTest(WorkQueueTest):
@@ -189,22 +176,15 @@ class FailureTest(WorkQueueTest):
         self.quiet("a")
         self.assertEqual((2, {}), (work.done, self.queue.troubles()))
 
-    def test_it_is_tried_again_after_the_pause_and_not_before(self) -> None:
+    def test_it_is_tried_again_after_the_pause_and_not_before_unless_there_are_news(self) -> None:
         work = self.fail_once()
         self.pass_time(0.9 * FIRST_PAUSE)
+        self.queue.wake("a")
+        self.quiet("a")
         self.assertEqual(1, work.done)
         self.pass_time(0.1 * FIRST_PAUSE)
         self.quiet("a")
         self.assertEqual(2, work.done)
-
-    def test_waking_it_does_not_shorten_the_pause(self) -> None:
-        work = self.fail_once()
-        for _ in range(3):
-            self.queue.wake("a")
-        self.pass_time(0)
-        self.assertEqual(1, work.done)
-
-    def test_news_end_the_pause(self) -> None:
         work = self.fail_once()
         self.queue.wake("a", now=True)
         self.quiet("a")
@@ -296,6 +276,35 @@ class FailureTest(WorkQueueTest):
         self.assertEqual(2, work.done)
 
 
+class AskTest(WorkQueueTest):
+    def test_a_job_is_asked_for_until_it_succeeds(self) -> None:
+        work = self.give("a", CoordinatorDown("nobody there"), None, on_demand=True)
+        self.queue.wake("a", ask="work")
+        self.quiet("a")
+        self.assertTrue(self.queue.asked("a", "work"))
+        self.pass_time(FIRST_PAUSE)
+        self.quiet("a")
+        self.assertEqual((2, False), (work.done, self.queue.asked("a", "work")))
+
+    def test_a_job_that_is_asked_for_while_it_runs_stays_asked_for(self) -> None:
+        work = self.blocked("a", pool=Pool.LONG)
+        work.errors.append(None)
+        self.queue.wake("a", ask="work")
+        asked: list[bool] = []
+        act, work.act = work.act, lambda: (asked.append(self.queue.asked("a", "work")), act())[1]  # type: ignore[func-returns-value, method-assign]
+        work.go.set()
+        self.quiet("a")
+        self.assertEqual(([True], False), (asked, self.queue.asked("a", "work")))
+
+    def test_it_is_forgotten_when_the_key_is_in_order_and_kept_while_somebody_is_busy_with_it(self) -> None:
+        work = self.give("a")
+        for plan, asked in ((BUSY, True), (None, False)):
+            work.next = lambda plan=plan: plan  # type: ignore[method-assign, misc]
+            self.queue.wake("a", ask="work")
+            self.quiet("a")
+            self.assertEqual(asked, self.queue.asked("a", "work"))
+
+
 class SettleTest(WorkQueueTest):
     def test_it_looks_at_keys_that_failed_and_waits_for_what_they_wake(self) -> None:
         first, second = self.give("a", CoordinatorDown("nobody there"), None), self.give("b")
@@ -312,14 +321,11 @@ class SettleTest(WorkQueueTest):
 
 
 class StopTest(WorkQueueTest):
-    def test_nothing_is_begun_after_it(self) -> None:
+    def test_all_threads_end_and_nothing_is_begun(self) -> None:
         work = self.give("a", None)
         self.queue.stop()
         self.queue.wake("a")
         self.assertEqual(0, work.looks)
-
-    def test_all_threads_end(self) -> None:
-        self.queue.stop()
         self.assertEqual([], [thread.name for thread in self.queue._threads if thread.is_alive()])
 
     def test_it_waits_for_what_runs(self) -> None:
