@@ -174,7 +174,7 @@ class Coordinator:
         with self.store.write() as session:
             image = queries.published(session, name, lock=True)
             if when_unused:
-                log.info("image %s is withdrawn: it goes when nobody needs it any more", name)
+                log.info("image %s is withdrawn: it goes when no host needs it any more", name)
                 image.withdrawn = True
                 return
             with changing_tree(session, image, self._now()) as tree:

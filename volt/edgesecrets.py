@@ -1,4 +1,4 @@
-"""The secret of an edge of an image's tree: known to Volt, to one parent and to one child of it, and to nobody else.
+"""The secret of an edge of an image's tree: known to Volt, one parent and one child of it only.
 
 It is computed anew whenever it is needed, so that nothing but Volt's one key has to be kept.
 """

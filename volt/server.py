@@ -48,7 +48,7 @@ def serve(
 
     Raises CannotServe, TokenFileUnusable.
     """
-    os.umask(0o077)  # the key in the database is nobody else's to read
+    os.umask(0o077)  # the database holds a key
     token = read_token(token_file) if token_file else None
     with _listen(listen, open_to_all=token is None) as listener:
         database = database or _default_database(state)

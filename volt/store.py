@@ -58,7 +58,7 @@ class ImageRow(Base):
     """An image. The row outlives the image, so that revisions under one name never start again from the beginning.
 
     ``fanout`` is that of the time of publishing: another one would turn all parents of a living tree around at once.
-    ``withdrawn``: it goes, or went, when nobody needs it any more; hosts need not keep its content for later either.
+    ``withdrawn``: it goes, or went, when no host needs it any more; hosts need not keep its content for later either.
     """
 
     __tablename__ = "images"

@@ -38,9 +38,9 @@ This tree has not given those lists and must not believe in them. So:
   ``moving`` and may read by any list, and so may all hosts that are known to have left. The argument begins anew: only
   origins are offered; a node is offered when it confirmed a list from after the alarm, and all that it reaches by that
   have done so before it.
-- *Strays.* A host that has a list and no place here says so before it asks for one. An agent does: it learns that it
+- *Orphans.* A host that has a list and no place here says so before it asks for one. An agent does: it learns that it
   has no place from the answer to its heartbeat. If this tree has not given the list, the host counts as one that left
-  now. A list from before the last alarm (``begun``) is no reason for another one.
+  now. A list from before the last alarm (``begun``) is no reason for another alarm.
 
 Until the first host speaks that has such a list, nobody can know of it: what is added meanwhile may make a loop with
 what was lost. It ends when the hosts follow what they are told after the alarm.
@@ -286,13 +286,14 @@ class Tree(Places):
         return revision <= max(self.revision, self.floor) + FAR
 
     def hear(self, host: str, revision: int) -> bool:
-        """A host says that it follows this revision of an assignment: ``confirm`` or ``stray``."""
-        return self.confirm(host, revision) if host in self.hosts else self.stray(host, revision)
+        """A host says that it follows this revision of an assignment: ``confirm`` or ``note_orphan``."""
+        return self.confirm(host, revision) if host in self.hosts else self.note_orphan(host, revision)
 
     def confirm(self, host: str, revision: int) -> bool:
-        """A host reads only from the parents of this assignment or of newer ones. It is believed if it was told so.
+        """A host says that it reads only from parents of this revision or newer ones. That counts if it was told so.
 
-        Returns False when it cannot have been told so: the store was set back, and nothing is believed any more.
+        Returns False if the host cannot have been told this revision: the store was set back, and the tree gives the
+        alarm.
         """
         node = self.hosts[host]
         if revision > node.told:
@@ -306,10 +307,11 @@ class Tree(Places):
             self._release()
         return True
 
-    def stray(self, host: str, revision: int) -> bool:
-        """A host that has no place says that it has an assignment of this revision.
+    def note_orphan(self, host: str, revision: int) -> bool:
+        """A host without a place says that it has an assignment of this revision.
 
-        Returns False when it was not given that before it left: the store was set back, nothing is believed any more.
+        Returns False if the host was not given this revision before it left: the store was set back, and the tree gives
+        the alarm.
         """
         left = self.departures.get(host)
         if revision <= (left.revision if left else 0):
@@ -322,7 +324,7 @@ class Tree(Places):
         return known
 
     def suspect(self, reporter: str, dead: str) -> None:
-        """A child says that its parent is dead. Nothing happens if it is not its parent any more."""
+        """A child reports that its parent is dead. Nothing happens if the child has other parents by now."""
         node = self.hosts.get(dead)
         if (
             node
@@ -336,7 +338,7 @@ class Tree(Places):
         self._doubt(self.hosts[origin], NodeState.LOST)
 
     def readdress(self, host: str) -> None:
-        """A host's address changed: all who may read from it have to learn the new one."""
+        """A host's address changed: its children have to learn the new one."""
         self.revision = self._next
         for child in self.children(self.hosts[host]):
             self.hosts[child].revision = self.revision
@@ -347,7 +349,7 @@ class Tree(Places):
         return max(self.revision + 1, self.floor)
 
     def _begin_anew(self, revision: int) -> None:
-        """Some host has a list of this revision from a history that the store has lost; so may all others."""
+        """Give the alarm: a host has a list of this revision that the store has lost, and so may all others."""
         self.revision = max(self.revision, revision)
         with self._change(self._all_slots(), *self.hosts.values()):
             for node in self.hosts.values():
@@ -394,7 +396,7 @@ class Tree(Places):
             node.revision = node.awaited = self.revision
 
     def _release(self) -> None:
-        """Make ordinary nodes of returned hosts from whom nobody reads by an old list any more."""
+        """Make returned hosts ordinary nodes once no host may read from them by an old list."""
         returned = [node for node in self.hosts.values() if node.returned is not None]
         in_use = self._in_use() if returned else []
         for node in returned:
@@ -409,8 +411,8 @@ class Tree(Places):
     def _in_use(self) -> list[tuple[str, int]]:
         """The two nodes that confirmed least of those with something to confirm, each with the oldest list in use.
 
-        That is the oldest one by which the node may read, or somebody from whom it may read by such a list, and so on.
-        What other nodes keep in use is no older. The second one is there for the first: nobody follows itself.
+        This is the oldest list by which the node may read, or a host from which it may read by such a list, and so on.
+        Other nodes keep no older list in use. The second node matters for the first, which does not read from itself.
         """
         unsettled = (node for node in self.hosts.values() if node.slot > 0 and not node.settled)
         late = nsmallest(2, unsettled, key=attrgetter("confirmed"))
@@ -420,7 +422,7 @@ class Tree(Places):
 
 
 def _oldest(confirmed: int, left: Iterable[Departure]) -> int:
-    """The oldest list in use when somebody reads by any since ``confirmed``. ``left``: who left last comes first."""
+    """The oldest list in use if some host reads by any since ``confirmed``. ``left``: the last departure first."""
     for departure in left:
         if departure.revision > confirmed:  # some list in use names it: those that it may read by are in use as well
             confirmed = min(confirmed, departure.confirmed)
@@ -428,5 +430,5 @@ def _oldest(confirmed: int, left: Iterable[Departure]) -> int:
 
 
 def _followed(host: str, horizon: int, in_use: Iterable[tuple[str, int]]) -> bool:
-    """Whether somebody may read from a host by a list from before this revision. ``in_use``: as of Tree._in_use."""
+    """Whether another host may read from this one by a list older than ``horizon``. ``in_use``: of Tree._in_use."""
     return any(oldest < horizon for other, oldest in in_use if other != host)

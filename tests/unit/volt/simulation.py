@@ -92,7 +92,7 @@ class Cluster:
     def join(self, host: str) -> None:
         """Volt gives the host a place; the answer is on its way."""
         if host not in self.tree.hosts and self.agent(host).using:
-            self.tree.stray(host, self.agent(host).newest)
+            self.tree.note_orphan(host, self.agent(host).newest)
         self.tree.join(host)
         self.ask(host)
 

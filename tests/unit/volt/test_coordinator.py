@@ -237,6 +237,9 @@ class Withdrawing(CoordinatorCase):
         self.lease_runs_out("origin")
         self.volt.remove_image("image")
         self.assertEqual([], self.volt.images())
+        self.publish()
+        self.volt.remove_image("image", when_unused=True)
+        self.assertEqual(["image"], self.told("origin"), "the new image does not wait for the host either")
 
     def test_who_was_evicted_and_cannot_say_whether_it_needs_it_is_awaited(self) -> None:
         self.lease_runs_out("origin")
@@ -430,11 +433,10 @@ class Leases(CoordinatorCase):
 
     def test_a_store_that_was_away_evicts_nobody_before_all_had_a_lease_since(self) -> None:
         hosts = self.grow(10)
-        self.pass_time(4)
+        self.pass_time(9)
         with self.database_away():
-            for _ in range(12):
-                self.clock.time += 1
-                self.assertRaises(OperationalError, self.volt.leases.expire)
+            self.clock.time += 1
+            self.assertRaises(OperationalError, self.volt.leases.expire)
         self.pass_time(10)
         self.assertEqual(10, self.volt.image("image").nodes)
         for host in hosts[1:]:

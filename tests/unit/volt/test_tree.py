@@ -375,7 +375,7 @@ class SetBack(TestCase):
     def test_whoever_speaks_first_with_a_lost_list_gives_the_alarm(self) -> None:
         for host, revision in self.lost.items():
             tree = self.set_back()
-            say = tree.confirm if host in tree.hosts else tree.stray
+            say = tree.confirm if host in tree.hosts else tree.note_orphan
             self.assertFalse(say(host, revision), host)
             self.assertEqual(tree.revision, tree.begun)
             self.assertEqual({tree.begun}, {node.revision for node in tree.hosts.values()})
@@ -390,9 +390,9 @@ class SetBack(TestCase):
         tree.confirm("h7", self.lost["h7"])
         self.assertTrue(tree.tell("h7").revision > given > max(self.lost.values()))
 
-    def test_a_stray_is_not_new(self) -> None:
+    def test_an_orphan_is_not_new(self) -> None:
         tree = self.set_back()
-        tree.stray("h15", self.lost["h15"])
+        tree.note_orphan("h15", self.lost["h15"])
         settle(tree)
         self.assertEqual(NodeState.MOVING, tree.join("h15").state)
         self.assertEqual(NodeState.JOINING, tree.join("new").state)
@@ -401,8 +401,8 @@ class SetBack(TestCase):
         tree = grown(5)
         revision = tree.hosts["h5"].revision
         tree.leave("h5")
-        self.assertTrue(tree.stray("h5", revision))
-        self.assertTrue(tree.stray("new", 0))
+        self.assertTrue(tree.note_orphan("h5", revision))
+        self.assertTrue(tree.note_orphan("new", 0))
         self.assertEqual((0, ["h5"]), (tree.begun, list(tree.departures)))
 
     def test_a_revision_that_nobody_can_have_is_not_credible(self) -> None:
