@@ -397,6 +397,13 @@ class SetBack(TestCase):
         self.assertEqual(NodeState.MOVING, tree.join("h15").state)
         self.assertEqual(NodeState.JOINING, tree.join("new").state)
 
+    def test_an_orphan_stays_awaited(self) -> None:
+        tree = grown(3)
+        tree.leave("h3")
+        tree.departures["h3"].awaited = True
+        self.assertFalse(tree.note_orphan("h3", tree.revision + 1))
+        self.assertTrue(tree.departures["h3"].awaited)
+
     def test_a_host_that_was_evicted_and_says_so_late_gives_no_alarm(self) -> None:
         tree = grown(5)
         revision = tree.hosts["h5"].revision
