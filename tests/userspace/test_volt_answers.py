@@ -14,23 +14,22 @@ from volt.errors import BadAnswer, VoltTimeout, VoltUnreachable
 class Odd(TestCase):
     """A server that says one thing, whatever it is asked."""
 
-    def client_of(self, *parts: bytes | None, timeout: float = 120) -> VoltClient:
-        """A client whose server answers one connection with these bytes; None keeps it open without a word."""
+    def client_of(self, answer: bytes | None, timeout: float) -> VoltClient:
+        """A client whose server answers one connection with these bytes; with None it stays silent."""
         server = socket.create_server(("127.0.0.1", 0))
         self.addCleanup(server.close)
         over = threading.Event()
 
-        def answer() -> None:
+        def serve() -> None:
             connection, _ = server.accept()
             with connection:
                 connection.recv(65536)
-                for part in parts:
-                    if part is None:
-                        over.wait()
-                    else:
-                        connection.sendall(part)
+                if answer is None:
+                    over.wait()
+                else:
+                    connection.sendall(answer)
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=serve)
         thread.start()
         self.addCleanup(thread.join)
         self.addCleanup(over.set)
@@ -38,16 +37,14 @@ class Odd(TestCase):
         self.addCleanup(client.close)
         return client
 
-    def test_silence_is_a_timeout(self) -> None:
-        self.assertRaises(VoltTimeout, self.client_of(None, timeout=0.2).hosts)
-
-    def test_a_broken_connection_is_unreachable(self) -> None:
-        self.assertRaises(VoltUnreachable, self.client_of(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{").hosts)
-
-    def test_another_server_is_a_bad_answer(self) -> None:
-        page = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"
-        self.assertRaises(BadAnswer, self.client_of(page).hosts)
-
-    def test_an_error_of_another_server_is_a_bad_answer_with_its_status(self) -> None:
-        gone = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 2\r\n\r\nno"
-        self.assertIn("502", str(self.assertRaises(BadAnswer, self.client_of(gone).hosts)))
+    def test_each_has_its_class_of_error(self) -> None:
+        for error, said, part in (
+            (VoltTimeout, "", None),
+            (VoltUnreachable, "", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{"),
+            (VoltUnreachable, "", b"SSH-2.0-OpenSSH_9.2\r\n"),
+            (BadAnswer, "hosts", b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"),
+            (BadAnswer, "502", b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 2\r\n\r\nno"),
+            (BadAnswer, "", b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}"),
+        ):
+            client = self.client_of(part, timeout=120 if part else 0.2)
+            self.assertIn(said, str(self.assertRaises(error, client.hosts)))
