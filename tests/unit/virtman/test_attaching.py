@@ -154,6 +154,12 @@ class UsedTest(AttachCase):
         self.detach()
         creating.destroy(self.vms, "data")
 
+    def test_nothing_is_under_way_with_its_vm_while_it_changes(self) -> None:
+        with self.vms.holding("data"):
+            self.assertTrue(self.vms.locks.taken("vm"))
+        with self.vms.locks.hold("vm"), self.vms.holding_if_free("data") as free:
+            self.assertFalse(free)
+
     def test_it_stays_while_the_record_of_its_vm_cannot_be_read(self) -> None:
         record = self.scene.folder / "records" / "vms" / "vm.json"
         content = record.read_bytes()
