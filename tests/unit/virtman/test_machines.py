@@ -187,10 +187,15 @@ class ShutDownTest(MachinesTest):
         button = Button(self.domain())
         self.assertEqual((True, 2), (shut_down(button, timeout=LONG, again=0.01), button.presses))
 
-    def test_one_that_goes_off_by_itself_before_it_is_asked_is_off(self) -> None:
-        button = Button(self.domain())
-        self.domain().destroy()
-        self.assertTrue(shut_down(button, timeout=LONG, again=LONG))
+    def test_one_that_goes_off_by_itself_before_or_while_it_is_asked_is_off(self) -> None:
+        class Late(Button):
+            def shutdown(self) -> None:
+                """Press it, while the VM goes off."""
+                self._domain.destroy()
+                raise libvirt.libvirtError("it is off")
+
+        for _ in range(2):
+            self.assertTrue(shut_down(Late(self.domain()), timeout=LONG, again=LONG))
 
     def test_one_that_cannot_be_asked_is_an_error(self) -> None:
         class Stuck(Button):
