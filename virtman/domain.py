@@ -223,7 +223,7 @@ def _put_disks(devices: ET.Element, made: Iterable[ET.Element]) -> None:
 
 
 def _child(element: ET.Element, path: str) -> ET.Element:
-    """What libvirt, or ``_domain``, always writes."""
+    """What libvirt and ``domain_xml`` always write."""
     found = element.find(path)
     if found is None:
         raise ValueError(f"no {path} in {element.tag}")
