@@ -15,7 +15,7 @@ from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NoReturn, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 from urllib.parse import urlencode
 
 from pydantic import BaseModel, ValidationError
@@ -336,7 +336,11 @@ class AgentClient:
         """The answer of a long call. ``on_pipe`` gets the socket that the first line names."""
         timeout = None if call.patient else self._timeout
         with self._answer(call.method, call.url(**names), body, timeout) as response:
-            for text in self._lines(response):
+            while True:
+                with self._reached():
+                    text = response.readline()
+                if not text:
+                    raise AgentUnreachable("the agent ended before it was done")
                 line = _read(models.Line, text)
                 if line.problem is not None:
                     raise _error(line.problem)
@@ -346,7 +350,6 @@ class AgentClient:
                     on_pipe(line.pipe)
                 if line.progress is not None:
                     on_progress(line.progress.step, line.progress.done, line.progress.total)
-        raise AgentUnreachable("the agent ended before it was done")
 
     @contextmanager
     def _answer(
@@ -367,16 +370,8 @@ class AgentClient:
                 if answer.status >= 400:
                     with self._reached():
                         content = answer.read()
-                    _raise(answer.status, content)
+                    raise _refusal(answer.status, content)
                 yield answer
-
-    def _lines(self, response: HTTPResponse) -> Iterator[bytes]:
-        while True:
-            with self._reached():
-                line = response.readline()
-            if not line:
-                return
-            yield line
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
@@ -394,20 +389,16 @@ def _read(kind: type[M], content: bytes | str) -> M:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        raise AgentFailed(f"what answers is not an agent of about this version: {_first(error)}") from error
+        first = error.errors()[0]
+        why = f"{'.'.join(map(str, first['loc'])) or 'the answer'}: {first['msg']}"
+        raise AgentFailed(f"what answers is not an agent of about this version: {why}") from error
 
 
-def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the answer'}: {first['msg']}"
-
-
-def _raise(status: int, content: bytes) -> NoReturn:
+def _refusal(status: int, content: bytes) -> Exception:
     try:
-        document = models.Problem.model_validate_json(content)
+        return _error(models.Problem.model_validate_json(content))
     except ValidationError:
-        raise AgentFailed(f"the agent answered {status} without a reason") from None
-    raise _error(document)
+        return AgentFailed(f"the agent answered {status} without a reason")
 
 
 def _error(document: models.Problem) -> Exception:

@@ -681,9 +681,6 @@ class AgentCommandTest(CliTest):
     def test_what_no_agent_can_run_with_fails_in_one_line(self) -> None:
         for said, *settings in (
             ("--name", "--name", "a.b"),
-            ("--name", "--name", "a/b"),
-            ("--name", "--name", "a" * 300),
-            ("absolute", "--name", "here", "--state", "state"),
             ("too long", "--name", "here", "--run", "/tmp/" + "x" * 100),
             ("/nonexistent", "--name", "here", "--volt-token-file", "/nonexistent"),
             ("driver imaginary", "--name", "here", "--cache", "imaginary"),
