@@ -142,6 +142,8 @@ class ErrorsTest(ApiTest):
             (OSError(errno.EIO, "broken\ndisk", "/x"), HostTrouble, 500, "[Errno 5] broken disk: '/x'"),
             (volume, BadVolume, 409, str(volume)),
             (driver_errors.DiskInUse("vm"), DiskBusy, 409, "vm"),
+            (driver_errors.DeviceInUse(Path("/dev/sdx")), DiskBusy, 409, "--force"),
+            (driver_errors.DeviceRefused("/dev/sdx is too small"), BadDevice, 409, "too small"),
             (driver_errors.NotPossible("its disks have no snapshots"), NotSupported, 409, "no snapshots"),
             (driver_errors.VolumeInUse(Path("/dev/sdx"), ["sdb"]), DiskBusy, 409, "sdb"),
             (driver_errors.ToolMissing("qemu-img"), DriverTrouble, 500, "qemu-img"),
